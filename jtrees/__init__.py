@@ -63,7 +63,7 @@ if _TYPE_CHECKING:
     from jtrees import explain as explain, export as export, nn as nn, plotting as plotting
 
 __version__ = "0.1.0"
-_LATER = ("estimators", "explain", "export", "nn", "plotting")  # packages that are imported when first used
+_LATER = ("estimators", "explain", "export", "nn", "plotting")  # packages that are imported on first use
 _list_public_names()
 _cache_by_environment()
 

@@ -1,7 +1,7 @@
-"""Targets of classification: labels, ``(n,)`` integers, or soft labels, the probabilities of the classes, ``(n, k)``.
+"""Classification targets: integer labels ``(n,)``, or soft labels ``(n, k)``, which are class probabilities.
 
-The number of axes tells the two apart, so that a compiled program is for one of them. A loss of soft labels is the
-expectation of the loss of a label that is drawn with these probabilities.
+The number of axes distinguishes labels from soft labels, so each compiled program handles one of the two. The loss of a
+soft label is the expected loss of a label drawn from its probabilities.
 """
 
 from typing import Any
@@ -13,24 +13,24 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.segments import Array, module_of
 
-_TOLERANCE = 1e-3  # of the sum of a row: probabilities may be rounded, or of a short dtype
+_TOLERANCE = 1e-3  # on the sum of a row: probabilities may be rounded, or have a short dtype
 
 
 def is_soft(y: Any) -> bool:
-    """Whether targets of classification are probabilities."""
+    """Returns whether classification targets are probabilities."""
     return y.ndim == 2
 
 
 def checked_classes(y: Any, classes: int | None = None) -> tuple[np.ndarray, int]:
-    """Returns checked labels in int32, or soft labels in float64, whose rows sum to 1; and the number of classes.
+    """Returns checked labels in int32, or soft labels in float64 with rows that sum to 1; and the number of classes.
 
     Args:
-      y: labels, or soft labels, whose rows sum to 1 up to 0.001.
+      y: labels, or soft labels. The rows of soft labels must sum to 1 within a tolerance of 0.001.
       classes: number of classes; None: inferred.
 
     Raises:
-      ValueError: as :func:`jtrees.validation.check_labels`; for soft labels of another number of classes, and for rows
-        that hold negative numbers or do not sum to 1.
+      ValueError: as in :func:`jtrees.validation.check_labels`. For soft labels with the wrong number of classes. For
+        rows of soft labels that hold negative numbers or do not sum to 1.
     """
     checks.check_unmasked("y", y)
     if np.ndim(y) != 2:
@@ -51,10 +51,10 @@ def checked_classes(y: Any, classes: int | None = None) -> tuple[np.ndarray, int
 
 
 def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
-    """Returns the checked factors of the weights of the classes.
+    """Returns the checked class weights.
 
     Raises:
-      ValueError: unless these are as many numbers above 0 as classes.
+      ValueError: if ``class_weight`` does not hold one number above 0 for each class.
     """
     weights = np.asarray(class_weight, np.float64)
     if weights.shape != (classes,) or not (np.isfinite(weights) & (weights > 0)).all():
@@ -64,7 +64,7 @@ def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
 
 
 def check_traced(y: Any, classes: int) -> None:
-    """Raises ``ValueError`` for targets, possibly traced, that are neither labels nor soft labels of these classes."""
+    """Raises ``ValueError`` if the targets, which may be traced, are not labels or soft labels of these classes."""
     if is_soft(y) and jnp.issubdtype(y.dtype, jnp.floating):
         _check_width(y.shape, classes)
     else:
@@ -80,9 +80,9 @@ def _check_width(shape: tuple[int, ...], classes: int | None) -> None:
 
 
 def shares(y: Any, classes: int, dtype: Any = None) -> Any:
-    """Returns the probabilities of the classes, ``(n, classes)``: soft labels as they are, labels one-hot encoded.
+    """Returns the class probabilities, ``(n, classes)``: soft labels unchanged, labels one-hot encoded.
 
-    Without a dtype, arrays of NumPy are in double precision.
+    If ``dtype`` is None, NumPy arrays are in double precision.
     """
     xp = module_of(y)
     dtype = xp.result_type(float) if dtype is None else dtype
@@ -95,15 +95,15 @@ def shares(y: Any, classes: int, dtype: Any = None) -> Any:
 
 
 def most_probable(y: Any) -> Any:
-    """Returns labels as they are, and of soft labels the most probable class, ``(n,)``."""
+    """Returns labels unchanged, and the most probable class of each soft label, ``(n,)``."""
     return y.argmax(1) if is_soft(y) else y
 
 
 def weighed(y: np.ndarray, class_weight: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns targets, and factors of the weights of rows, for factors of the weights of classes.
+    """Returns the targets and the factors of the row weights that apply the class weights.
 
-    The factor of a row of soft labels is the expected one. Its soft labels become the shares of the classes in it, so
-    that the factor times the loss is ``sum_k class_weight_k y_k loss_k``.
+    The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
+    normalised, so that the factor times the loss is ``sum_k class_weight_k y_k loss_k``.
     """
     each = np.asarray(class_weight) * shares(y, len(class_weight))
     factors = each.sum(1)
@@ -111,11 +111,11 @@ def weighed(y: np.ndarray, class_weight: tuple[float, ...]) -> tuple[np.ndarray,
 
 
 def share_of(y: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Returns the probability of one class for each row, ``(n,)``; of labels 1 or 0."""
+    """Returns the probability of ``label`` in each row, ``(n,)``. For hard labels this is 1 or 0."""
     return y[np.arange(len(y)), label] if is_soft(y) else (y == label).astype(np.float64)
 
 
 def expected(y: Array, of_class: Any) -> Array:
-    """Returns the expectation under soft labels of a loss of labels, ``of_class(label) -> (n,)``."""
+    """Returns the expected loss under soft labels. ``of_class(label) -> (n,)`` is the loss of a label."""
     each = jax.vmap(of_class)(jnp.arange(y.shape[1], dtype=jnp.int32))
     return (y.T.astype(each.dtype) * each).sum(0)

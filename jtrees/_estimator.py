@@ -1,4 +1,4 @@
-"""What the estimators of scikit-learn have in common (needs scikit-learn)."""
+"""The common base of the scikit-learn estimators (needs scikit-learn)."""
 
 from typing import Any, Self
 
@@ -42,14 +42,14 @@ class TreeEstimator(BaseEstimator):
         self.max_seconds = max_seconds
         self.progress = progress
 
-    # --- Parameters: those of the recipe are nested ------------------------------------------------------------------
+    # --- Parameters: the recipe's options are nested parameters ------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Returns parameters by name; if ``deep`` with options of the recipe, as ``recipe__depth``, and its bases."""
+        """Returns parameters by name. If ``deep``, includes options of the recipe and its bases (``recipe__depth``)."""
         return super().get_params(deep=False) | (_options("recipe", self._recipe()) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
-        """Sets parameters by name; options of the recipe as ``recipe__depth``.
+        """Sets parameters by name. Options of the recipe are named like ``recipe__depth``.
 
         Raises:
           ValueError: for an unknown name.
@@ -64,7 +64,7 @@ class TreeEstimator(BaseEstimator):
         return self.default_recipe if self.recipe is None else self.recipe
 
     def _recipe_for(self, rows: int) -> Any:
-        """Returns the recipe to fit to so many rows."""
+        """Returns the recipe to fit to this number of rows."""
         return self._recipe()
 
     def _task(self, y: np.ndarray) -> Any:
@@ -80,12 +80,12 @@ class TreeEstimator(BaseEstimator):
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
         rng = check_random_state(self.random_state)
-        if self.random_state is None and distributed.is_shared():  # each process has a generator of its own
+        if self.random_state is None and distributed.is_shared():  # each process has its own generator
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options["monotone"] = self.monotonic_cst
         if self.validation_fraction is not None:
-            from sklearn.model_selection import train_test_split  # here, as it takes long to import
+            from sklearn.model_selection import train_test_split  # imported here because the import is slow
 
             by_class = y if self._TASK == "classification" else None
             drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
@@ -100,10 +100,10 @@ class TreeEstimator(BaseEstimator):
         self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
         self.columns_ = fitted.model.columns if isinstance(fitted.model, FrameModel) else None
         if fitted.report.ended == "interrupted":
-            distributed.warn("interrupted: the model is the best until then", ConvergenceWarning, stacklevel=3)
+            distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
 
     def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
-        """Fits to constant targets a tree with a single leaf."""
+        """Fits a tree with a single leaf to constant targets."""
         self.columns_ = Columns.fit(x)[0] if isinstance(x, Frame) else None
         features = x.shape[1] if isinstance(x, np.ndarray) else len(self.get_feature_names_out())
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
@@ -112,17 +112,17 @@ class TreeEstimator(BaseEstimator):
         self.loss_, self.report_ = 0.0, FitReport()
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
-        """Returns X, or X and y, checked by scikit-learn; a DataFrame, or an array with NaN, as a raw table."""
+        """Returns X, or X and y, checked by scikit-learn. A DataFrame or an array with NaN becomes a raw table."""
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
-        raw = bool(y) or self.columns_ is not None  # else the model is of numbers alone
-        # scikit-learn converts dates to numbers, and does not name an invalid column.
+        raw = bool(y) or self.columns_ is not None  # else the model takes numbers only
+        # scikit-learn converts dates to numbers, and its errors do not name an invalid column.
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         if hasattr(X, "columns") and raw:
             frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1 if y else 0)
             targets = [validate_data(self, y=given, **options) for given in y]
-            validate_data(self, X, skip_check_array=True, reset=bool(y))  # its columns
+            validate_data(self, X, skip_check_array=True, reset=bool(y))  # checks the columns
             check_consistent_length(frame, *targets)
             if len(X) < least:
                 raise ValueError(f"X must have at least {least} rows, got {len(X)}")
@@ -146,10 +146,10 @@ class TreeEstimator(BaseEstimator):
         return answers if answers.ndim == 2 else answers[:, None]
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Returns the names of the features of the model: of a raw table, such as ``[heating = gas]``.
+        """Returns the names of the model's features. A feature of a raw table can be ``[heating = gas]``.
 
         Args:
-          input_features: names of the columns of X, if it came without; else not used.
+          input_features: names of the columns of X, used if X had no names of its own.
         """
         check_is_fitted(self, "n_features_in_")
         if self.columns_ is not None:
@@ -171,12 +171,14 @@ class TreeEstimator(BaseEstimator):
         return self.tree_
 
     def _path(self, X: Any) -> np.ndarray:
-        """Returns the nodes on each sample's path, root first, ``(n, depth + 1)``."""
+        """Returns the nodes on the path of each sample, root first, ``(n, depth + 1)``."""
         tree = self._single()
         return np.asarray(tree.decision_path(self._features(X)), np.int64).T
 
     def apply(self, X: Any) -> np.ndarray:
-        """Returns the leaf of each sample, ``(n,)``: breadth-first indices of nodes, with gaps, root 0.
+        """Returns the leaf of each sample, ``(n,)``, as the breadth-first index of its node.
+
+        The root is 0. The indices of the leaves have gaps.
 
         Raises:
           AttributeError: if the model is not one tree.
@@ -184,7 +186,7 @@ class TreeEstimator(BaseEstimator):
         return self._path(X)[:, -1]
 
     def decision_path(self, X: Any) -> Any:
-        """Returns the nodes on each sample's path: a sparse 0/1 matrix, samples by nodes, numbered as in :meth:`apply`.
+        """Returns a sparse 0/1 matrix, samples by nodes, of the nodes on each path, numbered as in :meth:`apply`.
 
         Raises:
           AttributeError: if the model is not one tree.
@@ -216,7 +218,7 @@ class TreeEstimator(BaseEstimator):
 
 
 def _options(name: str, value: Any) -> dict[str, Any]:
-    """Returns the options of a recipe and of its bases by name."""
+    """Returns the options of a recipe and of its bases, by name."""
     found = {}
     for option, setting in options_of(value).items():
         found |= {f"{name}__{option}": setting} | _options(f"{name}__{option}", setting)
@@ -224,7 +226,7 @@ def _options(name: str, value: Any) -> dict[str, Any]:
 
 
 def weighed(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Returns the rows of positive weight, and their weights."""
+    """Returns the rows of positive weight, their targets and their weights."""
     if sample_weight is None:
         return x, y, np.ones(len(x))
     weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)

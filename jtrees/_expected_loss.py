@@ -1,4 +1,4 @@
-"""The expected loss of a soft tree, with its derivative written out."""
+"""The expected loss of a soft tree, with an explicit derivative."""
 
 from functools import partial
 from typing import Any
@@ -16,29 +16,29 @@ import pallas_kernels as kernels
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def expected(leaf_losses, route, how, *operands):
-    """Returns the loss that a soft tree expects, and the leaf of each sample: :func:`jtrees.ops.expected_loss`.
+    """Returns the expected loss of a soft tree, and the leaf of each sample: see :func:`jtrees.ops.expected_loss`.
 
     Args:
-      leaf_losses: function of the losses of the leaves, or None.
+      leaf_losses: function that computes the losses of the leaves, or None.
       route: the routing.
-      how: XLA or a kernel, from :func:`jtrees._implementations.choose`.
+      how: XLA or a kernel, as chosen by :func:`jtrees._implementations.choose`.
       *operands: weights, bias, leaves, x, y, and the share of each sample.
     """
-    # What is not asked for (the gradient) the compiler leaves out, but for a kernel, which computes all at once.
+    # The compiler removes the unused gradient. A kernel computes it nevertheless.
     (loss, _), leaf = _visited(leaf_losses, route, how, *operands)
     return loss, leaf
 
 
-# The gradient. Let R_l = w P_l loss_l at a leaf and R_j = R_left + R_right above: the loss that passes through node j,
-# already weighted by the probability of getting there. With s = sigma(z_j), every R below on the right holds one
-# factor s and every R below on the left one factor 1 - s, whose derivatives are s (1 - s) and -s (1 - s). Hence
+# The gradient. Let R_l = w P_l loss_l at a leaf and R_j = R_left + R_right above. R_j is the loss that passes through
+# node j, already weighted by the probability of reaching node j. Let s = sigma(z_j). Every R below on the right holds
+# one factor s, and every R below on the left one factor 1 - s. Their derivatives are s (1 - s) and -s (1 - s). Hence
 #     dL/dz_j = (1 - s) R_right(j) - s R_left(j),
-# with no division and nothing but sums to fold; and dL/dloss_l = w P_l.
+# which needs sums but no division; and dL/dloss_l = w P_l.
 #
-# Three things make this fast on a CPU, all measured: the sum over a pair is a reduction, which the compiler does not
-# compute again for every consumer as it does a chain of slices and additions; each level meets x in a product of its
-# own, because joining the levels first costs more than the products; and value, gradient and hard routing share one
-# visit, so the forward rule computes the gradient and the backward rule only scales it.
+# Measurements on a CPU led to three choices. (1) The sum over a pair is a reduction: the compiler would repeat a chain
+# of slices and additions for every consumer. (2) Each level is multiplied with x separately, because joining the levels
+# first costs more than the products. (3) Value, gradient and hard routing share one visit: the forward rule computes
+# the gradient, and the backward rule only scales it.
 def _forward(leaf_losses, route, how, *given):
     operands = jax.tree.map(lambda one: one.value, given)
     (loss, gradient), leaf = _visited(leaf_losses, route, how, *operands)
@@ -47,16 +47,17 @@ def _forward(leaf_losses, route, how, *given):
 
 
 def _visited(leaf_losses, route, how, *operands):
-    """Returns the loss, its gradient for splits and leaves, and the leaf that each sample reaches."""
+    """Returns the loss, its gradient for splits and leaves, and the leaf of each sample."""
     visit = partial(_visit, leaf_losses, route)
     fused = lambda how, *operands: sharding.each_part(partial(_visit_fused, route, how), *operands, rows=(3, 4, 5))
     return kernels.run(how, fused, visit, *operands)
 
 
-# Of a sample the loss is w sum_l P_l loss_l, whose derivative for z is as above, so that the one for x is a product
-# with the splits, and that of the losses of leaves which depend on x. For w it is the expected loss itself.
+# The loss of a sample is w sum_l P_l loss_l. Its derivative for z is given above. The derivative for x is a product of
+# this derivative with the splits, plus the derivative of the leaf losses that depend on x. The derivative for w is the
+# expected loss.
 def _data_gradient(leaf_losses, route, wanted, weights, bias, leaves, x, y, share):
-    """Returns the gradient for those of x, y and share that are wanted, else None."""
+    """Returns the gradients for x, y and share, with None for each gradient that is not wanted."""
     if not any(wanted):
         return None, None, None
     losses_of = leaf_losses or (lambda leaves, x, y: leaves.losses(x, y))
@@ -91,7 +92,7 @@ def _visit_fused(route, how, weights, bias, leaves, x, y, share):
 
 
 def _visit(leaf_losses, route, *operands):
-    """Visits the leaves that samples reach, on a CPU where these are few, else all."""
+    """Visits only the reached leaves on a CPU where they are few, else all leaves."""
     dense = partial(_visit_in_blocks, leaf_losses, route)
     width = sharp.width_of(topology.depth_of(len(operands[0])))
     if width is None or route != "sigmoid" or leaf_losses is not None or blocking.platform() != "cpu":
@@ -102,8 +103,8 @@ def _visit(leaf_losses, route, *operands):
         of_block = lambda share, x, y: sharp.visit(losses, width, dense, weights, bias, leaves, x, y, share)
         return blocking.sum_over_blocks(of_block, share, x, y, block=block)
 
-    # Under vmap one after the other, as both branches of a batched condition are computed; and on each device by
-    # itself, as one list of the paths of all devices would be on a single device.
+    # A batched condition would compute both branches, so the trees of a vmap are visited sequentially. Each device of a
+    # mesh visits its own samples, because a single list of all paths would be on a single device.
     return sharding.each_part(jax.custom_batching.sequential_vmap(by_device), *operands, rows=(3, 4, 5))
 
 
@@ -121,7 +122,7 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
         for s in reversed(topology.levels(right)):
             below = topology.pairs(lost)
             d_z = (1 - s) * below[:, 1] - s * below[:, 0]
-            # Three passes of bfloat16 parts on a TPU, with an error of 2^-16 of each product.
+            # "high" is three passes of bfloat16 parts on a TPU, with an error of 2^-16 per product.
             d_joined.append(jnp.matmul(d_z, ones_x, precision="high"))
             lost = below.sum(1)
         gradient = jnp.concatenate(d_joined[::-1]), *pull_back(reach)
@@ -148,12 +149,12 @@ def _backward(leaf_losses, route, how, gradient, cotangents):
     return jax.tree.map(lambda g: (cotangents[0] * g.astype(cotangents[0].dtype)).astype(g.dtype), gradient)
 
 
-# The rule is told which operands are differentiated, so that training does no more than it needs.
+# Symbolic zeros show the rule which operands are differentiated, so that training computes only their gradients.
 expected.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def leaf_probabilities(route: Any, z: Array) -> Array:
-    """Probabilities of the leaves, ``(leaves, n)``, from scores ``(nodes, n)``."""
+    """Returns the probabilities of the leaves, ``(leaves, n)``, from scores ``(nodes, n)``."""
     if route == "sigmoid":
         return routing.leaf_probabilities(jax.nn.sigmoid(z))
     return routing.violation(z) if isinstance(route, str) else route(z)

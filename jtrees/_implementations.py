@@ -1,4 +1,4 @@
-"""The choice between XLA and a fused kernel (:mod:`pallas_kernels`), as :mod:`jtrees.ops` describes it."""
+"""The choice between XLA and a fused kernel (:mod:`pallas_kernels`). :mod:`jtrees.ops` describes this choice."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,26 +21,26 @@ def choose(
     *others: Any,
     not_by: tuple[str, ...] = (),
 ) -> Choice:
-    """How a call is run: by XLA or by the kernels of some platforms.
+    """Returns how to run a call: by XLA or by the kernels of some platforms.
 
     Args:
-      kernel: its name.
+      kernel: name of the kernel.
       implementation: see ``pallas_kernels.choice``.
-      able: whether there is a kernel for this call at all.
+      able: whether a kernel exists for this kind of call.
       x: samples.
       weights: split weights.
-      *others: further operands, whose widths are numbers of outputs.
-      not_by: backends that cannot run it at any size.
+      *others: further operands. The width of each matrix among them is a number of outputs.
+      not_by: backends that cannot run the kernel at any size.
 
     Raises:
       ValueError: for an unknown implementation.
-      Unsupported: if only such were asked for that cannot do this.
+      Unsupported: if no requested implementation supports this call.
     """
     asked = kernels.named(implementation)
     depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in others if a.ndim == 2], default=1)
     arrays = [a for a in (x, weights, *others) if jnp.issubdtype(a.dtype, jnp.floating)]
     able = able and depth <= kernels.DEEPEST and 0 not in x.shape and x.dtype in (jnp.float32, jnp.bfloat16)
-    # bfloat16 samples would meet weights in bfloat16, which is for the caller to decide.
+    # Kernels with bfloat16 samples convert the weights to bfloat16. Only the caller can choose this loss of precision.
     if asked is None and not (able and all(a.dtype == jnp.float32 for a in arrays)):
         return XLA
     if not able:
@@ -55,6 +55,6 @@ def choose(
 
 
 def by_rows(fused: Callable[..., Any], rows: int) -> Callable[..., Any]:
-    """A kernel on rows that may be shared out among devices, which the compiler does not know how to do."""
+    """Wraps a kernel so that its rows may be sharded over devices, which the compiler cannot do for a kernel."""
     one = lambda how, *arrays: sharding.each_part(lambda *mine: ((), fused(how, *mine)), *arrays, rows=(rows,))
     return lambda how, *arrays: one(how, *arrays)[1]

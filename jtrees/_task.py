@@ -1,4 +1,4 @@
-"""What all tasks share."""
+"""The common base of the tasks."""
 
 import dataclasses
 from typing import Any
@@ -11,12 +11,12 @@ from jtrees.losses.base import linked
 
 
 class TaskOfLoss:
-    """The common part of the tasks whose losses are a :class:`jtrees.losses.Loss`."""
+    """The common base of tasks with a :class:`jtrees.losses.Loss`."""
 
     loss_function: losses.Loss
 
     def __repr__(self) -> str:
-        # Fields that differ from their defaults, as messages name tasks.
+        # Messages name tasks, so only fields that differ from their defaults are shown.
         fields = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields)})"
 
@@ -27,7 +27,7 @@ class TaskOfLoss:
 
     @property
     def leaf_loss(self) -> losses.Loss:
-        """The loss of trainable leaves of values: see :class:`jtrees.leaves.Values`."""
+        """The loss of trainable leaf values: see :class:`jtrees.leaves.Values`."""
         return self.loss_function
 
     @property
@@ -37,30 +37,30 @@ class TaskOfLoss:
 
     @property
     def of_models(self) -> Any:
-        """The task as a fitted model holds it: a function of the user's, which no file can hold, is left out."""
+        """The task as a fitted model holds it. A loss function of the user is left out, as no file can hold it."""
         return self if self.in_units else dataclasses.replace(self, loss_function=type(self).loss_function)  # type: ignore[type-var]
 
     def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Loss of each sample, of several outputs the mean."""
+        """Returns the loss of each sample, averaged over several outputs."""
         return self.loss_function.samples(outputs, y)
 
     def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
-        """Predictions of outputs."""
+        """Returns the predictions for outputs of the model."""
         return linked(self.link_name, outputs)
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
-        """Returns offset and unit of the targets of a table: scaled targets are ``(y - offset) / unit``."""
+        """Returns the offset and the unit of a table's targets: scaled targets are ``(y - offset) / unit``."""
         return self.loss_function.units(y)
 
     @property
     def has_baselines(self) -> bool:
-        """Whether a constant has a loss to compare with: see :mod:`jtrees.data.baselines`."""
+        """Whether a constant prediction has a loss to compare with: see :mod:`jtrees.data.baselines`."""
         return self.in_units and not isinstance(self.loss_function, losses.Rewards)
 
     def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns targets, and factors of the weights of samples, or None."""
+        """Returns the targets, and factors of the sample weights or None."""
         return y, None
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Returns the group of each sample, ``(n,)``, whose share samples of the rows keep: here one group."""
+        """Returns the group of each sample, ``(n,)``. Subsamples keep the share of each group. Here there is one."""
         return np.zeros(len(y), int)

@@ -1,4 +1,4 @@
-"""Compiled programs in a folder, from which later processes read them instead of compiling them."""
+"""Compiled programs in a folder, which later processes read instead of compiling them again."""
 
 from collections.abc import Iterator
 import contextlib
@@ -14,37 +14,37 @@ import jax
 from jtrees import validation as checks
 
 _VARIABLE = "JTREES_CACHE"
-# By default JAX keeps no program that compiles in less than a second, as most programs of a fit do.
+# By default JAX keeps only programs that take a second or more to compile. Most programs of a fit take less.
 _KEEPS_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
-_LONG, _LARGE = 5.0, 0.5  # seconds of a fit, and the part of them in the compiler, beyond which a folder is advised
+_LONG, _LARGE = 5.0, 0.5  # the log advises a folder after a fit of more seconds and a larger share of compilation
 _LOG = logging.getLogger("jtrees")
-_SAID: list[str] = []  # what the log was told, once in a process
+_SAID: list[str] = []  # the advice, which is logged once in a process
 
 
 def cache(folder: str | os.PathLike[str] | None = None) -> str:
-    """Keeps compiled programs in a folder, from which later processes read them instead of compiling them.
+    """Keeps compiled programs in a folder, which later processes read instead of compiling them again.
 
-    The function switches on JAX's persistent compilation cache for all programs that this process compiles from now
-    on. Small programs are kept, too, unless JAX's own variables forbid it, such as
-    ``JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS``. A program is traced before it is read, which takes time as well.
+    The function switches on JAX's persistent compilation cache for all programs that this process compiles later. Small
+    programs are kept too, except where JAX's own variables exclude them, such as
+    ``JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS``. A program is still traced before it is read, which takes time.
 
-    The environment variable ``JTREES_CACHE`` does the same when jtrees is imported: ``JTREES_CACHE=1`` with the default
-    folder, ``JTREES_CACHE=FOLDER`` with another. With 0 or nothing in it, the import leaves JAX as it is. The command
-    line keeps its programs unless the variable is 0.
+    The environment variable ``JTREES_CACHE`` does the same when jtrees is imported. ``JTREES_CACHE=1`` selects the
+    default folder, and ``JTREES_CACHE=FOLDER`` another folder. If the variable is 0 or empty, the import does not
+    change JAX's settings. The command line keeps its programs except with ``JTREES_CACHE=0``.
 
-    The folder grows without bound; it may be deleted whenever no process uses it. Only the same versions of jax and
-    jaxlib find a program again. Machines with different processors need different folders. Whoever can write to the
-    folder can run code in the processes that read it.
+    The folder can grow without limit. It can be deleted whenever no process uses it. A program is found again only by
+    the same versions of jax and jaxlib. Machines with different processors need different folders. Anyone who can write
+    to the folder can run code in the processes that read it.
 
     Args:
-      folder: the folder, which is made if it is missing. None: the folder that JAX has already, such as by
-        ``JAX_COMPILATION_CACHE_DIR``; or else ``jtrees`` in ``$XDG_CACHE_HOME``, by default in ``~/.cache``.
+      folder: the folder, which is created if it is missing. None: the folder already set in JAX, for example by
+        ``JAX_COMPILATION_CACHE_DIR``; else ``jtrees`` in ``$XDG_CACHE_HOME``, which is ``~/.cache`` by default.
 
     Returns:
       The folder.
 
     Raises:
-      ValueError: if the folder cannot be made or written to.
+      ValueError: if the folder cannot be created or written to.
 
     Example:
       >>> folder = jtrees.cache()  # later processes read what this one compiles
@@ -52,7 +52,7 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     where = _default_folder() if folder is None else os.fspath(folder)
     if not isinstance(where, str) or not where:
         raise ValueError(f"folder must be a path, got {checks.quoted(folder)}")
-    if "://" not in where:  # what is not on a disk, JAX opens at its first compilation
+    if "://" not in where:  # JAX opens a folder that is not on a disk at its first compilation
         where = os.path.abspath(os.path.expanduser(where))
         try:
             os.makedirs(where, exist_ok=True)
@@ -65,7 +65,7 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     for name, value in _KEEPS_ALL.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    # JAX decides at its first compilation whether there is a folder, and which.
+    # JAX reads the folder's setting only once, at its first compilation.
     from jax.experimental.compilation_cache import compilation_cache
 
     compilation_cache.reset_cache()
@@ -82,10 +82,10 @@ def _default_folder() -> str:
 
 
 def cache_by_environment() -> None:
-    """Calls :func:`cache` if the environment variable ``JTREES_CACHE`` asks for it.
+    """Calls :func:`cache` if the environment variable ``JTREES_CACHE`` requests it.
 
     Raises:
-      ValueError: as :func:`cache`, naming the variable.
+      ValueError: as in :func:`cache`, with the name of the variable.
     """
     if (wanted := os.environ.get(_VARIABLE, "")) in ("", "0"):
         return
@@ -96,14 +96,14 @@ def cache_by_environment() -> None:
 
 
 def is_decided() -> bool:
-    """Whether programs are kept in a folder already, or the user wants none: ``JTREES_CACHE=0``, or JAX's own flag."""
+    """Returns whether a folder is set already, or the user refuses one by ``JTREES_CACHE=0`` or by JAX's own flag."""
     has_folder, allowed = bool(jax.config.jax_compilation_cache_dir), jax.config.jax_enable_compilation_cache
     return has_folder or not allowed or os.environ.get(_VARIABLE) == "0"
 
 
 @contextlib.contextmanager
 def advising() -> Iterator[None]:
-    """Context of a fit. Once in a process, after a long fit that mostly compiled, the log says how to keep programs."""
+    """Context of a fit. After the first long fit that mostly compiled, the log advises to keep programs."""
     if _SAID or is_decided():
         yield
         return

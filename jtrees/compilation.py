@@ -1,4 +1,4 @@
-"""How programs are compiled: quickly where making machine code takes longer than running it."""
+"""How programs are compiled: quickly where compilation takes longer than the run."""
 
 from collections.abc import Callable, Iterable
 import contextlib
@@ -9,39 +9,40 @@ from typing import Any
 import jax
 import numpy as np
 
-# On a CPU, with XLA's older emitters where it has them, code of level 1 runs as fast as by default and compiles in two
-# thirds of the time. Level 0 compiles in a third to a half of it, but its code can take eight times as long: some
-# milliseconds, with at most so many numbers in the arguments.
+# Optimisation levels on a CPU. Level 1 with XLA's older emitters, where they exist, compiles in two thirds of the
+# default time, and its code runs equally fast. Level 0 compiles in a third to a half of the default time, but its code
+# can take eight times as long. For arguments of at most this many numbers, the difference is some milliseconds.
 _SMALL = 2**16
 _LEVEL = "xla_backend_optimization_level"
-# Programs that are kept from fit to fit, of about 4 MB each. A fit of new shapes or options makes three to nine.
+# Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 _KEPT = 128
-_OURS: list[Any] = []  # the functions compiled here, which hold their programs
+_OURS: list[Any] = []  # the functions that are compiled here, which hold their programs
 
 
 def _options(level: int) -> dict[str, Any]:
-    """Returns XLA's options for this level of optimisation. XLA refuses options that it does not know, and a later one
-    may have no older emitters.
+    """Returns XLA's options for this level of optimisation.
+
+    XLA refuses unknown options, and later versions may have no older emitters.
     """
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
     return {_LEVEL: level} | older_emitters
 
 
 def promoting_ranks() -> Any:
-    """Context in which programs of the library compile whatever ``jax_numpy_rank_promotion`` is.
+    """Context in which programs of the library compile for every value of ``jax_numpy_rank_promotion``.
 
-    Arrays of different ranks meet in these programs, as the node axis comes first. What the flag asks for is meant for
-    the user's own programs.
+    These programs combine arrays of different ranks, as the node axis comes first. The flag is meant for the user's own
+    programs.
     """
     allowed = jax.config.jax_numpy_rank_promotion == "allow"
     return contextlib.nullcontext() if allowed else jax.numpy_rank_promotion("allow")
 
 
 def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, not while tracing.
+    """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, outside of tracing.
 
-    On a CPU the program is compiled quickly rather than well, the more so the smaller its arguments; results differ
-    by rounding.
+    On a CPU the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
+    rounding errors.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
@@ -64,8 +65,9 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls many times.
 
-    On a CPU the program has code of level 1, which compiles in two thirds of the time and runs as fast, unless
-    ``XLA_FLAGS`` names a level. The function has ``programs()``, the number of programs compiled so far.
+    On a CPU the program is compiled at level 1, which takes two thirds of the default time. Its code runs equally fast.
+    A level in ``XLA_FLAGS`` takes precedence. The decorated function has ``programs()``, which returns the number of
+    programs compiled so far.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
@@ -86,9 +88,9 @@ def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def bound_memory() -> None:
-    """Drops all programs of this module's functions if there are more than 128, before a fit begins.
+    """Drops all programs of this module's functions if there are more than 128. Called before a fit.
 
-    Fits of ever new shapes would otherwise fill the memory. A shape that is used again is compiled again.
+    Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
     """
     if _count(_OURS) > _KEPT:
         for one in _OURS:

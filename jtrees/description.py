@@ -1,4 +1,4 @@
-"""The kind of a tree, read from the weights of its reachable splits, and its number of free parameters."""
+"""The kind of a tree, found from the weights of its reachable splits, and its number of free parameters."""
 
 import numpy as np
 
@@ -6,17 +6,18 @@ from jtrees import validation
 from jtrees.tree import ObliqueTree
 
 _FOUND = {-1: "CART", -2: "CART on the outputs of a ridge regression"}
-_PARALLEL = 1e-5  # two directions are one if they differ by no more, relative to their length
+_PARALLEL = 1e-5  # largest difference of two directions that count as one, relative to their length
 
 
 def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
-    """Returns what kind of tree a tree is, as text, such as ``"axis-aligned: each of the 7 splits has one column"``.
+    """Returns a description of the kind of a tree, such as ``"axis-aligned: each of the 7 splits has one column"``.
 
-    Columns are the features of the tree. In a raw table, each level of a category is a column.
+    A column is a feature of the tree. In a raw table, each level of a category is a column.
 
     Args:
       tree: one tree.
-      chosen: the start that GET or RADDT chose, as in their reports, to say how the tree was found; or None.
+      chosen: the start that GET or RADDT chose, from their reports. If it is given, the description says how the tree
+        was found.
 
     Raises:
       ValueError: for a batch of trees.
@@ -52,18 +53,18 @@ def _kind(tree: ObliqueTree) -> str:
 
 
 def count_free(tree: ObliqueTree) -> float:
-    """Returns the number of free parameters of a tree, to correct its loss on the training rows for.
+    """Returns the number of free parameters of a tree, for a correction of its training loss.
 
     The directions of s splits over p columns form a matrix of rank r, which has ``r (p + s - r)`` free parameters. The
-    s thresholds add as many as the s lengths take away, since a length changes no split. A split of a single column
-    has a threshold and a choice of column, which counts log2(p). The leaves add their own parameters.
+    s thresholds add s parameters, and the s lengths remove s, since a length does not change a split. A split of a
+    single column has a threshold and a choice of column, which counts log2(p). The leaves add their own parameters.
 
     Args:
-      tree: one tree, of features of similar spread.
+      tree: one tree, whose features have similar spread.
     """
     directions = _directions(tree)
     splits, features = directions.shape
-    free = tree.num_parameters - np.count_nonzero(directions) - splits  # of the leaves
+    free = tree.num_parameters - np.count_nonzero(directions) - splits  # the parameters of the leaves
     if tree.classes is not None:
         free *= (tree.classes - 1) / tree.classes  # probabilities sum to 1
     if not splits:
@@ -77,7 +78,7 @@ def count_free(tree: ObliqueTree) -> float:
 
 
 def _directions(tree: ObliqueTree) -> np.ndarray:
-    """Returns the weights of the reachable splits in units of each column's largest, scaled to length 1."""
+    """Returns the weights of the reachable splits, divided by the largest of each column and scaled to length 1."""
     weights = np.asarray(tree.weights, np.float64)[tree.splits]
     largest = np.abs(weights).max(0, initial=0)
     scaled = weights / np.where(largest > 0, largest, 1)
@@ -85,7 +86,7 @@ def _directions(tree: ObliqueTree) -> np.ndarray:
 
 
 def _count(directions: np.ndarray) -> int:
-    """Returns the number of different directions, a direction and its opposite being one."""
+    """Returns the number of different directions. A direction and its opposite count as one."""
     alike = np.abs(directions @ directions.T) > 1 - _PARALLEL**2
     return int((~np.tril(alike, -1).any(1)).sum())
 

@@ -1,5 +1,5 @@
-"""Distillation: a recipe is fitted to the predictions of a teacher (Bucila, Caruana & Niculescu-Mizil, "Model
-Compression", KDD 2006; Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015).
+"""Distillation: fits a recipe to the predictions of a teacher (Bucila, Caruana & Niculescu-Mizil, "Model Compression",
+KDD 2006; Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015).
 """
 
 from collections.abc import Callable
@@ -19,24 +19,25 @@ from jtrees.search.recipe import Recipe
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.tree import ObliqueTree
 
-# Made rows by default: as many as make so many rows in all, but at most so many for each row.
+# Default number of made rows: rows and made rows are _ROWS in total, with at most _MOST made rows for each row.
 _ROWS, _MOST = 20_000, 10
-_MADE = 5  # what random numbers are for
+_MADE = 5  # folded into the key to draw made rows
 
 
 @dataclass(frozen=True)
 class DistillResult:
-    """What :func:`distill` returns; ``jtrees.save(result.fit, path)`` saves it.
+    """The result of :func:`distill`. ``jtrees.save(result.fit, path)`` saves it.
 
     Attributes:
-      fit: the fit of the student to the predictions of the teacher. Its loss and report are about these predictions.
-      fidelity: agreement of student and teacher on the held-out rows. In classification the share of rows for which
-        both predict the same class, in regression the score of the student for which the teacher's predictions are the
-        targets: R^2 for the squared error. NaN where the teacher's predictions are constant.
-      score: accuracy, or R^2, of the student on the held-out rows; None without their targets.
-      teacher_score: likewise of the teacher. If the teacher was trained on the held-out rows, this score is too high.
-      rows: number of rows that the student was fitted to.
-      made: number of them that were made.
+      fit: the fit of the student to the teacher's predictions. Its loss and report refer to these predictions.
+      fidelity: agreement of student and teacher on the held-out rows. In classification, this is the share of rows for
+        which both predict the same class. In regression, it is the score of the student with the teacher's predictions
+        as targets, such as R^2 for the squared error. NaN if the teacher's predictions are constant.
+      score: accuracy or R^2 of the student on the held-out rows. None if their targets were not given.
+      teacher_score: accuracy or R^2 of the teacher on the held-out rows, or None. This score is too high if the teacher
+        was trained on the held-out rows.
+      rows: number of rows that the student was fitted to, including made rows.
+      made: number of made rows.
       held_out: number of held-out rows.
       seconds: duration of the call.
     """
@@ -52,16 +53,16 @@ class DistillResult:
 
     @property
     def model(self) -> Any:
-        """The student: short for ``fit.model``."""
+        """The student, ``fit.model``."""
         return self.fit.model
 
     @property
     def tree(self) -> ObliqueTree | None:
-        """The student's tree: short for ``fit.tree``."""
+        """The student's tree, ``fit.tree``."""
         return self.fit.tree
 
     def predict(self, x: Any) -> Any:
-        """Predictions of the student: short for ``fit.model.predict(x)``."""
+        """Returns predictions of the student, ``fit.model.predict(x)``."""
         return self.fit.predict(x)
 
     def __str__(self) -> str:
@@ -93,35 +94,38 @@ def distill(
 ) -> DistillResult:
     """Fits a recipe, the student, to the predictions of a teacher.
 
-    The student learns from the rows and from rows that are made of them, as the teacher can be asked about any row. A
-    made row is a row that takes each column with probability 1/2 from another row, the nearest of eight random ones. A
-    number is drawn between those of the two rows. Columns of whole numbers, booleans, dates, text or gaps are taken as
-    they are. Classes are learnt from the teacher's probabilities.
+    The student learns from the given rows and from made rows, because the teacher can predict any row. A made row is a
+    copy of a row in which each column is replaced, with probability 1/2, by the column of another row. The other row is
+    the nearest of eight random rows. Numbers are drawn between the numbers of the two rows. Columns of whole numbers,
+    booleans, dates, text or gaps take the value of the other row. In classification, the student learns from the
+    teacher's probabilities.
 
     Args:
-      teacher: a fitted model: a :class:`jtrees.FitResult` or a model of jtrees; an object with ``predict_proba`` or
-        ``predict``, as scikit-learn's; or a function of rows. It takes rows in the form of ``x``, and returns numbers,
-        ``(n,)`` or ``(n, k)``, probabilities of the classes, ``(n, K)``, or classes 0..K-1, ``(n,)``.
-      recipe: what to fit, such as ``jtrees.GET(depth=5)``.
+      teacher: a fitted model, or a function of rows. A model is a :class:`jtrees.FitResult`, a model of jtrees, or an
+        object with ``predict_proba`` or ``predict``, like the models of scikit-learn. The teacher takes rows in the
+        form of ``x``. It returns numbers, ``(n,)`` or ``(n, k)``; probabilities of the classes, ``(n, K)``; or classes
+        0..K-1, ``(n,)``.
+      recipe: the recipe of the student, such as ``jtrees.GET(depth=5)``.
       x: features of rows, as for :func:`jtrees.fit`. No targets are needed.
-      y: targets of these rows, by which student and teacher are scored on the held-out rows; they train nothing. In
-        classification the teacher's classes (its ``classes_``, if it has them), or probabilities, ``(n, K)``.
+      y: targets of these rows, which only score student and teacher on the held-out rows. In classification, these are
+        the teacher's classes (its ``classes_``, if it has them), or probabilities, ``(n, K)``.
       key: random key.
-      task: as for :func:`jtrees.fit`; None: classification if the teacher has ``predict_proba`` or its predictions are
-        rows of probabilities, else regression.
-      made: number of made rows for each row, at least 0; None: as many as make 20,000 rows, but at most 10.
-      held_out: part of the rows on which student and teacher are compared, above 0 and below 1; or other rows for this
-        purpose, a pair ``(x, y)``, in which y may be None. The student is not fitted to them.
-      sample_weight: nonnegative weights of the rows, ``(n,)``; a made row has the weight of the row that it is made of.
+      task: as for :func:`jtrees.fit`. None: classification if the teacher has ``predict_proba`` or predicts rows of
+        probabilities, else regression.
+      made: number of made rows for each row, at least 0. None: rows and made rows are 20,000 in total, with at most 10
+        made rows for each row.
+      held_out: fraction of the rows on which student and teacher are compared, above 0 and below 1. Or further rows as
+        a pair ``(x, y)``, in which y may be None. The student is not fitted to held-out rows.
+      sample_weight: nonnegative weights of the rows, ``(n,)``. A made row has the weight of the copied row.
       progress: as for :func:`jtrees.fit`.
-      max_seconds: likewise; the time for the teacher's predictions counts.
+      max_seconds: as for :func:`jtrees.fit`. The time for the teacher's predictions counts.
 
     Returns:
       The fit, its fidelity, and the scores of student and teacher.
 
     Raises:
-      ValueError: for a teacher that cannot predict, or whose predictions cannot be learnt; for a :class:`jtrees.Policy`
-        and a recipe that sees no targets; and as :func:`jtrees.fit`.
+      ValueError: if the teacher cannot predict, or its predictions cannot be learnt. For a :class:`jtrees.Policy`, and
+        for a recipe that does not learn targets. Otherwise as in :func:`jtrees.fit`.
 
     Example:
       >>> x = np.linspace(-1, 1, 100)[:, None]
@@ -179,7 +183,7 @@ def _check(recipe: Any, width: int, task: Any, made: Any, max_seconds: Any) -> N
         raise ValueError(f"recipe must learn the targets, got {checks.quoted(recipe)}")
     if isinstance(task, Policy):
         raise ValueError(
-            f"task must be of numbers or of classes, got {task}: fit it to the rewards that a teacher predicts"
+            f"task must be regression or classification, got {task}: fit it to the rewards that a teacher predicts"
         )
     if made is not None:
         checks.check_not_negative("made", made)
@@ -196,14 +200,14 @@ def _number_made(made: float | None, n: int) -> int:
 def _split(
     rows: Rows, y: Any, weight: np.ndarray | None, held_out: Any, rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[Rows, Any, np.ndarray | None]]:
-    """Returns the numbers of the rows to train on, and the held-out rows, their targets and their weights."""
+    """Returns the indices of the training rows, and the held-out rows with their targets and weights."""
     n = len(rows)
     if y is not None:
         checks.check_unmasked("y", y)
         checks.check_rows(y := np.asarray(y), n)
     if isinstance(held_out, (tuple, list)) and len(held_out) == 2:
         if y is not None:
-            raise ValueError("y must be None if held_out has rows of its own, as it would train nothing")
+            raise ValueError("y must be None if held_out is a pair (x, y), as y only scores held-out rows of x")
         others, of_others = Rows.of(held_out[0]), held_out[1]
         if of_others is not None:
             of_others = np.asarray(of_others)
@@ -222,7 +226,7 @@ def _split(
     out, train = np.sort(order[:count]), np.sort(order[count:])
     of_rows = None if weight is None else weight[out]
     if weight is not None and not (weight[out].any() and weight[train].any()):
-        raise ValueError("sample_weight must be above 0 in some of the held-out rows and in some of the others")
+        raise ValueError("sample_weight must be above 0 in a held-out row and in a training row, got all 0 in one part")
     return train, (rows[out], None if y is None else y[out], of_rows)
 
 
@@ -230,7 +234,7 @@ def _split(
 
 
 def _predictor(teacher: Any) -> Callable[[Any], Any]:
-    """Returns the function of rows that predicts."""
+    """Returns the teacher's prediction function of rows."""
     for name in ("predict_proba", "predict"):
         if callable(found := getattr(teacher, name, None)):
             return found
@@ -245,7 +249,7 @@ def _asked(predicts: Callable[[Any], Any], rows: Rows) -> np.ndarray:
     """Returns the teacher's predictions.
 
     Raises:
-      ValueError: unless there is one a row, of numbers.
+      ValueError: if the teacher does not predict numbers for every row.
     """
     found = np.asarray(checks.as_numeric("predictions of the teacher", predicts(rows.values)))
     if found.ndim not in (1, 2) or len(found) != len(rows):
@@ -262,7 +266,7 @@ def _task_of(teacher: Any, predictions: np.ndarray) -> Literal["regression", "cl
 
 
 def _encoded(teacher: Any, task: Task, y: np.ndarray) -> np.ndarray:
-    """Returns labels as their numbers among the teacher's classes; other targets as they are."""
+    """Returns labels as their positions in the teacher's classes, and other targets unchanged."""
     classes = getattr(teacher, "classes_", None)
     if classes is None or not isinstance(task, Classification) or y.ndim != 1:
         return y

@@ -1,8 +1,9 @@
-"""Several processes (``jax.distributed``): what comes to each host, what they agree on, and who speaks.
+"""Several processes (``jax.distributed``): results for every host, agreement on numbers, and the process that writes.
 
-All processes run the same Python on the same arguments. Compiled programs span the devices of all of them, and their
-results come to every host by :func:`to_host`. Then every process decides from the same numbers. Numbers that differ,
-such as those of a clock, are agreed on by :func:`least`. With one process these functions do nothing.
+All processes run the same Python code with the same arguments. Compiled programs span the devices of all processes, and
+:func:`to_host` copies their results to every host. Every process then makes its decisions from the same numbers. For
+numbers that differ between processes, such as clock times, the processes agree on the least (:func:`least`). In a
+single process these functions do nothing.
 """
 
 from collections.abc import Iterator
@@ -25,40 +26,42 @@ from jtrees import sharding
 
 __all__ = ["alone", "check_folder", "initialize", "to_host"]
 
-_WAIT = 300  # seconds for which a process waits for the others to begin the same work
+_WAIT = 300  # seconds for which a process waits until all processes start the same work
 _MEETINGS = itertools.count()
-_APART = contextvars.ContextVar("apart", default=False)  # whether a part of shared work is done by each process
+_APART = contextvars.ContextVar("apart", default=False)  # whether each process does a part of shared work alone
 
 
 def initialize(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None, **options: Any
 ) -> None:
-    """Joins the other processes, if there are any; call it before anything else of JAX.
+    """Joins the other processes, if there are any. Call it before any other function of JAX.
 
-    JAX recognises TPU pods, Slurm and Open MPI by itself. Elsewhere the processes need an address, from the arguments
-    or the environment. Without a cluster and an address this process is alone.
+    JAX detects TPU pods, Slurm and Open MPI. Elsewhere the processes need an address, from the arguments or the
+    environment. If both the cluster and the address are missing, this process works alone.
 
     Args:
-      coordinator: host and port of the first process; None: ``JAX_COORDINATOR_ADDRESS``, or that of the cluster.
-      processes: how many there are; None: ``JAX_NUM_PROCESSES``, or those of the cluster.
-      process: number of this one, from 0; None: ``JAX_PROCESS_ID``, or that of the cluster.
-      **options: others of ``jax.distributed.initialize``, such as ``heartbeat_timeout_seconds``.
+      coordinator: host and port of the first process. None: ``JAX_COORDINATOR_ADDRESS``, or the cluster's address.
+      processes: number of processes. None: ``JAX_NUM_PROCESSES``, or the cluster's number.
+      process: index of this process, from 0. None: ``JAX_PROCESS_ID``, or the cluster's index.
+      **options: further options of ``jax.distributed.initialize``, such as ``heartbeat_timeout_seconds``.
 
     Raises:
-      ValueError: for some of the three arguments without the others.
-      RuntimeError: if JAX has begun to compute, or the other processes do not come within five minutes.
+      ValueError: if only some of the three arguments are given.
+      RuntimeError: if JAX has already started to compute, or the other processes do not join within five minutes.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     address = coordinator, _number(processes, "JAX_NUM_PROCESSES"), _number(process, "JAX_PROCESS_ID")
     try:
         jax.distributed.initialize(*address, **options)
-    except ValueError as error:  # also where JAX finds no cluster
+    except ValueError as error:  # JAX also raises it if it finds no cluster
         if address != (None, None, None):
-            raise ValueError(f"coordinator, processes and process go together, got {address!s:.80}") from error
+            raise ValueError(
+                f"coordinator, processes and process must be given together, got {address!s:.80}"
+            ) from error
 
 
 def _number(given: int | None, name: str) -> int | None:
-    """Returns a number that is given, or that of an environment variable."""
+    """Returns the given number, or else the number in an environment variable."""
     if given is not None or name not in os.environ:
         return given
     if not (text := os.environ[name]).isdecimal():
@@ -67,14 +70,14 @@ def _number(given: int | None, name: str) -> int | None:
 
 
 def check_folder(folder: Any, seconds: float = 30) -> None:
-    """Makes a folder, and raises an error in all processes unless they all see the same one. All must call.
+    """Creates a folder, and raises an error in all processes if they do not share it. All processes must call it.
 
     Args:
       folder: a ``pathlib.Path``, or an ``etils.epath.Path`` for a bucket.
-      seconds: how long a file of the first process may take to reach the others.
+      seconds: seconds within which a file of the first process must appear in all processes.
 
     Raises:
-      OSError: if the folder cannot be written, or processes have folders of their own.
+      OSError: if the folder cannot be written, or the processes do not see the same folder.
     """
     if jax.process_count() == 1:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,9 +87,9 @@ def check_folder(folder: Any, seconds: float = 30) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
             (folder / f".seen-{mine}").write_text("")
-    except OSError as error:  # told below, as the others wait
+    except OSError as error:  # raised below, because the other processes wait there
         wrong = error
-    # No process looks before the file is there: a network disk would remember for a while that it is not.
+    # No process looks for the file before it exists, because a network disk would cache its absence for a while.
     file = folder / f".seen-{int(multihost_utils.broadcast_one_to_all(np.int32(mine)))}"
     end = time.monotonic() + seconds
     while wrong is None and not (found := file.exists()) and time.monotonic() < end:
@@ -103,11 +106,12 @@ def check_folder(folder: Any, seconds: float = 30) -> None:
 
 
 def is_shared() -> bool:
-    """Returns whether other processes take part in the work: there are some, and the mesh in context has their devices.
+    """Returns whether other processes take part in the work.
 
-    Without a mesh in context they do. Within a traced function nothing is shared.
+    They do if no mesh is in context, or if the mesh has devices of other processes. Inside a traced function, work is
+    never shared.
     """
-    # Asked first, as to count the processes starts XLA, which must not be before jax.distributed.initialize().
+    # This check comes first: jax.process_count() starts XLA, which must not precede jax.distributed.initialize().
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return False
     try:
@@ -118,12 +122,12 @@ def is_shared() -> bool:
 
 
 def is_first() -> bool:
-    """Returns whether this process shows progress, warns and writes, as the first one of those that share the work."""
+    """Returns whether this process shows progress, warns and writes, as the first process that shares the work."""
     return not is_shared() or jax.process_index() == 0
 
 
 def to_host(tree: Any) -> Any:
-    """Returns a pytree in NumPy, also where its arrays are spread over processes; then all processes must call."""
+    """Returns a pytree of NumPy arrays. If arrays are spread over processes, all processes must call it."""
     far = [a for a in jax.tree.leaves(tree) if _is_far(a)]
     if far:
         copies = iter(jax.jit(sharding.same, out_shardings=NamedSharding(far[0].sharding.mesh, PartitionSpec()))(far))
@@ -136,31 +140,31 @@ def _is_far(a: Any) -> bool:
 
 
 def spans(tree: Any) -> bool:
-    """Returns whether an array of a pytree is spread over processes, so that none of them has all of it."""
+    """Returns whether an array of a pytree is spread over processes, so that no process has all of it."""
     return any(map(_is_far, jax.tree.leaves(tree)))
 
 
 def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:
-    """Warns, of several processes in the first alone; ``stacklevel`` is that of ``warnings.warn``."""
+    """Warns, in the first process only. ``stacklevel`` is as in ``warnings.warn``."""
     if is_first():
         warnings.warn(message, category, stacklevel + 1)
 
 
 def least(number: float) -> float:
-    """Returns the least of the numbers of all processes that share the work, all of which must call."""
+    """Returns the least number among all processes that share the work. All of them must call it."""
     if not is_shared():
         return number
     return float(np.min(multihost_utils.process_allgather(np.float32(number))))
 
 
 def of_first(number: int) -> int:
-    """Returns the number of the first process that shares the work; all must call."""
+    """Returns the number of the first process that shares the work. All processes must call it."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(number))) if is_shared() else number
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Context in which this process works without the others, with rows sharded over its own devices.
+    """Context in which this process works alone, with rows sharded over its own devices.
 
     Example:
       >>> with jtrees.distributed.alone():
@@ -175,9 +179,9 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context in which each of the processes that share the work computes the same on its own devices.
+    """Context in which each process that shares the work computes the same result on its own devices.
 
-    A NumPy array is on every host, so no process needs the others to evaluate it.
+    Every host has a copy of a NumPy array, so each process can evaluate it alone.
     """
     if not is_shared() or sharding.share_of_starts() is None:
         yield
@@ -192,10 +196,10 @@ def apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together(what: str) -> Iterator[None]:
-    """Context of work that all processes share; without a mesh in context their devices share its runs.
+    """Context of work that all processes share. If no mesh is in context, the runs are divided among all devices.
 
     Raises:
-      RuntimeError: if the others do not begin the same work within five minutes.
+      RuntimeError: if a process does not start the same work within five minutes.
     """
     if not is_shared():
         yield
@@ -209,7 +213,7 @@ def together(what: str) -> Iterator[None]:
 
 
 def _meet(what: str) -> None:
-    """Waits until all processes come here."""
+    """Waits until all processes have called it."""
     client = coordinator.global_state.client  # JAX has no public function with a timeout
     if client is None:
         return
@@ -219,6 +223,6 @@ def _meet(what: str) -> None:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
         raise RuntimeError(
-            f"{what} must be called by all {jax.process_count()} processes, got no call of one of them in {_WAIT} s; "
+            f"{what} must be called by all {jax.process_count()} processes, got a process without a call in {_WAIT} s; "
             "a process can work alone in the context jtrees.distributed.alone()"
         ) from error

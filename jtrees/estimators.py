@@ -1,6 +1,6 @@
-"""Two scikit-learn estimators, which take any recipe as an argument (``pip install "jtrees[sklearn]"``).
+"""Two scikit-learn estimators that take any recipe (``pip install "jtrees[sklearn]"``).
 
-Shapes, labels and weights follow scikit-learn; everything else is as in :func:`jtrees.fit`.
+Shapes, labels and weights follow scikit-learn. Otherwise, the estimators behave like :func:`jtrees.fit`.
 """
 
 from typing import Any, Self
@@ -23,49 +23,51 @@ except ImportError as error:
     raise ImportError('estimators need scikit-learn: pip install "jtrees[sklearn]"') from error
 
 
-_FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # rows that the number of rounds can be chosen by, and rounds for fewer
+_FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the number of rounds; rounds for fewer rows
 
 
 class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
     """A scikit-learn regressor for any recipe.
 
     ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Predictions are float64, in the shape of the targets.
-    X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text, as
+    X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text.
     :class:`jtrees.data.Columns` encodes them.
 
-    The model is that of :func:`jtrees.fit` on the same rows. A row of weight 2 contributes as much to the training loss
-    as two equal rows, but the models can differ, as they do for shuffled rows: mini-batches and bootstrap samples are
-    drawn by row, and smoothed or shrunk leaves count uneven weights as fewer samples.
+    The model is the model of :func:`jtrees.fit` on the same rows. A row of weight 2 contributes to the training loss
+    like two equal rows. The models can still differ, just as they differ for shuffled rows: mini-batches and bootstrap
+    samples are drawn by row. Smoothed or shrunk leaves count uneven weights as fewer samples.
 
     Args:
-      recipe: the recipe, such as ``jtrees.GET(depth=3)``, whose options are nested parameters: ``recipe__depth``, and
-        of its base ``recipe__base__depth``. None: ``default_recipe``, in regression one tree of GET of depth 5 with
-        linear leaves, on average over eight data sets better than a random forest (``experiments.estimators``).
-      random_state: seed, generator, or None for another model at every fit.
-      validation_fraction: fraction of the rows held out as a validation set, unweighted; None: none. See the recipe for
-        its use.
-      monotonic_cst: in which columns predictions must not fall or not rise, as ``monotone`` of :func:`jtrees.fit`:
-        signs by name, or a sign for each column. The default recipe then has constant leaves.
+      recipe: the recipe, such as ``jtrees.GET(depth=3)``. Its options are nested parameters: ``recipe__depth``, and
+        ``recipe__base__depth`` for its base. None: ``default_recipe``. In regression, the default is one tree of GET of
+        depth 5 with linear leaves. On average over eight data sets, it is better than a random forest
+        (``experiments.estimators``).
+      random_state: seed or generator. None: every fit gives another model.
+      validation_fraction: fraction of the rows that are held out as an unweighted validation set. None: no validation
+        set. The recipe determines its use.
+      monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
+        :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
+        leaves.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
       loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,
         ``"quantile"``, ``"poisson"``, ``"gamma"``, ``"tweedie"``; or a function ``(outputs, y) -> (n,)`` of targets
-        scaled to [0, 1]. For other losses than the squared error the default recipe has constant leaves.
-      quantile: level of the quantile for ``loss="quantile"``, or several, which predict ``(n, levels)``.
+        scaled to [0, 1]. The default recipe has constant leaves for every loss except the squared error.
+      quantile: level of the quantile for ``loss="quantile"``, or several levels, which predict ``(n, levels)``.
 
     Attributes:
-      model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`; of a raw table, a
+      model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`. For a raw table, a
         :class:`jtrees.data.FrameModel`.
-      tree_: the model if it is a single tree, else None; of a raw table, the tree of its features.
-      columns_: the :class:`jtrees.data.Columns` of a DataFrame or an array with NaN, else None.
+      tree_: the model if it is a single tree, else None. For a raw table, the tree over the encoded features.
+      columns_: the :class:`jtrees.data.Columns` of a DataFrame or of an array with NaN, else None.
       loss_: loss of the model, as in :class:`jtrees.FitResult`.
-      report_: how the fit went, a :class:`jtrees.search.FitReport`.
-      n_features_in_: number of features.
-      feature_names_in_: their names, if X had any.
+      report_: report of the fit, a :class:`jtrees.search.FitReport`.
+      n_features_in_: number of columns of X.
+      feature_names_in_: names of the columns of X, if it has names.
 
-    In a grid search keep ``n_jobs=1``, as equal static options compile once and a fit uses several cores; or set
-    ``n_jobs=2`` with ``joblib.parallel_config(backend="threading")``. Worker processes compile separately, which takes
-    longer than they save.
+    In a grid search, keep ``n_jobs=1``: equal static options compile once, and a fit uses several cores. An alternative
+    is ``n_jobs=2`` with ``joblib.parallel_config(backend="threading")``. Worker processes compile separately, which
+    takes longer than they save.
 
     Ctrl-C ends ``fit`` with the best model so far and a ``ConvergenceWarning``. :func:`jtrees.save` and
     :func:`jtrees.load` store a fitted estimator in one file.
@@ -118,7 +120,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
         Raises:
-          ValueError: naming the argument, what was expected and what came.
+          ValueError: for an invalid argument. The message names the argument, the expectation and the value.
         """
         given = np.asarray(y)
         if given.ndim and given.dtype.kind in "OSUmM":  # scikit-learn does not locate invalid entries
@@ -131,7 +133,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         task = self._task(columns[:, 0] if single else targets)
         loss = task.loss_function
         loss.check_training(targets)
-        loss.scaled(np.ones(columns.shape[1]))  # refuses several targets, some of which may be constant
+        loss.scaled(np.ones(columns.shape[1]))  # refuses several targets if the loss does, even if some are constant
         self._shape = targets.shape[1:] if loss.outputs is None else task.shape
         self._first, self._varies = columns[0], (columns != columns[0]).any(0)
         varying = columns[:, self._varies]
@@ -142,9 +144,9 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Returns predictions in float64, in the shape of the targets, or for several quantiles ``(n, levels)``."""
+        """Returns predictions in float64, in the shape of the targets. Several quantiles give ``(n, levels)``."""
         predictions = self._answers(X)
-        if predictions.shape[1] < np.prod(self._shape, dtype=int):  # those of the targets that vary
+        if predictions.shape[1] < np.prod(self._shape, dtype=int):  # the model predicts only targets that vary
             out = np.tile(self._first, (len(predictions), 1))
             out[:, self._varies] = predictions
             predictions = out
@@ -154,12 +156,13 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 class TreeClassifier(ClassifierMixin, TreeEstimator):
     """A scikit-learn classifier for any recipe.
 
-    ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels are of any type, X is as for
-    :class:`TreeRegressor`. The model is that of :func:`jtrees.fit` on the same rows.
+    ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels can have any type. X is as for
+    :class:`TreeRegressor`. The model is the model of :func:`jtrees.fit` on the same rows.
 
-    Parameters and attributes are those of :class:`TreeRegressor`, and ``classes_``, the sorted labels. The default is
-    :class:`jtrees.Boosted`, small oblique trees added one by one. ``experiments.estimators`` compares it with other
-    ensembles on sixteen data sets. Fewer than 10 rows take ten rounds of it. Pass a recipe for a single tree to read.
+    Parameters and attributes are as in :class:`TreeRegressor`, except ``loss`` and ``quantile``. The attribute
+    ``classes_`` holds the sorted labels. The default recipe is :class:`jtrees.Boosted`, an ensemble of small oblique
+    trees that are added one by one. ``experiments.estimators`` compares it with other ensembles on sixteen data sets.
+    For fewer than 10 rows, the default recipe has ten rounds. Pass another recipe to get a single, readable tree.
 
     Example:
       >>> from jtrees.estimators import TreeClassifier
@@ -186,7 +189,7 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
         Raises:
-          ValueError: naming the argument, what was expected and what came.
+          ValueError: for an invalid argument. The message names the argument, the expectation and the value.
         """
         if y is not None:
             labels, unclear = checks.label_array(y)
@@ -207,7 +210,7 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         return self
 
     def _name_classes(self) -> None:
-        """Names the features that are means of classes by the labels, not by their numbers."""
+        """Uses labels instead of class numbers in the names of features that are means of classes."""
         if self.columns_ is not None:
             self.columns_ = self.columns_.with_class_names([str(label) for label in self.classes_[self._present]])
             self.model_ = self.model_.replace(columns=self.columns_)
@@ -226,9 +229,9 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
 
 
 def _warn_of_spaces(classes: np.ndarray) -> None:
-    """Warns of labels that differ in spaces at their ends alone."""
+    """Warns of labels that differ only in spaces at their ends."""
     alike: dict[str, list[str]] = {}
     for label in classes.tolist():
         alike.setdefault(label.strip() if isinstance(label, str) else label, []).append(label)
     if pairs := [labels for labels in alike.values() if len(labels) > 1]:
-        distributed.warn(f"y has labels that differ in spaces alone: {checks.quoted_list(pairs[0])}", stacklevel=3)
+        distributed.warn(f"y has labels that differ only in spaces: {checks.quoted_list(pairs[0])}", stacklevel=3)

@@ -1,9 +1,10 @@
 """Leaves decided in double precision, in which products of float32 numbers are exact.
 
-In single precision a score near zero has the sign of its rounding error, which depends on the order of additions and so
-on the device and the compiler. In double precision an error is a billion times smaller: a sample reaches the same leaf
-wherever a tree is evaluated. Predictions of NumPy arrays are computed in single precision, and again, here, for the few
-samples for which rounding may have decided (:func:`jtrees.ops.hard_and_uncertain`).
+In single precision, the sign of a score near zero can be wrong by rounding. The rounding error depends on the order of
+additions, and so on the device and the compiler. In double precision the error is a billion times smaller, so a sample
+reaches the same leaf wherever the tree is evaluated. Predictions for NumPy arrays are first computed in single
+precision. This module recomputes the few samples whose leaf may depend on rounding
+(:func:`jtrees.ops.hard_and_uncertain`).
 """
 
 from typing import Any
@@ -14,17 +15,19 @@ from jtrees import topology
 
 
 def unit_splits(tree: Any) -> Any:
-    """Returns a tree, or many, with the same splits, each times a power of two: ``|bias|`` and the norm of the weights
-    are below 2, and one of them is at least 1/2. On the host, where nothing has to be compiled for it.
+    """Returns a tree, or many trees, with the same splits, where each split is multiplied by a power of two.
+
+    ``|bias|`` and the norm of the weights are then below 2, and at least one of the two is at least 1/2. The function
+    runs on the host, which needs no compilation.
     """
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
-    with np.errstate(invalid="ignore"):  # splits that are not finite stay so
+    with np.errstate(invalid="ignore"):  # splits that are not finite remain so
         largest = np.maximum(np.abs(weights).max(-1), np.abs(bias))
         exponent = -np.frexp(largest)[1]
-        one = np.ldexp(weights, exponent[..., None])  # whose squares do not overflow, nor all vanish
+        one = np.ldexp(weights, exponent[..., None])  # avoids overflow and needless underflow of the squares
         norm = np.sqrt(np.square(one).sum(-1))
         more = np.where(norm > 1, -np.frexp(norm)[1] + 1, 0)
-        # A split that is all zero sends every sample left; its score of 0 would be uncertain.
+        # A split of zeros sends every sample left. A score of 0 would be uncertain, so its bias becomes -1.
         bias = np.where(largest > 0, np.ldexp(bias, exponent + more), np.float32(-1)).astype(bias.dtype)
         return tree.replace(weights=np.ldexp(one, more[..., None]), bias=bias)
 
@@ -32,11 +35,11 @@ def unit_splits(tree: Any) -> Any:
 def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Returns the score of one split per sample, in double precision.
 
-    Four partial sums, as a processor computes them side by side; exported programs add in the same order.
+    The sum has four parts, which a processor can compute in parallel. Exported programs add in the same order.
 
     Args:
       weights: weights of each sample's split, ``(*trees, n, p)`` or ``(p,)``, in float32.
-      bias: its bias, ``(*trees, n)`` or ``()``, in float32.
+      bias: bias of each sample's split, ``(*trees, n)`` or ``()``, in float32.
       x: samples in float32, ``(n, p)``.
     """
     sums = np.zeros((4, *np.shape(bias)[:-1], len(x)))
@@ -47,12 +50,13 @@ def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def row_scores(weights: np.ndarray, bias: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Returns the scores of several splits for one sample, ``(nodes,)``: bit for bit those of :func:`scores`, in fewer
-    calls.
+    """Returns the scores of several splits for one sample, ``(nodes,)``.
+
+    The result is bitwise equal to :func:`scores`, in fewer calls.
 
     Args:
       weights: weights of the splits, ``(nodes, p)``, in float32.
-      bias: their biases, ``(nodes,)``, in float32.
+      bias: biases of the splits, ``(nodes,)``, in float32.
       row: the sample in float32, ``(p,)``.
     """
     terms = np.multiply(weights, row, dtype=np.float64)
@@ -65,7 +69,7 @@ def row_scores(weights: np.ndarray, bias: np.ndarray, row: np.ndarray) -> np.nda
 
 
 def row_leaf(scores: np.ndarray) -> int:
-    """Returns the leaf of the sample with these scores of all splits, ``(nodes,)``."""
+    """Returns the leaf of a sample from its scores at all splits, ``(nodes,)``."""
     node, right = 0, (scores > 0).tolist()
     while node < len(right):
         node = 2 * node + 1 + right[node]
@@ -73,7 +77,7 @@ def row_leaf(scores: np.ndarray) -> int:
 
 
 def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
-    """Returns the leaf reached by scores in double precision, in one tree or many of one depth; on the host.
+    """Returns the leaves by scores in double precision, for one tree or many trees of one depth. Runs on the host.
 
     Args:
       weights: split weights in float32, ``(*trees, nodes, p)``.

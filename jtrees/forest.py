@@ -12,7 +12,7 @@ from jtrees import exact, io, losses, ops, prediction, processes, pytree, shardi
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
-_GATHERED = 2**18  # values that are gathered at once on the host
+_GATHERED = 2**18  # number of values gathered at once on the host
 
 
 @io.model
@@ -20,14 +20,15 @@ _GATHERED = 2**18  # values that are gathered at once on the host
 class Forest:
     """Models of one type and shape, usually trees, whose predictions are combined.
 
-    ``len(forest)`` is their number, ``forest[i]`` one of them.
+    ``len(forest)`` is the number of models, and ``forest[i]`` is one model.
 
     Attributes:
-      trees: an :class:`ObliqueTree` (or another model) with a leading axis over the trees on every array. An origin is
-        common to all trees.
-      combine: ``"mean"`` or ``"sum"`` of the predictions; or ``"vote"``: the fraction of the trees for which a class is
-        the most probable.
-      link: applied to the result: ``"identity"``; ``"exp"``; ``"softmax"`` or ``"sorted"``, over the last axis.
+      trees: an :class:`ObliqueTree` (or another model) in which every array has a leading axis over the trees. All
+        trees have the same origin.
+      combine: how predictions are combined: ``"mean"``, ``"sum"``, or ``"vote"``. The result of a vote is, for each
+        class, the fraction of the trees for which the class is the most probable.
+      link: link function of the combined prediction: ``"identity"``; ``"exp"``; ``"softmax"`` or ``"sorted"``, over the
+        last axis.
     """
 
     trees: Any
@@ -43,10 +44,10 @@ class Forest:
         return jax.tree.map(lambda a: a[i], self.trees)
 
     def combined(self, answers: Float[Array, "trees n *k"]) -> Float[Array, "n *k"]:
-        """Returns the combined prediction of the trees' predictions.
+        """Returns the combination of the trees' predictions.
 
         Raises:
-          ValueError: for votes of trees with scalar predictions, or an unknown option.
+          ValueError: for votes of trees with scalar predictions, or for an unknown option.
         """
         checks.check_choice("combine", self.combine, ("mean", "sum", "vote"))
         checks.check_choice("link", self.link, get_args(losses.Link))
@@ -64,17 +65,17 @@ class Forest:
         return self.combined(jax.vmap(lambda tree: tree.apply(x))(self.trees))
 
     def predict(self, x: ArrayLike) -> Any:
-        """Returns predictions: :meth:`apply`, checked, compiled and block by block.
+        """Returns predictions. Checks x, and compiles :meth:`apply` and runs it block by block.
 
         Args:
           x: samples, ``(n, p)``, a NumPy or JAX array.
 
         Returns:
-          Predictions of the same array type, ``(n,)`` or ``(n, k)``.
+          Predictions of the same array type as x, ``(n,)`` or ``(n, k)``.
 
         Raises:
-          ValueError: for another rank or width, or values that are not finite; and for a link that is not additive over
-            trees whose origin has predictions, which would be added after it.
+          ValueError: if x has a wrong rank or width, or values that are not finite. Also if the trees have an origin of
+            predictions and the link is not additive over trees: the origin would be added after the link.
         """
         offset = (
             isinstance(self.trees, ObliqueTree) and self.trees.origin is not None and self.trees.origin.y is not None
@@ -84,13 +85,13 @@ class Forest:
             raise ValueError(f"trees must have {expected}, got {checks.quoted(self.trees.origin)}")
         if isinstance(self.trees, ObliqueTree) and not prediction.is_on_device(self, x):
             return (processes.on_host(self) if processes.lost_xla() else self)._predict_on_host(x)
-        # The scaling of predictions is that of one tree.
+        # prediction.predict scales the result like the prediction of one tree, so a sum is computed from the mean.
         if self.combine == "sum" and self.link in ("identity", "sorted"):
             return len(self) * self.replace(combine="mean").predict(x)
         return prediction.predict(self, x)
 
     def _predict_on_host(self, x: Any) -> np.ndarray:
-        """Returns predictions of NumPy arrays in double precision."""
+        """Returns predictions for a NumPy array in double precision."""
         one: Any = self.trees.origin if self.trees.origin is None else jax.tree.map(lambda a: a[0], self.trees.origin)
         splits = self.trees.replace(leaves=None, origin=None)
         outputs = _outputs_of(self)
@@ -119,7 +120,7 @@ class Forest:
         """The common scaling of the trees: see :func:`jtrees.prediction.predict`."""
         one = jax.tree.map(lambda a: a[0], self.trees.scaling)
         if isinstance(self.trees, Forest) and self.trees.combine == "sum" and getattr(one, "y", None) is not None:
-            one = one.replace(y=np.asarray(one.y, np.float64) * len(self[0]))  # as each of its trees predicts a share
+            one = one.replace(y=np.asarray(one.y, np.float64) * len(self[0]))  # each of its trees predicts a share
         return one
 
     def without_scaling(self) -> "Forest":
@@ -127,14 +128,15 @@ class Forest:
         return self.replace(trees=self.trees.without_scaling())
 
     def restored(self, scaling: Any) -> "Forest":
-        """Returns a forest of scaled data with summed outputs in the user's units; each tree predicts an equal share of
-        the offset of the targets.
+        """Returns a forest in the user's units, from a forest of scaled data with summed outputs.
+
+        Each tree predicts an equal share of the offset of the targets.
         """
         trees, origin = len(self), scaling.origin
         low, unit = scaling.y_low, scaling.y_unit
         if self.link == "softmax":
             low, unit = np.float64(0), np.float64(1)
-        elif self.link == "exp":  # a unit of predictions is an offset of outputs
+        elif self.link == "exp":  # a unit of the predictions is an offset of the outputs
             low, unit = np.log(scaling.y_unit), np.float64(1)
         if origin is not None:
             additive = origin.y is not None and self.link != "exp"
@@ -144,7 +146,7 @@ class Forest:
         return self.replace(trees=jax.tree.map(lambda *arrays: sharding.from_host(np.stack(arrays)), *each))
 
     def padded(self, count: int) -> "Forest":
-        """Returns a forest of so many trees with the same sum: the outputs of the trees that are added are 0."""
+        """Returns a forest of ``count`` trees with the same sum. The outputs of the added trees are 0."""
         more = count - len(self)
         longer = lambda fill: lambda a: np.concatenate([np.asarray(a), fill((more, *a.shape[1:]), a)])
         trees = jax.tree.map(longer(lambda shape, a: np.zeros(shape, a.dtype)), self.trees.replace(origin=None))
@@ -178,13 +180,13 @@ def _certain_leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
 
 def _leaf_index_again(splits: ObliqueTree, x: np.ndarray, leaf: np.ndarray | None = None) -> np.ndarray:
     weights, biases = np.asarray(splits.weights), np.asarray(splits.bias)
-    if leaf is not None:  # of many trees, few are uncertain of a row
+    if leaf is not None:  # few of many trees are uncertain about a row
         uncertain = leaf < 0
         for tree in np.flatnonzero(uncertain.any(0)):
             rows = uncertain[:, tree]
             leaf[rows, tree] = exact.leaf_index(weights[tree], biases[tree], x[rows])
         return leaf
-    size = max(1, _GATHERED // weights[:, 0].size)  # rows at once, of which each tree takes the weights of a split
+    size = max(1, _GATHERED // weights[:, 0].size)  # rows at once: each tree gathers the weights of one split per row
     blocks = (x[i : i + size] for i in range(0, len(x), size))
     return np.concatenate([exact.leaf_index(weights, biases, block).T for block in blocks])
 
@@ -193,8 +195,9 @@ _LEAF_INDEX = prediction.Exactly(exact.unit_splits, _certain_leaf_index, _leaf_i
 
 
 def _outputs_of(forest: Forest) -> Any:
-    """Returns ``(leaf, x) ->`` the sum over the trees of the outputs of the given leaves, ``(n, trees)``, in double
-    precision, block by block.
+    """Returns a function of ``leaf`` and ``x`` that sums the outputs of the given leaves over the trees.
+
+    ``leaf`` has shape ``(n, trees)``. The sum is computed in double precision, block by block.
     """
     leaves, trees = jax.tree.map(np.asarray, forest.trees.leaves), len(forest)
     checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
@@ -223,11 +226,11 @@ def _outputs_of(forest: Forest) -> Any:
 
 
 def votes(answers: Any) -> Any:
-    """Returns the one-hot encoded class that is most probable for each tree, of predictions ``(trees, n, k)``.
+    """Returns the one-hot encoded most probable class of each tree, from predictions ``(trees, n, k)``.
 
     Raises:
       ValueError: for trees with scalar predictions.
     """
     if answers.ndim < 3:
-        raise ValueError('combine must be "mean" or "sum" for trees that answer one number, got "vote"')
+        raise ValueError('combine must be "mean" or "sum" for trees that predict one number, got "vote"')
     return (answers.argmax(-1)[..., None] == np.arange(answers.shape[-1])).astype(answers.dtype)

@@ -1,9 +1,10 @@
-"""Files of models and fits: arrays and a header of plain data; loading executes no code from the file.
+"""Files of models and fits: arrays and a header of plain data. Loading never executes code from a file.
 
 A file is an uncompressed zip archive of ``header.json`` and one ``.npy`` member for each array. The header names the
-classes of the object, which must be registered classes of this library.
+classes of the object, which must be registered in this module.
 
-Whatever is saved can be loaded: :func:`save` raises an error for anything else, naming its place in the object.
+Every object that can be saved can be loaded. :func:`save` raises an error for any other object, and the error names the
+invalid part.
 """
 
 from collections.abc import Iterator
@@ -28,47 +29,48 @@ from jtrees.validation import quoted, quoted_list
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
 
 FORMAT = 1
-_CLASSES: dict[str, type] = {}  # by name: classes that may be part of a file
-_FAMILIES: list[type] = []  # classes whose dataclasses may be part of a file
-_FILES: dict[str, type] = {}  # those that may be a file of their own
-_STATES: dict[str, type] = {}  # classes whose tree structure the user passes to load
-_ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # need scikit-learn, so imported on demand
+_CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
+_FAMILIES: list[type] = []  # classes whose derived dataclasses may be part of a file
+_FILES: dict[str, type] = {}  # classes of objects that may be saved in their own file
+_STATES: dict[str, type] = {}  # classes whose pytree structure the user passes to load
+_ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # imported on demand because they need scikit-learn
 
-# Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype or implementation of keys.
+# Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype (or the key implementation).
 _Arrays = list[tuple[str, str, np.ndarray]]
 _Class = TypeVar("_Class", bound=type)
 
 
 def part(cls: _Class) -> _Class:
-    """Registers a dataclass or named tuple that may be part of a file; a decorator.
+    """Registers a dataclass or named tuple that may be part of a file. Use it as a decorator.
 
-    In files a class of jtrees goes by its own name, any other by the name of its module and its own, such as
-    ``my_trees.Stump``. So no class takes the place of another, unless it is defined again, as in a notebook.
+    A file names a class of jtrees by its class name. It names any other class by module and class, such as
+    ``my_trees.Stump``. Different classes therefore never share a name. A class that is defined again, for example in a
+    notebook, replaces its earlier definition.
 
     Raises:
-      ValueError: for a second class of jtrees of the same name.
+      ValueError: for a second class of jtrees with the same name.
     """
     _put(cls, _CLASSES)
     return cls
 
 
 def family(cls: _Class) -> _Class:
-    """Registers a class, each of whose derived dataclasses may be part of a file; a decorator."""
+    """Registers a class whose derived dataclasses may be part of a file. Use it as a decorator."""
     _FAMILIES.append(cls)
     return cls
 
 
 def model(cls: _Class) -> _Class:
-    """Registers a dataclass that may be a file of its own; a decorator.
+    """Registers a dataclass that may be saved in its own file. Use it as a decorator.
 
-    If the class has ``to_save()``, its result is written instead.
+    If the class has ``to_save()``, the result of this method is written instead.
     """
     _put(part(cls), _FILES)
     return cls
 
 
 def state(cls: _Class) -> _Class:
-    """Registers a pytree that is loaded with ``load(path, like=...)``; a decorator."""
+    """Registers a pytree that is loaded with ``load(path, like=...)``. Use it as a decorator."""
     _put(cls, _STATES)
     return cls
 
@@ -80,15 +82,15 @@ def name_of(cls: type) -> str:
 
 
 def _put(cls: type, classes: dict[str, type]) -> None:
-    """Adds a class to those of its name."""
+    """Registers a class under its name."""
     place, known = lambda of: (of.__module__, of.__qualname__), classes.setdefault(name_of(cls), cls)
     if place(known) != place(cls):
-        raise ValueError(f"cls must have a name of its own in jtrees, got {cls} beside {known}")
+        raise ValueError(f"cls must have a unique name in jtrees, got {cls} and {known}")
     classes[name_of(cls)] = cls
 
 
 def _class_of(name: str) -> type | None:
-    """Returns the class of a name, the one that was defined last; None if there is none."""
+    """Returns the most recently defined class with this name, or None."""
     if name in _CLASSES:
         return _CLASSES[name]
     derived = list(_FAMILIES)
@@ -102,19 +104,19 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
     """Writes a model, a :class:`jtrees.FitResult`, a fitted estimator, or the state of a learner or a run to one file.
 
     The file is written atomically, and replaces a file of the same name. An object whose arrays are spread over
-    processes is gathered, so all of them must call, and the first alone writes. Tuned options (``report.tuning``)
-    that cannot be saved, such as functions, are stored by name.
+    processes is gathered: all processes must call the function, and only the first process writes. Tuned options
+    (``report.tuning``) that cannot be saved, such as functions, are stored by name.
 
     Args:
-      what: a tree, a forest, another model, a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
-        ``TreeClassifier``, with its parameters; a :class:`jtrees.methods.BanditState` or a
+      what: a tree, a forest or another model; a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
+        ``TreeClassifier``, which is saved with its parameters; a :class:`jtrees.methods.BanditState` or a
         :class:`jtrees.training.TrainState`.
-      path: path of the file, usually with the extension ``.jtrees``; or of an object in a bucket, ``gs://bucket/name``,
-        which takes ``etils`` and the file system's own package, such as ``gcsfs``.
-      feature_names: names of the columns, stored in the header; None: those of an estimator, if it has some.
+      path: path of the file, usually with the extension ``.jtrees``; or of an object in a bucket, ``gs://bucket/name``.
+        A bucket needs ``etils`` and the package of its file system, such as ``gcsfs``.
+      feature_names: names of the columns, stored in the header. None: the estimator's feature names, if it has any.
 
     Raises:
-      ValueError: for an object that cannot be saved, naming the part, or another number of names than features.
+      ValueError: if the object cannot be saved; the message names the part. Also if the number of names is wrong.
       OSError: if the file cannot be written.
     """
     try:
@@ -122,9 +124,7 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
         header = json.dumps(contents)
     except RecursionError:
         kind = type(what).__name__
-        raise ValueError(
-            f"what must not hold itself, or lists and dicts too deeply nested, got such a {kind}"
-        ) from None
+        raise ValueError(f"what must not contain itself or deeply nested lists and dicts, got such a {kind}") from None
     if distributed.spans(what) and not distributed.is_first():
         return
     with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
@@ -136,13 +136,13 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Yields a binary file to write, which takes its place, and that of a file of the same name, once it is complete.
+    """Yields a binary file to write. Once it is complete, it moves to ``path`` and replaces a file of the same name.
 
     Raises:
       OSError: if the file cannot be written.
     """
     path = _where(path)
-    if not isinstance(path, Path):  # an object in a bucket appears when it is complete
+    if not isinstance(path, Path):  # an object in a bucket becomes visible when it is complete
         yield (whole := io.BytesIO())
         path.write_bytes(whole.getvalue())
         return
@@ -158,7 +158,7 @@ def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 
 def _where(path: str | os.PathLike) -> Path:
-    """Returns a path on a disk, or of a bucket, whose double slash ``pathlib`` would drop."""
+    """Returns a path on a disk or in a bucket. ``pathlib`` would drop the double slash of a bucket's path."""
     if "://" not in os.fspath(path):
         return Path(path)
     from etils import epath
@@ -168,12 +168,12 @@ def _where(path: str | os.PathLike) -> Path:
 
 
 def _kinds() -> list[str]:
-    """Returns the kinds of files."""
+    """Returns the kinds of objects that have files."""
     return [*(cls.__name__ for cls in (*_FILES.values(), *_STATES.values())), *_ESTIMATORS]
 
 
 def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
-    """Returns the header of a file, and its arrays."""
+    """Returns the header and the arrays of a file."""
     kind, arrays = type(what).__name__, []
     contents: dict[str, Any] = {"format": FORMAT, "kind": kind}
     model, report = getattr(what, "model", what), getattr(what, "report", None)
@@ -203,11 +203,11 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
 
     Args:
       path: path of the file, as for :func:`save`.
-      like: for a state, one of the same learner or run with the same structure, such as ``bandit.init(p, key=key)``.
+      like: required for a state: a state of the same structure, such as ``bandit.init(p, key=key)`` for a learner.
 
     Raises:
-      ValueError: for a file that is incomplete, of another kind, or of a newer format; for double precision if that is
-        not enabled; for a state without ``like``, or unlike it, naming the difference.
+      ValueError: if the file is incomplete, of another kind, or of a newer format. If it holds double precision that is
+        not enabled. If ``like`` is missing for a state, or differs in structure; the message names the difference.
       ImportError: for an estimator without scikit-learn.
       OSError: if the file cannot be read.
     """
@@ -215,12 +215,12 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
     kind, arrays = contents["kind"], _arrays(path, contents)
     if "state" not in contents:
         if like is not None:
-            raise ValueError(f"like is for states, and {path} holds a {kind}")
+            raise ValueError(f"like must be None for {path}, which holds a {kind}, not a state")
         with _refusing(path):
             loaded = _decoded(contents["object"], arrays)
         return _estimator(kind, loaded) if kind in _ESTIMATORS else loaded
     if like is None:
-        raise ValueError(f"like must be given for {path}, which holds a {kind}: one of the same structure")
+        raise ValueError(f"like must be given for {path}, which holds a {kind}: pass a state of the same structure")
     expected = _flat(like)
     with _refusing(path):
         found = {name: _decoded(leaf, arrays) for name, leaf in contents["state"]}
@@ -236,17 +236,17 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
 
 
 def header(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the header of a file: ``format``, ``kind``, and if present ``recipe`` and ``feature_names``.
+    """Returns the header of a file: ``format``, ``kind``, and ``recipe`` and ``feature_names`` if present.
 
     Raises:
-      ValueError, OSError: as :func:`jtrees.load`.
+      ValueError, OSError: as in :func:`jtrees.load`.
     """
     contents = _header(_where(path))
     return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays")}
 
 
 def _flat(state: Any) -> dict[str, Any]:
-    """Returns the arrays of a state by their paths."""
+    """Returns the arrays of a state, by their paths."""
     return {jax.tree_util.keystr(path): jnp.asarray(a) for path, a in jax.tree_util.tree_leaves_with_path(state)}
 
 
@@ -258,7 +258,7 @@ def _listed(named: dict[str, Any]) -> str:
 
 
 def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
-    """Returns the encoded parameters and attributes by name."""
+    """Returns the encoded parameters and attributes of an estimator, by name."""
     if not hasattr(estimator, "model_"):
         raise ValueError(f"what must be fitted to be saved, got {quoted(estimator)} before its fit")
     try:
@@ -277,7 +277,7 @@ def _estimator(kind: str, attributes: dict[str, Any]) -> Any:
 
 
 def is_data(value: Any) -> bool:
-    """Whether a value can be saved."""
+    """Returns whether a value can be saved."""
     try:
         _encoded(value, "", [])
     except ValueError:
@@ -286,7 +286,10 @@ def is_data(value: Any) -> bool:
 
 
 def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
-    """Returns plain data, with arrays appended to ``arrays``. Tagged dicts encode types, lists of pairs dicts."""
+    """Returns plain data, and appends arrays to ``arrays``.
+
+    A tagged dict encodes a type. A list of pairs encodes a dict.
+    """
     if type(value) in (str, int, float, bool, type(None)):
         return value
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
@@ -302,7 +305,7 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
     if (known := _class_of(name)) is not type(value):
         instead = "numbers, text, arrays, lists, tuples and dicts of these can be"
         if known is not None:
-            instead = f"{name} was defined again since: make it anew"
+            instead = f"{name} has been defined again: create the object again"
         raise ValueError(f"{where or 'it'} cannot be saved: {quoted(value)}: {instead}")
     names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
     return {"class": name, "fields": {n: _encoded(getattr(value, n), f"{where}.{n}", arrays) for n in names}}
@@ -323,8 +326,8 @@ def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
     elif dtype_kind in "OSU":
         array = array.astype(str) if dtype_kind == "O" else array
         if (kind == "scalar" and len(value) != len(array.item())) or (dtype_kind == "O" and (array != value).any()):
-            instead = f"{quoted(value)}, of whose text NumPy cuts off null characters at the end: make it a str"
-    elif dtype_kind == "V" and jnp.issubdtype(array.dtype, np.number):  # such as bfloat16, not in NumPy's format
+            instead = f"{quoted(value)}, a text that ends in null characters, which NumPy cuts off: make it a str"
+    elif dtype_kind == "V" and jnp.issubdtype(array.dtype, np.number):  # such as bfloat16, which NumPy cannot store
         array = array.view(f"u{array.dtype.itemsize}")
     elif dtype_kind not in "biufcmM":
         instead = f"an array of {array.dtype}: make it numbers or text, or a dict of such arrays"
@@ -346,7 +349,7 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
     if "dict" in encoded:
         return {key: _decoded(item, arrays) for key, item in encoded["dict"]}
     if (cls := _class_of(name := encoded["class"])) is None:
-        raise LookupError(f"its class {quoted(name)} is not known, import the module that defines it")
+        raise LookupError(f"its class {quoted(name)} is unknown: import the module that defines it")
     return cls(**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
 
 
@@ -355,12 +358,12 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
 
 @contextlib.contextmanager
 def _refusing(path: Path) -> Any:
-    """Context of reading a file, in which any error means that the file is invalid."""
+    """Context of reading a file, in which any error means an invalid file."""
     errors = (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RuntimeError, struct.error)
     try:
         yield
     except errors as error:
-        raise ValueError(f"{path} is not a whole file that jtrees.io.save wrote: {error}") from error
+        raise ValueError(f"{path} is not a complete file written by jtrees.save: {error}") from error
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -368,14 +371,14 @@ def _header(path: Path) -> dict[str, Any]:
         contents = json.loads(archive.read("header.json"))
         version, kind = contents["format"], contents["kind"]
     if version != FORMAT:
-        raise ValueError(f"{path} is of format {quoted(version)}; this release reads format {FORMAT}")
+        raise ValueError(f"{path} has format {quoted(version)}; this release reads format {FORMAT}")
     if kind not in _kinds():
         raise ValueError(f"{path} holds a {quoted(kind)}, which this release does not know")
     return contents
 
 
 def _arrays(path: Path, contents: dict[str, Any]) -> list[Any]:
-    """Returns the arrays of a file in their original types."""
+    """Returns the arrays of a file, in their original types."""
     entries = contents["arrays"]
     double = [dtype for kind, dtype in entries if kind == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype]
     if double:

@@ -1,11 +1,11 @@
-"""Isotonic projections ordered by a tree: no node above its parent.
+"""Isotonic projections ordered by a tree: no node is above its parent.
 
 ``prune`` is LatentTree's pruning layer (Zantedeschi et al., "Learning Binary Decision Trees by Argmin Differentiation",
-ICML 2021, eq. 4), solved exactly and in parallel; ``prune_pav`` is the paper's sequential Algorithm 1, for comparison;
+ICML 2021, eq. 4), solved exactly and in parallel. ``prune_pav`` is the paper's sequential Algorithm 1, for comparison.
 ``tree_isotonic`` is weighted least squares under the order of any tree.
 
-The solution of each is constant on groups of nodes. Its derivative averages over the group, so the tangent is linear in
-the tangents of the inputs, and forward mode, reverse mode and second derivatives all follow from one rule.
+Each solution is constant on groups of nodes, and its derivative averages over a group. The tangent of a solution is
+therefore linear in the tangents of the inputs. One rule gives forward mode, reverse mode and second derivatives.
 """
 
 from collections.abc import Callable
@@ -30,25 +30,27 @@ def prune(
 ) -> Float[Array, " nodes"]:
     """Returns the activity of each node of a tree: LatentTree's pruning layer.
 
-    The minimiser over ``0 <= a <= 1`` with ``a_t <= a_parent(t)`` of
+    The activity is the minimiser over ``0 <= a <= 1`` with ``a_t <= a_parent(t)`` of
 
         sum_t  penalty / 2  a_t^2  +  1/2 sum_i weight_i max(q_ti + 1/2 - a_t, 0)^2        (eq. 4, where weights are 1)
 
-    with small relative error even for tiny values, and never above its parent. Differentiable with respect to q,
-    penalty and weight, in both modes and repeatedly; at ties and at the ends of [0, 1] the derivative is the paper's
-    (an element of Clarke's), and with respect to a weight of 0 it is the right derivative.
+    The relative error is small even for tiny values, and no value exceeds the value of its parent. The activity is
+    differentiable with respect to q, penalty and weight, in forward and reverse mode and repeatedly. At ties and at the
+    ends of [0, 1], the derivative is the paper's (an element of Clarke's generalised gradient). For a weight of 0 it is
+    the right derivative.
 
     Args:
-      q: rewards of sending each sample to each node of the *whole* tree, leaves included, breadth first: ``nodes`` is
-        ``2**(depth + 1) - 1``. Of any floating dtype; computed in at least 32 bits.
-      penalty: penalty of an active node, above 0; may be traced.
+      q: rewards of sending each sample to each node of the *whole* tree, including leaves, breadth first: ``nodes`` is
+        ``2**(depth + 1) - 1``. Any floating dtype is allowed. The computation uses at least 32 bits.
+      penalty: penalty of an active node, above 0. It may be traced.
       weight: weight of each sample, at least 0; by default 1.
-      nested: whether no reward is above that of the node's parent, as in a traversal (:func:`jtrees.routing.rewards`);
-        not checked. Then no nodes are merged, and the program is half as large.
+      nested: whether no reward is above the reward of the node's parent, as in a traversal
+        (:func:`jtrees.routing.rewards`). This is not checked. If True, no nodes are merged, and the program is half as
+        large.
 
     Raises:
-      ValueError: for a shape that is not that of a tree, values that are not finite, a penalty that is not above 0, or
-        weights that are negative or of another length.
+      ValueError: if q does not have the shape of a tree or has values that are not finite. If the penalty is not above
+        0. If weights are negative or do not match the samples.
 
     Example:
       >>> q = jnp.array([[1.0, 1.0], [-0.8, -1.0], [0.3, 0.6]])  # the root, its left and its right child
@@ -60,7 +62,7 @@ def prune(
 
 
 def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Array | None]:
-    """Returns the dtype of q, and all three arguments in the dtype of the computation."""
+    """Returns the dtype of q, and the three arguments in the dtype of the computation."""
     q = jnp.asarray(q)
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"q must be of a floating dtype, got {q.dtype}")
@@ -81,7 +83,7 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
     limit = float(jnp.finfo(work).max) / (4 * q.size)
     size = lambda given: 1.0 if validation.is_traced(given) else max(1.0, float(np.abs(np.asarray(given, float)).max()))
     if size(q) * size(1.0 if weight is None else weight) > limit:
-        raise ValueError(f"q must be within +-{limit:.2g} in {work.name}, times its weight too, or its sums overflow")
+        raise ValueError(f"q, also times its weight, must be within +-{limit:.2g} in {work.name}, or its sums overflow")
     if not validation.is_traced(penalty) and not float(jnp.finfo(work).tiny) <= float(penalty) <= limit:
         raise ValueError(
             f"penalty must be a normal number of {work.name} up to {limit:.2g}, got {validation.quoted(penalty)}"
@@ -91,15 +93,15 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
 
 
 def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Computes :func:`prune` by the paper's Algorithm 1, which pools adjacent violators, the largest first.
+    """Computes :func:`prune` by the paper's Algorithm 1, which pools adjacent violators, starting with the largest.
 
-    In NumPy and float64, as a reference for the parallel solver. Arguments are those of :func:`prune`.
+    It runs in NumPy and float64, as a reference for the parallel solver. The arguments are as for :func:`prune`.
 
     Returns:
       The values, ``(nodes,)``, and the topmost node of each node's group.
 
     Raises:
-      ValueError: as :func:`prune`.
+      ValueError: as in :func:`prune`.
 
     Example:
       >>> activity, group = jtrees.isotonic.prune_pav([[1.0, 1.0], [-0.8, -1.0], [0.3, 0.6]], 0.5)
@@ -110,7 +112,7 @@ def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> 
     raised = np.asarray(q, np.float64) + 0.5
     weight = np.ones(raised.shape[1]) if weight is None else np.asarray(weight, np.float64)
     node = np.arange(len(raised))
-    group, above = node.copy(), np.maximum(node - 1, 0) // 2  # the root is its own parent, so never violates
+    group, above = node.copy(), np.maximum(node - 1, 0) // 2  # the root is its own parent, so it never violates
     entries, value = map(list, zip(*(_pooled(np.stack([row, weight]), penalty) for row in raised), strict=True))
     value = np.array(value)
     while True:
@@ -125,8 +127,9 @@ def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> 
 
 
 def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
-    """Returns a group's entries and weights, ``(2, entries)``, in descending order, and its value (Proposition 2), to
-    which the k largest contribute, for the smallest k that leaves none above it.
+    """Returns the entries and weights of a group, ``(2, entries)``, in descending order, and its value (Proposition 2).
+
+    The k largest entries contribute to the value. k is the smallest number for which no other entry is above the value.
     """
     entries = entries[:, np.argsort(-entries[0], kind="stable")]  # fast for two sorted runs
     value, weight = entries
@@ -136,20 +139,22 @@ def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
 
 # --- The parallel solver ---------------------------------------------------------------------------------------------
 #
-# Let g_t'(a) = penalty a - sum_i w_i max(q_ti + 1/2 - a, 0) be the derivative of node t's own function, and
+# Let g_t'(a) = penalty a - sum_i w_i max(q_ti + 1/2 - a, 0) be the derivative of the objective of node t. Let
 #     H_t'(a) = g_t'(a) + sum over children c of min(H_c'(a), 0)
-# that of the best value of the whole subtree below t when a_t = a: a child follows its parent down, never up. H_t' is
-# continuous, increasing and concave, and r_t, its root, is the value of t without its ancestors. So the solution
-# is a running minimum of r from the root. By concavity the tangent at any point lies above H_t', hence
-#   (1) a Newton step from anywhere ends at or below the root, and from there on the steps climb to it, in finitely many
-#       because H_t' is made of finitely many lines;
+# be the derivative of the best objective of the subtree of t, given a_t = a. A child follows its parent down, never
+# up. H_t' is continuous, increasing and concave, and its root r_t is the value of t without its ancestors. The solution
+# is therefore a running minimum of r from the root of the tree. By concavity the tangent at any point lies above H_t'.
+# Hence
+#   (1) a Newton step from anywhere ends at or below the root, and all further steps climb towards the root. There are
+#       finitely many steps because H_t' consists of finitely many lines;
 #   (2) the root of any sum of tangents is a lower bound on the root of the sum.
-# Every node's own minimiser is found first, for all nodes at once. A node whose children have roots no greater is done
-# (for q from a traversal that is every node: q_child <= q_parent implies r_child <= r_parent). For the others, level by
-# level from the bottom up: H_c'(a) < 0 iff a < r_c, so the group that t would lead at height a are the nodes below it
-# whose whole path from t has roots above a. Newton's method for t sums over these alone, and starts at the lower bound
-# that (2) gives from the tangents known already. Rows of q that no group needs are not read; chunks of those that are
-# keep shapes fixed. Where q + 1/2 is small it is exact: it is formed first, so that roots are right relative to them.
+# The solver first finds the own minimiser of every node, for all nodes at once. A node is finished if no child has a
+# larger root. (For q from a traversal all nodes are finished: q_child <= q_parent implies r_child <= r_parent.) The
+# solver then visits the other nodes level by level from the bottom up. H_c'(a) < 0 iff a < r_c. The group that t would
+# lead at height a therefore has the nodes below t with all roots on the path from t above a. Newton's method for t sums
+# over this group alone. It starts at the lower bound (2) from the tangents that are already known. Only rows of q that
+# a group needs are read, in chunks, which keeps shapes fixed. Small values of q + 1/2 are exact because this sum is
+# formed first, so roots are accurate relative to them.
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -159,7 +164,7 @@ def _prune(q: Array, penalty: Array, weight: Array | None, nested: bool) -> tupl
     return jnp.minimum(values, 1), group
 
 
-# Inside a group G with support S the value is a = sum_S w (q + 1/2) / (penalty |G| + sum_S w). Hence
+# Let G be a group with support S. Its value is a = sum_S w (q + 1/2) / (penalty |G| + sum_S w). Hence
 #     da = (sum_S (w dq + (q + 1/2 - a) dw) - |G| a dpenalty) / (penalty |G| + sum_S w).
 @_prune.defjvp
 def _prune_jvp(nested, primals, tangents) -> Any:
@@ -176,12 +181,12 @@ def _prune_jvp(nested, primals, tangents) -> Any:
 
 
 def _over_groups(per_node: Array, group: Array) -> Array:
-    """Returns for every node the sum over its group."""
+    """Returns the sum over the group of every node."""
     return jax.ops.segment_sum(per_node, group, len(group))[group]
 
 
 def _excess(q: Array, level: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """Returns the (weighted) sum of the excess of ``q + 1/2`` over the level of each row, and its number of terms."""
+    """Returns the (weighted) sum of the excess of ``q + 1/2`` over the level of each row, and the number of terms."""
     above = (q + 0.5) - level[:, None]
     positive = above > 0
     if weight is None:
@@ -197,12 +202,12 @@ def _just_above(a: Array) -> Array:
 def _climb(state: tuple[Array, ...], penalty: Array, sums: Callable[[Array, Array], tuple[Array, ...]]) -> Any:
     """Runs Newton's method for many nodes at once, each with the group that it would lead.
 
-    A step starts just above the current level, which (1) allows, and the last step is the one that does not exceed its
-    start, so that the root is in between. Small steps are no criterion: many entries tied just above the level make a
-    step small even far from the root.
+    A step starts just above the current level, which (1) allows. The iteration of a node ends when a step does not
+    exceed its start, so that the root lies in between. The size of a step is no stopping criterion: many entries tied
+    just above the level make a step small even far from the root.
 
     ``state``: initial levels, slopes of the tangents with these roots, active nodes, number of rows of q read.
-    ``sums(height, busy)``: excess, count and size of each group at a height, rows read.
+    ``sums(height, busy)``: excess, count and size of each group at a height, and the number of rows read.
     """
 
     def step(at):
@@ -218,16 +223,16 @@ def _climb(state: tuple[Array, ...], penalty: Array, sums: Callable[[Array, Arra
 
 
 class _Merged(NamedTuple):
-    """The state when all levels below some level are done.
+    """The state after all levels below some level are finished.
 
-    ``lowest`` is, for each node, the smallest root on its path from that level; ``leads`` the topmost node with that
-    root; ``slope`` that of a tangent of H' of its group's leader with the same root.
+    ``lowest`` is, for each node, the smallest root on its path from that level. ``leads`` is the topmost node with that
+    root. ``slope`` belongs to the leader of the node's group: the slope of a tangent of H' with the same root.
     """
 
     lowest: Array
     leads: Array
     slope: Array
-    rows: Array  # number of rows of q read
+    rows: Array  # number of rows of q read so far
 
 
 @partial(jax.jit, static_argnames="nested")
@@ -247,21 +252,21 @@ def _solve(
     fall = lambda _, lowest: jnp.minimum(lowest, lowest[parent])
     keep = lambda state: state._replace(lowest=jax.lax.fori_loop(0, depth, fall, state.lowest))
     alone = _Merged(level, jnp.arange(nodes, dtype=jnp.int32), slope, rows)
-    # Of nested rows the roots are nested, too, but for rounding.
+    # The roots of nested rows are nested up to rounding.
     solution = keep(alone) if nested else jax.lax.cond((level > _just_above(level[parent])).any(), merge, keep, alone)
     return solution.lowest, solution.leads, solution.rows / nodes
 
 
 def _merge_level(q: Array, penalty: Array, weight: Array | None, state: _Merged, depth: Array) -> _Merged:
-    """Returns the state with the roots of one level, from those of the levels below."""
+    """Returns the state with the roots of one level, from the roots of the levels below."""
     nodes = q.shape[0]
     node = jnp.arange(nodes, dtype=jnp.int32)
     left, right = jnp.minimum(2 * node + 1, nodes - 1), jnp.minimum(2 * node + 2, nodes - 1)
     further = np.log2(np.arange(1, nodes + 1)).astype(np.int32) - depth
     on_level, below = further == 0, further > 0
-    top = jnp.where(below, ((node + 1) >> jnp.maximum(further, 0)) - 1, node)  # numbered from 1, n // 2 is the parent
+    top = jnp.where(below, ((node + 1) >> jnp.maximum(further, 0)) - 1, node)  # in numbers from 1, n // 2 is the parent
 
-    # Starts from the root of the sum of the tangents of the node and of the children that pull it up.
+    # The initial level is the root of the summed tangents of the node and of the children that pull it up.
     level, slope = state.lowest, state.slope
     larger = jnp.where(level[left] >= level[right], left, right)
     pulled = on_level & (level[larger] > _just_above(level))
@@ -282,7 +287,7 @@ def _merge_level(q: Array, penalty: Array, weight: Array | None, state: _Merged,
 
 
 def _excess_of(q: Array, level: Array, weight: Array | None, member: Array) -> Array:
-    """Returns :func:`_excess` of the member rows, and 1; 0 for others, which are not read: ``(nodes, 3)``."""
+    """Returns :func:`_excess` of the member rows, and 1: ``(nodes, 3)``. Other rows are 0 and are not read."""
     nodes, n = q.shape
     chunk = blocking.chunk_of_rows(nodes, n)
     rows = jnp.sort(jnp.where(member, jnp.arange(nodes), nodes))
@@ -297,7 +302,7 @@ def _excess_of(q: Array, level: Array, weight: Array | None, member: Array) -> A
 
 
 def _over_subtrees(per_node: Array) -> Array:
-    """Returns for every node the sum over its subtree, by pairs: rounding grows with depth, not number of nodes."""
+    """Returns the sum over the subtree of every node. Sums of pairs keep rounding errors proportional to the depth."""
     *upper, total = topology.levels(per_node)
     out = [total]
     for level in reversed(upper):
@@ -314,18 +319,19 @@ def tree_isotonic(
 ) -> Float[Array, " nodes"]:
     """Returns the minimiser of ``sum_t weights_t (a_t - targets_t)^2`` with no node above its parent.
 
-    Isotonic regression on a tree (Pardalos & Xue, 1999), or a forest; on a chain it is the usual decreasing one. Exact:
-    violators are pooled, the largest first, in one compiled loop of at most ``nodes`` rounds of O(nodes) work.
-    Differentiable with respect to weights and targets, in both modes and repeatedly.
+    This is isotonic regression on a tree (Pardalos & Xue, 1999) or a forest. On a chain it is the usual decreasing
+    regression. The solution is exact: violators are pooled, starting with the largest, in one compiled loop of at most
+    ``nodes`` rounds of O(nodes) work. It is differentiable with respect to weights and targets, in forward and reverse
+    mode and repeatedly.
 
     Args:
       weights: weights above 0.
       targets: targets of the values.
-      parent: parent of each node, -1 for a root; a static array. ``np.arange(nodes) - 1`` is a chain. By default the
-        perfect binary tree, breadth first.
+      parent: parent of each node, or -1 for a root, as a static array. ``np.arange(nodes) - 1`` is a chain. The default
+        is the perfect binary tree, breadth first.
 
     Raises:
-      ValueError: for shapes that differ, weights not above 0, targets that are not finite, or an invalid ``parent``.
+      ValueError: for different shapes, weights not above 0, targets that are not finite, or an invalid ``parent``.
 
     Example:
       >>> chain = np.arange(3) - 1
@@ -355,20 +361,20 @@ def _checked_parent(parent: Any, nodes: int) -> np.ndarray:
             f"got {validation.quoted(parent)}"
         )
     climbing = above
-    for _ in range(nodes.bit_length()):  # pointer doubling: then every path has ended, or there is a cycle
+    for _ in range(nodes.bit_length()):  # pointer doubling: afterwards every path has ended, or there is a cycle
         climbing = np.where(climbing >= 0, climbing[climbing], -1)
     if (climbing >= 0).any():
-        raise ValueError(f"parent must be a tree, got a circle through node {int(np.argmax(climbing >= 0))}")
+        raise ValueError(f"parent must be a tree, got a cycle through node {int(np.argmax(climbing >= 0))}")
     return above.astype(np.int32)
 
 
 @jax.custom_jvp
 @jax.jit
 def _pool(weights: Array, targets: Array, parent: Array) -> tuple[Array, Array]:
-    """Returns values and groups."""
+    """Returns the values and the groups."""
     node = jnp.arange(len(targets), dtype=jnp.int32)
-    # Only ratios matter: the largest weight is scaled to just below overflow of sums, so that small ones stay normal.
-    # In two steps, as the factor may be out of range.
+    # Only ratios of weights matter. Scaling the largest weight to just below the overflow of sums keeps small weights
+    # normal. The scaling has two steps because the factor may be out of range.
     scale = jnp.sqrt(jnp.finfo(weights.dtype).max / (2 * len(targets))) / jnp.sqrt(weights.max())
     weights = jnp.maximum(weights * scale * scale, jnp.finfo(weights.dtype).tiny)
 
@@ -389,8 +395,8 @@ def _pool(weights: Array, targets: Array, parent: Array) -> tuple[Array, Array]:
     return value[group], group
 
 
-# The value of a group is the weighted mean of its targets: da = sum_G (w dy + (y - a) dw) / sum_G w. Weights relative
-# to the largest of the group neither overflow nor vanish in sums.
+# The value of a group is the weighted mean of its targets: da = sum_G (w dy + (y - a) dw) / sum_G w. Weights are taken
+# relative to the largest of the group, so that they neither overflow nor vanish in sums.
 @_pool.defjvp
 def _pool_jvp(primals, tangents) -> Any:
     (weights, targets, parent), (dweights, dtargets, _) = primals, tangents

@@ -3,11 +3,11 @@
 A tree of constant leaves is nondecreasing in a feature if
 
 1. no split has a negative weight of the feature, so that a larger value never leads from the right to the left;
-2. at each split with a positive weight of it, no leaf on the left has a larger value than any leaf on the right.
+2. at each split with a positive weight of the feature, no leaf on the left has a larger value than a leaf on the right.
 
-Searches keep the first by a projection of the weights after each update (:func:`keeping_signs`). The leaves are then
-projected on the second, :func:`ordered_values`. A feature in which predictions must not rise is trained with the other
-sign (:meth:`jtrees.data.Scaling.oriented`).
+Searches satisfy condition 1 by a projection of the weights after each update (:func:`keeping_signs`).
+:func:`ordered_values` then projects the leaves on condition 2. A feature in which predictions must not rise is trained
+with the opposite sign (:meth:`jtrees.data.Scaling.oriented`).
 """
 
 import math
@@ -20,13 +20,13 @@ import optax
 from jtrees.segments import Array, module_of
 from jtrees.tasks import Classification, Task
 
-_TINY = 1e-6  # weight of an empty leaf, as a part of the mean weight of the leaves
+_TINY = 1e-6  # weight of an empty leaf, relative to the mean weight of the leaves
 
 # --- Splits ----------------------------------------------------------------------------------------------------------
 
 
 def without_negative(weights: Float[Array, "nodes p"], monotone: Bool[Array, " p"] | None) -> Float[Array, "nodes p"]:
-    """Returns split weights with 0 in place of negative weights of the monotone features; None: as they are."""
+    """Returns split weights, with negative weights of the monotone features set to 0. None: unchanged."""
     if monotone is None:
         return weights
     xp = module_of(weights, monotone)
@@ -38,10 +38,10 @@ def keeping_signs(
 ) -> optax.GradientTransformation:
     """Returns an optimiser whose updates leave no negative weight of a monotone feature.
 
-    A split without monotone features stays without them. It orders no leaves, so that its two sides may differ in any
-    way, as where the targets depend on a product of other features.
+    If a split has no monotone feature, its weights of monotone features remain 0. Such a split does not order the
+    leaves. Its two sides can differ freely, for example if the targets depend on a product of other features.
 
-    Parameters have ``weights``, ``(nodes, p)``, as those of an :class:`jtrees.ObliqueTree` have.
+    The parameters must have ``weights``, ``(nodes, p)``, like an :class:`jtrees.ObliqueTree`.
 
     Example:
       >>> import optax
@@ -59,7 +59,7 @@ def keeping_signs(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         orders = ((params.weights != 0) & monotone).any(1, keepdims=True)
         moved = jnp.where(orders, params.weights + updates.weights, 0)
-        # The difference of the parameters themselves: their sum with the update must be exactly 0.
+        # An update of exactly -weights is needed: the sum of parameter and update must be exactly 0.
         changed = jnp.where(moved <= 0, -params.weights, updates.weights)
         return updates.replace(weights=jnp.where(monotone, changed, updates.weights)), state
 
@@ -70,13 +70,13 @@ def keeping_signs(
 
 
 def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, " leaves"], task: Task) -> Any:
-    """Returns a tree with its leaves projected on the order that its splits imply.
+    """Returns a tree whose leaves are projected on the order that its splits imply.
 
     Args:
-      tree: a tree without negative weights of the monotone features, and with leaves of values.
+      tree: a tree with leaf values, and with no negative weights of the monotone features.
       monotone: the features in which predictions must not fall.
       weight: weight of the rows of each leaf.
-      task: what is predicted. Of two classes, the second is the one whose probability must not fall.
+      task: the task. In classification with two classes, the probability of the second class must not fall.
     """
     splits, signs = ((tree.weights != 0) & monotone).any(1), signs_of(task)
 
@@ -90,7 +90,7 @@ def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, 
 
 
 def ascending(values: Float[Array, "leaves *k"], task: Task) -> Float[Array, "leaves *k"]:
-    """Returns values of leaves that rise from left to right, so that they are in order in any tree."""
+    """Returns leaf values that rise from left to right, which satisfies the order of any tree."""
     signs = jnp.asarray(signs_of(task), values.dtype).reshape(values.shape[1:])
     return signs * jnp.sort(signs * values, axis=0)
 
@@ -103,17 +103,19 @@ def signs_of(task: Task) -> tuple[int, ...]:
 def ordered_values(
     values: Float[Array, " leaves"], weight: Float[Array, " leaves"], splits: Bool[Array, " nodes"]
 ) -> Float[Array, " leaves"]:
-    """Returns the values nearest to given ones, so that no leaf on the left of a split exceeds one on its right.
+    """Returns the values nearest to the given values such that no leaf on the left of a split exceeds one on its right.
 
-    Nearest is by the weighted sum of squares. For leaves of means this is also the solution of least losses whose best
-    constant is the mean, such as the log loss. It is an isotonic regression on a series-parallel order, solved from the
-    leaves to the root. Let a and b be the solutions for the two sides of a split. Their order needs a common bound t,
-    and an isotonic regression with a bound is the one without, clipped. So the solution is ``min(a, t)`` and
-    ``max(b, t)``, where t is the weighted mean of what it changes. The cost is ``O(leaves log(leaves)^2)``.
+    The distance is the weighted sum of squares. If the values are means of leaves, the solution also minimises every
+    loss whose best constant is the mean, such as the log loss. The problem is an isotonic regression on a
+    series-parallel order, solved from the leaves to the root.
+
+    Let a and b be the solutions for the two sides of a split. Their order needs a common bound t. An isotonic
+    regression with a bound is the solution without the bound, clipped. The solution is therefore ``min(a, t)`` and
+    ``max(b, t)``, where t is the weighted mean of the values that it changes. The cost is ``O(leaves log(leaves)^2)``.
 
     Args:
       values: value of each leaf.
-      weight: weight of each leaf, at least 0; an empty leaf counts very little.
+      weight: weight of each leaf, at least 0. An empty leaf gets a very small weight.
       splits: whether each node, numbered breadth first, orders its two sides.
 
     Example:
@@ -142,10 +144,10 @@ def ordered_values(
 
 
 def _common_bound(sides: Float[Array, "nodes 2 m"], weights: Float[Array, "nodes 2 m"]) -> Float[Array, "nodes 1"]:
-    """Returns the bound t of least cost, ``(nodes, 1)``: no value on the left is above t, none on the right below.
+    """Returns the bound t of least cost, ``(nodes, 1)``: t bounds the left values from above, the right from below.
 
-    The derivative of the cost by t is, but for a factor, ``sum w (t - v)`` over the values above t on the left and
-    those below t on the right. It rises with t, and is linear between two values.
+    Up to a factor, the derivative of the cost by t is ``sum w (t - v)``. The sum is over the values above t on the left
+    and the values below t on the right. The derivative rises with t, and is linear between two values.
     """
     xp = module_of(sides, weights)
     flat, all_weights = sides.reshape(len(sides), -1), weights.reshape(len(sides), -1)

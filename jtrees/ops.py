@@ -1,16 +1,16 @@
-"""Scores, routing and leaves in one call: the one place where ``W x + b`` becomes an answer or a loss.
+"""Scores, routing and leaves in one call. Only this module turns ``W x + b`` into a prediction or a loss.
 
-Splits come as ``weights (nodes, p)`` and ``bias (nodes,)``; the score of node j is ``weights[j] @ x + bias[j]``.
-Scores are computed in full precision also where matrix units would round to fewer bits: one near 0 decides where a
-sample goes.
+Splits are ``weights (nodes, p)`` and ``bias (nodes,)``. The score of node j is ``weights[j] @ x + bias[j]``. Scores are
+computed in full precision, even on matrix units that would round to fewer bits. The reason is that a score near 0
+decides the path of a sample.
 
-This is also the one place that chooses between XLA and a fused kernel, by ``implementation``:
+Only this module chooses between XLA and a fused kernel. The argument ``implementation`` controls the choice:
 
-- None, by default: the kernel where a measurement on such a device found it faster, else XLA.
+- None, the default: the kernel if a measurement on such a device found it faster, else XLA.
 - ``"xla"``: the plain definition.
 - ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a ``pallas_kernels.Config``: the kernel, or the error
   ``pallas_kernels.Unsupported``.
-- A tuple or list of these: the first one that the platform and the sizes allow.
+- A tuple or list of these values: the first value that the platform and the sizes allow.
 """
 
 from collections.abc import Callable
@@ -28,18 +28,19 @@ import pallas_kernels as kernels
 from pallas_kernels import Implementation
 
 LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]  # (leaves, x, y) -> (leaves, n)
-# A soft routing: by a name, for which there are kernels; or any function, scores (nodes, n) -> probabilities of the
-# leaves (leaves, n), which XLA differentiates.
+# A soft routing: a name, for which kernels exist; or a function that maps scores (nodes, n) to probabilities of the
+# leaves (leaves, n). XLA differentiates the function.
 Route = Literal["sigmoid", "violation"] | Callable[[jax.Array], jax.Array]
 _ROUTES = ("sigmoid", "violation")
 
-# Levels whose nodes are all scored before the path is followed. Measured on two CPU cores with 10^6 x 21 rows: from
-# depth 7 on, folding 5 or 6 levels and following the path below is the fastest: 17 M rows/s against 11 M for folding
-# all at depth 8, 11 M against 3 M (9 levels folded) at depth 10.
+# Number of top levels whose nodes are all scored (folded) before the path is followed. Measured on two CPU cores with
+# 10^6 x 21 rows: from depth 7 on, it is fastest to fold 5 or 6 levels. At depth 8 this reaches 17 M rows/s, against 11
+# M if all levels are folded. At depth 10 it reaches 11 M, against 3 M with 9 folded levels.
 _FOLDED_LEVELS = 6
-# Features up to which the weights on a path are gathered feature by feature, for all samples at once. Measured on two
-# CPU cores with 21 features: 1.1, 1.2 and 1.3 times as fast as sample by sample at depth 8, 10 and 12; with 5 or 50
-# features no difference, with 100 it is slower. Each feature is an operation to compile.
+# Largest number of features for which the weights on a path are gathered feature by feature, for all samples at once.
+# Measured on two CPU cores with 21 features: speedups of 1.1, 1.2 and 1.3 over sample by sample at depths 8, 10 and 12.
+# There is no difference for 5 or 50 features, and it is slower for 100 features. Each feature is an operation to
+# compile.
 _BY_FEATURE = 32
 
 __all__ = ["ensemble", "expected_loss", "hard", "path_sum", "scores", "soft"]
@@ -48,7 +49,7 @@ __all__ = ["ensemble", "expected_loss", "hard", "path_sum", "scores", "soft"]
 def scores(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
 ) -> Float[Array, "nodes n"]:
-    """Scores of all splits."""
+    """Returns the scores of all splits."""
     return jnp.matmul(weights, x.T, precision="highest") + bias[:, None]
 
 
@@ -61,12 +62,12 @@ def soft(
     *,
     implementation: Implementation = None,
 ) -> Float[Array, "n *k"]:
-    """The mean of what the leaves hold, by the probabilities of a soft routing.
+    """Returns the mean of the leaf values, weighted by the leaf probabilities of a soft routing.
 
     Args:
       weights: split weights.
       bias: split biases.
-      leaf_values: what the leaves hold.
+      leaf_values: values of the leaves.
       x: samples.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores.
       implementation: see :mod:`jtrees.ops`.
@@ -97,15 +98,16 @@ def path_sum(
     *,
     implementation: Implementation = None,
 ) -> Float[Array, "n *k"]:
-    """What the leaf reached holds, with DGT's dense gradient (:func:`jtrees.routing.path_sum`).
+    """Returns the value of the reached leaf, with DGT's dense gradient (:func:`jtrees.routing.path_sum`).
 
     Args:
       weights: split weights.
       bias: split biases.
-      leaf_values: what the leaves hold.
+      leaf_values: values of the leaves.
       x: samples.
-      window: as there; or a function of the scores, such as :func:`jtrees.routing.mean_size`, for which all scores are
-        computed and kept, so that a kernel is used only if it is asked for.
+      window: as for :func:`jtrees.routing.path_sum`, or a function of the scores, such as
+        :func:`jtrees.routing.mean_size`. A function needs all scores in memory, so a kernel is then used only if
+        ``implementation`` requests it.
       implementation: see :mod:`jtrees.ops`.
     """
 
@@ -135,17 +137,17 @@ def hard(
     *,
     implementation: Implementation = None,
 ) -> Int[Array, " n"]:
-    """The leaf reached, computing only scores that can matter: the top levels, and those on the path below them.
+    """Returns the reached leaf. Computes only scores that can matter: all top levels, and the path below them.
 
-    Folding comparison bits of all scores needs no gather, but work that grows with the nodes; following the path needs
-    one dot product a level, but gathers a row of weights for each. The fold wins near the root, the path below it.
+    Folding the comparison bits of all scores avoids gathers, but its work grows with the nodes. Following the path
+    needs one dot product per level, but gathers a row of weights for each. Folding is faster near the root, and
+    following the path is faster below.
 
     Args:
       weights: split weights.
       bias: split biases.
       x: samples.
-      implementation: see :mod:`jtrees.ops`.
-        A kernel scores all nodes.
+      implementation: see :mod:`jtrees.ops`. A kernel scores all nodes.
 
     Returns:
       Leaf numbers from 0, int32, ``(n,)``.
@@ -158,21 +160,21 @@ def hard(
 def hard_and_uncertain(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
 ) -> tuple[Int[Array, " n"], Bool[Array, " n"]]:
-    """The leaf reached, and whether rounding may have decided a split on the way.
+    """Returns the reached leaf, and whether rounding may have decided a split on the path.
 
-    The computed score is a sum of p products and the bias, whose error is at most ``(p + 1) u / (1 - (p + 1) u)`` times
-    ``|bias| + sum |weights| |x|`` in any order, with u the unit roundoff (Higham, *Accuracy and Stability of Numerical
-    Algorithms*, section 3.1). For splits of :func:`jtrees.exact.unit_splits` this is below
-    ``4 (p + 1) u (1 + norm(x))`` at every node, which also bounds what underflows. A sample is uncertain if a score on
-    its path, or in the top levels, is smaller.
+    The computed score is a sum of p products and the bias. Let u be the unit roundoff. In any order of additions, the
+    error of the score is at most ``(p + 1) u / (1 - (p + 1) u)`` times ``|bias| + sum |weights| |x|`` (Higham,
+    *Accuracy and Stability of Numerical Algorithms*, section 3.1). For splits of :func:`jtrees.exact.unit_splits`, this
+    bound is below ``4 (p + 1) u (1 + norm(x))`` at every node, which also bounds underflow. A sample is uncertain if
+    the magnitude of a score on its path, or in the top levels, is smaller.
 
     Args:
       weights: split weights of :func:`jtrees.exact.unit_splits`.
-      bias: split biases, likewise.
+      bias: split biases of :func:`jtrees.exact.unit_splits`.
       x: samples.
 
     Returns:
-      Leaf numbers from 0, int32, ``(n,)``, and the samples, ``(n,)``, that are uncertain or not finite.
+      Leaf numbers from 0, int32, ``(n,)``, and a mask ``(n,)`` of the samples that are uncertain or not finite.
     """
     eps = jnp.finfo(x.dtype).eps  # two unit roundoffs
     size = jnp.sqrt(jnp.matmul(jnp.square(x), jnp.ones(x.shape[1], x.dtype), precision="highest"))
@@ -180,7 +182,7 @@ def hard_and_uncertain(
 
 
 def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -> Any:
-    """Returns the leaf reached; given the largest error of the scores of each sample, also which are uncertain."""
+    """Returns the reached leaf. If ``error`` bounds score errors, also returns a mask of uncertain samples."""
     depth = topology.depth_of(weights.shape[0])
     top = min(depth, _FOLDED_LEVELS)
     above = topology.num_nodes(top)
@@ -201,11 +203,13 @@ def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -
         below = 2 * node + 1 + routing.hard_step(score).astype(node.dtype)
         return below if error is None else with_bit(below, (at % 2 == 1) | is_uncertain(score))
 
-    # One array goes from level to level, with a bit for uncertainty: for two the compiler would compute scores twice.
+    # A single array is passed from level to level, with a bit for uncertainty. For two arrays, the compiler would
+    # compute scores twice.
     if error is not None:  # which is infinite where scores may overflow
         node = with_bit(node, is_uncertain(z).any(0) | ~jnp.isfinite(error))
-    # A compiled loop, not a Python one: unrolled, the compiler fuses the gathers of a level into those of the next
-    # and computes each path again for every level. A loop of no level would be traced and lowered all the same.
+    # The loop is compiled. In an unrolled Python loop, the compiler would fuse the gathers of a level into the next
+    # level's gathers, and compute each path again for every level. A loop without levels is left out, because it would
+    # still be traced and lowered.
     at = jax.lax.fori_loop(top, depth, descend, node) if top < depth else node
     return at - weights.shape[0] if error is None else ((at >> 1) - weights.shape[0], at % 2 == 1)
 
@@ -220,15 +224,15 @@ def ensemble(
     width: int | None = None,
     implementation: Implementation = None,
 ) -> Float[Array, "n k"]:
-    """The sum of trees under smooth-step routing: see :func:`jtrees.routing.conditional_ensemble`.
+    """Returns the sum of trees under smooth-step routing: see :func:`jtrees.routing.conditional_ensemble`.
 
     Args:
       weights: split weights.
       bias: split biases.
-      leaf_values: what the leaves hold.
+      leaf_values: values of the leaves.
       x: samples.
       gamma: width of the uncertain region of a score.
-      width: room for paths, where XLA does it.
+      width: capacity for paths per sample and tree, if XLA computes the sum.
       implementation: see :mod:`jtrees.ops`.
     """
 
@@ -240,7 +244,7 @@ def ensemble(
         of_tree = lambda weights, bias, values: kernels.soft_routing(x, weights, bias, values, **options)
         return jax.vmap(of_tree)(weights, bias, leaf_values).sum(0)
 
-    # The benchmark of soft_routing is not one of smooth steps, and XLA's program here is another one.
+    # Benchmarks of soft_routing do not apply here: they measure other routings, and XLA's program is different.
     of_tree = x, weights[0], bias[0], leaf_values[0]
     how = choose("ensemble", implementation, True, *of_tree, not_by=("triton",))
     operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
@@ -248,12 +252,12 @@ def ensemble(
 
 
 def _at_least_float32(x: Array) -> Any:
-    """The dtype of numbers beside samples, which may be of a shorter one."""
+    """Returns the dtype of numbers that are combined with samples. Samples may have a shorter dtype."""
     return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
 
 
 def _check_route(route: Any) -> None:
-    """Raises ``ValueError`` for neither a name nor a function."""
+    """Raises ``ValueError`` if the route is not a known name or a function."""
     if not callable(route):
         validation.check_choice("route", route, _ROUTES, "a function of the scores")
 
@@ -270,33 +274,35 @@ def expected_loss(
     route: Route = "sigmoid",
     implementation: Implementation = None,
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
-    """Loss that a soft tree expects, and the leaf that each sample reaches when the routing is hard.
+    """Returns the expected loss of a soft tree, and the leaf that each sample reaches under hard routing.
 
-    ``L = 1/n sum_i w_i sum_l P_il loss_l(x_i, y_i)``, with ``P_il`` the product over the ancestors of leaf ``l`` of
-    ``sigma(z_ij)`` or ``1 - sigma(z_ij)`` and ``z_ij`` the scores (GET, Mao & Cao 2024, eq. 7, for the squared error).
-    A scaled sigmoid is had by scaling ``weights`` and ``bias``, which leaves the hard routing as it is.
+    The loss is ``L = 1/n sum_i w_i sum_l P_il loss_l(x_i, y_i)``. ``P_il`` is a product over the ancestors of leaf
+    ``l``, with factors ``sigma(z_ij)`` or ``1 - sigma(z_ij)`` of the scores ``z_ij``. For the squared error, this is
+    eq. 7 of GET (Mao & Cao 2024). To scale the sigmoid, scale ``weights`` and ``bias``, which does not change the hard
+    routing.
 
-    The rule of its own works through the samples in blocks and computes value, gradient and hard routing in one visit:
-    two matrix products and one sigmoid a node, the rest additions. Deep trees under sharp sigmoids are visited only
-    where a sample goes with a probability above 1e-6, on a CPU and with losses of the leaves themselves
-    (:mod:`jtrees.routing.sharp`): each split that is not visited changes the loss of a sample by at most 1e-6 of the
-    range of its losses. Reverse mode only. The gradient of ``x``, ``y`` and ``weight``, as layers below the tree need
-    it, takes another visit, by XLA, which is left out where nobody asks for it.
+    A custom derivative rule processes the samples in blocks, and computes value, gradient and hard routing in one
+    visit. The visit needs two matrix products and one sigmoid per node; all else is additions. On a CPU, deep trees
+    with sharp sigmoids are visited only on paths that a sample follows with a probability above 1e-6
+    (:mod:`jtrees.routing.sharp`). This requires the losses of the leaves themselves (``leaf_losses`` is None). Each
+    split that is not visited changes the loss of a sample by at most 1e-6 of the range of its losses.
+
+    Only reverse mode is supported. Layers below the tree need the gradients of ``x``, ``y`` and ``weight``, which take
+    another visit by XLA. This visit is left out if these gradients are not needed.
 
     Args:
       weights: split weights.
       bias: split biases.
-      leaves: a kind of :mod:`jtrees.leaves`, or any pytree that ``leaf_losses`` understands.
+      leaves: a leaf type of :mod:`jtrees.leaves`, or any pytree that ``leaf_losses`` accepts.
       x: samples.
       y: targets, first axis n.
-      weight: nonnegative weights of the samples, of mean 1 over all of the data (a mini-batch keeps those of its
-        samples: a heavy one is to count as much in a light batch as in another); by default 1.
+      weight: nonnegative weights of the samples, with mean 1 over all data; by default 1. A mini-batch keeps the
+        weights of its samples unchanged, so that a sample has the same influence in every batch.
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
-      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. But for
-        sigmoids its gradient is found by automatic differentiation, block by block too.
-      implementation: see :mod:`jtrees.ops`.
-        There are kernels for both names, and for leaves that hold values, or logits with labels as targets, and have
-        losses of their own.
+      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. Automatic
+        differentiation computes the gradient, except for sigmoids. It also runs block by block.
+      implementation: see :mod:`jtrees.ops`. A kernel needs a route by name, and the losses of the leaves themselves.
+        The leaves must hold values, or logits with labels as targets.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.

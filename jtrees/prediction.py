@@ -1,9 +1,9 @@
 """Evaluation of models on NumPy arrays of any length, block by block, or within a traced program.
 
-Rows are evaluated in blocks of one size, the last one padded, so predictions do not depend on the number of rows, and
-memory is bounded. NumPy arrays are evaluated in chunks of _CHUNK rows, by one compiled program; the rest is padded to
-the next power of two. Large arrays are not copied. On a CPU each core evaluates chunks of its own, as the blocks of a
-chunk follow one another.
+Rows are evaluated in blocks of one size, with padding in the last block. Predictions therefore do not depend on the
+number of rows, and memory is bounded. One compiled program evaluates chunks of _CHUNK rows of a NumPy array. The
+remaining rows are padded to the next power of two. Large arrays are not copied. The blocks of a chunk are evaluated one
+after another, so on a CPU each core evaluates its own chunks.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,15 @@ _CHUNK = 2**16
 
 
 class Exactly(NamedTuple):
-    """How a model with hard splits is evaluated so that no prediction depends on the rounding of a score.
+    """How to evaluate a model with hard splits so that no prediction depends on the rounding of a score.
 
     Attributes:
       prepare: ``splits -> prepared``, on the host, evaluated once for many blocks.
-      fn: ``(prepared, x) -> leaves``, ``(n,)`` or ``(n, trees)``, traceable, in single precision; negative for samples
-        for which rounding may have decided a split, and those that are not finite. (Of two results the compiler would
-        compute much twice.)
-      again: ``(splits, x, leaves) -> leaves`` of such samples, on the host; the negative ones among their leaves are
-        computed, without leaves all.
+      fn: ``(prepared, x) -> leaves``, ``(n,)`` or ``(n, trees)``, traceable, in single precision. A leaf is negative if
+        rounding may have decided a split, or if the sample is not finite. (For two separate results, the compiler would
+        repeat much of the work.)
+      again: ``(splits, x, leaves) -> leaves`` for samples with a negative leaf, on the host. Only negative leaves are
+        computed, or all leaves if ``leaves`` is not given.
     """
 
     prepare: Callable[[Any], Any]
@@ -43,13 +43,13 @@ def predict(model: Any, x: Any) -> Any:
     """Returns predictions of a model in the user's units.
 
     Args:
-      model: a pytree with a pure ``apply(x)``, its number of ``features`` and its ``scaling``. If that is not None, the
-        model ``without_scaling()`` is evaluated on ``scaling.transform(x)``, and its predictions are mapped by
-        ``scaling.inverse``, in the precision of x.
-      x: samples, ``(n, p)``, a NumPy or JAX array; predictions are of the same type.
+      model: a pytree with a pure ``apply(x)``, its number of ``features`` and its ``scaling``. If there is a scaling,
+        the model ``without_scaling()`` is evaluated on ``scaling.transform(x)``. ``scaling.inverse`` then maps its
+        predictions, in the precision of x.
+      x: samples, ``(n, p)``, a NumPy or JAX array. Predictions have the same type.
 
     Raises:
-      ValueError: for another rank or width, or values that are not finite.
+      ValueError: if x has a wrong rank or width, or values that are not finite.
     """
     model = processes.on_host(model) if processes.lost_xla() else model
     scaling, features = model.scaling, model.features
@@ -58,12 +58,12 @@ def predict(model: Any, x: Any) -> Any:
 
 
 def is_on_device(model: Any, x: Any) -> bool:
-    """Whether predictions are computed by JAX: the rows are an array of JAX, or the model is traced."""
+    """Returns whether JAX computes predictions, because the rows are a JAX array or the model is traced."""
     return isinstance(x, jax.Array) or validation.is_traced(model)
 
 
 def scaled(scaling: Any, x: Any, features: int) -> Any:
-    """Returns the scaled samples ``(n, features)`` for the model without scaling."""
+    """Returns the scaled samples, ``(n, features)``, for the model without its scaling."""
     return x if scaling is None else scaling.transform(validation.check_x(x, features=features, rows=0))
 
 
@@ -77,21 +77,22 @@ def evaluate(
     exactly: Exactly | None = None,
     then: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda out, x: out,
 ) -> Any:
-    """Evaluates ``fn(model, x)``, a traceable function with one row of output per sample, compiled and block by block.
+    """Evaluates ``fn(model, x)``, compiled and block by block. ``fn`` is traceable and has one output row per sample.
 
     Args:
       fn: a module-level function or a method (it is a static argument).
       model: a pytree.
-      x: samples, ``(n, p)``, a NumPy or JAX array; outputs are of the same type.
+      x: samples, ``(n, p)``, a NumPy or JAX array. Outputs have the same type.
       features: required number of columns.
-      scaling: what scales the samples, NumPy arrays block by block, with a method ``transform``; or None.
+      scaling: object with a method ``transform`` that scales the samples, or None. It scales NumPy arrays block by
+        block.
       exactly: how to evaluate the splits of the model on a NumPy array in single precision.
       then: ``(out, x) -> out`` on the host for the rows of a chunk of a NumPy array, in single precision.
 
     Raises:
-      ValueError: for another rank or width, or values that are not finite.
+      ValueError: if x has a wrong rank or width, or values that are not finite.
     """
-    # Finiteness is checked during the evaluation, as a separate check costs more than the tree.
+    # The evaluation also checks finiteness, because a separate check would cost more than the tree.
     if processes.lost_xla():
         return _without_xla(model, x, features, scaling, exactly, then)
     with compilation.promoting_ranks():
@@ -99,10 +100,10 @@ def evaluate(
 
 
 def _with_xla(fn: Any, model: Any, x: Any, features: int, scaling: Any, exactly: Exactly | None, then: Any) -> Any:
-    """Returns what :func:`evaluate` does."""
-    given = validation.check_x(x, features=features, finite=scaling is not None, rows=0)  # as scaling may clip
+    """Implements :func:`evaluate` with XLA."""
+    given = validation.check_x(x, features=features, finite=scaling is not None, rows=0)  # because scaling may clip
     transform = None if scaling is None else scaling.transform
-    if not len(given):  # no program is made for no rows: one row shows the shape and the type
+    if not len(given):  # the empty case needs no program: one row determines the shape and the type
         one = (jnp if isinstance(given, jax.Array) else np).zeros((1, features), given.dtype)
         return _with_xla(fn, model, one, features, scaling, exactly, then)[:0]
     arrays = jax.tree.leaves(model)
@@ -126,7 +127,7 @@ def _with_xla(fn: Any, model: Any, x: Any, features: int, scaling: Any, exactly:
 def _on_host(
     fn: Any, model: Any, given: np.ndarray, transform: Any, dtype: Any, exactly: Exactly | None, then: Any
 ) -> tuple[Any, Any]:
-    """Returns the outputs for a NumPy array, and whether all of it is finite."""
+    """Returns the outputs for a NumPy array, and whether all of its values are finite."""
     chunks, finite = _chunks(given, dtype), True
     if exactly is None or dtype != jnp.float32:
         ended = lambda part, chunk, x: (then(np.asarray(part[0])[: len(chunk)], x[: len(chunk)]), part[1])
@@ -150,7 +151,7 @@ def _on_host(
 
 
 def _without_xla(model: Any, x: Any, features: int, scaling: Any, exactly: Exactly | None, then: Any) -> Any:
-    """Returns what :func:`evaluate` does, by NumPy, for a model that can be evaluated so."""
+    """Implements :func:`evaluate` with NumPy, for a model with exact splits."""
     if isinstance(x, jax.Array):
         processes.require_xla("a prediction of a JAX array")
     if exactly is None:
@@ -167,7 +168,7 @@ def _without_xla(model: Any, x: Any, features: int, scaling: Any, exactly: Exact
 def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns ``fn(model, x)``, evaluated block by block, and whether all of x is finite."""
     out = blocking.map_over_blocks(partial(fn, model), x, blocking.prediction_block(x.shape[0]))
-    # A sum is NaN or infinite if a summand is, so one dot product suffices, of any precision.
+    # A sum is NaN or infinite if a summand is, so one dot product in any precision suffices.
     finite = jnp.isfinite(jnp.matmul(x, jnp.ones(x.shape[1], x.dtype), precision="default")).all()
     return out, finite
 
@@ -179,12 +180,12 @@ def _compiled_exactly(fn: Any, prepared: Any, x: jax.Array) -> jax.Array:
 
 
 class _Prepared(NamedTuple):
-    """What was prepared for a model that lives.
+    """The prepared form of a model in memory.
 
     Attributes:
-      arrays: references to the arrays of the model, which are not kept alive.
-      parts: arrays of what was prepared; numbers stand for arrays of the model.
-      structure: its structure.
+      arrays: references to the arrays of the model, which do not keep them alive.
+      parts: arrays of the prepared form. A number is the index of an array of the model.
+      structure: tree structure of the prepared form.
     """
 
     arrays: list[Any]
@@ -192,23 +193,23 @@ class _Prepared(NamedTuple):
     structure: Any
 
 
-# Preparing a forest takes longer than predicting a row of it. An entry is written once for a model, whole, and leaves
-# with the first of the model's arrays: threads may share it, and there are never more entries than models.
+# Preparing a forest takes longer than predicting one row. The entry of a model is written once, in one step, and is
+# removed with the first of the model's arrays. Threads can therefore share it, and entries never outnumber models.
 _PREPARED: dict[Any, _Prepared] = {}
 
 
 def _prepared(prepare: Any, model: Any) -> Any:
-    """Returns ``prepare(model)``; once for a model of JAX arrays, which do not change."""
+    """Returns ``prepare(model)``. The result is cached for a model of JAX arrays, which never change."""
     arrays, structure = jax.tree.flatten(model)
     if not all(isinstance(array, jax.Array) for array in arrays):
         return prepare(model)
     key = prepare, structure, *map(id, arrays)
     found = _PREPARED.get(key)
-    # The number of an array may be that of an earlier one, whose entry is about to leave.
+    # The id of an array can be the id of an earlier array, whose entry is about to be removed.
     if found is not None and all(reference() is array for reference, array in zip(found.arrays, arrays, strict=True)):
         return jax.tree.unflatten(found.structure, [arrays[a] if isinstance(a, int) else a for a in found.parts])
     prepared = prepare(model)
-    if all(array.is_fully_addressable for array in arrays):  # else they are not of this process alone
+    if all(array.is_fully_addressable for array in arrays):  # else the arrays span several processes
         prepared = jax.tree.map(sharding.from_host, prepared)
 
     def leave(reference: Any) -> None:
@@ -226,11 +227,11 @@ def _prepared(prepare: Any, model: Any) -> Any:
 def _evaluated(
     program: Any, fn: Any, model: Any, chunks: list[np.ndarray], transform: Any, dtype: Any, then: Any
 ) -> list[Any]:
-    """Returns ``then(program(fn, model, x), chunk, x)`` of each chunk; x has its rows scaled, padded, in ``dtype``."""
+    """Returns ``then(program(fn, model, x), chunk, x)`` for each chunk, where x is the scaled and padded chunk."""
     rows_of = lambda chunk: _padded(chunk, transform, dtype)
     if len(chunks) == 1 or (threads := _threads(model)) == 1:
         return [then(program(fn, model, x := rows_of(chunk)), chunk, x) for chunk in chunks]
-    # Compiled here, once, as settings of JAX such as enable_x64 hold in one thread alone.
+    # All programs are compiled in this thread, because settings of JAX such as enable_x64 apply to one thread only.
     shapes = {jax.ShapeDtypeStruct((_padded_rows(len(chunk)), chunk.shape[1]), dtype) for chunk in chunks}
     programs = {of.shape: program.lower(fn, model, of).compile() for of in shapes}
     x64 = jax.config.jax_enable_x64
@@ -245,7 +246,7 @@ def _evaluated(
 
 
 def _threads(model: Any) -> int:
-    """Returns the number of chunks to evaluate at once: one for each core, elsewhere than on a single CPU device 1."""
+    """Returns the number of chunks to evaluate in parallel: one per core on a single CPU device, else 1."""
     devices = {device for a in jax.tree.leaves(model) if isinstance(a, jax.Array) for device in a.devices()}
     if jax.default_backend() != "cpu" or len(devices) > 1 or sharding.share_of_starts() is not None:
         return 1
@@ -253,8 +254,8 @@ def _threads(model: Any) -> int:
 
 
 def _chunks(x: np.ndarray, dtype: Any) -> list[np.ndarray]:
-    """Returns the rows in chunks; a few leading rows are split off if that aligns the others to 64 bytes."""
-    # Only aligned arrays are read without a copy, which saves a third of the time of a shallow tree.
+    """Returns the rows in chunks. A few leading rows are split off if this aligns the other rows to 64 bytes."""
+    # Only aligned arrays are read without a copy. This saves a third of the time of a shallow tree.
     head = 0
     if len(x) > _CHUNK and x.dtype == dtype and x.flags.c_contiguous:
         head = next((rows for rows in range(64) if (x.ctypes.data + rows * x.strides[0]) % 64 == 0), 0)
@@ -262,12 +263,12 @@ def _chunks(x: np.ndarray, dtype: Any) -> list[np.ndarray]:
 
 
 def _padded(x: np.ndarray, transform: Any, dtype: Any) -> np.ndarray:
-    """Returns the rows, scaled, in a dtype and in C order, padded to a length that programs are compiled for."""
+    """Returns the scaled rows in a dtype and in C order, padded to a length for which programs are compiled."""
     rows = _padded_rows(len(x))
     with np.errstate(over="ignore"):  # overflow is detected later
         if rows == len(x) and transform is None:
             return np.ascontiguousarray(x, dtype)
-        padded = blocking.aligned((rows, x.shape[1]), dtype)  # np.pad would take a third of the time of a row
+        padded = blocking.aligned((rows, x.shape[1]), dtype)  # np.pad would take a third of the time of one row
         for some in blocking.on_host(*x.shape):
             padded[some] = x[some] if transform is None else transform(x[some])
         padded[len(x) :] = 0

@@ -1,7 +1,7 @@
-"""Forked processes: the threads of XLA do not survive a fork, so a child of a process that has used JAX has no XLA.
+"""Forked processes. XLA's threads do not survive a fork, so the child of a process that used JAX lacks XLA.
 
-A program would wait there for ever. Trees and forests predict by NumPy in such a child, everything else raises. A child
-forked before its parent used JAX starts an XLA of its own, as does every process that is spawned.
+A program would wait forever in such a child. Trees and forests predict by NumPy there, and all other functions raise an
+error. A child that is forked before its parent uses JAX starts its own XLA, and so does every spawned process.
 """
 
 import os
@@ -11,30 +11,30 @@ import jax
 from jax._src import xla_bridge
 import numpy as np
 
-_used_at_fork = False  # whether JAX was in use in the process that forks
+_used_at_fork = False  # whether JAX was in use in the parent at the fork
 _lost = False
 
 
 def lost_xla() -> bool:
-    """Returns whether this process was forked from one that had used JAX."""
+    """Returns whether this process was forked after its parent had used JAX."""
     return _lost
 
 
 def require_xla(what: str) -> None:
-    """Raises ``RuntimeError`` in a process without XLA; ``what`` needs it."""
+    """Raises ``RuntimeError`` in a process without XLA. ``what`` names the operation that needs XLA."""
     if _lost:
         raise RuntimeError(
-            f"{what} must run in a process with threads of XLA, got one forked from a process that had used JAX: start "
+            f"{what} must run in a process with threads of XLA, got a process forked after its parent used JAX: start "
             'workers by multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is used or a model is '
             "loaded"
         )
 
 
 def on_host(tree: Any) -> Any:
-    """Returns a pytree with NumPy arrays for those of JAX, read without XLA.
+    """Returns a pytree in which NumPy arrays replace JAX arrays, read without XLA.
 
     Raises:
-      RuntimeError: for an array of a GPU or TPU, or one that was not computed before the fork.
+      RuntimeError: for an array on a GPU or TPU, or an array whose computation did not end before the fork.
     """
 
     def read(array: Any) -> np.ndarray:
@@ -43,7 +43,7 @@ def on_host(tree: Any) -> Any:
                 require_xla("a model on an accelerator")
             if not array.is_ready():
                 raise RuntimeError(
-                    "a model must be computed before its process forks, got one under way: call "
+                    "a model must be computed before its process forks, got a model still being computed: call "
                     "jax.block_until_ready(model) first"
                 )
         return np.asarray(array)

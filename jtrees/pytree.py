@@ -1,10 +1,10 @@
-"""Dataclasses that are pytrees, as those of :mod:`flax.struct`, and that JAX tells apart.
+"""Dataclasses that are pytrees, like ``flax.struct.dataclass``, and whose classes JAX distinguishes.
 
-jaxlib 0.10.2 compares tree structures of classes registered by ``jax.tree_util.register_dataclass``, as flax registers
-them, without their classes: leaves of values and leaves of logits are equal, though their hashes are not. Caches of
-traced and of compiled functions look at equality only where a few bits of the hashes agree, so that about one pair of
-classes in a hundred gets the program of the other, in some processes but not in others. Classes that are registered
-with functions of their own are compared.
+jaxlib 0.10.2 ignores the class when it compares tree structures of classes that are registered by
+``jax.tree_util.register_dataclass``, as in flax. For example, leaves of values and leaves of logits compare equal,
+although their hashes differ. The caches of traced and compiled functions test equality only if a few bits of the hashes
+agree. About one pair of classes in a hundred therefore shares a program wrongly, and only in some processes. JAX
+compares the classes if they are registered with their own flatten functions, as in this module.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,12 +33,12 @@ def dataclass(**options: Any) -> Callable[[type[T]], type[T]]: ...
 def dataclass(cls: Any = None, /, **options: Any) -> Any:
     """Returns the class as a frozen dataclass and a pytree, with a method ``replace``.
 
-    Fields are children, but those of ``field(pytree_node=False)``, which are static. :mod:`flax.serialization` takes
-    it, as one of flax.
+    Fields are children, except fields of ``field(pytree_node=False)``, which are static. :mod:`flax.serialization`
+    supports the class like a class of flax.
 
     Args:
       cls: the class.
-      **options: of :func:`dataclasses.dataclass`.
+      **options: options of :func:`dataclasses.dataclass`.
     """
     if cls is None:
         return partial(dataclass, **options)

@@ -1,16 +1,16 @@
-"""Sums and quantiles of the rows of each leaf, accurate within each leaf whatever rows the other leaves have.
+"""Sums and quantiles of the rows of each leaf. The accuracy in a leaf does not depend on the rows of other leaves.
 
-Arrays of NumPy are summed in double precision on the host, arrays of JAX in their own precision, within any program.
+NumPy arrays are summed in double precision on the host. JAX arrays are summed in their own precision, in any program.
 
-A float32 sum of a million rows loses digits: an addend is rounded to the last digit of the sum so far. Here a value is
-divided into words: with 2^e above the largest magnitude in its leaf,
+A float32 sum of a million rows loses digits, because each addend is rounded to the last digit of the sum so far. This
+module therefore divides a value into words. Let 2^e be above the largest magnitude in the leaf of the value. Then
 
     value = 2^e (w_1 2^-b + w_2 2^-2b + ... + w_m 2^-mb),     w_i an integer of at most b bits.
 
 Sums of n such integers are exact in 32 bits if ``n 2^b < 2^31``. They do not depend on the order of the rows. A
-cumulative sum over all rows may even overflow: the difference of two of its entries is exact modulo 2^32, so that it
-restarts at each leaf. The sums of words are joined by additions without error: the sum of two rounded numbers and
-its rounding error (Knuth, *The Art of Computer Programming*, volume 2, section 4.2.2).
+cumulative sum over all rows may overflow without harm. The difference of two of its entries is exact modulo 2^32, which
+gives the cumulative sum within each leaf. Additions without error join the sums of words: they return the rounded sum
+of two numbers and its rounding error (Knuth, *The Art of Computer Programming*, volume 2, section 4.2.2).
 """
 
 from collections.abc import Sequence
@@ -25,21 +25,21 @@ import numpy as np
 if TYPE_CHECKING:
     Array = Any
 else:
-    Array = jax.Array | np.ndarray  # functions of this module take both
+    Array = jax.Array | np.ndarray  # functions of this module accept both
 
-_FEW = 2**16  # rows up to which plain sums of float32 are accurate enough, and faster
-_BLOCK, _OF_LEAF = 512, 8  # rows of a block of quick sums, and those for each leaf
-_SPARE = 2  # bits of a word beyond those that the number of rows needs
+_FEW = 2**16  # largest number of rows for which plain sums of float32 are accurate enough, and faster
+_BLOCK, _OF_LEAF = 512, 8  # least number of rows in a block of quick sums, in total and for each leaf
+_SPARE = 2  # bits of precision beyond the bits that the number of rows needs
 _BELOW = 40  # bits of a cumulative weight below the largest weight of the leaf
 
 
 def module_of(*arrays: Any) -> Any:
-    """Returns :mod:`jax.numpy` if any of the arrays is one of JAX, possibly traced, else NumPy."""
+    """Returns :mod:`jax.numpy` if any array is a JAX array, which may be traced, else NumPy."""
     return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
 
 
 def wide(per_row: Any, like: Any) -> Any:
-    """Returns an array with axes of length 1 appended, to broadcast against one of more axes."""
+    """Returns an array with axes of length 1 appended, which broadcasts against the array ``like``."""
     return per_row.reshape(per_row.shape + (1,) * (like.ndim - per_row.ndim))
 
 
@@ -47,8 +47,8 @@ def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: i
     """Returns the sums of the rows of each leaf.
 
     Args:
-      values: rows; float32 sums of more than 65 536 rows have an error of the last digits of the largest magnitude in
-        the leaf times its number of rows, at most.
+      values: rows. A float32 sum of more than 65 536 rows is accurate to the last digits of an upper bound: the
+        largest magnitude in the leaf times its number of rows.
       leaf_index: leaf of each row.
       num_leaves: number of leaves.
 
@@ -65,7 +65,7 @@ def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: i
     largest = jnp.maximum(jax.ops.segment_max(jnp.abs(values), leaf_index, num_leaves), 0)
     exponent = jnp.frexp(largest)[1]
     bits = _bits(len(values), 32)
-    # Truncated words of n rows may together lose n units of the last one.
+    # Truncated words of n rows can together lose n units of the last word.
     count = -(-(24 + len(values).bit_length() + _SPARE) // bits)
     words = _words(values, exponent[leaf_index], bits, count)
     joined = jnp.stack(words, axis=-1).reshape(len(values), -1)
@@ -75,9 +75,9 @@ def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: i
 
 
 def quick_sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
-    """Returns :func:`sums`, faster, with an error of about 1e-6 of the sum of the magnitudes in a leaf.
+    """Returns :func:`sums` faster, with an error of about 1e-6 of the sum of the magnitudes in a leaf.
 
-    Blocks of rows are summed, then the sums of the blocks, so that no addend is much smaller than the sum so far.
+    Sums of blocks of rows are added up, so that no addend is much smaller than the sum so far.
     """
     if module_of(values, leaf_index) is np or len(values) <= _FEW or values.dtype != jnp.float32:
         return sums(values, leaf_index, num_leaves)
@@ -89,7 +89,7 @@ def quick_sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_lea
 
 
 def total(values: Num[Array, "n *k"]) -> Float[Array, "*k"]:
-    """Returns the sum over all rows, as :func:`sums` of a single leaf."""
+    """Returns the sum over all rows, like :func:`sums` for a single leaf."""
     if module_of(values) is np:
         return values.sum(0, dtype=np.float64)
     if len(values) <= _FEW or values.dtype != jnp.float32:
@@ -98,19 +98,19 @@ def total(values: Num[Array, "n *k"]) -> Float[Array, "*k"]:
 
 
 def floating(y: Array) -> Array:
-    """Returns targets in a floating dtype, NumPy arrays in double precision."""
+    """Returns targets in a floating dtype. NumPy arrays become double precision."""
     if isinstance(y, np.ndarray):
         return y.astype(np.float64)
     return y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
 
 
 def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[Array, " n"]:
-    """Returns the weights, or ones for None, of the kind of array of the targets.
+    """Returns the weights, or ones if they are None, in the array type of the targets.
 
     Args:
       sample_weight: weights, or None.
       y: targets.
-      dtype: dtype of arrays of JAX; None: that of the targets.
+      dtype: dtype of JAX arrays. None: the dtype of the targets.
     """
     xp = module_of(y) if sample_weight is None else module_of(y, sample_weight)
     dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(y.dtype if dtype is None else dtype)
@@ -118,10 +118,10 @@ def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[A
 
 
 def effective(sample_weight: Array | None) -> Array | None:
-    """Returns weights rescaled to effective numbers of samples; only their ratios matter.
+    """Returns weights rescaled to effective numbers of samples. Only the ratios of the given weights matter.
 
-    They sum to Kish's effective sample size, so that methods that treat a weight as a number of samples, such as
-    cross-validation and smoothing, are not overconfident.
+    The result sums to Kish's effective sample size. Methods that treat a weight as a number of samples, such as
+    cross-validation and smoothing, are then not overconfident.
     """
     if sample_weight is None:
         return None
@@ -140,20 +140,20 @@ def means(
 ) -> Float[Array, "leaves *k"]:
     """Returns the weighted mean of the rows of each leaf.
 
-    On the host, the mean of equal values is this very value.
+    On the host, the mean of equal values is exactly this value.
 
     Args:
       leaf_index: leaf of each row.
       y: values.
       num_leaves: number of leaves.
       weight: nonnegative weights.
-      default: value of a leaf without weight; None: the mean of all rows.
+      default: value of a leaf without weight. None: the mean of all rows.
     """
     xp = module_of(leaf_index, y, weight)
     count = wide(sums(weight, leaf_index, num_leaves), y)
     safe = xp.where(count > 0, count, 1)
     summed = lambda values: sums(wide(weight, y) * values, leaf_index, num_leaves) / safe
-    # Deviations from the mean of the leaf are small, so that their mean corrects the rounding errors of the first.
+    # Deviations from the mean of a leaf are small, so their mean corrects the rounding errors of the first mean.
     first = summed(y)
     values = first + summed(y - first[leaf_index])
     if default is None and (xp is jnp or not count.all()):
@@ -168,9 +168,7 @@ def means(
 def common(
     leaf_index: np.ndarray, y: np.ndarray, num_leaves: int, weight: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """Returns the values of leaves, replaced where all rows of a leaf with weight have the same y by this y: on the
-    host.
-    """
+    """Returns leaf values, replaced by y where all rows with weight in a leaf have the same y. Runs on the host."""
     some = np.flatnonzero(weight > 0)
     order = some[np.argsort(leaf_index[some], kind="stable")]
     leaf, ordered = leaf_index[order], y[order]
@@ -190,7 +188,7 @@ def quantiles(
 ) -> tuple[Float[Array, "leaves k"], Array]:
     """Returns weighted quantiles of the rows of each leaf, and whether the leaf has weight.
 
-    Where all values between two rows are quantiles, the value is their mid-point.
+    If all values between two rows are quantiles, the result is their mid-point.
     """
     xp, n = module_of(leaf_index, y, weight), len(y)
     group = xp.where(weight > 0, leaf_index, num_leaves)  # rows without weight come last
@@ -199,10 +197,10 @@ def quantiles(
     inside = xp.minimum(group, num_leaves - 1)
     count = _counts(group < num_leaves, inside, num_leaves)
     first = xp.cumsum(count) - count
-    part = _parts_of(weight, inside, count, first)  # weight in the leaf up to and with each row
+    part = _parts_of(weight, inside, count, first)  # cumulative weight in the leaf, including the row
     last = xp.clip(first + count - 1, 0, n - 1)
     whole = part[0][last], part[1][last]
-    # Rounding errors of weights do not decide ties of double precision; sums of float32 weights are exact.
+    # The slack prevents rounding errors of weights in double precision from deciding ties. Sums of float32 are exact.
     slack = (4 * np.finfo(np.float64).eps if y.dtype == np.float64 else 2.0**-38) * whole[0]
 
     def at_level(level: float) -> Array:
@@ -218,8 +216,9 @@ def quantiles(
 
 
 def _parts_of(weight: Any, leaf: Any, count: Any, first: Any) -> tuple[Any, Any]:
-    """Returns the weight of the leaf of each row up to this row, rows sorted by leaf, relative to a power of two of
-    the leaf, as the sum of two numbers.
+    """Returns the cumulative weight of each row within its leaf, including the row, as the sum of two numbers.
+
+    Rows are sorted by leaf. The weights are relative to a power of two, which depends on the leaf.
     """
     xp, n = module_of(weight), len(weight)
     size = 64 if weight.dtype == np.float64 else 32
@@ -238,7 +237,7 @@ def _parts_of(weight: Any, leaf: Any, count: Any, first: Any) -> tuple[Any, Any]
 
 
 def _counts(mask: Any, leaf: Any, num_leaves: int) -> Any:
-    """Returns the number of rows of each leaf that are true in the mask."""
+    """Returns the number of rows of each leaf for which the mask is true."""
     if module_of(mask) is np:
         return np.bincount(leaf[mask], minlength=num_leaves)
     return jax.ops.segment_sum(mask.astype(jnp.int32), leaf, num_leaves, indices_are_sorted=True)
@@ -248,15 +247,15 @@ def _counts(mask: Any, leaf: Any, num_leaves: int) -> Any:
 
 
 def _bits(n: int, size: int) -> int:
-    """Returns the bits of a word, so that sums of n words do not overflow integers of so many bits."""
+    """Returns the number of bits of a word for which sums of n words do not overflow integers of ``size`` bits."""
     return max(1, size - 2 - n.bit_length())
 
 
 def _words(values: Any, exponent: Any, bits: int, count: int) -> list[Any]:
-    """Returns the words of values below ``2^exponent``, the highest first; the lowest is rounded."""
+    """Returns the words of values below ``2^exponent``, the highest word first. The lowest word is rounded."""
     xp = module_of(values)
     whole = np.int64 if values.dtype == np.float64 else np.int32
-    # In two steps, as the power may be out of range.
+    # Two steps, because the power may be out of range.
     half = exponent // 2
     power = lambda e: xp.ldexp(xp.ones((), values.dtype), -e)
     rest, words = values * power(half) * power(exponent - half), []
@@ -269,7 +268,7 @@ def _words(values: Any, exponent: Any, bits: int, count: int) -> list[Any]:
 
 
 def _joined(words: list[Any], bits: int) -> tuple[Any, Any]:
-    """Returns sums of words as the sum of two numbers, the second below the rounding error of the first."""
+    """Returns sums of words as the sum of two numbers. The second is below the rounding error of the first."""
     xp = module_of(words[0])
     dtype, low_bits = (np.float64, 31) if words[0].dtype == np.int64 else (np.float32, 12)
     high = low = xp.zeros(words[0].shape, dtype)
@@ -282,20 +281,20 @@ def _joined(words: list[Any], bits: int) -> tuple[Any, Any]:
 
 
 def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
-    """Returns the rounded sum and its rounding error, exactly."""
+    """Returns the rounded sum and its exact rounding error."""
     added = a + b
     of_b = added - a
     return added, (a - (added - of_b)) + (b - of_b)
 
 
 def _product(number: tuple[Any, Any], factor: float) -> tuple[Any, Any]:
-    """Returns the product of a sum of two numbers and a number in (0, 1), as a sum of two."""
+    """Returns the product of a number in (0, 1) and a sum of two numbers, as a sum of two numbers."""
     xp, dtype = module_of(number[0]), number[0].dtype
     half = np.finfo(dtype).nmant // 2 + 1
     mantissa, exponent = xp.frexp(number[0])
     upper = xp.ldexp(xp.trunc(mantissa * 2.0**half), exponent - half)
     high, low = xp.zeros_like(number[0]), number[1] * dtype.type(factor)
-    for i in range(1, 1 + -(-53 // half)):  # parts of the factor of half the digits, whose products are exact
+    for i in range(1, 1 + -(-53 // half)):  # parts of the factor have half the digits, so that products are exact
         part = math.floor(factor * 2.0 ** (half * i))
         factor -= part * 2.0 ** (-half * i)
         for digits in (upper, number[0] - upper):

@@ -1,9 +1,9 @@
 """Many devices: a mesh with the axes ``starts`` and ``data``, and rows sharded over ``data``.
 
-With such a mesh in context (``with jax.set_mesh(sharding.mesh(...))``) the functions of this library shard runs over
-``starts`` and rows over ``data``. The compiler partitions everything except loops over samples and kernels, which use
-this module: a loop over blocks of sharded rows must take a block of each shard at once, and the compiler cannot
-partition a kernel.
+If such a mesh is in context (``with jax.set_mesh(sharding.mesh(...))``), the functions of this library shard runs over
+``starts`` and rows over ``data``. The compiler partitions all code except loops over samples and kernels, for which
+this module has functions. A loop over blocks of sharded rows must process a block of each shard at once. Kernels must
+be partitioned explicitly.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,12 @@ def mesh(starts: int = 1, data: int | None = None) -> Mesh:
     """Returns a mesh of all devices of all processes.
 
     Args:
-      starts: number of groups of devices that work on different runs: seeds, configurations, trees of a forest.
-      data: number of devices in each group, over which rows are sharded; None: all others.
+      starts: number of groups of devices. Each group works on other runs: seeds, configurations, or trees of a forest.
+      data: number of devices in each group, over which rows are sharded. None: the number of devices divided by
+        ``starts``.
 
     Raises:
-      ValueError: unless starts x data is the number of devices.
+      ValueError: if starts x data is not the number of devices.
     """
     count, starts = jax.device_count(), check_count("starts", starts)
     if data is None and count % starts:
@@ -48,9 +49,9 @@ def of_devices(devices: Sequence[Any]) -> Mesh:
 
 
 def put_rows(tree: Any) -> Any:
-    """Puts arrays ``(n, ...)``, equal in all processes, on devices with their rows sharded over ``data``.
+    """Puts arrays ``(n, ...)`` that are equal in all processes on devices, with their rows sharded over ``data``.
 
-    Without a mesh in context they are put on the default device.
+    If no mesh is in context, the arrays are put on the default device.
 
     Raises:
       ValueError: if n is not a multiple of the size of ``data``.
@@ -62,10 +63,10 @@ def put_rows(tree: Any) -> Any:
 
 
 def from_host(array: Any, dtype: Any = None) -> Any:
-    """Returns a NumPy array, which must not change any more, on the default device; a JAX array as it is. In a forked
-    process without XLA a NumPy array stays on the host.
+    """Returns a NumPy array on the default device, and a JAX array unchanged. The NumPy array must not change later.
 
-    ``jnp.asarray`` would compile a program for each shape and dtype.
+    In a forked process that has no XLA, a NumPy array remains on the host. ``jnp.asarray`` would compile a program for
+    each shape and dtype.
     """
     if isinstance(array, jax.Array) and dtype in (None, array.dtype):
         return array
@@ -77,10 +78,10 @@ def from_host(array: Any, dtype: Any = None) -> Any:
 def join_rows(tree: Any) -> Any:
     """Joins the rows ``(m, ...)`` of each process into one array ``(processes x m, ...)`` sharded over ``data``.
 
-    The rows are in the order of the devices of the mesh. If ``starts`` spans processes, rows move between them.
+    The rows are in the order of the devices of the mesh. If ``starts`` spans processes, rows move between processes.
 
     Raises:
-      ValueError: without a mesh in context; and if the rows cannot be sharded evenly over the devices of the process.
+      ValueError: if no mesh is in context, or if the rows cannot be sharded evenly over the devices of the process.
     """
     if _without_data():
         raise ValueError("a mesh with the axis data must be in context: with jax.set_mesh(sharding.mesh()), got none")
@@ -91,18 +92,19 @@ def join_rows(tree: Any) -> Any:
     joined = lambda each: jax.tree.map(lambda a: jax.make_array_from_process_local_data(each, np.asarray(a)), tree)
     if len(mine) * jax.process_count() == mesh.shape[DATA]:
         return joined(_over_data())
-    # Several processes need the same rows: each device first has rows of its own.
+    # Several processes need the same rows. Each device first gets its own rows, and a program then moves them.
     return jax.jit(same, out_shardings=_over_data())(joined(NamedSharding(mesh, PartitionSpec(mesh.axis_names))))
 
 
 def same(tree: Any) -> Any:
-    """Returns its argument: a program of this function moves arrays to another sharding."""
+    """Returns its argument. A compiled program of this function moves arrays to another sharding."""
     return tree
 
 
 def parts(n: int | None = None) -> int:
-    """Returns the number of shards of rows: the size of ``data`` in the mesh in context, 1 without a mesh; and 1 for n
-    rows that are not a multiple of it, which are not sharded.
+    """Returns the number of shards of rows: the size of ``data`` in the mesh in context, or 1 if there is no mesh.
+
+    If n is not a multiple of this size, the result is 1, because the n rows are not sharded.
     """
     context = jax.sharding.get_abstract_mesh()
     if DATA not in context.axis_names or DATA in context.manual_axes:
@@ -114,7 +116,7 @@ def parts(n: int | None = None) -> int:
 
 
 def share_of_starts() -> int | None:
-    """Returns the number of shards of runs in the mesh in context, 1 if it does not shard them; None without a mesh."""
+    """Returns the number of shards of runs in the mesh in context (1 if runs are not sharded). None: no mesh."""
     context = jax.sharding.get_abstract_mesh()
     if context.empty:
         return None
@@ -122,12 +124,12 @@ def share_of_starts() -> int | None:
 
 
 def axes_of_starts() -> set[str]:
-    """Returns the axes over which runs are sharded: ``starts``, and ``data`` unless rows are sharded over it."""
+    """Returns the axes over which runs are sharded: ``starts``, and also ``data`` if no rows are sharded over it."""
     return {STARTS} if parts() > 1 else set(jax.sharding.get_abstract_mesh().axis_names)
 
 
 def keep_rows(tree: Any) -> Any:
-    """Constrains rows, or a leading axis of their shards, to be sharded over ``data``, within a program.
+    """Constrains rows, or the leading axis of row shards, to be sharded over ``data``, within a program.
 
     In code sharded over ``starts``, arrays from outside must be constrained before they are indexed.
     """
@@ -142,21 +144,22 @@ def keep_rows(tree: Any) -> Any:
 
 @jax.custom_batching.custom_vmap
 def _within_device(a: jax.Array) -> jax.Array:
-    """Constrains an array that each device has to itself."""
+    """Constrains an array that is local to a device."""
     return jax.lax.with_sharding_constraint(a, PartitionSpec())
 
 
 @_within_device.def_vmap
 def _many_within_device(size: int, batched: list[bool], a: jax.Array) -> tuple[jax.Array, bool]:
-    return _within_device(a), batched[0]  # vmap's own rule leaves the new axis to the compiler, which has none here
+    return _within_device(a), batched[0]  # the default rule leaves the new axis to the compiler, which has no axis here
 
 
 def each_part(fn: Callable[..., tuple[Any, Any]], *arrays: Any, rows: tuple[int, ...]) -> tuple[Any, Any]:
-    """Runs ``fn(*arrays)`` on each device along ``data`` with its own rows, for functions that the compiler cannot
-    partition, such as kernels. Differentiable.
+    """Runs ``fn(*arrays)`` on each device along ``data`` with its own rows. Differentiable.
+
+    This is for functions that the compiler cannot partition, such as kernels.
 
     Args:
-      fn: returns sums over its rows, which are summed over the devices, and results by row.
+      fn: function that returns sums over its rows, which are added up over the devices, and results by row.
       *arrays: pytrees.
       rows: indices of the arrays that have rows.
     """
@@ -187,6 +190,6 @@ def _check_rows(tree: Any, shares: int, of: str) -> None:
         raise ValueError(f"arrays must have one row for each sample, got lengths {quoted_list(lengths)}")
     if any(n % shares for n in lengths):
         raise ValueError(
-            f"rows must be a multiple of {shares}, {of}: leave some out, or add some of weight 0; "
+            f"number of rows must be a multiple of {shares}, {of}: leave rows out, or add rows of weight 0; "
             f"got {quoted_list(lengths)}"
         )

@@ -1,4 +1,4 @@
-"""Fitted models other than hard trees: a network on scaled data, and its scaling."""
+"""Fitted models that are not hard trees: a network on scaled data, together with its scaling."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ import numpy as np
 from jtrees import prediction, pytree
 from jtrees.tasks import Task
 
-_MARGIN = 0.1  # as a fraction of the range of the training targets, as for linear leaves
+_MARGIN = 0.1  # relative to the range of the training targets, as for linear leaves
 
 
 @pytree.dataclass
 class SoftModel:
-    """A network on scaled data, with its scaling from the user's units.
+    """A network on scaled data, and the scaling from the user's units.
 
     Attributes:
       network: a pytree with ``outputs(x)``, a pure function of scaled features, and the number of its ``features``.
-      scaling: the :class:`jtrees.data.Scaling` of the training data; None: x and predictions are scaled.
-      task: what is predicted.
-      bounded: whether predictions are clipped to the range of the training targets, extended by a tenth: a network on x
+      scaling: the :class:`jtrees.data.Scaling` of the training data. None: x and predictions are scaled.
+      task: the task of the model.
+      bounded: whether predictions are clipped to the range of the training targets, extended by a tenth. A network on x
         is unbounded for outliers.
     """
 
@@ -41,7 +41,7 @@ class SoftModel:
         """Returns predictions, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``.
 
         Raises:
-          ValueError: for another rank or width, or values that are not finite.
+          ValueError: if x has a wrong rank or width, or values that are not finite.
         """
         return prediction.predict(self, x)
 

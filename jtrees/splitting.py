@@ -1,7 +1,7 @@
-"""Splits of single features of the largest information gain, for all nodes of a level at once: initial splits of CO2
-(where outputs of a ridge regression are features, too), of GET with ``cart="binned"``, and of boosting.
+"""Splits of single features with the largest information gain, for all nodes of a level at once.
 
-CART within a compiled program: features are binned, and thresholds are edges of bins.
+This is CART within a compiled program: features are binned, and thresholds are edges of bins. It gives initial splits
+for CO2 (where outputs of a ridge regression are additional features), for GET with ``cart="binned"``, and for boosting.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from jtrees._classes import shares
 
 Impurity = Callable[[jax.Array], jax.Array]  # statistics of nodes (..., q) -> impurity (...)
 
-_SMALLEST, _GROWTH = 8, 8  # padded sizes of a level, each with its branch: at most eight times the open nodes
-_FEW_BINS = 64  # up to which a value is compared with all edges at once
-_DIGITS = 1e-6  # standard deviation of a node as a fraction of its mean, below which its targets are equal
+_SMALLEST, _GROWTH = 8, 8  # padded sizes of a level, each with a branch: at most eight times the open nodes
+_FEW_BINS = 64  # below this number, a value is compared with all edges at once
+_DIGITS = 1e-6  # targets of a node are equal if their standard deviation is below this fraction of their mean
 _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above rounding errors of float32
 
 
@@ -27,8 +27,8 @@ class Thresholds(NamedTuple):
 
     Attributes:
       feature: index of the feature, ``(nodes,)``.
-      threshold: threshold, half way between two bins.
-      gain: decrease of the impurity; 0 if no split has a gain.
+      threshold: threshold, midway between two bins.
+      gain: decrease of the impurity, or 0 if no split has a gain.
     """
 
     feature: Int[Array, " nodes"]
@@ -37,7 +37,7 @@ class Thresholds(NamedTuple):
 
 
 def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
-    """Returns edges of bins of about equally many samples, half way between two values; on the host.
+    """Returns edges of bins with about equal numbers of samples, midway between two values. Runs on the host.
 
     Returns:
       ``(p, bins - 1)``, ascending, padded with infinity if a feature has fewer values.
@@ -54,12 +54,12 @@ def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
 
 
 def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -> Float[Array, "p bins"]:
-    """Returns edges of bins of about equally many of the samples inside, as :func:`edges_of`, in a compiled program.
+    """Returns edges of bins with about equal numbers of the samples inside, like :func:`edges_of`, in a program.
 
-    Where a bin would be empty, an edge is there twice.
+    An edge is repeated if a bin would be empty.
     """
     count, after = inside.sum(), jnp.arange(1, bins)
-    last = after * (count // bins) + after * (count % bins) // bins - 1  # of the samples of a bin and those before it
+    last = after * (count // bins) + after * (count % bins) // bins - 1  # index of the last sample of each bin
 
     def edges(column: Array) -> Array:
         ordered = jnp.append(jnp.sort(jnp.where(inside, column, jnp.inf)), jnp.inf)
@@ -112,26 +112,26 @@ def best_thresholds(
 
     Args:
       x: features.
-      edges: edges of their bins: see :func:`edges_of`.
+      edges: edges of the bins of the features: see :func:`edges_of`.
       statistics: contribution of each sample to its node.
       node: node of each sample, from 0.
       nodes: number of nodes.
       impurity: :func:`entropy` or :func:`squared_deviation`.
-      codes: bin of each value, as :func:`codes_of` returns it, for several calls; None: it is found here.
+      codes: bin of each value, from :func:`codes_of`, which several calls can share. None: computed here.
     """
     bins_of = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
-    rounding = _GAIN * jnp.abs(sums).sum(-1)  # of the impurity
+    rounding = _GAIN * jnp.abs(sums).sum(-1)  # impurity that rounding errors can cause
     if impurity is squared_deviation:
         rounding = (_DIGITS * jnp.abs(sums[:, 1:-1]).sum(-1)) ** 2 / jnp.maximum(sums[:, 0], 1)
         for _ in range(2):  # the second pass removes the rounding error of the first means
             statistics = _about_means(statistics, node, sums)
             sums = jax.ops.segment_sum(statistics, node, nodes)
     cost = impurity(sums)
-    # Most nodes of a deep level are empty or pure: only the others (open nodes) are numbered and searched.
+    # Most nodes of a deep level are empty or pure. Only the other nodes (open nodes) are numbered and searched.
     open_ = cost > rounding
     label = jnp.cumsum(open_) - 1
-    labels = jnp.where(open_, label, nodes)[node]  # out of range, so dropped, for closed nodes
+    labels = jnp.where(open_, label, nodes)[node]  # out of range for closed nodes, which are therefore dropped
     most = min(nodes, len(x) // 2 + 1)  # an open node has at least two samples
     sizes = [_SMALLEST]
     while sizes[-1] < most:
@@ -146,9 +146,9 @@ def best_thresholds(
 
 
 def _about_means(statistics: Float[Array, "n q"], node: Int[Array, " n"], sums: Float[Array, "m q"]) -> Array:
-    """Returns statistics of targets centred by the mean of their node.
+    """Returns statistics of targets that are centred by the mean of their node.
 
-    Squares of targets far from the mean of all rows would lose the digits in which the targets of a node differ.
+    The squares of targets far from the mean of all rows would lose the digits in which targets of a node differ.
     """
     weight = statistics[:, :1]
     safe = lambda count: jnp.where(count > 0, count, 1)
@@ -163,9 +163,9 @@ def binned_cart(
     depth: int,
     impurity: Impurity,
 ) -> tuple[Float[Array, "nodes p"], Float[Array, " nodes"]]:
-    """Returns weights and biases of the splits of a tree grown level by level; a node without a gain does not split.
+    """Returns weights and biases of the splits of a tree that is grown level by level.
 
-    Arguments are those of :func:`best_thresholds`, and the depth of the tree.
+    A node without a gain does not split. The arguments are as for :func:`best_thresholds`, with the depth of the tree.
     """
     node, rows, codes = jnp.zeros(len(x), jnp.int32), [], codes_of(x, edges)
     for level in range(depth):
@@ -188,7 +188,7 @@ def codes_of(x: Float[Array, "n p"], edges: Float[Array, "p bins"]) -> Int[Array
 def _best(
     codes: Array, edges: Array, statistics: Array, node: Array, nodes: int, room: int, impurity: Impurity
 ) -> Thresholds:
-    """Returns the same for open nodes, in arrays padded to ``room``."""
+    """Implements :func:`best_thresholds` for open nodes. Returns arrays padded to ``room``."""
     bins = edges.shape[1] + 1
 
     def scan_feature(best: Thresholds, inputs: tuple[Array, Array, Array]) -> tuple[Thresholds, None]:

@@ -1,7 +1,7 @@
-"""Tasks: what is predicted and how it is scored. A task checks targets, and has the losses, the link and scores.
+"""Tasks: the kind of prediction and its scores. A task checks targets, and has the losses, the link and the scores.
 
-A model computes ``outputs`` and returns ``predictions = link(outputs)``: class probabilities for logits, the outputs
-themselves in regression.
+A model computes ``outputs`` and returns ``predictions = link(outputs)``. In classification, outputs are logits and
+predictions are class probabilities. In regression with squared error, predictions are the outputs.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ class Regression(TaskOfLoss):
     """Regression, by default with squared error.
 
     Args:
-      outputs: number of targets, for y of shape ``(n, outputs)``; None: one target, y is ``(n,)``.
+      outputs: number of targets, for y of shape ``(n, outputs)``. None: one target, and y is ``(n,)``.
       loss_function: a loss of :mod:`jtrees.losses`, its name, such as ``"poisson"``, or a function ``(outputs, y) ->
-        (n,)`` of scaled targets. :class:`jtrees.losses.Quantile` of several levels predicts ``(n, levels)``.
+        (n,)`` of scaled targets. :class:`jtrees.losses.Quantile` with several levels predicts ``(n, levels)``.
 
     Raises:
-      ValueError: unless ``outputs`` is None or an integer of at least 1; for an unknown loss, or several levels of
-        several targets.
+      ValueError: if ``outputs`` is not None or an integer of at least 1. If the loss is unknown. If there are several
+        levels and several targets.
     """
 
     outputs: int | None = None
@@ -57,7 +57,7 @@ class Regression(TaskOfLoss):
         return dataclasses.replace(self, loss_function=self.loss_function.scaled(unit))
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for training targets, possibly traced, of another shape."""
+        """Raises ``ValueError`` for training targets of a wrong shape. The targets may be traced."""
         shape = () if self.outputs is None else (self.outputs,)
         if y.shape[1:] != shape:
             columns = "(n,)" if self.outputs is None else f"(n, {self.outputs})"
@@ -68,8 +68,8 @@ class Regression(TaskOfLoss):
         """Returns the checked training targets of n samples, in float64.
 
         Raises:
-          ValueError: for another shape, values that are not finite or that the loss cannot take, fewer than two
-            samples, or constant targets.
+          ValueError: for a wrong shape, values that are not finite or that the loss refuses, fewer than two samples, or
+            constant targets.
         """
         y = np.asarray(checks.check_targets(y, n)).astype(np.float64, order="C")
         self.check(y)
@@ -77,10 +77,10 @@ class Regression(TaskOfLoss):
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked evaluation targets of n samples: as :meth:`targets`, but they may be constant.
+        """Returns the checked evaluation targets of n samples, as :meth:`targets` does, but they may be constant.
 
         Raises:
-          ValueError: for another shape, or values that are not finite or that the loss cannot take.
+          ValueError: for a wrong shape, or values that are not finite or that the loss refuses.
         """
         y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
         checks.check_finite("y", y)
@@ -91,30 +91,32 @@ class Regression(TaskOfLoss):
         return y
 
     def varies(self, y: np.ndarray) -> bool:
-        """Whether no column of targets is constant."""
+        """Returns whether every column of targets varies."""
         return bool(np.ptp(y, axis=0).all())
 
     def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Loss of the predictions of scaled targets for each sample; of a user-defined loss the squared error."""
+        """Returns the loss of each prediction of scaled targets. A user-defined loss becomes the squared error."""
         loss = self.loss_function if self.in_units else losses.SquaredError()
         each = loss.of_predictions(predictions, loss.aligned(y))
         return each if each.ndim == 1 else each.mean(axis=1)
 
     def loss_unit(self, unit: Any) -> float:
-        """A scaled loss of 1 in the user's units; 1 for several targets, whose losses stay scaled."""
+        """Returns a scaled loss of 1 in the user's units, or 1 for several targets, whose losses remain scaled."""
         return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.power()
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Loss of each sample in double precision, of a user-defined loss the squared error; of several targets the
-        mean, on targets divided by ``unit``.
+        """Returns the loss of each sample in double precision. A user-defined loss becomes the squared error.
+
+        Several targets are divided by ``unit``, and their losses are averaged.
         """
         loss = self.loss_function if self.in_units else losses.SquaredError()
         each = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
         return (each if np.size(unit) == 1 else each / np.power(unit, loss.power())).mean(1)
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        """The part of the loss of the best constant that the predictions save, of several targets the mean: R^2 for the
-        squared error (and a user-defined loss); NaN where y is constant.
+        """Returns 1 minus the ratio of the loss to the loss of the best constant, averaged over targets.
+
+        This is R^2 for the squared error and for a user-defined loss. NaN if a column of y is constant.
         """
         if not self.varies(y):
             return float("nan")
@@ -123,7 +125,7 @@ class Regression(TaskOfLoss):
         return float(np.mean(1 - mean(predictions) / mean(loss.best(y, weight))))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """Targets of a linear model: y as ``(n, k)``."""
+        """Returns the targets of a linear model: y as ``(n, k)``."""
         return y.reshape(len(y), -1)
 
 
@@ -133,14 +135,14 @@ class Classification(TaskOfLoss):
     """Classification, by default with log loss.
 
     Args:
-      classes: number of classes K; y holds classes 0..K-1, or soft labels, ``(n, K)``, the probabilities of the classes
-        in each row. Outputs are logits ``(n, K)``, predictions probabilities.
-      loss_function: :class:`jtrees.losses.LogLoss`; or for DGT, LatentTree and TEL a function ``(outputs, y) -> (n,)``
-        of logits and classes 0..K-1. The loss of soft labels is the expectation of the loss of a class.
-      class_weight: factor of the weight of the samples of each class, K numbers above 0; None: equal ones.
+      classes: number of classes K. y holds classes 0..K-1, or soft labels ``(n, K)``, which are the class probabilities
+        of each row. Outputs are logits ``(n, K)``, and predictions are probabilities.
+      loss_function: :class:`jtrees.losses.LogLoss`. DGT, LatentTree and TEL also accept a function
+        ``(outputs, y) -> (n,)`` of logits and classes 0..K-1. The loss of a soft label is the expected loss of a class.
+      class_weight: factor of the sample weights for each class, K numbers above 0. None: equal factors.
 
     Raises:
-      ValueError: for fewer than two classes, another loss, or other weights.
+      ValueError: for fewer than two classes, an unsupported loss, or invalid class weights.
     """
 
     classes: int
@@ -169,47 +171,45 @@ class Classification(TaskOfLoss):
 
     @property
     def link_name(self) -> losses.Link:
-        """The softmax of the outputs: also a loss of the user's is of logits."""
+        """The softmax of the outputs. A user-defined loss also takes logits."""
         return "softmax"
 
     @property
     def leaf_loss(self) -> losses.LogLoss:
-        """The loss of trainable leaves of logits: with a loss of the user's, too, the log loss."""
+        """The loss of trainable leaves of logits. It is the log loss, even for a user-defined loss."""
         return self.loss_function if isinstance(self.loss_function, losses.LogLoss) else losses.LogLoss()
 
     def scaled(self, unit: Any) -> "Classification":
-        """Returns the task itself, as classes are not scaled."""
+        """Returns the task itself, because classes are not scaled."""
         return self
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
-        """Returns None, as classes are not scaled."""
+        """Returns None, because classes are not scaled."""
         return None, None
 
     def loss_unit(self, unit: Any) -> float:
-        """1, as losses are not scaled."""
+        """Returns 1, because losses are not scaled."""
         return 1.0
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for training targets, possibly traced, that are neither integers 0..K-1 nor soft
-        labels.
-        """
+        """Raises ``ValueError`` if training targets are not integers 0..K-1 or soft labels. They may be traced."""
         _classes.check_traced(y, self.classes)
 
     def targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked training labels of n samples, in int32, or soft labels in float64; classes may be absent.
+        """Returns the checked training labels of n samples in int32, or soft labels in float64. Classes may be absent.
 
         Raises:
-          ValueError: for labels that are not 0..K-1, soft labels that are no probabilities, or another number of rows.
+          ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
         y = _classes.checked_classes(y, self.classes)[0]
         checks.check_rows(y, n)
         return y
 
     def held_out_targets(self, y: Any, n: int) -> np.ndarray:
-        """Returns the checked evaluation labels of n samples, or their soft labels.
+        """Returns the checked evaluation labels, or soft labels, of n samples.
 
         Raises:
-          ValueError: for labels that are not 0..K-1, soft labels that are no probabilities, or another number of rows.
+          ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
         y = _classes.checked_classes(y, self.classes)[0]
         if len(y) != n:
@@ -217,56 +217,59 @@ class Classification(TaskOfLoss):
         return y
 
     def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns targets, and factors of the weights of samples, or None."""
+        """Returns the targets, and factors of the sample weights or None."""
         return (y, None) if self.class_weight is None else _classes.weighed(y, self.class_weight)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Returns the group of each sample, ``(n,)``, whose share samples of the rows keep: its most probable class."""
+        """Returns the most probable class of each sample, ``(n,)``. Subsamples of rows keep the share of each class."""
         return _classes.most_probable(y)
 
     def loss(self, outputs: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Loss of each sample; of soft labels the expectation of the loss of a class."""
+        """Returns the loss of each sample. For soft labels, this is the expected loss of a class."""
         if self.in_units or not _classes.is_soft(y):
             return self.loss_function.samples(outputs, y)
         return _classes.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
     def varies(self, y: np.ndarray) -> bool:
-        """True, as class frequencies can be fitted to labels of a single class."""
+        """Returns True, because class frequencies can be fitted to labels of a single class."""
         return True
 
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Log loss of probabilities on each sample, without smoothing."""
+        """Returns the log loss of probabilities for each sample, without smoothing."""
         return losses.log_loss(predictions, y)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Log loss of each sample in double precision; probabilities are at least float32's smallest normal number."""
+        """Returns the log loss of each sample, in double precision.
+
+        Probabilities are clipped at the smallest normal number of float32.
+        """
         tiny = np.finfo(np.float32).tiny
         if _classes.is_soft(y):
             return -(y * np.log(np.maximum(predictions, tiny))).sum(1)
         return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
 
     def hits(self, predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Returns whether the most probable class is right for each sample, 0 or 1; of soft labels its probability."""
+        """Returns 1 if the predicted class is right, else 0. For soft labels, returns the probability of this class."""
         return _classes.share_of(y, predictions.argmax(1))
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        """Accuracy; of soft labels the expected one, the mean probability of the class that is predicted."""
+        """Returns the accuracy. For soft labels, this is the mean probability of the predicted class."""
         return float(np.average(self.hits(predictions, y), weights=weight))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """Targets of a linear model: probabilities of the classes, of labels one-hot encoded ones, ``(n, K)``."""
+        """Returns the targets of a linear model: class probabilities or one-hot encoded labels, ``(n, K)``."""
         return _classes.shares(y, self.classes)
 
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
 class Policy(TaskOfLoss):
-    """Choice of an action for each sample: the mean reward is maximised.
+    """Choice of an action for each sample, such that the mean reward is maximised.
 
-    The targets are the rewards of all actions, ``(n, actions)``. Where only the rewards of the actions taken are known,
-    give doubly robust scores (Athey & Wager, "Policy Learning with Observational Data", 2021). Rewards are not
-    scaled, so they should be of order 1. Predictions are the probabilities of the actions; in a hard tree they are 0
-    and 1, as a leaf plays one action. The loss is minus the mean reward.
+    The targets are the rewards of all actions, ``(n, actions)``. If only the rewards of the chosen actions are known,
+    use doubly robust scores (Athey & Wager, "Policy Learning with Observational Data", 2021). Rewards are not scaled,
+    so they should be of order 1. Predictions are the probabilities of the actions. In a hard tree they are 0 and 1, as
+    each leaf plays one action. The loss is minus the mean reward.
 
     Args:
       actions: number of actions, at least 2.
@@ -302,19 +305,19 @@ class Policy(TaskOfLoss):
         return (self.actions,)
 
     def scaled(self, unit: Any) -> "Policy":
-        """Returns the task itself, as rewards are not scaled."""
+        """Returns the task itself, because rewards are not scaled."""
         return self
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
-        """Returns 0 and 1, as rewards are not scaled, nor probabilities of actions."""
+        """Returns 0 and 1, because rewards and probabilities of actions are not scaled."""
         return np.float64(0), np.float64(1)
 
     def loss_unit(self, unit: Any) -> float:
-        """1, as rewards are not scaled."""
+        """Returns 1, because rewards are not scaled."""
         return 1.0
 
     def check(self, y: Any) -> None:
-        """Raises ``ValueError`` for rewards, possibly traced, of another shape."""
+        """Raises ``ValueError`` for rewards of a wrong shape. The rewards may be traced."""
         if y.shape[1:] != self.shape:
             raise ValueError(f"y must hold the rewards of {self.actions} actions, (n, {self.actions}), got {y.shape}")
 
@@ -322,7 +325,7 @@ class Policy(TaskOfLoss):
         """Returns the checked rewards of n samples, in float64.
 
         Raises:
-          ValueError: for another shape, values that are not finite, fewer than two samples, or equal rewards only.
+          ValueError: for a wrong shape, values that are not finite, fewer than two samples, or only equal rewards.
         """
         y = self.held_out_targets(y, n)
         checks.check_rows(y, n)
@@ -334,7 +337,7 @@ class Policy(TaskOfLoss):
         """Returns the checked rewards of n samples.
 
         Raises:
-          ValueError: for another shape, or values that are not finite.
+          ValueError: for a wrong shape, or values that are not finite.
         """
         y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
         checks.check_finite("y", y)
@@ -343,23 +346,23 @@ class Policy(TaskOfLoss):
         return y
 
     def varies(self, y: np.ndarray) -> bool:
-        """True, as one action can be played everywhere."""
+        """Returns True, because one action can be played everywhere."""
         return True
 
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n k"]) -> Float[Array, " n"]:
-        """Minus the expected reward of each sample."""
+        """Returns minus the expected reward of each sample."""
         return -(predictions * y).sum(-1)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Minus the expected reward of each sample, in the user's units."""
+        """Returns minus the expected reward of each sample, in the user's units."""
         return -(predictions * y).sum(-1)
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        """The mean reward."""
+        """Returns the mean reward."""
         return float(np.average((predictions * y).sum(1), weights=weight))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
-        """Targets of a linear model: the rewards."""
+        """Returns the targets of a linear model: the rewards."""
         return y
 
 
@@ -367,7 +370,7 @@ Task = Regression | Classification | Policy
 
 
 def check_log_loss(task: Task) -> None:
-    """Raises ``ValueError`` for classes with a user-defined loss, which class frequencies in leaves do not minimise."""
+    """Raises ``ValueError`` for classification with a user-defined loss, which class frequencies do not minimise."""
     if isinstance(task, Classification) and not task.in_units:
         raise ValueError(
             f"loss_function must be LogLoss here, got {checks.quoted(task)}: DGT, LatentTree and TEL take functions"
@@ -378,13 +381,13 @@ def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]
     """Returns the task, and the checked training targets of n samples.
 
     Args:
-      task: a task; or ``"regression"`` or ``"classification"``, whose outputs or classes are inferred from y.
+      task: a task, or ``"regression"`` or ``"classification"``. The outputs or classes of a name are inferred from y.
       y: targets.
       n: number of samples.
 
     Raises:
-      ValueError: for an unknown task, or targets that do not fit it; for an absent class below the largest label,
-        unless the task has the number of classes.
+      ValueError: for an unknown task, or for targets that do not fit the task. If the number of classes is inferred,
+        every class up to the largest label must be present.
     """
     if isinstance(task, Task):
         return task, task.targets(y, n)

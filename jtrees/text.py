@@ -1,4 +1,4 @@
-"""How trees, their splits and their leaves are written as text."""
+"""Text of trees, their splits and their leaves."""
 
 from collections.abc import Sequence
 import itertools
@@ -8,25 +8,25 @@ import numpy as np
 
 from jtrees import processes, validation
 
-_READ = 8  # digits above which text is for computing, not for reading
+_READ = 8  # text with more digits is for computation, not for reading
 _REWARD_DIGITS = 3
 
 # --- Numbers and sums ------------------------------------------------------------------------------------------------
 
 
 def number_text(value: float, digits: int, zero: float = 0.0) -> str:
-    """Returns ``zero + value`` as text, with the value rounded to significant digits, but not ``zero``."""
+    """Returns ``zero + value`` as text. Only the value is rounded to significant digits."""
     rounded = f"{value:.{digits}g}"
     return exact_text(zero + float(rounded)) if zero else rounded
 
 
 def exact_text(value: Any) -> str:
-    """Returns the shortest text that parses as this number in float64 (that of a float32 is less precise)."""
+    """Returns the shortest text that parses as this number in float64. The text of a float32 is less precise."""
     return np.format_float_positional(np.float64(value), trim="-")
 
 
 def classes_text(classes: Sequence[str], most: int | None) -> str:
-    """Returns the texts of up to ``most`` classes joined, and the number of others."""
+    """Returns up to ``most`` class texts, joined, and the number of omitted classes."""
     more = len(classes) - len(classes[:most])
     return ", ".join([*classes[:most], *([f"{more} more class{'' if more == 1 else 'es'}"] if more else [])])
 
@@ -34,13 +34,13 @@ def classes_text(classes: Sequence[str], most: int | None) -> str:
 def largest_terms(
     weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None, *, by_size: bool = False
 ) -> tuple[np.ndarray, int]:
-    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of others.
+    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of omitted terms.
 
     Args:
-      weights: ``(p,)``; zero weights are no terms.
-      max_terms: maximum number of terms; None: all.
-      deviations: standard deviations of the features, ``(p,)``; None: equal ones.
-      by_size: whether the largest come first.
+      weights: weights, ``(p,)``. A weight of zero is not a term.
+      max_terms: maximum number of terms. None: all terms.
+      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
+      by_size: whether the terms are sorted by size, the largest first.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
@@ -64,7 +64,7 @@ def linear_text(
 ) -> str:
     """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
 
-    Of more than ``max_terms`` terms only the :func:`largest <largest_terms>` are included.
+    If there are more than ``max_terms`` terms, only the :func:`largest <largest_terms>` are included.
     """
     shown, left_out = largest_terms(weights, max_terms, deviations, by_size=by_size)
     if not len(shown):
@@ -85,7 +85,7 @@ def numbers_text(values: Any, digits: int, zero: Any = 0) -> str:
 
 
 def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
-    """Returns the probabilities of classes by name, the ``max_terms`` most probable first, and the number of others."""
+    """Returns the ``max_terms`` most probable classes by name with probabilities, and the number of omitted classes."""
     order = np.argsort(-shares, kind="stable")
     return classes_text([f"{names[i]}: {number_text(shares[i], digits)}" for i in order], max_terms)
 
@@ -102,18 +102,18 @@ def model_text(
     deviations: np.ndarray | None = None,
     short: bool = False,
 ) -> str:
-    """Returns a linear model plus ``zero`` as text; terms are chosen as by :func:`linear_text`.
+    """Returns a linear model plus ``zero`` as text. Terms are chosen as in :func:`linear_text`.
 
     Args:
-      slopes: ``(p,)``.
+      slopes: slopes, ``(p,)``.
       intercept: the intercept.
       bounds: lower and upper bound of the output, or None.
       names: names of the features.
       digits: significant digits.
-      zero: added to intercept and bounds, exactly.
-      max_terms: maximum number of terms; None: all.
-      deviations: standard deviations of the features, ``(p,)``; None: equal ones.
-      short: whether the largest terms come first, and bounds are left out.
+      zero: number that is added to intercept and bounds, exactly.
+      max_terms: maximum number of terms. None: all terms.
+      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
+      short: whether the largest terms come first, and bounds are omitted.
     """
     number = lambda value: number_text(value, digits, zero)
     if not slopes.any():  # a constant is within its bounds
@@ -166,7 +166,7 @@ def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
     """Returns names of the features, by default ``x0``, ``x1``, ...
 
     Raises:
-      ValueError: for another number of names than columns.
+      ValueError: if the number of names is not the number of columns.
     """
     if feature_names is None:
         return [f"x{i}" for i in range(tree.features)]
@@ -182,12 +182,12 @@ def measured(
     """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`.
 
     Returns:
-      The standard deviation of each feature, None without a table; and for each leaf its number of rows, as
-      ``["41 rows"]``, or by class, as ``["41 rows", "sold: 38, not yet: 3"]``, or with mean rewards, empty without
-      a table.
+      The standard deviation of each feature, or None if there is no table. For each leaf, a list of texts with the
+      number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards.
+      The list is empty if there is no table.
 
     Raises:
-      ValueError: as :meth:`jtrees.ObliqueTree.to_text`.
+      ValueError: as in :meth:`jtrees.ObliqueTree.to_text`.
     """
     classes = tree.classes
     if max_terms is not None:
@@ -199,7 +199,7 @@ def measured(
         each = "one an action" if tree.is_policy else "one a class"
         raise ValueError(f"class_names must hold {classes} names, {each}, got {len(class_names)}")
     if x is None and y is not None:
-        raise ValueError(f"y goes with x: the {'rewards' if tree.is_policy else 'classes'} of its rows")
+        raise ValueError(f"x must be given with y, the {'rewards' if tree.is_policy else 'classes'} of its rows")
     if x is None:
         return None, [[] for _ in range(len(tree.bias) + 1)]
     leaf, deviations = np.asarray(tree.leaf_index(x)), np.asarray(x, np.float64).std(0)
@@ -239,10 +239,10 @@ def split_text(
     deviations: np.ndarray | None = None,
     threshold: str | None = None,
 ) -> str:
-    """Returns the condition for going right at a node, as ``"1.2 age - 0.5 bmi > 3"``.
+    """Returns the condition for going right at a node, such as ``"1.2 age - 0.5 bmi > 3"``.
 
-    Of more than ``max_terms`` terms it has those of the largest |weight| times deviation of the feature, and the
-    number of others. ``threshold`` is the text of the threshold, such as one of :func:`threshold_texts`.
+    If there are more than ``max_terms`` terms, the condition has the terms with the largest |weight| times feature
+    deviation, and the number of omitted terms. ``threshold`` is the text of the threshold: see :func:`threshold_texts`.
     """
     weights, bias = np.asarray(tree.weights[node], np.float64), float(tree.bias[node])
     above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
@@ -250,7 +250,7 @@ def split_text(
 
 
 def threshold_texts(tree: Any, digits: int) -> list[str]:
-    """Returns the thresholds of all nodes as text, with as many more digits as tell different splits apart."""
+    """Returns the thresholds of all nodes as text, with additional digits where different splits would look equal."""
     values = [0 - float(bias) for bias in np.asarray(tree.bias)]
     texts, reached = [f"{value:.{digits}g}" for value in values], np.flatnonzero(tree.splits).tolist()
     for more in range(digits + 1, _READ + 1):
@@ -264,8 +264,8 @@ def threshold_texts(tree: Any, digits: int) -> list[str]:
 def leaf_text(tree: Any, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
     """Returns the prediction of a leaf as text.
 
-    ``shown``: ``max_terms`` and ``deviations`` choose terms as in :func:`split_text`, ``class_names`` are as in
-    :meth:`jtrees.ObliqueTree.to_text`; ``short`` has the largest terms of linear leaves first, and no bounds.
+    ``shown``: ``max_terms`` and ``deviations`` choose terms as in :func:`split_text`. ``class_names`` are as in
+    :meth:`jtrees.ObliqueTree.to_text`. ``short`` lists the largest terms of linear leaves first, and omits bounds.
     """
     y_zero = 0.0 if tree.origin is None or tree.origin.y is None else np.asarray(tree.origin.y, np.float64)
     return tree.leaves.describe(leaf, relative_names(tree, names), digits, y_zero, **shown)
@@ -274,8 +274,9 @@ def leaf_text(tree: Any, leaf: int, names: Sequence[str], digits: int = 3, **sho
 def with_short_origin(tree: Any, deviations: np.ndarray | None, digits: int) -> Any:
     """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204.
 
-    The origin of a feature is rounded to the power of ten below its deviation, and thresholds and intercepts are
-    those of the rounded origin. For text alone; without deviations, or for many digits, the tree as it is.
+    The origin of a feature is rounded to the power of ten below the feature's deviation. Thresholds and intercepts are
+    converted to the rounded origin. The result is for text only. The tree is unchanged if there are no deviations or
+    more than 8 digits.
     """
     if tree.origin is None or deviations is None or digits > _READ:
         return tree
@@ -288,7 +289,7 @@ def with_short_origin(tree: Any, deviations: np.ndarray | None, digits: int) -> 
 
 
 def relative_names(tree: Any, names: Sequence[str]) -> list[str]:
-    """Returns names of the features relative to the origin, as ``"(year - 2000)"``."""
+    """Returns names of the features relative to the origin, such as ``"(year - 2000)"``."""
     if tree.origin is None:
         return list(names)
     relative = []

@@ -20,25 +20,25 @@ from jtrees.text import tree_text
 @io.part
 @pytree.dataclass
 class Origin:
-    """The origin of features and predictions of a tree, for tables whose values are large relative to their spread.
+    """The origin of a tree's features and predictions, for tables whose values are large relative to their spread.
 
-    It is subtracted before rounding to float32, in which ``1e8 + 1`` and ``1e8 + 2`` are equal. Its own values are
-    exact in float32.
+    The origin is subtracted before rounding to float32, in which ``1e8 + 1`` and ``1e8 + 2`` are equal. The values of
+    the origin are exact in float32.
 
     Attributes:
-      x: subtracted from the features, ``(p,)``.
-      y: added to the predictions, ``()`` or ``(k,)``; None for class frequencies.
+      x: values that are subtracted from the features, ``(p,)``.
+      y: values that are added to the predictions, ``()`` or ``(k,)``; None for class frequencies.
     """
 
     x: Float[Array, " p"]
     y: Float[Array, "*k"] | None
 
     def transform(self, x: Any) -> Any:
-        """Returns samples relative to the origin, NumPy arrays in double precision."""
+        """Returns samples relative to the origin. NumPy arrays are in double precision."""
         return counted_from(self.x, x)
 
     def inverse(self, answers: Any) -> Any:
-        """Returns predictions relative to zero, NumPy arrays in double precision."""
+        """Returns predictions relative to zero. NumPy arrays are in double precision."""
         if self.y is None:
             return answers
         if isinstance(answers, jax.Array):
@@ -51,15 +51,15 @@ class Origin:
 class ObliqueTree:
     """A perfect binary tree of linear splits: a sample goes right at node ``j`` iff ``weights[j] @ x + bias[j] > 0``.
 
-    A node whose weights are all zero does not split: the sign of its bias decides for every sample. This represents
-    missing nodes of CART and pruned nodes, so that shapes depend on the depth alone. Nodes are numbered breadth first,
-    leaves from left to right. The tree is a pytree for ``jit``, ``vmap`` and ``grad``.
+    A node whose weights are all zero does not split: the sign of its bias decides for every sample. Such nodes
+    represent missing nodes of CART and pruned nodes, so that shapes depend only on the depth. Nodes are numbered
+    breadth first, leaves from left to right. The tree is a pytree for ``jit``, ``vmap`` and ``grad``.
 
     Attributes:
       weights: ``(nodes, p)``.
       bias: ``(nodes,)``.
-      leaves: a kind of :mod:`jtrees.leaves`.
-      origin: origin of features (those of leaves, too) and predictions, or None for zero.
+      leaves: a leaf type of :mod:`jtrees.leaves`.
+      origin: origin of the predictions and of the features of splits and leaves, or None for zero.
     """
 
     weights: Float[Array, "nodes p"]
@@ -68,22 +68,23 @@ class ObliqueTree:
     origin: Origin | None = None
 
     def composed(self, matrix: Array) -> "ObliqueTree":
-        """Returns the tree as a function of x instead of ``x @ matrix``; its leaves do not depend on x."""
+        """Returns the tree as a function of x instead of ``x @ matrix``. Its leaves must not depend on x."""
         return self.replace(weights=jnp.matmul(self.weights, matrix.T, precision="highest"))
 
     def refit(self, x: Any, y: Any, sample_weight: Any = None, *, shrink: bool = False) -> "ObliqueTree":
         """Returns the tree with leaves fitted to samples by hard routing (GET, Algorithm 1: deterministic leaves).
 
-        Pure. Depending on the kind of the leaves, whose values are ignored, fits means of the targets, smoothed class
-        frequencies (also for logits), or shrunk linear models. From NumPy arrays, constants and frequencies are fitted
-        in double precision, on the host: the mean of equal targets is this very number.
+        The function is pure. The type of the leaves determines the fit: means of the targets, smoothed class
+        frequencies (also for logits), or shrunk linear models. The current leaf values are ignored. For NumPy arrays,
+        constants and frequencies are fitted in double precision, on the host: the mean of equal targets is exactly this
+        number.
 
         Args:
           x: samples, ``(n, p)``.
           y: targets, ``(n,)`` or ``(n, k)``, or classes.
           sample_weight: nonnegative weights, ``(n,)``.
-          shrink: whether constants and frequencies are drawn towards their ancestors', by as much as generalised
-            cross-validation finds best (:func:`jtrees.leaves.fit_hierarchical`).
+          shrink: whether constants and frequencies are shrunk towards the values of their ancestors. Generalised
+            cross-validation chooses the shrinkage (:func:`jtrees.leaves.fit_hierarchical`).
         """
         given = [array for array in (x, y, sample_weight) if array is not None]
         refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
@@ -98,10 +99,10 @@ class ObliqueTree:
         return self.replace(leaves=refit(leaf_index, x, y, weight))
 
     def with_absolute(self, leaves: Any) -> "ObliqueTree":
-        """Returns the tree with other constant leaves, whose values are not relative to its origin."""
+        """Returns the tree with new constant leaves, whose values are not relative to its origin."""
         if self.origin is None or self.origin.y is None:
             return self.replace(leaves=leaves)
-        # An origin is close to all values, so that differences are exact.
+        # An origin is close to all values, so differences are exact.
         return self.replace(leaves=leaves.rescaled(0, 1, -np.asarray(self.origin.y, np.float64), 1))
 
     @property
@@ -115,7 +116,7 @@ class ObliqueTree:
         return self.weights.shape[-1]
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns predictions, as a pure function of arrays: those of the leaf that each sample reaches."""
+        """Returns the predictions of the leaf that each sample reaches, as a pure function of arrays."""
         x = x if self.origin is None else self.origin.transform(x)
         predictions = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
         return predictions if self.origin is None else self.origin.inverse(predictions)
@@ -125,17 +126,17 @@ class ObliqueTree:
         return self.leaves.at(leaf_index, x)
 
     def predict(self, x: ArrayLike) -> Any:
-        """Returns predictions, checked, compiled and block by block.
+        """Returns predictions. Checks x, and runs compiled code block by block.
 
         Args:
           x: samples, ``(n, p)``, a NumPy array (not recompiled for each n) or a JAX array.
 
         Returns:
-          Predictions of the same array type, ``(n,)``, or ``(n, k)`` for leaves with k outputs. Of JAX arrays those of
-          :meth:`apply`; of NumPy arrays the values of the leaves in double precision.
+          Predictions of the same array type, ``(n,)``, or ``(n, k)`` for leaves with k outputs. For a JAX array, they
+          are the result of :meth:`apply`. For a NumPy array, they are the leaf values in double precision.
 
         Raises:
-          ValueError: for another rank or width, or values that are not finite.
+          ValueError: if x has a wrong rank or width, or values that are not finite.
         """
         if prediction.is_on_device(self._single(), x):
             return prediction.predict(self, x)
@@ -144,7 +145,7 @@ class ObliqueTree:
         return out if self.origin is None else self.origin.inverse(out)
 
     def _at_leaves(self, x: Any, then: Any) -> Any:
-        """Returns ``then(leaf, x)`` for the leaf and the features, relative to the origin, of each row."""
+        """Returns ``then(leaf, x)``, with the leaf of each row and its features relative to the origin."""
         splits, options = self.replace(leaves=None, origin=None), {"scaling": self.origin, "exactly": _LEAF_INDEX}
         return prediction.evaluate(_leaf_index, splits, x, features=self.features, then=then, **options)
 
@@ -158,7 +159,7 @@ class ObliqueTree:
           Leaf indices from 0, int32, ``(n,)``.
 
         Raises:
-          ValueError: for another rank or width, or values that are not finite.
+          ValueError: if x has a wrong rank or width, or values that are not finite.
         """
         return self._single()._at_leaves(x, lambda leaf, x: leaf)
 
@@ -183,7 +184,7 @@ class ObliqueTree:
         Returns:
           ``(depth + 1, n)``, int32: level by level, samples last.
         """
-        node = self.leaf_index(x) + topology.num_leaves(self.depth)  # numbered from 1, so that n // 2 is the parent
+        node = self.leaf_index(x) + topology.num_leaves(self.depth)  # in numbers from 1, n // 2 is the parent
         up = np.arange(self.depth, -1, -1, dtype=np.int32)[:, None]
         return (node[None] >> up) - 1
 
@@ -201,13 +202,13 @@ class ObliqueTree:
     def num_parameters(self) -> int:
         """Number of parameters of the tree (host only).
 
-        Counts non-zero weights and one threshold for each reachable split, and the parameters of reachable leaves.
+        Counts non-zero weights and one threshold per reachable split, and the parameters of reachable leaves.
         """
         weights = np.asarray(self.weights)[self.splits]
         return int(np.count_nonzero(weights) + len(weights)) + self.leaves.count(self._reachable()[len(self.bias) :])
 
     def _reachable(self) -> np.ndarray:
-        """Returns whether each node and leaf is reachable; nodes of zero weights block one side: ``(2 nodes + 1,)``."""
+        """Returns whether each node and leaf is reachable, ``(2 nodes + 1,)``. Nodes of zero weights block one side."""
         weights, bias = np.asarray(self._single().weights), np.asarray(self.bias)
         split = np.any(weights != 0, axis=1)
         reachable = np.ones(2 * len(bias) + 1, dtype=bool)
@@ -219,24 +220,24 @@ class ObliqueTree:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes, or of actions of a policy, among which the leaves choose; None for leaves of numbers."""
+        """Number of classes, or of actions of a policy, that the leaves choose from; None for leaves of numbers."""
         return self.leaves.classes
 
     @property
     def is_policy(self) -> bool:
-        """Whether leaves choose an action, as those of :class:`jtrees.Policy`."""
+        """Whether leaves choose an action, as in :class:`jtrees.Policy`."""
         return self.leaves.choice == "action"
 
     def prune(self, x: ArrayLike) -> "ObliqueTree":
-        """Returns the tree without splits that do not divide ``x``; they become nodes of zero weights.
+        """Returns the tree without splits that do not divide ``x``. These splits become nodes of zero weights.
 
-        No prediction on ``x`` changes. Other samples may reach another leaf.
+        Predictions on ``x`` do not change. Other samples may reach another leaf.
 
         Args:
           x: samples, ``(n, p)``.
 
         Raises:
-          ValueError: as :meth:`predict`.
+          ValueError: as in :meth:`predict`.
         """
         path = np.asarray(self.decision_path(x))
         reached = np.zeros(2 * len(self.bias) + 1, dtype=bool)
@@ -246,7 +247,7 @@ class ObliqueTree:
     def merged(self) -> "ObliqueTree":
         """Returns the tree without splits whose reachable leaves are all equal, bit for bit.
 
-        No prediction changes.
+        Predictions do not change.
         """
         self._single()
         rows = [np.asarray(a).reshape(len(self.bias) + 1, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
@@ -261,7 +262,7 @@ class ObliqueTree:
         return self._one_way(chosen, right=goes_right & ~split)
 
     def _one_way(self, chosen: np.ndarray, *, right: np.ndarray) -> "ObliqueTree":
-        """Returns the tree in which the chosen nodes send every sample one way."""
+        """Returns the tree in which the chosen nodes send all samples to one side."""
         weights, bias = np.asarray(self.weights), np.asarray(self.bias)  # on the host: no compilation
         bias = np.where(chosen, np.where(right, 1.0, -1.0).astype(bias.dtype), bias)
         weights = np.where(chosen[:, None], 0, weights)
@@ -279,34 +280,35 @@ class ObliqueTree:
     ) -> str:
         """Returns the rules of the tree as indented text, without nodes that do not split.
 
-        With ``digits=17`` the rules, evaluated in float64, equal the tree up to its own rounding in float32.
+        For ``digits=17``, the rules, evaluated in float64, equal the tree up to its own rounding in float32.
 
         Args:
           feature_names: names of the p columns, by default ``x0``, ``x1``, ...
-          digits: significant digits of weights, thresholds and leaves; the origin is always exact. Thresholds that
-            differ have as many more, up to eight, as it takes to see that.
-          class_names: names of the K classes, in classification, or of the actions of a policy; each leaf then lists
-            the most probable first, or names the one action that it plays.
-          x: samples, ``(n, p)``, such as the training data, to count at each leaf.
-          y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf; of a policy the rewards
-            of the actions, ``(n, K)``, of which each leaf has the means, the largest first.
-          max_terms: maximum number of terms of a condition or a linear leaf, and of classes of a leaf: those of the
-            largest |weight| times standard deviation in x (without x, |weight|), and the number of others. None: all.
+          digits: significant digits of weights, thresholds and leaves. The origin is always exact. Different thresholds
+            get more digits, up to eight, if they would look equal.
+          class_names: names of the K classes in classification, or of the actions of a policy. Each leaf then lists the
+            most probable class first, or names the action that it plays.
+          x: samples, ``(n, p)``, such as the training data, which are counted at each leaf.
+          y: classes 0..K-1 of x, ``(n,)``, in classification, which are counted by class at each leaf. For a policy,
+            the rewards of the actions, ``(n, K)``: each leaf lists the mean rewards, the largest first.
+          max_terms: maximum number of terms of a condition or a linear leaf, and of classes of a leaf. The terms with
+            the largest |weight| times standard deviation in x (|weight| if there is no x) are shown, with the number of
+            omitted terms. None: all terms.
 
         Raises:
-          ValueError: for another number of names than columns or classes, and for x or y that do not fit the tree.
+          ValueError: for a wrong number of names of columns or classes, and for x or y that do not fit the tree.
         """
         return tree_text(self._single(), feature_names, digits, class_names, x, y, max_terms)
 
     def mean_rewards(self, leaf_index: np.ndarray, rewards: Any) -> np.ndarray:
-        """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``, NaN without a row.
+        """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``. NaN for an empty leaf.
 
         Args:
           leaf_index: leaf of each row, ``(n,)``.
-          rewards: of all actions, ``(n, K)``.
+          rewards: rewards of all actions, ``(n, K)``.
 
         Raises:
-          ValueError: for rewards of another shape, or that are not finite.
+          ValueError: for rewards of a wrong shape, or rewards that are not finite.
         """
         checked = Policy(self.classes or 0).held_out_targets(rewards, len(leaf_index))
         sums = np.zeros((len(self.bias) + 1, checked.shape[1]))
@@ -327,7 +329,7 @@ class ObliqueTree:
 
 
 def counted_from(zero: Any, x: Any) -> Any:
-    """Returns ``x - zero`` with rounding only in the difference; NumPy arrays in double precision."""
+    """Returns ``x - zero``, with rounding only in the difference. NumPy arrays are in double precision."""
     if not isinstance(x, jax.Array) and not validation.is_traced(zero):
         return x - np.asarray(zero, np.float64)
     x = jnp.asarray(x)
@@ -335,7 +337,7 @@ def counted_from(zero: Any, x: Any) -> Any:
     dtype = jnp.float32 if whole or short else x.dtype
     if not whole:
         return x.astype(dtype) - jnp.asarray(zero, dtype)
-    # Integers beyond 2**24 may not be exact in float32, but their two parts are.
+    # Integers beyond 2**24 may be inexact in float32, but their two parts are exact.
     x = x.astype(jnp.int32) if short else x
     low = x % 4096
     return ((x - low).astype(dtype) - jnp.asarray(zero, dtype)) + low.astype(dtype)

@@ -1,7 +1,7 @@
-"""Checks of arguments of public functions, with uniform messages.
+"""Checks of the arguments of public functions, with uniform messages.
 
-Every check raises ``ValueError``, naming the argument, what was expected and what came. Values are checked only if they
-are concrete: under ``jit`` and ``vmap`` only shapes are checked.
+Every check raises ``ValueError``, which names the argument, the expectation and the value. Only concrete values are
+checked: under ``jit`` and ``vmap``, only shapes are checked.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MAX_DEPTH = 16
-MAX_NUMBERS = 2**31 - 1  # limit of elements of an array, and of steps, for 32-bit sizes and counters
+MAX_NUMBERS = 2**31 - 1  # largest number of elements of an array, or of steps, for 32-bit sizes and counters
 
 
 _LONGEST = 80  # characters of a quoted value
@@ -21,7 +21,7 @@ _MOST = 5  # items of a quoted list
 
 
 def quoted(value: Any) -> str:
-    """Returns a value as a message quotes it: its ``repr`` on one line, at most 80 characters.
+    """Returns a value as a message quotes it: its ``repr`` on one line, with at most 80 characters.
 
     Example:
       >>> jtrees.validation.quoted("a name with  spaces ")
@@ -29,7 +29,7 @@ def quoted(value: Any) -> str:
     """
     try:
         text = repr(value)
-    except Exception:  # such as of an integer of more than 4300 digits
+    except Exception:  # for example for an integer of more than 4300 digits
         return f"a value of type {type(value).__name__}"
     text = text if isinstance(value, str) else " ".join(text.split())
     if len(text) <= _LONGEST:
@@ -61,7 +61,7 @@ def quoted_list(values: Iterable[Any]) -> str:
 
 
 def is_traced(*values: Any) -> bool:
-    """Whether any of the values (or leaves of pytrees) is a tracer."""
+    """Returns whether any of the values (or leaves of pytrees) is a tracer."""
     return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
 
 
@@ -69,7 +69,7 @@ def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
     """Returns the depth as an int between 1 and ``most``, by default 16.
 
     Raises:
-      ValueError: unless it is an integer in that range.
+      ValueError: if the depth is not an integer in this range.
     """
     try:
         value = operator.index(depth)
@@ -81,7 +81,7 @@ def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
 
 
 def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """Returns an integer of at least ``minimum``, and at most ``most`` (a limit of 32-bit sizes or counters)."""
+    """Returns an integer of at least ``minimum`` and at most ``most`` (a limit of 32-bit sizes or counters)."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -94,10 +94,10 @@ def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None
 
 
 def check_key(key: Any) -> None:
-    """Checks for a single random key.
+    """Checks that the key is a single random key.
 
     Raises:
-      ValueError: otherwise, with an example of a key.
+      ValueError: if it is not. The message has an example of a key.
     """
     dtype = getattr(key, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -108,38 +108,38 @@ def check_key(key: Any) -> None:
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Checks for a finite number above zero; traced values and schedules pass."""
+    """Checks that the value is a finite number above zero. Traced values and schedules pass."""
     if not callable(value):
         check_number(name, value)
 
 
 def check_number(name: str, value: Any) -> None:
-    """Checks for a finite number above zero, or an array of them, but no schedule; traced values pass."""
+    """Checks that the value holds finite numbers above zero. Traced values pass, but schedules do not."""
     if not is_traced(value) and (callable(value) or not _is_numeric(value)):
         raise ValueError(f"{name} must be a number above 0, got {quoted(value)}")
     _check_values(name, value, lambda number: number > 0, "finite and above 0")
 
 
 def check_seconds(value: Any) -> None:
-    """Checks ``max_seconds``: one finite number above zero."""
+    """Checks that ``max_seconds`` is one finite number above zero."""
     check_number("max_seconds", value)
     if np.ndim(value):
         raise ValueError(f"max_seconds must be one number above 0, got {quoted(value)}")
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    """Checks for a finite number of at least zero; traced values pass."""
+    """Checks that the value is a finite number of at least zero. Traced values pass."""
     _check_values(name, value, lambda number: number >= 0, "finite and not negative")
 
 
 def check_part(name: str, value: Any) -> None:
-    """Checks for a number in [0, 1); traced values pass."""
+    """Checks that the value is a number in [0, 1). Traced values pass."""
     within = lambda number: number.ndim == 0 and 0 <= number < 1
     _check_values(name, value, within, "a number from 0 up to but not including 1")
 
 
 def _check_values(name: str, value: Any, holds: Callable[[np.ndarray], Any], expected: str) -> None:
-    """Checks for finite numbers for which a condition holds; traced values pass."""
+    """Checks that the value holds finite numbers that satisfy a condition. Traced values pass."""
     if is_traced(value):
         return
     number = np.asarray(value)  # jax would trace a comparison within a program
@@ -148,27 +148,27 @@ def _check_values(name: str, value: Any, holds: Callable[[np.ndarray], Any], exp
 
 
 def _is_numeric(value: Any) -> bool:
-    """Whether a value is numeric, including dtypes of JAX (bfloat16)."""
+    """Returns whether a value is numeric. Dtypes of JAX (bfloat16) are included."""
     dtype = np.asarray(value).dtype
     return dtype.kind in "biuf" or jnp.issubdtype(dtype, jnp.floating)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> None:
-    """Checks for one of the choices by name; ``other`` names alternatives in the message."""
+    """Checks that the value is one of the choices. ``other`` describes alternatives in the message."""
     if not isinstance(value, str) or value not in choices:
         expected = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
         raise ValueError(f"{name} must be one of {expected}, got {quoted(value)}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Returns True or False, checked."""
+    """Returns the checked value, True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, got {quoted(value)}")
     return bool(value)
 
 
 def check_unmasked(name: str, array: Any) -> None:
-    """Raises ``ValueError`` if an array has masked values, with their number and the first position."""
+    """Raises ``ValueError`` if an array has masked values. The message has their number and the first position."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         masked = np.ma.getmaskarray(array)
         where = tuple(int(i[0]) for i in np.nonzero(masked))
@@ -176,7 +176,7 @@ def check_unmasked(name: str, array: Any) -> None:
 
 
 def as_numeric(name: str, array: Any) -> Any:
-    """Returns an array of numbers; raises ``ValueError`` if it is not numeric, or has masked values."""
+    """Returns an array of numbers. Raises ``ValueError`` if the array is not numeric, or has masked values."""
     check_unmasked(name, array)
     if isinstance(array, jax.Array) and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array
@@ -196,21 +196,21 @@ def as_numeric(name: str, array: Any) -> Any:
 
 
 def _not_a_number(array: Any, values: np.ndarray) -> str:
-    """Returns the text for the first non-numeric value: its position, and a repair."""
+    """Returns the message part for the first non-numeric value: its position, and a repair."""
     for where in np.ndindex(values.shape):
         try:
             float(values[where])
         except (TypeError, ValueError):
             break
     odd = values[where]
-    if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or the like
+    if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or a similar library
         return f"{quoted(odd)} in column {quoted(str(array.columns[where[1]]))}{_repair(odd)}"
     others = f"{quoted(values.flat[0])} and others, such as " if any(where) else ""
     return f"{others}{quoted(odd)}{f' at {where}' if where else ''}{_repair(odd)}"
 
 
 def _repair(value: Any) -> str:
-    """Returns the text of a repair for a non-numeric value."""
+    """Returns the message part with a repair for a non-numeric value."""
     if is_missing(value):
         return ": fill gaps, or leave such rows out"
     if isinstance(value, (str, bytes)):
@@ -221,7 +221,7 @@ def _repair(value: Any) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is missing: None, NaN, or pandas' NA or NaT."""
+    """Returns whether a value is missing: None, NaN, or pandas' NA or NaT."""
     if isinstance(value, (float, np.floating)):
         return bool(value != value)
     if isinstance(value, np.datetime64):
@@ -233,7 +233,7 @@ def flat_samples(x: Any, features: int) -> Any:
     """Returns the input of a layer, ``(..., features)``, as ``(n, features)``.
 
     Raises:
-      ValueError: for another last axis, or no samples.
+      ValueError: for a wrong last axis, or no samples.
     """
     if x.ndim == 0 or x.shape[-1] != features:
         raise ValueError(f"x must have {features} features on its last axis, got shape {x.shape}")
@@ -243,7 +243,7 @@ def flat_samples(x: Any, features: int) -> Any:
 
 
 def check_finite(name: str, array: Any) -> None:
-    """Raises ``ValueError`` if an array has NaN or infinite values, with their number and the first position."""
+    """Raises ``ValueError`` if an array has NaN or infinite values. The message has their number and first position."""
     if is_traced(array):
         return
     finite = np.isfinite(np.asarray(array))
@@ -257,13 +257,13 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: i
     """Returns checked features as an array ``(n, p)``.
 
     Args:
-      x: anything array-like.
+      x: an array, or an object that NumPy converts to an array.
       features: required number of columns, or None.
       finite: whether to check for NaN and infinities.
       rows: smallest number of rows: 0 or 1.
 
     Raises:
-      ValueError: for another rank, too few rows or columns, another width, non-numeric or non-finite values.
+      ValueError: for a wrong rank, too few rows or columns, a wrong width, and non-numeric or non-finite values.
     """
     x = as_numeric("x", x)
     if x.ndim != 2:
@@ -279,7 +279,7 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: i
 
 
 def check_weight(sample_weight: Any, n: int) -> Any:
-    """Returns checked weights of n samples: finite, nonnegative, not all zero."""
+    """Returns checked weights of n samples: finite, nonnegative, and not all zero."""
     weight = as_numeric("sample_weight", sample_weight)
     if weight.shape != (n,):
         raise ValueError(f"sample_weight must have shape ({n},), one a row of x, got shape {weight.shape}")
@@ -299,11 +299,11 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
 
     Args:
       y: labels, ``(n,)``.
-      classes: number of classes, which may then be absent; None: inferred, and every class must be present.
+      classes: number of classes, of which some may be absent. None: inferred, and every class must be present.
 
     Raises:
-      ValueError: for labels that are not integers 0..K-1 (with advice on encoding), for an absent class, and for fewer
-        than two classes.
+      ValueError: for labels that are not integers 0..K-1 (the message says how to encode them), for an absent class,
+        and for fewer than two classes.
     """
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
     y, unclear = label_array(y)
@@ -332,8 +332,9 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
 
 
 def label_array(y: Any) -> tuple[np.ndarray, str]:
-    """Returns labels of any type as an array, numeric if all are numbers; and a description of missing labels or mixed
-    types, or ``""``.
+    """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``.
+
+    The array is numeric if all labels are numbers.
 
     Raises:
       ValueError: for masked values.
@@ -362,7 +363,7 @@ def check_targets(y: Any, n: int) -> Any:
     """Returns checked training targets of a regression, ``(n,)`` or ``(n, k)``.
 
     Raises:
-      ValueError: for another shape, non-numeric or non-finite values, fewer than two samples, or a constant.
+      ValueError: for a wrong shape, non-numeric or non-finite values, fewer than two samples, or a constant target.
     """
     y = as_numeric("y", y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
@@ -382,7 +383,7 @@ def check_targets(y: Any, n: int) -> Any:
 
 
 def check_rows(y: Any, n: int) -> None:
-    """Checks for as many targets as samples, and at least two."""
+    """Checks that the numbers of targets and samples are equal, and at least two."""
     if y.shape[0] != n:
         raise ValueError(f"x and y must have the same number of rows, got {n} and {y.shape[0]}")
     if n < 2:
@@ -390,7 +391,7 @@ def check_rows(y: Any, n: int) -> None:
 
 
 def check_classes(y: Any, classes: int) -> None:
-    """Checks training labels: integers from 0 to ``classes - 1``; traced values pass."""
+    """Checks that training labels are integers from 0 to ``classes - 1``. Traced values pass."""
     if not jnp.issubdtype(y.dtype, jnp.integer):
         raise ValueError(f"y must hold whole numbers 0..{classes - 1} in classification, got {y.dtype}")
     if is_traced(y) or not y.size:

@@ -11,7 +11,7 @@ from jtrees.leaves import Values
 from jtrees.losses import Frequencies, SquaredError
 from jtrees.tree import ObliqueTree
 
-_ROUNDING = 1e-6  # of sums of weights, relative
+_ROUNDING = 1e-6  # relative rounding error of sums of weights
 
 
 def cart_regressor(
@@ -30,16 +30,16 @@ def cart_regressor(
       x: features, ``(n, p)``.
       y: targets, ``(n,)``, or ``(n, k)`` for k outputs of one tree.
       depth: largest depth.
-      seed: CART's order of features among equally good splits.
+      seed: random seed. It decides CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
-      min_weight: least sum of the weights of the samples of a leaf, without weights least number of samples.
-      monotone: features in which predictions must not fall, ``(p,)`` bool; None: of none. For one target.
+      min_weight: minimum sum of the sample weights in a leaf; or the minimum number of samples if there are no weights.
+      monotone: features in which predictions must not fall, ``(p,)`` bool. Only for one target. None: no feature.
 
     Returns:
       A tree of that depth with leaves of means, ``(leaves,)`` or ``(leaves, k)``.
 
     Raises:
-      ImportError: without scikit-learn (``pip install "jtrees[sklearn]"``).
+      ImportError: if scikit-learn is missing (``pip install "jtrees[sklearn]"``).
       ValueError: for invalid data, an invalid depth or a negative ``min_weight``.
     """
     x = validation.check_x(x)
@@ -61,13 +61,14 @@ def cart_classifier(
 ) -> ObliqueTree:
     """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
 
-    Arguments and errors are those of :func:`cart_regressor`, but y holds classes, ``(n,)``; leaves are ``(leaves, k)``
-    for the k classes that are present, sorted. ``monotone`` is for two classes, of the probability of the second. Or y
-    holds probabilities of k classes, ``(n, k)``: the splits are then those of the expected Gini impurity.
+    Arguments and errors are as in :func:`cart_regressor`, except y, which holds classes, ``(n,)``. Leaves are
+    ``(leaves, k)`` for the k classes that are present, sorted. ``monotone`` requires two classes, and refers to the
+    probability of the second class. Alternatively, y holds probabilities of k classes, ``(n, k)``. The splits then
+    minimise the expected Gini impurity.
     """
     x, y = validation.check_x(x), np.asarray(y)
     if is_soft(y):
-        # The variance of the probabilities, summed over classes, falls by as much as their expected Gini impurity.
+        # The variance of the probabilities, summed over classes, decreases like their expected Gini impurity.
         y = checked_classes(y)[0]
         tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, None)
         return tree.replace(leaves=Values(tree.leaves.values, Frequencies()))
@@ -85,7 +86,7 @@ def _grown(
     validation.check_not_negative("min_weight", min_weight)
     total = len(x) if sample_weight is None else np.asarray(sample_weight).sum(dtype=np.float64)
     least = (1 - _ROUNDING) * min_weight
-    if 2 * least > total:  # no split: scikit-learn takes neither a larger share nor a depth of 0
+    if 2 * least > total:  # no split: scikit-learn accepts neither a larger fraction nor a depth of 0
         options: Any = {"min_samples_split": len(x) + 1}
     else:
         options = {"min_weight_fraction_leaf": least / total if least > 0 else 0.0}
@@ -101,20 +102,21 @@ def _grown(
 def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
     """Returns a fitted scikit-learn decision tree as an ObliqueTree with equal predictions on float32 features.
 
-    A split ``x_f <= t`` becomes ``w = e_f``, ``b = -t`` with ``t`` rounded *down* to float32, so no float32 feature
-    changes sides. Nodes that CART did not grow send every sample left, and all leaves below a CART leaf have its value,
-    which initialises splits trained there later.
+    A split ``x_f <= t`` becomes ``w = e_f``, ``b = -t`` with ``t`` rounded *down* to float32, so that no float32
+    feature changes sides. Nodes that CART did not grow send every sample left. All leaves below a CART leaf have the
+    value of this leaf, which initialises splits that are trained there later.
 
     Args:
-      model: a fitted ``DecisionTreeRegressor``, or ``DecisionTreeClassifier`` (leaves are then class frequencies).
-      depth: depth of the result, by default that of the model (at least 1).
+      model: a fitted ``DecisionTreeRegressor`` or ``DecisionTreeClassifier``. Leaves of a classifier are class
+        frequencies.
+      depth: depth of the result, by default the depth of the model (at least 1).
 
     Returns:
       A tree with leaf values ``(leaves,)``, or ``(leaves, k)`` for a regressor of k outputs or a classifier of k
       classes.
 
     Raises:
-      ValueError: if the model is deeper than ``depth``, or than 16, or a classifier of more than one output.
+      ValueError: if the model is deeper than ``depth`` or 16, or if it is a classifier with several outputs.
     """
     grown = model.tree_
     classifies = hasattr(model, "classes_")

@@ -463,7 +463,7 @@ def test_masked_values_are_refused(classes, kind):
 
 def test_labels_that_differ_in_spaces_alone_are_warned_of():
     x = np.linspace(-1, 1, 40)[:, None]
-    with pytest.warns(UserWarning, match="y has labels that differ in spaces alone: 'Yes', 'Yes '"):
+    with pytest.warns(UserWarning, match="y has labels that differ only in spaces: 'Yes', 'Yes '"):
         model = TreeClassifier(DGT, random_state=0).fit(x, np.resize(["No", "Yes", "Yes "], 40))
     assert model.classes_.tolist() == ["No", "Yes", "Yes "]
 

@@ -104,7 +104,7 @@ def test_bad_arguments_are_refused(x):
     forest = forest_of()
     with pytest.raises(ValueError, match="x must have 3 columns, got 2"):
         forest.predict(x[:, :2])
-    with pytest.raises(ValueError, match='combine must be "mean" or "sum" for trees that answer one number'):
+    with pytest.raises(ValueError, match='combine must be "mean" or "sum" for trees that predict one number'):
         forest.replace(combine="vote").predict(x)
     for combine in ("median", None):
         with pytest.raises(ValueError, match="combine must be one of 'mean', 'sum', 'vote', got"):

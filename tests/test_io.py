@@ -133,7 +133,7 @@ def test_an_object_that_holds_itself_is_refused(tmp_path):
     held: list = []
     held.append(held)
     with pytest.raises(
-        ValueError, match="what must not hold itself, or lists and dicts too deeply nested, got such a Fit"
+        ValueError, match="what must not contain itself or deeply nested lists and dicts, got such a Fit"
     ):
         saved(FIT.replace(report=holding(held)), tmp_path)
     assert not list(tmp_path.iterdir())
@@ -225,7 +225,7 @@ def test_states_of_learners(tmp_path):
         jtrees.load(path, like=bandit.init(5, key=jax.random.key(1)))
     with pytest.raises(ValueError, match=r"like must be a BanditState that holds \d+ arrays, .*got a ObliqueTree"):
         jtrees.load(path, like=TREE)
-    with pytest.raises(ValueError, match="like is for states"):
+    with pytest.raises(ValueError, match=r"like must be None for .*, which holds a"):
         jtrees.load(saved(TREE, tmp_path), like=TREE)
 
 
@@ -291,7 +291,7 @@ def test_a_class_that_is_defined_again_takes_its_own_place(tmp_path, base):
     path = saved(old := FIT.replace(report=holding([define()(0.5)])), tmp_path)
     again = define()
     assert type(jtrees.load(path).report.search.held[0]) is again
-    with pytest.raises(ValueError, match=f"cannot be saved: .*{name} was defined again since: make it anew"):
+    with pytest.raises(ValueError, match=f"cannot be saved: .*{name} has been defined again: create the object again"):
         saved(old, tmp_path)
 
 
@@ -299,14 +299,14 @@ def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
     path = saved(FIT.replace(report=holding([Stumps()])), tmp_path)
     text = json.dumps(json.loads(zipfile.ZipFile(path).read("header.json"))["object"])
     renamed = json.loads(text.replace("test_io.Stumps", "elsewhere.Stumps"))
-    with pytest.raises(ValueError, match=r"its class 'elsewhere.Stumps' is not known, import the module"):
+    with pytest.raises(ValueError, match=r"its class 'elsewhere.Stumps' is unknown: import the module"):
         jtrees.load(rewritten(path, object=renamed))
 
 
 def test_two_classes_of_jtrees_have_two_names():
     second = of_a_cell("Values", values=Any)
     second.__module__ = "jtrees.elsewhere"
-    with pytest.raises(ValueError, match=r"cls must have a name of its own in jtrees, got .*elsewhere"):
+    with pytest.raises(ValueError, match=r"cls must have a unique name in jtrees, got .*elsewhere"):
         jtrees.io.part(second)
 
 
@@ -352,9 +352,9 @@ def rewritten(path, **header):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"format": 2}, "is of format 2; this release reads format 1"),
+        ({"format": 2}, "has format 2; this release reads format 1"),
         ({"kind": "Oak"}, "holds a 'Oak', which this release does not know"),
-        ({"object": {"class": "Popen", "fields": {}}}, r"is not a whole file that jtrees.io.save wrote"),
+        ({"object": {"class": "Popen", "fields": {}}}, r"is not a complete file written by jtrees.save"),
     ],
 )
 def test_other_formats_and_kinds_are_refused(tmp_path, header, message):
@@ -366,7 +366,7 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("a tree")
     np.savez(tmp_path / "arrays.npz", a=1)
     for name in ("text", "arrays.npz"):
-        with pytest.raises(ValueError, match=r"is not a whole file that jtrees.io.save wrote"):
+        with pytest.raises(ValueError, match=r"is not a complete file written by jtrees.save"):
             jtrees.load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         jtrees.load(tmp_path / "none.jtrees")

@@ -494,7 +494,7 @@ Q = np.zeros((7, 3), np.float32)
         (Q, lambda step: 1.0, "penalty must be a number above 0"),
         (Q, 1e-40, "penalty must be a normal number of float32"),
         (Q, 1e38, "penalty must be a normal number of float32 up to 4.1e[+]36, got 1e[+]38"),
-        (np.full((7, 3), 1e38, np.float32), 1.0, r"q must be within \+-4.1e\+36 in float32"),
+        (np.full((7, 3), 1e38, np.float32), 1.0, r"q, also times its weight, must be within \+-4.1e\+36 in float32"),
     ],
 )
 def test_bad_input_to_prune(q, penalty, message):
@@ -510,7 +510,7 @@ def test_bad_input_to_prune(q, penalty, message):
         (1.0, r"weight must have shape \(3,\).*got \(\)"),
         (np.array([1, -1, 1.0]), "weight must be finite and not negative"),
         (np.array([1, np.nan, 1]), "weight must be finite and not negative"),
-        (np.full(3, 1e37), r"q must be within \+-4.1e\+36 in float32, times its weight too"),
+        (np.full(3, 1e37), r"q, also times its weight, must be within \+-4.1e\+36 in float32"),
     ],
 )
 def test_bad_weights(weight, message):
@@ -601,8 +601,8 @@ def test_tree_isotonic_under_vmap(x64):
         (np.ones(3), np.zeros(3), [-1, 0], "parent must hold a number from -1 to 2 for each of 3 nodes"),
         (np.ones(3), np.zeros(3), [-1, 0, 3], "parent must hold a number from -1 to 2"),
         (np.ones(3), np.zeros(3), [-1.0, 0.0, 0.0], "parent must hold a number"),
-        (np.ones(3), np.zeros(3), [-1, 2, 1], "parent must be a tree, got a circle through node 1"),
-        (np.ones(3), np.zeros(3), [0, 0, 0], "parent must be a tree, got a circle"),
+        (np.ones(3), np.zeros(3), [-1, 2, 1], "parent must be a tree, got a cycle through node 1"),
+        (np.ones(3), np.zeros(3), [0, 0, 0], "parent must be a tree, got a cycle"),
     ],
 )
 def test_bad_input_to_tree_isotonic(weights, targets, parent, message):

@@ -174,7 +174,9 @@ def test_an_address_comes_from_arguments_or_the_environment(joined, monkeypatch)
 
 
 def test_an_address_without_numbers_is_refused(joined):
-    with pytest.raises(ValueError, match=r"coordinator, processes and process go together, got \('a:1', None, 0\)"):
+    with pytest.raises(
+        ValueError, match=r"coordinator, processes and process must be given together, got \('a:1', None, 0\)"
+    ):
         distributed.initialize("a:1", process=0)
 
 

@@ -110,7 +110,7 @@ def test_rules_and_explanations_need_no_xla(found):
 def test_what_needs_xla_raises_in_a_forked_child(found):
     for name in ("needs XLA", "fit", "sweep", "tune", "estimator fit", "shapley"):
         assert found[name].startswith("RuntimeError: "), found[name]
-        assert 'multiprocessing.get_context("spawn")' in found[name] and "forked from a process" in found[name]
+        assert 'multiprocessing.get_context("spawn")' in found[name] and "forked after its parent" in found[name]
     assert "a prediction of this model" in found["needs XLA"] and "jtrees.fit must" in found["fit"]
 
 

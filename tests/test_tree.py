@@ -277,7 +277,7 @@ def test_what_a_text_is_made_of_is_checked(small_tree):
     for tree, arguments, message in [
         (classes, {"class_names": ["no"]}, "class_names must hold 2 names, one a class, got 1"),
         (small_tree, {"class_names": ["no", "yes"]}, "class_names must be None: the leaves of this tree hold no class"),
-        (classes, {"y": [0, 1]}, "y goes with x: the classes of its rows"),
+        (classes, {"y": [0, 1]}, "x must be given with y, the classes of its rows"),
         (small_tree, {"x": x, "y": [0, 1]}, "y must be None: the leaves of this tree hold no class"),
         (classes, {"x": x, "y": [0, 2]}, "y must hold classes 0..1, got labels from 0 to 2"),
         (classes, {"x": x, "y": [0]}, "x and y must have the same number of rows, got 2 and 1"),
