@@ -327,7 +327,7 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(TreeRegressor, "fit", interrupted)
     fitting = ["fit", folder / "houses.csv", "--target", "price", *QUICK, "--out"]
     assert run(*fitting, tmp_path / "best.jtrees") == 130
-    assert "interrupted; the model is the best until then" in capsys.readouterr().err
+    assert "interrupted: the model is the best one so far" in capsys.readouterr().err
     assert jtrees.load(tmp_path / "best.jtrees").tree_.depth == 2
 
     def stopped(*_):

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+import re
 import zlib
 
 import pytest
@@ -77,3 +78,17 @@ def test_broken_links(check, tmp_path):
     (tmp_path / "a.html").write_text('<p id="here"><a href="b.html#there">b</a> <a href="#here">a</a></p>')
     (tmp_path / "b.html").write_text('<a href="c.html">c</a> <a href="https://docs.jax.dev">jax</a>')
     assert sorted(check.broken_links(tmp_path)) == ["a.html: no anchor for b.html#there", "b.html: no file for c.html"]
+
+
+def test_the_quoted_results_stand_in_their_files():
+    quoted = [line.split("|")[1:-1] for line in (DOCS / "results" / "index.md").read_text("utf-8").splitlines()]
+    quoted = [
+        cells
+        for cells in quoted
+        if len(cells) == 4 and ".md`](speed.md#" in cells[3] + cells[3].replace("accuracy", "speed")
+    ]
+    assert len(quoted) == 8
+    for _, ours, rival, file in quoted:
+        report = (DOCS.parent / "experiments" / "results" / re.findall(r"`(\w+\.md)`", file)[0]).read_text("utf-8")
+        for number in re.findall(r"[+\d][\d.]*\d", re.sub(r"`[^`]*`", "", ours + rival)):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", report), (file, number)

@@ -134,7 +134,7 @@ def _fit(options: argparse.Namespace) -> int:
     io.save(model, options.out)
     print(f"written to {options.out}")
     if model.report_.ended == "interrupted":
-        print("jtrees: interrupted; the model is the best until then", file=sys.stderr)
+        print("jtrees: interrupted: the model is the best one so far", file=sys.stderr)
         return 130
     return 0
 
