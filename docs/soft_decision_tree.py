@@ -28,6 +28,7 @@ from jtrees.search import (
     held_out_rows,
     initial,
     options,
+    result_of,
     trained,
 )
 
@@ -92,8 +93,9 @@ class SoftDecisionTree(jtrees.Recipe):
     """The hard tree of a soft decision tree that Adam trains on mini-batches.
 
     Each start first trains for a tenth of the updates on four fifths of the rows. The start with the lowest held-out
-    loss then trains again from the beginning, with all updates on all rows. Features are scaled to mean 0 and standard
-    deviation 1, targets to [0, 1]. The report is a :class:`jtrees.search.TreeReport`.
+    loss then trains again from the beginning, with all updates on all rows. If the time is up before, the result is
+    the tree of the short training. Features are scaled to mean 0 and standard deviation 1, targets to [0, 1]. The
+    report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
@@ -128,10 +130,13 @@ class SoftDecisionTree(jtrees.Recipe):
         held_out = [rows for rows in held_out_rows(runs) for _ in range(self.starts)]
         trial = starts.on(held_out=held_out)
         steps = math.ceil(self.schedule(runs.shape[0]).steps / 10)
-        states = trial.train(advanced, trial.map(initial), steps, name="starts").states
-        losses = np.reshape(trial.fetch(trial.map(held_out_loss, states)), (len(runs), self.starts))
-        best = np.where(np.isfinite(losses), losses, np.inf).argmin(1)
-        return trained(starts.select(best + self.starts * np.arange(len(runs))))
+        found = trial.train(advanced, trial.map(initial), steps, name="starts")
+        losses = np.reshape(trial.fetch(trial.map(held_out_loss, found.states)), (len(runs), self.starts))
+        best = np.where(np.isfinite(losses), losses, np.inf).argmin(1) + self.starts * np.arange(len(runs))
+        if runs.monitor.has_time():
+            return trained(starts.select(best))
+        results = trial.fetch(trial.map(result_of, found.states))  # a new training would make no update
+        return [results[i]._replace(history=found.losses[i]) for i in best]
 
 
 def held_out_loss(run: Run, state: jtrees.training.TrainState) -> jax.Array:
