@@ -1,12 +1,12 @@
-"""A sixth method in one file: the soft decision tree of Frosst & Hinton, "Distilling a Neural Network Into a Soft
-Decision Tree" (2017).
+"""A method and its recipe in one file: the soft decision tree of Frosst & Hinton, "Distilling a Neural Network Into a
+Soft Decision Tree" (2017).
 
-Each split goes right with probability ``sigmoid(beta_j (w_j x + b_j))``, where the sharpness ``beta_j`` is learnt with
-the split, and a penalty asks splits to use both of their sides (their section 4.1). The loss is the one that a sample
-expects over the leaves; unlike the paper's program, this one also regresses, and ends in the hard tree.
+Split j sends a sample right with probability ``sigmoid(beta_j (w_j x + b_j))``. The sharpness ``beta_j`` is learnt with
+the split. A penalty asks each split to use both of its sides (their section 4.1). The loss is the expected loss over
+the leaves. Unlike the paper's program, this file also does regression, and its result is the hard tree.
 
-A method is three functions; a recipe is its options and a search. That is all: :class:`SoftDecisionTree` can be fitted,
-tuned, swept, bagged (``jtrees.Bagged(SoftDecisionTree())``), polished, saved, and put into the scikit-learn estimators.
+A method is three functions, and a recipe is its options and a search. :class:`SoftDecisionTree` can be fitted, tuned,
+swept, bagged (``jtrees.Bagged(SoftDecisionTree())``), polished, saved, and put into the scikit-learn estimators.
 """
 
 import math
@@ -28,35 +28,37 @@ from jtrees.search import (
     held_out_rows,
     initial,
     options,
+    result_of,
     trained,
 )
 
 
 @pytree.dataclass
 class SoftTree:
-    """What is trained.
+    """The trained parameters.
 
     Attributes:
       tree: splits and leaves.
-      log_sharpness: logarithm of the sharpness of each split, ``(nodes,)``.
+      log_sharpness: logarithm of the sharpness of each split, ``(nodes,)``. The sharpness is then above 0.
     """
 
     tree: jtrees.ObliqueTree
     log_sharpness: jax.Array
 
     def sharpened(self) -> jtrees.ObliqueTree:
-        """The tree with the sharpness multiplied into its splits, which leaves the hard routing as it is."""
+        """Returns the tree with splits multiplied by their sharpness, which does not change the hard routing."""
         sharpness = jnp.exp(self.log_sharpness)
         return self.tree.replace(weights=sharpness[:, None] * self.tree.weights, bias=sharpness * self.tree.bias)
 
 
 def soft_decision_tree(depth: int, *, task: jtrees.tasks.Task, balance: float) -> jtrees.Method:
-    """The method, for :func:`jtrees.train`.
+    """Returns the method, for :func:`jtrees.train`.
 
     Args:
       depth: depth of the tree.
-      task: what is predicted.
-      balance: strength of the penalty on splits that send most samples one way; halved on each level.
+      task: the task, such as regression.
+      balance: strength of the penalty on splits that send most samples to one side. Each level has half the strength
+        of the level above.
     """
     kind, nodes = leaves.kind_of("constant", task), topology.num_nodes(depth)
     strength = jnp.concatenate([jnp.full(2**level, balance / 2**level) for level in range(depth)])
@@ -72,7 +74,8 @@ def soft_decision_tree(depth: int, *, task: jtrees.tasks.Task, balance: float) -
     def loss(params: SoftTree, batch: jtrees.Batch, *, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         tree, (x, y, weight) = params.sharpened(), batch
         expected, leaf = ops.expected_loss(tree.weights, tree.bias, tree.leaves, x, y, weight=weight)
-        # alpha_j, the share of the samples at node j that goes right: cross entropy with one half (their equation 5).
+        # alpha_j is the share of the samples at node j that go right. The penalty is the cross entropy between alpha_j
+        # and one half (their equation 5).
         right = jax.nn.sigmoid(ops.scores(tree.weights, tree.bias, x))
         reach = routing.reach_probabilities(right)[:nodes]
         share = (reach * right).sum(1) / reach.sum(1)
@@ -87,19 +90,20 @@ def soft_decision_tree(depth: int, *, task: jtrees.tasks.Task, balance: float) -
 
 @pytree.dataclass(kw_only=True)
 class SoftDecisionTree(jtrees.Recipe):
-    """A soft decision tree, trained on mini-batches by Adam, as its hard tree.
+    """The hard tree of a soft decision tree that Adam trains on mini-batches.
 
-    Several starts are trained briefly on four fifths of the rows; the best on the others is then trained on all rows.
-    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The report is a
-    :class:`jtrees.search.TreeReport`.
+    Each start first trains for a tenth of the updates on four fifths of the rows. The start with the lowest held-out
+    loss then trains again from the beginning, with all updates on all rows. If the time is up before, the result is
+    the tree of the short training. Features are scaled to mean 0 and standard deviation 1, targets to [0, 1]. The
+    report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
       epochs: passes over the data.
-      batch_size: samples in a mini-batch; n if that is less.
-      learning_rate: of Adam.
-      balance: strength of the penalty on splits that send most samples one way.
-      starts: number of initial parameters to choose from.
+      batch_size: samples in a mini-batch, at most n.
+      learning_rate: learning rate of Adam.
+      balance: strength of the penalty on splits that send most samples to one side.
+      starts: number of random initial parameters to choose from.
     """
 
     depth: int = options.depth(4)
@@ -110,28 +114,31 @@ class SoftDecisionTree(jtrees.Recipe):
     starts: int = options.count(4)
 
     def schedule(self, n: int) -> Schedule:
-        """Returns the number and size of the mini-batches of n rows."""
+        """Returns the number and the size of the mini-batches for n rows."""
         return Schedule.of(n, self.epochs, self.batch_size)
 
     def training(self, run: Run) -> Training:
-        """Returns the training of one run, as pure functions; numeric options are traced."""
+        """Returns the training of one run, as pure functions. Numeric options of the recipe are traced."""
         method = soft_decision_tree(self.depth, task=run.task, balance=self.balance)
         return Training(method, optax.adam(self.learning_rate), self.schedule(len(run.batch.x)))
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        """Returns the result of each run: one of a fit, several of a sweep or of a bag."""
+        """Returns the result of each run. A fit has one run; a sweep or a bag has several."""
         if self.starts == 1:
             return trained(runs)
-        starts = runs.repeat(self.starts)
+        starts = runs.repeat(self.starts)  # start k of run i is number i * self.starts + k
         held_out = [rows for rows in held_out_rows(runs) for _ in range(self.starts)]
         trial = starts.on(held_out=held_out)
         steps = math.ceil(self.schedule(runs.shape[0]).steps / 10)
         found = trial.train(advanced, trial.map(initial), steps, name="starts")
-        losses = np.reshape(trial.fetch(trial.map(held_out_loss, found.states)), (-1, self.starts))
-        best = np.where(np.isfinite(losses), losses, np.inf).argmin(1)
-        return trained(starts.select(best + self.starts * np.arange(len(runs))))
+        losses = np.reshape(trial.fetch(trial.map(held_out_loss, found.states)), (len(runs), self.starts))
+        best = np.where(np.isfinite(losses), losses, np.inf).argmin(1) + self.starts * np.arange(len(runs))
+        if runs.monitor.has_time():
+            return trained(starts.select(best))
+        results = trial.fetch(trial.map(result_of, found.states))  # a new training would make no update
+        return [results[i]._replace(history=found.losses[i]) for i in best]
 
 
 def held_out_loss(run: Run, state: jtrees.training.TrainState) -> jax.Array:
-    """Returns the loss of a run's hard tree on the rows that the run leaves out; compiled for all runs at once."""
+    """Returns the loss of a run's hard tree on its held-out rows. The function is compiled once for all runs."""
     return run.recipe.training(run).loss_on(run, state.params)
