@@ -23,12 +23,14 @@ _MOST = 5  # items of a quoted list
 def quoted(value: Any) -> str:
     """Returns a value as a message quotes it: its ``repr`` on one line, with at most 80 characters.
 
+    A number of NumPy is quoted as a plain number, because options are converted before they are checked.
+
     Example:
       >>> jtrees.validation.quoted("a name with  spaces ")
       "'a name with  spaces '"
     """
     try:
-        text = repr(value)
+        text = str(value) if _is_number(value) else repr(value)
     except Exception:  # for example for an integer of more than 4300 digits
         return f"a value of type {type(value).__name__}"
     text = text if isinstance(value, str) else " ".join(text.split())
@@ -36,6 +38,11 @@ def quoted(value: Any) -> str:
         return text
     closing = text[-1] if isinstance(value, str) else ""
     return text[: _LONGEST - 3 - len(closing)] + "..." + closing
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a value is one number of NumPy: a scalar, or an array of rank 0."""
+    return isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biufc"
 
 
 def listed(texts: Iterable[str], separator: str = ", ") -> str:
