@@ -448,7 +448,7 @@ def test_aware_and_naive_dates_do_not_mix():
         features(fitted(naive), aware)
     with pytest.raises(ValueError, match=r"dates without a time zone in column 'c', got '2024-03-01T00:00Z' in row 0"):
         features(fitted(naive), naive.strftime("%Y-%m-%dT%H:%MZ"))
-    with pytest.raises(ValueError, match="dates that all have a time zone, or none of them"):
+    with pytest.raises(ValueError, match="dates that all have a time zone, or all have none"):
         fitted([*naive.to_pydatetime()[:3], *aware.to_pydatetime()[3:]])
 
 

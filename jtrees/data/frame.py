@@ -222,7 +222,7 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
         return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
-        raise ValueError(f"x must have dates that all have a time zone, or all have no time zone, in column {column}")
+        raise ValueError(f"x must have dates that all have a time zone, or all have none, in column {column}")
     to_zone = None if wanted is None or wanted.zone in (None, OFFSETS) else wanted.zone
     days = np.array([np.nan if value is None else _days(value, to_zone) for value in values])
     if aware != {True}:
