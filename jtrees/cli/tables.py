@@ -105,8 +105,8 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
     """Returns the usable rows, and a list of the dropped rows and classes as lines of text.
 
     Raises:
-      DataError: if the target is constant or does not suit the task. Also for columns of text that look like numbers.
-        The message names all such columns.
+      DataError: if the target is constant or does not suit the task. Also for columns of infinite values, and for
+        columns of text that look like numbers. The message names all such columns.
     """
     y: Any = frame.y
     if not len(frame.x.columns):

@@ -55,8 +55,8 @@ class Comparison:
       losses: mean losses by name. The first is the loss of the model.
       measure: name of the loss, such as ``"log loss"``.
       where: name of the rows, such as ``"the validation set"``.
-      margin: difference of losses that may be due to chance. It is the largest of three numbers. The numbers are 2 % of
-        the constant's loss, the standard error of the difference to the best rival, and a quarter of a tree's charge.
+      margin: difference of losses that may be due to chance. It is the largest of 2 % of the constant's loss, the
+        standard error of the difference to the best rival, and a quarter of a tree's charge.
     """
 
     losses: dict[str, float]

@@ -17,8 +17,8 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list
 
-# If the mean of a column is further from 0, in deviations, the mean is subtracted. Float32 would lose three bits or
-# more otherwise.
+# The mean of a column is subtracted if it is more than this number of deviations from 0. Float32 would lose three bits
+# or more otherwise.
 _FAR = 8.0
 # Values are clipped at this number of deviations from the mean. In 24 real data sets, a single value is clipped. At 30
 # deviations, informative tails of several data sets would be clipped.
@@ -171,7 +171,7 @@ def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:
 
 
 class Data(NamedTuple):
-    """The data of a search, which convert its result to the user's units.
+    """The data of a search, and the conversion of its result to the user's units.
 
     Attributes:
       table: the training data, in the user's units.
@@ -226,7 +226,7 @@ class Data(NamedTuple):
         return self.ordered(self.with_common(restored, leaf), leaf), np.nan
 
     def ordered(self, tree: ObliqueTree, leaf: np.ndarray | None = None) -> ObliqueTree:
-        """Returns the tree with leaves that satisfy the monotone features; ``leaf`` is the leaf of each row."""
+        """Returns the tree with leaves that satisfy the monotone constraints; ``leaf`` is the leaf of each row."""
         if self.table.monotone is None:
             return tree
         leaf = np.asarray(tree.leaf_index(self.table.x)) if leaf is None else leaf

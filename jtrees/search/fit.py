@@ -129,9 +129,9 @@ def fit(
 
     The fit also compares the model with a linear model and a constant, and ``report.verdict`` says which is better. The
     comparison uses ``validation``, the rows that ``held_out`` sets aside, or the rows that the search itself held out.
-    A search holds out out-of-bag rows, or rows that choose the number of rounds or updates. If there are no such rows,
-    the comparison uses the training rows and charges each model for its parameters. The verdict then says so, because
-    the comparison is less certain.
+    The held-out rows of a search are out-of-bag rows, or rows that choose the number of rounds or updates. If there are
+    no such rows, the comparison uses the training rows and charges each model for its parameters. The verdict then says
+    so, because the comparison is less certain.
 
     The search runs in compiled calls of about half a second. Ctrl-C or ``max_seconds`` ends the search after the
     current call, with the best result so far. In the short stages of GET and RADDT, one more call follows. A second
@@ -155,12 +155,13 @@ def fit(
         dropped. When leaves are regularised or smoothed, uneven weights reduce the effective number of samples
         (Kish's effective sample size).
       validation: a validation set ``(x, y)``. Models are chosen by their loss on it and are not trained on it.
-      held_out: fraction of the rows on which the model is only compared, at least 0 and below 1. The fraction is the
+      held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.
-      monotone: columns in which predictions must not fall (1) or must not rise (-1) if only that column grows:
-        ``{"age": 1, "price": -1}`` by name or number, or one of 1, -1 and 0 for each column. For two classes, the
-        prediction is the probability of class 1. The guarantee holds for the model and for files exported from it.
-        GET, RADDT, CO2, NonGreedy and DGT with constant leaves support it, and so do their sums, bags and best runs.
+      monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. If
+        only that column grows, predictions do not fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For
+        two classes, the prediction is the probability of class 1. The guarantee holds for the model and for files
+        exported from it. GET, RADDT, CO2, NonGreedy and DGT with constant leaves support it, and so do their sums, bags
+        and best runs.
       progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth plus half a second, and by the time
         of a compilation.

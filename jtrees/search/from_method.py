@@ -38,7 +38,7 @@ class FromMethod(Recipe):
     Attributes:
       make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. Each function
         compiles its own program, so reuse one ``partial`` for all fits.
-      options: numeric arguments of ``make`` by name. They may be traced. A grid names one ``"options__alpha"``.
+      options: numeric arguments of ``make`` by name. They may be traced. The name in a grid is ``"options__alpha"``.
       rule: ``learning_rate -> optax transformation``. The learning rate follows a cosine decay to zero.
       epochs: passes over the data; None: 100 passes, but at least 300 updates and at most 7500. Batches of fewer than
         128 samples may take more updates, up to 960,000 samples in total.

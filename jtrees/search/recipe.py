@@ -108,7 +108,7 @@ class Recipe:
     """
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        """Returns the result of each run; if a deadline or Ctrl-C ends the search, only of the first runs.
+        """Returns the result of each run; a search that a deadline or Ctrl-C ends may return only the first results.
 
         The recipes of the runs have the same static options as this recipe. Their numeric options may differ.
         """
@@ -141,7 +141,7 @@ class Recipe:
         return "constant"
 
     def settled(self, weak: bool = False) -> Any:
-        """Returns the recipe with a value for each option whose default None depends on the context.
+        """Returns the recipe with a value for each option that is None because its default depends on the context.
 
         Args:
           weak: whether the recipe fits the trees of a boosted sum. Such a tree needs less training than a single tree.

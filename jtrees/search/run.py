@@ -47,7 +47,7 @@ class Run(NamedTuple):
         return ones_or(self.batch.weight, self.batch.x)
 
     def ordered(self, tree: Any, leaf: Array) -> Any:
-        """Returns the tree with leaves that satisfy the monotone features; ``leaf`` is the leaf of each row."""
+        """Returns the tree with leaves that satisfy the monotone constraints; ``leaf`` is the leaf of each row."""
         if self.monotone is None:
             return tree
         weight = segments.sums(self.weight, leaf, len(tree.bias) + 1)

@@ -22,8 +22,8 @@ def drawn_rows(
 
     The sample contains the same fraction of every class, but a larger fraction of rare classes. A soft label counts as
     its most probable class. Rows of larger weight are drawn more often. The sample of a class is a priority sample
-    (Duffield, Lund & Thorup 2007), whose weights are then scaled to the sum of the weights of the class. Sums over the
-    sample are nearly unbiased estimates of sums over all rows. Equal weights within a class remain equal.
+    (Duffield, Lund & Thorup 2007). Its weights are scaled to the sum of the weights of the class. Sums over the sample
+    are nearly unbiased estimates of sums over all rows. Equal weights within a class remain equal.
 
     Args:
       y: targets of all rows.

@@ -70,8 +70,8 @@ def combinations_of(
       space: ranges or choices by name: see :func:`jtrees.selection.space.drawn`.
 
     Raises:
-      ValueError: if not exactly one of a grid, samples and a space is given, if a name is unknown, and for an invalid
-        grid, samples or space.
+      ValueError: if the arguments are not exactly one of a grid, samples, and a space with a number of samples. Also if
+        a name is unknown, or if a grid, samples or a space is invalid.
     """
     if grid is not None and samples is not None:
         raise ValueError("grid and samples exclude each other, got both")

@@ -183,8 +183,8 @@ def _best(mean: np.ndarray, size: np.ndarray) -> tuple[int, int]:
 def _mean_over_folds(losses: np.ndarray, ended: str) -> np.ndarray:
     """Returns mean losses over folds, ``(C, S)``; infinite if a fold has no finite loss.
 
-    If the sweep ended early, the mean is over the finite folds. It is infinite unless the run has the largest number of
-    finite folds.
+    If the sweep ended early, the mean is over the finite folds. A run with fewer finite folds than another run has an
+    infinite mean.
     """
     finite = np.isfinite(losses)
     count = finite.sum(2)
