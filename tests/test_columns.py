@@ -232,7 +232,7 @@ def test_numbers_stand_for_their_levels():
 def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
     columns, _ = Columns.fit(pd.DataFrame({"a": np.arange(30.0) ** 2, "b": ["u", "v"] * 15}))
     new = pd.DataFrame({"a": [np.nan, 2.0, np.nan], "b": ["u", None, "v"]})
-    with pytest.warns(ColumnsWarning, match=r"none, taken for typical ones: 'a' \(2 rows\), 'b' \(1 row\)"):
+    with pytest.warns(ColumnsWarning, match=r"none, replaced by typical values: 'a' \(2 rows\), 'b' \(1 row\)"):
         features = columns.transform(new)
     np.testing.assert_array_equal(features, [[210.5, 1, 0], [2, 0, 0], [210.5, 0, 1]])
 
@@ -377,15 +377,15 @@ def test_durations_are_days_and_nothing_else_is_a_duration():
 @pytest.mark.parametrize(
     ("training", "values", "found"),
     [
-        (["01", "02"] * 10, [1], "numbers without any: '1' in row 0"),
-        (["01", "02"] * 10, [True], "booleans without any: 'True' in row 0"),
-        (pd.Categorical([False, True] * 10), [0, 1], "numbers without any: '0' in row 0"),
+        (["01", "02"] * 10, [1], "unknown numbers: '1' in row 0"),
+        (["01", "02"] * 10, [True], "unknown booleans: 'True' in row 0"),
+        (pd.Categorical([False, True] * 10), [0, 1], "unknown numbers: '0' in row 0"),
         (
             pd.Categorical([2**60, 2**60 + 1] * 10),
             np.float64([2**60] * 5),
-            r"numbers without any: '1.15.*e\+18' in",
+            r"unknown numbers: '1.15.*e\+18' in",
         ),
-        (["gas", "oil"] * 10, ["GAS"] * 5, "text without any: 'GAS' in row 0"),
+        (["gas", "oil"] * 10, ["GAS"] * 5, "unknown text: 'GAS' in row 0"),
     ],
 )
 def test_a_column_in_which_no_level_is_known_is_refused(training, values, found):
@@ -419,7 +419,7 @@ def test_levels_called_other_and_missing_have_names_of_their_own():
 
 def test_whole_numbers_that_float64_merges_are_not_called_constant():
     ids = [10**18 + i for i in range(50)]
-    with pytest.raises(ValueError, match=r"'c' \(whole numbers that double precision does not tell apart\)"):
+    with pytest.raises(ValueError, match=r"'c' \(whole numbers that double precision cannot distinguish\)"):
         fitted(ids)
     assert fitted([str(i) for i in ids] * 10).columns["c"].known[:2] == (str(10**18), str(10**18 + 1))
 
@@ -448,7 +448,7 @@ def test_aware_and_naive_dates_do_not_mix():
         features(fitted(naive), aware)
     with pytest.raises(ValueError, match=r"dates without a time zone in column 'c', got '2024-03-01T00:00Z' in row 0"):
         features(fitted(naive), naive.strftime("%Y-%m-%dT%H:%MZ"))
-    with pytest.raises(ValueError, match="dates that all have a time zone, or none of them"):
+    with pytest.raises(ValueError, match="dates that all have a time zone, or all have none"):
         fitted([*naive.to_pydatetime()[:3], *aware.to_pydatetime()[3:]])
 
 

@@ -450,8 +450,8 @@ B, SEMICOLON = ["--target", "b"], ["--target", "b", "--separator", ";"]
         (
             "a,b,c,d\n" + "".join(f'{i or "inf"},{i or "many"},"{i},5",{i}\n' for i in range(40)),
             ["--target", "d"],
-            "'a' has 1 infinite values; 'b' holds numbers and texts such as 'many': --text takes all for text, "
-            "--missing a text for a gap; 'c' has a decimal comma, as in",
+            "'a' has 1 infinite values; 'b' holds numbers and texts such as 'many': use --text, or "
+            "--missing for missing values; 'c' has a decimal comma, as in",
         ),
         (
             "a;b\n" + "1,5;2\n2;3\n" * 20,

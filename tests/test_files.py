@@ -234,7 +234,7 @@ def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
     assert cli.main(["predict", str(model), str(written(tmp_path, rows, "rows.csv"))]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
     assert [line.split(": ", 2)[1] for line in lines] == [
-        "x has missing values where the training rows had none, taken for typical ones",
+        "x has missing values where the training rows had none, replaced by typical values",
         "x has levels that the training rows did not have",
     ]
     assert ColumnsWarning.__doc__

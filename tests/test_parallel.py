@@ -117,7 +117,7 @@ def test_bad_starts_and_batch_sizes_are_refused(many):
     ],
 )
 def test_a_run_without_a_single_score_is_refused(result):
-    with pytest.raises(ValueError, match="run must give a result with a score, one number, got"):
+    with pytest.raises(ValueError, match="run must return a result with a scalar score, got"):
         jax.eval_shape(partial(jtrees.training.multi_start, result), jnp.ones(3))
 
 

@@ -169,7 +169,7 @@ def test_what_diverges_is_marked_and_not_fatal():
     result = sweep(grid={"learning_rate": (1e30, 0.5)})
     assert [row["finite"] for row in result.rows()] == [False, True] and result.best == (1, 0)
     assert result.fits[0, 0, 0] is None and result.losses[0, 0, 0] == np.inf and np.isnan(result.sizes[0, 0, 0])
-    with pytest.raises(FloatingPointError, match="no run found anything finite"):
+    with pytest.raises(FloatingPointError, match="no run has a finite loss"):
         sweep(grid={"learning_rate": (1e29, 1e30)})
 
 
@@ -236,7 +236,7 @@ BOTH = [
     ({"grid": {"learning_rate": (0.1, -1)}}, "learning_rate must be finite and above 0"),
     (
         {"recipe": jtrees.LatentClustering(), "grid": {"target_features": ((0,), (1,))}},
-        "grid must hold options, and not what is to be learnt, got 'target_features'",
+        "grid must hold options that do not change the targets, got 'target_features'",
     ),
     *(
         ({"grid": None, "space": space, "samples": 4}, r"space must hold ranges or choices by name, such as")
@@ -272,11 +272,11 @@ BOTH = [
     ({"grid": None, "space": {"depth": (1, 2)}, "samples": 0}, "samples must be at least 1, got 0"),
     ({"grid": None, "space": {"depth": (1, 2)}, "samples": 2.5}, "samples must be a whole number, got 2.5"),
     ({"grid": None, "samples": 64}, "samples must hold combinations, .* with a space be a number of draws, got 64"),
-    ({"validation": 0.0}, "validation must be a part between 0 and 1, or a whole number of folds, got 0.0"),
-    *(({"validation": part}, "validation must be a part between 0 and 1") for part in (1.0, np.nan)),
-    ({"validation": 1}, "validation must be at least 2 folds and at most 96, a row each, got 1"),
-    ({"validation": 97}, "validation must be at least 2 folds"),
-    ({"validation": True}, r"validation must be a pair \(x, y\), a part or a number of folds, got True"),
+    ({"validation": 0.0}, "validation must be a fraction between 0 and 1, or a whole number of folds, got 0.0"),
+    *(({"validation": part}, "validation must be a fraction between 0 and 1") for part in (1.0, np.nan)),
+    ({"validation": 1}, "validation must be from 2 to 96 folds, at most one per row, got 1"),
+    ({"validation": 97}, "validation must be from 2 to 96 folds"),
+    ({"validation": True}, r"validation must be a pair \(x, y\), a fraction or a number of folds, got True"),
     ({"validation": "third"}, "validation must be a pair"),
 ]
 OF_SWEEP = [
@@ -301,7 +301,7 @@ OF_SWEEP = [
     *(({"batch": batch}, "batch must be") for batch in (0, "some")),
 ]
 OF_TUNE = [
-    ({"validation": None}, r"validation must be a pair \(x, y\), a part or a number of folds, got None"),
+    ({"validation": None}, r"validation must be a pair \(x, y\), a fraction or a number of folds, got None"),
     ({"grid": None}, "grid, samples or space must be given"),
     *(({"halving": factor}, "halving must be") for factor in (1, 2.5, "half")),
 ]

@@ -474,7 +474,7 @@ def refused(message, data, **options):
         ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
         ({"method": plane_loss}, "method must be a jtrees.Method, got function"),
         ({"optimizer": 0.01}, "optimizer must be an optax transformation, .*got 0.01"),
-        ({"score": lambda params: params, "score_every": 1}, r"score must give one number, got shape \(2,\)"),
+        ({"score": lambda params: params, "score_every": 1}, r"score must return one number, got shape \(2,\)"),
     ],
 )
 def test_bad_options_are_refused(plane, options, message):

@@ -5,7 +5,7 @@ import sys
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, 2 after one line that says what was wrong, or 130 after Ctrl-C."""
+    """Runs a command; returns 0 on success, 2 after an error message of one line, or 130 after Ctrl-C."""
     try:
         from jtrees.cli import commands
     except ImportError as error:
@@ -15,9 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in the folder of :func:`jtrees.cache`, unless JTREES_CACHE=0 or JAX has a folder already.
+    """Keeps compiled programs in the folder of :func:`jtrees.cache`.
 
-    Without such a folder a line on standard error says so.
+    The function does nothing if JTREES_CACHE=0 or if JAX already has a folder. If there is no usable folder, it prints
+    a line on standard error.
     """
     from jtrees import caching
 

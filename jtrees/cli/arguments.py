@@ -1,4 +1,4 @@
-"""What the arguments of a command describe: a recipe, its options, and the loss."""
+"""Arguments of the commands, and the recipe, the options and the loss that they describe."""
 
 import argparse
 import ast
@@ -16,7 +16,7 @@ from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.losses.names import named
 from jtrees.selection.grid import with_options
 
-# One tree, which can be drawn, read and exported.
+# The default is a single tree, which can be drawn, read and exported.
 DEFAULTS = {
     "regression": jtrees.GET(depth=4, leaves="linear", starts=4, epochs=1000),
     "classification": jtrees.GET(depth=4, starts=4, epochs=1000),
@@ -37,9 +37,9 @@ def add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--recipe", help=f"such as TEL or Bagged(LatentTree) (default: {DEFAULTS['regression'].__class__.__name__})")
-    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="its options, such as depth=3 or base.depth=3")
-    add("--loss", metavar="NAME", help=f"of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
-    add("--quantile", type=float, metavar="LEVEL", help="with --loss quantile: its level (default: 0.5)")
+    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the recipe: depth=3 or base.depth=3")
+    add("--loss", metavar="NAME", help=f"loss of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
+    add("--quantile", type=float, metavar="LEVEL", help="level of --loss quantile (default: 0.5)")
     add("--monotone", nargs="+", default=[], metavar="COLUMN=SIGN", help="sign 1: must not fall; -1: must not rise")
     add("--seed", type=int, default=0)
     add("--max-seconds", type=float, help="ends the fit with the best model so far")
@@ -59,7 +59,7 @@ def loss_of(options: argparse.Namespace) -> losses.Loss:
     """Returns the loss of regression.
 
     Raises:
-      DataError: for an unknown name, in classification, and for a level without quantiles or that is none.
+      DataError: for an unknown name, for a loss in classification, and for an invalid or unused level of quantiles.
     """
     if options.loss is not None and options.loss not in LOSSES:
         raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {validation.quoted(options.loss)}")
@@ -83,12 +83,12 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
     """
     recipe = DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
     if options.recipe is None and (options.monotone or options.loss not in (None, LOSSES[0])):
-        recipe = recipe.replace(leaves="constant")  # linear ones are of least squares, and keep no order
+        recipe = recipe.replace(leaves="constant")  # linear leaves support only squared errors without monotone columns
     for given in options.set:
         name, equals, value = given.partition("=")
         if not name or not equals:
             raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {validation.quoted(given)}")
-        with contextlib.suppress(ValueError, SyntaxError):  # a word stays text
+        with contextlib.suppress(ValueError, SyntaxError):  # a word remains text
             value = ast.literal_eval(value)
         recipe = with_options(recipe, {name.replace(".", "__"): value})
     return recipe
@@ -125,6 +125,6 @@ def recipe_named(text: str) -> jtrees.Recipe:
 
 
 def _is_recipe(thing: Any) -> bool:
-    """Whether a recipe can be made from its name: those of clustering and of own methods need more."""
+    """Returns whether a recipe can be made from its name; clustering and user-defined methods need arguments."""
     others = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
     return isinstance(thing, type) and issubclass(thing, jtrees.Recipe) and thing not in others

@@ -1,4 +1,4 @@
-"""The five commands, and their arguments."""
+"""The five commands and their arguments."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -28,10 +28,10 @@ from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.data.columns import LeftOut
 from jtrees.estimators import TreeClassifier, TreeRegressor
 
-MAX_TERMS = 5  # of a condition in rules
-_HELD_OUT = 0.1  # part of the rows that a verdict is on
-_FEWEST = 30  # rows of a table with a verdict
-_BACKGROUND = 100  # rows that stand for the others in Shapley values
+MAX_TERMS = 5  # largest number of terms of a condition in rules
+_HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
+_FEWEST = 30  # least number of rows of a table for a verdict
+_BACKGROUND = 100  # largest number of background rows of Shapley values
 _WRITERS = {
     ".h": export.to_c,
     ".py": export.to_numpy,
@@ -78,22 +78,22 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("model", type=Path, metavar="MODEL")
     add_table(predict, target=False)
     predict.add_argument("--out", type=Path, metavar="FILE", help="the file to write (default: standard output)")
-    predict.add_argument("--probabilities", action="store_true", help="of each class, too")
+    predict.add_argument("--probabilities", action="store_true", help="also write the probability of each class")
 
     explained = command("explain", "Explains the prediction for a row of a table.", _explain)
     explained.add_argument("model", type=Path, metavar="MODEL")
     add_table(explained, target=False)
     explained.add_argument(
-        "--row", type=int, default=0, help="its number, from 0 (default: 0); others are for comparison"
+        "--row", type=int, default=0, help="number of the row, from 0 (default: 0); other rows are the background"
     )
     explained.add_argument(
-        "--extrapolate", action="store_true", help="the nearest change may leave the ranges of the columns in the table"
+        "--extrapolate", action="store_true", help="the nearest change may be outside the ranges of the table"
     )
 
     exported = command("export", f"Writes a model as {', '.join(_WRITERS)}, for other machines.", _export)
     exported.add_argument("model", type=Path, metavar="MODEL")
-    exported.add_argument("file", type=Path, metavar="FILE", help="the file to write; its ending says the format")
-    exported.add_argument("--prefix", default="jtrees", help="what names in C begin with (default: jtrees)")
+    exported.add_argument("file", type=Path, metavar="FILE", help="the file to write; its suffix sets the format")
+    exported.add_argument("--prefix", default="jtrees", help="prefix of names in C (default: jtrees)")
 
     report = command("report", "Fits, compares and explains a model; one HTML page.", _report)
     add_table(report)
@@ -118,10 +118,10 @@ def _fit(options: argparse.Namespace) -> int:
         left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
         model = estimator_of(options, recipe, task, left)
         with warnings.catch_warnings():
-            # The verdict on held-out rows has said so.
+            # The verdict on held-out rows has already said whether a baseline is better.
             warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
             model.fit(frame.x, y)
-    said = [f"no verdict: it needs {_FEWEST} rows, of which a tenth is held out"]
+    said = [f"no verdict: a verdict needs {_FEWEST} rows, because a tenth is held out"]
     print("\n".join(said if first is None else first.summary(kind_of_model(model))))
     if first is None or model is not first.model:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {time.perf_counter() - started:.1f} s in all")
@@ -140,11 +140,11 @@ def _fit(options: argparse.Namespace) -> int:
 
 
 def _held_out(options: argparse.Namespace, recipe: jtrees.Recipe, frame: Frame, y: np.ndarray, task: Task) -> HeldOut:
-    """Returns a model of nine tenths of the rows beside its rivals on the others, in half of the time."""
+    """Returns a model fitted to nine tenths of the rows, and its rivals, in half of the time limit."""
     train, test = divided(y, task, _HELD_OUT, options.seed)
     model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2)
     started = time.perf_counter()
-    with warnings.catch_warnings():  # which the model of all rows has, too
+    with warnings.catch_warnings():  # the fit to all rows repeats the warnings
         warnings.simplefilter("ignore")
         model.fit(frame.x.iloc[train], y[train])
     rows = [(frame.x.iloc[part], y[part]) for part in (train, test)]
@@ -245,10 +245,10 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
-    """Returns the data set and its task; says what is left out.
+    """Returns the data set and its task, and prints which rows and columns are left out.
 
     Raises:
-      DataError: for data that cannot be used, and targets that the loss cannot take.
+      DataError: if the data cannot be used, or if the targets do not suit the loss.
     """
     loss = loss_of(options)
     whole = read_labelled(options.table, options.target, rules_of(options))
@@ -260,7 +260,7 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
     check_rows(frame)
     if (options.task or task) == "regression":
         try:
-            loss.check(whole.y.to_numpy(np.float64, na_value=np.nan))  # rows as they are counted in the file
+            loss.check(whole.y.to_numpy(np.float64, na_value=np.nan))  # numbers the rows as in the file
         except ValueError as error:
             raise DataError(f"target {validation.quoted(whole.y.name)} {str(error).removeprefix('y ')}") from None
     print(f"{frame.name}: {len(frame.x)} rows, {len(frame.x.columns)} columns; task: {said}")
@@ -273,8 +273,8 @@ def _loaded(path: Path) -> Any:
     """Returns the estimator in a file.
 
     Raises:
-      DataError: for a file of something else.
-      ValueError: for a file that is not one of jtrees.
+      DataError: if the file holds an object that is not an estimator.
+      ValueError: if the file was not written by jtrees.
     """
     model = io.load(path)
     if not isinstance(model, (TreeRegressor, TreeClassifier)):
@@ -283,15 +283,15 @@ def _loaded(path: Path) -> Any:
 
 
 def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFrame:
-    """Returns the columns of a table that a model was fitted to, in its order; unused ones may be missing.
+    """Returns the columns of a table for a model, in the model's order; columns that it does not use may be missing.
 
     Raises:
-      DataError: for a table that cannot be read, or without a column that the model uses.
+      DataError: if the table cannot be read, or if a column that the model uses is missing.
     """
     columns: Columns | None = model.columns_
     rules = rules_of(options) if columns is None else rules_of(options, columns.missing)
     table, said = read_rows(options.table, rules)
-    if columns is None and options.table.suffix != ".parquet":  # the model is of numbers alone
+    if columns is None and options.table.suffix != ".parquet":  # the model takes only numbers
         table = pd.DataFrame({name: numbers_of(name, table[name], rules) for name in table})
     for line in said:
         print(f"jtrees: {line}", file=sys.stderr)
@@ -309,13 +309,13 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
 
 
 def _set_columns(model: Any, columns: Columns) -> None:
-    """Sets the columns by which a fitted estimator reads tables."""
+    """Sets the columns with which a fitted estimator reads tables."""
     model.columns_, model.model_ = columns, model.model_.replace(columns=columns)
 
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Context in which a warning is one line on standard error."""
+    """Context in which each warning is a line on standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         for package in ("jax", "sklearn", "pandas", "matplotlib"):
@@ -328,7 +328,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _log_as_lines() -> Iterator[None]:
-    """Context in which what the library logs for information is one line on standard error."""
+    """Context in which each information message of the library's log is a line on standard error."""
     log, handler = logging.getLogger("jtrees"), logging.StreamHandler(sys.stderr)
     level = log.level
     handler.setFormatter(logging.Formatter("jtrees: %(message)s"))

@@ -1,4 +1,4 @@
-"""Files of tables, CSV and Parquet: how they are read, and clear errors for those that cannot be."""
+"""Reading of tables from CSV and Parquet files, with clear errors for unreadable files."""
 
 from dataclasses import dataclass
 from io import StringIO
@@ -19,7 +19,7 @@ _DAY = 86_400_000  # milliseconds
 
 
 class DataError(ValueError):
-    """The data asked for cannot be had; the message says why and what there is."""
+    """The requested data is not available; the message gives the reason and the available data."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Rules:
     """How a file is read.
 
     Attributes:
-      separator: what separates two fields of CSV.
-      decimal: what separates the whole number and its decimals in CSV.
-      encoding: the encoding of the characters of CSV.
-      missing: texts of CSV that mean a missing value; an empty cell always does.
-      order: the order of day and month in dates, ``"dmy"`` or ``"mdy"``, where a column leaves it open.
+      separator: the field separator of CSV.
+      decimal: the decimal separator of CSV.
+      encoding: the character encoding of CSV.
+      missing: texts that mean a missing value in CSV. An empty cell is always a missing value.
+      order: the order of day and month, ``"dmy"`` or ``"mdy"``, for columns of ambiguous dates.
       text: names of columns that are text.
     """
 
@@ -47,25 +47,25 @@ PLAIN_RULES = Rules()
 
 
 def add_rules(parser: Any, *, training: bool) -> None:
-    """Adds the options of how a file is read; ``training``: also of what its columns are."""
+    """Adds the options for reading a file, and, if ``training``, the options for the kinds of its columns."""
     add = parser.add_argument
-    add("--separator", default=",", help="what separates two fields of CSV (default: a comma)")
+    add("--separator", default=",", help="field separator of CSV (default: a comma)")
     decimal = "a point" if training else "as in training"
-    add("--decimal", metavar="MARK", help=f"what precedes the decimals of a number in CSV (default: {decimal})")
+    add("--decimal", metavar="MARK", help=f"decimal separator of CSV (default: {decimal})")
     add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
     default = "NA, nan, null, ? and others" if training else "as in training"
-    said = f"what means a missing value in CSV, besides an empty cell (default: {default})"
+    said = f"texts that mean a missing value in CSV, besides an empty cell (default: {default})"
     add("--missing", nargs="*", metavar="TEXT", help=said)
     if training:
-        add("--text", nargs="+", default=[], metavar="COLUMN", help="columns that are text, whatever they hold")
-        add("--dates", choices=list(ORDERS), help="the order of day and month in dates, where a column leaves it open")
+        add("--text", nargs="+", default=[], metavar="COLUMN", help="columns to read as text")
+        add("--dates", choices=list(ORDERS), help="order of day and month in columns of ambiguous dates")
 
 
 def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
-    """Returns how a file is read; ``missing``: what means a missing value unless an option says so.
+    """Returns the rules for reading a file; ``missing`` is the default for the option ``--missing``.
 
     Raises:
-      DataError: for a separator of decimals that is no character of its own.
+      DataError: for an invalid separator, or if the two separators are equal.
     """
     decimal = "." if options.decimal is None else options.decimal
     if decimal not in (".", ","):
@@ -81,13 +81,14 @@ def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
 
 
 def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
-    """Returns the rows in a file, and what reading it changed: Parquet, if it ends in ``.parquet``, else CSV.
+    """Returns the rows in a file, and a list of the changes made while reading, as lines of text.
 
-    Cells of CSV are text without spaces at its ends, None where missing. No row is left out.
+    A file whose name ends in ``.parquet`` is Parquet. Every other file is CSV. Cells of CSV are text without spaces at
+    the ends, and None for missing values. All rows are returned.
 
     Raises:
-      DataError: for a file that cannot be read.
-      ImportError: for Parquet without pyarrow.
+      DataError: if the file cannot be read.
+      ImportError: if the file is Parquet and pyarrow is not installed.
     """
     if file.suffix == ".parquet":
         return _read_parquet(file), []
@@ -96,7 +97,7 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
     stripped: dict[str, int] = {}
     for name in frame:
         cells = frame[name].to_numpy(object)
-        short = [cell.strip() if isinstance(cell, str) else None for cell in cells]  # a short row has no cell at all
+        short = [cell.strip() if isinstance(cell, str) else None for cell in cells]  # a short row lacks cells
         stripped[name] = sum(a is not None and a != b and a not in gaps for a, b in zip(short, cells, strict=True))
         frame[name] = pd.Series([None if cell is None or cell in gaps else cell for cell in short], dtype=object)
     if any(stripped.values()):
@@ -108,7 +109,7 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
 def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     """Returns the cells of CSV with a header as text."""
     text = _decoded(file, rules.encoding)
-    # Unless told that there is no index, pandas takes the first column for one where rows end in a separator.
+    # If rows end in a separator, pandas would otherwise use the first column as an index.
     options: Any = {
         "sep": rules.separator,
         "dtype": str,
@@ -119,7 +120,7 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     }
     names: list[str] = []
     try:
-        # The header by itself: with a wrong separator rows may be ragged.
+        # The header is read separately, because rows may have different lengths if the separator is wrong.
         header = pd.read_csv(StringIO(text), nrows=1, header=None, **options)
         cells = [cell.strip() if isinstance(cell, str) else "" for cell in header.iloc[0]] if len(header) else [""]
         names += [name or f"Unnamed: {place}" for place, name in enumerate(cells)]
@@ -127,7 +128,7 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
         wrong = len(names) == 1 and other is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header", pd.errors.ParserWarning)
-            # In a table of one column a blank line is a row whose cell is empty. In other tables it is no row.
+            # A blank line is a row with an empty cell if the table has one column. Otherwise it is ignored.
             how = {"skip_blank_lines": len(names) > 1, "header": _blank_lines(text) if len(names) == 1 else 0}
             frame: Any = pd.read_csv(StringIO(text), nrows=0 if wrong else None, **how, **options)
     except pd.errors.ParserWarning as error:
@@ -149,7 +150,7 @@ def _decoded(file: Path, encoding: str) -> str:
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
     try:
-        # With a mark of the byte order, or without.
+        # The file may begin with a byte-order mark.
         return contents.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
     except UnicodeDecodeError as error:
         where = f"byte {contents[error.start]:#04x} at {error.start}"
@@ -165,16 +166,16 @@ def _blank_lines(text: str) -> int:
 
 
 def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd.DataFrame, FileColumns, list[str]]:
-    """Returns the table in a file with typed columns, how its cells were read, and what reading changed.
+    """Returns the table in a file with typed columns, how its cells were read, and a list of changes.
 
     Args:
       file: the file.
-      rules: how it is read.
-      keep: name of a column in which dates stay text, or None.
+      rules: how the file is read.
+      keep: name of a column in which dates remain text, or None.
 
     Raises:
-      DataError: for a file that cannot be read.
-      ImportError: for Parquet without pyarrow.
+      DataError: if the file cannot be read.
+      ImportError: if the file is Parquet and pyarrow is not installed.
     """
     rows, said = read_rows(file, rules)
     if file.suffix == ".parquet":
@@ -195,7 +196,7 @@ def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
     """Returns the cells of a column as numbers.
 
     Raises:
-      DataError: for a cell that is none, naming the column and the row.
+      DataError: if a cell is not a number. The message names the column and the row.
     """
     values, wrong = Reading("numeric", decimal=rules.decimal).read(cells.tolist())
     if wrong.any():
@@ -206,7 +207,7 @@ def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
 
 
 def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
-    """Returns a column as an array of pandas; ``dates``: whether dates are such."""
+    """Returns a column as an array of pandas; ``dates`` says whether dates become pandas dates or remain text."""
     if raw.kind == "text":
         return pd.Categorical(cells) if raw.of == "levels" else pd.Series(cells, dtype=object)
     if raw.kind == "boolean":
@@ -215,10 +216,10 @@ def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
         return values if raw.missing.any() else values.to_numpy(bool)
     if raw.kind == "date" and not dates:
         return pd.Series(cells, dtype=object)
-    if raw.kind == "date":  # local ones: the columns of a model know of offsets
+    if raw.kind == "date":  # dates in local time, because the columns of a model handle offsets
         days = np.where(raw.missing, 0, np.round(raw.values * _DAY)).astype("datetime64[ms]")
         local = pd.Series(np.where(raw.missing, np.datetime64("NaT", "ms"), days))
-        return local if raw.zone is None else local.dt.tz_localize("UTC")  # which keeps the local clock
+        return local if raw.zone is None else local.dt.tz_localize("UTC")  # does not change the local time
     whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in cells)
     return raw.values.astype(np.int64) if whole else raw.values
 
@@ -230,12 +231,12 @@ def _read_parquet(file: Path) -> pd.DataFrame:
         raise ImportError('Parquet needs pyarrow: pip install "jtrees[cli]"') from error
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
-    except ValueError as error:  # pyarrow's own errors are some
+    except ValueError as error:  # includes the errors of pyarrow
         raise DataError(f"cannot read {file}: {one_line(error)}") from error
     frame.columns = pd.Index([str(name) for name in frame.columns])
     return frame
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error on one line, or its kind."""
+    """Returns the message of an error on one line, or the name of its class if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The report: one HTML page of its own, with no other file and no script, on a table and a tree fitted to it."""
+"""The report: a self-contained HTML page, free of scripts, on a table and a tree that is fitted to the table."""
 
 import base64
 from collections.abc import Callable
@@ -22,25 +22,25 @@ from jtrees.cli.rivals import HeldOut, divided, kind_of_model, quiet
 from jtrees.cli.tables import Frame, Task, targets_of
 from jtrees.data.baselines import BehindBaselineWarning
 
-MAX_TERMS = 5  # of a condition
+MAX_TERMS = 5  # largest number of terms of a condition
 _HELD_OUT = 0.25
-_TICKS = 50  # characters of the names of classes that fit below bars
+_TICKS = 50  # largest number of characters of class names that fit below bars
 _PNG = 110  # dots per inch
 
 
 def write_report(
     path: Path, frame: Frame, task: Task, model: Any, loss: losses.Loss, *, seed: int, command: str
 ) -> None:
-    """Fits an estimator to three quarters of a table, compares it on the others, and writes what it is as a page.
+    """Fits an estimator to three quarters of a table, compares it on the held-out rows, and writes a page on it.
 
     Args:
-      path: the page, which is written whole or not at all.
+      path: the file of the page. An interrupted write leaves no partial file.
       frame: the data set.
       task: what is predicted.
-      model: the estimator, not fitted.
+      model: the estimator before its fit.
       loss: the loss of regression.
       seed: seed of the split and of the rivals.
-      command: what made the report.
+      command: the command that made the report.
 
     Raises:
       OSError: if the page cannot be written.
@@ -49,7 +49,7 @@ def write_report(
     train, test = divided(y, task, _HELD_OUT, seed)
     x_train, x_test = frame.x.iloc[train], frame.x.iloc[test]
     started = time.perf_counter()
-    with warnings.catch_warnings():  # the verdict on held-out rows says it better
+    with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
         warnings.simplefilter("ignore", BehindBaselineWarning)
         model.fit(x_train, y[train])
     seconds = time.perf_counter() - started
@@ -83,7 +83,7 @@ class _Page:
         self.x_train, self.y_train = held_out.x_train, held_out.y_train
         self.x_test, self.y_test = held_out.x_test, held_out.y_test
         self.regression = not self.classes
-        self.class_names = self.classes or None  # as plots and rules take them
+        self.class_names = self.classes or None  # plots and rules expect None in regression
 
     def summary(self) -> str:
         first, *others = self.held_out.summary(kind_of_model(self.model))
@@ -97,8 +97,8 @@ class _Page:
         return (
             _paragraph(
                 f"{self.name} has {len(self.y_train) + len(self.y_test)} rows that can be used. The model predicts "
-                f"{self.target}. It was fitted to {len(self.y_train)} of the rows, drawn at random; all scores below "
-                f"are those of the other {len(self.y_test)}."
+                f"{self.target}. It was fitted to {len(self.y_train)} of the rows, drawn at random. All scores below "
+                f"are on the {len(self.y_test)} held-out rows."
             )
             + _table(["column", "read as"], rows)
             + _figure(self._targets(), f"{self.target} in the training rows")
@@ -125,19 +125,19 @@ class _Page:
         size = f"{self.model.model_.num_parameters} numbers" if hasattr(self.model.model_, "num_parameters") else ""
         leaves = f", {self.model.tree_.num_leaves} leaves" if self.model.tree_ is not None else ""
         return _table(["model", *found.measures, "seconds to fit"], [own, *others]) + _paragraph(
-            f"Scores on the {len(self.y_test)} held-out rows. The model of jtrees has {size}{leaves}. The others have "
+            f"Scores on the {len(self.y_test)} held-out rows. The model of jtrees has {size}{leaves}. The rivals have "
             f"the same columns as numbers, and scikit-learn's default options{self._same_loss()}. Seconds include "
             "compilation."
         )
 
     def _same_loss(self) -> str:
         same = not self.regression or isinstance(self.loss, losses.SquaredError)
-        return "" if same else ", and minimise the same loss where scikit-learn has it for them"
+        return "" if same else ", and minimise the same loss if scikit-learn supports it"
 
     # --- The tree ----------------------------------------------------------------------------------------------------
 
     def tree(self) -> list[str]:
-        """Returns the sections on the tree; none for another model."""
+        """Returns the sections on the tree; an empty list if the model is not a tree."""
         if self.model.tree_ is None:
             return []
         shown: Any = {"x": self.x_train, "class_names": self.class_names}
@@ -153,7 +153,7 @@ class _Page:
         )
         explained = (
             "The root is at the top on the left. A row follows the branch > if the sum in the box is above the number "
-            "there, and else the branch ≤. Terms are the largest by weight times standard deviation."
+            "in the box, else the branch ≤. The terms shown have the largest weight times standard deviation."
         )
         return [
             _section("The tree", _figure(drawn, "the tree", svg=True) + _paragraph(explained)),
@@ -180,7 +180,7 @@ class _Page:
         return _section("Residuals", _figure(ax, "residuals on held-out rows"))
 
     def _calibration(self, predicted: np.ndarray) -> Any:
-        """Returns a plot with a line for each class; of two classes, a line for the second."""
+        """Returns a plot with a line for each class; for two classes, a line for the second class."""
         ax = plt.subplots(figsize=(4.5, 4.5), layout="tight")[1]
         codes = self.held_out.codes(self.y_test)
         for k in range(1 if len(self.classes) == 2 else 0, len(self.classes)):
@@ -191,7 +191,7 @@ class _Page:
 
     def one_prediction(self) -> str:
         row = self.x_test.iloc[[0]]
-        said = [f"prediction: {quiet(lambda: self.model.predict(row))[0]}, in truth: {self.y_test[0]}", ""]
+        said = [f"prediction: {quiet(lambda: self.model.predict(row))[0]}, target: {self.y_test[0]}", ""]
         said += [f"{name} = {row[name].iloc[0]}" for name in row.columns]
         if self.model.tree_ is not None:
             said += ["", *str(quiet(lambda: explain.path(self.model.model_, row))).splitlines()]
@@ -213,14 +213,14 @@ class _Page:
         )
         files = _paragraph("This kind of model is not exported as C or NumPy.")
         if (written := self._exported()) is not None:
-            files = _paragraph("The model, to be run without this library. It predicts as the model above does:")
+            files = _paragraph("The model as files that run without this library. The predictions are the same:")
             files += "<ul>" + "".join(written) + "</ul>"
             if self.classes:
                 files += _paragraph(f"Outputs are the probabilities of {', '.join(self.classes)}, in this order.")
         return files + _paragraph("With a model that jtrees fit has saved:") + f"<pre>{html.escape(commands)}</pre>"
 
     def _exported(self) -> list[str] | None:
-        """Returns links to the exported files, which are part of the page; None for models that are not exported."""
+        """Returns links to the exported files, which are part of the page; None if the model cannot be exported."""
         links = []
         of: list[tuple[str, Callable[..., None], str, str]] = [
             ("model.h", export.to_c, "text/x-c", "C99: jtrees_predict(row, out); no library, no allocation"),
@@ -264,14 +264,14 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _figure(ax: Any, name: str, *, svg: bool = False) -> str:
-    """Returns a figure as an image within the page."""
+    """Returns a figure as an image that is part of the page."""
     stream = streams.BytesIO()
     kind = "svg" if svg else "png"
     ax.figure.savefig(stream, format=kind, dpi=_PNG, bbox_inches="tight")
     plt.close(ax.figure)
     data = base64.b64encode(stream.getvalue()).decode()
     mime = "image/svg+xml" if svg else "image/png"
-    tree = ' class="tree"' if svg else ""  # which keeps its size, for its text to be read, and scrolls
+    tree = ' class="tree"' if svg else ""  # a scrolling image of full size, so the text is legible
     return f'<div class="wide"><img{tree} alt="{html.escape(name)}" src="data:{mime};base64,{data}"></div>'
 
 

@@ -1,4 +1,4 @@
-"""A fitted estimator beside scikit-learn's models on held-out rows: scores, a verdict, and the columns that matter."""
+"""Comparison of a fitted estimator with models of scikit-learn on held-out rows: scores, a verdict and importances."""
 
 from collections.abc import Callable
 import time
@@ -40,15 +40,18 @@ from jtrees.data.baselines import Comparison
 from jtrees.description import kind_of
 from jtrees.losses.names import measure
 
-_SHUFFLED = 2000  # rows whose columns are shuffled for importances, at most
-_LINEAR_ROWS = 5000  # training rows, at most, for a linear program of quantiles
-_CART_DEPTH = 4  # where the model is no tree, whose depth it would have
-_TOP = 3  # columns in the summary
+_SHUFFLED = 2000  # largest number of rows for permutation importances
+_LINEAR_ROWS = 5000  # largest number of training rows for a linear program of quantiles
+_CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it has the depth of the tree
+_TOP = 3  # number of columns in the summary
 _TINY = np.finfo(np.float32).tiny
 
 
 def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of the rows to train on and to hold out; of each class the same part, if it has two rows."""
+    """Returns the numbers of the training rows and the held-out rows.
+
+    The held-out fraction is the same for each class, if each class has two rows and the held-out rows are enough.
+    """
     by_class: Any = None
     if task == "classification":
         counts = np.unique(y, return_counts=True)[1]
@@ -58,22 +61,20 @@ def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarr
 
 
 class HeldOut:
-    """An estimator, rows that it was not trained on, and the predictions of it and of its rivals for them.
+    """An estimator, held-out rows, and the predictions of the estimator and its rivals for the held-out rows.
 
     Attributes:
       model: the fitted estimator.
       loss: the loss of regression.
       classes: the labels as text; empty in regression.
-      predictions: predictions, or probabilities of the classes, by name, the estimator's first.
-      seconds: seconds to fit by name.
+      predictions: predictions, or class probabilities, by name of the model. The first model is the estimator.
+      seconds: seconds to fit, by name of the model.
     """
 
     def __init__(
         self, model: Any, loss: losses.Loss, train: Any, test: Any, *, seconds: float, seed: int, forests: bool
     ):
-        """``train`` and ``test`` are tables with their targets; ``forests``: whether there are ensembles among the
-        rivals.
-        """
+        """``train`` and ``test`` are pairs of a table and its targets; ``forests`` adds ensembles to the rivals."""
         self.model, self.loss = model, loss
         (self.x_train, self.y_train), (self.x_test, self.y_test) = train, test
         self.classes = [str(label) for label in model.classes_] if hasattr(model, "classes_") else []
@@ -87,7 +88,7 @@ class HeldOut:
             self.predictions[name] = self.predicted(rival, self._x_test)
 
     def _kinds(self, seed: int, forests: bool) -> dict[str, Any]:
-        """Returns the rivals by name, not fitted."""
+        """Returns the rivals by name, before their fits."""
         task: Any = "classification" if self.classes else "regression"
         columns, self._x = Columns.fit(self.x_train, self.codes(self.y_train), task=task)
         self._x_test = quiet(lambda: columns.transform(self.x_test))
@@ -96,11 +97,11 @@ class HeldOut:
         return kinds if forests else {name: kind for name, kind in kinds.items() if name not in FORESTS}
 
     def codes(self, y: np.ndarray) -> np.ndarray:
-        """Returns labels as classes 0..K-1, or the targets."""
+        """Returns labels as classes 0..K-1; in regression, the targets."""
         return np.searchsorted(self.model.classes_, y) if self.classes else y
 
     def predicted(self, model: Any, x: Any) -> np.ndarray:
-        """Returns predictions, or probabilities of all classes."""
+        """Returns predictions; in classification, the probabilities of all classes."""
         if not self.classes:
             return quiet(lambda: model.predict(x))
         given = quiet(lambda: model.predict_proba(x))
@@ -114,7 +115,7 @@ class HeldOut:
 
     @property
     def measures(self) -> list[str]:
-        """What is measured: for quantiles nothing that is of means."""
+        """Names of the scores; for quantiles, there are no scores of means."""
         if self.classes:
             return ["accuracy", "balanced accuracy", "AUC", "log loss"]
         if isinstance(self.loss, losses.Quantile):
@@ -147,7 +148,7 @@ class HeldOut:
         return dict(zip(self.measures, map(float, found), strict=True))
 
     def losses_of(self, y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-        """Returns the loss on each row; infinite for means of counts that are not positive."""
+        """Returns the loss on each row; infinite if the loss has a log link and a prediction is not positive."""
         if self.classes:
             return -np.log(np.maximum(predicted[np.arange(len(y)), y], _TINY))
         if self.loss.link == "exp" and predicted.min() <= 0:
@@ -169,10 +170,10 @@ class HeldOut:
         said = "log loss" if self.classes else measure(self.loss)
         return Comparison.of(means, said, where, means["constant"], difference)
 
-    # --- What is said first ------------------------------------------------------------------------------------------
+    # --- Summary -----------------------------------------------------------------------------------------------------
 
     def importances(self) -> tuple[dict[str, np.ndarray], str]:
-        """Returns by how much a score falls when a column is shuffled, and what falls."""
+        """Returns the fall of a score when a column is shuffled, by column, and the description of the fall."""
         some = slice(0, _SHUFFLED)
         y = self.codes(self.y_test)[some]
         score: Callable[..., float] = lambda y, predicted: -self.mean_loss(y, np.asarray(predicted, np.float64))
@@ -183,7 +184,7 @@ class HeldOut:
         return quiet(lambda: explain.permutation_importance(self.model.model_, rows, y, score)), what
 
     def summary(self, kind: str) -> list[str]:
-        """Returns the verdict, the best rival, the scores, what kind of model it is and the top columns, as lines."""
+        """Returns the verdict, the scores, the best rival, the kind of model and the top columns, as lines."""
         comparison = self.comparison()
         rivals = list(comparison.losses)[1:]
         best = min(rivals, key=comparison.losses.__getitem__)
@@ -218,7 +219,7 @@ def classifiers(depth: int, seed: int) -> dict[str, Any]:
 
 
 def regressors(loss: losses.Loss, depth: int, seed: int, rows: int) -> dict[str, Any]:
-    """Returns scikit-learn's regressors by name, of the same loss where they have it, else of least squares."""
+    """Returns scikit-learn's regressors by name, with the same loss if they support it, else with least squares."""
     constant, linear, split = DummyRegressor(), Ridge(), "squared_error"
     boosted: dict[str, Any] = {}
     if isinstance(loss, losses.AbsoluteError):
@@ -245,12 +246,12 @@ def regressors(loss: losses.Loss, depth: int, seed: int, rows: int) -> dict[str,
 
 
 def kind_of_model(model: Any) -> str:
-    """Returns what kind of model an estimator has, and how it was found, as text."""
+    """Returns the kind of an estimator's model, and how it was found, as text."""
     return repr(model.model_) if model.tree_ is None else kind_of(model.tree_, model.report_.chosen)
 
 
 def quiet(function: Callable[[], Any]) -> Any:
-    """Returns a result without warnings of gaps, convergence and the like."""
+    """Returns the result of a function without its warnings, such as warnings of missing values or convergence."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function()

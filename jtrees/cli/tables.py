@@ -1,4 +1,4 @@
-"""Tables from files, and their target: what can be learnt from, and clear errors for the rest."""
+"""Tables from files with their targets: the usable rows and columns, and clear errors for unusable data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,24 +12,24 @@ from jtrees import validation as checks
 from jtrees.cli.files import PLAIN_RULES, DataError, Rules, read_table
 from jtrees.data.columns import Columns
 
-_FEWEST = 20  # rows to train, to validate and to test
-_LABELS = 20  # whole numbers that are taken for classes
-_MEMBERS = 5  # rows of a class, without which it cannot be learnt, chosen by and tested
+_FEWEST = 20  # least number of rows to train, to validate and to test
+_LABELS = 20  # largest number of different whole numbers that are read as classes
+_MEMBERS = 5  # least number of rows of a class to train, to validate and to test
 
 Task = Literal["regression", "classification"]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A data set as it comes: columns of any kind, perhaps with gaps, and a target of any kind.
+    """A raw data set: columns of any kind, which may have missing values, and a target of any kind.
 
     Attributes:
-      name: its name.
+      name: name of the data set.
       x: the features.
       y: the target.
-      said: what reading the file changed, a line each.
-      settled: whether text that is there is meant as text, as all cells of a file have been read.
-      remember: ``columns -> columns``: the columns of a model, which read text as this file was read.
+      said: changes made while reading the file, one line for each change.
+      settled: whether text must remain text, because all cells of a file have been read.
+      remember: ``columns -> columns``, which makes the columns of a model read text like this file.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Frame:
 
 
 def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) -> Frame:
-    """Returns the data set in a file; ``target`` is the column to learn, the others are features.
+    """Returns the data set in a file; ``target`` is the column to predict, and every other column is a feature.
 
     Raises:
-      DataError: for a file that cannot be read, and a column that there is not (saying which are).
+      DataError: if the file cannot be read, or if a column does not exist. The message lists the columns.
     """
     frame, read, said = read_table(file, rules, keep=target)
     names = list(frame.columns)
@@ -66,15 +66,15 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
 
 
 def _listed(names: list[str]) -> str:
-    """Returns up to five names, each cut at 80 characters, and the number of further names."""
+    """Returns up to five names, each of at most 80 characters, and the number of further names, as text."""
     return checks.listed(name[:80] for name in names)
 
 
 def drop(frame: Frame, names: list[str]) -> Frame:
-    """The data set without some of its features.
+    """Returns the data set without the named features.
 
     Raises:
-      DataError: for a feature that there is not (saying which are).
+      DataError: if a feature does not exist. The message lists the features.
     """
     there = [str(name) for name in frame.x.columns]
     for name in names:
@@ -92,7 +92,7 @@ def check_rows(frame: Frame) -> None:
 
 
 def guess(y: Any) -> tuple[Task, str]:
-    """The task that a target is for, and why."""
+    """Returns the task that suits a target, and the reason."""
     kinds = y.nunique()
     if not pd.api.types.is_numeric_dtype(y) or pd.api.types.is_bool_dtype(y):
         return "classification", f"{y.name} holds {kinds} labels"
@@ -102,11 +102,11 @@ def guess(y: Any) -> tuple[Task, str]:
 
 
 def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
-    """The rows that can be learnt from, and what was left out.
+    """Returns the usable rows, and a list of the dropped rows and classes as lines of text.
 
     Raises:
-      DataError: for a target that the task is not for, or that does not vary, and for columns that look like numbers
-        but are text, all of them.
+      DataError: if the target is constant or does not suit the task. Also for columns of infinite values, and for
+        columns of text that look like numbers. The message names all such columns.
     """
     y: Any = frame.y
     if not len(frame.x.columns):
@@ -136,9 +136,7 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
             keep &= members >= _MEMBERS
     if y[keep].nunique() < 2:
         got = checks.quoted_list(sorted(set(map(str, y[keep])))) or "none"
-        gaps = (
-            f" in all rows but {(~keep).sum()}, which have none: --missing says what a gap is" if not keep.all() else ""
-        )
+        gaps = f" in all rows but {(~keep).sum()}, which have no target: check --missing" if not keep.all() else ""
         got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
@@ -156,7 +154,7 @@ def targets_of(y: pd.Series) -> np.ndarray:
 
 
 def _fault(values: Any) -> str | None:
-    """What is wrong with a column, if anything is."""
+    """Returns the fault of a column as text, or None."""
     name = checks.quoted(values.name)
     if pd.api.types.is_numeric_dtype(values):
         infinite = int(np.isinf(values.to_numpy(np.float64, na_value=0.0)).sum())
@@ -170,18 +168,18 @@ def _fault(values: Any) -> str | None:
     number = pd.to_numeric(text, errors="coerce").notna()
     if len(text) and 0.5 < number.mean() < 1 and not text.str.match(r"[+-]?0\d").any():  # leading zeros mean text
         cell = checks.quoted(text[~number].iloc[0])
-        return f"{name} holds numbers and texts such as {cell}: --text takes all for text, --missing a text for a gap"
+        return f"{name} holds numbers and texts such as {cell}: use --text, or --missing for missing values"
     return f"{name} {comma}" if (comma := _decimal_comma(text)) else None
 
 
 def _decimal_comma(text: pd.Series) -> str | None:
-    """What to do about texts that are all numbers with a decimal comma, if they are."""
+    """Returns advice if all texts are numbers with a decimal comma, else None."""
     comma = text.str.fullmatch(r"[-+]?\d+,\d+")
     return f"has a decimal comma, as in '{text.iloc[0]}': try --decimal ," if len(text) and comma.all() else None
 
 
 def beyond_float32(values: np.ndarray) -> np.ndarray:
-    """The finite values that float32 cannot hold."""
+    """Returns the finite values beyond the range of float32."""
     if values.dtype.itemsize <= 4:
         return values.ravel()[:0]
     wide = values.astype(np.float64).ravel()

@@ -1,4 +1,4 @@
-"""Tables of the user's rows, raw or numeric, and their scaling to the batches that searches work on, and back."""
+"""Tables of the user's rows, raw or numeric, and the scaling between tables and the batches of searches."""
 
 from jtrees.data.columns import Columns as Columns, ColumnsWarning as ColumnsWarning
 from jtrees.data.frame import Frame as Frame, read_frame as read_frame

@@ -1,6 +1,6 @@
-"""Baselines: a model's loss beside the losses of a linear model and of a constant, and a verdict in one sentence.
+"""Baselines: the comparison of a model with a linear model and a constant, and a verdict in one sentence.
 
-The loss is the task's own. The rows are held-out rows wherever there are any.
+The comparison uses the loss of the task, and held-out rows if there are any.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from jtrees.losses.names import measure
 from jtrees.tasks import Classification, Task
 from jtrees.tree import ObliqueTree
 
-_ROWS = 10_000  # at most: a linear model then takes less time than any search
-_WORK = 4e9  # rows times squared columns of a linear model, at most; of classes a tenth
+_ROWS = 10_000  # largest number of rows; a linear model then takes less time than any search
+_WORK = 4e9  # largest product of rows and squared columns of a linear model; a tenth of it for classes
 _FEWEST_ROWS = 1000
-_DECOMPOSED = 200  # rows or columns up to which a matrix is decomposed as it is
-_RANK = 1e-6  # singular values below this part of the largest count as 0
-_RIDGE = 1.0  # of the logistic regression, that of scikit-learn
+_DECOMPOSED = 200  # a matrix with more rows and more columns is not decomposed
+_RANK = 1e-6  # singular values below this fraction of the largest singular value count as 0
+_RIDGE = 1.0  # ridge penalty of the logistic regression, the default of scikit-learn
 _ITERATIONS = 100
 _ARTICLES = {
     "linear": "a linear model",
@@ -32,9 +32,9 @@ _ARTICLES = {
     "constant": "a constant",
     "random forest": "a random forest",
 }
-_SAID = 3  # rivals whose losses a verdict has, the best
-_UNSURE = 0.25  # part of the charge for the parameters of a tree that may be wrong
-_MARGIN = 0.02  # smallest difference that counts, as a part of the loss of a constant
+_SAID = 3  # number of best rivals whose losses a verdict states
+_UNSURE = 0.25  # uncertain fraction of the charge for the parameters of a tree
+_MARGIN = 0.02  # smallest difference that counts, as a fraction of the loss of a constant
 
 TRAINING = "the training rows"
 CHARGED = "the training rows, charged for the parameters"
@@ -49,14 +49,14 @@ class BehindBaselineWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The losses of a model and of simpler ones on the same rows.
+    """The losses of a model and of simpler models on the same rows.
 
     Attributes:
-      losses: mean losses by name, the model's own first.
-      measure: what the losses are called, such as ``"log loss"``.
-      where: the rows, such as ``"the validation set"``.
-      margin: a difference of losses that may be chance. It is the largest of three numbers: 2 % of the constant's
-        loss, the standard error of the difference to the best rival, and a quarter of a tree's charge.
+      losses: mean losses by name. The first is the loss of the model.
+      measure: name of the loss, such as ``"log loss"``.
+      where: name of the rows, such as ``"the validation set"``.
+      margin: difference of losses that may be due to chance. It is the largest of 2 % of the constant's loss, the
+        standard error of the difference to the best rival, and a quarter of a tree's charge.
     """
 
     losses: dict[str, float]
@@ -77,12 +77,12 @@ class Comparison:
         """Returns a comparison with its margin.
 
         Args:
-          losses: as the attribute.
-          measure: likewise.
-          where: likewise.
+          losses: mean losses by name, first of the model.
+          measure: name of the loss.
+          where: name of the rows.
           constant: the loss of the constant.
-          difference: differences of the losses to the best rival, row by row, ``(n,)``.
-          more: a further part of the margin, which takes the largest.
+          difference: difference of the loss to the best rival on each row, ``(n,)``.
+          more: lower bound of the margin, such as a part of a tree's charge.
         """
         finite = difference if np.isfinite(difference).all() else np.zeros(1)
         error = float(finite.std() / np.sqrt(len(finite)))
@@ -90,12 +90,12 @@ class Comparison:
 
     @property
     def better(self) -> list[str]:
-        """The names of the simpler models that are better than the model, the best first."""
+        """Names of the simpler models that are better than the model, sorted from the best."""
         own, *others = sorted(self.losses, key=lambda name: (name != next(iter(self.losses)), self.losses[name]))
         return [name for name in others if self.losses[name] < self.losses[own] - self.margin]
 
     def verdict(self, name: str) -> str:
-        """Returns one sentence on which model is better; ``name`` is the model's."""
+        """Returns a sentence that says which model is better; ``name`` is the name of the model."""
         own, *rest = self.losses
         others = sorted(rest, key=self.losses.__getitem__)
         alike = [other for other in others if abs(self.losses[other] - self.losses[own]) <= self.margin]
@@ -129,23 +129,24 @@ def compared(
 ) -> Comparison:
     """Returns the losses of a model, of a linear model and of a constant.
 
-    They are losses on ``held_out`` if there is such a table, else on the rows that the model's search left out. Without
-    such rows they are losses on the training rows. There each model is charged for its parameters: by generalised
-    cross-validation, or Akaike's criterion for log loss. The splits and leaves of a single tree have the parameters
-    that :func:`jtrees.description.count_free` counts; other models are not charged. Large tables are subsampled.
+    The losses are on ``held_out`` if it is given, else on the rows that the model's search held out. If there are no
+    held-out rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
+    generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
+    :func:`jtrees.description.count_free`. A model that is not a single tree is not charged. Large tables are
+    subsampled.
 
     Args:
       model: the fitted model of numeric features.
       table: the training rows, in the user's units.
       scaling: scaling of the features.
       held_out: rows that the model was not trained on, or None.
-      where: what ``held_out`` is called.
-      left_out: the model's loss on rows that its search left out, and the numbers of these rows, or None for all rows;
-        or None.
+      where: name of the rows ``held_out``.
+      left_out: the model's loss on the rows that its search held out, and the numbers of the rows; None if there are no
+        such rows. The numbers are None if they are all rows.
 
     Returns:
-      The comparison of ``model``, ``linear`` and ``constant``. There is no linear model for a loss with a link other
-      than the identity and the softmax. Models that vote are compared by the share of wrong rows.
+      The comparison of ``model``, ``linear`` and ``constant``. There is no linear model for a loss with a log link.
+      Models that vote are compared by the error rate.
     """
     task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
     own, trained = None, np.arange(len(table.x))
@@ -170,9 +171,9 @@ def compared(
                 uncharged, where = own, CHARGED
                 own = charge(own, count_free(scaling.transform_splits(model)))
                 doubt = _UNSURE * (own - uncharged)
-    else:  # the losses of the rows are not known: the difference of the other two varies about as much
+    else:  # the losses of single rows are unknown: the difference of linear model and constant varies about as much
         difference = lost["constant"] - lost.get("linear", lost["constant"])
-    said = "share of wrong rows" if votes else _measure(task)
+    said = "error rate" if votes else _measure(task)
     return Comparison.of({"model": own, **found}, said, where, found["constant"], difference, doubt)
 
 
@@ -182,11 +183,11 @@ def compared(
 def _guesses(
     table: Table, trained: np.ndarray, evaluated: Table, scaling: Scaling
 ) -> dict[str, tuple[np.ndarray, float]]:
-    """Returns the predictions of the linear model and of the constant for some rows, and their numbers of parameters.
+    """Returns the predictions and the numbers of parameters of the linear model and the constant.
 
     Args:
       table: a table.
-      trained: the numbers of its training rows.
+      trained: the numbers of the training rows in the table.
       evaluated: the rows to predict.
       scaling: scaling of the features.
     """
@@ -211,7 +212,7 @@ def _guesses(
 
 
 def _least_squares(x: np.ndarray, x_new: np.ndarray, some: Table, task: Any) -> np.ndarray | None:
-    """Returns predictions of a least squares fit, plus the best constant of its residuals; None under a log link."""
+    """Returns predictions of a least-squares fit, plus the best constant of the residuals; None for a log link."""
     loss = task.loss_function
     if loss.link == "exp":
         return None
@@ -224,10 +225,10 @@ def _least_squares(x: np.ndarray, x_new: np.ndarray, some: Table, task: Any) -> 
 
 
 def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the shortest least-squares solution.
+    """Returns the least-squares solution of minimum norm.
 
-    If x is long and wide, the products of its shorter side are inverted instead of a decomposition of x, with a ridge
-    in place of the smallest singular value that counts: in a tenth of the time.
+    If x has many rows and many columns, x is not decomposed. Instead, the matrix of the products of the shorter side is
+    inverted, which takes a tenth of the time. A ridge then replaces the cut-off of small singular values.
     """
     if min(x.shape) <= _DECOMPOSED:
         return np.linalg.lstsq(x, y, rcond=_RANK)[0]
@@ -238,10 +239,11 @@ def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _logistic(x: np.ndarray, x_new: np.ndarray, shares: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns probabilities of a logistic regression with a ridge on its slopes, ``(n, classes)``, fitted to the
-    probabilities ``shares`` of the classes.
+    """Returns the probabilities of a logistic regression with a ridge penalty on the slopes, ``(n, classes)``.
+
+    The regression is fitted to the class probabilities ``shares``.
     """
-    from scipy.optimize import minimize  # jax needs SciPy, but does not import this slow part of it
+    from scipy.optimize import minimize  # imported late: jax installs SciPy, but this module is slow to import
 
     total, classes = weight.sum(), shares.shape[1]
 
@@ -277,7 +279,7 @@ def _weights(table: Table) -> np.ndarray:
 
 
 def _some(table: Table, rows: np.ndarray | None = None, most: int = _ROWS) -> Table:
-    """Returns at most so many of all rows, or of those with the given numbers, evenly spaced."""
+    """Returns at most ``most`` evenly spaced rows of a table, or of the rows with the given numbers."""
     count = len(table.x) if rows is None else len(rows)
     few = slice(None, None, -(-count // most))
     return table.rows(few if rows is None else rows[few])
@@ -297,7 +299,7 @@ def _measure(task: Task) -> str:
 
 
 def _charged(task: Task, lost: float, count: float, rows: int) -> float:
-    """Returns the loss to expect on new rows, by the loss on the training rows and the number of parameters."""
+    """Returns the expected loss on new rows, from the loss on the training rows and the number of parameters."""
     if isinstance(task, Classification):
         return lost + count / rows  # Akaike
     left = 1 - count / rows
@@ -306,12 +308,12 @@ def _charged(task: Task, lost: float, count: float, rows: int) -> float:
 
 
 def _short(value: float) -> str:
-    """Returns a number to four digits, a large one without an exponent."""
+    """Returns a number as text with four digits; a large number has no exponent."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _said(name: str) -> str:
-    """Returns a name as it stands in a sentence: "CART, depth 4" without its comma."""
+    """Returns a name as it appears in a sentence: "CART, depth 4" becomes "CART"."""
     return _ARTICLES.get(name, name.partition(",")[0])
 
 

@@ -34,8 +34,8 @@ MISSING = (
     "None",
 )
 
-OFFSETS = "offsets"  # the zone of dates that each have an offset of their own
-_SPACES = " \u00a0\u202f"  # the common, the unbreakable and the narrow space
+OFFSETS = "offsets"  # the zone of a column in which each date has its own offset
+_SPACES = " \u00a0\u202f"  # the common, the no-break and the narrow no-break space
 
 # --- Patterns --------------------------------------------------------------------------------------------------------
 
@@ -48,13 +48,13 @@ _UNITS = (
     "Hz kHz MHz GHz KB MB GB TB px pt pcs rpm mph kmh km/h m/s m2 m² m3 m³ sqft ha bar Pa hPa kPa psi cal kcal kJ "
     "ppm bps mmHg mg/dl mmol/l °C °F °"
 )
-_SHORT = "|".join(map(re.escape, sorted(_UNITS.split(), key=len, reverse=True)))  # units that may follow at once
+_SHORT = "|".join(map(re.escape, sorted(_UNITS.split(), key=len, reverse=True)))  # units that need no space before
 _WITH_UNIT = re.compile(
     rf"(?P<sign>[+-]?)(?P<before>{_CURRENCY}?)[{_SPACES}]?(?P<inner>[+-]?)"
     rf"(?P<body>(?:\d|[.,](?=\d))(?:[\d.,'’{_SPACES}]*\d)?)"
     rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_]{{2}}[^\d]{{0,13}}))?"
 )
-#: Orders of day and month that an option may name.
+#: Orders of day and month by the name of the option.
 ORDERS = {"dmy": ("%d/%m/%Y", "%d-%m-%Y"), "mdy": ("%m/%d/%Y", "%m-%d-%Y")}
 
 
@@ -67,14 +67,14 @@ class Reading:
     """How the cells of a column of text become numbers.
 
     Attributes:
-      kind: ``"numeric"``, ``"boolean"`` (true and false, in any case), ``"date"``, or ``"text"``, which stays text.
+      kind: ``"numeric"``, ``"boolean"`` (true and false, in any case), ``"date"`` or ``"text"``. Text is not converted.
       example: a cell of the training rows.
-      before: the currency before each number, such as ``"$"``; it may be missing in a cell.
-      after: the unit after each number, such as ``"%"``; likewise.
-      thousands: the separator of thousands, or ``""``.
-      decimal: the separator of decimals.
-      style: of dates the format, as of ``strptime``, a time of the day apart.
-      zoned: of dates whether each has an offset from UTC.
+      before: the currency before each number, such as ``"$"``. A cell may omit it.
+      after: the unit after each number, such as ``"%"``. A cell may omit it.
+      thousands: the thousands separator, or ``""``.
+      decimal: the decimal separator.
+      style: the ``strptime`` format of dates, without the time of day.
+      zoned: whether each date has an offset from UTC.
     """
 
     kind: str
@@ -87,10 +87,10 @@ class Reading:
     zoned: bool = False
 
     def parser(self, zone: str | None = None) -> Callable[[str], float | None]:
-        """Returns the function from a cell to a number, None for a cell that is no such number.
+        """Returns the function from a cell to a number; it returns None for a cell that it cannot read.
 
         Args:
-          zone: the time zone in which days are counted, or ``"offsets"`` for the clock that wrote each date.
+          zone: the time zone in which days are counted, or ``"offsets"`` for the local time of each date.
         """
         if self.kind == "boolean":
             return lambda text: BOOLEANS.get(text.strip().lower())
@@ -99,12 +99,12 @@ class Reading:
         return lambda text: number_of(text, self.before, self.after, self.thousands, self.decimal)
 
     def with_decimal(self, decimal: str) -> "Reading":
-        """Returns the reading with another separator of decimals; it changes places with an equal one of thousands."""
+        """Returns the reading with another decimal separator; an equal thousands separator becomes the old one."""
         thousands = self.decimal if self.thousands == decimal else self.thousands
         return dataclasses.replace(self, decimal=decimal, thousands=thousands)
 
     def read(self, cells: Iterable[str | None], zone: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns numbers, ``(n,)`` float64 with NaN for None, and where a cell cannot be read, ``(n,)`` bool."""
+        """Returns numbers, ``(n,)`` float64 with NaN for None, and a mask of unreadable cells, ``(n,)`` bool."""
         parser, known = self.parser(zone), {}
         numbers, wrong = [], []
         for cell in cells:
@@ -124,10 +124,10 @@ PLAIN = {kind: Reading(kind) for kind in ("text", "numeric", "boolean", "date")}
 
 
 def zone_name(zone: Any) -> str:
-    """Returns the name of a time zone that has one, such as ``Europe/Berlin``, else ``"offsets"``.
+    """Returns the name of a time zone, such as ``Europe/Berlin``, or ``"offsets"`` if it has no name.
 
     Args:
-      zone: a time zone of zoneinfo, pytz or dateutil, or its name. A fixed offset may be called like a zone.
+      zone: a time zone of zoneinfo, pytz or dateutil, or its name. A fixed offset may have the name of a zone.
     """
     if isinstance(zone, datetime.timezone):
         return "UTC" if zone == datetime.UTC else OFFSETS
@@ -142,11 +142,11 @@ def zone_name(zone: Any) -> str:
 
 
 class Found(NamedTuple):
-    """What the cells of a column of text are.
+    """The result of :func:`find_reading` for a column of text.
 
     Attributes:
-      reading: how they are read as numbers; None: they are text.
-      note: what is open, and the option that decides; empty if nothing is.
+      reading: how the cells are read as numbers; None: the cells are text.
+      note: a description of an ambiguity, and of the option that resolves it; empty if there is no ambiguity.
     """
 
     reading: Reading | None
@@ -156,17 +156,17 @@ class Found(NamedTuple):
 def find_reading(
     cells: Iterable[str | None], *, plain: bool = False, decimal: str = ".", order: str | None = None
 ) -> Found:
-    """Returns how all cells of a column are read as numbers or dates, if they are numbers or dates.
+    """Returns how all cells of a column are read as numbers or dates, if all cells are numbers or dates.
 
-    Numbers have one unit or a separator of thousands; dates have one format, which must be the only possible one.
-    Leading zeros mean text.
+    Numbers have a common unit or a thousands separator. Dates have a common format, and only one format may be
+    possible. A column with leading zeros is text.
 
     Args:
-      cells: the cells, None where missing.
-      plain: whether numbers without a unit, and ``true`` and ``false``, are read, too. In a file all cells are text. In
-        a DataFrame, a column of text with numbers is meant as text.
-      decimal: the separator of decimals.
-      order: ``"dmy"`` or ``"mdy"``, for dates in which day and month could be exchanged; None: such dates stay text.
+      cells: the cells, None if missing.
+      plain: whether plain numbers, ``true`` and ``false`` are also read. It is True for a file, in which all cells are
+        text. In a DataFrame, a text column of plain numbers remains text.
+      decimal: the decimal separator.
+      order: ``"dmy"`` or ``"mdy"``, for dates in which day and month could be exchanged. None: such dates remain text.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     if not distinct:
@@ -189,7 +189,7 @@ def _plain_numbers(cells: list[str], decimal: str, order: str | None) -> Found |
     if max(map(abs, numbers)) > WHOLE and len(set(numbers)) < len(cells):
         whole = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
         if len({float(cell) for cell in whole}) < len(set(whole)):
-            return Found(None, "whole numbers that double precision does not tell apart, and therefore text")
+            return Found(None, "whole numbers that double precision cannot distinguish, and therefore text")
     return Found(reading)
 
 
@@ -221,7 +221,7 @@ def _numbers_with_unit(cells: list[str], decimal: str, order: str | None) -> Fou
     if max(len(before), len(after), len(separators)) > 1 or not (separators or before | after != {""}):
         return None
     thousands = separators.pop() if separators else ""
-    if thousands == " " and before | after == {""}:  # such as two codes
+    if thousands == " " and before | after == {""}:  # the cells may hold two codes
         return None
     reading = Reading("numeric", cells[0], before.pop(), after.pop(), thousands, decimal)
     parser = reading.parser()
@@ -236,7 +236,7 @@ def _numbers_with_unit(cells: list[str], decimal: str, order: str | None) -> Fou
 
 
 def _is_open(bodies: list[str], mark: str, other: str | None) -> bool:
-    """Whether a mark in numbers may separate thousands or decimals: it comes at most once, before three digits."""
+    """Returns whether a mark in numbers may separate thousands or decimals: it occurs once, before three digits."""
     marked = [body for body in bodies if mark in body]
     once = all(re.fullmatch(rf"\d{{1,3}}{re.escape(mark)}\d{{3}}", body) for body in marked)
     return bool(marked) and mark in (".", ",") and once and not any(other and other in body for body in bodies)

@@ -1,8 +1,8 @@
-"""Columns: a fitted description of a raw table, by which its rows become numbers.
+"""Columns: a fitted description of a raw table, which converts the rows of the table to numbers.
 
-This is the one place that decides what a cell means, in training and for new rows, for DataFrames, arrays and files:
-:mod:`jtrees.data.cells` reads text, :mod:`jtrees.data.frame` the columns of a library, :mod:`jtrees.data.kinds` has the
-kinds of columns.
+This module alone decides what a cell means, in training and for new rows, for DataFrames, arrays and files.
+:mod:`jtrees.data.cells` reads text, :mod:`jtrees.data.frame` reads the columns of a library, and
+:mod:`jtrees.data.kinds` has the kinds of columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ from jtrees.data.means import FOLDS, Targets
 from jtrees.data.parse import level_of
 
 MAX_LEVELS = 10
-_FEWEST = 5  # rows, from which a column of text in which no level is known is an error
+_FEWEST = 5  # least number of rows for which a text column of unknown levels only is an error
 
 
 class ColumnsWarning(UserWarning):
-    """Columns of a raw table are left out, are open to another reading, or have new gaps or levels."""
+    """Columns of a raw table are left out, are ambiguous, or have new missing values or levels."""
 
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -46,11 +46,11 @@ class Columns:
 
     Attributes:
       columns: the description of each column by name, in the order of the table.
-      named: whether columns are found by name; else, from an array, by place.
-      readings: how text becomes numbers or dates, by column; the other columns of numbers and dates read plain numbers,
-        ``true`` and ``false``, and dates of ISO 8601.
-      missing: texts that mean a missing value where text becomes numbers or dates, and in files.
-      notes: what is open about a column, and what decides, by column.
+      named: whether columns are found by name. The columns of an array are found by position.
+      readings: how text becomes numbers or dates, by column. A column without an entry reads plain numbers, ``true``
+        and ``false``, and ISO 8601 dates.
+      missing: texts that mean a missing value in files, and in text that becomes numbers or dates.
+      notes: the ambiguity of a column and how to resolve it, by column.
     """
 
     columns: dict[str, Column]
@@ -69,23 +69,24 @@ class Columns:
         sample_weight: ArrayLike | None = None,
         max_levels: int = MAX_LEVELS,
     ) -> tuple["Columns", np.ndarray]:
-        """Returns the columns of a table, and its rows as numbers.
+        """Returns the columns of a table, and the rows of the table as numbers.
 
-        These are not ``transform(x)`` where a column has more than ``max_levels`` levels: see :class:`TargetMeans`.
+        The numbers differ from ``transform(x)`` if a column has more than ``max_levels`` levels: see
+        :class:`TargetMeans`.
 
         Args:
-          x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` with NaN where values are missing.
+          x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
           y: targets, as for :func:`jtrees.fit`; None: levels are encoded by their frequencies alone.
           task: as for :func:`jtrees.fit`.
           sample_weight: weights of the rows in target means.
-          max_levels: largest number of levels that have a feature each; rare ones count as one.
+          max_levels: largest number of levels for which each level is a feature. All rare levels count as one level.
 
         Returns:
-          The columns and features ``(n, p')`` in float64.
+          The columns, and the features ``(n, p')`` in float64.
 
         Raises:
-          ValueError: for a table that cannot be read, naming the column and the row, or without a usable column.
-          ImportError: for a DataFrame without narwhals.
+          ValueError: if the table cannot be read, or has no usable column. The message names the column and the row.
+          ImportError: if x is a DataFrame and narwhals is not installed.
         """
         frame = _read(x)
         checks.check_count("max_levels", max_levels)
@@ -106,20 +107,21 @@ class Columns:
         return found, np.column_stack(encoded)
 
     def transform(self, x: Any) -> np.ndarray:
-        """Returns new rows as numbers, ``(n, p')`` in float64: those of a row depend on that row alone.
+        """Returns new rows as numbers, ``(n, p')`` in float64; the numbers of a row depend on that row alone.
 
         Args:
-          x: a table with at least the columns fitted to, in any order and of any library; an array, whose columns are
-            found by place, if all are numeric. Text is read as in training where the column holds numbers or dates.
+          x: a DataFrame of any library with at least the fitted columns, in any order. If all columns are numeric, x
+            may be an array, whose columns are found by position. Text is read as in training if the column holds
+            numbers or dates.
 
         Warns:
-          ColumnsWarning: of missing values in columns that had none in the training rows, which are filled; of levels
-            that the training rows did not have.
+          ColumnsWarning: if a column has missing values and had none in the training rows. The values are filled.
+            Also if a column has levels that the training rows did not have.
 
         Raises:
-          ValueError: for a missing column, by name; for values of another kind, naming the column, the kind expected
-            and the value or the kind found; for a column of levels of which none is known, in five rows or more, or of
-            another type than those of the training rows.
+          ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
+            expected kind, and the value or the kind found. Also if all levels of a column are unknown, and there are
+            five rows or more or the type differs from the training rows.
         """
         wanted = {name: column.wanted for name, column in self._used.items()}
         frame = self._found(_read(x, wanted if self.named else None, rows=0))
@@ -128,7 +130,7 @@ class Columns:
         return np.column_stack([self.columns[name].encode(raw) for name, raw in frame.columns.items()])
 
     def _found(self, frame: Frame) -> Frame:
-        """Returns the columns of a table, by name or place, each of the kind fitted to."""
+        """Returns the used columns of a table, found by name or position, in the kinds of the training rows."""
         if not (self.named and frame.named):
             if len(frame.columns) != len(self.columns):
                 raise ValueError(f"x must have {len(self.columns)} columns, got {len(frame.columns)}")
@@ -140,10 +142,10 @@ class Columns:
         return Frame({name: self._of_kind(name, frame.columns[name]) for name in used}, named=True)
 
     def _of_kind(self, name: str, raw: RawColumn) -> RawColumn:
-        """Returns the raw column as one of the kind fitted to.
+        """Returns the raw column in the kind that it had in training.
 
         Raises:
-          ValueError: for values of another kind.
+          ValueError: if the values cannot be converted to that kind.
         """
         kind, zone, durations = self.columns[name].wanted
         if raw.missing.all():
@@ -167,7 +169,7 @@ class Columns:
         return raw
 
     def text_reading(self, name: str) -> Reading:
-        """Returns how text of a column is read: of levels as it is."""
+        """Returns how the text of a column is read; the text of levels is not converted."""
         kind, zone, _ = self.columns[name].wanted
         return self.readings.get(name, dataclasses.replace(PLAIN[kind], zoned=zone is not None))
 
@@ -175,14 +177,14 @@ class Columns:
         """Warns of missing values in columns that had none in the training rows."""
         counts = {name: int(raw.missing.sum()) for name, raw in frame.columns.items() if not self.columns[name].missing}
         if which := _counted({name: count for name, count in counts.items() if count}):
-            message = f"x has missing values where the training rows had none, taken for typical ones: {which}"
+            message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
             warnings.warn(message, ColumnsWarning, stacklevel=3)
 
     def _warn_of_levels(self, frame: Frame) -> None:
         """Warns of levels that the training rows did not have.
 
         Raises:
-          ValueError: for a column in which no level is known.
+          ValueError: if all levels of a column are unknown.
         """
         counts = {}
         for name, raw in frame.columns.items():
@@ -195,7 +197,7 @@ class Columns:
                     expected = f"x must hold levels such as {checks.quoted_list(sorted(known))}"
                     cell = f"{checks.quoted(raw.values[np.argmax(unknown)])} in row {int(np.argmax(unknown))}"
                     came = _NAMES.get(raw.of, "text")
-                    raise ValueError(f"{expected} in column {checks.quoted(name)}, got {came} without any: {cell}")
+                    raise ValueError(f"{expected} in column {checks.quoted(name)}, got unknown {came}: {cell}")
         if which := _counted({name: count for name, count in counts.items() if count}):
             warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
@@ -209,7 +211,7 @@ class Columns:
         return [feature for name, column in self.columns.items() for feature in column.features(name)]
 
     def with_class_names(self, class_names: Sequence[str]) -> "Columns":
-        """Returns the same columns, in whose feature names classes have the user's names: ``[mean sold by city]``.
+        """Returns the same columns with the user's names of classes in feature names: ``[mean sold by city]``.
 
         Args:
           class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
@@ -228,11 +230,11 @@ class Columns:
     def with_readings(
         self, readings: Mapping[str, Reading], notes: Mapping[str, str], missing: Sequence[str]
     ) -> "Columns":
-        """Returns the same columns, which read text as the file that they come from.
+        """Returns the same columns, which read text in the same way as the source file.
 
         Args:
           readings: how text becomes numbers or dates, by column.
-          notes: what is open about a column, by column.
+          notes: the ambiguity of a column, by column.
           missing: texts that mean a missing value.
         """
         own = lambda given: {name: value for name, value in given.items() if name in self.columns}
@@ -245,7 +247,7 @@ class Columns:
         return dataclasses.replace(self, columns=columns, missing=tuple(missing), **of_text)
 
     def with_decimal(self, decimal: str) -> "Columns":
-        """Returns the same columns, which read numbers in text with another separator of decimals."""
+        """Returns the same columns with another decimal separator for numbers in text."""
         plain = {name: PLAIN["numeric"] for name, column in self._used.items() if column.wanted.kind == "numeric"}
         readings = plain | self.readings
         return dataclasses.replace(
@@ -253,7 +255,7 @@ class Columns:
         )
 
     def described(self) -> dict[str, str]:
-        """Returns what each column is, how its text is read and what is open about it, by name."""
+        """Returns a description of each column by name: its kind, how its text is read, and any ambiguity."""
         parts = {name: [str(column)] for name, column in self.columns.items()}
         for name, of_column in parts.items():
             if name in self.readings:
@@ -263,7 +265,7 @@ class Columns:
         return {name: "; ".join(of_column) for name, of_column in parts.items()}
 
     def warn_left_out(self) -> None:
-        """Warns with :class:`ColumnsWarning` of columns that are left out or may mean something else."""
+        """Warns with :class:`ColumnsWarning` of columns that are left out or ambiguous."""
         if left_out := self._left_out():
             distributed.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
         notes = [f"{checks.quoted(name)} ({note})" for name, note in self.notes.items() if name not in self.readings]
@@ -285,7 +287,7 @@ class Columns:
 
 
 def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1) -> Frame:
-    """Returns the raw table of a DataFrame or any array of numbers, of at least so many rows."""
+    """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows."""
     frame = read_frame(x, wanted)
     if frame is not None:
         return frame
@@ -294,13 +296,13 @@ def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1) -> Fra
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    """Returns the names of columns with a number of rows each."""
+    """Returns the names of columns and their numbers of rows as text."""
     rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
     return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items())
 
 
 def _with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
-    """Returns a column of text without the texts that mean a missing value."""
+    """Returns a column of text in which texts that mean a missing value are None."""
     gaps = np.array([cell is None or cell.strip() in missing for cell in raw.values.tolist()], bool)
     return raw._replace(values=np.where(gaps, np.array(None), raw.values)) if gaps.any() else raw
 
@@ -309,7 +311,7 @@ _NAMES = {"numeric": "numbers", "boolean": "booleans", "date": "dates", "text": 
 
 
 def _name_of(raw: RawColumn) -> str:
-    """Returns what a column holds, in the words of a message."""
+    """Returns the word of messages for the values of a column."""
     return raw.of if raw.of == "durations" else _NAMES[raw.kind]
 
 
@@ -325,7 +327,7 @@ def _levels(name: str, raw: RawColumn) -> RawColumn:
 
 
 def _may_name(of: str, known: frozenset[str]) -> bool:
-    """Whether values of a type may be levels: some known level has that type."""
+    """Returns whether values of a type may be levels, that is, whether a known level has that type."""
     if of == "boolean":
         return bool(known & {"True", "False"})
     return of != "numeric" or PLAIN["numeric"] in (find_reading([level], plain=True).reading for level in known)
@@ -335,7 +337,7 @@ def _numbers(name: str, raw: RawColumn, reading: Reading, zone: str | None = Non
     """Returns a column of text as numbers or days.
 
     Raises:
-      ValueError: for a cell that is none, naming the column and the row.
+      ValueError: if a cell cannot be read. The message names the column and the row.
     """
     values, wrong = reading.read(raw.values.tolist(), zone)
     what = {"boolean": "true or false", "date": f"dates {'with' if reading.zoned else 'without'} a time zone"}
@@ -365,6 +367,6 @@ def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targ
         names = [f"class {i}" for i in range(task.classes)]
         values, names = (values[:, 1:], names[1:]) if task.classes == 2 else (values, names)
     else:
-        each = "action " if isinstance(task, tasks.Policy) else "y"  # whose mean is that of its rewards
+        each = "action " if isinstance(task, tasks.Policy) else "y"  # the mean of an action is the mean of its rewards
         names = ["y"] if task.outputs is None else [f"{each}{i}" for i in range(task.outputs)]
     return Targets(tuple(names), values, weight / weight.mean(), fold)

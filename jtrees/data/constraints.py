@@ -1,4 +1,4 @@
-"""Constraints by column: in which predictions must not fall or not rise, and which may meet in a split."""
+"""Constraints by column: monotone predictions, and groups of columns that may share a split."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from jtrees.data.kinds import Numeric
 
 
 def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tuple[int, ...] | None:
-    """Returns the sign of each feature, 1, -1 or 0; None if no feature has one.
+    """Returns the sign of each feature, 1, -1 or 0; None if all signs are 0.
 
     Args:
       monotone: signs by the name or the number of the column, or a sign for each column.
@@ -19,7 +19,7 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
       features: number of features.
 
     Raises:
-      ValueError: for an unknown column, a column that is not one number, or a sign that is not -1, 0 or 1.
+      ValueError: for an unknown column, a column that is not numeric, or an invalid sign.
     """
     if monotone is None:
         return None
@@ -44,11 +44,11 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
 
 
 def checked_groups(interactions: Any, columns: Columns | None, features: int) -> np.ndarray | None:
-    """Returns the number of the group of each feature, ``(features,)``; None if all may meet.
+    """Returns the number of the group of each feature, ``(features,)``; None if all features may share a split.
 
     Args:
-      interactions: groups of columns by name or number, the others being one more group; ``"none"``: each column is a
-        group; None: all columns may meet.
+      interactions: groups of columns by name or number. All remaining columns form a further group.
+        ``"none"``: each column is a group. None: all columns may share a split.
       columns: the columns of a raw table, or None.
       features: number of features.
 
@@ -70,7 +70,7 @@ def checked_groups(interactions: Any, columns: Columns | None, features: int) ->
 
 
 def column_of_features(columns: Columns | None, features: int) -> np.ndarray:
-    """Returns the number of the column that each feature is of, ``(features,)``."""
+    """Returns the number of the column of each feature, ``(features,)``."""
     if columns is None:
         return np.arange(features)
     sizes = [len(column.features(name)) for name, column in columns.columns.items()]
@@ -92,11 +92,11 @@ def _name_of(column: Any, names: list[Any], argument: str) -> Any:
 
 
 def _places(columns: Columns | None, features: int) -> dict[Any, int]:
-    """Returns the feature of each column that is one number, by name."""
+    """Returns the number of the feature of each numeric column, by name."""
     if columns is None:
         return {j: j for j in range(features)}
     first = np.searchsorted(column_of_features(columns, features), range(len(columns.columns)))
-    # A second feature of such a column marks missing values.
+    # A numeric column may have a second feature, which marks missing values.
     return {name: int(first[i]) for i, (name, one) in enumerate(columns.columns.items()) if isinstance(one, Numeric)}
 
 

@@ -15,7 +15,7 @@ class FileColumns(NamedTuple):
     Attributes:
       columns: the columns, by name.
       readings: how the text of each column of numbers or dates is read.
-      notes: what is open about a column, and the option that decides.
+      notes: the ambiguity of a column, and the option that resolves it.
     """
 
     columns: dict[str, RawColumn]
@@ -26,13 +26,13 @@ class FileColumns(NamedTuple):
 def read_cells(
     cells: Mapping[str, np.ndarray], *, decimal: str = ".", order: str | None = None, text: Sequence[str] = ()
 ) -> FileColumns:
-    """Returns the columns of a file whose cells are text: what each column holds is inferred from all its cells.
+    """Returns the columns of a file whose cells are text; the kind of a column is inferred from all of its cells.
 
     Args:
-      cells: the cells of each column, ``(n,)`` str, None where missing.
-      decimal: the separator of decimals.
-      order: the order of day and month in dates, ``"dmy"`` or ``"mdy"``, where a column leaves it open.
-      text: names of columns that stay text.
+      cells: the cells of each column, ``(n,)`` str, None if missing.
+      decimal: the decimal separator.
+      order: the order of day and month, ``"dmy"`` or ``"mdy"``, for columns of ambiguous dates.
+      text: names of columns that are not converted.
     """
     found = FileColumns({}, {}, {})
     for name, values in cells.items():

@@ -1,7 +1,7 @@
-"""Reading of raw tables: DataFrames of pandas, polars and Arrow, and NumPy arrays with gaps.
+"""Reading of raw tables: DataFrames of pandas, polars and Arrow, and NumPy arrays with missing values.
 
-Every column becomes one of four kinds, whatever library it comes from: numbers, booleans and dates in float64, NaN
-where a value is missing, or text as objects, None where a value is missing.
+A column of any library becomes one of four kinds: numbers, booleans, dates and text. Numbers, booleans and dates are
+float64, and NaN is a missing value. Text is an array of objects, and None is a missing value.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,13 @@ class RawColumn(NamedTuple):
     """The values of a column.
 
     Attributes:
-      kind: ``"numeric"``, ``"boolean"``, ``"date"`` (days since 1970, by the local clock) or ``"text"``.
-      values: ``(n,)``: float64, NaN where missing; of text str, None where missing.
-      zone: of dates the time zone, or ``"offsets"`` where each has an offset of its own; None: without a zone.
-      of: of text the kind of the values that it names, as numbers and booleans may name levels; ``"levels"`` where it
-        is meant as text, such as categories. Numbers of days are ``"durations"``.
-      merged: whether float64 holds different whole numbers of the column as one.
+      kind: ``"numeric"``, ``"boolean"``, ``"date"`` (days since 1970, in local time) or ``"text"``.
+      values: the values, ``(n,)``. Text is str, and None is a missing value. All other kinds are float64, and NaN is a
+        missing value.
+      zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone.
+      of: kind of the original values of a text column, because numbers and booleans may name levels. ``"levels"`` is
+        for values that must not be read as numbers, such as categories. ``"durations"`` is for numbers of days.
+      merged: whether different whole numbers of the column are equal in float64.
     """
 
     kind: str
@@ -38,7 +39,7 @@ class RawColumn(NamedTuple):
 
     @property
     def missing(self) -> np.ndarray:
-        """Where values are missing, ``(n,)`` bool."""
+        """Mask of missing values, ``(n,)`` bool."""
         return self.values == np.array(None) if self.kind == "text" else np.isnan(self.values)
 
 
@@ -48,7 +49,7 @@ class Wanted(NamedTuple):
     Attributes:
       kind: ``"text"`` for levels, ``"numeric"``, ``"boolean"`` or ``"date"``.
       zone: the zone of the dates, as in :class:`RawColumn`.
-      durations: whether the numbers are days of durations.
+      durations: whether the numbers are durations in days.
     """
 
     kind: str
@@ -60,7 +61,7 @@ class Frame:
     """A raw table: columns by name, in order."""
 
     def __init__(self, columns: dict[str, RawColumn], *, named: bool):
-        """``named``: whether the table came with names, which then identify columns; else their places do."""
+        """``named``: whether the table has names of columns; if not, columns are identified by position."""
         self.columns, self.named = columns, named
 
     def __len__(self) -> int:
@@ -77,14 +78,14 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | No
 
     Args:
       x: a DataFrame or table of pandas, polars, Arrow or another library that narwhals reads, or anything array-like.
-      wanted: the columns of a DataFrame to read, where they exist, and the kinds that they had in training: numbers and
-        booleans become canonical text where levels are wanted, and dates are converted to the zone of the training
-        rows. None: all columns, as they come.
+      wanted: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
+        If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
+        training rows. None: all columns, without conversion.
 
     Raises:
-      ImportError: for a DataFrame without narwhals.
-      ValueError: for a training table without rows, for a column of mixed types, or of a type that is not numeric,
-        boolean, date or text, and for infinite values, naming the column and the row.
+      ImportError: if x is a DataFrame and narwhals is not installed.
+      ValueError: if a training table has no rows. Also if a column has mixed types, or a type that is not numeric,
+        boolean, date or text. Also for infinite values. The message names the column and the row.
     """
     if isinstance(x, Frame):
         return x
@@ -150,7 +151,7 @@ def _numbers(series: Any) -> np.ndarray:
 
 
 def _merged(series: Any, values: np.ndarray) -> bool:
-    """Whether different whole numbers are equal in float64."""
+    """Returns whether different whole numbers of a column are equal in float64."""
     if not len(values) or not np.nanmax(np.abs(values), initial=0.0) > WHOLE:
         return False
     return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
@@ -160,11 +161,11 @@ _NARROW = {"Float16": np.float16, "halffloat": np.float16, "Float32": np.float32
 
 
 def _values(series: Any) -> list[Any]:
-    """Returns the values of a column, floats in their own precision, None where missing."""
+    """Returns the values of a column, with floats in their own precision and None for missing values."""
     native = series.to_native()
     if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas: categories of any type
         categories = native.cat.categories
-        # Floats in their own precision; of dates the same text in any unit.
+        # Floats keep their own precision. Dates have the same text in any unit.
         categories = [
             level_of(value) for value in (categories.to_numpy() if categories.dtype.kind == "f" else categories)
         ]
@@ -177,7 +178,7 @@ def _values(series: Any) -> list[Any]:
 
 
 def _dates(series: Any, wanted: Wanted | None) -> RawColumn:
-    """Returns days by the local clock: that of the training rows if these had a zone with a name."""
+    """Returns days in local time; the time zone is the training rows' zone if it has a name, else the column's own."""
     zone = getattr(series.dtype, "time_zone", None)
     if zone is None:
         return RawColumn("date", _numbers(series.dt.timestamp("ms")) / DAY)
@@ -198,7 +199,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColumn:
-    """Returns a column of Python objects, which must be of one kind."""
+    """Returns a column of Python objects, which must all have the same kind."""
     kinds = [None if value is None else _kind(value) for value in values]
     there = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not there:
@@ -221,7 +222,7 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
         return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
-        raise ValueError(f"x must have dates that all have a time zone, or none of them, in column {column}")
+        raise ValueError(f"x must have dates that all have a time zone, or all have none, in column {column}")
     to_zone = None if wanted is None or wanted.zone in (None, OFFSETS) else wanted.zone
     days = np.array([np.nan if value is None else _days(value, to_zone) for value in values])
     if aware != {True}:
@@ -235,21 +236,21 @@ def _kind(value: Any) -> str:
 
 
 def _days(value: Any, zone: str | None) -> float:
-    """Returns a date as days since 1970: local ones, by the clock of ``zone`` if it is given."""
+    """Returns a date as days since 1970, in the local time of ``zone`` if it is given, else of the date itself."""
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return since_1970(value.replace(tzinfo=None) if zone is None else at(value, zone))
     return float(np.datetime64(value, "ms").astype(np.int64)) / DAY
 
 
 def _texts(values: list[Any]) -> np.ndarray:
-    """Returns the canonical texts of levels, None where missing."""
+    """Returns the canonical texts of levels, and None for missing values."""
     texts = np.empty(len(values), object)
     texts[:] = [value if type(value) is str else level_of(value) for value in values]
     return texts
 
 
 def _checked(frame: Frame) -> Frame:
-    """Returns the table; raises ``ValueError`` for infinite values and those beyond float32, by column and row."""
+    """Returns the table; raises ``ValueError`` for infinite values and values beyond the range of float32."""
     for name, raw in frame.columns.items():
         if raw.kind != "text":
             check_numbers(name, raw.values)
@@ -257,7 +258,7 @@ def _checked(frame: Frame) -> Frame:
 
 
 def check_numbers(name: str, values: np.ndarray) -> None:
-    """Raises ``ValueError`` for infinite numbers and those beyond float32, naming the column and the row."""
+    """Raises ``ValueError`` for infinite numbers and numbers beyond the range of float32, naming column and row."""
     for bad, expected in (
         (np.isinf(values), "finite numbers"),
         (np.abs(values) > np.finfo(np.float32).max, "numbers within the range of float32"),

@@ -1,4 +1,4 @@
-"""A model of a raw table: the columns that it was fitted to, and a model of the numbers that they become."""
+"""A model of a raw table: the fitted columns, and a model of the features that the columns become."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +16,14 @@ from jtrees.tree import ObliqueTree
 class FrameModel:
     """A model of DataFrames, or of arrays with missing values.
 
-    Methods take a table with at least the columns fitted to, in any order and of any library, or, if all are numeric,
-    an array whose columns are found by place. They warn with :class:`jtrees.data.ColumnsWarning` of missing values in
-    columns that had none in the training rows, and raise ``ValueError`` for a missing column, by name, and for values
-    of another kind.
+    The methods take a DataFrame of any library with at least the fitted columns, in any order. If all columns are
+    numeric, they also take an array, whose columns are found by position. They warn with
+    :class:`jtrees.data.ColumnsWarning` if a column has missing values and had none in the training rows. They raise
+    ``ValueError`` if a column is missing or has values of the wrong kind.
 
     Attributes:
       model: the model of the features, such as a :class:`jtrees.ObliqueTree`.
-      columns: the columns, by which rows become features.
+      columns: the columns, which convert rows to features.
     """
 
     model: Any
@@ -34,7 +34,7 @@ class FrameModel:
         return self.model.predict(self.columns.transform(x))
 
     def leaf_index(self, x: Any) -> Int[np.ndarray, "..."]:
-        """Returns the leaf of each row, as the model's own."""
+        """Returns the leaf of each row, as ``leaf_index`` of the model."""
         return self.model.leaf_index(self.columns.transform(x))
 
     def decision_path(self, x: Any) -> Int[np.ndarray, "..."]:
@@ -44,11 +44,12 @@ class FrameModel:
     def to_text(self, *, x: Any = None, class_names: Sequence[str] | None = None, **options: Any) -> str:
         """Returns the rules in terms of the columns, such as ``0.31 area - 0.4 [area missing] > 0.7``.
 
-        Arguments are those of :meth:`jtrees.ObliqueTree.to_text`, but for the names of the features; x is a raw table.
-        With ``class_names``, features that are means of classes have these names, too: ``[mean sold by city]``.
+        Arguments are passed to :meth:`jtrees.ObliqueTree.to_text`, which gets the names of the features from the
+        columns. x is a raw table. ``class_names`` also appear in features that are means of classes:
+        ``[mean sold by city]``.
 
         Raises:
-          AttributeError: if the model is not one tree.
+          AttributeError: if the model is not a single tree.
         """
         features = None if x is None else self.columns.transform(x)
         columns = self.columns if class_names is None else self.columns.with_class_names(class_names)
@@ -59,7 +60,7 @@ class FrameModel:
         """The tree of the features.
 
         Raises:
-          AttributeError: if the model is not one tree.
+          AttributeError: if the model is not a single tree.
         """
         if not isinstance(self.model, ObliqueTree):
             raise AttributeError(f"this needs a single tree; this model is a {self.model}")

@@ -1,7 +1,7 @@
-"""Kinds of columns: what a column of a raw table is, and how its rows become features.
+"""Kinds of columns of a raw table, and how each kind converts rows to features.
 
-Every kind of column is a class that can be fitted to a raw column, names its features and encodes rows. All are plain
-data, so that a saved model holds the columns it was fitted to.
+Each kind is a class that is fitted to a raw column, names its features and encodes rows. Its objects are plain data, so
+a saved model contains its fitted columns.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from jtrees.data.cells import OFFSETS
 from jtrees.data.frame import RawColumn, Wanted
 from jtrees.data.means import FOLDS, Targets, shrunk_means, variances
 
-_RARE = 5  # rows: levels with fewer are put together
-_IDENTIFIES = 20  # distinct values from which a column may identify rows
-_HELPS = 0.01  # part of the variance that months or weekdays must explain beyond a trend
+_RARE = 5  # levels with fewer rows are rare, and share a feature
+_IDENTIFIES = 20  # least number of distinct values of a column that identifies rows
+_HELPS = 0.01  # least fraction of the variance that months or weekdays must explain beyond a trend
 
 
 # --- Kinds of columns ------------------------------------------------------------------------------------------------
@@ -25,15 +25,17 @@ _HELPS = 0.01  # part of the variance that months or weekdays must explain beyon
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Numeric:
-    """Numbers, booleans (0 and 1) or days. A missing value is the centre, and if the training rows had any, marked.
+    """Numbers, booleans (0 and 1) or days.
+
+    A missing value is replaced by the median. If the training rows had missing values, a second feature marks them.
 
     Attributes:
       kind: ``"numeric"``, ``"boolean"`` or ``"date"``.
-      center: the median, the value in place of a missing one.
+      center: the median, which replaces a missing value.
       spread: the standard deviation.
-      start: subtracted from the values; of dates the first day.
+      start: offset that is subtracted from the values: the first day for dates, else 0.
       missing: number of missing values in the training rows.
-      durations: whether the numbers are days of durations.
+      durations: whether the numbers are durations in days.
     """
 
     kind: str
@@ -76,12 +78,12 @@ class Numeric:
 @io.part
 @dataclasses.dataclass(frozen=True)
 class OneHot:
-    """Levels, of which each is a feature of 0 and 1.
+    """Levels, each with a feature that is 0 or 1.
 
     Attributes:
       levels: the levels, sorted.
-      rare: levels of fewer than five training rows; if there are any, these and new levels share a feature.
-      missing: number of missing values in the training rows; if there are any, they have a feature.
+      rare: levels with fewer than five training rows. If there are any, rare and new levels share a feature.
+      missing: number of missing values in the training rows. If there are any, they have a feature.
     """
 
     levels: tuple[str, ...]
@@ -92,7 +94,7 @@ class OneHot:
 
     @classmethod
     def fit(cls, raw: RawColumn) -> "OneHot":
-        """Returns the description of a column of text; levels with fewer than five rows are put together."""
+        """Returns the description of a column of text; levels with fewer than five rows share a feature."""
         levels, counts = _levels(raw)
         common = counts >= min(_RARE, counts.max())
         return cls(tuple(levels[common]), tuple(levels[~common]), int(raw.missing.sum()))
@@ -124,14 +126,17 @@ class OneHot:
 @io.part
 @dataclasses.dataclass(frozen=True)
 class TargetMeans:
-    """Many levels, each encoded by its mean target (a mean for each class but the first of two) and its frequency.
+    """Many levels, each encoded by its mean target and its frequency.
+
+    In classification, the mean target is the mean of each class indicator. For two classes it is the mean of the second
+    indicator alone.
 
     Attributes:
       levels: the levels, sorted.
       outputs: names of the outputs.
-      means: shrunk mean of each output at each level, and if values are missing, there.
-      shares: part of the training rows with each level, likewise; empty if it is not a feature.
-      prior: the mean of all targets, the encoding of new levels.
+      means: shrunk mean of each output at each level. If values are missing, the last entry is for missing values.
+      shares: fraction of the training rows of each entry of ``means``; empty if the frequency is not a feature.
+      prior: the mean of all targets, which encodes new levels.
       missing: number of missing values in the training rows.
     """
 
@@ -151,10 +156,10 @@ class TargetMeans:
 
     @classmethod
     def fit(cls, raw: RawColumn, targets: Targets) -> tuple["TargetMeans", np.ndarray]:
-        """Returns the description of a column of text, and the encoding of its own rows.
+        """Returns the description of a column of text, and the encoding of the training rows.
 
-        The mean of a level for one of its own rows is that over the other four fifths of the rows (cross-fitting):
-        means over all rows would hand every row a part of its own target.
+        The encoding of a training row uses means over the four folds that do not contain the row (cross-fitting). Means
+        over all rows would leak the target of the row into its features.
         """
         levels, counts = _levels(raw)
         missing = int(raw.missing.sum())
@@ -194,13 +199,13 @@ class TargetMeans:
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Date:
-    """Dates: days since the first, and where they explain the targets, month and weekday.
+    """Dates: days since the first date, and the month and the weekday if they explain the targets.
 
     Attributes:
       days: the description of the days.
-      parts: that of ``"month"``, by target means, and of ``"weekday"``, by levels, where they are features.
-      zone: the time zone in whose local days the dates count, ``"offsets"`` where each date has an offset of its own,
-        or None for dates without a zone.
+      parts: the descriptions of ``"month"`` (target means) and ``"weekday"`` (levels), if they are features.
+      zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
+        no time zone.
     """
 
     days: Numeric
@@ -209,7 +214,7 @@ class Date:
 
     @classmethod
     def fit(cls, raw: RawColumn, targets: Targets) -> tuple["Date", np.ndarray]:
-        """Returns the description of a column of dates, and the encoding of its own rows."""
+        """Returns the description of a column of dates, and the encoding of the training rows."""
         days, parts = Numeric.fit(raw), {}
         own = [days.encode(raw)]
         for name in _PARTS:
@@ -221,7 +226,7 @@ class Date:
                 own.append(parts[name].encode(part))
             else:
                 month, encoded = TargetMeans.fit(part, targets)
-                parts[name] = dataclasses.replace(month, shares=())  # all months are about as frequent
+                parts[name] = dataclasses.replace(month, shares=())  # months have nearly equal frequencies
                 own.append(encoded[:, :-1])
         return cls(days, parts, raw.zone), np.column_stack(own)
 
@@ -279,7 +284,7 @@ Column = Numeric | OneHot | TargetMeans | Date | LeftOut
 
 
 def fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, np.ndarray | None]:
-    """Returns the description of a column, and the features of its rows if they are not those of new rows."""
+    """Returns the description of a column, and the features of the training rows if they need their own encoding."""
     there = raw.values[~raw.missing]
     missing = len(raw.values) - len(there)
     if not len(there):
@@ -295,15 +300,16 @@ def fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, n
             return OneHot.fit(raw), None
         return TargetMeans.fit(raw, targets)
     if not missing and (there == there[0]).all():
-        return LeftOut("whole numbers that double precision does not tell apart" if raw.merged else "constant"), None
+        return LeftOut("whole numbers that double precision cannot distinguish" if raw.merged else "constant"), None
     if raw.kind == "numeric" and not missing and _numbers_rows(there):
         return LeftOut("different whole numbers, like row numbers"), None
     return Date.fit(raw, targets) if raw.kind == "date" else (Numeric.fit(raw), None)
 
 
 def _numbers_rows(values: np.ndarray) -> bool:
-    """Whether values are different whole numbers, of which at least a third of those between are there: numbers of rows
-    of which some are left out, in any order.
+    """Returns whether values look like row numbers.
+
+    Such values are different whole numbers, in any order, and at least a third of the numbers in their range occur.
     """
     dense = len(values) >= _IDENTIFIES and np.ptp(values) < 3 * len(values)
     return bool(dense and (values == np.floor(values)).all() and len(np.unique(values)) == len(values))
@@ -318,7 +324,7 @@ def _levels(raw: RawColumn) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _codes(raw: RawColumn, levels: tuple[str, ...]) -> np.ndarray:
-    """Returns the place of each value among the levels, -1 for others, ``(n,)``."""
+    """Returns the index of each value among the levels, ``(n,)``; -1 for an unknown value."""
     places = {level: i for i, level in enumerate(levels)}
     return np.array([places.get(value, -1) for value in raw.values], int)
 
@@ -341,10 +347,10 @@ WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
-    """Whether levels explain an output beyond a linear trend in the days: by more than a hundredth of its variance, and
-    by more than chance does.
+    """Returns whether levels explain an output better than a linear trend in the days.
 
-    By chance the ratio of the mean squares between and within L levels is about 1, with deviation sqrt(2 / (L - 1)).
+    The levels must explain more than a hundredth of the remaining variance, and more than chance would. The ratio of
+    the mean squares between and within L random levels is about 1, with standard deviation sqrt(2 / (L - 1)).
     """
     rows = ~part.missing
     levels, code = np.unique(part.values[rows], return_inverse=True)

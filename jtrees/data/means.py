@@ -8,11 +8,11 @@ FOLDS = 5
 
 
 class Targets(NamedTuple):
-    """What target means are of.
+    """The targets whose means encode levels.
 
     Attributes:
       names: name of each output.
-      values: targets, or class indicators, of which those of two classes have one: ``(n, k)``.
+      values: targets, or class indicators, ``(n, k)``. Two classes have a single indicator.
       weight: weights of the rows, ``(n,)``.
       fold: fold of each row, ``(n,)``.
     """
@@ -24,10 +24,11 @@ class Targets(NamedTuple):
 
 
 def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean of the targets over some rows, ``(k,)``, and those of each level shrunk towards it.
+    """Returns the mean of the targets over some rows, ``(k,)``, and the mean of each level shrunk towards it.
 
-    With targets of variance s2 around the mean of their level, and means of levels of variance t2 around the common
-    one, the posterior mean of a level of n rows is (sum + m mean) / (n + m) with m = s2 / t2 (empirical Bayes).
+    Let s2 be the variance of the targets around the mean of their level. Let t2 be the variance of the level means
+    around the common mean. The posterior mean of a level with n rows is (sum + m mean) / (n + m), where m = s2 / t2
+    (empirical Bayes).
     """
     weight = targets.weight * rows
     count = np.bincount(code, weight, levels)
@@ -43,7 +44,7 @@ def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarr
 
 
 def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
-    """Returns variances by the method of moments (one-way ANOVA).
+    """Returns variances within and between levels by the method of moments (analysis of variance).
 
     Args:
       total: sum of the targets at each level.
@@ -51,8 +52,8 @@ def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[flo
       squares: sum of all squared targets.
 
     Returns:
-      The variance within levels, that between their means, and the number of rows of a level by which the mean square
-      between levels is expected to be ``within + size * between``.
+      ``within, between, size``: the variance within levels, the variance between the means of levels, and an effective
+      number of rows of a level. The expected mean square between levels is ``within + size * between``.
     """
     total, count = total[count > 0], count[count > 0]
     n, levels = count.sum(), len(count)

@@ -1,4 +1,4 @@
-"""Rows made of the rows of a table: a row takes some of its columns from a row near it."""
+"""Synthetic rows: each mixes a row of a table with the columns of a similar row."""
 
 from typing import Any, NamedTuple
 
@@ -7,16 +7,16 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.data.frame import read_frame
 
-_CANDIDATES = 8  # random rows, of which the nearest is mixed in
-_SHARE = 0.5  # of the columns that a made row takes from it
-_BLOCK = 2**16  # made rows whose candidates are compared at once
+_CANDIDATES = 8  # number of random rows; the nearest of them is mixed in
+_SHARE = 0.5  # fraction of the columns that a synthetic row takes from the nearest row
+_BLOCK = 2**16  # number of synthetic rows whose candidates are compared at once
 
 
 class Rows:
-    """The rows of a table, in the form in which they came: an array ``(n, p)`` or a DataFrame of any library."""
+    """The rows of a table in their original form: an array ``(n, p)`` or a DataFrame of any library."""
 
     def __init__(self, values: Any, frame: Any = None):
-        """``values``: an array; or with a ``frame`` of narwhals, the DataFrame that it wraps."""
+        """``values``: an array, or the DataFrame that the narwhals frame ``frame`` wraps."""
         self.values, self._frame = values, frame
 
     @classmethod
@@ -24,8 +24,8 @@ class Rows:
         """Returns the rows of a checked table.
 
         Raises:
-          ValueError: for another rank, for no rows, and for what is neither numbers nor a DataFrame.
-          ImportError: for a DataFrame without narwhals.
+          ValueError: if x has no rows, or if it is an array that is not numeric and two-dimensional.
+          ImportError: if x is a DataFrame and narwhals is not installed.
         """
         if not hasattr(x, "columns") or isinstance(x, np.ndarray):
             return cls(np.asarray(checks.check_x(x, finite=False)))
@@ -50,28 +50,28 @@ class Rows:
         return (self.values if self._frame is None else self._frame).shape[1]
 
     def __getitem__(self, rows: np.ndarray) -> "Rows":
-        """Returns the rows with these numbers."""
+        """Returns the rows with the given numbers."""
         return Rows(self.values[rows]) if self._frame is None else self._of_frame(self._frame[rows.tolist()])
 
     def followed_by(self, others: "Rows") -> "Rows":
-        """Returns the rows, and then the others."""
+        """Returns the rows followed by the rows ``others``."""
         if self._frame is None:
             return Rows(np.concatenate([self.values, others.values]))
         import narwhals as nw
 
         return self._of_frame(nw.concat([self._frame, others._frame], how="vertical"))
 
-    # --- Made rows ---
+    # --- Synthetic rows ---
 
     def mixed(self, count: int, rng: np.random.Generator) -> tuple["Rows", np.ndarray]:
-        """Returns made rows, and the number of the row that each is made from.
+        """Returns synthetic rows, and the number of the original row of each synthetic row.
 
-        A made row is a row that takes each column with probability 1/2 from another row, the nearest of eight random
-        rows. A number is then drawn between the numbers of the two rows. Columns that hold whole numbers alone,
-        booleans, dates, text or gaps are taken as they are.
+        A synthetic row is a copy of an original row. Each column is replaced, with probability 1/2, by the value of a
+        second row, the nearest of eight random rows. If the column is continuous, the value is drawn between the values
+        of the two rows. Whole numbers, booleans, dates, text and columns with missing values are copied.
 
         Args:
-          count: number of made rows; every row is used about equally often.
+          count: number of synthetic rows. All original rows are used about equally often.
           rng: random generator.
         """
         columns, n = self._columns(), len(self)
@@ -101,7 +101,7 @@ class Rows:
         return self._of_frame(nw.concat(parts, how="horizontal"))
 
     def _columns(self) -> list["_Column"]:
-        """Returns what the columns hold as numbers."""
+        """Returns the columns as numbers."""
         if self._frame is None:
             return [_Column.of_numbers(column, self.values.dtype.kind == "f") for column in self.values.T]
         found, schema = [], self._frame.schema
@@ -115,7 +115,7 @@ class Rows:
 
 
 class _Column(NamedTuple):
-    """A column as numbers: its values, whether there are numbers between them, and whether they are mere codes."""
+    """A column as numbers: the values, whether it is continuous, and whether the values are codes of text."""
 
     values: np.ndarray
     between: bool
@@ -127,7 +127,7 @@ class _Column(NamedTuple):
         return cls(values, bool(is_float and np.isfinite(values).all() and (values != np.round(values)).any()))
 
     def drawn(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> "_Drawn":
-        """Returns what made rows of two rows each take."""
+        """Returns the column of synthetic rows, each of which mixes two rows."""
         takes, part = rng.random((2, len(first)))
         rows = np.where(takes < _SHARE, second, first)
         if not self.between:
@@ -135,7 +135,10 @@ class _Column(NamedTuple):
         return _Drawn(rows, self.values[first] + part * (self.values[rows] - self.values[first]))
 
     def distances(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Returns the squared distances between rows: of codes and of gaps 1 where they differ."""
+        """Returns the squared distances between rows.
+
+        The distance is 1 between different codes, and between a missing value and a number.
+        """
         a, b = self.values[one], self.values[other]
         if self.codes:
             return (a != b).astype(np.float64)
@@ -146,16 +149,14 @@ class _Column(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """A column of made rows: the numbers of the rows that it is taken from, or its numbers where there are any between
-    those of rows.
-    """
+    """A column of synthetic rows: the rows to copy from, and for a continuous column the drawn values."""
 
     rows: np.ndarray
     numbers: np.ndarray | None
 
 
 def _nearest(columns: list[_Column], rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns a row for each of the rows: of eight random rows the nearest other one."""
+    """Returns the second row of each synthetic row: the nearest of eight random rows that differs from the first."""
     n = len(columns[0].values)
     drawn = rng.integers(0, n, (_CANDIDATES, len(rows)))
     distance = sum(column.distances(rows[None], drawn) for column in columns) + np.where(drawn == rows, np.inf, 0)

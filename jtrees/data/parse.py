@@ -1,4 +1,4 @@
-"""Cells as numbers, days and levels. This file needs no other: exported Python files carry a copy of it."""
+"""Cells as numbers, days and levels. This file imports no other file, because exported Python files contain a copy."""
 
 import datetime
 import decimal
@@ -14,7 +14,7 @@ TIME = (
     r"(?P<zone>Z|[+-]\d{2}:?\d{2})?)?"
 )
 ISO = "%Y-%m-%d"
-# Formats of dates, and the pattern of each. Of two formats with equal separators, day and month may be exchanged.
+# Formats of dates and their patterns. Day and month may be ambiguous if two formats have the same separators.
 DATES = {
     ISO: r"(?P<year>\d{4})-(?P<month>\d{2})-(?P<day>\d{2})",
     "%Y/%m/%d": r"(?P<year>\d{4})/(?P<month>\d{1,2})/(?P<day>\d{1,2})",
@@ -28,18 +28,18 @@ DATES = {
     "%b %d, %Y": r"(?P<name>[A-Za-z]{3,9})\.? (?P<day>\d{1,2}),? (?P<year>\d{4})",
 }
 DAY = 86_400_000  # milliseconds
-WHOLE = 2**53  # float64 holds all whole numbers up to it
+WHOLE = 2**53  # float64 represents all whole numbers up to this number
 
 
 def number_of(text, before="", after="", thousands="", point="."):
-    """Returns the number in a text, with or without its unit; None for another text.
+    """Returns the number in a text, with or without its unit; None if the text is not a number.
 
     Args:
       text: the text.
       before: a currency before the number.
-      after: a unit after it.
-      thousands: the separator of thousands, or an empty text.
-      point: the separator of decimals.
+      after: a unit after the number.
+      thousands: the thousands separator, or an empty text.
+      point: the decimal separator.
     """
     text = text.strip()
     if point == "." and not thousands and NUMBER.fullmatch(text):
@@ -61,13 +61,13 @@ def number_of(text, before="", after="", thousands="", point="."):
 
 
 def days_of(text, style, zoned, zone):
-    """Returns the days since 1970 of a date in a format or in ISO 8601; None for another text.
+    """Returns the days since 1970 of a date in a given format or in ISO 8601; None if the text is not such a date.
 
     Args:
       text: the text.
       style: the format.
       zoned: whether the date has an offset from UTC.
-      zone: the time zone by whose clock days count; None: by the clock that wrote the date.
+      zone: the time zone in which days are counted; None: the local time of the date itself.
     """
     patterns = (DATES[style] + TIME, DATES[ISO] + TIME)
     found = re.fullmatch(patterns[0], text.strip(), re.ASCII) or re.fullmatch(patterns[1], text.strip(), re.ASCII)
@@ -90,34 +90,35 @@ def days_of(text, style, zoned, zone):
 
 
 def month_of(name):
-    """Returns the number of a month by its whole name or its first three letters, 0 for another name."""
+    """Returns the number of a month from its name or the first three letters of its name; 0 for an unknown name."""
     names = [name in (month, month[:3]) for month in MONTHS]
     return names.index(True) + 1 if any(names) else 0
 
 
 def at(moment, zone):
-    """Returns what the clocks of a time zone show at a moment."""
+    """Returns a moment as local time in a time zone."""
     return moment.astimezone(zoneinfo.ZoneInfo(zone)).replace(tzinfo=None)
 
 
 def since_1970(moment):
-    """Returns the days since 1970 of a moment by its own clock, to whole milliseconds."""
+    """Returns the days since 1970 of a moment in its own local time, to whole milliseconds."""
     return (moment - datetime.datetime(1970, 1, 1)) // datetime.timedelta(milliseconds=1) / DAY
 
 
 def is_missing(value):
-    """Whether a value is None, NaN, or NA or NaT of pandas."""
+    """Returns whether a value is None, NaN, or NA or NaT of pandas."""
     if type(value).__name__ in ("NoneType", "NAType", "NaTType"):
         return True
-    different = value != value  # of a list or an array no truth value
+    different = value != value  # an array returns an array here
     return type(different).__name__ in ("bool", "bool_") and bool(different)
 
 
 def level_of(value):
-    """Returns the canonical text of a level, None for a missing value: equal values have equal texts.
+    """Returns the canonical text of a level, and None for a missing value; equal values have equal texts.
 
-    Whole numbers are written as such, other floats by the shortest text that reads back as themselves in their own
-    precision, booleans as True and False. Floats beyond 2**53, which merge whole numbers, keep an exponent.
+    Whole numbers have no decimals. Every other float is the shortest text that reads back as the same float in its own
+    precision. Booleans are True and False. Floats beyond 2**53 keep an exponent, because they do not represent all
+    whole numbers.
     """
     if isinstance(value, str):
         return str(value)

@@ -1,4 +1,4 @@
-"""Scaling: the map between the user's units and the scaled data of searches, and of models back."""
+"""Scaling: the map from the user's units to the scaled data of searches, and of models back to the user's units."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,14 +17,15 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list
 
-# A column whose mean is more deviations from zero is taken relative to its mean: float32 would lose three bits or more.
+# The mean of a column is subtracted if it is more than this number of deviations from 0. Float32 would lose three bits
+# or more otherwise.
 _FAR = 8.0
-# Deviations from the mean at which values are clipped. Of 24 real data sets one has a single value beyond it; at 30
-# deviations the informative tails of several would be clipped.
+# Values are clipped at this number of deviations from the mean. In 24 real data sets, a single value is clipped. At 30
+# deviations, informative tails of several data sets would be clipped.
 _OUTLIER = 100.0
-_RARE = 1e-3  # largest part of a column that can be outliers (or two values)
-_ROUNDING = 1e-5  # of float32, in predictions of scaled targets
-_TINY = 1e-30  # deviations below it underflow in squares and overflow in quotients of float32
+_RARE = 1e-3  # largest fraction of a column that can be outliers; two values are always allowed
+_ROUNDING = 1e-5  # rounding error of float32 in predictions of scaled targets
+_TINY = 1e-30  # the square of a smaller deviation underflows in float32, and a quotient by it overflows
 
 
 @io.part
@@ -32,17 +33,19 @@ _TINY = 1e-30  # deviations below it underflow in squares and overflow in quotie
 class Scaling:
     """The map from the user's units to scaled data, and of models back to the user's units.
 
-    Features are standardised, in units of a given number of standard deviations. (GET's authors scale by the minimum
-    and maximum, which leaves the bulk of a heavy-tailed column in a corner that no random hyperplane cuts.) Each target
-    is scaled to [0, 1], under a log link to mean 1; classes are not scaled. Centres are subtracted in double precision.
+    Features are standardised, in units of a given number of standard deviations. GET's authors scale by the minimum and
+    maximum instead. The bulk of a heavy-tailed column is then in a corner that random hyperplanes do not cut.
+
+    Each target is scaled to [0, 1], or to mean 1 for a log link. Classes are not scaled. Centres are subtracted in
+    double precision.
 
     Attributes:
-      x_center: subtracted from the features, ``(p,)``.
-      x_unit: divides the centred features, ``(p,)``; negative where predictions must not rise.
+      x_center: centre that is subtracted from the features, ``(p,)``.
+      x_unit: unit that divides the centred features, ``(p,)``. It is negative if predictions must not rise.
       x_most: absolute value at which scaled features are clipped.
-      constant: columns treated as constant, and scaled to 0, ``(p,)`` bool.
-      y_low: offset of the targets, ``()`` or ``(k,)``, such as the smallest; None in classification.
-      y_unit: unit of the targets, such as their range; likewise.
+      constant: columns that are treated as constant and scaled to 0, ``(p,)`` bool.
+      y_low: offset of the targets, ``()`` or ``(k,)``, such as their minimum; None in classification.
+      y_unit: unit of the targets, such as their range; None in classification.
       origin: origin of trees in the user's units, or None.
     """
 
@@ -56,7 +59,7 @@ class Scaling:
 
     @classmethod
     def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":
-        """Returns the scaling of a table: features in units of ``deviations`` standard deviations."""
+        """Returns the scaling of a table; the unit of a feature is ``deviations`` standard deviations."""
         share = ones_or(table.weight, table.x)
         mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
@@ -69,7 +72,7 @@ class Scaling:
     def from_moments(
         cls, mean: Any, deviation: Any, deviations: float, y_low: Any, y_unit: Any, y_mean: Any
     ) -> "Scaling":
-        """Returns the scaling for the moments of the features and the smallest value, unit and mean of the targets."""
+        """Returns the scaling for the moments of the features, and the offset, unit and mean of the targets."""
         constant = deviation < _TINY
         center, unit = np.where(constant, 0, mean), np.where(constant, 1, deviations * deviation)
         x_zero: Any = np.where(np.abs(center) > _FAR * deviation, center, 0).astype(np.float32)
@@ -78,7 +81,7 @@ class Scaling:
         return cls(center, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
 
     def oriented(self, signs: tuple[int, ...] | None) -> "Scaling":
-        """Returns a scaling that also changes the sign of features of sign -1; None: the same scaling."""
+        """Returns a scaling that also negates features whose sign is -1; signs None: the same scaling."""
         return self if signs is None else self.replace(x_unit=np.where(np.less(signs, 0), -self.x_unit, self.x_unit))
 
     def transform(self, x: Any) -> Any:
@@ -87,18 +90,18 @@ class Scaling:
         x = counted_from(zero, x)
         xp: Any = jnp if isinstance(x, jax.Array) else np
         center, unit = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit))
-        # A constant column is 0 in new samples, too.
+        # A constant column is also 0 in new samples.
         scaled = xp.where(self.constant, 0, (x - center) / unit)
         return xp.clip(scaled, -self.x_most, self.x_most).astype(np.float32)
 
     def transform_y(self, y: Any) -> np.ndarray:
-        """Returns scaled targets in float32; labels unchanged."""
+        """Returns scaled targets in float32; labels are returned unchanged."""
         if self.y_low is None:
             return y.astype(np.float32) if is_soft(y) else y
         return ((y - self.y_low) / self.y_unit).astype(np.float32)
 
     def inverse(self, outputs: Any) -> Any:
-        """Returns predictions of scaled targets in the user's units; class probabilities unchanged."""
+        """Returns predictions of scaled targets in the user's units; class probabilities are returned unchanged."""
         if self.y_low is None:
             return outputs
         xp, dtype = (jnp, outputs.dtype) if isinstance(outputs, jax.Array) else (np, np.float64)
@@ -106,7 +109,7 @@ class Scaling:
         return low + unit * xp.asarray(outputs, dtype)
 
     def batch(self, table: Table) -> Batch:
-        """Returns the scaled table in NumPy, padded with copies of its last row of weight 0."""
+        """Returns the scaled table in NumPy, padded with copies of the last row that have weight 0."""
         (n, p), y = table.x.shape, self.transform_y(table.y)
         more = bucket(n) - n
         x = blocking.aligned((n + more, p))
@@ -118,8 +121,8 @@ class Scaling:
         return Batch(*arrays)
 
     def restore_splits(self, tree: ObliqueTree) -> ObliqueTree:
-        """Returns the splits in the user's units, relative to the origin; leaves unchanged."""
-        # A column that is 0 in scaled data might dominate the score in raw data.
+        """Returns the splits in the user's units, relative to the origin; the leaves are not changed."""
+        # A column that is 0 in scaled data might dominate the score in the user's units.
         weights = np.where(self.constant, 0, np.asarray(tree.weights, np.float64) / self.x_unit)
         zero = 0 if self.origin is None else np.asarray(self.origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) - weights @ (self.x_center - zero)
@@ -130,7 +133,7 @@ class Scaling:
         return ObliqueTree(weights, bias, tree.leaves, self.origin)
 
     def transform_splits(self, tree: ObliqueTree) -> ObliqueTree:
-        """Returns the same splits on scaled features; leaves unchanged."""
+        """Returns the same splits on scaled features; the leaves are not changed."""
         weights = np.asarray(tree.weights, np.float64)
         zero = 0 if tree.origin is None else np.asarray(tree.origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) + weights @ (self.x_center - zero)
@@ -154,8 +157,9 @@ class Scaling:
 
 
 def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
-    """Returns the loss of a model on each row in double precision: squared error (of several targets, scaled to [0, 1],
-    the mean), or log loss.
+    """Returns the loss of a model on each row in double precision, such as squared error or log loss.
+
+    For several targets, the squared error is the mean over targets scaled to [0, 1].
     """
     predictions = np.asarray(model.predict(table.x), np.float64)
     return table.task.host_losses(predictions, table.y, scaling.y_unit)
@@ -167,7 +171,7 @@ def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:
 
 
 class Data(NamedTuple):
-    """The data of a search, from which its result is restored to the user's units.
+    """The data of a search, and the conversion of its result to the user's units.
 
     Attributes:
       table: the training data, in the user's units.
@@ -183,28 +187,29 @@ class Data(NamedTuple):
 
     @property
     def loss_unit(self) -> float:
-        """A scaled loss of 1 in the user's units; 1 for several targets, whose losses stay scaled."""
+        """A scaled loss of 1 in the user's units; 1 for several targets, because their losses remain scaled."""
         return self.table.task.loss_unit(self.scaling.y_unit)
 
     def loss(self, model: Any) -> float:
-        """Returns the mean loss of a model in the user's units on ``validation``, or else on the training data."""
+        """Returns the mean loss of a model in the user's units on ``validation``, else on the training rows."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
 
     def refit(
         self, splits: ObliqueTree, leaves: str, *, shrink: bool = False, strength: float | None = None
     ) -> tuple[ObliqueTree, float]:
-        """Returns a tree with its leaves fitted to the table, and the criterion of linear leaves.
+        """Returns a tree with leaves fitted to the table, and the criterion of linear leaves.
 
         Constants and class frequencies are fitted in double precision to the targets in the user's units.
 
         Args:
-          splits: the tree, in the user's units; its leaves are ignored.
+          splits: the tree, in the user's units. Its leaves are ignored.
           leaves: kind of the leaves, ``"constant"`` or ``"linear"``.
           shrink: as for :meth:`jtrees.ObliqueTree.refit`.
           strength: strength of the shrinkage; None: the best by generalised cross-validation.
 
         Returns:
-          The tree in the user's units, and the criterion of linear leaves in the user's units of loss, else NaN.
+          The tree in the user's units, and the criterion of linear leaves in the user's units of loss. The criterion is
+          NaN for constant leaves.
         """
         (x, y, weight), task = (self.table.x, self.table.y, self.table.weight), self.table.task
         leaf = np.asarray(splits.leaf_index(x))
@@ -221,7 +226,7 @@ class Data(NamedTuple):
         return self.ordered(self.with_common(restored, leaf), leaf), np.nan
 
     def ordered(self, tree: ObliqueTree, leaf: np.ndarray | None = None) -> ObliqueTree:
-        """Returns the tree with leaves in the order of the table's monotone features; ``leaf`` is that of each row."""
+        """Returns the tree with leaves that satisfy the monotone constraints; ``leaf`` is the leaf of each row."""
         if self.table.monotone is None:
             return tree
         leaf = np.asarray(tree.leaf_index(self.table.x)) if leaf is None else leaf
@@ -232,11 +237,12 @@ class Data(NamedTuple):
         return tree.replace(leaves=ordered_leaves(on_host, monotone, weight, self.table.task).leaves)
 
     def with_common(self, tree: ObliqueTree, leaf: np.ndarray) -> ObliqueTree:
-        """Returns the tree, with exactly the one value of the targets in leaves whose predictions are this value up to
-        rounding.
+        """Returns the tree in which leaves of equal targets predict exactly this target.
+
+        A leaf is changed if all of its targets are equal and its predictions equal the target up to rounding.
 
         Args:
-          tree: a tree of numbers, in the user's units.
+          tree: a tree with numeric predictions, in the user's units.
           leaf: leaf of each row of the table.
         """
         y, weight = self.table.y, ones_or(self.table.weight, self.table.y)
@@ -244,9 +250,9 @@ class Data(NamedTuple):
         return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
 
     def with_fitted(self, tree: ObliqueTree) -> ObliqueTree:
-        """Returns the tree, with the leaves of :meth:`refit` in place of those that equal them up to rounding.
+        """Returns the tree in which leaves that equal the leaves of :meth:`refit` up to rounding are replaced by them.
 
-        For trees of which it is not known whether their leaves were fitted or learnt.
+        Use this method if it is not known whether the leaves were fitted or learnt.
         """
         if not tree.leaves.is_constant:
             return self.with_common(tree, np.asarray(tree.leaf_index(self.table.x)))
@@ -267,22 +273,25 @@ def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
 
 
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
-    """Warns of columns treated as constant that do vary, and not only in rows of negligible weight."""
+    """Warns of columns that are treated as constant although they vary in rows of considerable weight."""
     even = np.ones(len(x))
     tiny = [int(j) for j in constant if np.ptp(x[:, j]) > 0 and _mean_and_deviation(x[:, j], even)[1] < _TINY]
     if tiny:
         which = f"column{'s' if len(tiny) > 1 else ''} {quoted_list(tiny)}"
         message = (
-            f"x varies too little in {which}, by less than {_TINY:g}, and is taken for constant there: multiply it"
+            f"x varies too little in {which}, by less than {_TINY:g}, and is treated as constant there: multiply it"
         )
         distributed.warn(message, stacklevel=3)
 
 
 def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:
-    """Returns the weighted moments of a column ``(n,)`` without its outliers, unless nothing else varies."""
+    """Returns the weighted mean and deviation of a column ``(n,)`` without outliers.
+
+    Outliers are included if the column is otherwise constant.
+    """
     x = x.astype(np.float64)
     middle = np.median(x)
-    x -= middle  # the value of most rows, if there is one, is now exactly 0
+    x -= middle  # if most rows have the same value, the value is now exactly 0
 
     def moments(mask: np.ndarray | bool) -> tuple[float, float]:
         part = share * mask
@@ -290,8 +299,8 @@ def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]
         mean = part @ x
         return mean, np.sqrt(part @ np.square(x - mean))
 
-    # Outliers are detected by moments without the rare extremes, which would dominate the deviation; repeated, as a far
-    # outlier masks nearer ones.
+    # Outliers are detected by moments without the rare extremes, which would dominate the deviation. The detection is
+    # repeated, because a far outlier hides nearer outliers.
     distance, rare = np.abs(x), max(2, int(_RARE * len(x)))
     inside, remaining = np.ones(len(x), bool), distance
     while len(remaining) > 2 * rare:

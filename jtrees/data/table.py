@@ -21,11 +21,12 @@ class Table:
 
     Attributes:
       x: features, ``(n, p)``.
-      y: targets, ``(n,)`` or ``(n, k)``; in classification labels in int32, or soft labels ``(n, k)``.
-      weight: weights above 0, ``(n,)``, of which only the ratios matter; None: equal weights.
+      y: targets, ``(n,)`` or ``(n, k)``. In classification, int32 labels, or soft labels ``(n, k)``.
+      weight: weights above 0, ``(n,)``. Only the ratios matter. None: equal weights.
       task: what is predicted.
-      columns: the columns of the raw table that x was, or None.
-      monotone: the sign of each feature in which predictions must not fall, 1, or not rise, -1, else 0; None: of none.
+      columns: the columns if x was a raw table, else None.
+      monotone: the sign of each feature: 1 if predictions must not fall in it, -1 if they must not rise, else 0. None:
+        all signs are 0.
     """
 
     x: np.ndarray
@@ -41,11 +42,12 @@ class Table:
         return self.replace(x=self.x[chosen], y=self.y[chosen], weight=weight)
 
     def divided(self, share: float, key: Array) -> tuple["Table", "Table"]:
-        """Returns the table without a random part of its rows, and that part; of every (most probable) class the same
-        part.
+        """Returns the training rows, and a random fraction ``share`` of the rows that is held out.
+
+        The fraction is the same for every class. A soft label counts as its most probable class.
 
         Raises:
-          ValueError: if the targets of either part would be too few, or constant.
+          ValueError: if no rows are held out, or if the targets of the training rows do not vary.
         """
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
         labels = self.task.strata(self.y)
@@ -67,16 +69,16 @@ def without_padding(batch: Batch) -> Batch:
         return batch
     real: Any = batch.weight > 0
     count = np.count_nonzero(real)
-    if real[:count].all():  # as padding is last: a slice is not a copy
+    if real[:count].all():  # padding is at the end, so a slice without a copy is sufficient
         real = slice(count)
     return jax.tree.map(lambda a: a[real], batch)
 
 
 def bucket(n: int) -> int:
-    """Returns the number of rows that n rows are padded to: at most a sixteenth more, and at least 32.
+    """Returns the number of rows after padding n rows: at most a sixteenth more, and at least 32.
 
-    Tables of similar length, such as the folds of a cross-validation, then share one compiled program. The number is a
-    multiple of the number of devices that rows are sharded over.
+    Tables of similar length, such as the folds of a cross-validation, then share a compiled program. The number is a
+    multiple of the number of devices over which rows are sharded.
     """
     step = math.lcm(max(1, 2 ** (n.bit_length() - 5)), sharding.parts())
     return -(-max(32, n) // step) * step
@@ -92,15 +94,15 @@ def checked_table(
 ) -> Table:
     """Returns the checked training data, without rows of weight 0.
 
-    ``targets(x, y)`` derives the targets from the features, where a recipe does so. ``monotone`` is the argument of
+    ``targets(x, y)`` returns the targets, which a recipe may derive from the features. ``monotone`` is the argument of
     :func:`jtrees.fit`.
 
     Raises:
-      ValueError: naming the argument, what was expected and what came.
+      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
     """
     columns, frame = None, read_frame(x)
     if frame is not None:
-        if sample_weight is not None:  # rows of weight 0 count in no median or level
+        if sample_weight is not None:  # rows of weight 0 must not affect medians and levels
             weight = np.asarray(checks.check_weight(sample_weight, len(frame)))
             if y is not None:
                 checks.check_rows(y := np.asarray(y), len(frame))
@@ -127,10 +129,10 @@ def checked_table(
 
 
 def held_out_table(x: Any, y: Any, table: Table, targets: Callable[[Any, Any], Any] = lambda x, y: y) -> Table:
-    """Returns a checked validation set for the table that is trained on; ``targets`` as for :func:`checked_table`.
+    """Returns a checked validation set for the training table; ``targets`` is as for :func:`checked_table`.
 
     Raises:
-      ValueError: for rows of another width, or targets of another kind.
+      ValueError: if the number of features or the kind of targets differs from the training table.
     """
     x = x if table.columns is None else table.columns.transform(x)
     x = _rows(checks.check_x(x, features=table.x.shape[1]))
@@ -143,13 +145,13 @@ def held_out_table(x: Any, y: Any, table: Table, targets: Callable[[Any, Any], A
 
 
 def _rows(x: Any) -> np.ndarray:
-    """Returns features in C order and native byte order, so that sums round alike for any memory layout."""
+    """Returns features in C order and native byte order; sums then round equally for any memory layout."""
     x = np.asarray(x)
     return np.ascontiguousarray(x, x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.float64)
 
 
 def _check_range(table: Table) -> None:
-    """Raises ``ValueError`` for values outside the range of float32, the precision of the trees."""
+    """Raises ``ValueError`` for values outside the range of float32, which is the precision of the trees."""
     for name, values in (("x", table.x), ("y", table.y)):
         if values.dtype.itemsize <= 4:
             continue

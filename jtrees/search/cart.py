@@ -1,5 +1,7 @@
-"""Splits of CART, from which searches start: of scikit-learn, or over bins within a compiled program; on the features,
-or on the outputs of a ridge regression, of which greedy searches need the directions alone.
+"""Splits of CART, which are initial values of searches.
+
+The trees are grown by scikit-learn, or over bins inside a compiled program. They split the features, or the outputs of
+a ridge regression. Greedy searches use only the directions of the ridge regression.
 """
 
 from functools import partial
@@ -18,14 +20,15 @@ from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # strengths of a ridge regression to choose from, in samples
-_LEAST_WEIGHT = 10.0  # in samples, of a leaf of CART on the outputs of a ridge regression: fewer follow noise
+_RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # candidate strengths of a ridge regression, in samples
+_LEAST_WEIGHT = 10.0  # least weight of a leaf of CART on ridge outputs, in samples: smaller leaves follow noise
 _ROUNDED = 4.0  # rounding errors of a mean, in units of the last digit
-_FARTHEST = 99.0  # deviations; an outlier, which scaling clips at 100, would have the slope of its feature to itself
+# In deviations. Scaling clips features at 100 deviations. An outlier there would determine its feature's slope alone.
+_FARTHEST = 99.0
 
 
 def grown_in_bins(batch: Batch, edges: Array, task: Task, depth: int) -> tuple[Array, Array]:
-    """Returns weights and biases of the splits of CART over bins of the features, in a compiled program."""
+    """Returns the weights and biases of CART splits over bins of the features; it can be compiled."""
     weight = ones_or(batch.weight, batch.x)
     if isinstance(task, Classification):
         statistics, impurity = splitting.class_statistics(batch.y, weight, task.classes), splitting.entropy
@@ -43,9 +46,10 @@ def grown_cart(
     min_weight: float = 0.0,
     monotone: np.ndarray | None = None,
 ) -> ObliqueTree:
-    """Returns the splits of CART of a depth; with linear leaves, CART of the residuals of a linear regression.
+    """Returns the splits of a CART tree of the given depth.
 
-    CART of one target or of two classes keeps predictions from falling in the features ``monotone``, ``(p,)`` bool.
+    For linear leaves, CART is fitted to the residuals of a linear regression. For one target or two classes, the
+    predictions of CART do not fall in the features ``monotone``, ``(p,)`` bool.
     """
     x, y, weight = rows
     options: Any = {"sample_weight": weight, "min_weight": min_weight}
@@ -55,7 +59,7 @@ def grown_cart(
         return warmstart.cart_classifier(x, y, depth, **options).replace(leaves=None)
     y = _targets(y, task)
     varies = np.ptp(y, axis=0) > 0
-    if not np.any(varies):  # as may be of the rows that are not left out
+    if not np.any(varies):  # possible in a part of the rows
         nodes = topology.num_nodes(depth)
         return ObliqueTree(jnp.zeros((nodes, x.shape[1]), jnp.float32), jnp.full(nodes, -1, jnp.float32), None)
     y = y if y.ndim == 1 else y[:, varies]
@@ -71,10 +75,10 @@ def grown_cart(
 
 
 def _targets(y: Any, task: Task) -> Any:
-    """Returns the targets of a regression: probabilities of classes, for labels 0 or 1; of rewards what an action is
-    worth beside the others.
+    """Returns the targets of a regression that stands for the task.
 
-    Of two classes one probability says all.
+    In classification the targets are the class probabilities, which are 0 or 1 for labels. For two classes, the
+    probability of class 1 is sufficient. For rewards, the targets are the rewards minus their mean over the actions.
     """
     if isinstance(task, Classification):
         return shares(y, task.classes)[:, task.classes == 2 :]
@@ -84,23 +88,23 @@ def _targets(y: Any, task: Task) -> Any:
 
 
 def ridge_directions(batch: Batch, task: Task) -> Array:
-    """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``, in a compiled program.
+    """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``; it can be compiled.
 
-    Of several outputs these are their principal components. Classes are regressed as indicators over the root of their
-    frequency, whose components are linear discriminants (Hastie, Tibshirani & Buja 1994): unlike indicators, they do
-    not divide one class from all others.
+    If there are several outputs, the slopes belong to the principal components of the outputs. Classes are regressed as
+    indicators divided by the root of the class frequency. The principal components are then linear discriminants
+    (Hastie, Tibshirani & Buja 1994). The plain indicators would only separate single classes from the rest.
 
-    With ``C = sum w x x'`` of centred features, ``C = Q diag(s) Q'`` and ``g = Q' sum w x y``, strength t gives slopes
-    ``Q g / (s + t)``, lowers the sum of squares by ``sum g**2 (s + 2 t) / (s + t)**2`` and has ``sum s / (s + t)``
-    degrees of freedom. It is chosen by generalised cross-validation. Uneven weights count as fewer samples; an outlier
-    of a feature counts as its mean.
+    Let ``C = sum w x x'`` for centred features, ``C = Q diag(s) Q'`` and ``g = Q' sum w x y``. Ridge strength t has the
+    slopes ``Q g / (s + t)`` and ``sum s / (s + t)`` degrees of freedom. It lowers the sum of squares by
+    ``sum g**2 (s + 2 t) / (s + t)**2``. The strength is chosen by generalised cross-validation. Uneven weights reduce
+    the effective number of samples. An outlier of a feature is replaced by the mean of the feature.
 
     Args:
       batch: the samples; features and targets have mean about 0 and deviation about 1.
       task: what is predicted.
 
     Returns:
-      At most p directions, and K - 1 of K classes; zeros in place of those that would be rounding errors.
+      At most p directions, and at most K - 1 for K classes. A direction that would be a rounding error is zero.
     """
     times: Any = partial(jnp.matmul, precision="highest")
     weight: Any = effective(ones_or(batch.weight, batch.x))
@@ -111,7 +115,8 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
         y = y / jnp.sqrt(jnp.where(frequency > 0, frequency, 1))
     x, size = jnp.where(jnp.abs(batch.x) < _FARTHEST, batch.x, 0), jnp.abs(y).max(0)
     x, y = (a - times(weight, a) / total for a in (x, y))
-    y = jnp.where(jnp.abs(y).max(0) > _ROUNDED * jnp.finfo(y.dtype).eps * size, y, 0)  # else all are rounding errors
+    # A smaller maximum means that the target is constant, and that all its values are rounding errors.
+    y = jnp.where(jnp.abs(y).max(0) > _ROUNDED * jnp.finfo(y.dtype).eps * size, y, 0)
     weighted, rounding = (weight[:, None] * x).T, x.shape[1] * jnp.finfo(x.dtype).eps
     values, vectors = (a[0] for a in decomposed(times(weighted, x)[None]))
     values = jnp.maximum(values, 0)[:, None]
@@ -128,7 +133,7 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
     slopes = along / (values + strengths[jax.lax.map(error, strengths).argmin()])
     if slopes.shape[1] > 1:
         components = decomposed(times((values * slopes).T, slopes)[None])[1][0]  # in ascending order
-        first = 1 if isinstance(task, Classification) else 0  # as indicators sum to 1
+        first = 1 if isinstance(task, Classification) else 0  # indicators sum to 1, so one component is redundant
         slopes = times(slopes, components[:, first:][:, -x.shape[1] :])
     length = jnp.linalg.norm(slopes, axis=0)
     is_signal = length > rounding * length.max()
@@ -136,18 +141,19 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
 
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:
-    """Returns the splits of CART on the outputs of a ridge regression, in place of features.
+    """Returns the splits of CART on the outputs of a ridge regression instead of the features.
 
-    They divide a linear model's outputs into intervals, so the tree is nearly as accurate as that model. The strength
-    is chosen by leave-one-out cross-validation, for each target. Classes are regressed as indicators, whose outputs are
-    linear discriminants but for their scale (Hastie, Tibshirani & Buja 1994). Uneven weights count as fewer samples; an
-    outlier of a feature counts as its mean.
+    The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
+    model. The ridge strength of each target is chosen by leave-one-out cross-validation. Classes are regressed as
+    indicators. The outputs are then linear discriminants up to a scale (Hastie, Tibshirani & Buja 1994). Uneven weights
+    reduce the effective number of samples. An outlier of a feature is replaced by the mean of the feature.
 
     Args:
-      rows: the samples, NumPy arrays, ``(n, p)``, ``(n,)`` or ``(n, k)``, and ``(n,)``; features have mean 0.
+      rows: the samples as NumPy arrays. The features ``(n, p)`` have mean 0. The targets are ``(n,)`` or ``(n, k)``,
+        and the weights are ``(n,)``.
       task: what is predicted.
       depth: depth of the tree.
-      unit: deviation of the features, and of the outputs that are split.
+      unit: standard deviation of the features, and of the outputs that CART splits.
     """
     from sklearn.linear_model import RidgeCV
     from sklearn.preprocessing import StandardScaler
@@ -159,7 +165,7 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     near = np.where(np.abs(x[some]) < _FARTHEST * unit, x[some], 0).astype(np.float64)
     scaler: Any = StandardScaler().fit(near, sample_weight=weight[some])
     model: Any = RidgeCV(_RIDGES, alpha_per_target=True)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of a sample that decides its own output
+    with np.errstate(divide="ignore", invalid="ignore"):  # raised by a sample of leverage 1
         model.fit(scaler.transform(near), y[some], sample_weight=weight[some])
     slopes = (model.coef_.reshape(y.shape[1], -1) / scaler.scale_).T.astype(np.float32)
     outputs = x @ slopes
@@ -167,5 +173,5 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     scale = (unit / scaler.scale_).astype(np.float32)
     of_outputs = Batch(outputs * scale, rows.y, weight)  # type: ignore[arg-type]
     tree = grown_cart(of_outputs, task, depth, min_weight=_LEAST_WEIGHT)
-    # On the host, as the array would be compiled for each new shape.
+    # The product is computed on the host, because JAX would compile it for each new shape.
     return tree.replace(weights=np.asarray(tree.weights) @ (slopes * scale).T)

@@ -1,9 +1,11 @@
-"""Trees of any loss by procedures that know squared errors: they fit the first Newton step from the best constant.
+"""Trees for any loss, by searches that minimise squared errors: a search fits the first Newton step.
 
-With gradient g and curvature h of the loss at the best constant output, the quadratic approximation of the loss of an
-output o is ``h (o - t)^2 / 2`` up to a constant, with ``t = -g / h``: least squares with targets t and weights h. For
-Poisson, gamma and Tweedie losses t are the targets themselves up to their scale; for losses without a curvature they
-are the signs of the residuals. The leaves of the tree found are then fitted to the loss itself.
+The Newton step starts from the best constant output. Let g and h be the gradient and the curvature of the loss there.
+The quadratic approximation of the loss of an output o is ``h (o - t)^2 / 2`` plus a constant, where ``t = -g / h``.
+Minimising it is a least-squares problem with targets t and weights h.
+
+For Poisson, gamma and Tweedie losses, t equals the original targets up to an affine scaling. For losses without a
+curvature, t is the sign of the residual. The leaves of the resulting tree are then fitted to the loss itself.
 """
 
 from collections.abc import Callable
@@ -23,12 +25,12 @@ from jtrees.tree import ObliqueTree
 
 
 def is_direct(task: Task) -> bool:
-    """Whether a task is learnt as it is: by squared error, or of classes."""
+    """Returns whether searches learn the task directly: a squared error or a classification."""
     return task.is_least_squares or isinstance(task, Classification)
 
 
 def by_first_step(runs: Runs, search: Callable[[Runs], list[SearchResult]]) -> list[SearchResult]:
-    """Returns ``search(runs)`` for squared error and classes, else the results of a search for trees as above.
+    """Returns ``search(runs)`` for squared errors and classes, else the results of a search on Newton steps.
 
     Args:
       runs: the runs.
@@ -51,7 +53,7 @@ def by_first_step(runs: Runs, search: Callable[[Runs], list[SearchResult]]) -> l
 
 
 def _stepped(run: Run) -> tuple[Array, Array, Array]:
-    """Returns Newton steps scaled to [0, 1], their weights, and the steps of the rows to evaluate on."""
+    """Returns the Newton steps scaled to [0, 1], their weights, and the steps of the evaluation rows."""
     batch, weight, loss, task = run.batch, run.weight, run.task.loss_function, run.task
     first = loss.initial(batch.y, weight, math.prod(task.shape))
 
@@ -68,7 +70,7 @@ def _stepped(run: Run) -> tuple[Array, Array, Array]:
 
 
 def _refitted(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
-    """Returns the tree with its leaves fitted to the loss itself, and its loss."""
+    """Returns the tree with leaves fitted to the loss itself, and the loss of the tree."""
     batch, kind = run.batch, kinds.kind_of("constant", run.task)
     empty = kind.empty(len(splits.bias) + 1, batch.x.shape[1], run.task.shape, batch.x.dtype)
     tree = splits.replace(leaves=empty).refit(*batch)

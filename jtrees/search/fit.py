@@ -27,28 +27,29 @@ from jtrees.tasks import Classification, Policy, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-# Concurrent runs per CPU device, which runs them one after the other: more would only shorten the rounds.
+# Concurrent runs per CPU device. The device runs them one after another, so a larger number would not save time.
 _AT_ONCE_CPU = 16
-_AT_ONCE = 64  # likewise elsewhere
-_FINISH = 2**30  # makes the key of ``finish`` from that of the fit
-_END = 2.0  # time that the end of a fit takes, as a multiple of the time in which its data were scaled
+_AT_ONCE = 64  # concurrent runs on other devices
+_FINISH = 2**30  # derives the key of ``finish`` from the key of the fit
+_END = 2.0  # estimated time of the end of a fit, as a multiple of the time to scale the data
 
 
 @io.model
 @pytree.dataclass
 class FitResult:
-    """What :func:`fit` returns, in the user's units.
+    """The result of :func:`fit`, in the user's units.
 
     Attributes:
-      model: ``model.predict(x)`` maps x to y, or to class probabilities ``(n, K)``. Of a raw table (a DataFrame, or an
-        array with NaN), a :class:`jtrees.data.FrameModel`.
-      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None; of a raw table, the tree of its features.
-      loss: the loss the model was chosen by: the task's mean loss, such as the mean squared error (of several targets
-        on targets scaled to [0, 1]) or log loss, on ``validation`` if given, else on the training data; recipes
-        document exceptions.
-      step: number of updates before the model was evaluated.
-      history: training loss before each update, on scaled data, steps last, up to the last that any run took; NaN
-        where a run did not take it.
+      model: the fitted model. ``model.predict(x)`` returns predictions of y, or class probabilities ``(n, K)``. A raw
+        table (a DataFrame, or an array with NaN) has a :class:`jtrees.data.FrameModel`.
+      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None. For a raw table, the tree of the features
+        that its columns become.
+      loss: the mean loss of the task by which the model was chosen, such as the mean squared error or the log loss.
+        For several targets, the mean squared error is computed on targets scaled to [0, 1]. The loss is on
+        ``validation`` if given, else on the training data. Recipes document exceptions.
+      step: number of updates at which the model was evaluated.
+      history: training loss before each update, on scaled data. The last axis counts updates, up to the longest run.
+        An entry is NaN if the run did not make the update.
       report: how the fit went; ``report.search`` is the report of the recipe.
     """
 
@@ -60,16 +61,17 @@ class FitResult:
     report: FitReport = pytree.field(pytree_node=False)
 
     def predict(self, x: Any) -> Any:
-        """Predictions of the model: short for ``fit.model.predict(x)``."""
+        """Returns the predictions of the model: short for ``fit.model.predict(x)``."""
         return self.model.predict(x)
 
     def to_text(self, *args: Any, **shown: Any) -> str:
-        """Returns what kind of tree the model is, on a line that begins with ``#``, and its rules.
+        """Returns the kind of the tree, on a line that begins with ``#``, and the rules of the tree.
 
-        The arguments are those of :meth:`jtrees.ObliqueTree.to_text`; for the rules alone see ``fit.model.to_text``.
+        The arguments are passed to :meth:`jtrees.ObliqueTree.to_text`. ``fit.model.to_text`` returns the rules without
+        the kind.
 
         Raises:
-          ValueError: for a model that is not one tree, and as :meth:`jtrees.ObliqueTree.to_text`.
+          ValueError: if the model is not a single tree, or if :meth:`jtrees.ObliqueTree.to_text` raises it.
         """
         if self.tree is None:
             raise ValueError(f"model must be a single tree to have rules, got {checks.quoted(self.model)}")
@@ -77,13 +79,13 @@ class FitResult:
 
     @property
     def kind(self) -> str:
-        """What kind of tree the model is, and how it was found, as text; of another model, its own description."""
+        """Description of the tree and of the search for it; for a model that is not a tree, its ``repr``."""
         if self.tree is None:
             return repr(self.model)
         return kind_of(self.tree, self.report.chosen)
 
     def to_save(self) -> "FitResult":
-        """Returns the fit with its tuned options in a form that can be saved: functions by their names."""
+        """Returns the fit with tuned options in a form that can be saved: a function becomes its name."""
         if (tuning := self.report.tuning) is None:
             return self
         trials = [trial._replace(options=_plain_options(trial.options)) for trial in tuning.trials]
@@ -125,46 +127,53 @@ def fit(
 ) -> FitResult:
     """Fits a model to a table.
 
-    The model is compared with a linear model and a constant: on ``validation``, on the rows that ``held_out`` sets
-    aside, or on the rows that the search itself left out (those out of bag, or those that chose the number of rounds or
-    of updates). Without such rows the comparison is on the training rows, where each model is charged for its
-    parameters; it then says so, and is less sure. ``report.verdict`` says which model is better.
+    The fit also compares the model with a linear model and a constant, and ``report.verdict`` says which is better. The
+    comparison uses ``validation``, the rows that ``held_out`` sets aside, or the rows that the search itself held out.
+    The held-out rows of a search are out-of-bag rows, or rows that choose the number of rounds or updates. If there are
+    no such rows, the comparison uses the training rows and charges each model for its parameters. The verdict then says
+    so, because the comparison is less certain.
 
-    The search runs in compiled calls of about half a second. Ctrl-C, or ``max_seconds``, ends it after the current call
-    (in the short stages of GET and RADDT, after one more) with the best result so far. A second Ctrl-C raises
-    KeyboardInterrupt. Compilation is not interrupted. Before a deadline, CART is grown on a sample of the rows where
-    all rows would take too long. When the time is up, refinements and further trees of a bag are left out. Checks,
-    scaling, one update and the leaves of all rows are not.
+    The search runs in compiled calls of about half a second. Ctrl-C or ``max_seconds`` ends the search after the
+    current call, with the best result so far. In the short stages of GET and RADDT, one more call follows. A second
+    Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
+
+    If CART on all rows would exceed the deadline, CART is grown on a sample of the rows. After the deadline, the fit
+    skips refinements and further trees of a bag. The fit always checks and scales the table, makes one update, and fits
+    the leaves to all rows.
 
     Args:
-      recipe: what to fit, such as ``jtrees.GET(depth=4)``.
-      x: features: an array ``(n, p)``, in which NaN is a missing value; or a raw table, a DataFrame of pandas, polars
-        or Arrow with numbers, booleans, dates and text, which :class:`jtrees.data.Columns` describes and encodes.
-      y: targets, ``(n,)`` or ``(n, k)``, finite and not constant; in classification integers 0..K-1, every class
-        present, or soft labels: the probabilities of the classes, ``(n, K)``, whose rows sum to 1.
+      recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.
+      x: features, either an array ``(n, p)``, in which NaN is a missing value, or a raw table. A raw table is a
+        DataFrame of pandas, polars or Arrow with numbers, booleans, dates and text, which
+        :class:`jtrees.data.Columns` describes and encodes.
+      y: targets, ``(n,)`` or ``(n, k)``, finite and not constant. In classification: integers 0..K-1 with every class
+        present, or soft labels. Soft labels are class probabilities, ``(n, K)``, whose rows sum to 1.
       key: random key.
-      task: ``"regression"`` or ``"classification"``, or a task: ``jtrees.Classification(3)`` allows classes without a
-        sample.
-      sample_weight: nonnegative weights, ``(n,)``; only their ratios matter, rows of weight 0 are left out. Uneven
-        weights count as fewer samples (Kish's effective sample size) where leaves are regularised or smoothed.
-      validation: a validation set ``(x, y)``, which is not trained on: models are chosen by their loss there.
-      held_out: part of the rows, at least 0 and below 1, that neither train nor choose the model, and on which it is
-        compared; the same part of every class. The default, 0, trains on all rows.
-      monotone: in which columns predictions must not fall, 1, or must not rise, -1, as any one of them grows alone:
-        ``{"age": 1, "price": -1}`` by name or number, or a sign or 0 for each column. Of two classes this is the
-        probability of class 1. The guarantee holds for the model, and for files exported from it. GET, RADDT, CO2,
-        NonGreedy and DGT with constant leaves keep it, and their sums, bags and best runs.
+      task: ``"regression"`` or ``"classification"``, or a task. ``jtrees.Classification(3)`` allows classes that have
+        no sample.
+      sample_weight: nonnegative weights, ``(n,)``. Only the ratios of the weights matter, and rows of weight 0 are
+        dropped. When leaves are regularised or smoothed, uneven weights reduce the effective number of samples
+        (Kish's effective sample size).
+      validation: a validation set ``(x, y)``. Models are chosen by their loss on it and are not trained on it.
+      held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
+        same for every class. The default, 0, trains on all rows.
+      monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. If
+        only that column grows, predictions do not fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For
+        two classes, the prediction is the probability of class 1. The guarantee holds for the model and for files
+        exported from it. GET, RADDT, CO2, NonGreedy and DGT with constant leaves support it, and so do their sums, bags
+        and best runs.
       progress: whether to show a bar with the loss and the remaining time.
-      max_seconds: deadline, in seconds from now. It may be exceeded by a tenth and half a second, and by compilation.
+      max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth plus half a second, and by the time
+        of a compilation.
 
     Warns:
-      jtrees.data.ColumnsWarning: of columns of a raw table that are left out, as constant or as naming rows.
+      jtrees.data.ColumnsWarning: if columns of a raw table are dropped because they are constant or identify rows.
       jtrees.data.baselines.BehindBaselineWarning: if a linear model or a constant is better.
 
     Raises:
-      ValueError: naming the argument, what was expected and what came.
-      ImportError: if the recipe needs a package that is missing, saying which extra has it.
-      FloatingPointError: if the search was not finite.
+      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
+      ImportError: if the recipe needs a missing package. The message names the extra that installs it.
+      FloatingPointError: if the training became non-finite.
       RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
     """
     started = time.monotonic()
@@ -196,8 +205,8 @@ def fit(
 def comparison_of(result: FitResult, data: Data, evaluated: Table | None) -> Comparison:
     """Returns the comparison of a fit with a linear model and a constant.
 
-    The comparison is on ``data.validation``, on other rows ``evaluated``, on the rows that the search left out, or
-    else on the training rows.
+    The comparison uses the rows ``evaluated``, else ``data.validation``, else the rows that the search held out. If
+    there are none, it uses the training rows.
     """
     where, left_out = HELD_OUT if data.validation is None else VALIDATION, None
     if result.report.held_out_loss is not None:
@@ -207,7 +216,7 @@ def comparison_of(result: FitResult, data: Data, evaluated: Table | None) -> Com
 
 
 def checked_share(held_out: Any) -> float:
-    """Returns the part of the rows to hold out; raises ``ValueError`` unless it is at least 0 and below 1."""
+    """Returns the fraction of rows to hold out; raises ``ValueError`` if it is not in [0, 1)."""
     number = isinstance(held_out, (int, float, np.floating)) and not isinstance(held_out, bool)
     if not number or not 0 <= held_out < 1:
         raise ValueError(f"held_out must be a number of at least 0 and below 1, got {checks.quoted(held_out)}")
@@ -215,7 +224,7 @@ def checked_share(held_out: Any) -> float:
 
 
 def of_raw_table(result: FitResult, table: Table) -> FitResult:
-    """Returns the fit with a model of the raw table, if the table was one."""
+    """Returns the fit with a model of the raw table if the table was raw, else the fit unchanged."""
     return result if table.columns is None else result.replace(model=FrameModel(result.model, table.columns))
 
 
@@ -230,7 +239,7 @@ def table_of(
     """Returns the checked table that a recipe is trained on.
 
     Raises:
-      ValueError: naming the argument, what was expected and what came.
+      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
     """
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
@@ -238,10 +247,10 @@ def table_of(
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
-    """Returns a validation set ``(x, y)``, checked against the table that is trained on.
+    """Returns a validation set ``(x, y)``, checked against the training table.
 
     Raises:
-      ValueError: naming the argument, what was expected and what came.
+      ValueError: if the pair is invalid. The message names the argument, the expectation and the value.
     """
     if not isinstance(validation, (tuple, list)) or len(validation) != 2:
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")
@@ -259,7 +268,7 @@ def described(recipe: Recipe) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as plain data: a recipe by its name and options, a function by its name."""
+    """Returns a value as plain data: a recipe becomes its name and options, a function becomes its name."""
     if isinstance(value, Recipe):
         return described(value)
     if isinstance(value, Mapping):
@@ -291,19 +300,19 @@ def fits_of(
 ) -> Iterator[tuple[FitResult | FloatingPointError, Data, Task]]:
     """Yields the fits of recipes that share one program, for each recipe, key and fold, in this order.
 
-    A search that was not finite yields its error instead. Ends early if the monitor stops it.
+    A search that became non-finite yields its error instead. The iteration ends early if the monitor stops it.
 
     Args:
       recipes: recipes with the same static options.
       keys: keys as for :func:`fit`.
-      left_out: the rows that each fold leaves out; None: none.
+      left_out: the held-out rows of each fold; None: the fold trains on all rows.
       table: the rows to train on.
       validation: the validation set of all fits, or None.
       monitor: the monitor of all runs.
       batch: number of concurrent runs.
 
     Yields:
-      The fit, the data it was fitted to, and the task of scaled data.
+      The fit, its data, and the task of the scaled data.
     """
     began = time.monotonic()
     compilation.bound_memory()
@@ -316,7 +325,7 @@ def fits_of(
     scaling = first.scaling(table).oriented(table.monotone)
     task = task.scaled(scaling.y_unit)
     scaled = scaling.batch(table)
-    monitor.keep(_END * (time.monotonic() - before))  # as results are evaluated on all rows
+    monitor.keep(_END * (time.monotonic() - before))  # reserves the time to evaluate results on all rows
     tables, weights = _folds(table, scaled, left_out)
     data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
     cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(tables))))
@@ -357,7 +366,7 @@ def fits_of(
 def _fitted(
     finished: Finished, result: SearchResult, recipe: Recipe, monitor: Monitor, rows: int | None, *, seconds: float
 ) -> FitResult:
-    """Returns the fit of a finished search; its report names the rows held out of the ``rows`` of a table, if any."""
+    """Returns the fit of a finished search; its report numbers the held-out rows among the first ``rows`` rows."""
     history = np.asarray(result.history)
     taken = np.isfinite(history)
     history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
@@ -376,14 +385,14 @@ def _fitted(
 
 
 def check_link(task: Task, table: Table) -> None:
-    """Raises ``ValueError`` for a user-defined loss with a link, unless targets range from exactly 0 to 1."""
+    """Raises ``ValueError`` for a user-defined loss with a link if the targets do not range from exactly 0 to 1."""
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
     if isinstance(task, Regression) and not task.in_units and not as_given:
         check_without_link(task.loss, task.shape)
 
 
 def check_monotone(recipe: Recipe, table: Table) -> None:
-    """Raises ``ValueError`` for monotone features that a recipe or a task cannot have."""
+    """Raises ``ValueError`` for monotone features if the recipe or the task does not support them."""
     if table.monotone is None:
         return
     task = table.task
@@ -395,7 +404,7 @@ def check_monotone(recipe: Recipe, table: Table) -> None:
 
 
 def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:
-    """Returns each fold's table, and the weights ``(folds, n)`` of the padded batch, 0 for rows left out."""
+    """Returns the table of each fold, and the weights ``(folds, n)`` of the padded batch, 0 for held-out rows."""
     if left_out[0] is None:
         return [table], None
     weights = np.tile(np.asarray(scaled.weight), (len(left_out), 1))
@@ -405,7 +414,7 @@ def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tu
 
 
 def _at_once(count: int, batch: int | Literal["auto"]) -> int:
-    """Returns the number of concurrent runs of ``count``, in batches of equal size."""
+    """Returns the number of concurrent runs if ``count`` runs are divided into batches of about equal size."""
     devices, shares = jax.local_devices(), sharding.share_of_starts()
     of_cpus = _AT_ONCE_CPU * (len(devices) if shares is None else shares)
     most = batch if batch != "auto" else of_cpus if devices[0].platform == "cpu" else max(_AT_ONCE, shares or 1)

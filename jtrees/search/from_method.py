@@ -1,4 +1,4 @@
-"""A recipe for any method that hardens to a tree, user-defined methods above all."""
+"""A recipe for any method that hardens to a tree, mainly for user-defined methods."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,19 +29,20 @@ def _checked_numbers(name: str, value: Any) -> FrozenDict:
 
 @pytree.dataclass(kw_only=True)
 class FromMethod(Recipe):
-    """Trains a :class:`jtrees.Method` on mini-batches, so that it can be fitted to tables, tuned, swept and bagged.
+    """Recipe that trains a :class:`jtrees.Method` on mini-batches; it can be fitted to tables, tuned, swept and bagged.
 
-    Features are scaled to mean 0 and deviation 1, targets to [0, 1]. The model is the hardened tree of the last
-    update or, with ``validation``, of the evaluation with the lowest ``score`` there. The report is a
-    :class:`jtrees.search.TreeReport`.
+    Features are scaled to mean 0 and standard deviation 1, and targets to [0, 1]. The model is the hardened tree after
+    the last update. If ``validation`` is given, the model is the hardened tree of the evaluation with the lowest
+    validation loss. The report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
-      make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. Every function
-        compiles its own program: reuse one ``partial`` for all fits.
-      options: numeric arguments of ``make`` by name; each may be traced. In a grid ``"options__alpha"``.
-      rule: ``learning_rate -> optax transformation``; the learning rate follows a cosine decay to zero.
-      epochs: passes over the data; None: 100, but at least 300 updates and at most 7500.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
+      make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. Each function
+        compiles its own program, so reuse one ``partial`` for all fits.
+      options: numeric arguments of ``make`` by name. They may be traced. The name in a grid is ``"options__alpha"``.
+      rule: ``learning_rate -> optax transformation``. The learning rate follows a cosine decay to zero.
+      epochs: passes over the data; None: 100 passes, but at least 300 updates and at most 7500. Batches of fewer than
+        128 samples may take more updates, up to 960,000 samples in total.
+      batch_size: samples in a mini-batch, at most n. The remainder of a pass is dropped until the next shuffle.
       learning_rate: initial learning rate.
 
     Example:

@@ -1,4 +1,4 @@
-"""One training on mini-batches: the search of recipes that are a method, an optimiser and a number of updates."""
+"""Training on mini-batches: the search of recipes that consist of a method, an optimiser and a number of updates."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,11 +17,11 @@ from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.training.state import NOT_TAKEN
 
-# If no epochs are given: passes over the data, the least and the most number of updates. DGT and LatentTree were less
-# accurate with at least 2000 updates on tables of some hundred rows (experiments.defaults).
+# Used if ``epochs`` is None: passes over the data, and the least and the largest number of updates. DGT and LatentTree
+# were less accurate on tables of some hundred rows if the least number was 2000 (experiments.defaults).
 _PASSES, _FEWEST, _MOST = 100, 300, 7500
-_USUAL = 128  # samples in a mini-batch: smaller batches may take more updates, for the same number of samples
-_EVALUATIONS = 100  # of such a training
+_USUAL = 128  # samples in a mini-batch; smaller batches may take more updates, for the same number of samples
+_EVALUATIONS = 100  # number of evaluations of a training if ``epochs`` is None
 
 
 class Schedule(NamedTuple):
@@ -31,7 +31,7 @@ class Schedule(NamedTuple):
       steps: total number of updates.
       steps_per_epoch: updates of one pass over the samples.
       batch_size: samples in a mini-batch.
-      every: updates from one evaluation to the next: a pass, or without a number of passes a hundredth of all.
+      every: updates between two evaluations: one pass, or a hundredth of all updates if ``epochs`` is None.
     """
 
     steps: int
@@ -43,18 +43,18 @@ class Schedule(NamedTuple):
     def of(
         cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES, fewest: int = _FEWEST
     ) -> "Schedule":
-        """The schedule for n samples.
+        """Returns the schedule for n samples.
 
         Args:
           n: number of samples.
-          epochs: passes over the data; None: ``passes``, but at least ``fewest`` updates and at most 7500, or of
-            batches below 128 samples at most 960,000 samples.
-          batch_size: samples in a mini-batch, at most n. The remainder of a pass is left out until the next shuffle.
-          passes: see ``epochs``.
-          fewest: see ``epochs``.
+          epochs: passes over the data; None: ``passes`` passes, but at least ``fewest`` updates and at most 7500.
+            Batches of fewer than 128 samples may take more updates, up to 960,000 samples in total.
+          batch_size: samples in a mini-batch, at most n. The remainder of a pass is dropped until the next shuffle.
+          passes: number of passes if ``epochs`` is None.
+          fewest: least number of updates if ``epochs`` is None.
 
         Raises:
-          ValueError: for more updates than a counter of 32 bits holds.
+          ValueError: if the number of updates exceeds a 32-bit counter.
         """
         batch_size = min(batch_size, n)
         per_epoch = n // batch_size
@@ -67,19 +67,19 @@ class Schedule(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The training of one run, which ``recipe.training(run)`` returns: pure functions and numbers.
+    """The training of one run, as pure functions and numbers: the result of ``recipe.training(run)``.
 
     Attributes:
-      method: what is trained.
-      optimizer: its optimiser.
+      method: the method to train.
+      optimizer: the optimiser.
       schedule: number and size of the mini-batches.
-      loss: ``(params, batch, by) -> scalar``: the loss on ``by`` of the model that the parameters and the batch make;
-        None: that of ``method.harden``.
+      loss: ``(params, batch, by) -> scalar``, the loss on ``by`` of the model built from ``params`` and ``batch``.
+        None: the loss of the model that ``method.harden`` returns.
       model: ``(params, batch) -> model`` of scaled data; None: ``method.harden``.
-      report: ``(params, batch) ->`` what the recipe's ``finish`` needs for the report.
-      patience: updates without a lower loss on other rows after which the run is over; None: it is not.
-      vanished: ``opt_state -> (whether updates have become zero for good, number of updates before)``, where the run
-        is over; None: they do not.
+      report: ``(params, batch) -> values`` for the report that the recipe's ``finish`` makes.
+      patience: number of updates without a lower evaluation loss after which the run ends; None: no early stopping.
+      vanished: ``opt_state -> (whether all further updates are zero, number of updates before)``. The run ends when
+        its updates are zero. None: updates do not become zero.
     """
 
     method: training.Method
@@ -92,13 +92,13 @@ class Training(NamedTuple):
     vanished: Callable[[Any], tuple[Array, Array]] | None = None
 
     def loss_on(self, run: Run, params: Any) -> Array:
-        """Returns the loss on the rows that a run evaluates on."""
+        """Returns the loss of the parameters on the evaluation rows of a run."""
         if self.loss is not None:
             return self.loss(params, run.batch, run.by)
         return prediction_loss(run.task, self.method.harden(params, run.batch), run.by)
 
     def length(self, state: TrainState) -> Array:
-        """Returns the number of updates of the run, less than all if it is over early."""
+        """Returns the number of updates of the run, which early stopping reduces."""
         count = jnp.int32(self.schedule.steps)
         if self.patience is not None:
             over = training.state.is_over(state, self.patience)
@@ -115,7 +115,7 @@ def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
 
 
 def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
-    """Returns the mean squared error or log loss of a model's predictions on a scaled batch."""
+    """Returns the mean prediction loss of a model on a scaled batch, such as the mean squared error or log loss."""
     return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.state.normalised(by).weight)
 
 
@@ -131,9 +131,9 @@ def initial(run: Run) -> TrainState:
 def advanced(
     run: Run, state: TrainState, before: Array, count: Array, evaluates: Array
 ) -> tuple[TrainState, Array, Array]:
-    """Returns the state after ``count`` updates, their losses, and whether the run is over.
+    """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended.
 
-    The loss on other rows, if there are any, is evaluated once an epoch, or 100 times if no epochs are given.
+    A run with evaluation rows is evaluated after each epoch, or 100 times in total if no epochs are given.
     """
     of = run.recipe.training(run)
     every = jnp.where(evaluates, of.schedule.every, 0) if run.evaluates else 0
@@ -142,13 +142,13 @@ def advanced(
     once = training.step.one_step(of.method, run.batch, of.optimizer, score_every=every, score=score, **options)
     state, history = training.loop.advance_up_to(once, state, count, MOST, step=before)
     length = of.length(state)
-    # The updates after the end of a run are as if they were not made, however long a call is.
+    # Updates after the end of a run count as not made, so the history does not depend on the length of a call.
     lost = jnp.where(before + jnp.arange(MOST) < length, history.losses, NOT_TAKEN)
     return state, lost, length <= state.step
 
 
 def result_of(run: Run, state: TrainState) -> SearchResult:
-    """Returns the result of a run: the parameters with the lowest loss on other rows, else the last."""
+    """Returns the result of a run from the parameters with the lowest evaluation loss, else from the last ones."""
     of = run.recipe.training(run)
     if of.patience is not None:
         over, last = training.state.is_over(state, of.patience), state.params
@@ -163,12 +163,12 @@ def result_of(run: Run, state: TrainState) -> SearchResult:
 
 
 def trained(runs: Runs, part: float = 1.0, steps: list[int] | None = None) -> list[SearchResult]:
-    """Trains every run once on mini-batches.
+    """Trains each run once on mini-batches and returns the results.
 
     Args:
-      runs: the runs; their recipes have ``training(run)``.
-      part: part of the updates of the schedule.
-      steps: the number of updates of each run; None: those of the schedule.
+      runs: the runs; their recipes have a method ``training(run)``.
+      part: fraction of the updates of the schedule to make.
+      steps: number of updates of each run; None: ``part`` of the schedule.
     """
     recipe, (n, _) = runs.recipes[0], runs.shape
     if steps is None:

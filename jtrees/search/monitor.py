@@ -12,23 +12,24 @@ import numpy as np
 from jtrees import distributed
 
 _CHUNK = 0.5  # seconds of a compiled call; the clock is read between two calls
-_GROWTH = 8  # times as many steps in a call as in the call before, at most
-_LATE = 0.1  # part of the seconds by which the end of a fit may be late
-_REHEARSED = 2  # turns of a loop in a rehearsal: a second one starts from what the first one returned
-_SAMPLE, _FEWEST = 2**18, 200  # numbers, and rows, of a sample that shows how long all rows take
+_GROWTH = 8  # largest ratio of the steps of a call to the steps of the previous call
+_LATE = 0.1  # fraction of the time limit by which the end of a fit may exceed the deadline
+_REHEARSED = 2  # iterations of a loop in a rehearsal: the second iteration starts from the result of the first
+_SAMPLE, _FEWEST = 2**18, 200  # entries, and least number of rows, of a sample to estimate the time for all rows
 
 
 class Monitor:
     """Shows the progress of a search between rounds, and stops it at a deadline or on Ctrl-C.
 
-    Of several processes the first alone shows the progress. The earliest deadline stops all of them, as does a Ctrl-C
-    of any. What depends on a clock or a signal is agreed on, so all processes must ask in the same order.
+    If there are several processes, only the first process shows the progress. All processes stop at the earliest
+    deadline, and at a Ctrl-C in any process. The processes agree on each answer that depends on a clock or a signal.
+    Therefore all processes must call the methods of the monitor in the same order.
 
     Attributes:
       ended: the reason for the end: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
-      where: what ended, in words: the search, and the number of its updates.
-      deadline: when training ends, in the time of ``time.monotonic``; None: never.
-      rehearses: whether the search is a rehearsal, which runs every program of a search, each a few times only.
+      where: the last search and the number of its updates, in words.
+      deadline: when training ends, in the time of ``time.monotonic``; None: no deadline.
+      rehearses: whether the search is a rehearsal. A rehearsal runs each program of a search, but only a few times.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Monitor:
         within: "Monitor | None" = None,
         rehearses: bool = False,
     ):
-        """``seconds`` is the time before the deadline; ``within`` is the monitor of a search that this is part of."""
+        """``seconds`` is the time limit of the fit; ``within`` is the monitor of the search around this search."""
         self.progress, self.deadline = progress and distributed.is_first(), deadline
         self.ended, self.where = "finished", ""
         self.rehearses = rehearses or (within is not None and within.rehearses)
@@ -50,9 +51,9 @@ class Monitor:
 
     @contextlib.contextmanager
     def listening(self) -> Any:
-        """Context in which Ctrl-C stops the search, and a second one raises KeyboardInterrupt.
+        """Context in which Ctrl-C stops the search, and a second Ctrl-C raises KeyboardInterrupt.
 
-        Only Python's main thread receives signals. Where Ctrl-C is ignored, it stays ignored.
+        Only Python's main thread receives signals. If the process ignores Ctrl-C, the context does not change that.
         """
         handler = signal.getsignal(signal.SIGINT)
         if handler in (None, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
@@ -66,10 +67,10 @@ class Monitor:
 
     @contextlib.contextmanager
     def over(self, total: int, name: str) -> Any:
-        """Context of ``total`` updates or rounds, in which a part of the work has no display of its own.
+        """Context that shows the progress of ``total`` updates or rounds; a nested context shows nothing.
 
-        Yields ``(done, losses) -> None``, which shows how many are done, and the lowest of the losses, an array for
-        each run.
+        Yields ``(done, losses) -> None``, which shows the number of finished updates or rounds and the lowest loss.
+        ``losses`` has an array for each run.
         """
         if not self.progress or self._is_shown:
             yield lambda done, losses: None
@@ -85,15 +86,15 @@ class Monitor:
         if self._was_asked:
             raise KeyboardInterrupt
         self._was_asked = True
-        if not self._is_shared:  # else all processes end together, when they have agreed
+        if not self._is_shared:  # several processes end together, after they have agreed
             self.ended = "interrupted"
 
     def left(self) -> float:
-        """Returns the seconds before the deadline; infinite without one."""
+        """Returns the seconds before the deadline; infinite if there is no deadline."""
         return np.inf if self.deadline is None else distributed.least(self.deadline - time.monotonic())
 
     def has_time(self, seconds: float = 0.0) -> bool:
-        """Whether there is time for something that takes so many seconds; if there is not, the search has ended."""
+        """Returns whether ``seconds`` seconds remain; if not, the search is marked as ended."""
         if distributed.least(-self._whole._was_asked):
             self._whole.ended = "interrupted"
         if self._whole.ended != "finished":
@@ -103,20 +104,20 @@ class Monitor:
         return self.ended == "finished"
 
     def is_rehearsed(self, turns: int) -> bool:
-        """Whether a rehearsal needs no further turn of a loop after so many, as all turns run the same programs."""
+        """Returns whether a rehearsal ends a loop after ``turns`` iterations; all iterations run the same programs."""
         return self.rehearses and turns >= _REHEARSED
 
     def may_be_late(self, seconds: float = 0.0) -> bool:
-        """Whether the end of a fit, which brings results into their form, may take so many seconds more."""
+        """Returns whether the end of a fit, which prepares its results, may take ``seconds`` more seconds."""
         return self._latest is None or distributed.least(self._latest - time.monotonic() - seconds) > 0
 
     def keep(self, seconds: float) -> None:
-        """Moves the deadline forward, by at most half of the time left, as the end of a fit takes some seconds."""
+        """Reserves ``seconds`` for the end of a fit: brings the deadline forward by at most half of the time left."""
         if self.deadline is not None:
             self.deadline -= max(0.0, min(seconds, self.left() / 2))
 
     def part(self, share: float) -> "Monitor":
-        """Returns the monitor of work that may take a part of the time left."""
+        """Returns the monitor of work that may take the fraction ``share`` of the time left."""
         if self.deadline is None:
             return Monitor(within=self)
         return Monitor(deadline=time.monotonic() + share * max(0.0, self.left()), within=self)
@@ -124,10 +125,10 @@ class Monitor:
     def on_rows(self, fn: Callable[[Any], Any], rows: Any) -> Any:
         """Returns ``fn(rows)``, or ``fn`` of a random sample of the rows if there is no time for all rows.
 
-        A small sample shows how long all rows take. Without a deadline ``fn`` always takes all rows.
+        The time for all rows is estimated from a small sample. If there is no deadline, ``fn`` takes all rows.
 
         Args:
-          fn: what is computed, in a time about proportional to the rows.
+          fn: a function whose time is about proportional to the number of rows.
           rows: a batch of NumPy arrays.
         """
         n, p = rows.x.shape
@@ -143,15 +144,15 @@ class Monitor:
 
 
 class Pace:
-    """Divides the steps of a search into compiled calls of about half a second, by the time that earlier calls took.
+    """Divides the steps of a search into compiled calls of about half a second, from the times of earlier calls.
 
-    The first call has one step. A later call has at most eight times as many steps as the call before. A rehearsal has
-    one step in every call.
+    The first call has one step. The number of steps grows at most by a factor of eight from call to call. In a
+    rehearsal each call has one step.
     """
 
     def __init__(self, monitor: Monitor):
         self._monitor, self._most = monitor, 1
-        self.one = 0.0  # seconds of a step
+        self.one = 0.0  # seconds per step
 
     def steps(self, most: int) -> int:
         """Returns the number of steps of the next call, from 1 to ``most``."""
@@ -161,14 +162,14 @@ class Pace:
         return int(max(1, min(most, self._most, in_time)))
 
     def took(self, steps: int, seconds: float, compiled: bool) -> None:
-        """Notes the seconds of a call, which predict nothing if they include a compilation."""
+        """Records the seconds of a call; they are ignored if they include a compilation."""
         seconds, compiled = -distributed.least(-seconds), bool(distributed.least(-compiled))
         self._most = 1 if compiled else _GROWTH * steps
         self.one = 0.0 if compiled else seconds / steps
 
 
 def _summary(losses: list[np.ndarray]) -> str:
-    """Returns the lowest loss of all runs, and how many of them are finite unless all are."""
+    """Returns the lowest loss of all runs as text, and the number of finite runs if some are not finite."""
     lowest = [np.min(one, where=np.isfinite(one), initial=np.inf) for one in losses]
     finite, low = sum(np.isfinite(one) for one in lowest), min(lowest, default=np.inf)
     text = f", {finite} of {len(losses)} runs" if finite < len(losses) else ""
@@ -176,14 +177,14 @@ def _summary(losses: list[np.ndarray]) -> str:
 
 
 def _some(rows: Any, numbers: np.ndarray) -> Any:
-    """Returns some rows of a batch, in their order."""
+    """Returns the rows of a batch with the given numbers, in their original order."""
     numbers = np.sort(numbers)
     return rows._replace(**{name: a if a is None else np.asarray(a)[numbers] for name, a in rows._asdict().items()})
 
 
 @contextlib.contextmanager
 def _bar(total: int, name: str) -> Any:
-    """Yields a function that updates a bar of rich, or prints ten lines where rich is missing or cannot draw."""
+    """Yields a function that updates a progress bar of rich, or prints ten lines if rich is missing or cannot draw."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -1,10 +1,10 @@
-"""Kinds of options: each declares a default, a check with its message, and whether it is static or may be traced.
+"""Kinds of options: each kind declares a default, a check with a message, and whether the option is static or traced.
 
     depth: int = options.depth(4)
     learning_rate: float = options.positive(0.01)
 
-Static options are part of the compiled program. Numeric options are its arguments: a new value does not recompile, and
-``vmap`` maps over them. :func:`checked` checks all options of a recipe.
+Static options are part of the compiled program. Numeric options are arguments of the program: a new value does not
+recompile it, and ``vmap`` maps over numeric options. :func:`checked` checks all options of a recipe.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +26,12 @@ Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueE
 
 
 def checked(recipe: Any) -> Any:
-    """Returns the recipe with every option checked, numbers as float32 arrays, and options by context settled.
+    """Returns the recipe with all options checked, numbers as float32 arrays, and values for options left at None.
 
     Raises:
-      ValueError: naming the option, what was expected and what came.
+      ValueError: if an option is invalid. The message names the option, the expectation and the value.
     """
-    return _checked(_checked(recipe).settled())  # the second time for the values of the context
+    return _checked(_checked(recipe).settled())  # the second check is for the values that ``settled`` sets
 
 
 def _checked(recipe: Any) -> Any:
@@ -43,10 +43,10 @@ def _checked(recipe: Any) -> Any:
 
 
 def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:
-    """Returns a checked number as a float32 array, as ``0`` and ``0.0`` would compile to two programs.
+    """Returns a checked number as a float32 array; ``0`` and ``0.0`` would compile to two programs.
 
     Raises:
-      ValueError: naming the option.
+      ValueError: if the number is invalid. The message names the option.
     """
     if (array := _numeric(value)) is None:
         raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
@@ -57,7 +57,7 @@ def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array
 
 
 def _numeric(value: Any) -> Any:
-    """Returns numbers as a float32 array in NumPy, arrays of JAX as they are; None for anything else."""
+    """Returns numbers as a float32 array in NumPy, JAX arrays unchanged, and None for any other value."""
     if isinstance(value, jax.Array):
         return value
     try:
@@ -78,7 +78,7 @@ def static(default: Any, check: Check | None = None) -> Any:
 
 
 def traced(default: Any, check: Check) -> Any:
-    """An option that may be traced."""
+    """An option that may be traced, with any check."""
     return pytree.field(default=default, metadata={"check": check})
 
 
@@ -112,7 +112,7 @@ def rows() -> Any:
 
 
 def _checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """Returns a checked integer, which is less than the largest 32-bit counter."""
+    """Returns a checked integer, which is below the largest value of a 32-bit counter."""
     number = checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1)
     if most is not None and number > most:
         raise ValueError(f"{name} must be at most {most}, got {checks.quoted(number)}")
@@ -142,12 +142,12 @@ def check_function(name: str, value: Any) -> Any:
 
 
 def flag(default: bool | None) -> Any:
-    """True or False, or None if that is the default."""
+    """True or False; None is allowed if it is the default."""
     return static(default, _or_none(checks.check_flag) if default is None else checks.check_flag)
 
 
 def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
-    """One of several names, or None if ``optional``."""
+    """One of the names ``choices``; None is allowed if ``optional`` is True."""
 
     def check(name: str, value: Any) -> str:
         checks.check_choice(name, value, choices)
@@ -180,7 +180,7 @@ def share(default: float) -> Any:
 
 
 def precondition(default: str | None = "auto") -> Any:
-    """Strength of a preconditioner, in [0, 1), or ``"auto"``, or None if that is the default."""
+    """Strength of a preconditioner, in [0, 1), or ``"auto"``; None is allowed if it is the default."""
 
     def check(name: str, value: Any) -> float | str:
         if isinstance(value, str) and value == "auto":
@@ -219,7 +219,7 @@ def part(default: float) -> Any:
 
 
 def ranges(*default: tuple[float, float]) -> Any:
-    """At least one pair (low, high) of positive numbers; or None, the default, if none is given."""
+    """At least one pair (low, high) of positive numbers; None is allowed if no default pairs are given."""
     return traced(default or None, _checked_ranges if default else _or_none(_checked_ranges))
 
 

@@ -1,11 +1,15 @@
 """Preconditioned searches: gradient descent on features whose correlations are removed.
 
-A linear split of mapped features, ``w (x M) + b > 0``, is the split ``(M w) x + b > 0`` of the features themselves: an
-invertible matrix M does not change the set of trees. It changes gradient descent, as a step on w moves the weights of x
-by the gradient times ``M M^T``. If M is the identity, directions of small variance move by next to nothing, although
-they may carry the target, as where features are nearly equal. If ``M = C^(-1/2)``, where C are the correlations of the
-features, all directions move alike. C is shrunk towards the identity, ``(1 - s) I + s C``, as small eigenvalues are
-noise, and so that C may be singular: at strength s = 0 features stay as they are, near 1 they become uncorrelated.
+A linear split of mapped features, ``w (x M) + b > 0``, is the split ``(M w) x + b > 0`` of the original features. An
+invertible matrix M therefore does not change the set of trees, but it changes gradient descent. A step on w moves the
+weights of x by the gradient times ``M M^T``.
+
+If M is the identity, the weights hardly move along directions of small variance. Such directions may still determine
+the target, for example if features are nearly equal. Let C be the correlation matrix of the features. If
+``M = C^(-1/2)``, the weights move equally fast along all directions.
+
+C is shrunk towards the identity, ``(1 - s) I + s C``, because small eigenvalues are noise and C may be singular.
+Strength s = 0 does not change the features. Near s = 1 the features become uncorrelated.
 """
 
 from collections.abc import Callable
@@ -21,15 +25,15 @@ from jtrees.search.report import Preconditioning
 from jtrees.search.runs import Runs
 from jtrees.training import Batch
 
-TRIED = (0.0, 0.9, 0.99)  # strengths to choose from
-_HELD_OUT = 0.2  # part of the rows that strengths are compared on
-# A strength is preferred to none if its loss there is lower by this, relative, over the root of their number.
+TRIED = (0.0, 0.9, 0.99)  # candidate strengths
+_HELD_OUT = 0.2  # fraction of the rows that are held out to compare strengths
+# A strength replaces the first candidate if it lowers the held-out loss by the fraction _MARGIN / sqrt(held-out rows).
 _MARGIN = 0.5
-_FEWEST = 500  # rows of a table below which the held-out rows are too few to compare strengths
-_UNCORRELATED = 0.3  # smallest eigenvalue from which on features are as good as uncorrelated, and nothing is compared
-_FEWEST_TRIED = 100  # rows below which there is no trial for the sake of the last run
-_FEW = 1024  # rows up to which a fit is short, and a trial for the sake of the last run is cheap
-WIDEST = 512  # features beyond which the default strength is 0, as the matrix costs p^2 numbers
+_FEWEST = 500  # smaller tables have too few held-out rows to compare strengths
+_UNCORRELATED = 0.3  # strengths are compared if the smallest eigenvalue is below this
+_FEWEST_TRIED = 100  # smaller tables have no trial that informs the last training
+_FEW = 1024  # up to this number of rows a fit is short, so a trial that informs the last training is cheap
+WIDEST = 512  # tables with more features have the default strength 0, because the matrix has p^2 entries
 
 
 class Spectrum(NamedTuple):
@@ -40,9 +44,9 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
-    """Returns the spectrum of a NumPy batch; constant features are uncorrelated with all others.
+    """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature.
 
-    A preconditioner leaves features ``apart``, ``(p,)`` bool, as they are, so that their weights keep their signs.
+    A preconditioner does not change the features ``apart``, ``(p,)`` bool, so their weights keep their signs.
     """
     x, _, weight = without_padding(batch)
     if apart is not None:
@@ -79,12 +83,11 @@ def matrix(of: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
 
 
 def drawn_folds(batch: Batch, rng: np.random.Generator, folds: int) -> np.ndarray:
-    """Returns the fold of each row of a NumPy batch, ``(n,)``; each has a fifth of the rows with weight, others are in
-    none, -1.
+    """Returns the fold of each row of a NumPy batch, ``(n,)``, or -1 for rows in no fold.
 
-    In a bootstrap sample rows repeat, so some of those held out are trained on, too, and trees of bags are regularised
-    less than trees by themselves. That suits their average: with equal rows in one fold, bagged CO2 trees had a
-    lower R^2 on all of four sets.
+    Each fold has a fifth of the rows of positive weight. Rows repeat in a bootstrap sample, so training may include
+    copies of held-out rows. Trees of a bag are therefore regularised less than single trees, which suits the average of
+    the trees. When equal rows were put in one fold, bagged CO2 trees had a lower R^2 on all of four data sets.
     """
     rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
     drawn = rng.permutation(rows)
@@ -95,17 +98,17 @@ def drawn_folds(batch: Batch, rng: np.random.Generator, folds: int) -> np.ndarra
 
 
 def held_out_rows(runs: Runs) -> list[np.ndarray]:
-    """Returns which rows of each run to hold out, ``(n,)`` bool: a fifth of those that have weight."""
+    """Returns which rows of each run to hold out, ``(n,)`` bool: a fifth of the rows of positive weight."""
     return [fold_rows(runs, i, 1)[0] for i in range(len(runs))]
 
 
 def fold_rows(runs: Runs, i: int, folds: int) -> list[np.ndarray]:
-    """Returns the rows of each of at most five folds of run i, ``(n,)`` bool: fifths of those that have weight."""
+    """Returns the rows of at most five folds of run i, each ``(n,)`` bool: fifths of the rows of positive weight."""
     fold = drawn_folds(runs.rows(i), runs.rng(i, _DRAWN), folds)
     return [fold == number for number in range(folds)]
 
 
-_DRAWN = 1  # what random numbers are for: see ``Runs.rng``
+_DRAWN = 1  # purpose number of the random generator: see ``Runs.rng``
 
 # ``(runs, result of the best trial of each run, or None) -> results``
 Train = Callable[[Runs, list[SearchResult | None]], list[SearchResult]]
@@ -122,22 +125,22 @@ def preconditioned(
 ) -> list[SearchResult]:
     """Returns the results of training on preconditioned features.
 
-    With several strengths, each run first trains once with each, a trial on four fifths of the rows that is evaluated
-    on the others (on the validation set, if there is one). The last training has all rows and the best strength. If the
-    time is up before it, the results are those of the trials.
-    Strengths above 0 are not tried where the smallest eigenvalue of the correlations is large.
+    If there are several candidate strengths, each run first has a trial of each strength. A trial trains on four fifths
+    of the rows and is evaluated on the held-out fifth, or on the validation set if there is one. The last training
+    uses all rows and the best strength. If the deadline passes before the last training, the trials are the results.
+    Strengths are not compared if the smallest eigenvalue of the correlations is large.
 
     The results have ``preconditioning``.
 
     Args:
       runs: the runs.
-      strength: at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99 in a trial.
-      train: trains runs; the second argument is the result of the best trial of each run, None without one and in a
-        trial itself.
-      trial: likewise, for the trials, if these are shorter; None: they are like the last training.
-      always_tries: whether there is a trial in tables of at least 100 rows, for the last training to learn from; a
-        trial then evaluates on its held-out rows as it goes.
-      tries_few_rows: likewise, with ``"auto"``, in tables of 100 to 1024 rows and at most 512 features.
+      strength: strength of the preconditioner, at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99.
+      train: function that trains runs. Its second argument is the result of the best trial of each run. The entry is
+        None in a trial, and for a run that had no trial.
+      trial: shorter training for trials, with the arguments of ``train``; None: ``train``.
+      always_tries: whether each run has a trial if the table has at least 100 rows. The last training can use the
+        result of the trial. The trial then evaluates on its held-out rows during training.
+      tries_few_rows: whether ``"auto"`` has a trial in tables of 100 to 1024 rows and at most 512 features.
     """
     n, p = runs.shape
     compares = strength == "auto" and p <= WIDEST
@@ -150,7 +153,7 @@ def preconditioned(
     compared = lambda i: len(strengths) > 1 and spectra[i] is not None and spectra[i].values[0] < _UNCORRELATED
 
     def on(indices: list[int], strengths: list[float], held_out: list[np.ndarray]) -> Runs:
-        found = {}  # runs of the same data share a matrix
+        found = {}  # runs on the same data share a matrix
         of = lambda i, s: found.setdefault((id(spectra[i]), s), matrix(spectra[i], s))
         matrices = [of(i, s) for i, s in zip(indices, strengths, strict=True)] if with_matrix else None
         some = runs.select(indices).on(held_out=held_out, matrix=matrices)
@@ -171,10 +174,10 @@ def preconditioned(
     last = on(every, [strengths[k] for k in best], [np.zeros_like(rows) for rows in out])
     of_trials = [found.get((i, best[i])) for i in every]
     results = [one for one in of_trials if one is not None and one.finite]
-    # If the time is up the trials are the best so far: a last training would begin anew.
+    # After the deadline the trials are the best results so far, because a last training would start from scratch.
     if len(results) < len(runs) or runs.monitor.has_time():
         results = train(last, of_trials)
-    alike = trial is None and runs.validation is None  # the trials are like the last training
+    alike = trial is None and runs.validation is None  # the trials and the last training use one procedure
     finished = []
     for i, result in enumerate(results):
         lost = losses[i].min()
@@ -185,6 +188,6 @@ def preconditioned(
 
 
 def _best(losses: np.ndarray, rows: Any) -> int:
-    """Returns the number of the best strength, or of the first if none is clearly better."""
+    """Returns the index of the best strength, or 0 if no strength is clearly better than the first."""
     best = int(np.argmin(losses))
     return best if losses[best] < (1 - _MARGIN / np.sqrt(max(rows, 1))) * losses[0] else 0

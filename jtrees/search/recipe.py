@@ -21,13 +21,13 @@ class SearchResult(NamedTuple):
 
     Attributes:
       model: the model, or its splits.
-      score: the score it was chosen by (lower is better); infinite if the search was not finite.
+      score: the score by which the model was chosen (lower is better); infinite if the search was not finite.
       finite: whether the search was finite.
-      step: number of updates before the model was evaluated.
-      report: what ``finish`` needs for the report, of a class of the recipe's own; or None.
-      history: loss before each update on scaled data, ``(..., updates)``, NaN for updates not made.
-      held_out: the loss on scaled rows that the search left out, or None.
-      preconditioning: how features were preconditioned, or None.
+      step: number of updates at which the model was evaluated.
+      report: data from which ``finish`` makes the report, in a class of the recipe; or None.
+      history: loss before each update on scaled data, ``(..., updates)``; NaN for updates that were not made.
+      held_out: the loss on the scaled rows that the search held out, or None.
+      preconditioning: how the features were preconditioned, or None.
     """
 
     model: Any
@@ -41,13 +41,14 @@ class SearchResult(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """A loss on rows that a run of the search left out: of that run's model, or by the trees that left them out.
+    """The held-out loss of a search: of one model on its held-out rows, or of a bag on its out-of-bag rows.
 
-    In a :class:`SearchResult` the loss is that of scaled data.
+    In a :class:`SearchResult` the loss is on scaled data.
 
     Attributes:
-      loss: the mean loss, as that of :class:`jtrees.FitResult`; of votes the share of wrong rows.
-      rows: which rows of the batch these are, ``(n,)`` bool; None: all, each predicted by the trees that left it out.
+      loss: the mean loss, defined as in :class:`jtrees.FitResult`; for votes, the error rate.
+      rows: the held-out rows of the batch, ``(n,)`` bool. None: all rows, each predicted by the trees that were not
+        trained on it.
     """
 
     loss: float
@@ -60,9 +61,10 @@ class Finished(NamedTuple):
     Attributes:
       model: the model, with ``predict(x)``.
       tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
-      loss: the loss it was chosen by.
+      loss: the loss by which the model was chosen.
       report: the recipe's report.
-      held_out: the loss on rows that the search left out, or None; None, too, if the model was changed since.
+      held_out: the loss on the rows that the search held out. None if there are no such rows, or if the model changed
+        after the search.
     """
 
     model: Any
@@ -75,7 +77,7 @@ class Finished(NamedTuple):
     def of(
         cls, result: SearchResult, data: Data, model: Any, tree: ObliqueTree | None, loss: float, report: Report
     ) -> "Finished":
-        """Returns the model of a result, with a report and the held-out loss of the search."""
+        """Returns the finished model with its report and the held-out loss of the search in the user's units."""
         held_out = result.held_out
         if held_out is not None:
             held_out = held_out._replace(loss=held_out.loss * data.loss_unit)
@@ -89,12 +91,12 @@ def check_finite(result: SearchResult) -> None:
 
 
 def on_device(model: Any) -> Any:
-    """Returns a network of a :class:`jtrees.SoftModel` with its arrays on the device."""
+    """Returns the network of a :class:`jtrees.SoftModel` with its arrays on the device."""
     return jax.tree.map(sharding.from_host, model)
 
 
 def loss_of(result: SearchResult, model: Any, data: Data, task: Task) -> float:
-    """The loss to report for a model in the user's units; for a user-defined loss the score, on scaled data."""
+    """Returns the loss to report, in the user's units; for a user-defined loss, the score on scaled data."""
     return data.loss(model) if task.in_units else float(result.score)
 
 
@@ -102,13 +104,13 @@ def loss_of(result: SearchResult, model: Any, data: Data, task: Task) -> float:
 class Recipe:
     """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
-    Numeric options may be traced, the others are static: see :mod:`jtrees.search.options`.
+    Numeric options may be traced. All other options are static. See :mod:`jtrees.search.options`.
     """
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        """Returns the result of each run; fewer, the first ones, if a deadline or Ctrl-C ends the search.
+        """Returns the result of each run; a search that a deadline or Ctrl-C ends may return only the first results.
 
-        The recipes of the runs have the same static options as this one; their numbers may differ.
+        The recipes of the runs have the same static options as this recipe. Their numeric options may differ.
         """
         raise NotImplementedError
 
@@ -121,52 +123,52 @@ class Recipe:
         return finished_tree(result, data, data.table.task)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        """Checks options, each of which is valid by itself, against the task and the shape of the features.
+        """Checks valid options against the task and the shape of the features.
 
         Raises:
-          ValueError: for options that do not fit.
+          ValueError: if an option does not suit the task or the shape.
         """
 
     def scaling(self, table: Table) -> Scaling:
-        """Returns the scaling of a table on which the recipe is trained."""
+        """Returns the scaling of a table for the training of the recipe."""
         return Scaling.fit(table)
 
     def tree_leaves(self, task: Task) -> str | None:
-        """Returns the kind of leaves of a model that is one tree, ``"constant"`` or ``"linear"``, else None.
+        """Returns the kind of leaves if the model is a single tree, ``"constant"`` or ``"linear"``, else None.
 
-        Class frequencies are constant leaves.
+        Class frequencies count as constant leaves.
         """
         return "constant"
 
     def settled(self, weak: bool = False) -> Any:
-        """Returns the recipe with a value for each option that is None until its context is known.
+        """Returns the recipe with a value for each option that is None because its default depends on the context.
 
         Args:
-          weak: whether the recipe fits the trees of a boosted sum, each of which needs less than a tree on its own.
+          weak: whether the recipe fits the trees of a boosted sum. Such a tree needs less training than a single tree.
         """
         own = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return self.replace(**{name: value.settled(weak) for name, value in own if isinstance(value, Recipe)})
 
     @property
     def thins_splits(self) -> bool:
-        """Whether ``finish`` removes columns from splits, which a recipe around it would lose."""
+        """Whether ``finish`` removes columns from splits. A recipe around this recipe would skip that step."""
         return False
 
     def keeps_monotone(self, task: Task) -> bool:
-        """Whether the recipe can keep its predictions from falling in given features."""
+        """Returns whether the recipe supports features in which predictions must not fall."""
         return False
 
     def targets(self, x: Any, y: Any) -> Any:
-        """Returns the targets: y, unless the recipe derives them from x."""
+        """Returns the targets: y, or targets that the recipe derives from x."""
         return y
 
     def replace(self, **options: Any) -> Any:
-        """Returns the recipe with other options (provided by :func:`jtrees.pytree.dataclass`)."""
+        """Returns the recipe with changed options; :func:`jtrees.pytree.dataclass` provides this method."""
         raise NotImplementedError
 
 
 def check_keeps_splits(base: Recipe) -> None:
-    """Raises ``ValueError`` for a base whose splits are thinned at its end, where only its search is used."""
+    """Raises ``ValueError`` for a base whose ``finish`` thins splits, because only the search of a base is used."""
     if base.thins_splits:
         raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
 
@@ -180,9 +182,9 @@ def finished_tree(
       result: the result of the search.
       data: the data.
       task: what is predicted.
-      fitted: whether leaves are constants fitted to the data, which are then fitted once more in double precision.
-        None: not known; those that equal the fitted ones up to rounding are.
-      **shrinkage: how they were fitted: options of :meth:`jtrees.data.Data.refit`.
+      fitted: whether the leaves are constants fitted to the data. Such leaves are fitted again in double precision.
+        None: not known. Leaves that equal fitted leaves up to rounding are then replaced by the fitted leaves.
+      **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
 
     The report is a :class:`TreeReport`.
     """

@@ -1,7 +1,8 @@
-"""Reports: what a fit says besides its model. Each recipe has a class of its own, beside it; here are the others.
+"""Reports: the results of a fit besides its model.
 
-Reports nest: a fit's holds that of its recipe, and that of a recipe over another recipe holds that of its base. Arrays
-are on the host.
+Each recipe has its own class of reports, in the recipe's module. This module has the reports that recipes share.
+Reports are nested. The report of a fit contains the report of its recipe. If the recipe has a base recipe, the report
+of the recipe contains the report of the base. Arrays are on the host.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,25 +14,25 @@ import numpy as np
 
 from jtrees import io
 
-_LONGEST, _SHORTEST = 80, 24  # characters of a value in a table, and in the representation
-_MOST_NUMBERS = 6  # of an array that is shown itself, not its shape
+_LONGEST, _SHORTEST = 80, 24  # largest number of characters of a value in a table, and in ``repr``
+_MOST_NUMBERS = 6  # a longer array is shown by its shape
 
 
 @io.family
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Report:
-    """What a recipe has to say of a fit: a dataclass with a documented attribute for each result.
+    """The report of a recipe on a fit: a dataclass with a documented attribute for each result.
 
-    ``print(report)`` shows a table, with arrays as their shapes. An attribute is None if there is nothing to say.
-    ``dataclasses.asdict(report)`` returns nested dictionaries.
+    ``print(report)`` shows a table, in which long arrays are shown by their shapes. An attribute is None if it does not
+    apply. ``dataclasses.asdict(report)`` returns nested dictionaries.
     """
 
     def replace(self, **values: Any) -> Any:
-        """Returns the report with other values."""
+        """Returns the report with changed values."""
         return dataclasses.replace(self, **values)
 
     def names(self) -> list[str]:
-        """Returns the names of all that is there, those of a nested report as ``"search.chosen"``."""
+        """Returns the names of all attributes that are not None, in a nested report as ``"search.chosen"``."""
         names = []
         for name, value in self._there():
             inner = value.names() if isinstance(value, Report) else []
@@ -90,8 +91,8 @@ class Preconditioning(Report):
     """How the features were preconditioned.
 
     Attributes:
-      strength: the strength, from 0 (none) to below 1.
-      losses: the loss of the trial of each strength, on scaled data, ``(strengths,)``; infinite if it was not run.
+      strength: the strength, at least 0 and below 1. Strength 0 is no preconditioning.
+      losses: the loss of the trial of each strength, on scaled data, ``(strengths,)``; infinite if there was no trial.
     """
 
     strength: float
@@ -103,9 +104,9 @@ class TreeReport(Report):
     """The report of a recipe that ends in one tree.
 
     Attributes:
-      reached: the number of internal nodes that at least one training row reaches; ``tree.prune(x)`` removes the
-        others.
-      preconditioning: how features were preconditioned; None: no strength was tried or given.
+      reached: number of internal nodes that at least one training row reaches. ``tree.prune(x)`` removes every
+        unreached node.
+      preconditioning: how the features were preconditioned; None: no strength was tried or given.
     """
 
     reached: int
@@ -122,10 +123,10 @@ class Trial(NamedTuple):
     Attributes:
       options: the options by name.
       loss: mean loss on held-out rows (as in :class:`jtrees.FitResult`); infinite if the search was not finite.
-      error: standard error of the paired difference between its losses and those of the best.
-      size: number of parameters of its models (mean over folds).
-      rows: number of rows that it was fitted to the last time, and of which a fold leaves some out; less than all
-        training rows if halving dropped it.
+      error: standard error of the paired difference to the losses of the best combination.
+      size: number of parameters of a model, as a mean over folds.
+      rows: number of rows in the last round of halving of this combination, including the held-out rows of the folds.
+        It is below the number of training rows if halving dropped the combination.
     """
 
     options: dict[str, Any]
@@ -141,7 +142,7 @@ class Tuning(Report):
 
     Attributes:
       options: the options of the fit, by name.
-      trials: all combinations that were tried; of each, the trial on the most rows.
+      trials: the trials of all combinations; for each combination, the trial with the largest number of rows.
     """
 
     options: dict[str, Any]
@@ -153,19 +154,20 @@ class FitReport(Report):
     """The report of a fit.
 
     Attributes:
-      verdict: one sentence on which is better, the model, a linear model or a constant. None without ``baselines``.
+      verdict: a sentence that says which is better: the model, a linear model or a constant. None if ``baselines`` is
+        None.
       baselines: the losses ``model``, ``linear`` and ``constant`` (see :func:`jtrees.data.baselines.compared`). None
-        if the loss is a function of the user's, and for fits of a sweep.
+        for a user-defined loss, and for fits of a sweep.
       ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
       ended_at: the last search and its number of updates, in words.
-      seconds: what the fit took, with all that ran beside it in a sweep.
-      updates: the number of updates that each run in the history took before it ended, was dropped or became
-        non-finite: the shape of the history without its last axis.
-      held_out_loss: where the search left rows out, the loss on these rows of a model that was not trained on them.
-      held_out_rows: their numbers among the rows of positive weight; None if they are all rows.
+      seconds: duration of the fit. In a sweep it includes the runs beside the fit.
+      updates: number of updates of each run in the history, before the run ended, was dropped or became non-finite.
+        The shape is the shape of the history without the last axis.
+      held_out_loss: loss on the rows that the search held out. The evaluated model was not trained on held-out rows.
+      held_out_rows: numbers of the held-out rows among the rows of positive weight; None if all rows are held out.
       recipe: the recipe's name and options as plain data.
       search: the report of the recipe.
-      tuning: how :func:`jtrees.tune` chose options, a :class:`Tuning`; None for other fits.
+      tuning: how :func:`jtrees.tune` chose options, a :class:`Tuning`; None if ``jtrees.tune`` was not used.
     """
 
     verdict: str | None = None
@@ -182,7 +184,7 @@ class FitReport(Report):
 
     @property
     def chosen(self) -> int | None:
-        """The start that GET or RADDT chose, also as the base of another recipe; None: of other recipes."""
+        """Index of the start that GET or RADDT chose, also as a base recipe; None for every other recipe."""
         report = self.search
         while hasattr(report, "base"):
             report = report.base

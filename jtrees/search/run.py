@@ -1,4 +1,4 @@
-"""One run as compiled functions see it, and the programs that map such a function over the runs of a group."""
+"""One run as the argument of compiled functions, and the programs that map a function over the runs of a group."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,17 +15,17 @@ from jtrees.training import Batch, map_starts
 
 
 class Run(NamedTuple):
-    """One run as a compiled function sees it.
+    """One run as the argument of a compiled function.
 
     Attributes:
       recipe: the recipe; its numbers are traced.
       task: what is predicted.
-      batch: the rows to train on; rows of other runs have weight 0.
-      by: the rows to evaluate on: the validation set, else the held-out rows, else the training rows.
+      batch: the training rows. Rows that the run does not train on have weight 0.
+      by: the evaluation rows: the validation set, else the held-out rows, else the training rows.
       key: random key.
-      evaluates: whether training evaluates on ``by`` as it goes.
+      evaluates: whether training evaluates on ``by`` while it runs.
       validates: whether ``by`` is the validation set.
-      separate: whether ``by`` are other rows than those of ``batch``, which may be traced.
+      separate: whether ``by`` and the training rows are different rows; it may be traced.
       matrix: matrix that mapped the features of ``batch`` and ``by``, or None.
       monotone: the features in which predictions must not fall, ``(p,)`` bool, or None.
     """
@@ -43,18 +43,18 @@ class Run(NamedTuple):
 
     @property
     def weight(self) -> Array:
-        """Weights of the training rows, ``(n,)``; ones if they have none."""
+        """Weights of the training rows, ``(n,)``; ones if the batch has no weights."""
         return ones_or(self.batch.weight, self.batch.x)
 
     def ordered(self, tree: Any, leaf: Array) -> Any:
-        """Returns the tree with leaves in the order of the monotone features; ``leaf`` is that of each row."""
+        """Returns the tree with leaves that satisfy the monotone constraints; ``leaf`` is the leaf of each row."""
         if self.monotone is None:
             return tree
         weight = segments.sums(self.weight, leaf, len(tree.bias) + 1)
         return ordered_leaves(tree, self.monotone, weight, self.task)
 
     def on_x(self, model: Any) -> Any:
-        """Returns the models within a pytree as functions of the features before they were mapped."""
+        """Returns a pytree in which every model takes the features before they were mapped by ``matrix``."""
         if self.matrix is None:
             return model
         is_model = lambda one: hasattr(one, "composed")
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
 
 class Stacked(NamedTuple):
-    """Values of all runs on the device: pytrees with a leading axis over the runs of a group, one for each group."""
+    """Values of all runs on the device: a pytree for each group, with a leading axis over the runs of the group."""
 
     groups: tuple[Any, ...]
 
@@ -72,16 +72,16 @@ class Stacked(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What runs have in place of the shared batch: lists over the runs, :class:`Stacked` values, or None.
+    """Data of runs that replace the shared batch: lists over the runs, :class:`Stacked` values, or None.
 
     Attributes:
       rows: indices of the run's rows in the shared batch, ``(m,)``, -1 for padding.
-      x: features of these rows, ``(m, p)``.
-      y: targets of these rows.
-      weight: their weights.
-      held_out: which of these rows are left out of training and evaluated on, ``(m,)`` bool.
+      x: features of the run's rows, ``(m, p)``.
+      y: targets of the run's rows.
+      weight: weights of the run's rows.
+      held_out: which of the run's rows are held out to evaluate on, ``(m,)`` bool.
       matrix: matrix that maps the features, ``(p, p)``.
-      features: factors of the features, ``(p,)``.
+      features: factors that multiply the features, ``(p,)``.
       validation_y: targets of the validation set.
       monotone: the features in which predictions must not fall, ``(p,)`` bool.
     """
@@ -101,7 +101,7 @@ class Own(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What a program is compiled for, besides the structure and shapes of its arguments."""
+    """Static arguments of a program."""
 
     fn: Callable[..., Any]
     task: Task
@@ -111,7 +111,7 @@ class Form(NamedTuple):
 
 
 def mapped(form: Form, recipes: Any, keys: Any, data: Any, args: tuple, shared: tuple) -> Any:
-    """Returns ``form.fn`` of every run of a group, over the devices."""
+    """Returns ``form.fn`` of each run of a group; the devices share the runs."""
     batch, validation, own = data
 
     def one(recipe: Any, key: Any, own: Own, args: tuple) -> Any:

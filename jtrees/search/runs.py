@@ -1,8 +1,8 @@
-"""Runs side by side (seeds, hyperparameters, folds, starts, bags), and the functions that do something to all of them.
+"""Runs side by side (seeds, hyperparameters, folds, starts, bags), and functions that apply to all runs.
 
-A procedure is Python: it holds :class:`Runs`, calls ``runs.map(fn, ...)`` and ``runs.train(fn, ...)``, and decides on
-numbers that it fetches. ``fn`` is a module-level pure function of one :class:`Run`, compiled once for each structure of
-the recipe, task and shape.
+A procedure is a Python function. It holds :class:`Runs`, calls ``runs.map(fn, ...)`` and ``runs.train(fn, ...)``,
+fetches numbers and decides on them. ``fn`` is a module-level pure function of a :class:`Run`. It is compiled once for
+each recipe structure, task and shape.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ MOST = 1024  # updates in one compiled call, and the length of the losses that i
 
 
 class Trained(NamedTuple):
-    """What :meth:`Runs.train` returns.
+    """The result of :meth:`Runs.train`.
 
     Attributes:
       states: the states after training.
-      losses: the loss of each update of each run, a list of arrays ``(updates,)``.
+      losses: the losses of the updates of each run, a list of arrays ``(updates,)``.
     """
 
     states: Stacked
@@ -45,12 +45,12 @@ class Trained(NamedTuple):
 
 
 class _Clock:
-    """What all trainings of a search share.
+    """State that all trainings of a search share.
 
     Attributes:
-      began: whether any update has been made.
-      paces: how many updates fit in a call, by what is trained.
-      found: what :meth:`Runs.shared_once` computed.
+      began: whether an update has been made.
+      paces: the pace of each training function and shape, which gives the number of updates in a call.
+      found: values that :meth:`Runs.shared_once` computed, by name.
     """
 
     def __init__(self) -> None:
@@ -62,14 +62,15 @@ class _Clock:
 class Runs:
     """Runs of recipes with the same static options on one scaled batch.
 
-    Between stages small values (splits, scores, keys) are lists over the runs, on the host. Within a stage values are
-    :class:`Stacked` on the device, in groups of one size: on a CPU one run for each device, elsewhere many. The last
-    group is padded with repeats, and selected runs keep the size, so that nothing is compiled for two sizes.
+    Between stages, small values (splits, scores, keys) are lists over the runs, on the host. Within a stage, values are
+    :class:`Stacked` on the device, in groups of equal size. On CPUs a group has one run for each device. On other
+    devices a group has many runs. The last group is padded with repeats. Selected runs keep the group size, so every
+    function is compiled for one size.
 
     Attributes:
       recipes: the recipe of each run.
       task: what is predicted.
-      monitor: shows progress and keeps the deadline.
+      monitor: the monitor, which shows progress and enforces the deadline.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class Runs:
         impl: str,
         at_once: int = 64,
     ):
-        """``batch`` and ``validation`` are scaled, in NumPy; ``keys`` are the data of keys of implementation ``impl``.
+        """``batch`` and ``validation`` are scaled NumPy batches; ``keys`` are key data of the implementation ``impl``.
 
-        ``at_once`` is the number of runs side by side on a device other than a CPU.
+        ``at_once`` is the number of runs side by side on a device that is not a CPU.
         """
         self.recipes, self.task, self.monitor = list(recipes), task, monitor
         self._keys, self._host, self._host_validation = list(keys), batch, validation
@@ -112,11 +113,11 @@ class Runs:
         return other
 
     def repeat(self, count: int, together: int = 1) -> "Runs":
-        """Returns the same runs, each ``count`` times side by side, with keys of their own.
+        """Returns each run ``count`` times side by side, with a different key for each repeat.
 
         Args:
           count: number of repeats.
-          together: number of runs that share a program on a single CPU, where a step is too small to fill it.
+          together: number of runs that share one program on a single CPU, for steps that are too small to fill the CPU.
         """
         numbers = np.repeat(np.arange(len(self)), count)
         other = self.select(numbers)
@@ -126,13 +127,13 @@ class Runs:
         return other._with(_keys=keys, _side_by_side=side_by_side, _size=size)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Runs":
-        """Returns some of the runs, by their indices."""
+        """Returns the runs with the given indices."""
         lists = [None if values is None else self._listed(values) for values in self._own]
         own = Own(*(None if values is None else [values[i] for i in indices] for values in lists))
         return self._with(recipes=[self.recipes[i] for i in indices], _keys=[self._keys[i] for i in indices], _own=own)
 
     def afresh(self) -> "Runs":
-        """Returns the runs as the runs of another search, whose first training has an update in any case."""
+        """Returns the runs as runs of a new search; the first training of a search always makes an update."""
         return self._with(_clock=_Clock())
 
     def using(self, recipes: Sequence[Any]) -> "Runs":
@@ -140,17 +141,17 @@ class Runs:
         return self._with(recipes=list(recipes))
 
     def keyed(self, number: int) -> "Runs":
-        """Returns the runs with other keys, which depend on theirs and on a number."""
+        """Returns the runs with new keys, which are derived from the old keys and a number."""
         return self._with(_keys=[derived(key, number) for key in self._keys])
 
     def on(self, *, task: Task | None = None, rows: Any = None, validation: Any = ..., **own: Any) -> "Runs":
-        """Returns the runs on other data: lists over the runs, or :class:`Stacked` values.
+        """Returns the runs on new data: lists over the runs, or :class:`Stacked` values.
 
         Args:
-          task: another task.
-          rows: indices of rows of the runs, ``(m,)`` each, -1 for padding of weight 0. ``y`` and ``weight``, if
-            given, are those of the new rows.
-          validation: another validation set, in NumPy, or None for no validation set.
+          task: the new task; None: the same task.
+          rows: indices into the rows of each run, ``(m,)``, -1 for padding of weight 0. ``y`` and ``weight``, if
+            given, belong to the new rows.
+          validation: the new validation set, in NumPy, or None for no validation set.
           **own: ``x``, ``y``, ``weight``, ``held_out``, ``matrix``, ``features``: see :class:`Own`.
         """
         of, old = self._own, self._own
@@ -168,7 +169,7 @@ class Runs:
         return other
 
     def each_once(self, fn: Callable[[int], Any], keyed: bool = False) -> list[Any]:
-        """Returns ``fn(i)`` of each run, computed once for runs that have the same data (and key, if ``keyed``)."""
+        """Returns ``fn(i)`` for each run, computed once for runs with the same data (and the same key if ``keyed``)."""
         found: dict[Any, Any] = {}
         lists = [self._listed(values) for values in self._own if values is not None]
         of_key = lambda i: self._keys[i].tobytes() if keyed else b""
@@ -179,7 +180,7 @@ class Runs:
         return [found[same] for same in data]
 
     def shared_once(self, name: str, fn: Callable[[Batch], Any]) -> Any:
-        """Returns ``fn`` of the rows that all runs share, in NumPy; computed once in a search."""
+        """Returns ``fn`` of the NumPy batch that all runs share; it is computed once in a search."""
         if name not in self._clock.found:
             self._clock.found[name] = fn(self._host)
         return self._clock.found[name]
@@ -190,17 +191,17 @@ class Runs:
         return None if self._own.monotone is None else self._listed(self._own.monotone)[0]
 
     def watching(self, evaluates: bool = True) -> "Runs":
-        """Returns runs whose training evaluates on the held-out rows as it goes, or does not, by the same program.
+        """Returns the runs with evaluation during training on or off; both settings share one program.
 
-        Other runs evaluate on a validation set as they go, but on held-out rows at the end only.
+        The default evaluates on a validation set during training, and on held-out rows only at the end.
         """
         return self._with(_watching=evaluates)
 
-    # --- Their data on the host ---
+    # --- Data of the runs on the host ---
 
     @property
     def watches(self) -> bool:
-        """Whether training evaluates as it goes."""
+        """Whether training evaluates while it runs."""
         return self.validation is not None if self._watching is None else self._watching
 
     @property
@@ -216,7 +217,7 @@ class Runs:
         return len(self._host.x) if own is None else len(self._first(own)), p
 
     def rows(self, i: int) -> Batch:
-        """Returns the rows of run i as a NumPy batch; those held out have weight 0."""
+        """Returns the rows of run i as a NumPy batch; held-out rows have weight 0."""
         own, x = self._own_of(i), self._host.x
         y, weight = self.targets(i)
         x = x if own.rows is None else x[own.rows]
@@ -243,7 +244,7 @@ class Runs:
         return np.ones(self.shape[0], bool) if weight is None else np.asarray(weight) > 0
 
     def of_table(self, i: int, mask: np.ndarray) -> np.ndarray:
-        """Returns which of the shared rows are those of run i that a mask names, ``(n,)`` bool."""
+        """Returns a mask over the rows of run i as a mask over the shared rows, ``(n,)`` bool."""
         rows = self._own_of(i).rows
         if rows is None:
             return mask
@@ -252,7 +253,7 @@ class Runs:
         return whole
 
     def rng(self, i: int, purpose: int = 0) -> np.random.Generator:
-        """Returns a generator of random numbers of run i; another for another purpose."""
+        """Returns a random generator of run i; each purpose number has its own generator."""
         return np.random.default_rng([*self._keys[i].ravel().tolist(), purpose])
 
     def key(self, i: int) -> Array:
@@ -274,12 +275,12 @@ class Runs:
 
     @property
     def _groups(self) -> np.ndarray:
-        """Indices of the runs of each group, ``(groups, size)``; the last is padded."""
+        """Indices of the runs of each group, ``(groups, size)``; the last group is padded."""
         runs = np.arange(len(self))
         return np.append(runs, np.repeat(runs[-1:], -len(runs) % self._size)).reshape(-1, self._size)
 
     def stacked(self, values: Any) -> Stacked:
-        """Returns a list over the runs as stacked values; stacked values as they are."""
+        """Returns a list over the runs as stacked values; stacked values are returned unchanged."""
         if isinstance(values, Stacked):
             return values
         return Stacked(tuple(_stack([values[i] for i in group]) for group in self._groups))
@@ -292,13 +293,13 @@ class Runs:
     # --- Compiled calls ---
 
     def map(self, fn: Callable[..., Any], *args: Any, shared: tuple = (), often: bool = False) -> Stacked:
-        """Returns ``fn(run, *args, *shared)`` of every run.
+        """Returns ``fn(run, *args, *shared)`` for each run.
 
         Args:
-          fn: a module-level pure function of one :class:`Run`.
+          fn: a module-level pure function of a :class:`Run`.
           *args: lists over the runs, or stacked values.
           shared: arguments that are the same for all runs.
-          often: whether ``fn`` is called many times in a fit, so that it is compiled well instead of quickly.
+          often: whether ``fn`` is called many times in a fit. If so, it is compiled with more optimisation.
         """
         placed = [self.stacked(a) for a in args]
         return Stacked(tuple(self._call(fn, g, placed, shared, often) for g in range(len(self._groups))))
@@ -311,7 +312,7 @@ class Runs:
         return program(form, recipes, keys, data, tuple(a.groups[g] for a in args), shared)
 
     def _of_group(self, g: int) -> tuple[Any, Any, Own]:
-        """Returns the recipes, the keys and the own data of the runs of a group, stacked, on the device."""
+        """Returns the recipes, the keys and the own data of a group of runs, stacked on the device."""
         if g not in self._placed:
             at = lambda values: _stack([values[i] for i in self._groups[g]])
             of_lists = Own(*(None if v is None or isinstance(v, Stacked) else at(v) for v in self._own))
@@ -331,23 +332,23 @@ class Runs:
         parts: int = 1,
         between: Callable[[Stacked, int], Stacked] | None = None,
     ) -> Trained:
-        """Trains all runs side by side, in calls of about half a second; the only loop of updates.
+        """Trains all runs side by side, in calls of about half a second; this is the only loop of updates.
 
-        After a deadline or Ctrl-C the states stay as they are; only the first training of a search has an update in
-        any case. Results do not depend on how the updates are divided into calls.
+        After a deadline or Ctrl-C the states do not change any more. The first training of a search always makes at
+        least one call. The results do not depend on the division of the updates into calls.
 
         Args:
-          fn: ``fn(run, state, *args, before, count, evaluates)`` returns the state after ``count`` further
-            updates, at most :data:`MOST`, beyond the ``before`` updates so far; their losses, ``(MOST,)``,
-            :data:`NOT_TAKEN` beyond; and whether the run is over. A module-level pure function. ``evaluates`` is False
-            for runs without evaluation.
-          states: the states before.
-          steps: number of updates, of all runs or of each.
+          fn: a module-level pure function ``fn(run, state, *args, before, count, evaluates)``. It returns the state
+            after ``count`` more updates, the losses of the updates, and whether the run has ended. ``before`` is the
+            number of updates so far and ``count`` is at most :data:`MOST`. The losses are ``(MOST,)``, with
+            :data:`NOT_TAKEN` after the last update. ``evaluates`` says whether training evaluates while it runs.
+          states: the initial states.
+          steps: number of updates, as one number or one for each run.
           *args: further arguments of each run.
-          name: what is trained, for the display.
-          begins: number of updates before this training, from which ``before`` counts.
-          parts: number of equal parts of the training, after each of which ``between`` is called.
-          between: ``(states, updates so far) -> states`` after a part.
+          name: name of the training, for the progress bar.
+          begins: number of updates before this training, which is added to ``before``.
+          parts: number of equal parts of the training. ``between`` is called after each part.
+          between: ``(states, updates so far) -> states``, called after each part; None: no call.
         """
         each = np.broadcast_to(np.asarray(steps, int), len(self))
         placed, now = [self.stacked(a) for a in args], list(self.stacked(states).groups)
@@ -375,12 +376,12 @@ class Runs:
 
 
 class _Course:
-    """What the calls of a training have told about its runs, on the host.
+    """Results that the calls of a training have returned so far, on the host.
 
     Attributes:
-      active: the groups that train on.
+      active: the groups whose training continues.
       losses: the losses of each run, an array for each call.
-      ended: the last states of runs that ended before the other runs of their group.
+      ended: the last state of each run that ended before another run of its group.
     """
 
     def __init__(self, groups: np.ndarray, steps: np.ndarray):
@@ -390,13 +391,13 @@ class _Course:
         self.ended: dict[int, Any] = {}
 
     def take(self, told: dict[int, Any], now: Sequence[Any], done: int, count: int) -> None:
-        """Takes the losses of a call of ``count`` updates, and whether each run is over."""
+        """Stores the losses of a call of ``count`` updates, and drops groups whose runs have all ended."""
         still = [g for g in self.active if not np.all(told[g][1] | (done >= self.steps[self.groups[g]]))]
         size = len(self.groups[0])
         for g, j in itertools.product(self.active, range(size)):
             if (i := g * size + j) < len(self.steps) and done - count < self.steps[i]:
                 self.losses[i].append(told[g][0][j][:count])
-                if done == self.steps[i] and g in still:  # the other runs of its group go on
+                if done == self.steps[i] and g in still:  # another run of the group continues
                     self.ended[i] = jax.tree.map(lambda a, j=j: a[j], now[g])
         self.active = still
 
@@ -415,5 +416,5 @@ def _stack(values: Sequence[Any]) -> Any:
 
 
 def derived(key: np.ndarray, number: int) -> np.ndarray:
-    """Returns the data of another key, which depends on a key and a number; on the host, without compilation."""
+    """Returns the data of a new key, derived from a key and a number; on the host, without compilation."""
     return np.random.SeedSequence([*key.ravel().tolist(), number]).generate_state(key.size).reshape(key.shape)

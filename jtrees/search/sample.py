@@ -9,31 +9,33 @@ from jtrees.data.table import bucket
 from jtrees.search.runs import Runs
 from jtrees.tasks import Task
 
-# ``rows="auto"``: so many rows, and at least so many for each leaf. Other numbers were not compared.
+# ``rows="auto"``: number of rows, and least number of rows per leaf. No alternatives were compared.
 _ROWS, _OF_LEAF = 20_000, 16
-_FEWEST = 2  # a class of which fewer rows would be drawn has all of its rows, and a larger one no fewer
-_DRAWN = 7  # what random numbers are for: see ``Runs.rng``
+_FEWEST = 2  # a class of which fewer rows would be drawn keeps all of its rows, up to a limit
+_DRAWN = 7  # purpose number of the random generator: see ``Runs.rng``
 
 
 def drawn_rows(
     y: np.ndarray, weight: np.ndarray | None, most: int, task: Task, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A random sample of rows, and weights that make up for how they were drawn.
+    """Returns a random sample of rows, and weights that correct for the sampling.
 
-    The sample has the same part of every class, and more of rare ones; soft labels count as the most probable class.
-    Rows of larger weight are drawn more often. It is a priority sample (Duffield, Lund & Thorup 2007), whose weights
-    are then scaled to the sum of all weights. Sums over it are nearly unbiased estimates of sums over all rows. Equal
-    weights stay equal.
+    The sample contains the same fraction of every class, but a larger fraction of rare classes. A soft label counts as
+    its most probable class. Rows of larger weight are drawn more often. The sample of a class is a priority sample
+    (Duffield, Lund & Thorup 2007). Its weights are scaled to the sum of the weights of the class. Sums over the sample
+    are nearly unbiased estimates of sums over all rows. Equal weights within a class remain equal.
 
     Args:
       y: targets of all rows.
-      weight: their weights; rows of weight 0 are not drawn. None: equal weights.
-      most: rows to draw, about. A class of which fewer than two rows would be drawn has all its rows.
+      weight: weights of all rows; rows of weight 0 are not drawn. None: equal weights.
+      most: approximate number of rows to draw. A class of which fewer than two rows would be drawn keeps all of its
+        rows, up to an equal share of ``most``.
       task: what is predicted.
       rng: random generator.
 
     Returns:
-      The rows in ascending order, and their weights, of the same sum as all weights, float32.
+      The numbers of the rows in ascending order, and the weights of the rows, float32. The weights have the same sum as
+      the weights of all rows.
     """
     weight = np.ones(len(y)) if weight is None else np.asarray(weight, np.float64)
     real = np.flatnonzero(weight > 0)
@@ -55,14 +57,14 @@ def drawn_rows(
 def _priority_sample(
     rows: np.ndarray, weight: np.ndarray, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``count`` rows without replacement, and their weights, of the sum of all."""
+    """Returns ``count`` rows drawn without replacement, and weights with the sum of all weights."""
     if count >= len(rows):
         return rows, weight
     if np.all(weight == weight[0]):
         chosen = rng.choice(len(rows), count, replace=False, shuffle=False)
         return rows[chosen], np.full(count, weight.sum() / count)
     priority = weight / (1 - rng.random(len(rows)))
-    last = np.argpartition(priority, -count - 1)[-count - 1 :]  # the count highest, and the next one
+    last = np.argpartition(priority, -count - 1)[-count - 1 :]  # the rows of the count + 1 highest priorities
     least = last[priority[last].argmin()]
     chosen = last[last != least]
     found = np.maximum(weight[chosen], priority[least])
@@ -70,16 +72,16 @@ def _priority_sample(
 
 
 def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
-    """The runs on samples of their rows. The same runs without a limit, or if a sample would be padded as far.
+    """Returns the runs on samples of their rows, or the same runs if a padded sample would not be smaller.
 
     Args:
       runs: the runs.
-      most: rows of a sample, about.
-      number: of the sample; another number draws another sample.
+      most: approximate number of rows of a sample; None: all rows.
+      number: number of the sample. Each number draws a different sample.
     """
     if most is None or runs.shape[0] <= bucket(most):
         return runs
-    # Runs of the same data and key share their arrays, and what is computed once for each of them.
+    # Runs with the same data and key share the arrays of the sample, and values that ``each_once`` computes from them.
     drawn = runs.each_once(lambda i: _sample(runs, i, most, number), keyed=True)
     length = bucket(max(len(rows) for rows, _ in drawn))
     padded = {id(one): _padded(one[0], one[1], length) for one in drawn}
@@ -88,7 +90,7 @@ def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
 
 
 def _padded(rows: np.ndarray, weight: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows with -1, and weights of mean 1 with 0, up to a length."""
+    """Returns rows padded with -1, and weights of mean 1 padded with 0, to a length."""
     more = 0, length - len(rows)
     scaled = weight * np.float32(length / weight.sum())
     return np.pad(rows.astype(np.int32), more, constant_values=-1), np.pad(scaled, more)
@@ -100,13 +102,13 @@ def _sample(runs: Runs, i: int, most: int, number: int) -> tuple[np.ndarray, np.
 
 
 def rows_used(recipe: Any, n: int) -> int:
-    """The number of rows that a stage of a recipe is trained on, of n rows."""
+    """Returns the number of rows that a stage of a recipe is trained on if the table has n rows."""
     most = most_rows(recipe)
     return n if most is None else min(n, most)
 
 
 def most_rows(recipe: Any) -> int | None:
-    """The rows of a sample by the options ``rows`` and ``depth`` of a recipe; None: all rows.
+    """Returns the number of rows of a sample, from the options ``rows`` and ``depth`` of a recipe; None: all rows.
 
     Raises:
       ValueError: if a sample has fewer rows than the tree has leaves.

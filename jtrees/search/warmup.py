@@ -1,4 +1,4 @@
-"""Compilation before the data come: a rehearsal of a fit on a made table."""
+"""Compilation before the data are available: a rehearsal of a fit on a random table."""
 
 import dataclasses
 import time
@@ -27,41 +27,42 @@ def warmup(
     held_out: float = 0.0,
     monotone: bool = False,
 ) -> float:
-    """Compiles what a fit of a table of this shape needs, so that a later :func:`jtrees.fit` in this process need not.
+    """Compiles the programs of a fit for a table of this shape; a later :func:`jtrees.fit` in this process reuses them.
 
-    The function fits the recipe to a made table. The search runs all of its programs, but takes a few updates in each
-    training, and a few rounds of boosting. The fit may have another random key, and other numbers in the recipe. The
-    static options must be the same: depth, epochs, widths and the like. The number of rows is rounded up to a size that
-    similar tables share, by at most a sixteenth.
+    The function fits the recipe to a random table. The search runs all of its programs, but each training makes only a
+    few updates, and boosting only a few rounds. The later fit may have a different random key and different numeric
+    options. Its static options (depth, epochs, widths and so on) must be the same. The number of rows is rounded up by
+    at most a sixteenth, so similar tables share programs.
 
-    The programs are kept in memory, and with :func:`jtrees.cache` in a folder for later processes. Predictions for the
-    rows of the table are compiled, too. For another number of rows call ``predict`` once.
+    The programs are kept in memory. :func:`jtrees.cache` also keeps them in a folder for later processes. Predictions
+    for the rows of the table are compiled, too. For a different number of rows, call ``predict`` once.
 
-    A made table cannot show what depends on the data. Such a program is compiled by the fit:
+    Some programs depend on the data. The fit itself compiles:
 
-    - the predictions of :class:`jtrees.Boosted` and :class:`jtrees.Refined`, by the number of trees in the model;
-    - all of :class:`jtrees.Polished` that depends on how many rows reach a subtree;
-    - all of a loss with a number in the units of the targets, such as :class:`jtrees.losses.Huber`;
-    - the predictions for a table with a column whose mean is more than eight deviations from 0.
+    - the predictions of :class:`jtrees.Boosted` and :class:`jtrees.Refined`, for the number of trees in the model;
+    - the programs of :class:`jtrees.Polished` that depend on the number of rows in a subtree;
+    - all programs of a loss with a number in the units of the targets, such as :class:`jtrees.losses.Huber`;
+    - the predictions for a table with a column whose mean is more than eight standard deviations from 0.
 
     Args:
       recipe: the recipe of the fit. For an estimator without a recipe: ``TreeRegressor.default_recipe``.
-      rows: number of rows of the table, at least 2, those of a validation set not included.
-      columns: number of features; of a raw table, the number of features that its columns become
+      rows: number of rows of the table, at least 2, without the rows of a validation set.
+      columns: number of features. For a raw table, the number of features that its columns become
         (``len(fit.model.columns.feature_names)``).
       classes: number of classes, for classification.
       outputs: number of targets, for targets ``(n, outputs)``.
-      task: a task, such as one with a loss; None: by ``classes`` and ``outputs``, or regression of one target.
-      validation_rows: number of rows of the validation set; 0: none.
-      held_out: as for :func:`jtrees.fit`.
-      monotone: whether the fit has an argument ``monotone``, whatever its signs.
+      task: a task, for example with a loss; None: the task that ``classes`` or ``outputs`` describes, else regression
+        of one target.
+      validation_rows: number of rows of the validation set; 0: no validation set.
+      held_out: fraction of held-out rows, as in :func:`jtrees.fit`.
+      monotone: whether the fit has an argument ``monotone``; the signs do not matter.
 
     Returns:
-      The seconds that it took.
+      The duration in seconds.
 
     Raises:
-      ValueError: naming the argument, what was expected and what came.
-      ImportError: if the recipe needs a package that is missing, saying which extra has it.
+      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
+      ImportError: if the recipe needs a missing package. The message names the extra that installs it.
       RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
 
     Example:
@@ -83,7 +84,7 @@ def warmup(
         (rng.standard_normal((n, columns), np.float32), _made_targets(task, n, rng)) for n in (rows, validation_rows)
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which speak of the made table
+        warnings.simplefilter("ignore")  # the warnings would be about the random table
         signs = [1] + [0] * (columns - 1) if checks.check_flag("monotone", monotone) else None
         table = table_of(recipe, *made[0], None, task or "regression", signs)
         chosen_by, evaluated = validation_of(recipe, made[1], table) if validation_rows else None, None
@@ -99,7 +100,7 @@ def warmup(
 
 
 def _task_of(classes: int | None, outputs: int | None, task: Task | None) -> Task | None:
-    """Returns the task that the arguments describe; None: regression of what the recipe makes the targets."""
+    """Returns the task that the arguments describe; None: regression of the targets that the recipe returns."""
     given = {"classes": classes, "outputs": outputs, "task": task}
     some = [name for name, value in given.items() if value is not None]
     if len(some) > 1:
@@ -112,9 +113,9 @@ def _task_of(classes: int | None, outputs: int | None, task: Task | None) -> Tas
 
 
 def _without_names(recipe: Any) -> Any:
-    """Returns the recipe without names of columns, which are no part of a program."""
+    """Returns the recipe without names of columns, because programs do not depend on names."""
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
-        return recipe  # refused later
+        return recipe  # a later check raises an error
     own = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     changed = {name: _without_names(value) for name, value in own.items() if isinstance(value, Recipe)}
     if own.get("interactions") is not None:
@@ -123,7 +124,7 @@ def _without_names(recipe: Any) -> Any:
 
 
 def _made_targets(task: Task | None, n: int, rng: np.random.Generator) -> Any:
-    """Returns targets of n rows that the task takes: numbers from 1 to 2, or for a loss of the user's from 0 to 1."""
+    """Returns random targets of n rows for the task: labels, or numbers in [1, 2] ([0, 1] for a user-defined loss)."""
     if isinstance(task, Classification):
         return np.arange(n) % task.classes
     shape = () if task is None or task.outputs is None else (task.outputs,)

@@ -1,4 +1,4 @@
-"""Choice of options: sweeps over many runs, and tuning on held-out rows."""
+"""Choice of options: sweeps over many runs, and tuning by the held-out loss."""
 
 from jtrees.selection.space import LogUniform as LogUniform, Uniform as Uniform
 from jtrees.selection.sweep import SweepResult as SweepResult, sweep as sweep

@@ -15,17 +15,17 @@ from jtrees.validation import check_count, quoted, quoted_list
 
 
 def options_of(recipe: Any) -> dict[str, Any]:
-    """Returns the options of a recipe or mapping by name, excluding those of its base; empty for other objects."""
+    """Returns the options of a recipe or mapping by name, without the options of a base; empty for other objects."""
     if isinstance(recipe, Mapping):
         return dict(recipe)
     return dict(vars(recipe)) if isinstance(recipe, Recipe) else {}
 
 
 def with_options(recipe: Any, options: dict[str, Any]) -> Any:
-    """Returns the recipe with these options, by name; those of a base as ``"base__depth"``.
+    """Returns the recipe with changed options, by name; an option of a base recipe is ``"base__depth"``.
 
     Raises:
-      ValueError: for an unknown name, listing the options.
+      ValueError: if a name is unknown. The message lists the options.
     """
     for name, value in options.items():
         first, _, rest = name.partition("__")
@@ -38,7 +38,7 @@ def with_options(recipe: Any, options: dict[str, Any]) -> Any:
 
 
 def _unknown(recipe: Any, known: Mapping[str, Any], name: str) -> str:
-    """Returns the message for an unknown option, with its full name if a base or a mapping has it."""
+    """Returns the message for an unknown option; it includes the full name if a base or a mapping has the option."""
     listed = quoted_list(known) or "none"
     if isinstance(recipe, Mapping):
         return f"options by name are {listed}, got {quoted(name)}: only an option with a value can be varied"
@@ -63,14 +63,15 @@ def combinations_of(
     """Returns the combinations of a grid, of a list of samples, or of a number of samples of a space.
 
     Args:
-      recipe: the recipe, whose options they are.
+      recipe: the recipe that has the options.
       key: random key of the draws from a space.
-      grid: values by name, of which all combinations are returned.
-      samples: combinations; or the number of draws from the space.
+      grid: values by name; all combinations of the values are returned.
+      samples: combinations, or the number of draws from the space.
       space: ranges or choices by name: see :func:`jtrees.selection.space.drawn`.
 
     Raises:
-      ValueError: for more than one of them, for none, for unknown names, and as each of them.
+      ValueError: if the arguments are not exactly one of a grid, samples, and a space with a number of samples. Also if
+        a name is unknown, or if a grid, samples or a space is invalid.
     """
     if grid is not None and samples is not None:
         raise ValueError("grid and samples exclude each other, got both")
@@ -85,7 +86,7 @@ def combinations_of(
     if samples is not None:
         return checked_samples(recipe, samples)
     if grid is None:
-        raise ValueError("grid, samples or space must be given, got none of them")
+        raise ValueError("grid, samples or space must be given, got none")
     return checked_grid(recipe, grid)
 
 
@@ -93,7 +94,7 @@ def checked_grid(recipe: Recipe, grid: Any) -> list[dict[str, Any]]:
     """Returns all combinations of a grid.
 
     Raises:
-      ValueError: if it is empty, or has names that are not options of the recipe.
+      ValueError: if the grid is empty, or has names that are not options of the recipe.
     """
     message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {quoted(grid)}'
     try:
@@ -107,10 +108,10 @@ def checked_grid(recipe: Recipe, grid: Any) -> list[dict[str, Any]]:
 
 
 def checked_samples(recipe: Recipe, samples: Any) -> list[dict[str, Any]]:
-    """Returns a sequence of combinations.
+    """Returns a checked list of combinations.
 
     Raises:
-      ValueError: as :func:`checked_grid`.
+      ValueError: if the list is empty, or has names that are not options of the recipe.
     """
     if not isinstance(samples, Sequence) or not samples or not all(isinstance(one, Mapping) for one in samples):
         expected = 'combinations, such as [{"depth": 3}], or with a space be a number of draws'
@@ -121,9 +122,9 @@ def checked_samples(recipe: Recipe, samples: Any) -> list[dict[str, Any]]:
 
 
 def _check_names(what: str, recipe: Recipe, options: Any) -> None:
-    """Raises ``ValueError`` for unknown options, and for those that must not be tuned."""
+    """Raises ``ValueError`` for unknown options, and for options that must not be tuned."""
     if any(name.split("__")[-1] == "target_features" for name in options):
-        raise ValueError(f"{what} must hold options, and not what is to be learnt, got 'target_features'")
+        raise ValueError(f"{what} must hold options that do not change the targets, got 'target_features'")
     try:
         with_options(recipe, options)
     except ValueError as error:
@@ -131,7 +132,7 @@ def _check_names(what: str, recipe: Recipe, options: Any) -> None:
 
 
 def groups_of(recipe: Any, combinations: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """Returns the indices of combinations by compiled program: those of a group differ in traced options only."""
+    """Returns groups of indices of combinations that share a compiled program: only their traced options differ."""
     groups: dict[Any, list[int]] = {}
     for i, options in enumerate(combinations):
         leaves, static = jax.tree.flatten(kinds.checked(with_options(recipe, options)))

@@ -1,4 +1,4 @@
-"""Successive halving: combinations are compared on few rows, and the best part of them on more."""
+"""Successive halving: combinations are compared on few rows, and the best combinations on more rows."""
 
 import math
 
@@ -7,15 +7,15 @@ import numpy as np
 from jtrees.search.sample import drawn_rows
 from jtrees.selection.sweep import Split
 
-_FEWEST = 200  # rows of the smallest budget; other numbers were not compared
+_FEWEST = 200  # rows of the smallest budget; no alternatives were compared
 
 
 def budgets(combinations: int, rows: int, factor: int) -> list[int]:
-    """Returns the numbers of rows of the budgets before that of all rows, ascending.
+    """Returns the numbers of rows of all budgets below the number of all rows, ascending.
 
-    Each budget has ``factor`` times as many rows as the budget before, and each but the first has the best of every
-    ``factor`` combinations before. At most ``factor`` combinations are left for all rows, unless a budget for that
-    would have fewer than 200 rows.
+    Each budget multiplies the number of rows by ``factor``, and divides the number of combinations by ``factor``. The
+    last step evaluates at most ``factor`` combinations on all rows. There can be more combinations if a budget would
+    otherwise have fewer than 200 rows.
 
     Example:
       >>> from jtrees.selection.halving import budgets
@@ -30,15 +30,15 @@ def budgets(combinations: int, rows: int, factor: int) -> list[int]:
 
 
 def survivors(combinations: int, factor: int) -> int:
-    """Returns the number of combinations that go on to the next budget."""
+    """Returns the number of combinations in the next budget."""
     return math.ceil(combinations / factor)
 
 
 def of_rows(split: Split, rows: int, rng: np.random.Generator) -> Split | None:
-    """Returns a split whose folds train on a random sample of about so many rows, and are evaluated on the same rows.
+    """Returns a split whose folds train on a random sample of about ``rows`` rows; the evaluation rows do not change.
 
-    The sample has every class, with weights that make up for how the rows were drawn. Returns None if the targets do
-    not vary in the sample of some fold.
+    The sample has every class, and weights that correct for the sampling. Returns None if the targets do not vary in
+    the sample of a fold.
     """
     table = split.table
     chosen, weight = drawn_rows(table.y, table.weight, rows, table.task, rng)

@@ -1,4 +1,4 @@
-"""Search spaces: ranges and choices by the name of the option, and quasi-random draws from them."""
+"""Search spaces: ranges and choices by the name of the option, and quasi-random draws from a space."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ import numpy as np
 
 from jtrees.validation import quoted
 
-_DRAWS = 2**31 - 2  # makes the key of the draws from that of a sweep
+_DRAWS = 2**31 - 2  # derives the key of the draws from the key of a sweep
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """A range of numbers of an option, all equally likely.
+    """A range of numbers for an option, with uniform probability.
 
-    Whole numbers are choices: ``range(2, 7)``.
+    For integers, use choices instead: ``range(2, 7)``.
 
     Attributes:
       low: the lower bound, finite.
@@ -32,13 +32,13 @@ class Uniform:
     high: float
 
     def quantile(self, part: np.ndarray) -> np.ndarray:
-        """Returns the numbers below which these parts (from 0 to 1) of the draws lie on average; the same shape."""
+        """Returns the quantiles for an array of probabilities from 0 to 1, in the same shape."""
         return np.clip((1 - part) * self.low + part * self.high, self.low, self.high)
 
 
 @dataclass(frozen=True)
 class LogUniform:
-    """A range of positive numbers of an option, whose logarithms are equally likely.
+    """A range of positive numbers for an option, whose logarithm has uniform probability.
 
     Attributes:
       low: the lower bound, finite and above 0.
@@ -53,14 +53,14 @@ class LogUniform:
     high: float
 
     def quantile(self, part: np.ndarray) -> np.ndarray:
-        """Returns the numbers below which these parts (from 0 to 1) of the draws lie on average; the same shape."""
+        """Returns the quantiles for an array of probabilities from 0 to 1, in the same shape."""
         return np.clip(np.exp((1 - part) * np.log(self.low) + part * np.log(self.high)), self.low, self.high)
 
 
 def drawn(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
     """Returns quasi-random draws from a space: the first points of a scrambled Sobol sequence.
 
-    Equal arguments give equal draws. More draws with the same key begin with the same draws.
+    Equal arguments give equal draws. A larger ``count`` with the same key adds draws at the end.
 
     Args:
       space: ranges, or sequences of choices, by the name of the option.
@@ -68,22 +68,22 @@ def drawn(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
       key: random key.
 
     Raises:
-      ValueError: for a space that is empty or not a mapping, a range of other than two finite numbers in ascending
-        order, a ``LogUniform`` range that begins at or below 0, or no choices.
+      ValueError: if the space is empty or not a mapping, or if an option has no choices. The bounds of a range must be
+        finite and ascending, and the bounds of ``LogUniform`` must be above 0.
     """
-    from scipy.stats import qmc  # jax needs SciPy, but does not import this slow part of it
+    from scipy.stats import qmc  # imported late: jax installs SciPy, but this module is slow to import
 
     space = _checked(space)
     seed = np.asarray(jax.random.key_data(jax.random.fold_in(key, _DRAWS))).ravel()
     engine = qmc.Sobol(len(space), rng=np.random.default_rng(seed))
-    # The sequence is balanced over powers of two, and SciPy warns of other numbers of points.
+    # A Sobol sequence is balanced if its length is a power of two. SciPy warns of any other length.
     points = engine.random_base2((count - 1).bit_length())[:count]
     values = [_values(one, part) for one, part in zip(space.values(), points.T, strict=True)]
     return [dict(zip(space, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def _values(one: Any, part: np.ndarray) -> list[Any]:
-    """Returns the values of a range or of choices at these parts, from 0 to below 1."""
+    """Returns the values of a range or of choices for points from 0 to below 1."""
     if isinstance(one, (Uniform, LogUniform)):
         return one.quantile(part).tolist()
     return [one[i] for i in (part * len(one)).astype(int)]

@@ -1,4 +1,4 @@
-"""Sweeps: many seeds and options of a recipe side by side, with one compiled program for each set of static options."""
+"""Sweeps: many seeds and options of a recipe side by side, with a compiled program for each set of static options."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import itertools
@@ -22,17 +22,17 @@ from jtrees.tasks import Classification, Task
 
 
 class SweepResult(NamedTuple):
-    """The result of a sweep over C combinations of options, S seeds and F folds (1 without folds).
+    """The result of a sweep over C combinations of options, S seeds and F folds (F = 1 if there are no folds).
 
     Attributes:
       options: options of each combination, by name.
       seeds: the seeds.
-      fits: fit of each run, ``(C, S, F)``; None if the run was not finite or the sweep ended before it.
-      losses: loss of each run, ``(C, S, F)``: the mean loss (as in :class:`jtrees.FitResult`) on held-out rows if there
-        are any, else on the training data; infinite without a fit.
-      sizes: number of parameters of each model, ``(C, S, F)``; NaN without a fit.
-      best: indices of the combination and the seed with the lowest mean loss over the folds; ties go to the smallest
-        model.
+      fits: fit of each run, ``(C, S, F)``; None if the run was not finite or the sweep ended before the run.
+      losses: mean loss of each run, ``(C, S, F)``, as in :class:`jtrees.FitResult`. The loss is on held-out rows if
+        there are any, else on the training data. It is infinite if there is no fit.
+      sizes: number of parameters of each model, ``(C, S, F)``; NaN if there is no fit.
+      best: indices of the combination and the seed with the lowest mean loss over the folds. If losses are equal, the
+        smaller model is the best.
     """
 
     options: list[dict[str, Any]]
@@ -44,12 +44,14 @@ class SweepResult(NamedTuple):
 
     @property
     def fit(self) -> FitResult:
-        """The best fit; with several folds the fit of the first that has one."""
+        """The best fit; if there are several folds, the fit of the first fold that has a fit."""
         return next(fit for fit in self.fits[self.best] if fit is not None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a row for each combination and seed: options, ``seed``, ``loss`` and ``size`` (means over folds), and
-        ``finite``, whether all folds have finite losses.
+        """Returns a row for each combination and seed.
+
+        A row has the options, ``seed``, ``loss`` and ``size`` (means over folds), and ``finite`` (whether the losses of
+        all folds are finite).
         """
         cells = itertools.product(range(len(self.options)), range(len(self.seeds)))
         return [
@@ -60,7 +62,7 @@ class SweepResult(NamedTuple):
         ]
 
     def frame(self) -> Any:
-        """Returns :meth:`rows` as a pandas DataFrame, the best first.
+        """Returns :meth:`rows` as a pandas DataFrame, sorted from the best to the worst.
 
         Raises:
           ImportError: if pandas is not installed.
@@ -96,40 +98,40 @@ def sweep(
 ) -> SweepResult:
     """Fits a recipe for many combinations of options and many seeds.
 
-    Each combination of static options (depth, widths, epochs) is compiled once, for all values of the others. Run
-    (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))``. Rows that a fold leaves out stay in
-    the batch, with weight 0; a raw table is encoded once, for all folds.
+    Each combination of static options (depth, widths, epochs) is compiled once, for all values of numeric options. Run
+    (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))``. The batch keeps the held-out rows of
+    a fold with weight 0. A raw table is encoded once, for all folds.
 
-    On CPUs each device (``jax_num_cpu_devices``) runs one fit after another. Other devices run as many side by side as
-    fit into memory. Ctrl-C ends the sweep after the current runs and keeps their results.
+    On CPUs, each device (``jax_num_cpu_devices``) runs one fit after another. Other devices run many fits side by side.
+    Ctrl-C ends the sweep after the current runs. Their results are kept.
 
     Args:
-      recipe: the recipe, with the options common to all runs; for a method :class:`jtrees.FromMethod`.
+      recipe: the recipe, with the options that all runs share. For a method: :class:`jtrees.FromMethod`.
       x: features, as for :func:`jtrees.fit`.
       y: targets.
       key: random key.
-      grid: values by the name of the option, of which all combinations are fitted:
-        ``{"depth": range(2, 7), "learning_rate": (0.01, 0.03)}``; those of a base as ``"base__depth"``.
+      grid: values by the name of the option, such as ``{"depth": range(2, 7), "learning_rate": (0.01, 0.03)}``. All
+        combinations of the values are fitted. An option of a base recipe is ``"base__depth"``.
       samples: combinations to fit instead of a grid: ``[{"learning_rate": 0.013}, ...]``; or the number of draws from a
         space.
-      space: ranges or choices by the name of the option, from which the combinations are drawn: ``{"learning_rate":
-        jtrees.LogUniform(1e-3, 0.1), "depth": (3, 4, 5)}``. The draws are the first points of a scrambled Sobol
-        sequence. They depend on the key and the order of the names, and more draws begin with the same draws. Static
-        options should be choices: each value is a program of its own.
+      space: ranges or choices by the name of the option, such as
+        ``{"learning_rate": jtrees.LogUniform(1e-3, 0.1), "depth": (3, 4, 5)}``. Combinations are the first points of a
+        scrambled Sobol sequence. They depend on the key and the order of the names. A larger number of draws with the
+        same key adds draws at the end. Use choices for static options, because each value compiles a program.
       seeds: the number of seeds 0, 1, ..., or the seeds.
-      validation: rows to evaluate on: a number of folds for cross-validation; a fraction of the rows between 0 and 1,
-        drawn at random; or a pair ``(x, y)``, by which every fit also chooses its best epoch, so that losses are
-        slightly optimistic. None: runs are evaluated on their training data.
-      batch: number of concurrent runs; ``"auto"`` chooses by the memory of the compiled program.
+      validation: the evaluation rows. A number of folds is for cross-validation. A fraction between 0 and 1 draws rows
+        at random. A pair ``(x, y)`` is a validation set. Each fit also chooses its best epoch on the validation set, so
+        the losses are slightly optimistic. None: runs are evaluated on their training data.
+      batch: number of concurrent runs. ``"auto"``: at most 16 for each CPU device, and at most 64 on other devices.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
       progress: whether to show a bar for each batch of runs.
 
     Raises:
-      ValueError: for a grid or a space that is empty or has unknown names; for a grid beside samples or a space; for a
-        space without a number of samples; for a range whose bounds are not ascending or not finite, or of
-        ``LogUniform`` not positive; and as :func:`jtrees.fit`.
+      ValueError: if a grid or a space is empty or has unknown names, or if a grid is combined with samples or a space.
+        Also if a space has no number of samples, or if the bounds of a range are not ascending and finite. The bounds
+        of ``LogUniform`` must be positive. Also if :func:`jtrees.fit` raises it.
       FloatingPointError: if no run was finite.
 
     Example:
@@ -167,20 +169,22 @@ def sweep(
 
 
 def _best(mean: np.ndarray, size: np.ndarray) -> tuple[int, int]:
-    """Returns the combination and the seed of the lowest mean loss; ties go to the smallest model.
+    """Returns the combination and the seed of the lowest mean loss; among equal losses, of the smallest model.
 
     Raises:
       FloatingPointError: if no loss is finite.
     """
     if not np.isfinite(mean).any():
-        raise FloatingPointError("no run found anything finite: try a smaller learning_rate")
+        raise FloatingPointError("no run has a finite loss: try a smaller learning_rate")
     combination, seed = min(np.ndindex(*mean.shape), key=lambda cell: (mean[cell], size[cell]))
     return combination, seed
 
 
 def _mean_over_folds(losses: np.ndarray, ended: str) -> np.ndarray:
-    """Returns mean losses ``(C, S)``, infinite where a fold has none; if the sweep ended before any combination had all
-    folds, the means of those with the most.
+    """Returns mean losses over folds, ``(C, S)``; infinite if a fold has no finite loss.
+
+    If the sweep ended early, the mean is over the finite folds. A run with fewer finite folds than another run has an
+    infinite mean.
     """
     finite = np.isfinite(losses)
     count = finite.sum(2)
@@ -204,9 +208,9 @@ class Split(NamedTuple):
 
     Attributes:
       table: the rows of all folds.
-      validation: the validation set by which every fit chooses its best epoch, or None.
-      left_out: indices of the rows that each fold leaves out; None: none.
-      held_out: the rows that each fold is evaluated on; None: its training data.
+      validation: the validation set on which each fit chooses its best epoch, or None.
+      left_out: indices of the held-out rows of each fold; None: the fold trains on all rows.
+      held_out: the evaluation rows of each fold; None: the training rows.
     """
 
     table: Table
@@ -228,19 +232,19 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
         return Split(table, pair, [None], [pair])
     if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
         raise ValueError(
-            f"validation must be a pair (x, y), a part or a number of folds, got {checks.quoted(validation)}"
+            f"validation must be a pair (x, y), a fraction or a number of folds, got {checks.quoted(validation)}"
         )
     n, whole = len(table.x), isinstance(validation, (int, np.integer))
     order = np.asarray(jax.random.permutation(key, n))
     if whole:
         if not 2 <= validation <= n:
             raise ValueError(
-                f"validation must be at least 2 folds and at most {n}, a row each, got {checks.quoted(validation)}"
+                f"validation must be from 2 to {n} folds, at most one per row, got {checks.quoted(validation)}"
             )
         parts = np.array_split(order, int(validation))
     else:
         if not 0 < validation < 1:
-            message = "validation must be a part between 0 and 1, or a whole number of folds"
+            message = "validation must be a fraction between 0 and 1, or a whole number of folds"
             raise ValueError(f"{message}, got {checks.quoted(validation)}")
         parts = [order[: max(1, round(float(validation) * n))]]
     rests = [np.setdiff1d(order, part) for part in parts]
@@ -252,12 +256,12 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
 
 
 class Run(NamedTuple):
-    """One run.
+    """The result of a run.
 
     Attributes:
-      fit: the fit, None if it was not finite.
-      rows: loss on each held-out row, infinite without a fit; empty without held-out rows.
-      weights: weights of these rows.
+      fit: the fit; None if the run was not finite.
+      rows: loss on each held-out row. It is infinite if there is no fit, and empty if there are no held-out rows.
+      weights: weights of the held-out rows.
     """
 
     fit: FitResult | None
@@ -266,14 +270,14 @@ class Run(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The mean loss on the held-out rows, or else the loss of the fit; infinite without a fit."""
+        """The mean loss on the held-out rows, else the loss of the fit; infinite if there is no fit."""
         if self.fit is None:
             return np.inf
         return float(np.average(self.rows, weights=self.weights)) if len(self.rows) else self.fit.loss
 
     @property
     def size(self) -> float:
-        """Number of parameters of the model; NaN without a fit."""
+        """Number of parameters of the model; NaN if there is no fit."""
         return np.nan if self.fit is None else self.fit.model.num_parameters
 
 
@@ -294,7 +298,7 @@ def runs_of(
 
 
 def row_losses(task: Task, model: Any, rows: Table, scaling: Scaling) -> np.ndarray:
-    """Returns the loss of a model on each row; in regression a user-defined loss is that on scaled targets."""
+    """Returns the loss of a model on each row; a user-defined loss of regression is computed on scaled targets."""
     if task.in_units or isinstance(task, Classification):
         return losses_of(model, rows, scaling)
     predictions = np.asarray(model.predict(rows.x), np.float64)

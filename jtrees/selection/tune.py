@@ -1,4 +1,4 @@
-"""Tuning: options of a recipe chosen on held-out rows."""
+"""Tuning: the choice of a recipe's options by the held-out loss."""
 
 from collections.abc import Mapping, Sequence
 import itertools
@@ -20,7 +20,7 @@ from jtrees.selection.space import LogUniform, Uniform
 from jtrees.selection.sweep import Split, runs_of, split_of
 from jtrees.tasks import Task
 
-_PATIENCE = 2  # consecutive depths without an improvement after which deeper trees are not tried
+_PATIENCE = 2  # consecutive depths without improvement that end the trials of deeper trees
 _KEPT = 0.25  # fraction of max_seconds for the fit to all rows
 
 
@@ -41,51 +41,52 @@ def tune(
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
-    """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe with them to all rows.
+    """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe to all rows.
 
-    Every combination is fitted to the same training rows with the same key, and evaluated on the same held-out rows. If
-    the combinations have ``depth``, the sweep stops after two consecutive depths that improve on the best by no more
-    than the standard error of the difference. Of the combinations within one standard error of the best, the one with
-    the smallest model is chosen (the one-standard-error rule).
+    Each combination is fitted to the same training rows with the same key, and evaluated on the same held-out rows. If
+    the combinations have ``depth``, they are tried by ascending depth. The sweep stops after two consecutive depths
+    whose improvement on the best loss is within the standard error of the difference. Finally the smallest model within
+    one standard error of the best model is chosen (the one-standard-error rule).
 
-    With ``halving=3``, successive halving (Jamieson & Talwalkar 2016) tries all combinations, whatever their depth, on
-    a sample of the training rows. The best third goes on to three times as many rows, and so on. At most three
-    combinations are left for all training rows, unless a sample would have fewer than 200 rows. The choice is among
-    these.
+    ``halving=3`` uses successive halving (Jamieson & Talwalkar 2016). All combinations, of every depth, are tried on a
+    sample of the training rows. The best third is tried on three times the number of rows, and so on. At most three
+    combinations are tried on all training rows. There can be more if a sample would otherwise have fewer than 200 rows.
+    The choice is among the combinations of the last round.
 
-    The budget is a number of rows, because every recipe takes any number of rows. A fit to fewer rows is a complete
-    fit, and its schedules come to their end. Epochs are not an option of every recipe. There are three limits. Each
-    number of rows compiles another program, so a short table gains little. Training on mini-batches gains nothing while
-    its number of updates stays the same. Few rows favour small trees and large penalties.
+    The budget is a number of rows, because every recipe can be fitted to fewer rows, but not every recipe has epochs. A
+    fit to fewer rows is also a complete fit, whose schedules reach their end. Halving has three limits. Each number of
+    rows compiles another program, so a short table gains little. Training on mini-batches gains nothing if the number
+    of updates does not change. Few rows favour small trees and large penalties.
 
-    Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if there is
-    no other. If halving was interrupted, the choice is among the combinations with the most rows.
+    Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if no
+    combination is complete. If halving was interrupted, the choice is among the combinations with the largest number of
+    rows.
 
     Args:
       recipe: the recipe, with the options that are not tuned.
       x: features, as for :func:`jtrees.fit`.
       y: targets.
       key: random key.
-      grid: values to choose from, by the name of the option: ``{"depth": range(1, 9), "l1": (0, 1e-4)}``; those of a
-        base as ``"base__depth"``.
+      grid: candidate values by the name of the option: ``{"depth": range(1, 9), "l1": (0, 1e-4)}``. An option of a
+        base recipe is ``"base__depth"``.
       samples: combinations instead of a grid, or the number of draws from a space, as for :func:`jtrees.sweep`.
       space: ranges or choices by the name of the option, as for :func:`jtrees.sweep`.
       halving: factor of successive halving, a whole number of at least 2; None: all combinations are fitted to all
         training rows.
-      validation: rows to evaluate on, as for :func:`jtrees.sweep`: a fraction (by default a third, as in the paper), a
-        number of folds, or a pair ``(x, y)``.
+      validation: the evaluation rows, as for :func:`jtrees.sweep`: a fraction of the rows, a number of folds, or a pair
+        ``(x, y)``. The default is a third, as in the paper.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
       progress: as for :func:`jtrees.fit`.
-      max_seconds: deadline of all fits together; the last quarter is for the fit to all rows.
+      max_seconds: deadline for all fits, in seconds from now. The last quarter is reserved for the fit to all rows.
 
     Returns:
       The fit to all rows with the chosen options. ``report.tuning`` is a :class:`jtrees.search.Tuning`.
 
     Raises:
-      ValueError: unless there is one of a grid, a list of samples and a space with a number of samples; and as
-        :func:`jtrees.sweep`.
+      ValueError: if the arguments are not exactly one of a grid, a list of samples, and a space with a number of
+        samples. Also if :func:`jtrees.sweep` raises it.
       FloatingPointError: if no combination was finite.
 
     Example:
@@ -103,7 +104,7 @@ def tune(
     if halving is not None:
         checks.check_count("halving", halving, minimum=2)
     if validation is None:
-        raise ValueError("validation must be a pair (x, y), a part or a number of folds, got None")
+        raise ValueError("validation must be a pair (x, y), a fraction or a number of folds, got None")
     table = table_of(recipe, x, y, sample_weight, task, monotone)
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     split_key, search_key, fit_key = jax.random.split(key, 3)
@@ -130,7 +131,7 @@ def tune(
 
 
 class _Evaluated(NamedTuple):
-    """A combination, its loss on each held-out row, its size, and the number of rows that it was compared on."""
+    """A combination, its loss on each held-out row, its size, and the number of rows of the comparison."""
 
     options: dict[str, Any]
     losses: np.ndarray
@@ -143,7 +144,7 @@ class _Evaluated(NamedTuple):
         return float(self.losses.mean())
 
     def error(self, other: "_Evaluated") -> float:
-        """Standard error of the difference of the mean losses, paired by rows; 0 for one row or an infinite loss."""
+        """Returns the standard error of the paired difference of mean losses; 0 for one row or an infinite loss."""
         paired = len(self.losses) > 1 and np.isfinite(self.losses).all()
         return float(np.std(self.losses - other.losses, ddof=1) / np.sqrt(len(self.losses))) if paired else 0.0
 
@@ -151,9 +152,10 @@ class _Evaluated(NamedTuple):
 def _halved(
     recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor, factor: int
 ) -> tuple[list[_Evaluated], list[_Evaluated]]:
-    """Evaluates the combinations on few rows, and the best on more; returns the trials on the most rows, and others.
+    """Evaluates the combinations on few rows, and the best combinations on more rows.
 
-    Each combination has one trial, its last. After a deadline, interrupted combinations keep their trial on fewer rows.
+    Returns the trials on the largest number of rows, and the trials on fewer rows. Each combination has one trial, its
+    last. After a deadline, interrupted combinations keep their trial on fewer rows.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     last, left = [], []
@@ -186,8 +188,8 @@ def _evaluated(
 ) -> list[_Evaluated]:
     """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
 
-    With ``all_depths``, every combination is evaluated, in the given order. After a deadline, interrupted combinations
-    are returned only if no other trials are ``known`` or returned.
+    If ``all_depths`` is True, all combinations are evaluated, in the given order. After a deadline, interrupted
+    combinations are returned only if there are no earlier trials. ``known`` says that the caller has earlier trials.
     """
     names = () if all_depths else combinations[0]
     depths = (name for name in names if name.split("__")[-1] == "depth" and all(name in one for one in combinations))
@@ -216,7 +218,7 @@ def _evaluated(
 def _of_group(
     recipe: Recipe, group: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
 ) -> list[_Evaluated]:
-    """Evaluates combinations that share one program; after a deadline, keeps those with the most folds."""
+    """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
     recipes, folds = [with_options(recipe, options) for options in group], len(split.left_out)
     runs = list(runs_of(recipes, [key], split, monitor))
     weights = np.concatenate([run.weights for run in runs[:folds]])
@@ -224,7 +226,7 @@ def _of_group(
     for i, options in enumerate(group):
         some = runs[i * folds : (i + 1) * folds]
         if len(some) == len(runs[:folds]):
-            # Weighted not fold by fold: a row counts by its own weight in every fold.
+            # Weights are normalised over all folds together, so a row has the same influence in every fold.
             losses = weights * np.concatenate([run.rows for run in some]) / weights.mean()
             size = float(np.mean([run.size for run in some]))
             evaluated.append(_Evaluated(options, losses, size, len(split.table.x)))
@@ -236,11 +238,11 @@ def _chosen(trials: list[_Evaluated], left: Sequence[_Evaluated] = ()) -> tuple[
 
     Args:
       trials: the trials to choose from.
-      left: trials on fewer rows, which are only reported.
+      left: trials on fewer rows, which are reported but not chosen.
     """
     best = min(trials, key=lambda trial: trial.loss)
     if not np.isfinite(best.losses).all():
-        raise FloatingPointError("no combination found anything finite: try a smaller learning_rate")
+        raise FloatingPointError("no combination has a finite loss: try a smaller learning_rate")
     summaries = [Trial(one.options, one.loss, one.error(best), one.size, one.rows) for one in [*trials, *left]]
     near = [trial for trial in summaries[: len(trials)] if trial.loss - best.loss <= trial.error]
     return summaries, min(near, key=lambda trial: (trial.size, trial.loss)).options

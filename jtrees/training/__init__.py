@@ -1,4 +1,4 @@
-"""The training loop: methods, resumable runs, many runs at once, and optimisers that optax lacks."""
+"""The training loop: methods, resumable runs, many runs at once, and optimisers that optax does not have."""
 
 from jtrees.training.loop import (
     advance as advance,

@@ -1,8 +1,8 @@
-"""The compiled training loop: a state that advances, to be vmapped over seeds and hyperparameters.
+"""The compiled training loop: functions of a state, which can be vmapped over seeds and hyperparameters.
 
-A method is a small tuple of pure functions, like an optimiser in optax. A run is a :class:`TrainState`: ``start``
-initialises it, ``advance`` takes steps, ``best`` returns the best parameters; ``train`` does all three. ``multi_start``
-runs many starts and chooses the best.
+A method is a small tuple of pure functions, like an optimiser in optax. The state of a run is a :class:`TrainState`.
+``start`` initialises the state, ``advance`` makes updates, and ``best`` returns the best parameters. ``train`` does all
+three. ``multi_start`` runs many starts and chooses the best result.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,15 @@ def start(
     """Returns the initial state of a run.
 
     Args:
-      method: what to train.
+      method: the method to train.
       data: samples, targets and weights.
       key: key for the initial parameters, the order of samples, and random draws of the method.
       optimizer: any optax transformation.
-      params: initial parameters, by default those of ``method.init``.
+      params: initial parameters; None: the result of ``method.init``.
 
     Raises:
-      ValueError: for shapes or dtypes that do not fit, a ``method``, ``optimizer`` or ``key`` of the wrong type, or
-        parameters of another structure than the method's.
+      ValueError: if shapes or dtypes do not match, or if ``method``, ``optimizer`` or ``key`` has the wrong type. Also
+        if the structure of ``params`` differs from the structure of the method's parameters.
     """
     data = _checked(data)
     validation.check_key(key)
@@ -68,23 +68,25 @@ def advance(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
 ) -> tuple[TrainState, History]:
-    """Takes training steps: two calls with k steps give bit for bit the state of one call with 2 k.
+    """Makes ``steps`` updates; two calls with k steps give bit for bit the state of one call with 2 k steps.
 
-    Pure: ``jit`` it, ``vmap`` it.
+    The function is pure, and can be used with ``jit`` and ``vmap``.
 
     Args:
       method: the method to train.
       state: state of the run, from :func:`start` or :func:`advance`.
       data: samples, targets and weights.
-      optimizer: as for :func:`start`; it gets the loss as ``value`` (for ``reduce_on_plateau``).
+      optimizer: as for :func:`start`. It receives the loss as ``value`` (for ``reduce_on_plateau``).
       steps: number of updates.
-      batch_size: samples in a mini-batch, shuffled in each epoch, without the remainder. None: full batch, in order.
-      score_every: number of steps between evaluations of the score, by which the best parameters are kept. 0: none.
-      score: ``params -> scalar`` in place of the method's score, such as a validation loss; lower is better.
+      batch_size: samples in a mini-batch. Samples are shuffled in each epoch, and the remainder of an epoch is dropped.
+        None: each step uses all samples, in order.
+      score_every: number of steps between evaluations of the score. The state keeps the parameters of the lowest
+        score. 0: no evaluation.
+      score: ``params -> scalar`` that replaces the method's score, such as a validation loss. Lower is better.
 
     Raises:
-      ValueError: for shapes or dtypes that do not fit, steps < 1, a batch size that is not between 1 and n, or another
-        number of rows than initially.
+      ValueError: if shapes or dtypes do not match, if ``steps`` < 1, or if ``batch_size`` is not from 1 to n. Also if
+        the number of rows differs from the number of rows at the start.
     """
     steps = validation.check_count("steps", steps)
     data = _checked(data)
@@ -102,15 +104,16 @@ def advance_up_to(
     *,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
-    """Takes ``count`` steps, a number up to ``most`` that may be traced: as :func:`advance`, with a history of ``most``
-    entries, in which steps not taken have the loss :data:`NOT_TAKEN`.
+    """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced.
+
+    The history has ``most`` entries. After the first ``count`` entries, the loss is :data:`NOT_TAKEN`.
 
     Args:
-      once: a step, from :func:`one_step`.
+      once: a function that makes one step, from :func:`one_step`.
       state: state of the run.
-      count: number of steps.
+      count: number of steps, at most ``most``.
       most: length of the history.
-      step: number of the first step, shared by all runs side by side; None: ``state.step``.
+      step: number of the first step, which all runs side by side share; None: ``state.step``.
     """
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
@@ -123,7 +126,7 @@ def advance_up_to(
 
 
 def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Params], Array] | None = None) -> Best:
-    """Returns the best parameters of a run, including its last; the last if none were evaluated.
+    """Returns the best parameters of a run, including the last; without evaluations, the last parameters.
 
     Args:
       method: the trained method.
@@ -132,7 +135,7 @@ def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Par
       score: as for :func:`advance`.
 
     Returns:
-      The best parameters; their score is infinite if the run is not finite.
+      The best parameters. Their score is infinite if the run is not finite.
     """
     last_score = score_of(method, state, normalised(_checked(data)), score).astype(state.best.score.dtype)
     last = Best(state.params, last_score, state.step)
@@ -154,16 +157,18 @@ def train(
 ) -> Best:
     """Runs :func:`start`, :func:`advance` and :func:`best`.
 
-    Pure: ``jit`` it, ``vmap`` it over keys and numeric hyperparameters. Under ``jit`` equal shapes compile once.
+    The function is pure. It can be used with ``jit``, and with ``vmap`` over keys and numeric hyperparameters. Under
+    ``jit`` equal shapes compile once.
 
     Args:
-      method: what to train.
+      method: the method to train.
       data: samples, targets and weights.
       key: key for the initial parameters, the order of samples, and random draws of the method.
       optimizer: any optax transformation.
       steps: number of updates.
       batch_size: as for :func:`advance`.
-      score_every: steps between evaluations of the score, by which the best parameters are returned. 0: the last are.
+      score_every: number of steps between evaluations of the score. The parameters of the lowest score are returned.
+        0: the last parameters are returned.
       score: as for :func:`advance`.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Optimisers that optax lacks: lazy ones, which update only what a batch touches, and DGT's RMSprop and schedule."""
+"""Optimisers that optax does not have: lazy optimisers, and the RMSprop and the schedule of DGT.
+
+A lazy optimiser only updates parameters that have a nonzero gradient in the batch.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,8 +17,9 @@ _DECAY = 0.99  # decay of RMSprop's mean square in DGT's code
 
 
 def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax.GradientTransformation:
-    """Returns RMSprop with the decay of DGT's authors, after clipping by the global norm; as in optax, momentum applies
-    to updates that include the learning rate.
+    """Returns RMSprop with the decay of DGT's authors, after clipping by the global norm.
+
+    As in optax, momentum is applied after the learning rate.
     """
     update = optax.rmsprop(learning_rate, decay=_DECAY, eps=1e-8, eps_in_sqrt=False, momentum=momentum)
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
@@ -23,7 +27,7 @@ def rmsprop(learning_rate: Any, momentum: Any = None, clip: Any = None) -> optax
 
 def cosine_cycles(steps: int, cycles: int) -> Callable[[Array | int], Array]:
     """Returns the schedule of the learning rate relative to its peak: ``cycles`` cosine decays from 1 to nearly 0."""
-    # Computed on the host, as the product of steps and cycles may exceed 32 bits.
+    # The first steps are computed on the host, because the product of steps and cycles may exceed 32 bits.
     first = jnp.asarray([-(-cycle * steps // cycles) for cycle in range(cycles + 1)], jnp.int32)
 
     def fraction(step: Array | int) -> Array:
@@ -43,7 +47,7 @@ class PlateauState(NamedTuple):
     Attributes:
       plateau: state of ``optax.contrib.reduce_on_plateau``.
       updates: number of updates before the learning rate vanished.
-      vanished: whether it has.
+      vanished: whether the learning rate has vanished.
     """
 
     plateau: Any
@@ -54,8 +58,9 @@ class PlateauState(NamedTuple):
 def reduce_until_vanished(
     *, factor: float, patience: int | Array, accumulation_size: int, least: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns ``optax.contrib.reduce_on_plateau`` with a scale of exactly 0 once it is below ``least``, so that a run
-    may end there.
+    """Returns ``optax.contrib.reduce_on_plateau`` whose scale becomes exactly 0 when it falls below ``least``.
+
+    The run can end at that step, because all further updates are 0.
     """
     reduce: Any = optax.contrib.reduce_on_plateau(factor, patience, accumulation_size=accumulation_size)
 
@@ -75,13 +80,13 @@ def reduce_until_vanished(
 
 
 class LazyAdamState(NamedTuple):
-    """Moments of the gradient in the shapes of the parameters, and a buffer for a gradient, zero between steps.
+    """State of :func:`lazy_adam`; the arrays have the shapes of the parameters.
 
     Attributes:
       count: number of steps.
       mean: mean of the gradient.
-      square: mean of its square.
-      room: zeros, in which the gradient of a batch is accumulated without allocating such an array in each step.
+      square: mean of the squared gradient.
+      room: buffer for the gradient of a batch, zero between steps. It avoids an allocation in each step.
     """
 
     count: Int[Array, ""]
@@ -91,14 +96,14 @@ class LazyAdamState(NamedTuple):
 
 
 def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
-    """Returns Adam that updates neither a parameter nor its moments where the gradient is exactly zero.
+    """Returns Adam that does not update a parameter and its moments if the gradient is exactly zero.
 
-    Dense Adam updates every parameter in every step by its moments, so a row of weights that one sample in a thousand
-    touches keeps drifting long after. Here moments are means over the steps that touch a parameter, with bias
-    correction by the count of all steps, as in TensorFlow's LazyAdam.
+    Dense Adam updates every parameter in every step by its moments. A row of weights that one sample in a thousand
+    reaches then keeps drifting long after the sample. Lazy moments are means over the steps with a nonzero gradient.
+    The bias correction uses the count of all steps, as in TensorFlow's LazyAdam.
 
     Args:
-      learning_rate: a number, a traced one, or an optax schedule of the step.
+      learning_rate: a number, which may be traced, or an optax schedule of the step.
     """
 
     def init(params: Any) -> LazyAdamState:
@@ -114,7 +119,7 @@ def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
 
 
 def adam_step(gradient: Any, mean: Any, square: Any, count: Array, learning_rate: Any) -> tuple[Any, Any, Any]:
-    """Returns the updates and the new moments; for all parameters, or for some rows."""
+    """Returns the updates and the new moments, of all parameters or of some rows."""
     adam: Any = optax.ScaleByAdamState(count, mean, square)
     with for_optax():
         step, adam = optax.scale_by_adam().update(gradient, adam)
@@ -135,13 +140,14 @@ class LazyMomentumState(NamedTuple):
 
 
 def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.GradientTransformation:
-    """Returns momentum SGD that updates neither a parameter nor its velocity where the gradient is exactly zero.
+    """Returns momentum SGD that does not update a parameter and its velocity if the gradient is exactly zero.
 
-    So a step costs only what it touches; plain momentum updates every parameter in every step.
+    The cost of a step is then proportional to the number of nonzero gradients. Plain momentum updates every parameter
+    in every step.
 
     Args:
-      learning_rate: a number, a traced one, or an optax schedule of the step.
-      decay: decay of the velocity in a step that touches it, in [0, 1).
+      learning_rate: a number, which may be traced, or an optax schedule of the step.
+      decay: decay of the velocity in a step with a nonzero gradient, in [0, 1).
     """
 
     def init(params: Any) -> LazyMomentumState:
@@ -156,7 +162,7 @@ def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.Gr
 
 
 def momentum_step(gradient: Any, velocity: Any, rate: Any, decay: Any) -> tuple[Any, Any]:
-    """Returns the updates and the new velocity; for all parameters, or for some rows."""
+    """Returns the updates and the new velocity, of all parameters or of some rows."""
 
     def accumulate(g: Array, v: Array) -> Array:
         return jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)

@@ -11,13 +11,13 @@ import numpy as np
 from jtrees import io, pytree
 
 Params = Any  # a pytree of arrays
-Number = float | jax.Array | Callable[[Any], Any]  # a number, a traced one, or an optax schedule of the step
-# In a history, the loss of a step that was not taken. No loss is so low; NaN would stop a program under jax_debug_nans.
+Number = float | jax.Array | Callable[[Any], Any]  # a number, which may be traced, or an optax schedule of the step
+# The loss of an update that was not made, in a history. NaN would stop a program under jax_debug_nans.
 NOT_TAKEN = -np.inf
 
 
 def at_step(value: Number, step: Array | int) -> Any:
-    """Returns the value of a hyperparameter at a step: a schedule is evaluated, a number is unchanged."""
+    """Returns the value of a hyperparameter at a step: a schedule is evaluated, and a number is returned unchanged."""
     if not callable(value):
         return value
     with for_optax():
@@ -25,7 +25,7 @@ def at_step(value: Number, step: Array | int) -> Any:
 
 
 def for_optax() -> Any:
-    """Context of functions of optax, where floats meet integers: ``jax_numpy_dtype_promotion`` is not for them."""
+    """Context in which optax may mix floats and integers, for any setting of ``jax_numpy_dtype_promotion``."""
     return jax.numpy_dtype_promotion("standard")
 
 
@@ -49,16 +49,16 @@ class Method(NamedTuple):
     Attributes:
       init: ``(batch, *, key) -> params``.
       loss: ``(params, batch, *, key, step) -> (loss, score)``. ``loss`` is the weighted mean over samples to minimise
-        (weights have mean 1 over the data set). ``score`` is the loss of the *hardened* model on the same samples, by
-        which the best parameters are chosen; it is often a by-product of the loss, and the compiler removes it where it
-        is not used. A method without a score returns its loss twice.
-      harden: ``(params, batch) -> ObliqueTree | Forest | None``: the hard tree of the parameters, with leaves refitted
-        on the batch; can be compiled.
-      project: ``params -> params``, applied initially and after each step of the optimiser (norm balls, ...); an
-        ``update`` has to project by itself.
-      update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``: replaces the gradient
-        of ``loss`` and the optimiser's step, for instance by a sparse update; the optimiser then only initialises
-        ``opt_state``.
+        (weights have mean 1 over the data set). ``score`` is the loss of the *hardened* model on the same samples. The
+        best parameters are chosen by the score. The score is often a by-product of the loss, and the compiler removes
+        an unused score. A method that has no score returns its loss twice.
+      harden: ``(params, batch) -> ObliqueTree | Forest | None``, the hard tree of the parameters, with leaves refitted
+        on the batch. It can be compiled.
+      project: ``params -> params``, applied to the initial parameters and after each step of the optimiser (norm balls,
+        ...). It is not applied after ``update``, which must include the projection.
+      update: ``(params, opt_state, batch, *, key, step) -> (params, opt_state, (loss, score))``. It replaces the
+        gradient of ``loss`` and the step of the optimiser, for instance by a sparse update. The optimiser is then only
+        used to initialise ``opt_state``.
     """
 
     init: Callable[..., Params]
@@ -70,14 +70,15 @@ class Method(NamedTuple):
 
 @pytree.dataclass
 class Best:
-    """The best parameters of a run, so far or finally: those with the lowest score, or the last if it has no scores.
+    """The best parameters of a run: the parameters with the lowest score, or the last parameters if there is no score.
 
     Attributes:
       params: the parameters.
-      score: their score (lower is better); infinite before the first evaluation, and if the run is not finite.
-      step: number of updates before it was evaluated.
+      score: score of the parameters (lower is better). It is infinite before the first evaluation, and if the run is
+        not finite.
+      step: number of updates at which the parameters were evaluated.
       losses: the loss before each update, ``(steps,)``; in results of :func:`train` only.
-      scores: the score before each update, infinite where it was not evaluated; in results of :func:`train` only.
+      scores: the score before each update, infinite if it was not evaluated; in results of :func:`train` only.
     """
 
     params: Params
@@ -88,7 +89,7 @@ class Best:
 
     @property
     def finite(self) -> Array:
-        """Whether every loss of the run, and the score of its last parameters, was finite."""
+        """Whether all losses of the run, and the score of the last parameters, were finite."""
         return jnp.isfinite(self.score)
 
 
@@ -101,11 +102,11 @@ class TrainState:
       params: the current parameters.
       opt_state: state of the optimiser.
       order: order of the samples in this epoch, ``(n,)``.
-      step: number of updates. Under ``vmap`` keep it unbatched (``in_axes=None``), or scores are evaluated at every
+      step: number of updates. Under ``vmap``, use ``in_axes=None`` for it. Otherwise scores are evaluated at every
         step.
       key: key of the run.
       best: the best parameters evaluated so far.
-      finite: whether every loss so far was finite.
+      finite: whether all losses so far were finite.
     """
 
     params: Params
@@ -118,7 +119,7 @@ class TrainState:
 
 
 class History(NamedTuple):
-    """Loss and score before each update, or before one; the score is infinite where it was not evaluated."""
+    """Loss and score before an update or before each of several; the score is infinite if it was not evaluated."""
 
     losses: Float[Array, "*steps"]
     scores: Float[Array, "*steps"]
@@ -134,5 +135,5 @@ def normalised(data: Batch) -> Batch:
 
 
 def is_over(state: TrainState, patience: int) -> Array:
-    """Whether more than ``patience`` steps were taken since the best score, if there is one."""
+    """Returns whether early stopping ends the run: more than ``patience`` updates since the best finite score."""
     return jnp.isfinite(state.best.score) & (state.step - state.best.step > patience)

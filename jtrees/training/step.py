@@ -1,4 +1,4 @@
-"""One step of a run: its mini-batch, its update, and the score by which the best parameters are kept."""
+"""One step of a run: the mini-batch, the update, and the score that decides which parameters are the best."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ import optax
 from jtrees import sharding, validation
 from jtrees.training.state import Batch, Best, History, Method, Params, TrainState, for_optax, is_over, normalised
 
-_ORDER = (0x9E3779B9, 0x7F4A7C15)  # sets the words that shuffle the rows apart from all others of a run's key
+_ORDER = (0x9E3779B9, 0x7F4A7C15)  # makes the random words of the shuffles differ from other uses of a run's key
 
 
 def one_step(
@@ -27,9 +27,9 @@ def one_step(
 ) -> Callable[..., tuple[TrainState, History]]:
     """Returns a step of :func:`advance` as a function ``(state, shared_step=None) -> (state, History(loss, score))``.
 
-    ``shared_step`` is the number of the step where a search counts for all runs side by side, so that branches on it
-    stay branches under ``vmap``; None: ``state.step``. The best parameters do not change any more once :func:`is_over`
-    with this ``patience``. Without scores, ``method`` may be the ``update`` of a method.
+    ``shared_step`` is the number of the step if all runs side by side share it; None: ``state.step``. A branch on a
+    shared number remains a branch under ``vmap``. The best parameters do not change after :func:`is_over` with this
+    ``patience``. If there are no scores, ``method`` may be the ``update`` of a method.
     """
     n, dtype = data.x.shape[0], data.x.dtype
     _check_sizes(n, batch_size, score_every)
@@ -46,8 +46,8 @@ def one_step(
         score_value, best_so_far, step = jnp.full((), jnp.inf, dtype), state.best, state.step
         if scores and not free:
             due = (score_every > 0) & (step % jnp.maximum(score_every, 1) == 0)
-            # A branch, as the compiler would move the score out of a loop of at most one step and evaluate it in every
-            # step. It returns a scalar, so that no parameters are copied.
+            # The score is in a branch. The compiler would move it out of a loop of at most one iteration, and evaluate
+            # it in every step. The branch returns a scalar, so it copies no parameters.
             score_now = lambda: score_of(method, state, data, score).astype(dtype)  # type: ignore[arg-type]
             score_value = jax.lax.cond(due, score_now, lambda: score_value)
             best_so_far, step = _kept(state, score_value, due, patience)
@@ -83,12 +83,12 @@ def _check_sizes(n: int, batch_size: int | None, score_every: int | Array) -> No
 
 
 def _update_of(method: Method | Callable[..., Any], optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    """Returns the update of a method: its own, or a step of the optimiser along the gradient of its loss."""
+    """Returns the method's own update, or a step of the optimiser along the gradient of the loss."""
     if not isinstance(method, Method):
         return method
     if method.update is not None:
         return method.update
-    with_value = optax.with_extra_args_support(optimizer)  # some use the loss
+    with_value = optax.with_extra_args_support(optimizer)  # some optimisers use the loss
 
     def update(params: Params, opt_state: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Params, Any, Any]:
         both = lambda params: _pair(method.loss(params, batch, key=key, step=step))
@@ -104,20 +104,20 @@ def _update_of(method: Method | Callable[..., Any], optimizer: optax.GradientTra
 
 
 def score_of(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
-    """Returns the score of the parameters: that of the method, or the one given."""
+    """Returns the score of the parameters: the result of ``score`` if it is given, else the score of the method."""
     if score is not None:
         value = jnp.asarray(score(state.params))
         if value.shape != ():
-            raise ValueError(f"score must give one number, got shape {value.shape}")
+            raise ValueError(f"score must return one number, got shape {value.shape}")
         return value
     return _pair(method.loss(state.params, data, key=keys_of(state.key)[1], step=state.step))[1]
 
 
 def _kept(state: TrainState, score: Array, due: Array, patience: int | None) -> tuple[Best, Array]:
-    """Returns the best parameters after an evaluation, if one is due, and the number of the step.
+    """Returns the best parameters after the evaluation of this step, if it has one, and the number of the step.
 
-    The number is the same, but it makes the update depend on this evaluation. Otherwise the update might come first,
-    and the compiler would copy all parameters in every step for the evaluation to read.
+    The number equals ``state.step``, but it makes the update depend on the evaluation. Otherwise the compiler might
+    schedule the update before the evaluation. It would then copy all parameters in every step.
     """
     counts = score if patience is None else jnp.where(is_over(state, patience), jnp.inf, score)
 
@@ -129,13 +129,16 @@ def _kept(state: TrainState, score: Array, due: Array, patience: int | None) -> 
 
 
 def _better(old: Best, new: Best) -> Best:
-    """Returns the one with the lower score; ties keep the old."""
+    """Returns ``new`` if it has a lower score, else ``old``."""
     lower = new.score < old.score
     return jax.tree.map(lambda a, b: jnp.where(lower, b, a), old, new)
 
 
 def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:
-    """Returns ``change(state)`` if the flag is set, by a loop of at most one step: a branch would copy the arrays."""
+    """Returns ``change(state)`` if the flag is set, else ``state``.
+
+    The function uses a loop of at most one iteration, because a branch would copy the arrays.
+    """
     return jax.lax.fori_loop(0, flag.astype(jnp.int32), lambda _, state: change(state), state)
 
 
@@ -143,12 +146,13 @@ def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> 
 
 
 def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
-    """Returns a mini-batch, and the order of samples, which is shuffled at the start of an epoch."""
+    """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch."""
     n, parts = order.shape[0], sharding.parts(order.shape[0])
     per_epoch, per_part = n // batch_size, batch_size // parts
     epoch, i = step // per_epoch, step % per_epoch
 
-    # Each device shuffles its shard of the rows, and batches take equally many of each, so that no row moves.
+    # Each device shuffles its own shard of the rows. A batch takes the same number of rows from each shard, so rows do
+    # not move between devices.
     def shuffle() -> Array:
         return _random_words(key, epoch, parts, n // parts).argsort(axis=1).reshape(n).astype(order.dtype)
 
@@ -167,10 +171,10 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
 
 
 def _random_words(key: Array, epoch: Array, parts: int, rows: int) -> Array:
-    """Returns random 32-bit words for an epoch, ``(parts, rows)``; each part is computed by itself.
+    """Returns random 32-bit words for an epoch, ``(parts, rows)``; each part is computed separately.
 
-    One call of the generator makes them: the words are numbered through all epochs. A key for each epoch would take
-    three calls, and each call costs a tenth of a second of compilation.
+    The words are numbered through all epochs, so a single call of the generator is sufficient. A key for each epoch
+    would need three calls, and each call takes a tenth of a second to compile.
     """
     words = jax.random.key_data(key).ravel()[-2:] ^ jnp.array(_ORDER, jnp.uint32)
     of_part = lambda first: threefry_2x32(words, first + jnp.arange(rows, dtype=jnp.uint32))
