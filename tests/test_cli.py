@@ -398,7 +398,7 @@ def test_counts_are_fitted_explained_and_exported(tmp_path, capsys):
     assert float(found[1]) < 0.8 * float(found[2])
     model = jtrees.load(out)
     assert (model.loss, model.quantile) == ("poisson", None)
-    assert model.tree_.leaves.name == "Values(Quantile)"
+    assert model.tree_.leaves.name == "Values(Poisson)"
     assert run("explain", out, tmp_path / "claims.csv", "--row", 1) == 0
     assert "within their ranges in the table leads to another leaf" in capsys.readouterr().out  # it takes a category
     assert run("explain", out, tmp_path / "claims.csv", "--row", 1, "--extrapolate") == 0
