@@ -142,7 +142,7 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:
         raise ValueError(f"x must be (n, p) and weights (trees, nodes, p), got {x.shape} and {weights.shape}")
     if bias.shape != weights.shape[:2]:
-        raise ValueError(f"bias must have shape {weights.shape[:2]}, as weights have it, got {bias.shape}")
+        raise ValueError(f"bias must have shape {weights.shape[:2]} to match weights, got {bias.shape}")
     if (depth := topology.depth_of(bias.shape[1])) > MAX_DEPTH:
         raise ValueError(f"weights must be of trees of depth 1 to {MAX_DEPTH}, got depth {depth}")
     arrays = {"x": x, "weights": weights, "bias": bias}
