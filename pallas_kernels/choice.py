@@ -142,7 +142,7 @@ def _config_of(implementation: str | Config, found: Winner | None) -> Config:
 
 
 def _check(kernel: str, config: Config, sizes: Sizes, not_by: Sequence[str]) -> None:
-    if config.interpret:  # needs no fast memory
+    if config.interpret:  # the interpreter has no memory limit
         return
     if config.backend in not_by:
         raise Unsupported(f"implementation '{config.backend}' does not run this {kernel}, 'xla' runs everywhere")

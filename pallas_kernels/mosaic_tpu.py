@@ -57,8 +57,7 @@ def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_r
 
     def tile(*ids: Any) -> Any:
         at = ids[0] * layout.steps + ids[1] if sums else ids[0]
-        # The last program may have tiles beyond the end. Operands are masked there, and results have space for the
-        # tiles.
+        # The last program may visit tiles beyond the end. Operands are masked there. Results have space for the tiles.
         return at if is_result or not sums else jnp.minimum(at, layout.tiles - 1)
 
     if kind == "samples":

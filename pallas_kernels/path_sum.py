@@ -1,9 +1,9 @@
 """DGT's path function: the hard tree in the forward pass, a dense gradient in the backward pass.
 
 The method is Algorithm 2 of Karthikeyan et al. 2022. The gradient is the gradient of soft routing with fixed
-probabilities. The score of a leaf is the number of decisions that agree with its path, minus the number that disagree.
-The weight of a leaf is the softmax of its score. This weight is a product over the path: ``sigmoid(2)`` for a decision
-that agrees, and ``sigmoid(-2)`` for a decision that disagrees. ``jtrees.routing.path_sum`` has the derivation.
+probabilities. Let q be the number of decisions that agree with the path of a leaf, minus the number that disagree. The
+softmax of q is the weight of the leaf. This weight is a product over the path: ``sigmoid(2)`` for a decision that
+agrees, and ``sigmoid(-2)`` for a decision that disagrees. ``jtrees.routing.path_sum`` has the derivation.
 """
 
 from functools import partial

@@ -24,8 +24,8 @@ def product(a: jax.Array | Parts, b: jax.Array | Parts, over: Axes = (1, 0)) -> 
 def parts(a: jax.Array) -> Parts:
     """Returns three bfloat16 numbers whose sum is exactly ``a``, for finite numbers.
 
-    A bfloat16 array is returned unchanged. A mask cuts the bits, because compilers remove a conversion to a shorter
-    type and back.
+    A bfloat16 array is its only part. A mask cuts the bits, because compilers remove a conversion to a shorter type and
+    back.
     """
     if a.dtype == jnp.bfloat16:
         return (a,)

@@ -32,8 +32,7 @@ class Route(NamedTuple):
     Attributes:
       factors: ``scores -> factors``, the two factors.
       slopes: ``(scores, factors) -> slopes``, the derivatives of the logarithms of the factors.
-      normalised: whether the weights of the leaves sum to 1. If not, they are divided by their sum, which is at least
-        1.
+      normalised: whether the weights of the leaves sum to 1. If not, they are divided by their sum (at least 1).
       centred: whether the mean loss is subtracted from a leaf's loss.
       hard_leaves: whether the reached leaf receives the whole gradient of the leaves.
     """

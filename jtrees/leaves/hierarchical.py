@@ -47,8 +47,8 @@ def fit_hierarchical(
       sample_weight: nonnegative weights. A weight of 2 counts as two samples.
       strength: strength of the shrinkage, in samples. If None, generalised cross-validation selects it among 17 values
         from 0 to 10 000.
-      cost: degrees of freedom of a split, relative to the trace. A number, or an array ``(leaves - 1,)`` with a number
-        for each internal node.
+      cost: factor of a split's degrees of freedom in this criterion. A number, or an array ``(leaves - 1,)`` with a
+        number for each internal node.
 
     Example:
       >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty

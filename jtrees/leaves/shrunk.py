@@ -28,9 +28,7 @@ from jtrees.segments import floating, ones_or
 # cross-validation,
 #
 #     GCV = n RSS / (n - df)**2     per sample.
-#
-# The candidates include infinite strengths (the parent's model unchanged) and the node's own mean (zero slopes, df =
-# 1).
+# The candidates include infinite strengths (the parent's model unchanged) and the node's own mean (no slopes, df = 1).
 #
 # df is the sum of three parts:
 #
@@ -41,8 +39,8 @@ from jtrees.segments import floating, ones_or
 #   parent's model unchanged is exempt. The root has no split.
 #
 # A split has p + 1 parameters. It costs twice this number, because it was selected among many splits. (MARS charges 2
-# to 3 per knot, Friedman 1991.) If splits cost nothing, the leaves of a deep tree fit the noise. If a split costs p +
-# 1, they still fit the noise on data from a noisy plane. (tests/test_get.py compares with a linear regression there.)
+# to 3 per knot, Friedman 1991.) If splits cost nothing, the leaves of a deep tree fit the noise. If a split costs
+# p + 1, they still fit the noise on data from a noisy plane. (tests/test_get.py compares with a linear regression.)
 # Everything is computed from moments of the leaves, merged upwards pair by pair, in one pass over the samples.
 
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples

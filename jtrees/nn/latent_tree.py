@@ -82,8 +82,7 @@ class LatentTree(nnx.Module):
 
         Raises:
           ValueError: if the size of the last axis differs from ``features``, if there are no samples, or if a split has
-            the
-            wrong shape.
+            the wrong shape.
         """
         flat = validation.flat_samples(x, self.features)
         scores = split_scores(self.split, self.bias[...], flat)

@@ -135,8 +135,8 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
     """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None.
 
     Raises:
-      ValueError: for shapes that do not fit or have a zero, a depth above 20, gamma <= 0, or samples that are not
-        finite.
+      ValueError: for shapes that do not fit or contain a zero, a depth above 20, gamma <= 0, or infinite or NaN
+        samples.
     """
     x, weights, bias = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(bias)
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:

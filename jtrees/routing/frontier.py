@@ -146,7 +146,7 @@ def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
                 return _paste(all_paths, new, jnp.minimum(count + j * few, capacity))
 
             all_paths = jax.lax.fori_loop(0, -(-rank[-1] // few), append, all_paths)
-            # The chunk is read again, because the compiler would have to copy the old arrays.
+            # The chunk is read again, because the compiler would copy the old arrays if they were used.
             chunk = _cut(all_paths, i * many, many)
             to_right = chunk.reach * step.right(a)
             node = jnp.where(valid, 2 * chunk.node + 1 + right.astype(jnp.int32), chunk.node)

@@ -6,7 +6,7 @@ probability below :data:`TOLERANCE`. Each certain split changes the loss of a sa
 range of the leaves' losses.
 
 The uncertain splits are on few paths. :mod:`jtrees.routing.frontier` lists these paths, as it does for the smooth step.
-(The certain splits of the smooth step are exact.)
+(At the certain splits of the smooth step, the probability is exactly 0 or 1.)
 """
 
 from collections.abc import Callable
