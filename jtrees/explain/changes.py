@@ -39,7 +39,7 @@ def nearest_change(
     extrapolate: bool = False,
     feature_names: Sequence[str] | None = None,
 ) -> Change | None:
-    """Returns the smallest change of one sample that leads to another answer.
+    """Returns the smallest change of a sample that leads to another answer.
 
     In classification the answer is the class, for a policy it is the action, and otherwise it is the leaf.
 
@@ -67,7 +67,7 @@ def nearest_change(
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Returns:
-      The change, or None if no change of these columns leads to another answer.
+      The change, or None if no change of the columns leads to another answer.
 
     Raises:
       ValueError: for a model other than a single tree, for rows that do not fit it, or for unknown or non-numeric

@@ -34,7 +34,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """The path of one sample through a tree, and the prediction at its end.
+    """The path of a sample through a tree, and the prediction at its end.
 
     Attributes:
       splits: the splits, root first. Nodes that do not split are omitted.
@@ -61,7 +61,7 @@ class Path:
 def path(
     model: Any, row: Any, *, reference: ArrayLike | None = None, feature_names: Sequence[str] | None = None
 ) -> Path:
-    """Returns the path of one sample through a tree, and the contribution of each column to every score on the path.
+    """Returns the path of a sample through a tree, and the contribution of each column to every score on the path.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
