@@ -1,10 +1,11 @@
-"""Fused kernels for the routing hot path, on TPUs and GPUs. They depend on JAX alone.
+"""Fused kernels for the routing hot path, on TPUs and GPUs. They depend only on JAX.
 
-Each is a function with a plain definition (``implementation="xla"``), one body for all backends, and a custom
-derivative. ``jtrees.ops`` calls them where they were measured to be faster, or on request.
+Each kernel is a function with a plain definition (``implementation="xla"``), one body for all backends, and a custom
+derivative. ``jtrees.ops`` calls a kernel where it was measured to be faster, or on request.
 
-A reader begins with ``routing.py``, which holds the body. ``layout.py`` says how a tree lies in memory, ``fold.py`` how
-samples go down it, ``routes.py`` by which factors. ``mosaic_tpu.py`` and ``triton.py`` read, write and sum.
+Start reading with ``routing.py``, which holds the body. ``layout.py`` defines the layout of a tree in memory,
+``fold.py`` routes samples down the tree, and ``routes.py`` defines the factors of a routing. ``mosaic_tpu.py`` and
+``triton.py`` read, write and sum.
 """
 
 from pallas_kernels.choice import IMPLEMENTATIONS, Choice, Implementation, choose, differentiable, named, run

@@ -1,12 +1,12 @@
-"""Which implementation runs a call.
+"""Chooses the implementation that runs a call.
 
-``implementation`` is, everywhere, one of these:
+``implementation`` always has one of these values:
 
 - ``"xla"``: the plain definition.
-- ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a :class:`pallas_kernels.Config`: a kernel, or the error
-  :class:`Unsupported`.
-- A tuple or list of these: the first one that the platform and the sizes allow.
-- None: the kernel that a benchmark found faster on this kind of device (``winners.json``), else XLA.
+- ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a :class:`pallas_kernels.Config`: a kernel. If the kernel cannot
+  run the call, :class:`Unsupported` is raised.
+- A tuple or list of such values: the first implementation that the platform and the sizes allow.
+- None: the kernel that was faster in a benchmark on this kind of device (``winners.json``), else XLA.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ IMPLEMENTATIONS = ("xla", "mosaic_tpu", "triton", "interpret")
 
 
 class Choice(NamedTuple):
-    """How a call runs.
+    """The implementations that run a call.
 
     Attributes:
-      configs: kernels, of different platforms.
-      plain: whether XLA runs everywhere else.
+      configs: kernels for different platforms.
+      plain: whether XLA runs on all other platforms.
     """
 
     configs: tuple[Config, ...]
@@ -38,16 +38,16 @@ Implementation = str | Config | Sequence[str | Config] | Choice | None
 
 
 def named(implementation: Any, name: str = "implementation") -> tuple[str | Config, ...] | None:
-    """The implementations that are asked for, in their order; None for the fastest.
+    """Returns the requested implementations in their order; None for the fastest implementation.
 
     Raises:
-      ValueError: naming what was expected and what came.
+      ValueError: for an unknown implementation or an empty sequence. The message names the expectation and the value.
     """
     if implementation is None:
         return None
     several = tuple(implementation) if isinstance(implementation, tuple | list) else (implementation,)
     if not several:
-        raise ValueError(f"{name} must name at least one, got an empty sequence")
+        raise ValueError(f"{name} must name at least one implementation, got an empty sequence")
     for one in several:
         if not isinstance(one, Config) and not (isinstance(one, str) and one in IMPLEMENTATIONS):
             names = ", ".join(map(repr, IMPLEMENTATIONS))
@@ -65,17 +65,17 @@ def _shown(value: Any) -> str:
 
 
 def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by: Sequence[str] = ()) -> Choice:
-    """Decides how a call of these sizes runs.
+    """Chooses the implementations that run a call of the given sizes.
 
     Args:
-      kernel: its name.
+      kernel: name of the kernel.
       implementation: see :mod:`pallas_kernels.choice`.
-      sizes: of the call.
-      not_by: backends that cannot run it at any size.
+      sizes: sizes of the call.
+      not_by: backends that cannot run the kernel at any size.
 
     Raises:
       ValueError: for an unknown implementation, or an empty sequence.
-      Unsupported: where no implementation that was asked for can do it.
+      Unsupported: if no requested implementation can run the call.
     """
     if isinstance(implementation, Choice):
         return implementation
@@ -105,7 +105,7 @@ def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by:
 
 
 def run(choice: Choice, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
-    """Calls ``fused(config, *arrays)`` or ``plain(*arrays)``, by the platform that the call is lowered for."""
+    """Calls ``fused(config, *arrays)`` or ``plain(*arrays)``, depending on the platform of the lowering."""
     by_platform = {one.platform: partial(fused, one) for one in choice.configs if not one.interpret}
     anywhere = next((partial(fused, one) for one in choice.configs if one.interpret), plain if choice.plain else None)
     if not by_platform:
@@ -115,10 +115,10 @@ def run(choice: Choice, fused: Callable[..., Any], plain: Callable[..., Any], *a
 
 
 def differentiable(choice: Choice, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
-    """:func:`run`, for one floating-point result that is differentiated by reverse mode.
+    """Calls :func:`run` for a single floating-point result, with reverse-mode differentiation.
 
-    Each branch is differentiated by itself. Else residuals of a branch that is not taken would be kept as zeros, and a
-    gradient whose value nobody needs would be zeros on a platform that refuses.
+    Each branch is differentiated separately. Otherwise, the residuals of a branch that is not taken would be kept as
+    zeros. An unused gradient would be zeros on a platform that refuses the call.
     """
     if all(one.interpret for one in choice.configs):
         return run(choice, fused, plain, *arrays)
@@ -142,10 +142,10 @@ def _config_of(implementation: str | Config, found: Winner | None) -> Config:
 
 
 def _check(kernel: str, config: Config, sizes: Sizes, not_by: Sequence[str]) -> None:
-    if config.interpret:  # in any memory
+    if config.interpret:  # the interpreter has no memory limit
         return
     if config.backend in not_by:
         raise Unsupported(f"implementation '{config.backend}' does not run this {kernel}, 'xla' runs everywhere")
-    from pallas_kernels.launch import shell_of  # imports Pallas: a tenth of a second, so with the first kernel
+    from pallas_kernels.launch import shell_of  # local, because Pallas takes a tenth of a second to import
 
     shell_of(config).check(kernel, config.layout(sizes))

@@ -1,4 +1,4 @@
-"""Backends and the sizes of their blocks: for a first try, and those that won a benchmark."""
+"""Backends and their block sizes: initial sizes, and sizes that won a benchmark."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ _PLATFORMS = {"mosaic_tpu": "tpu", "triton": "cuda"}
 
 
 class Sizes(NamedTuple):
-    """Samples, features, depth of the tree, outputs."""
+    """Number of samples, number of features, depth of the tree, and number of outputs."""
 
     n: int
     p: int
@@ -25,20 +25,21 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """A backend and its sizes of blocks.
+    """A backend and its block sizes.
 
     Attributes:
       backend: ``"mosaic_tpu"`` or ``"triton"``.
-      tile: samples worked on at once, at most. A power of two; on a TPU a multiple of 128.
-      block: rows that a product works on at least: 8 on a TPU, 16 for Triton. A power of two.
-      features: features of one product. A power of two for Triton.
-      subtree: depth of the subtrees at most, for Triton. On a TPU the whole tree is one.
-      steps: tiles that one program of a gradient visits at most. More steps mean fewer programs and partial sums.
-      programs: programs of a gradient for each subtree, before any visits two tiles.
-      elements: numbers ``leaves x tile`` at most, unless 128 samples need more.
-      warps: of a Triton program.
-      stages: of its pipeline.
-      interpret: whether it is interpreted, on any platform; or parameters of TPU's interpreter.
+      tile: maximum number of samples processed together. A power of two, and on a TPU a multiple of 128.
+      block: minimum number of rows of a product: 8 on a TPU, 16 for Triton. A power of two.
+      features: number of features of one product. A power of two for Triton.
+      subtree: maximum depth of the subtrees, for Triton. On a TPU the whole tree is one subtree.
+      steps: maximum number of tiles that one program of a gradient visits. More steps mean fewer programs and fewer
+        partial sums.
+      programs: minimum number of programs of a gradient for each subtree before a program visits two tiles.
+      elements: maximum of ``leaves x tile``. A tile of 128 samples may exceed it.
+      warps: number of warps of a Triton program.
+      stages: number of pipeline stages of a Triton program.
+      interpret: whether the kernel is interpreted, on any platform, or parameters of the TPU interpreter.
     """
 
     backend: str
@@ -57,7 +58,7 @@ class Config:
         """Checks the sizes.
 
         Raises:
-          ValueError: naming the size, what was expected and what came.
+          ValueError: for an invalid size. The message names the size, the expectation and the value.
         """
         if self.backend not in _PLATFORMS:
             raise ValueError(f"backend must be 'mosaic_tpu' or 'triton', got {self.backend!r:.80}")
@@ -75,15 +76,15 @@ class Config:
 
     @property
     def platform(self) -> str:
-        """What JAX calls the platform that runs it."""
+        """Name of the backend's platform in JAX."""
         return _PLATFORMS[self.backend]
 
     def layout(self, sizes: Sizes) -> Layout:
-        """The sizes of a call."""
+        """Returns the layout of a call with these sizes."""
         n, p, depth, k = sizes
-        padded = self.backend == "triton"  # whose arrays have powers of two as sizes
+        padded = self.backend == "triton"  # sizes of Triton's arrays are powers of two
         below = min(depth, self.subtree) if padded else depth
-        if depth - below > self.block:  # the ancestors of a subtree fill one block
+        if depth - below > self.block:  # one block holds the ancestors of a subtree
             raise ValueError(f"subtree must be at least {depth - self.block} for depth {depth}, got {self.subtree}")
         leaves = max(self.block, 2**below)
         tile = min(self.tile, max(min(128, self.tile), _power(self.elements // leaves + 1) // 2))
@@ -105,9 +106,9 @@ class Config:
         )
 
 
-# These are reasons, not results. On a TPU the scores of a tile take up to half a megabyte, and so do the leaf weights.
-# A product of 512 features takes a few. Triton holds everything in the registers of 8 warps. There subtrees of depth 5
-# and tiles of 64 samples fit without spills.
+# These sizes are estimates, not measurements. On a TPU, the scores and the leaf weights of a tile take up to half a
+# megabyte each. A product of 512 features takes a few megabytes. Triton holds everything in the registers of 8 warps.
+# Subtrees of depth 5 and tiles of 64 samples fit into the registers without spills.
 HEURISTIC = {
     "mosaic_tpu": Config("mosaic_tpu", tile=512, block=8, features=512),
     "triton": Config("triton", tile=64, block=16, features=64, subtree=5, steps=128, programs=64, warps=8),
@@ -116,14 +117,14 @@ HEURISTIC = {
 
 
 class Winner(NamedTuple):
-    """Sizes that won on a kind of device, and how far that was measured.
+    """Sizes that won a benchmark on a kind of device, and the range of the measurement.
 
     Attributes:
       config: the sizes.
-      depth: for trees up to this depth,
-      p: so many features at most,
-      k: so many outputs at most,
-      n: and so many samples at least.
+      depth: maximum depth of the tree.
+      p: maximum number of features.
+      k: maximum number of outputs.
+      n: minimum number of samples.
     """
 
     config: Config
@@ -133,25 +134,28 @@ class Winner(NamedTuple):
     n: int
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether a call is within what was measured."""
+        """Returns whether a call is within the measured range."""
         n, p, depth, k = sizes
         return depth <= self.depth and p <= self.p and k <= self.k and n >= self.n
 
 
 @cache
 def winners() -> dict[tuple[str, str], Winner]:
-    """What won, by the kind of the device and the kernel, as ``experiments/bench_kernels.py`` writes it."""
+    """Returns the winners by kind of device and kernel, as ``experiments/bench_kernels.py`` writes them."""
     found = json.loads(Path(__file__).with_name("winners.json").read_text())
     return {(one.pop("device"), one.pop("kernel")): Winner(Config(**one.pop("config")), **one) for one in found}
 
 
 def measured(kernel: str) -> Winner | None:
-    """What won for a kernel on the devices of the mesh in context, which may be those of another machine, or here."""
+    """Returns the winner for a kernel on the devices of :func:`device_kind`, or None."""
     return found.get((device_kind(), kernel)) if (found := winners()) else None
 
 
 def device_kind() -> str:
-    """The kind of these devices."""
+    """Returns the kind of the devices of the mesh in context, or of the local devices.
+
+    The devices of a mesh may belong to another machine.
+    """
     of_mesh = jax.sharding.get_abstract_mesh().abstract_device
     return (of_mesh or jax.devices()[0]).device_kind
 

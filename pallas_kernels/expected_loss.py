@@ -1,7 +1,7 @@
 """GET's fused objective: the expected loss of a soft tree, its gradients and the hard routing in one pass.
 
-A step needs one pass over samples and targets; on a GPU one for each subtree. It also returns the leaf that each sample
-reaches, by which the hard tree can be evaluated at little cost.
+A step needs one pass over samples and targets, and on a GPU one pass for each subtree. The pass also returns the leaf
+that each sample reaches. The hard tree can then be evaluated at little cost.
 """
 
 from functools import partial
@@ -33,20 +33,20 @@ def expected_loss(
     route: str = "sigmoid",
     implementation: Implementation = "xla",
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss ``sum_i share_i sum_l P_il loss_l(y_i)``, and the leaf that each sample reaches by hard routing.
+    """Returns the loss ``sum_i share_i sum_l P_il loss_l(y_i)``, and the leaf that each sample reaches by hard routing.
 
-    Differentiable by reverse mode; batched by ``vmap`` (starts, configurations), which adds an axis to the grid. The
-    gradient of ``x``, ``y`` and ``share`` is that of the plain definition, and costs nothing where nobody asks for it.
+    The loss is differentiable by reverse mode. ``vmap`` batches it (over starts or configurations), and adds an axis to
+    the grid. The gradients of ``x``, ``y`` and ``share`` follow the plain definition. Unused gradients cost nothing.
     For a scaled sigmoid, scale weights and bias.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
       y: targets ``(n, k)``, or classes ``(n,)``, 0 to k - 1.
-      weights: split weights ``(nodes, p)``, nodes breadth first; ``2**depth - 1`` of them, depth 1 to 10.
-      bias: ``(nodes,)``.
-      leaves: ``(leaves, k)``: values, or logits.
+      weights: split weights ``(nodes, p)``, ``2**depth - 1`` nodes breadth first, depth 1 to 10.
+      bias: split biases ``(nodes,)``.
+      leaves: values or logits ``(leaves, k)``.
       share: weights of the samples ``(n,)``, by default ``1 / n`` each.
-      loss: ``"squared"``, of several outputs the mean; or ``"log"``, of the classes y.
+      loss: ``"squared"``, averaged over the outputs, or ``"log"`` for classes y.
       route: as for :func:`pallas_kernels.soft_routing`, with scale 1.
       implementation: see :mod:`pallas_kernels.choice`.
 
@@ -55,7 +55,7 @@ def expected_loss(
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, an unknown loss, route or implementation.
-      Unsupported: where no implementation that was asked for can run this.
+      Unsupported: if no requested implementation can run the call.
     """
     tree = checked(x, weights, bias, leaves)
     n, k = x.shape[0], leaves.shape[1]
@@ -89,7 +89,7 @@ def expected_loss(
 def reference(
     x: Any, weights: Any, bias: Any, leaves: Any, y: Any, share: Any, loss: str, route: str
 ) -> tuple[jax.Array, jax.Array]:
-    """The plain definition."""
+    """Computes the plain definition."""
     weight = leaf_weights(scores(x, weights, bias), route)
     log_chances = jax.nn.log_softmax(leaves, axis=1)
     lost = jnp.square(leaves[:, None] - y).mean(2) if loss == "squared" else -log_chances[:, y]
@@ -101,8 +101,8 @@ def _expected_loss(loss: Loss, route: str, choice: Choice, *operands: Any) -> tu
     return _visited(loss, route, choice, *operands)[0]
 
 
-# Value and gradient come from one pass, so the forward rule computes both, and the backward rule only scales. The rule
-# is told which operands are differentiated.
+# One pass computes value and gradient. The forward rule therefore computes both, and the backward rule only scales the
+# gradient. Symbolic zeros tell the forward rule which operands are differentiated.
 def _forward(loss: Loss, route: str, choice: Choice, *given: Any) -> tuple[Any, Any]:
     operands = [one.value for one in given]
     out, of_tree = _visited(loss, route, choice, *operands)
@@ -113,7 +113,7 @@ def _forward(loss: Loss, route: str, choice: Choice, *given: Any) -> tuple[Any, 
 
 
 def _plain(loss: Loss, route: str, x: Any, weights: Any, bias: Any, leaves: Any, y: Any, share: Any) -> jax.Array:
-    """The plain definition of what the kernel computes, from its operands."""
+    """Computes the plain definition of the kernel's result from the kernel's operands."""
     weight = leaf_weights(scores(x, weights, bias), route)
     if loss == "linear":
         return (weight * jnp.matmul(leaves, y.T, precision="highest")).sum()
@@ -121,7 +121,7 @@ def _plain(loss: Loss, route: str, x: Any, weights: Any, bias: Any, leaves: Any,
 
 
 def _visited(loss: Loss, route: str, choice: Choice, *operands: Any) -> tuple[Any, Any]:
-    """The loss and the leaf that each sample reaches; and the gradient for splits and leaves."""
+    """Returns the loss and the leaf that each sample reaches, and the gradient with respect to splits and leaves."""
 
     def fused(config: Config, *operands: Any) -> tuple[Any, Any]:
         *tree, y, share = operands

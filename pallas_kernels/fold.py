@@ -1,7 +1,8 @@
-"""Routing of a tile of samples, level by level: from scores to the weights of the leaves, and back to their gradient.
+"""Routes a tile of samples level by level: from scores to leaf weights, and back to the gradient of scores.
 
-A level is a tuple of arrays ``(rows, tile)`` that together are its nodes, in the order of layout.py. Where a compiler
-joins and cuts arrays, the tuple has one array. Where it does not (Triton), each array is a block.
+A level is a tuple of arrays ``(rows, tile)``. Together the arrays hold the nodes of the level, in the order of
+layout.py. If the compiler can join and cut arrays, the tuple has one array. If it cannot (Triton), each array is a
+block.
 """
 
 from collections.abc import Callable
@@ -15,26 +16,26 @@ from pallas_kernels.products import product
 from pallas_kernels.routes import Pair, Route, ones
 
 Level = tuple[jax.Array, ...]
-Factors = list[tuple[Level, Level]]  # of each level, for turning right and for turning left
+Factors = list[tuple[Level, Level]]  # for each level: factors for turning right and for turning left
 
 
 def each(fn: Callable[..., jax.Array], *levels: Level) -> Level:
-    """``fn`` of the arrays of levels, one after the other."""
+    """Applies ``fn`` to the arrays of levels, one after another."""
     return tuple(map(fn, *levels))
 
 
 def total(level: Level) -> jax.Array:
-    """The sum over all rows, ``(1, tile)``."""
+    """Returns the sum over all rows, ``(1, tile)``."""
     return sum(a.sum(0, keepdims=True) for a in level)  # type: ignore[return-value]
 
 
 def scores(layout: Layout, weights: Any, bias: Any, xs: list[Any]) -> tuple[Level | None, list[Level]]:
-    """Scores of the ancestors of a subtree, None without them, and of each level.
+    """Returns the scores of a subtree's ancestors (None if it has no ancestors), and the scores of each level.
 
     Args:
       layout: the sizes.
-      weights: ``(rows, features) -> a block of split weights``.
-      bias: ``rows -> a block of split biases``.
+      weights: ``(rows, features) -> block`` of split weights.
+      bias: ``rows -> block`` of split biases.
       xs: blocks of features of the samples, ``(tile, features)``.
     """
 
@@ -54,12 +55,12 @@ def scores(layout: Layout, weights: Any, bias: Any, xs: list[Any]) -> tuple[Leve
 
 
 def factors(route: Route, zs: list[Level]) -> Factors:
-    """The factors of all nodes."""
+    """Returns the factors of all nodes."""
     return [tuple(zip(*map(route.factors, level), strict=True)) for level in zs]  # type: ignore[misc]
 
 
 def leaf_weights(layout: Layout, factors: Factors, start: jax.Array | None = None) -> Level:
-    """The weights of the leaves: the products of the factors over their paths, times ``start (1, tile)``."""
+    """Returns the leaf weights: the products of the factors over the paths, times ``start (1, tile)``."""
     first = factors[0][0][0]
     reach: Level = (ones(_rows(first) < 2**layout.below),)
     if start is not None:
@@ -73,7 +74,10 @@ def leaf_weights(layout: Layout, factors: Factors, start: jax.Array | None = Non
 
 
 def score_gradients(layout: Layout, slopes: Factors, change: Level) -> list[Level]:
-    """The gradient for the scores of all levels, for gradients ``change`` for relative weights of leaves."""
+    """Returns the gradient with respect to the scores of all levels.
+
+    ``change`` is the gradient with respect to relative changes of the leaf weights.
+    """
     found = []
     for i, (right, left) in reversed([*enumerate(slopes)]):
         if 2**i < layout.block:
@@ -86,15 +90,18 @@ def score_gradients(layout: Layout, slopes: Factors, change: Level) -> list[Leve
 
 
 def path_weight(layout: Layout, factors: Pair, subtree: Any) -> jax.Array:
-    """The weight of the root of a subtree, ``(1, tile)``, from the factors of its ancestors."""
+    """Returns the weight of a subtree's root, ``(1, tile)``, from the factors of its ancestors."""
     right, left = factors
     chosen = jnp.where(_path_turn(layout, right, subtree), right, left)
-    logs = jnp.where(_rows(right) < layout.path, jnp.log(chosen), 0.0)  # a product of rows, as Triton has sums only
+    logs = jnp.where(_rows(right) < layout.path, jnp.log(chosen), 0.0)  # a product of rows; Triton has only sums
     return jnp.exp(logs.sum(0, keepdims=True))
 
 
 def path_gradient(layout: Layout, slopes: Pair, change: jax.Array, subtree: Any) -> jax.Array:
-    """The gradient for the scores of the ancestors, for that of the relative weight of the root, ``(1, tile)``."""
+    """Returns the gradient with respect to the scores of the ancestors.
+
+    ``change`` is the gradient with respect to relative changes of the root's weight, ``(1, tile)``.
+    """
     right, left = slopes
     chosen = jnp.where(_path_turn(layout, right, subtree), right, left)
     return jnp.where(_rows(right) < layout.path, chosen * change, 0.0)
@@ -105,22 +112,22 @@ def _rows(like: jax.Array) -> jax.Array:
 
 
 def _turn(like: jax.Array, level: int) -> jax.Array:
-    """Whether the path through a row turns right at a level that is repeated in a block."""
+    """Returns whether the path through a row turns right at a level that is repeated in a block."""
     return (_rows(like) >> level & 1) > 0
 
 
 def _path_turn(layout: Layout, like: jax.Array, subtree: Any) -> jax.Array:
-    """Whether the path to a subtree turns right at the ancestor in a row."""
+    """Returns whether the path to a subtree turns right at the ancestor in a row."""
     return (jnp.right_shift(subtree, jnp.maximum(layout.path - 1 - _rows(like), 0)) & 1) > 0
 
 
 def _join(layout: Layout, left: Level, right: Level) -> Level:
-    """The level of all left children, then all right ones."""
+    """Returns the level of all left children, followed by all right children."""
     return (jnp.concatenate([left[0], right[0]]),) if layout.joined else left + right
 
 
 def _halves(layout: Layout, level: Level) -> tuple[Level, Level]:
-    """The inverse of :func:`_join`."""
+    """Applies the inverse of :func:`_join`."""
     parts, half = (level[0], len(level[0]) // 2) if layout.joined else (level, len(level) // 2)
     left, right = parts[:half], parts[half:]
     return ((left,), (right,)) if layout.joined else (left, right)  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Hard routing: the leaf that each sample reaches, and its values.
 
-A decision is a factor of 0 or 1, so that it is soft routing with other factors. All nodes are scored. For deep trees
-following the path (``jtrees.ops.hard``) takes fewer operations.
+A decision is a factor of 0 or 1, so hard routing is soft routing with different factors. All nodes are scored. For deep
+trees, following the path (``jtrees.ops.hard``) takes fewer operations.
 """
 
 from typing import Any
@@ -26,23 +26,23 @@ def hard_routing(
     *,
     implementation: Implementation = "xla",
 ) -> Any:
-    """The leaf that each sample reaches, right where the score ``w x + b`` is above 0, and its values.
+    """Returns the leaf that each sample reaches, and its values. A sample goes right if ``w x + b`` is above 0.
 
-    ``vmap`` (a forest) adds an axis to the grid. No gradient flows through it.
+    ``vmap`` (for a forest) adds an axis to the grid. No gradient flows through this function.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
-      weights: split weights ``(nodes, p)``, breadth first; ``2**depth - 1`` of them, depth 1 to 10.
-      bias: ``(nodes,)``.
-      leaves: ``(leaves, k)``, finite; by default only leaf numbers are returned.
+      weights: split weights ``(nodes, p)``, ``2**depth - 1`` nodes breadth first, depth 1 to 10.
+      bias: split biases ``(nodes,)``.
+      leaves: finite leaf values ``(leaves, k)``. If None, only leaf numbers are returned.
       implementation: see :mod:`pallas_kernels.choice`.
 
     Returns:
-      Leaf numbers ``(n,)`` in int32; and values ``(n, k)``, float32, if ``leaves`` are given.
+      Leaf numbers ``(n,)`` in int32. If ``leaves`` are given, also values ``(n, k)`` in float32.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
-      Unsupported: where no implementation that was asked for can run this.
+      Unsupported: if no requested implementation can run the call.
     """
     several = jnp.zeros((len(jnp.atleast_1d(weights)) + 1, 1)) if leaves is None else leaves
     tree = jax.lax.stop_gradient(checked(x, weights, bias, several))
@@ -55,12 +55,12 @@ def hard_routing(
 
 
 def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> jax.Array:
-    """The plain definition: the values of the leaf reached, node by node from the root."""
+    """Computes the plain definition: the values of the reached leaf, node by node from the root."""
     return leaves[walk(x, weights, bias)]
 
 
 def walk(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
-    """The numbers of the leaves reached, likewise."""
+    """Returns the numbers of the reached leaves, node by node from the root."""
     right = scores(x, weights, bias) > 0
     node = jnp.zeros(x.shape[0], jnp.int32)
     for _ in range(weights.shape[0].bit_length()):
@@ -69,5 +69,5 @@ def walk(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def of_leaf_reached(config: Config, *tree: Any) -> jax.Array:
-    """The values of the leaf reached, by a kernel."""
+    """Returns the values of the reached leaf, computed by a kernel."""
     return value(HARD, config, Tree(*tree))[0]

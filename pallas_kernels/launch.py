@@ -1,4 +1,4 @@
-"""A kernel from its body: operands and results by names, in the blocks of a backend."""
+"""Launches a kernel from its body. Operands and results have names, and the backend defines their blocks."""
 
 from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
@@ -20,8 +20,8 @@ class Operand(NamedTuple):
     """An operand or a result.
 
     Attributes:
-      kind: ``"samples"``: ``(n, p)``. ``"columns"``: ``(rows, n)``. ``"tree"``: ``(subtrees, rows, m)``. ``"scalar"``:
-        ``(1, 1)``. ``"sums"``: ``(programs, subtrees, rows, m)``, a result that is summed over tiles.
+      kind: ``"samples"`` is ``(n, p)``. ``"columns"`` is ``(rows, n)``. ``"tree"`` is ``(subtrees, rows, m)``.
+        ``"scalar"`` is ``(1, 1)``. ``"sums"`` is ``(programs, subtrees, rows, m)``, a result that is summed over tiles.
       array: the array, or the shape and dtype of a result.
     """
 
@@ -30,12 +30,12 @@ class Operand(NamedTuple):
 
 
 def shell_of(config: Config) -> ModuleType:
-    """The module that knows how a backend reads, writes and sums."""
+    """Returns the module with which a backend reads, writes and sums."""
     return _SHELLS[config.backend]
 
 
 def result(kind: Kind, dtype: Any, *shape: int) -> Operand:
-    """A result."""
+    """Returns a result of a kernel."""
     return Operand(kind, jax.ShapeDtypeStruct(shape, dtype))
 
 
@@ -49,16 +49,16 @@ def launch(
     *,
     sums: bool,
 ) -> dict[str, jax.Array]:
-    """Runs ``body`` on references by names, for every tile.
+    """Runs ``body`` for every tile, on references by name.
 
     Args:
-      name: of the kernel.
-      body: what a program does.
+      name: name of the kernel.
+      body: the computation of a program.
       config: sizes of blocks.
       layout: sizes of the call.
       ins: operands.
       outs: results.
-      sums: whether it sums over tiles, so that a program visits several.
+      sums: whether the kernel sums over tiles. A program then visits several tiles.
     """
     shell = shell_of(config)
     spec = lambda one, is_result: shell.block(layout, one.kind, one.array.shape, sums=sums, is_result=is_result)
@@ -75,11 +75,11 @@ def launch(
 
     @jax.custom_jvp
     def once(*arrays: jax.Array) -> Any:
-        with jax.enable_x64(False):  # a loop that counts in 64 bits is not lowered for TPUs
+        with jax.enable_x64(False):  # TPUs cannot lower a loop with a 64-bit counter
             return call(*arrays)
 
     @once.defjvp
     def _(*_: Any) -> Any:
-        raise Unsupported(f"{name} has a derivative of first order, by reverse mode; 'xla' has others")
+        raise Unsupported(f"{name} has only first-order reverse-mode derivatives, 'xla' has all derivatives")
 
     return dict(zip(outs, once(*(one.array for one in ins.values())), strict=True))

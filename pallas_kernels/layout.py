@@ -1,14 +1,14 @@
-"""Rows of a tree for kernels. Levels are whole blocks, so that routing is additions and products of blocks.
+"""The rows of a tree in kernels. Each level consists of whole blocks, so routing adds and multiplies blocks.
 
-A kernel works on arrays ``(rows, tile)`` with a column for each sample. Blocks have R rows, 8 on a TPU. A level of at
-least R nodes is whole blocks. A level of fewer nodes is repeated until it fills one block, and each copy receives the
-gradient of its own leaves.
+A kernel works on arrays ``(rows, tile)`` with a column for each sample. A block has R rows, 8 on a TPU. A level of at
+least R nodes consists of whole blocks. A level of fewer nodes is repeated until it fills one block. Each copy receives
+the gradient of its own leaves.
 
-Within a level the nodes stand in the order of reversed bits: row j has turned right at level i where bit i of j is set.
-So the children of the rows of a level are two copies of these rows: first all left children, then all right ones.
+The nodes of a level are in the order of reversed bits: row j turned right at level i if bit i of j is set. The children
+of a level are therefore two copies of its rows. All left children come first, then all right children.
 
 A tree that is too deep for the registers of a program is cut into ``2**path`` equal subtrees. The rows of each subtree
-begin with a block that holds the ancestors of its root. No subtree needs another one.
+begin with a block that holds the ancestors of its root. The subtrees are independent.
 """
 
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ class Layout:
       n: number of samples.
       p: number of features.
       k: number of outputs.
-      block: rows of a block, a power of two.
-      tile: samples of a tile, which are processed at once.
-      steps: tiles that one program of a gradient visits.
-      features: features of one product.
-      columns: features, padded to what a product needs.
-      outputs: outputs, likewise.
-      joined: whether each level is one array, not one array for each block.
+      block: number of rows of a block, a power of two.
+      tile: number of samples of a tile, which are processed together.
+      steps: number of tiles that one program of a gradient visits.
+      features: number of features of one product.
+      columns: number of features, padded for a product.
+      outputs: number of outputs, padded for a product.
+      joined: whether each level is a single array. If not, each block is an array.
     """
 
     depth: int
@@ -72,39 +72,39 @@ class Layout:
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each level of a subtree."""
+        """Number of rows of each level of a subtree."""
         return [max(self.block, 2**level) for level in range(self.below)]
 
     @property
     def rows(self) -> int:
-        """Rows of the splits of a subtree, with those of its path."""
+        """Number of rows of a subtree's splits, including the rows of its path."""
         return sum(self.sizes) + (self.block if self.path else 0)
 
     @property
     def leaves(self) -> int:
-        """Rows of the leaves of a subtree."""
+        """Number of rows of a subtree's leaves."""
         return max(self.block, 2**self.below)
 
     @property
     def blocks_of_features(self) -> list[slice]:
-        """The features in slices of one product."""
+        """Slices of the features, one for each product."""
         return [slice(i, min(i + self.features, self.columns)) for i in range(0, self.columns, self.features)]
 
     @property
     def blocks_of_splits(self) -> list[slice]:
-        """The rows of the splits in slices of one array each."""
+        """Slices of the splits' rows, one for each array."""
         return [slice(0, self.rows)] if self.joined else self._blocks(self.rows)
 
     @property
     def blocks_of_leaves(self) -> list[slice]:
-        """The rows of the leaves, likewise."""
+        """Slices of the leaves' rows, one for each array."""
         return [slice(0, self.leaves)] if self.joined else self._blocks(self.leaves)
 
     def _blocks(self, rows: int) -> list[slice]:
         return [slice(i, i + self.block) for i in range(0, rows, self.block)]
 
     def places(self, name: str) -> list[tuple[slice, slice]]:
-        """Rows and columns of the arrays that make up a sum of a gradient."""
+        """Returns the rows and columns of the arrays that make up a sum of a gradient."""
         whole = slice(None)
         if name == "weights":
             return [(rows, f) for rows in self.blocks_of_splits for f in self.blocks_of_features]
@@ -112,7 +112,7 @@ class Layout:
         return [(rows, whole) for rows in blocks]
 
     def cut(self, nodes: jax.Array) -> jax.Array:
-        """``(nodes, m)``, breadth first -> the rows of each subtree, ``(subtrees, rows, m)``."""
+        """Returns the rows of each subtree, ``(subtrees, rows, m)``, given nodes ``(nodes, m)``, breadth first."""
         m, parts = nodes.shape[1], []
         level = lambda i: nodes[2**i - 1 : 2 ** (i + 1) - 1]
         if self.path:
@@ -125,7 +125,7 @@ class Layout:
         return jnp.concatenate(parts, axis=1)
 
     def join(self, rows: jax.Array) -> jax.Array:
-        """The transpose of :meth:`cut`: sums over the copies of a node."""
+        """Applies the transpose of :meth:`cut`, which sums over the copies of a node."""
         m, levels = rows.shape[-1], []
         for i in range(self.path):
             levels.append(rows[:, i].reshape(2**i, -1, m).sum(1))
@@ -137,22 +137,22 @@ class Layout:
         return jnp.concatenate(levels)
 
     def cut_leaves(self, values: jax.Array) -> jax.Array:
-        """``(leaves, k)`` -> ``(subtrees, leaves of a subtree, outputs)``."""
+        """Returns leaves ``(leaves, k)`` as ``(subtrees, leaves of a subtree, outputs)``."""
         k = values.shape[1]
         values = values.reshape(self.subtrees, 2**self.below, k)[:, reversed_bits(self.below)]
         padding = self.leaves - 2**self.below, 0 if k == 1 else self.outputs - k
         return jnp.pad(values, ((0, 0), (0, padding[0]), (0, padding[1])))
 
     def join_leaves(self, values: jax.Array) -> jax.Array:
-        """The inverse of :meth:`cut_leaves`."""
+        """Applies the inverse of :meth:`cut_leaves`."""
         return values[:, reversed_bits(self.below), : self.k].reshape(-1, self.k)
 
     def columns_of(self, a: jax.Array) -> jax.Array:
-        """``(n, k)`` -> ``(outputs, n)``."""
+        """Returns an array ``(n, k)`` as ``(outputs, n)``."""
         return jnp.pad(a.T, ((0, 0 if a.shape[1] == 1 else self.outputs - a.shape[1]), (0, 0)))
 
 
 def reversed_bits(bits: int) -> np.ndarray:
-    """Numbers below ``2**bits`` with their bits in reversed order; a permutation that is its own inverse."""
+    """Returns the numbers below ``2**bits`` with reversed bits. This permutation is its own inverse."""
     numbers = np.arange(2**bits)
     return np.sum([(numbers >> i & 1) << (bits - 1 - i) for i in range(bits)], axis=0, dtype=int) if bits else numbers

@@ -1,4 +1,4 @@
-"""Losses of leaves on a tile of samples, ``(leaves, tile)``, and what they pull the values of leaves to."""
+"""Losses of leaves on a tile of samples, ``(leaves, tile)``, and their gradients with respect to leaf values."""
 
 from typing import Any, Literal
 
@@ -11,14 +11,14 @@ Loss = Literal["linear", "squared"]
 
 
 def losses(loss: Loss, values: jax.Array, y: jax.Array, share: Any) -> jax.Array:
-    """The loss of every leaf on every sample.
+    """Returns the loss of every leaf on every sample.
 
-    ``values . y`` where it is linear; else the squared distance ``share |values - y|^2``.
+    The linear loss is ``values . y``. The squared loss is ``share |values - y|^2``.
 
     Args:
-      loss: its name.
-      values: of a block of leaves, ``(leaves, outputs)``.
-      y: ``(outputs, tile)``.
+      loss: name of the loss.
+      values: values of a block of leaves, ``(leaves, outputs)``.
+      y: targets ``(outputs, tile)``.
       share: weights of the samples ``(1, tile)``.
     """
     one = values.shape[1] == 1  # needs no matrix product
@@ -31,7 +31,7 @@ def losses(loss: Loss, values: jax.Array, y: jax.Array, share: Any) -> jax.Array
 
 
 def pull(loss: Loss, values: jax.Array, y: jax.Array, share: Any, weight: jax.Array) -> jax.Array:
-    """The gradient of ``(weight * losses).sum()`` for the values, ``(leaves, outputs)``."""
+    """Returns the gradient of ``(weight * losses).sum()`` with respect to the values, ``(leaves, outputs)``."""
     one = values.shape[1] == 1
     if loss == "linear":
         return (weight * y).sum(1, keepdims=True) if one else product(weight, y, (1, 1))
@@ -42,7 +42,7 @@ def pull(loss: Loss, values: jax.Array, y: jax.Array, share: Any, weight: jax.Ar
 
 
 def expected(values: Level, weight: Level) -> jax.Array:
-    """The mean of the values of leaves by their weights, ``(outputs, tile)``."""
+    """Returns the mean of the leaf values, weighted by leaf weights, ``(outputs, tile)``."""
     parts = zip(values, weight, strict=True)
     if values[0].shape[1] == 1:
         return sum((v * w).sum(0, keepdims=True) for v, w in parts)  # type: ignore[return-value]

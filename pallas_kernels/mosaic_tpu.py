@@ -1,6 +1,6 @@
-"""Mosaic for TPUs: one tile of samples after another in fast memory, while the next one is on its way.
+"""Mosaic for TPUs: processes one tile of samples after another in fast memory, and loads the next tile meanwhile.
 
-The splits of the whole tree stay in fast memory. So do the sums of a gradient, in the block of their result.
+Fast memory holds the splits of the whole tree. It also holds the sums of a gradient, in the block of their result.
 """
 
 from types import SimpleNamespace
@@ -15,18 +15,18 @@ from pallas_kernels.config import device_kind
 from pallas_kernels.layout import Layout
 from pallas_kernels.unsupported import Unsupported
 
-# Fast memory that a kernel may take: of 64 MB a core on v5p and v7x and 128 MB on v5e and v6e, of 16 MB on older chips.
-# The compiler may take up to twice of what is counted here.
+# Maximum fast memory of a kernel, on new and on older chips. A core has 64 MB on v5p and v7x, 128 MB on v5e and v6e,
+# and 16 MB on older chips. The compiler may take up to twice the memory that is counted here.
 _FAST, _FAST_BEFORE = 56 * 2**20, 14 * 2**20
 _BEFORE = ("TPU v2", "TPU v3", "TPU v4")
-_DEFAULT, _MOST = 16 * 2**20, 60 * 2**20  # what a kernel gets without asking, and what it asks for at most
+_DEFAULT, _MOST = 16 * 2**20, 60 * 2**20  # default memory of a kernel, and maximum request
 
 
 def check(kernel: str, layout: Layout) -> None:
     """Refuses sizes that do not fit into fast memory.
 
     Raises:
-      Unsupported: naming the sizes.
+      Unsupported: for such sizes. The message names the sizes.
     """
     limit = _FAST_BEFORE if device_kind() in _BEFORE else _FAST
     if (needed := _bytes(layout)) > limit:
@@ -38,7 +38,7 @@ def check(kernel: str, layout: Layout) -> None:
 
 
 def _bytes(layout: Layout) -> int:
-    """Fast memory of a gradient: splits and their sums, products, samples twice, and what is worked on."""
+    """Returns the fast memory of a gradient: splits, their sums, products, samples twice, and intermediate arrays."""
     lanes = lambda m: -(-m // 128) * 128
     splits = 2 * layout.rows * (lanes(layout.p) + 128)
     leaves = 4 * layout.leaves * lanes(layout.outputs)
@@ -48,16 +48,16 @@ def _bytes(layout: Layout) -> int:
 
 
 def grid(layout: Layout, *, sums: bool) -> tuple[int, ...]:
-    """Tiles, or programs and the tiles of each."""
+    """Returns the number of tiles, or the number of programs and the number of tiles of each program."""
     return (layout.programs, layout.steps) if sums else (layout.tiles,)
 
 
 def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_result: bool) -> pl.BlockSpec:
-    """The part of an operand or a result that a program sees."""
+    """Returns the part of an operand or a result that a program sees."""
 
     def tile(*ids: Any) -> Any:
         at = ids[0] * layout.steps + ids[1] if sums else ids[0]
-        # The last program may have tiles beyond the end. Operands are masked there, results have room for them.
+        # The last program may visit tiles beyond the end. Operands are masked there. Results have space for the tiles.
         return at if is_result or not sums else jnp.minimum(at, layout.tiles - 1)
 
     if kind == "samples":
@@ -70,25 +70,25 @@ def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_r
 
 
 def parameters(config: Any, layout: Layout, *, sums: bool) -> Any:
-    """Parameters of the compiler: programs are independent, the tiles of one come in turn."""
+    """Returns compiler parameters. Programs are independent. The tiles of a program are sequential."""
     semantics = ("parallel", "arbitrary") if sums else ("parallel",)
     limit = max(_DEFAULT, min(2 * _bytes(layout), _MOST))
     return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
 
 
 class Tile:
-    """A tile of samples, of which those beyond the end are zeros."""
+    """A tile of samples. Samples beyond the end are zeros."""
 
     def __init__(self, layout: Layout, refs: SimpleNamespace, index: Any) -> None:
         self._layout, self._refs, self._left = layout, refs, layout.n - index * layout.tile
 
     def features(self) -> list[Any]:
-        """The samples in blocks of features, ``(tile, features)``."""
+        """Returns the samples in blocks of features, ``(tile, features)``."""
         inside = jax.lax.broadcasted_iota(jnp.int32, (self._layout.tile, 1), 0) < self._left
         return [jnp.where(inside, self._refs.x[:, f], 0) for f in self._layout.blocks_of_features]
 
     def column(self, name: str) -> jax.Array:
-        """An operand, ``(rows, tile)``."""
+        """Returns an operand, ``(rows, tile)``."""
         inside = jax.lax.broadcasted_iota(jnp.int32, (1, self._layout.tile), 1) < self._left
         return jnp.where(inside, getattr(self._refs, name)[...], 0)
 
@@ -103,12 +103,12 @@ class Tile:
 
 
 def weights(ref: Any, *index: Any) -> Any:
-    """A block of split weights."""
+    """Returns a block of split weights."""
     return ref[index]
 
 
 def sum_over_tiles(layout: Layout, refs: SimpleNamespace, names: list[str], visit: Any) -> None:
-    """Adds ``visit(tile, subtree)``, blocks of sums by name, to the results of these names."""
+    """Adds the sums of ``visit(tile, subtree)`` to the results with these names. Sums are blocks by name."""
     i, j = pl.program_id(0), pl.program_id(1)
 
     @pl.when(j == 0)

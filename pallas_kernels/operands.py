@@ -1,4 +1,4 @@
-"""Checked operands of kernels, and the plain definitions of scores and of the weights of leaves."""
+"""Checks of kernel operands, and the plain definitions of scores and leaf weights."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ from pallas_kernels.routing import Tree
 
 
 def checked(*arrays: jax.Array) -> Tree:
-    """``x, weights, bias, leaves`` with checked shapes and dtypes.
+    """Returns ``x, weights, bias, leaves`` with checked shapes and dtypes.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit.
     """
     x, weights, bias, leaves = (jnp.asarray(a) for a in arrays)
     if x.ndim != 2 or 0 in x.shape:
-        raise ValueError(f"x must be (n, p), neither of them 0, got shape {x.shape}")
+        raise ValueError(f"x must be (n, p) with n and p above 0, got shape {x.shape}")
     if x.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"x must be float32 or bfloat16, got {x.dtype}")
     depth = weights.shape[0].bit_length() if weights.ndim == 2 else 0
@@ -31,10 +31,10 @@ def checked(*arrays: jax.Array) -> Tree:
 
 
 def one_number(name: str, value: jax.Array | float) -> jax.Array:
-    """A number in float32.
+    """Returns a number in float32.
 
     Raises:
-      ValueError: for an array of several.
+      ValueError: for an array of several numbers.
     """
     value = jnp.asarray(value, jnp.float32)
     if value.size != 1:
@@ -49,12 +49,12 @@ def check_route(route: str) -> None:
 
 
 def scores(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
-    """Scores ``(nodes, n)`` by plain definition, in float32."""
+    """Returns scores ``(nodes, n)`` by the plain definition, in float32."""
     return jnp.matmul(weights, x.astype(jnp.float32).T, precision="highest") + bias[:, None]
 
 
 def leaf_weights(z: jax.Array, route: str) -> jax.Array:
-    """The probabilities of the leaves ``(leaves, n)`` from scores ``(nodes, n)``, by textbook formulas."""
+    """Returns leaf probabilities ``(leaves, n)``, given scores ``(nodes, n)``, by textbook formulas."""
     depth, weight = z.shape[0].bit_length(), jnp.zeros_like(z[:1])
     if route == "violation":
         join = lambda total, z: (total + jax.nn.relu(z), total + jax.nn.relu(-z))

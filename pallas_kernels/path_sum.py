@@ -1,8 +1,9 @@
-"""DGT's path function: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm 2).
+"""DGT's path function: the hard tree in the forward pass, a dense gradient in the backward pass.
 
-The gradient is that of soft routing by fixed probabilities. A leaf weighs the softmax of the number of decisions that
-agree with its path, minus those that do not. This is a product over the path: ``sigmoid(2)`` for a decision that
-agrees, ``sigmoid(-2)`` for one that does not. See ``jtrees.routing.path_sum`` for the derivation.
+The method is Algorithm 2 of Karthikeyan et al. 2022. The gradient is the gradient of soft routing with fixed
+probabilities. Let q be the number of decisions that agree with the path of a leaf, minus the number that disagree. The
+softmax of q is the weight of the leaf. This weight is a product over the path: ``sigmoid(2)`` for a decision that
+agrees, and ``sigmoid(-2)`` for a decision that disagrees. ``jtrees.routing.path_sum`` has the derivation.
 """
 
 from functools import partial
@@ -30,25 +31,26 @@ def path_sum(
     window: float | jax.Array = 1.0,
     implementation: Implementation = "xla",
 ) -> jax.Array:
-    """The values of the leaf reached, with DGT's gradient for splits and samples, and that of the hard tree for leaves.
+    """Returns the values of the reached leaf, with DGT's gradient.
 
-    Reverse mode only. ``vmap`` adds an axis to the grid.
+    Splits and samples receive DGT's gradient. Leaves receive the gradient of the hard tree. Only reverse mode is
+    available. ``vmap`` adds an axis to the grid.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
-      weights: split weights ``(nodes, p)``, breadth first; ``2**depth - 1`` of them, depth 1 to 10.
-      bias: ``(nodes,)``.
-      leaves: ``(leaves, k)``, finite.
-      window: half-width of the window in which a score passes gradients, above 0: the derivative of a decision is
-        ``1[|z| <= window] / window``. No gradient flows to it.
+      weights: split weights ``(nodes, p)``, ``2**depth - 1`` nodes breadth first, depth 1 to 10.
+      bias: split biases ``(nodes,)``.
+      leaves: finite leaf values ``(leaves, k)``.
+      window: half-width of the window in which a score passes gradients, above 0. The derivative of a decision is
+        ``1[|z| <= window] / window``. No gradient flows to the window.
       implementation: see :mod:`pallas_kernels.choice`.
 
     Returns:
-      ``(n, k)``, float32.
+      Values ``(n, k)`` in float32.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, or an unknown implementation.
-      Unsupported: where no implementation that was asked for can run this.
+      Unsupported: if no requested implementation can run the call.
     """
     tree = checked(x, weights, bias, leaves)
     window = jax.lax.stop_gradient(one_number("window", window))
@@ -56,7 +58,7 @@ def path_sum(
 
 
 def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.Array:
-    """The plain definition, whose gradient is that of the softmax with a straight-through sign."""
+    """Computes the plain definition, with the gradient of the softmax and a straight-through sign."""
     z = scores(x, weights, bias)
     straight = jnp.where(jnp.abs(z) <= window, z - jax.lax.stop_gradient(z), 0) / window
     sign = 2 * ones(z > 0) - 1 + straight
@@ -82,7 +84,7 @@ def _backward(config: Config, operands: Any, cotangent: jax.Array) -> tuple[Any,
     *tree, window = operands
     run = partial(gradient, VOTE, config, Tree(*tree), cotangent, window=window.reshape(1, 1))
     sums, d_x = run(), run(samples=True)["x"]
-    # The slope in the window is one over its half-width, divided by at the end, as all gradients are linear in it.
+    # The slope in the window is 1 / window. All gradients are linear in the slope, so the division comes last.
     d_splits = (d_x / window).astype(tree[0].dtype), sums["weights"] / window, sums["bias"] / window
     return *d_splits, sums["leaves"], jnp.zeros_like(window)
 

@@ -1,4 +1,4 @@
-"""Products of blocks in full float32 precision, on matrix units that have it and on those that do not."""
+"""Products of blocks in full float32 precision, on matrix units with or without float32 products."""
 
 import jax
 import jax.numpy as jnp
@@ -8,23 +8,24 @@ Parts = tuple[jax.Array, ...]  # bfloat16 numbers, largest first, whose sum is a
 
 
 def product(a: jax.Array | Parts, b: jax.Array | Parts, over: Axes = (1, 0)) -> jax.Array:
-    """The product that contracts axis ``over[0]`` of a with ``over[1]`` of b, in float32.
+    """Returns the product that contracts axis ``over[0]`` of a with axis ``over[1]`` of b, in float32.
 
-    Either may be given by its parts. A bfloat16 array meets the parts of a float32 array, so that nothing is rounded
-    before the sum. The precision is full: the sign of a score is a decision.
+    Each operand may be given as its parts. A bfloat16 array is multiplied by the parts of a float32 array, so nothing
+    is rounded before the sum. The precision is full, because the sign of a score is a decision.
     """
     if not (isinstance(a, tuple) or isinstance(b, tuple)) and a.dtype == b.dtype:
         return _dot(a, b, over)
     a, b = (one if isinstance(one, tuple) else parts(one) for one in (a, b))
-    # Products of parts below 2**-24 of the largest are left out. The smallest are added first.
+    # Products of parts below 2**-24 of the largest product are omitted. The smallest products are added first.
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < 3]
     return sum(_dot(a[i], b[j], over) for i, j in sorted(pairs, key=sum, reverse=True))  # type: ignore[return-value]
 
 
 def parts(a: jax.Array) -> Parts:
-    """The three bfloat16 numbers whose sum is ``a`` exactly, for finite numbers; a bfloat16 array as it is.
+    """Returns three bfloat16 numbers whose sum is exactly ``a``, for finite numbers.
 
-    The bits are cut by a mask: compilers remove a conversion to a shorter type and back.
+    A bfloat16 array is its only part. A mask cuts the bits, because compilers remove a conversion to a shorter type and
+    back.
     """
     if a.dtype == jnp.bfloat16:
         return (a,)

@@ -1,12 +1,12 @@
 """Soft routings for kernels: the two factors of a node, and the slopes of their logarithms.
 
-The weight of a leaf is the product of factors over its path: ``right(z)`` where the path turns right at a node of score
-z, ``left(z)`` where it turns left. Let G be the change of the loss for a relative change of the weights of all leaves
-below one child, summed over these leaves. Then
+The weight of a leaf is the product of factors over its path. The factor is ``right(z)`` where the path turns right at a
+node with score z, and ``left(z)`` where it turns left. Let G be the derivative of the loss with respect to relative
+changes of leaf weights, summed over all leaves below one child. Then
 
     dloss/dz = G_right dlog right/dz + G_left dlog left/dz.
 
-Nothing is divided: G contains each factor whose slope it is multiplied with.
+No division is needed, because G contains the factor whose slope it is multiplied by.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 
 _TINY = 1e-37  # a normal number of float32
-_AGREES = 0.8807970779778823  # sigmoid(2): what DGT's softmax gives a decision that agrees with a path
+_AGREES = 0.8807970779778823  # sigmoid(2): factor of a decision that agrees with a path, in DGT's softmax
 
 Pair = tuple[jax.Array, jax.Array]  # for turning right, and for turning left
 
 
 def ones(mask: jax.Array) -> jax.Array:
-    """1 where the mask is set, else 0, in float32."""
+    """Returns 1 where the mask is set, else 0, in float32."""
     return jnp.where(mask, jnp.float32(1), jnp.float32(0))
 
 
@@ -30,11 +30,11 @@ class Route(NamedTuple):
     """A soft routing.
 
     Attributes:
-      factors: scores -> the two factors.
-      slopes: scores, factors -> the derivatives of the logarithms of the factors.
-      normalised: whether the weights of the leaves sum to 1. Else they are divided by their sum, which is at least 1.
-      centred: whether a leaf's loss counts as its difference from the mean loss.
-      hard_leaves: whether the leaf reached receives the whole gradient of the leaves.
+      factors: ``scores -> factors``, the two factors.
+      slopes: ``(scores, factors) -> slopes``, the derivatives of the logarithms of the factors.
+      normalised: whether the weights of the leaves sum to 1. If not, they are divided by their sum (at least 1).
+      centred: whether the mean loss is subtracted from a leaf's loss.
+      hard_leaves: whether the reached leaf receives the whole gradient of the leaves.
     """
 
     factors: Callable[[jax.Array], Pair]
@@ -57,16 +57,16 @@ def _sigmoid_slopes(_: jax.Array, factors: Pair) -> Pair:
 
 
 def cubic(a: jax.Array) -> jax.Array:
-    """TEL's smooth step (Hazimeh et al. 2020, eq. 4), ``a^2 (3 - 2 a)``, of a position in it.
+    """Returns TEL's smooth step (Hazimeh et al. 2020, eq. 4), ``a^2 (3 - 2 a)``, at position a.
 
-    A score z is at ``a = 1/2 + z / gamma`` in a step of width gamma, held between 0 and 1. The derivative is
+    In a step of width gamma, a score z has the position ``a = 1/2 + z / gamma``, clipped to [0, 1]. The derivative is
     ``6 a (1 - a)``. The complement of the step is the step at ``1 - a``.
     """
     return a * a * (3 - 2 * a)
 
 
 def _positions(z: jax.Array) -> Pair:
-    """The position of a score in the step of width 1, and in its mirror image."""
+    """Returns the position of a score in the step of width 1, and the position in the step's mirror image."""
     t = jnp.clip(z, -0.5, 0.5)
     return 0.5 + t, 0.5 - t
 
@@ -82,8 +82,8 @@ def _smooth_step_slopes(z: jax.Array, _: Pair) -> Pair:
     return slope(a, b), -slope(b, a)
 
 
-# The softmin of violations is a product over the path too. The leaf reached by hard routing violates nothing: its
-# product is 1, so that the sum of all products is at least 1.
+# The softmin of violations is also a product over the path. The leaf of hard routing has no violation, and its product
+# is 1. The sum of all products is therefore at least 1.
 def _violation(z: jax.Array) -> Pair:
     return jnp.exp(jnp.minimum(z, 0)), jnp.exp(jnp.minimum(-z, 0))
 
@@ -92,8 +92,8 @@ def _violation_slopes(z: jax.Array, _: Pair) -> Pair:
     return ones(z < 0), -ones(z > 0)
 
 
-# DGT's path function: each decision weighs sigmoid(2) against sigmoid(-2), for any score. Scores, in units of the
-# half-width of the window, pass gradients in a window of width 2 about 0 (Karthikeyan et al. 2022, eq. 4).
+# In DGT's path function, a decision has the factors sigmoid(2) and sigmoid(-2) for any score. The unit of scores is the
+# half-width of the window. Scores pass gradients in a window of width 2 around 0 (Karthikeyan et al. 2022, eq. 4).
 def _vote(z: jax.Array) -> Pair:
     right = jnp.where(z > 0, jnp.float32(_AGREES), jnp.float32(1 - _AGREES))
     return right, 1 - right

@@ -1,7 +1,7 @@
-"""The two kernels that all others are made of: the expected value of the leaves, and the gradient of a loss of leaves.
+"""The two kernels behind all kernels: the expected value of the leaves, and the gradient of a loss of leaves.
 
-Both route a tile of samples down the tree (fold.py). No array of size nodes x n is in the memory of the device. Sums
-over samples are written by program and added outside of the kernel, so that they are the same in every run.
+Both kernels route a tile of samples down the tree (fold.py). The device memory holds no array of size nodes x n. Each
+program writes its sums over samples. The sums are added outside of the kernel, so they are the same in every run.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from pallas_kernels.routes import HARD, Route
 
 
 class Tree(NamedTuple):
-    """Operands that are checked: samples ``(n, p)``, splits ``(nodes, p)``, ``(nodes,)``, leaves ``(leaves, k)``."""
+    """Checked operands: samples ``(n, p)``, splits ``(nodes, p)`` and ``(nodes,)``, and leaves ``(leaves, k)``."""
 
     x: jax.Array
     weights: jax.Array
@@ -29,13 +29,13 @@ class Tree(NamedTuple):
 
     @property
     def sizes(self) -> Sizes:
-        """Samples, features, depth and outputs."""
+        """Number of samples, number of features, depth, and number of outputs."""
         (n, p), (leaves, k) = self.x.shape, self.leaves.shape
         return Sizes(n, p, leaves.bit_length() - 1, k)
 
 
 def _operands(layout: Layout, tree: Tree, columns: dict[str, Any]) -> dict[str, Any]:
-    from pallas_kernels.launch import Operand  # Pallas takes a tenth of a second to import, so with the first kernel
+    from pallas_kernels.launch import Operand  # local, because Pallas takes a tenth of a second to import
 
     padded = jnp.pad(tree.weights, ((0, 0), (0, layout.columns - layout.p)))
     found = {
@@ -49,12 +49,12 @@ def _operands(layout: Layout, tree: Tree, columns: dict[str, Any]) -> dict[str, 
 
 
 def _column(refs: SimpleNamespace, tile: Any, name: str) -> Any:
-    """A column operand of a tile, ``(rows, tile)``; None if the kernel has none of this name."""
+    """Returns a column operand of a tile, ``(rows, tile)``; None if the kernel has no operand of this name."""
     return tile.column(name) if hasattr(refs, name) else None
 
 
 def _over_subtrees(layout: Layout, visit: Any, sums: Any) -> Any:
-    """``visit(subtree, sums)`` of all subtrees in turn, without a loop for a single one."""
+    """Calls ``visit(subtree, sums)`` for all subtrees in sequence, without a loop for a single subtree."""
     return visit(0, sums) if layout.subtrees == 1 else jax.lax.fori_loop(0, layout.subtrees, visit, sums)
 
 
@@ -64,14 +64,14 @@ def _over_subtrees(layout: Layout, visit: Any, sums: Any) -> Any:
 def value(
     route: Route, config: Config, tree: Tree, *, loss: Loss | None = None, **columns: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Expected values of the leaves ``(n, k)``, or expected losses ``(n, 1)``; and the sums of leaf weights ``(n, 1)``.
+    """Returns expected leaf values ``(n, k)`` or expected losses ``(n, 1)``, and the sums of leaf weights ``(n, 1)``.
 
     Args:
       route: the routing.
       config: sizes of blocks.
       tree: samples, splits and leaves.
-      loss: None: values; else as for :func:`gradient`.
-      **columns: ``y (n, k)`` and ``share (n, 1)`` of a loss.
+      loss: as for :func:`gradient`, or None for values.
+      **columns: ``y (n, k)`` and ``share (n, 1)`` for a loss.
     """
     from pallas_kernels.launch import launch, result, shell_of
 
@@ -106,12 +106,12 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Loss | None, shell: Mod
 
 
 class _Routed:
-    """Scores, factors and weights of the leaves of one subtree, for a tile of samples."""
+    """Scores, factors and leaf weights of one subtree, for a tile of samples."""
 
     def __init__(
         self, layout: Layout, route: Route, shell: ModuleType, refs: SimpleNamespace, xs: list[Any], t: Any, at: Any
     ) -> None:
-        """Routes down subtree ``t``, whose operands are at index ``at``."""
+        """Routes samples down subtree ``t``. Its operands are at index ``at``."""
         self.layout, self.route, self.t, self.refs, self.at = layout, route, t, refs, at
         block = lambda rows, f: shell.weights(refs.w, at, rows, f)
         self.above, self.levels = fold.scores(layout, block, lambda rows: refs.b[at, rows], xs)
@@ -126,15 +126,15 @@ class _Routed:
         return fold.leaf_weights(self.layout, factors, start)
 
     def of_leaves(self, name: str) -> fold.Level:
-        """An operand of the leaves, in the arrays of a level."""
+        """Returns an operand of the leaves as the arrays of a level."""
         return tuple(getattr(self.refs, name)[self.at, rows] for rows in self.layout.blocks_of_leaves)
 
     def reached(self) -> fold.Level:
-        """1 for the leaf of hard routing, else 0."""
+        """Returns 1 for the leaf of hard routing, else 0."""
         return self._weight(HARD, fold.factors(HARD, self.levels))
 
     def score_gradients(self, change: fold.Level) -> list[jax.Array]:
-        """The gradient for the scores, by blocks of splits."""
+        """Returns the gradient with respect to the scores, by blocks of splits."""
         window = self.refs.window[...] if hasattr(self.refs, "window") else None
         slope = lambda z, right, left: self.route.slopes(z if window is None else z / window, (right, left))
         slopes = [
@@ -151,7 +151,7 @@ class _Routed:
 
 
 class _Lost(NamedTuple):
-    """Weights of leaves that sum to 1, the losses of leaves, and the gradient for relative changes of the weights."""
+    """Leaf weights that sum to 1, leaf losses, and the gradient with respect to relative changes of the weights."""
 
     weight: fold.Level
     losses: fold.Level
@@ -186,27 +186,27 @@ def gradient(
     samples: bool = False,
     **columns: jax.Array,
 ) -> dict[str, jax.Array]:
-    """The loss ``sum_i sum_l P_il loss_l(i)`` and its gradients, in one visit of the samples.
+    """Returns the loss ``sum_i sum_l P_il loss_l(i)`` and its gradients, in one visit of the samples.
 
     Args:
       route: the routing.
       config: sizes of blocks.
       tree: samples, splits and leaves.
       y: targets or cotangents of the losses, ``(n, k)``.
-      loss: ``"linear"``: ``leaves_l . y_i``; ``"squared"``: ``share_i |leaves_l - y_i|^2``.
+      loss: ``"linear"`` is ``leaves_l . y_i``. ``"squared"`` is ``share_i |leaves_l - y_i|^2``.
       numbered: whether to return the leaf that each sample reaches.
-      samples: whether to return the gradient of the samples, and nothing else.
-      **columns: ``share (n, 1)``; ``window (1, 1)``, the unit of scores for slopes.
+      samples: whether to return only the gradient with respect to the samples.
+      **columns: ``share (n, 1)``, and ``window (1, 1)``, the unit of scores for slopes.
 
     Returns:
-      ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)``, ``leaves (leaves, k)``, and ``leaf (n,)`` if ``numbered``;
-      or ``x (n, p)``.
+      A dictionary with ``loss ()``, ``weights (nodes, p)``, ``bias (nodes,)`` and ``leaves (leaves, k)``. If
+      ``numbered``, it also has ``leaf (n,)``. If ``samples``, it has only ``x (n, p)``.
     """
     from pallas_kernels.launch import Operand, launch, result, shell_of
 
     layout = config.layout(tree.sizes)
     columns |= {"y": y}
-    if layout.path and (route.centred or not route.normalised):  # sums over all subtrees need a visit of their own
+    if layout.path and (route.centred or not route.normalised):  # sums over all subtrees need a separate visit
         known = {name: columns[name] for name in ("y", "share") if name in columns}
         mean, total = value(route, config, tree, loss=loss, **known)
         columns |= {"mean": mean, "total": total}
@@ -235,7 +235,7 @@ def gradient(
 
 
 def _gradient(layout: Layout, route: Route, loss: Loss, shell: ModuleType, refs: SimpleNamespace) -> None:
-    """Visits the tiles of a program for its sums; or one tile for the gradient of its samples."""
+    """Visits the tiles of a program for its sums, or one tile for the gradient with respect to its samples."""
     from jax.experimental import pallas as pl
 
     if hasattr(refs, "d_x"):
@@ -248,7 +248,7 @@ def _gradient(layout: Layout, route: Route, loss: Loss, shell: ModuleType, refs:
 def _sums_of_a_tile(
     layout: Layout, route: Route, loss: Loss, shell: ModuleType, refs: SimpleNamespace, tile: Any, t: Any
 ) -> dict[str, list[jax.Array]]:
-    """The sums of a tile for a subtree, in the arrays of ``layout.places``."""
+    """Returns the sums of a tile for a subtree, in the arrays of ``layout.places``."""
     xs = tile.features()
     routed = _Routed(layout, route, shell, refs, xs, t, at=0)  # a program sees the operands of its subtree
     lost = _lost(routed, loss, tile)

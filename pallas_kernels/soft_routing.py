@@ -1,4 +1,4 @@
-"""Soft routing: the expected leaf values of samples, and their gradient. The backward pass computes scores again."""
+"""Soft routing: the expected leaf values of samples, and their gradient. The backward pass recomputes scores."""
 
 from functools import partial
 from typing import Any
@@ -25,41 +25,41 @@ def soft_routing(
     scale: float | jax.Array = 1.0,
     implementation: Implementation = "xla",
 ) -> jax.Array:
-    """The expected leaf values under a soft routing, ``sum_l P_l(x) leaves_l``.
+    """Returns the expected leaf values under a soft routing, ``sum_l P_l(x) leaves_l``.
 
-    Differentiable by reverse mode in all arrays and in the scale. ``vmap`` adds an axis to the grid.
+    Reverse mode differentiates all arrays and the scale. ``vmap`` adds an axis to the grid.
 
     Args:
       x: samples ``(n, p)``, float32 or bfloat16.
-      weights: split weights ``(nodes, p)``, breadth first; ``2**depth - 1`` of them, depth 1 to 10.
-      bias: ``(nodes,)``.
-      leaves: ``(leaves, k)``.
-      route: ``"sigmoid"``: right with probability ``sigmoid(scale z)`` at a node of score ``z = w x + b``.
-        ``"smooth_step"``: TEL's cubic step of width ``1 / scale``. ``"violation"``: RADDT's softmin over the leaves of
-        ``scale`` times the violation of their paths.
+      weights: split weights ``(nodes, p)``, ``2**depth - 1`` nodes breadth first, depth 1 to 10.
+      bias: split biases ``(nodes,)``.
+      leaves: leaf values ``(leaves, k)``.
+      route: ``"sigmoid"`` goes right with probability ``sigmoid(scale z)`` at a node with score ``z = w x + b``.
+        ``"smooth_step"`` is TEL's cubic step of width ``1 / scale``. ``"violation"`` is RADDT's softmin over the
+        leaves, of ``scale`` times the violation of their paths.
       scale: sharpness, above 0.
       implementation: see :mod:`pallas_kernels.choice`.
 
     Returns:
-      ``(n, k)``, float32.
+      Expected values ``(n, k)`` in float32.
 
     Raises:
       ValueError: for shapes or dtypes that do not fit, an unknown route or implementation.
-      Unsupported: where no implementation that was asked for can run this.
+      Unsupported: if no requested implementation can run the call.
     """
     tree = checked(x, weights, bias, leaves)
     check_route(route)
     scale = one_number("scale", scale)
     tree = tree._replace(weights=scale * tree.weights, bias=scale * tree.bias)
-    # Smooth steps made illegal memory accesses by Triton on an H200, with an earlier body and jax 0.11.2. The cause was
-    # not found.
+    # Triton made illegal memory accesses in smooth steps on an H200, with an earlier body and jax 0.11.2. The cause is
+    # unknown.
     not_by = ("triton",) if route == "smooth_step" else ()
     choice = choose(NAME, implementation, tree.sizes, not_by=not_by)
     return differentiable(choice, partial(_soft_routing, route), partial(reference, route), *tree)
 
 
 def reference(route: str, x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> jax.Array:
-    """The plain definition."""
+    """Computes the plain definition."""
     weight = leaf_weights(scores(x, weights, bias), route)
     return jnp.matmul(weight.T, leaves, precision="highest")
 
@@ -75,7 +75,7 @@ def _forward(route: str, config: Config, *tree: Any) -> tuple[jax.Array, Any]:
 
 def _backward(route: str, config: Config, tree: Any, cotangent: jax.Array) -> tuple[jax.Array, ...]:
     run = partial(gradient, ROUTES[route], config, Tree(*tree), cotangent)
-    sums, d_x = run(), run(samples=True)["x"]  # where nobody asks for one of them, the compiler drops it
+    sums, d_x = run(), run(samples=True)["x"]  # the compiler drops an unused result
     return d_x.astype(tree[0].dtype), sums["weights"], sums["bias"], sums["leaves"]
 
 

@@ -1,7 +1,7 @@
-"""Triton for CUDA GPUs, through Pallas while JAX has it: from 0.11 on each lowering gives a DeprecationWarning.
+"""Triton for CUDA GPUs through Pallas. JAX 0.11 deprecates it: each lowering gives a DeprecationWarning.
 
-Everything of a tile and a subtree is in registers, in blocks of 16 rows. Reads and writes are masked, as blocks beyond
-the end of an array are not cut. The matrix units do not multiply float32 numbers, so that products are of parts.
+All data of a tile and a subtree are in registers, in blocks of 16 rows. Reads and writes are masked, because blocks
+beyond the end of an array are not cut. The matrix units do not multiply float32 numbers, so their parts are multiplied.
 """
 
 from types import SimpleNamespace
@@ -15,22 +15,22 @@ from pallas_kernels.layout import Layout
 from pallas_kernels.products import parts
 from pallas_kernels.unsupported import Unsupported
 
-# Features up to which nothing spills from registers of sm_90a, with one output and with several, and outputs likewise
-# (experiments/accelerators.py).
+# Maximum number of features for one output and for several outputs, and maximum number of outputs. Up to these numbers
+# nothing spills from the registers of sm_90a (experiments/accelerators.py).
 _FEATURES, _WITH_OUTPUTS, _OUTPUTS = 64, 32, 16
 
 
 def check(kernel: str, layout: Layout) -> None:
-    """Refuses sizes whose sums do not fit into registers, and what was seen to fail.
+    """Refuses sizes whose sums do not fit into registers.
 
     Raises:
-      Unsupported: naming the sizes.
+      Unsupported: for such sizes, which the message names, or if JAX has no Pallas-Triton.
     """
     _triton()
     if layout.p > (_FEATURES if layout.k == 1 else _WITH_OUTPUTS) or layout.k > _OUTPUTS:
         raise Unsupported(
             f"implementation 'triton' of {kernel} takes up to {_FEATURES} features and one output, or {_WITH_OUTPUTS} "
-            f"features and {_OUTPUTS} outputs, of which leaf numbers are one; got p = {layout.p}, k = {layout.k}"
+            f"features and {_OUTPUTS} outputs (leaf numbers count as an output), got p = {layout.p}, k = {layout.k}"
         )
 
 
@@ -43,12 +43,12 @@ def _triton() -> Any:
 
 
 def grid(layout: Layout, *, sums: bool) -> tuple[int, ...]:
-    """Tiles, or programs for each subtree."""
+    """Returns the number of tiles, or the number of programs for each subtree and the number of subtrees."""
     return (layout.programs, layout.subtrees) if sums else (layout.tiles,)
 
 
 def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_result: bool) -> pl.BlockSpec:
-    """The part of an operand or a result that a program sees: all samples, and a subtree where it works on one."""
+    """Returns the part of an operand or a result that a program sees: all samples, and the program's subtree."""
     if kind == "sums":
         return pl.BlockSpec((1, 1, *shape[2:]), lambda i, t: (i, t, 0, 0))
     if kind == "tree" and sums:
@@ -57,30 +57,30 @@ def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_r
 
 
 def parameters(config: Any, layout: Layout, *, sums: bool) -> Any:
-    """Parameters of the compiler."""
+    """Returns compiler parameters."""
     return _triton().CompilerParams(num_warps=config.warps, num_stages=config.stages)
 
 
 class Tile:
-    """A tile of samples, of which those beyond the end are zeros."""
+    """A tile of samples. Samples beyond the end are zeros."""
 
     def __init__(self, layout: Layout, refs: SimpleNamespace, index: Any) -> None:
         self._layout, self._refs, self._start = layout, refs, index * layout.tile
 
     def features(self) -> list[Any]:
-        """The parts of the samples in blocks of features, ``(tile, features)``."""
+        """Returns the parts of the samples in blocks of features, ``(tile, features)``."""
         return [
             parts(_triton().load(self._refs.x.at[self._features(f)], mask=self._mask(f), other=0.0))
             for f in self._layout.blocks_of_features
         ]
 
     def column(self, name: str) -> jax.Array:
-        """An operand, ``(rows, tile)``."""
+        """Returns an operand, ``(rows, tile)``."""
         rows = getattr(self._refs, name).shape[0]
         return _triton().load(self._columns(name, rows), mask=self._inside(rows), other=0.0)
 
     def write(self, name: str, value: jax.Array, where: Any = True) -> None:
-        """Writes a result of the tile, of some samples."""
+        """Writes a result of the tile for the samples that ``where`` selects."""
         rows = value.shape[0]
         _triton().store(self._columns(name, rows), value, mask=self._inside(rows) & where)
 
@@ -93,7 +93,7 @@ class Tile:
         shape = (rows, self._layout.tile)
         return jax.lax.broadcasted_iota(jnp.int32, shape, 1) + self._start < self._layout.n
 
-    # No start is static, or an index beyond the end, which is masked, would be refused.
+    # No start is static. A static index beyond the end would be refused, although it is masked.
     def _columns(self, name: str, rows: int) -> Any:
         return getattr(self._refs, name).at[pl.ds(self._start * 0, rows), pl.ds(self._start, self._layout.tile)]
 
@@ -107,12 +107,12 @@ class Tile:
 
 
 def weights(ref: Any, *index: Any) -> Any:
-    """A block of split weights, by its parts."""
+    """Returns the parts of a block of split weights."""
     return parts(ref[index])
 
 
 def sum_over_tiles(layout: Layout, refs: SimpleNamespace, names: list[str], visit: Any) -> None:
-    """Writes the sums of ``visit(tile, subtree)`` over the tiles of this program to the results of these names."""
+    """Writes the sums of ``visit(tile, subtree)`` over the tiles of this program to the results with these names."""
     i, t = pl.program_id(0), pl.program_id(1)
 
     def zeros(name: str) -> list[jax.Array]:

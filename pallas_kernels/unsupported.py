@@ -1,4 +1,4 @@
-"""The error of a kernel that cannot do what it was asked for, also where only lowering shows this."""
+"""The error of a kernel that cannot run a call, even if this becomes known only at lowering."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +10,11 @@ from jax.interpreters import mlir
 
 
 class Unsupported(NotImplementedError):
-    """An implementation cannot run this: the platform is another one, or the sizes are too large for it."""
+    """An implementation cannot run a call: the platform is wrong, or the sizes are too large."""
 
 
-# In a branch of jax.lax.platform_dependent only what is lowered counts: so refusing is something that is lowered.
+# jax.lax.platform_dependent lowers only the branch of the platform. The refusal is therefore a primitive whose lowering
+# raises the error.
 _refuse = Primitive("not_on_this_platform")
 _refuse.multiple_results = True
 
@@ -28,14 +29,14 @@ def _lower_refusal(ctx: Any, *, shapes: tuple, message: str) -> Any:
 
 
 mlir.register_lowering(_refuse, _lower_refusal)
-_refuse.def_impl(partial(_lower_refusal, None))  # outside of jit nothing is lowered
+_refuse.def_impl(partial(_lower_refusal, None))  # nothing is lowered outside of jit
 
 
 def refuse(platforms: tuple[str, ...], fn: Callable[..., Any], *arrays: Any) -> Any:
-    """Stands for ``fn(*arrays)`` on other platforms than its own.
+    """Replaces ``fn(*arrays)`` on platforms that cannot run it.
 
     Raises:
-      Unsupported: when it is lowered.
+      Unsupported: when the replacement is lowered.
     """
     runs = {"tpu": "'mosaic_tpu' runs on a TPU", "cuda": "'triton' runs on a CUDA GPU"}
     message = f"{' and '.join(runs[one] for one in platforms)} only; here there are 'xla' and 'interpret'"

@@ -232,7 +232,7 @@ def test_bad_input_is_refused():
         ({"x": x[:0]}, r"x must have no axis of length 0, got shape \(0, 3\)"),
         ({"x": x[:, :0], "weights": weights[:, :, :0]}, r"x must have no axis of length 0, got shape \(12, 0\)"),
         ({"leaf_values": leaf_values[:, :, :0]}, r"leaf_values must have no axis of length 0, got shape \(2, 4, 0\)"),
-        ({"bias": bias[:, :2]}, r"bias must have shape \(2, 3\), as weights have it, got \(2, 2\)"),
+        ({"bias": bias[:, :2]}, r"bias must have shape \(2, 3\) to match weights, got \(2, 2\)"),
         ({"leaf_values": leaf_values[:, :3]}, r"leaf_values must have shape \(2, 4, k\), got \(2, 3, 2\)"),
         ({"weights": weights[:, :2], "bias": bias[:, :2]}, "node axis must have"),
     ]

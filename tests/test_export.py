@@ -455,12 +455,12 @@ def test_what_cannot_be_exported(tmp_path):
         with pytest.raises(OSError):
             write(tree, tmp_path / "missing" / "model")
     with pytest.raises(
-        ValueError, match="StableHLO knows no text, got one of a raw table: use to_c, to_numpy or to_onnx"
+        ValueError, match="StableHLO has no text, got a model of a raw table: use to_c, to_numpy or to_onnx"
     ):
         export.to_stablehlo(raw, path)
     column = jtrees.data.Columns.fit(pd.DataFrame({"leaf": x[:, 0]}))[0]
     with pytest.raises(
-        ValueError, match="columns must not be called 'prediction' or 'leaf', as the outputs are, got 'leaf'"
+        ValueError, match="columns must not be called 'prediction' or 'leaf', the names of the outputs, got 'leaf'"
     ):
         export.to_onnx(jtrees.data.FrameModel(drawn("linear", p=1)[0], column), path)
     with pytest.raises(ValueError, match="prefix must be a name in C, got '2nd'"):

@@ -1,7 +1,8 @@
-"""Explanations of predictions: the path of a sample, the nearest change of it, and what each column is worth.
+"""Explains predictions: the path of a sample, the nearest change of a sample, and the importance of columns.
 
-Functions take a fitted model, such as ``result.model`` or an estimator's ``model_``, and rows as it does. Models of raw
-tables are explained by column: the levels of a category, or a value and whether it is missing, belong together.
+Functions take a fitted model, such as ``result.model`` or an estimator's ``model_``, and rows in the form that the
+model accepts. Models of raw tables are explained by column. All features of a column belong together: the levels of a
+category, or a value and its indicator for missing values.
 """
 
 from jtrees._public import list_public_names as _list_public_names

@@ -16,9 +16,9 @@ class Change(NamedTuple):
 
     Attributes:
       x: the changed sample as features, ``(p,)``.
-      distance: its length: the root of the sum of squared changes, each in standard deviations.
-      leaf: the leaf that it reaches.
-      prediction: the prediction there.
+      distance: length of the change: the root of the sum of squared changes, in standard deviations.
+      leaf: the leaf that the changed sample reaches.
+      prediction: the prediction for the changed sample.
       changes: the new value of every column that changes, by name.
     """
 
@@ -39,31 +39,39 @@ def nearest_change(
     extrapolate: bool = False,
     feature_names: Sequence[str] | None = None,
 ) -> Change | None:
-    """Returns the smallest change of one sample that leads to another leaf, or to another class, or action of a policy.
+    """Returns the smallest change of a sample that leads to another answer.
 
-    A leaf is the intersection of the half-spaces on its path, so the nearest point of each is a quadratic program with
-    one constraint a level: least distance programming, solved by non-negative least squares (Lawson and Hanson, Solving
-    Least Squares Problems, 1974, chapter 23). No leaf is nearer than the farthest of the half-spaces on its path, so
-    leaves are solved in that order, up to the first that cannot be nearer than one that is solved. The nearest of all
-    leaves is exact; it is moved over the splits that it touches by a millionth, and more where float32 asks for it.
-    A column keeps to its range in ``x``, the sample's own value included: one constraint a bound.
+    In classification the answer is the class, for a policy it is the action, and otherwise it is the leaf.
+
+    A leaf is the intersection of the half-spaces on its path. Its nearest point solves a quadratic program with one
+    constraint per level: least distance programming. Non-negative least squares solves the program (Lawson and Hanson,
+    Solving Least Squares Problems, 1974, chapter 23).
+
+    The distance to a leaf is at least the distance to the farthest half-space on its path. Leaves are solved in the
+    order of this lower bound. The search stops at the first leaf that cannot be nearer than a solved leaf, so the
+    nearest leaf is exact. The change crosses the splits that it touches by a millionth, and by more if float32 requires
+    it.
+
+    A column keeps to its range in ``x``, extended to the sample's own value. Each bound is one constraint.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample, ``(p,)`` or a table of one row.
-      x: samples whose standard deviations are the units of the change and whose ranges are its bounds, such as the
-        training rows; columns that do not vary do not change.
-      columns: names of the columns that may change; None: all, of raw tables all of numbers. A missing value does not
-        change.
-      target: the class to reach, in classification, or the action of a policy; None: any other than now.
+      x: samples, such as the training rows. Their standard deviations are the units of the change, and their ranges are
+        its bounds. Constant columns do not change.
+      columns: names of the columns that may change. None means all columns, and for raw tables all columns of numbers.
+        A missing value does not change.
+      target: the class to reach in classification, or the action of a policy. None means any answer that differs from
+        the current answer.
       extrapolate: whether a column may leave its range in ``x``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Returns:
-      The change; None if no change of these columns leads to another answer.
+      The change, or None if no change of the columns leads to another answer.
 
     Raises:
-      ValueError: for a model that is not one tree, for rows that do not fit it, and for columns that cannot change.
+      ValueError: for a model other than a single tree, for rows that do not fit it, or for unknown or non-numeric
+        columns.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
@@ -89,7 +97,7 @@ def nearest_change(
         for more in 10.0 ** np.arange(-6, 0):
             beyond = least_distance_within(directions, needed + more, bounds)
             changed = given[0] + deviation * (step if beyond is None else beyond)
-            if not extrapolate:  # but for rounding it is inside
+            if not extrapolate:  # corrects rounding errors
                 low, high = np.minimum(given[0], background.min(0)), np.maximum(given[0], background.max(0))
                 changed = changed.clip(low, high)
             if others[leaf := leaf_at(changed)]:
@@ -98,7 +106,9 @@ def nearest_change(
 
 
 def _others(tree: ObliqueTree, now: int, target: int | None) -> np.ndarray:
-    """Returns which leaves have the target, or without one another answer than the leaf ``now``, ``(leaves,)`` bool.
+    """Returns a mask of the leaves that give the wanted answer, ``(leaves,)`` bool.
+
+    The wanted answer is the target. If ``target`` is None, every answer except the answer of leaf ``now`` is wanted.
 
     Raises:
       ValueError: for a target that no leaf can have.
@@ -130,8 +140,9 @@ def _changed(
 
 
 def _bounds(given: np.ndarray, background: np.ndarray, deviation: np.ndarray, extrapolate: bool) -> np.ndarray:
-    """Returns the lowest and the highest step of each feature within the range of its samples and of the given value,
-    in deviations, ``(2, p)``.
+    """Returns the lowest and the highest step of each feature, in deviations, ``(2, p)``.
+
+    The steps keep a feature within the range of its samples, extended to the given value.
     """
     if extrapolate:
         return np.stack([np.full(len(given), -np.inf), np.full(len(given), np.inf)])

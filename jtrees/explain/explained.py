@@ -1,4 +1,4 @@
-"""The columns that a model is explained by, and its tree."""
+"""The columns that explain a model, and the model's tree."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -14,11 +14,11 @@ from jtrees.tree import ObliqueTree
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedColumns:
-    """The columns that a model is explained by.
+    """The columns that explain a model.
 
     Attributes:
-      names: their names.
-      owner: the column of each feature, ``(p,)``.
+      names: names of the columns.
+      owner: index of the column of each feature, ``(p,)``.
       model: the model.
     """
 
@@ -60,10 +60,10 @@ class ExplainedColumns:
         return out
 
     def free(self, columns: Sequence[str] | None, row: Any) -> np.ndarray:
-        """Returns which features may change, ``(p,)`` bool: the first of each chosen column.
+        """Returns a mask of the features that may change, ``(p,)`` bool: the first feature of each chosen column.
 
         Raises:
-          ValueError: for a name that is none of a column with numbers.
+          ValueError: for a name that is not the name of a column of numbers.
         """
         possible = self.names
         if isinstance(self.model, FrameModel):
@@ -89,5 +89,5 @@ def tree_of(model: Any) -> ObliqueTree:
 
 
 def relative(tree: ObliqueTree, x: np.ndarray) -> np.ndarray:
-    """Returns samples as the tree sees them: relative to its origin, in float32."""
+    """Returns samples in the coordinates of the tree: relative to its origin, in float32."""
     return np.asarray(prediction.scaled(tree.origin, x, tree.features), np.float32)

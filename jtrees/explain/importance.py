@@ -1,4 +1,4 @@
-"""What columns are worth to a score."""
+"""The importance of columns for a score."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,25 +23,25 @@ def permutation_importance(
     key: Array | None = None,
     feature_names: Sequence[str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns by how much a score falls when the values of a column are shuffled (Breiman, 2001).
+    """Returns the fall of a score when the values of a column are shuffled (Breiman, 2001).
 
-    Estimators have scikit-learn's, :func:`sklearn.inspection.permutation_importance`; this is the same of a model, in
-    which the features of a column are shuffled together.
+    For estimators, scikit-learn has :func:`sklearn.inspection.permutation_importance`. This function computes the same
+    importance for a model. It shuffles all features of a column together.
 
     Args:
       model: any fitted model.
-      x: samples, ``(n, p)``, best ones that the model was not trained on.
-      y: their targets.
-      score: ``(y, predictions) -> score``, greater is better, such as :func:`sklearn.metrics.r2_score`.
+      x: samples, ``(n, p)``, preferably samples that were not used in training.
+      y: targets of the samples.
+      score: ``(y, predictions) -> score``, such as :func:`sklearn.metrics.r2_score`. A greater score is better.
       repeats: number of shuffles.
-      key: random key of the shuffles; None: ``jax.random.key(0)``.
+      key: random key of the shuffles, by default ``jax.random.key(0)``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Returns:
-      The falls by column name, ``(repeats,)`` each.
+      The falls of the score by column name, ``(repeats,)`` each.
 
     Raises:
-      ValueError: for rows that do not fit the model, and for repeats that are not a positive number.
+      ValueError: for rows that do not fit the model, or for ``repeats`` below 1.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))

@@ -1,4 +1,4 @@
-"""The nearest point of a polyhedron, such as a leaf: least distance programming."""
+"""Least distance programming: finds the nearest point of a polyhedron, such as a leaf."""
 
 from collections.abc import Iterator
 import functools
@@ -10,19 +10,20 @@ import numpy as np
 def nearest_leaves(
     weights: np.ndarray, margins: np.ndarray, deviation: np.ndarray, others: np.ndarray, bounds: np.ndarray
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
-    """Yields the shortest step to the closure of each leaf, in deviations, and its constraints ``g step >= h``, with
-    unit vectors g; the shortest first.
+    """Yields the shortest step to the closure of each leaf, in deviations, and the constraints on the step.
+
+    Shorter steps come first. The constraints are ``g step >= h`` with unit vectors g.
 
     Args:
       weights: weights of all nodes, ``(nodes, p)``.
       margins: the scores of the sample, ``(nodes,)``.
       deviation: units of the steps, ``(p,)``.
-      others: which leaves may be reached, ``(leaves,)`` bool.
+      others: mask of the leaves that may be reached, ``(leaves,)`` bool.
       bounds: the lowest and the highest step of each feature, in deviations, ``(2, p)``.
     """
     directions = weights * deviation
     length = np.sqrt(np.square(directions).sum(1))
-    moves = length > 0  # other nodes send the sample one way, wherever it goes
+    moves = length > 0  # all other nodes send every sample to the same side
     scale = np.where(moves, length, 1)
     directions, away = directions / scale[:, None], margins / scale
     nodes, sides = _paths(len(others))
@@ -46,16 +47,17 @@ def nearest_leaves(
 
 @functools.cache
 def _paths(leaves: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the nodes on the path to each leaf, ``(leaves, depth)``, and the sides that it takes, 1 for right."""
+    """Returns the nodes on the path to each leaf, ``(leaves, depth)``, and the sides of the path, 1 for right."""
     depth = leaves.bit_length() - 1
     places = (np.arange(leaves)[:, None] + leaves) >> np.arange(depth, -1, -1)
     return places[:, :-1] - 1, np.where(places[:, 1:] % 2 == 1, 1.0, -1.0)
 
 
 def least_distance_within(g: np.ndarray, h: np.ndarray, bounds: np.ndarray) -> np.ndarray | None:
-    """Returns the shortest d with ``g d >= h`` within bounds, ``(2, p)``, around 0, or None if there is none.
+    """Returns the shortest d with ``g d >= h`` within bounds, or None if there is none.
 
-    Bounds become constraints where a solution without them leaves them, as most never matter.
+    The bounds, ``(2, p)``, include 0. A bound becomes a constraint only if a solution violates it, because most bounds
+    never matter.
     """
     low, high = bounds
     below, above = np.zeros(len(low), bool), np.zeros(len(low), bool)
@@ -76,9 +78,9 @@ def least_distance_within(g: np.ndarray, h: np.ndarray, bounds: np.ndarray) -> n
 def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
     """Returns the shortest d with ``g d >= h`` for unit vectors g, or None if there is none.
 
-    If the nearest point of the farthest half-space is in all others, it is that. Else for r, the residual of the least
-    squares problem ``min ||[g^T; h^T] u - e||, u >= 0`` with e the last unit vector, ``d = -r[:-1] / r[-1]``; there is
-    none if r is 0.
+    The nearest point of the farthest half-space is the solution if it is in all half-spaces. Otherwise, let r be the
+    residual of the least squares problem ``min ||[g^T; h^T] u - e||, u >= 0``, with e the last unit vector. Then
+    ``d = -r[:-1] / r[-1]``. There is no solution if r is 0.
     """
     unit = float(h.max(initial=0))
     if unit <= 0:
@@ -86,9 +88,9 @@ def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
     step = unit * g[h.argmax()]
     if (g @ step - h).min() >= -1e-12 * unit:
         return step
-    from scipy.optimize import nnls  # jax needs SciPy, but does not import this slow part of it
+    from scipy.optimize import nnls  # a slow import; jax depends on SciPy, but does not import this module
 
-    unit = np.abs(h).max()  # the problem is homogeneous: distances of 1 are the best conditioned
+    unit = np.abs(h).max()  # the problem is homogeneous; distances of 1 are best conditioned
     both, last = np.vstack([g.T, h / unit]), np.zeros(g.shape[1] + 1)
     last[-1] = 1
     residual = both @ nnls(both, last)[0] - last

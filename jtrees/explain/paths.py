@@ -1,4 +1,4 @@
-"""The path of a sample through a tree, and what each column adds to the scores on it."""
+"""The path of a sample through a tree, and the contribution of each column to the scores on the path."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -16,10 +16,10 @@ class Split:
     """A split on the path of a sample.
 
     Attributes:
-      node: its number, breadth first.
-      margin: the score, ``weights @ x + bias``; the sample goes right iff it is positive.
+      node: number of the node, breadth first.
+      margin: the score, ``weights @ x + bias``. The sample goes right iff the score is positive.
       reference: the score of the reference.
-      parts: what each column adds to it: ``margin = reference + sum(parts.values())``, but for rounding.
+      parts: contribution of each column. Up to rounding, ``margin = reference + sum(parts.values())``.
     """
 
     node: int
@@ -34,14 +34,14 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """How a tree comes to its prediction for one sample.
+    """The path of a sample through a tree, and the prediction at its end.
 
     Attributes:
-      splits: the splits from the root on; nodes that do not split are left out.
+      splits: the splits, root first. Nodes that do not split are omitted.
       leaf: number of the leaf.
       prediction: the prediction, ``()``, or ``(k,)`` for k outputs or classes.
-      parts: of linear leaves, what each column adds to the leaf's answer at the reference (of k outputs, ``(k,)``);
-        bounds of the leaf are not in them. None for other leaves.
+      parts: for linear leaves, the contribution of each column to the output, relative to the output of the leaf at the
+        reference. A contribution is ``(k,)`` for k outputs, and ignores the bounds of the leaf. None for other leaves.
     """
 
     splits: list[Split]
@@ -50,7 +50,7 @@ class Path:
     parts: dict[str, Any] | None
 
     def __str__(self) -> str:
-        """A line for each split and one for the leaf, with the largest parts first."""
+        """Returns a line for each split and a line for the leaf. The largest parts come first."""
         answer = np.array2string(self.prediction, precision=4, separator=", ")
         last = f"leaf {self.leaf}: {answer}"
         if self.parts is not None and self.prediction.ndim == 0:
@@ -61,17 +61,17 @@ class Path:
 def path(
     model: Any, row: Any, *, reference: ArrayLike | None = None, feature_names: Sequence[str] | None = None
 ) -> Path:
-    """Returns the path of one sample through a tree, and what each column adds to the score of every split on it.
+    """Returns the path of a sample through a tree, and the contribution of each column to every score on the path.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample, ``(p,)`` or a table of one row.
-      reference: the sample to compare with, likewise, such as the means of the training rows; by default, zero in the
-        model's own coordinates (``tree.origin``).
+      reference: the sample to compare with, in the form of ``row``, such as the means of the training rows. The default
+        is zero in the model's own coordinates (``tree.origin``).
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Raises:
-      ValueError: for a model that is not one tree, and for rows that do not fit it or are several.
+      ValueError: for a model other than a single tree, for rows that do not fit it, or for several rows.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))

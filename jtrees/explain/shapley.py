@@ -1,4 +1,4 @@
-"""Shapley values: what each column adds to the prediction of a sample."""
+"""Shapley values: the contribution of each column to the prediction of a sample."""
 
 from collections.abc import Sequence
 import math
@@ -19,13 +19,13 @@ _BLOCK = 8192  # samples evaluated at once
 
 
 class Shapley(NamedTuple):
-    """Shapley values: ``shap.Explanation(*values)`` takes them in this order.
+    """Shapley values, in the order of the arguments of ``shap.Explanation(*values)``.
 
     Attributes:
-      values: what each column adds to the prediction of each sample, ``(n, p)``, or ``(n, p, k)`` for k outputs.
-      base_values: mean prediction of the background, ``(n,)`` or ``(n, k)``; with the values of a sample it adds up to
-        its prediction.
-      data: the samples as numbers, ``(n, p)``; of raw tables None, as a column may have several.
+      values: contribution of each column to the prediction of each sample, ``(n, p)``, or ``(n, p, k)`` for k outputs.
+      base_values: mean prediction of the background, ``(n,)`` or ``(n, k)``. The base value plus the values of a sample
+        is the sample's prediction.
+      data: the samples as numbers, ``(n, p)``. None for raw tables, because a column may have several features.
       feature_names: names of the columns.
     """
 
@@ -44,22 +44,25 @@ def shapley_values(
     key: Array | None = None,
     feature_names: Sequence[str] | None = None,
 ) -> Shapley:
-    """Returns interventional Shapley values (Lundberg and Lee, 2017): the worth of a set of columns is the mean
-    prediction when these are the sample's and all others those of a background row.
+    """Returns interventional Shapley values (Lundberg and Lee, 2017).
 
-    Up to 12 columns they are exact, from all sets of columns. Above, they are means over random orders of the columns,
-    each with its reverse (antithetic); they add up exactly there, too.
+    The worth of a set of columns is the mean prediction over the background rows, where the columns of the set have the
+    sample's values.
+
+    For up to 12 columns, the values are exact: all sets of columns are evaluated. For more columns, the values are
+    means over random orders of the columns. Each order is paired with its reverse (antithetic sampling). In both cases
+    the values add up exactly to the prediction.
 
     Args:
       model: any fitted model.
       x: samples to explain, ``(n, p)``, as for ``predict``.
-      background: samples that stand for "not known", likewise; some 100 rows of the training table.
-      permutations: number of orders, each with its reverse, of more than 12 columns.
-      key: random key of the orders; None: ``jax.random.key(0)``.
+      background: samples that represent unknown values, in the form of ``x``, such as 100 rows of the training table.
+      permutations: number of orders for more than 12 columns. Each order is paired with its reverse.
+      key: random key of the orders, by default ``jax.random.key(0)``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
     Raises:
-      ValueError: for rows that do not fit the model, and for permutations that are not a positive number.
+      ValueError: for rows that do not fit the model, or for ``permutations`` below 1.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
@@ -81,7 +84,7 @@ def shapley_values(
         sets, weights = _random_sets(players, permutations, np.random.default_rng(np.asarray(seed)))
     trees = 1
     if isinstance(inner, Forest) and inner.combine == "sum" and inner.link in ("identity", "sorted"):
-        trees, inner = len(inner), inner.replace(combine="mean")  # the scaling is that of one tree
+        trees, inner = len(inner), inner.replace(combine="mean")  # the scaling belongs to one tree
     scaling, unscaled = inner.scaling, inner.without_scaling()
     scaled = lambda rows: np.asarray(prediction.scaled(scaling, rows, inner.features), np.float32)
     with compilation.promoting_ranks():
@@ -97,7 +100,7 @@ def shapley_values(
 
 @jax.jit
 def _worth(model: Any, x: Float[Array, "n p"], background: Float[Array, "b p"], sets: Array) -> Float[Array, "n s *k"]:
-    """Returns the mean prediction over the background with each set of features from the sample."""
+    """Returns the mean prediction over the background for each set of features that have the sample's values."""
 
     def of_row(row: Array) -> Array:
         of_one = lambda behind: model.apply(jnp.where(sets, row, behind))
@@ -107,9 +110,10 @@ def _worth(model: Any, x: Float[Array, "n p"], background: Float[Array, "b p"], 
 
 
 def _all_sets(players: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all sets of players, ``(2^p, p)`` bool, and the weight of each one's worth in each value, ``(p, 2^p)``.
+    """Returns all sets of players, ``(2^p, p)`` bool, and the weight of each set's worth in each value, ``(p, 2^p)``.
 
-    A set of s players without i counts ``s! (p - s - 1)! / p!``, against i, and with i that of the set without it.
+    In the value of player i, a set of s players without i has the weight ``-s! (p - s - 1)! / p!``. The same set plus i
+    has the opposite weight.
     """
     sets = (np.arange(2**players)[:, None] >> np.arange(players)) % 2 == 1
     size = sets.sum(1)
@@ -118,7 +122,7 @@ def _all_sets(players: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _random_sets(players: int, pairs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sets that orders of the players and their reverses pass through, and weights likewise."""
+    """Returns the sets that random orders of the players and their reverses pass through, and the sets' weights."""
     forward = np.stack([rng.permutation(players) for _ in range(pairs)])
     orders = np.concatenate([forward, forward[:, ::-1]])
     sets, weights = [np.zeros(players, bool), np.ones(players, bool)], np.zeros((players, 2 + len(orders) * players))

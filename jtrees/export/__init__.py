@@ -1,8 +1,7 @@
-"""Trees and forests as files for other machines: a C header, a Python file that needs NumPy alone, ONNX,
-StableHLO.
+"""Writes trees and forests for other machines: a C header, a Python file that needs only NumPy, ONNX or StableHLO.
 
-All of them, and predictions of NumPy arrays, send a row to the same leaf: features, relative to the origin, and weights
-are float32 numbers, whose products are exact in double precision, in which scores are summed (:mod:`jtrees.exact`).
+All formats send a row to the same leaf as predictions of NumPy arrays do. Weights and features (relative to the origin)
+are float32 numbers. Their products are exact in double precision, in which scores are summed (:mod:`jtrees.exact`).
 """
 
 from jtrees._public import list_public_names as _list_public_names

@@ -1,4 +1,4 @@
-"""The columns of a raw table in C: a struct for a row, an enum for levels, a function from a row to its features."""
+"""The columns of a raw table in C: a struct for a row, enums for levels, and a function from a row to its features."""
 
 import re
 
@@ -22,19 +22,19 @@ host_mips cray riscv far near huge small hyper interface min max pascal cdecl
 EOF BUFSIZ FILE NULL RAND_MAX EXIT_SUCCESS EXIT_FAILURE CHAR_BIT CHAR_MIN CHAR_MAX INT_MIN INT_MAX NAN INFINITY
 HUGE_VAL I complex imaginary assert errno stdin stdout stderr signbit isnan isinf isfinite isnormal fpclassify noreturn
 IN OUT ERROR OPTIONAL TRUE FALSE BOOL CONST VOID DELETE DOMAIN OVERFLOW UNDERFLOW SING TLOSS PLOSS
-"""  # words of C and of C++; macros of compilers for some systems, and of headers of C and of Windows
-_LONGEST = 60  # characters of a name: C promises to tell names apart by 63
+"""  # words of C and C++, macros of compilers for some systems, and macros of C and Windows headers
+_LONGEST = 60  # maximum length of a name; C guarantees that 63 characters are significant
 
 
 class Columns:
-    """The columns of a model in C. In all texts, ``$`` and ``$$`` stand for the prefix and the prefix in capitals.
+    """The columns of a model in C. In all texts, ``$`` stands for the prefix, and ``$$`` for the prefix in capitals.
 
     Attributes:
-      text: declarations: the struct and the enums of named columns, and ``$_encode(x, out)``.
+      text: declarations of the struct and the enums of named columns, and of ``$_encode(x, out)``.
     """
 
     def __init__(self, fields: list[Field], *, named: bool):
-        """``named``: whether a row is a struct; else an array, whose columns are found by place."""
+        """Writes the declarations. If ``named``, a row is a struct, otherwise an array with columns by position."""
         self.fields, self.named = fields, named
         members, constants = (
             _Names(set(_RESERVED.split())),
@@ -67,7 +67,7 @@ class Columns:
 
     @property
     def row(self) -> str:
-        """The type that an argument points to."""
+        """The C type of a row, to which an argument points."""
         return "$_row" if self.named else "double"
 
     def _struct(self) -> str:
@@ -84,7 +84,7 @@ class Columns:
         return "/* A row. NaN is a missing number. */\ntypedef struct {\n" + "\n".join(lines) + "\n} $_row;\n"
 
     def test_rows(self, rows: Frame) -> tuple[str, str]:
-        """Returns the declarations of rows for the self-test, and the lines that make row ``i`` of them, ``x``."""
+        """Returns the declarations of the self-test's rows, and the lines that set ``x`` to row ``i``."""
         numbers = [field for field in self.fields if field.kind != "text"]
         width = max((field.place for field in self.fields), default=0) + 1
         gaps = np.stack([rows.columns[field.name].missing for field in numbers], axis=1) if numbers else None
@@ -118,7 +118,7 @@ class Columns:
 
 
 def _of_field(field: Field, value: str, tables: dict[str, str], start: int) -> list[str]:
-    """Returns the lines that write the features of a column from place ``start`` on."""
+    """Returns the lines that write the features of a column, starting at position ``start``."""
     lines = []
     if field.kind != "text":
         there = f"{value} - {number(field.start, 'double')}" if field.start else value
@@ -152,7 +152,7 @@ enum {{
 {constants}
 }};
 
-/* The level of a text; of a null pointer that of a missing value. */
+/* The level of a text. A null pointer has the level of a missing value. */
 static inline int $_{member}_of(const char *text) {{
   static const char *const levels[] = {{{levels}}};
   if (!text) return $$_{names[-1]};
@@ -167,20 +167,20 @@ static inline int $_{member}_of(const char *text) {{
 
 
 def _comment(text: str) -> str:
-    """Returns a text that does not end a comment, on one line."""
+    """Returns a text on a single line that does not end a comment."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return held(printable.replace("*/", "* /").replace("/*", "/ *"))
 
 
 class _Names:
-    """Names of C that differ from each other."""
+    """Creates C names that differ from each other."""
 
     def __init__(self, taken: set[str]):
         self.taken = set(taken)
 
     def __call__(self, text: str) -> str:
         base = re.sub("[^0-9A-Za-z_]", "_", text[:_LONGEST])
-        # A name that begins with two underscores, or with one and a capital, is the compiler's own: a macro, or a word.
+        # Names that begin with two underscores, or with an underscore and a capital, are reserved for the compiler.
         base = f"x{base}" if re.match("$|_$|_[A-Z_]", base) else f"_{base}" if base[0].isdigit() else base
         name = base
         for i in range(2, len(self.taken) + 3):
@@ -191,7 +191,8 @@ class _Names:
         return name
 
 
-# From https://howardhinnant.github.io/date_algorithms.html: years begin in March, and repeat after 400.
+# The algorithm is from https://howardhinnant.github.io/date_algorithms.html. Years begin in March. The calendar repeats
+# after 400 years.
 _DATES = """\
 static inline long long $_whole_days(double days) {
   const long long whole = (long long)days;

@@ -1,4 +1,4 @@
-"""A tree or a forest as one C99 header."""
+"""Writes a tree or a forest as a single C99 header."""
 
 import os
 import re
@@ -16,30 +16,35 @@ from jtrees.export.program import Program, program_of
 def to_c(
     model: Any, path: str | os.PathLike, *, prefix: str = "jtrees", precision: Literal["double", "float"] = "double"
 ) -> None:
-    """Writes a model as a C99 header that allocates nothing and calls nothing.
+    """Writes a model as a C99 header without memory allocation or library calls.
 
-    With ``prefix="jtrees"`` it has ``int jtrees_leaf(const double *x)``, of a forest ``int jtrees_leaf(int tree, const
-    double *x)``, the leaf of one row; ``void jtrees_predict(const double *x, double *out)``, its ``JTREES_OUTPUTS``
-    predictions; ``void jtrees_predict_rows(const double *x, long n, double *out)``, those of n rows one after the
-    other, bit for bit the same in less time; and ``int jtrees_selftest(void)``, the number of rows of ten whose leaf or
-    predictions differ from those recorded in the file. With ``-DJTREES_MAIN`` it is a program whose exit status is that
-    number.
+    If the prefix is ``"jtrees"``, the header has four functions:
 
-    For a model of DataFrames a row is a struct ``jtrees_row`` with a member for each column that is used: doubles for
-    numbers, booleans (0 and 1) and dates (days since 1970-01-01), in which NaN is a missing value; and for text an int,
-    a level of an enum, which ``jtrees_COLUMN_of(text)`` returns. Of arrays with missing values it is a ``const double
-    *`` with NaN.
+    - ``int jtrees_leaf(const double *x)`` returns the leaf of a row. For a forest, the function is
+      ``int jtrees_leaf(int tree, const double *x)``.
+    - ``void jtrees_predict(const double *x, double *out)`` writes the ``JTREES_OUTPUTS`` predictions of a row.
+    - ``void jtrees_predict_rows(const double *x, long n, double *out)`` writes the predictions of n consecutive rows.
+      The predictions are the same bit for bit, and take less time.
+    - ``int jtrees_selftest(void)`` returns the number of test rows, out of ten, whose leaf or predictions differ from
+      the values in the file.
+
+    The option ``-DJTREES_MAIN`` makes the header a program. Its exit status is the result of the self-test.
+
+    For a model of DataFrames, a row is a struct ``jtrees_row`` with a member for each column that the model uses.
+    Numbers, booleans (0 and 1) and dates (days since 1970-01-01) are doubles, and NaN is a missing value. Text is an
+    int, a level of an enum. ``jtrees_COLUMN_of(text)`` returns the level. For a model of arrays with missing values, a
+    row is a ``const double *`` with NaN.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
-        (:class:`jtrees.data.FrameModel`).
-      path: path of the file, which is written whole or not at all.
-      prefix: what all names in the file begin with.
-      precision: type of features and predictions; of raw tables that of predictions alone. Scores that single
-        precision does not decide are in double precision for both.
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
+        holds either (:class:`jtrees.data.FrameModel`).
+      path: path of the file. The file is written completely or not at all.
+      prefix: prefix of all names in the file.
+      precision: type of features and predictions. For raw tables, only predictions have this type. For both types, a
+        score is computed in double precision if single precision does not decide its sign.
 
     Raises:
-      ValueError: for another model, a prefix that is not a name in C, or another precision.
+      ValueError: for any other model, for a prefix that is not a name in C, or for an unknown precision.
       OSError: if the file cannot be written.
 
     Example:
@@ -123,16 +128,17 @@ def _parts_of_leaves(of: Program, tables: list[Any], padded: int, rows: np.ndarr
 
 
 def _reach(of: Program, padded: int) -> tuple[np.ndarray, bool]:
-    """Returns the square of the largest rounding error of each score, ``(trees, nodes)``, and whether it is one.
+    """Returns the square of the largest rounding error of each score, ``(trees, nodes)``, and whether all are valid.
 
-    A score in single precision is a sum of products w z, first that of the bias and 1, each of which passes through at
-    most c = padded / 4 + 4 roundings. So the error is at most ``c u |w| |z|``, u = 2^-24, or twice that for those of
-    higher order, and the square is below the value here times ``1 + |z|^2``. Where squares would underflow the value is
-    larger; where sums could overflow, it bounds nothing.
+    A score in single precision is a sum of products w z. The first product is the product of the bias and 1. Each
+    product passes through at most c = padded / 4 + 4 roundings. The error is therefore at most ``c u |w| |z|`` with
+    u = 2^-24, or twice that number with errors of higher order. The square of the error is below the returned value
+    times ``1 + |z|^2``. The value is larger where squares would underflow. Where sums could overflow, the value is not
+    a bound.
     """
     weights, bias = of.weights.astype(np.float64), of.bias.astype(np.float64)
     squares = np.square(weights).sum(-1) + np.square(bias)
-    largest = 1e36  # of squares: |w| |z| does not overflow unless |z|^2 does
+    largest = 1e36  # largest sum of squares: |w| |z| overflows only if |z|^2 does
     reach = np.maximum((2 * (padded / 4 + 4) * 2.0**-24) ** 2 * squares, 1e-30)
     return np.where(squares < largest, reach, 1), bool(np.all(squares < largest))
 
@@ -140,9 +146,9 @@ def _reach(of: Program, padded: int) -> tuple[np.ndarray, bool]:
 _TEMPLATE = """\
 /* @WHAT@, written by jtrees.
  *
- * $_leaf: the leaf of a row, from 0. $_predict: its predictions. $_predict_rows: those of n rows, in less
- * time. $_selftest: 0 if they are what jtrees computed for ten rows. With -D$$_MAIN a program whose exit
- * status is that of the self-test.
+ * $_leaf: the leaf of a row, from 0. $_predict: the predictions of a row. $_predict_rows: the predictions of
+ * n rows, in less time. $_selftest: 0 if leaves and predictions of ten rows equal the values of jtrees. The
+ * option -D$$_MAIN makes this file a program. Its exit status is the result of the self-test.
  */
 #ifndef $$_H
 #define $$_H
@@ -159,7 +165,7 @@ enum {
 @TABLES@
 
 @ENCODE@
-/* The score of a split in double precision, in which products are exact: four partial sums, in the order of jtrees. */
+/* The score of a split in double precision, where products are exact. Four partial sums, in the order of jtrees. */
 static inline double $_score(int tree, int node, const float *z) {
   const float *w = $_weights[tree][node];
   double a = $_bias[tree][node], b = 0, c = 0, d = 0;
@@ -199,7 +205,7 @@ static inline float $_relative(const @ROW@ *x, float *z) {
   return $_dot(z, z, 1);
 }
 
-/* Whether a row goes right. Scores are in double precision where rounding may decide their sign in single precision. */
+/* Whether a row goes right. A score is in double precision if rounding may decide its sign in single precision. */
 static inline int $_right(int tree, int node, const float *z, float size) {
   const float score = $_dot($_weights[tree][node], z, $_bias[tree][node]);
   if (@REACHED@score * score > $_reach[tree][node] * size) return score > 0;
@@ -219,7 +225,7 @@ static inline int $_leaf(@TREE_ARGUMENT@const @ROW@ *x) {
   return $_descend(@LEAF@z, size);
 }
 
-/* Adds the answers of a leaf. */
+/* Adds the outputs of a leaf. */
 static inline void $_add(int tree, int leaf, const float *z, double *sum) {
   (void)z;
   for (int k = 0; k < $$_OUTPUTS; k++) {
@@ -236,7 +242,7 @@ static inline void $_predict(const @ROW@ *x, @REAL@ *out) {
   $_finish(sum, out);
 }
 
-/* Asks for memory that is read soon; no address is wrong. */
+/* Prefetches memory that is read soon. Every address is allowed. */
 static inline void $_prefetch(const char *address) {
 #ifdef __GNUC__
   __builtin_prefetch(address);
@@ -245,8 +251,8 @@ static inline void $_prefetch(const char *address) {
 #endif
 }
 
-/* Rows of a block descend level by level, as a processor works on several that do not wait for each other. Meanwhile
-   those of the next block are fetched, a part of each on every level. */
+/* The rows of a block descend together, level by level, because a processor works on independent rows in parallel.
+   Meanwhile the rows of the next block are prefetched, a part of each row on every level. */
 static inline void $_predict_rows(const @ROW@ *x, long n, @REAL@ *out) {
   float z[$$_BLOCK][$$_PADDED], size[$$_BLOCK];
   double sum[$$_BLOCK][$$_OUTPUTS];
@@ -337,8 +343,9 @@ _LINKS = {
     "sorted": _SORTED,
 }
 
-# exp(v) = 2^n exp(r) with |r| <= log(2) / 2, where the series to the 13th power has a relative error below 1e-16; n
-# log(2) is subtracted in two parts, the first exact. The power is one of 2 or 1/2, as neither overflows on the way.
+# exp(v) = 2^n exp(r) with |r| <= log(2) / 2. For these r, the series to the 13th power has a relative error below
+# 1e-16. n log(2) is subtracted in two parts, and the first part is exact. The base of the power is 2 or 1/2, so that
+# intermediate results do not overflow.
 _EXP = """
 /* exp(v): 0 below -708, infinite above 709. */
 static inline double $_exp(double v) {

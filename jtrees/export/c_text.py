@@ -1,4 +1,4 @@
-"""Numbers, strings and arrays as they are written in C."""
+"""Writes numbers, strings and arrays as C source."""
 
 from typing import Any
 
@@ -8,18 +8,19 @@ _SPECIAL = {"$": "\1", "@": "\2"}  # characters that have a meaning in templates
 
 
 def held(text: str) -> str:
-    """Returns a text with stand-ins for the characters that have a meaning in templates."""
+    """Returns a text in which stand-ins replace the characters that have a meaning in templates."""
     return text.translate(str.maketrans(_SPECIAL))
 
 
 def released(text: str) -> str:
-    """Returns a text with the characters that :func:`held` replaced."""
+    """Returns a text in which the characters that :func:`held` replaced are restored."""
     return text.translate(str.maketrans({stand_in: own for own, stand_in in _SPECIAL.items()}))
 
 
 def table(kind: str, name: str, values: Any, width: int | None = None) -> str:
-    """Returns the definition of a constant array, of which ``width`` elements of the last axis are declared: those
-    without a value are 0.
+    """Returns the definition of a constant array.
+
+    ``width`` is the declared size of the last axis. Elements beyond the values are 0.
     """
     values = np.asarray(values)
     shape = "".join(f"[{n}]" for n in (*values.shape[:-1], width or values.shape[-1]))
@@ -41,6 +42,6 @@ def number(value: Any, kind: str) -> str:
 
 
 def string(text: str) -> str:
-    """Returns a string literal in UTF-8, in which all but letters and digits is escaped."""
+    """Returns a string literal in UTF-8. All bytes except letters, digits and spaces are escaped."""
     safe = lambda byte: chr(byte) if (chr(byte).isalnum() and byte < 128) or byte == 32 else f"\\{byte:03o}"
     return '"' + "".join(map(safe, text.encode())) + '"'

@@ -1,4 +1,4 @@
-"""How the columns of a raw table become features, as plain arrays: the common part of all formats that hold columns."""
+"""The encoding of a raw table's columns as plain arrays: the common part of all export formats with columns."""
 
 from typing import NamedTuple
 
@@ -10,27 +10,27 @@ from jtrees.data.frame import Frame, RawColumn
 from jtrees.data.kinds import MONTHS, WEEKDAYS, Date, LeftOut, Numeric, OneHot, TargetMeans
 
 _NAMES = {"month": MONTHS, "weekday": WEEKDAYS}
-MICROSECONDS = 86_400_000_000  # of a day, as durations are counted in whole ones
+MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds
 
 
 class Field(NamedTuple):
     """A column that the model uses.
 
-    A number gives ``value - start``, or ``center`` if it is missing, then 1 or 0 for missing if ``masked``. A level,
-    and the month and the weekday of a date, give a row of a table: those of the levels, then that of any other, then
-    that of a missing one.
+    A number has the feature ``value - start``, or ``center`` if the number is missing. If ``masked``, a second feature
+    is 1 for a missing number, else 0. The features of a level, a month or a weekday are a row of a table. The table has
+    a row for each level, then a row for any other level, then a row for a missing value.
 
     Attributes:
-      name: its name.
-      place: its place in the table.
+      name: name of the column.
+      place: position of the column in the raw table.
       kind: ``"numeric"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``.
-      start: of numbers and dates.
-      center: likewise.
-      masked: likewise.
+      start: number that is subtracted from numbers and dates.
+      center: feature of a missing number or date.
+      masked: whether numbers and dates have a feature for missing values.
       levels: the levels of text.
-      zone: of dates the time zone, as in :class:`jtrees.data.columns.Date`.
-      reading: how text becomes numbers or dates.
-      durations: whether the numbers are days of durations.
+      zone: time zone of dates, as in :class:`jtrees.data.columns.Date`.
+      reading: format in which text is read as numbers or dates.
+      durations: whether the numbers are durations in days.
       tables: rows ``(levels + 2, k)`` of ``"level"``, ``"month"`` or ``"weekday"``, in the order of the features.
     """
 
@@ -48,7 +48,7 @@ class Field(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Number of features before those of the tables."""
+        """Number of features before the features of the tables."""
         return 0 if self.kind == "text" else 1 + self.masked
 
 
@@ -78,12 +78,12 @@ def _table(column: OneHot | TargetMeans, levels: tuple[str, ...]) -> np.ndarray:
 
 
 def new_level(levels: tuple[str, ...]) -> str:
-    """Returns a text that is none of the levels."""
+    """Returns a text that differs from all levels."""
     return "\0" * (1 + max(map(len, levels), default=0))
 
 
 def test_table(columns: Columns, rows: int) -> Frame:
-    """Returns rows for the self-test of a file: numbers about their centres, all levels, and missing values."""
+    """Returns rows for the self-test of a file: numbers around their centres, all levels, and missing values."""
     rng = np.random.default_rng(0)
     drawn = {}
     for name, column in columns.columns.items():
@@ -106,12 +106,12 @@ def test_table(columns: Columns, rows: int) -> Frame:
 
 
 def codes_of(field: Field, raw: RawColumn) -> np.ndarray:
-    """Returns the places of levels in their table, ``(n,)``."""
+    """Returns the row of each level in the field's table, ``(n,)``."""
     places = {level: i for i, level in enumerate(field.levels)} | {None: len(field.levels) + 1}
     return np.array([places.get(value, len(field.levels)) for value in raw.values], np.int64)
 
 
 def encoded(columns: Columns, table: Frame) -> np.ndarray:
-    """Returns the features of a table, ``(n, p)``, without a warning of missing values."""
+    """Returns the features of a table, ``(n, p)``. Missing values cause no warning."""
     used = [(column, table.columns[name]) for name, column in columns.columns.items()]
     return np.column_stack([column.encode(raw) for column, raw in used if not isinstance(column, LeftOut)])

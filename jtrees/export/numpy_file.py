@@ -1,4 +1,4 @@
-"""A tree or a forest as a Python file that needs NumPy alone."""
+"""Writes a tree or a forest as a Python file that needs only NumPy."""
 
 import inspect
 import os
@@ -17,18 +17,18 @@ from jtrees.export.program import Program, program_of
 
 
 def to_numpy(model: Any, path: str | os.PathLike) -> None:
-    """Writes a model as a Python file with ``leaf(x)`` and ``predict(x)``; run as a program it tests itself.
+    """Writes a model as a Python file with ``leaf(x)`` and ``predict(x)``. The file tests itself if it is run.
 
-    For a model of DataFrames x is a DataFrame, or another mapping of names to columns; of arrays with missing values an
-    array with NaN.
+    For a model of DataFrames, x is a DataFrame or another mapping from names to columns. For a model of arrays with
+    missing values, x is an array with NaN.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
-        (:class:`jtrees.data.FrameModel`).
-      path: path of the file, which is written whole or not at all.
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
+        holds either (:class:`jtrees.data.FrameModel`).
+      path: path of the file. The file is written completely or not at all.
 
     Raises:
-      ValueError: for another model.
+      ValueError: for any other model.
       OSError: if the file cannot be written.
 
     Example:
@@ -69,7 +69,7 @@ def _source(of: Program) -> str:
 
 
 def _of_columns(columns: Columns, given: Frame) -> tuple[str, str]:
-    """Returns the source that makes features of the columns of a raw table, and the rows of the self-test."""
+    """Returns the source that computes features from the columns of a raw table, and the rows of the self-test."""
     listed = []
     for field in fields_of(columns):
         tables = ", ".join(f"{part!r}: {_array(features)}" for part, features in field.tables.items())
@@ -103,7 +103,7 @@ def _column(raw: RawColumn) -> str:
 def _array(values: np.ndarray | None) -> str:
     if values is None:
         return "None"
-    # Numbers of float32 as the shortest text that reads back as themselves.
+    # Each float32 number is the shortest text that reads back as the same number.
     lists = np.vectorize(str, otypes=[object])(values).tolist()
     listed = str(lists).replace("'", "").replace("], [", "],\n[").replace("nan", "np.nan")
     return f"np.array({listed}, np.{values.dtype})"
@@ -114,7 +114,7 @@ _PARSE = inspect.getsource(parse).removeprefix(f'"""{parse.__doc__}"""').strip()
 _TEMPLATE = '''\
 """@WHAT@, written by jtrees.
 
-leaf(x): the leaf of each row, @LEAVES@, from 0; predict(x): predictions, @OUTPUTS@, in double precision.
+leaf(x) returns the leaf of each row, @LEAVES@, from 0. predict(x) returns predictions, @OUTPUTS@, in double precision.
 """
 
 import numpy as np
@@ -187,10 +187,11 @@ _CHECK_MAPPING = """\
 """
 
 _FEATURES_OF_COLUMNS = """\
-# Of each column: its name or place, its kind, what is subtracted, the value of a missing one, whether that is marked,
-# how its text is read (of numbers what stands before and after them, and the separators of thousands and decimals; of
-# dates the format, whether they have an offset from UTC, and the time zone in which days count), its levels, and the
-# features of its levels, months or weekdays, then those of any other and of a missing one.
+# An entry for each column: its name or position, its kind, the number to subtract, the number for a missing value,
+# whether a feature marks missing values, the format of text, the levels, and tables of features. The format of numbers
+# is the text before and after them, and the separators of thousands and decimals. The format of dates is the style,
+# whether dates have an offset from UTC, and the time zone in which days count. A table has a row for each level, month
+# or weekday, then a row for any other value, and a row for a missing value.
 COLUMNS = [
 @COLUMNS@
 ]
@@ -233,7 +234,7 @@ def _number(value, kind, of_text):
 
 def _items(values):
     array = np.asarray(values)
-    return array if array.dtype.kind == "f" else values  # floats in their own precision
+    return array if array.dtype.kind == "f" else values  # floats keep their precision
 
 
 def _numbers(values, kind, of_text):

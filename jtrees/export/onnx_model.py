@@ -1,4 +1,4 @@
-"""A tree or a forest as an ONNX model of standard operators."""
+"""Writes a tree or a forest as an ONNX model of standard operators."""
 
 import os
 from typing import Any
@@ -12,31 +12,31 @@ from jtrees.export.program import Program, program_of
 from jtrees.validation import quoted
 
 _OPSET = 17
-_FOR_TEXT = "ai.onnx.ml"  # has the one standard operator from strings to numbers
-_SCORED = 7  # levels whose nodes are all scored by one matrix product; below, weights on the path are gathered
+_FOR_TEXT = "ai.onnx.ml"  # has the only standard operator that maps strings to numbers
+_SCORED = 7  # levels whose nodes are all scored by one matrix product; lower levels gather the weights on the path
 
 
 def to_onnx(model: Any, path: str | os.PathLike) -> None:
     """Writes a model as an ONNX model in double precision: input ``x (n, p)``, outputs ``prediction`` and ``leaf``.
 
-    Predictions are ``(n,)`` or ``(n, k)``; leaves int64, ``(n,)``, of a forest ``(n, trees)``; n is any number. ONNX's
-    own operators for trees are not used, as their splits have one feature. A score is summed in an order that the
-    runtime chooses: leaves are those of :meth:`jtrees.ObliqueTree.leaf_index` but for scores of about 1e-15. Needs the
-    extra ``export``.
+    Predictions are ``(n,)`` or ``(n, k)``. Leaves are int64, ``(n,)``, or ``(n, trees)`` for a forest. n is any number.
+    ONNX has its own operators for trees, but their splits use a single feature, so they are not used. The runtime
+    chooses the order in which a score is summed. Leaves therefore equal :meth:`jtrees.ObliqueTree.leaf_index`, except
+    for scores of about 1e-15. This function needs the extra ``export``.
 
-    For a model of DataFrames there is an input ``(n,)`` for each column that is used, by its name: double for numbers,
-    booleans (0 and 1) and dates (days since 1970-01-01, local ones of dates with a time zone), in which NaN is a
-    missing value; and strings for text, in which an empty one is missing. Of arrays with missing values it is ``x``
-    with NaN.
+    A model of DataFrames has an input ``(n,)`` for each column that the model uses, with the name of the column.
+    Numbers, booleans (0 and 1) and dates are double, and NaN is a missing value. Dates are days since 1970-01-01, local
+    days for dates with a time zone. Text is a string, and the empty string is a missing value. A model of arrays with
+    missing values has the input ``x`` with NaN.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of them, or either of a raw table
-        (:class:`jtrees.data.FrameModel`).
-      path: path of the file, which is written whole or not at all.
+      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
+        holds either (:class:`jtrees.data.FrameModel`).
+      path: path of the file. The file is written completely or not at all.
 
     Raises:
       ImportError: without onnx.
-      ValueError: for another model, for a column with the name of an output, and for a level that is an empty text.
+      ValueError: for any other model, for a column with the name of an output, or for a level that is an empty text.
       OSError: if the file cannot be written.
 
     Example:
@@ -54,14 +54,14 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
 
 
 class _Graph:
-    """Nodes and constants of a graph under construction; values are their names."""
+    """Nodes and constants of a graph under construction. Names identify values."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: dict[tuple[Any, ...], Any] = {}  # by their contents
 
     def __call__(self, operator: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> str:
-        """Adds an operator; inputs are names, or arrays, for constants. Returns the name of its (first) output."""
+        """Adds an operator. Returns the name of its first output. Inputs are names, or arrays for constants."""
         from onnx import helper
 
         names = [one if isinstance(one, str) else self._constant(one) for one in inputs]
@@ -125,13 +125,13 @@ def _model(of: Program) -> Any:
     )
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_FOR_TEXT, 2)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name="jtrees")
-    model.ir_version = 8  # that of the operators, which older runtimes read
+    model.ir_version = 8  # the version of the operators, which older runtimes read
     checker.check_model(model)
     return model
 
 
 def _encoded(add: _Graph, columns: Columns) -> tuple[list[Any], str]:
-    """Adds the encoding of a raw table; returns the inputs, and the name of the features, ``(n, p)``."""
+    """Adds the encoding of a raw table. Returns the inputs, and the name of the features, ``(n, p)``."""
     from onnx import TensorProto, helper
 
     fields, parts, inputs = fields_of(columns), [], []
@@ -163,9 +163,9 @@ def _encoded(add: _Graph, columns: Columns) -> tuple[list[Any], str]:
 
 
 def _check_name(name: str) -> None:
-    """Raises ``ValueError`` for a column whose name no input of ONNX can have."""
+    """Raises ``ValueError`` for a column name that an ONNX input cannot have."""
     if name in ("prediction", "leaf"):
-        expected = "not be called 'prediction' or 'leaf', as the outputs are"
+        expected = "not be called 'prediction' or 'leaf', the names of the outputs"
     elif name == "" or name.startswith("jtrees."):
         expected = "have names in ONNX that do not begin with 'jtrees.'"
     elif "\0" in name:
@@ -176,7 +176,7 @@ def _check_name(name: str) -> None:
 
 
 def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:
-    """Adds month and weekday of days since 1970, as places in their tables; the month as in the C header."""
+    """Adds the month and the weekday of days since 1970, as rows of their tables. The formula is as in the C header."""
     from onnx import TensorProto
 
     int64 = lambda value: np.int64(value)
@@ -195,14 +195,14 @@ def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:
 
 
 def _leaf(add: _Graph, z: str, weights: np.ndarray, bias: np.ndarray, depth: int) -> str:
-    """Adds a tree; returns the name of the leaves, int64 ``(n,)``."""
+    """Adds a tree. Returns the name of its leaves, int64 ``(n,)``."""
     from onnx import TensorProto
 
     above = 2 ** min(depth, _SCORED) - 1
     weights, wide = np.asarray(weights), np.float64
     score = add("Add", add("MatMul", z, wide(weights[:above].T)), wide(bias[:above]))
     right = add("Cast", add("Greater", score, wide(0)), to=TensorProto.INT64)
-    # The root has number 1, so that children are 2 node and 2 node + 1.
+    # The root has number 1. The children of a node are 2 node and 2 node + 1.
     node = add("Add", add("Squeeze", add("Slice", right, *map(np.array, ([0], [1], [1]))), np.array([1])), np.int64(2))
     for level in range(1, depth):
         number = add("Sub", node, np.int64(1))

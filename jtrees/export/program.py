@@ -1,4 +1,4 @@
-"""What is exported: a tree or a forest as plain arrays, the common part of all formats."""
+"""A tree or a forest as plain arrays: the common part of all export formats."""
 
 from typing import Any, NamedTuple
 
@@ -17,26 +17,26 @@ _TESTED = 10  # rows of a self-test
 
 
 class Program(NamedTuple):
-    """A tree, or several, and what becomes of their predictions.
+    """One or several trees, and the combination of their predictions.
 
-    With ``z = float32(x - zero)``, a sample goes right at node j of a tree iff ``weights[j] @ z + bias[j] > 0``; a leaf
-    predicts ``intercept + z @ coefficients``, from ``lower`` to ``upper``. The result is the sum over the trees divided
-    by ``divisor``, plus ``offset``, under the link.
+    Let ``z = float32(x - zero)``. A sample goes right at node j of a tree iff ``weights[j] @ z + bias[j] > 0``. A leaf
+    predicts ``intercept + z @ coefficients``, clipped to ``lower`` and ``upper``. The sum over the trees is divided by
+    ``divisor``. Then ``offset`` is added, and the link is applied.
 
     Attributes:
       weights: float32, ``(trees, nodes, p)``.
       bias: float32, ``(trees, nodes)``.
       zero: origin of the features, ``(p,)``.
       intercept: float64, ``(trees, leaves, k)``.
-      coefficients: float32, ``(trees, leaves, k, p)``; None: constants.
-      lower: float64, ``(trees, leaves, k)``; None: no bounds.
-      upper: likewise.
+      coefficients: float32, ``(trees, leaves, k, p)``; None for constant leaves.
+      lower: float64, ``(trees, leaves, k)``; None means no bounds.
+      upper: float64, ``(trees, leaves, k)``; None means no bounds.
       divisor: number of trees for a mean, 1 for a sum.
       offset: ``(k,)``.
-      link: from that to predictions, as in :class:`jtrees.Forest`.
-      single: whether the model is one tree: then leaves are ``(n,)``, else ``(n, trees)``.
-      scalar: whether predictions are ``(n,)``, else ``(n, k)``.
-      columns: the columns of a raw table, which become the features, or None.
+      link: name of the link, as in :class:`jtrees.Forest`.
+      single: whether the model is a single tree. Leaves are then ``(n,)``, otherwise ``(n, trees)``.
+      scalar: whether predictions are ``(n,)``, otherwise ``(n, k)``.
+      columns: columns of a raw table, from which features are computed, or None.
     """
 
     weights: np.ndarray
@@ -78,8 +78,9 @@ class Program(NamedTuple):
         return linked(self.link, out.sum(1) / self.divisor + self.offset)
 
     def test_rows(self) -> tuple[Any, np.ndarray]:
-        """Returns rows for the self-test of a file, and their features, ``(10, p)``: normal deviates in float32, or a
-        raw table, and its features.
+        """Returns rows for the self-test of a file, and the features of the rows, ``(10, p)``.
+
+        The rows are random normal numbers in float32, or a raw table.
         """
         if self.columns is not None:
             table = encoding.test_table(self.columns, _TESTED)
@@ -89,7 +90,7 @@ class Program(NamedTuple):
         return rows, rows
 
     def described(self) -> str:
-        """Returns a line that says what the model is."""
+        """Returns a line that describes the model."""
         what = f"{len(self.bias)} trees" if not self.single else "a tree"
         kind = "constant" if self.coefficients is None else "linear"
         return f"{what} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
@@ -99,7 +100,7 @@ def program_of(model: Any) -> Program:
     """Returns the program of a model.
 
     Raises:
-      ValueError: for a model that is neither a tree nor a forest of trees, that is not float32, or that has votes of
+      ValueError: for models other than trees and forests of trees, for weights that are not float32, or for votes of
         linear leaves.
     """
     columns = None

@@ -1,4 +1,4 @@
-"""A tree or a forest as a serialised StableHLO program."""
+"""Writes a model as a serialised StableHLO program."""
 
 import os
 from typing import Any
@@ -19,21 +19,23 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
-    """Writes a model as a program of ``x (n, p)``, double, to ``(predictions, leaves)``, for any number of rows; of a
-    model that is neither a tree nor a forest of trees, such as one of TEL or LatentTree, to ``predictions`` alone.
+    """Writes a model as a program that maps ``x (n, p)``, double, to ``(predictions, leaves)``, for any number of rows.
 
-    It is read by ``jax.export.deserialize(bytearray(open(path, "rb").read()))``, whose ``call(x)`` needs
-    ``jax.enable_x64(True)``. Predictions are double, ``(n,)`` or ``(n, k)``, computed in single precision
-    but for trees; leaves int32, ``(n,)``, of a forest ``(n, trees)``. For CPU, CUDA, ROCm and TPU. Needs the extra
-    ``export``.
+    For models other than trees and forests of trees, such as TEL or LatentTree, the program returns only
+    ``predictions``.
+
+    ``jax.export.deserialize(bytearray(open(path, "rb").read()))`` reads the file. The result's ``call(x)`` needs
+    ``jax.enable_x64(True)``. Predictions are double, ``(n,)`` or ``(n, k)``. Trees are evaluated in double precision,
+    and all other models in single precision. Leaves are int32, ``(n,)``, or ``(n, trees)`` for a forest. The program
+    runs on CPU, CUDA, ROCm and TPU. This function needs the extra ``export``.
 
     Args:
       model: any fitted model of numbers.
-      path: path of the file, which is written whole or not at all.
+      path: path of the file. The file is written completely or not at all.
 
     Raises:
       ImportError: without flatbuffers.
-      ValueError: for a model of a raw table, or something that is no model.
+      ValueError: for a model of a raw table, or for an object that is not a model.
       OSError: if the file cannot be written.
 
     Example:
@@ -47,14 +49,14 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
     """
     if isinstance(model, FrameModel):
         raise ValueError(
-            "model must be one of numbers, as StableHLO knows no text, got one of a raw table: use to_c, "
-            "to_numpy or to_onnx, or export its .model and encode rows by its .columns"
+            "model must be a model of numbers, because StableHLO has no text, got a model of a raw table: use to_c, "
+            "to_numpy or to_onnx, or export its .model and encode rows with its .columns"
         )
     if isinstance(model, ObliqueTree) or (isinstance(model, Forest) and isinstance(model.trees, ObliqueTree)):
         of = program_of(model)
         evaluate, features = (lambda x: _evaluated(of, x)), len(of.zero)
     elif hasattr(model, "apply") and hasattr(model, "features"):
-        # Row by row, as blocks of rows need to know their number.
+        # The model is evaluated row by row, because evaluation in blocks needs a known number of rows.
         evaluate, features = jax.vmap(lambda row: model.apply(row[None])[0].astype(jnp.float64)), model.features
     else:
         raise ValueError(f"model must be a fitted model, got {type(model).__name__}")

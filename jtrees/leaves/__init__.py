@@ -1,16 +1,18 @@
-"""Kinds of leaves, and how each is fitted by a hard routing: values with a loss, and linear models.
+"""Defines the two kinds of leaves: values with a loss, and linear models.
 
-Every kind has the same methods:
+Both kinds have the same methods:
 
-- the prediction of the leaf of each sample (``at``), the outputs (``outputs``) and losses (``losses``) of every leaf;
-- fitting by a hard routing (``refit``), with shrinkage (``refit_shrunk``), and the criterion of the fit
-  (``criterion``);
-- the trainable form (``trainable``), the form of a hard tree (``hardened``), a change of units (``rescaled``);
-- the number of parameters (``count``) and a description (``describe``).
+- ``at`` predicts for each sample from its leaf. ``outputs`` and ``losses`` evaluate every leaf on every sample.
+- ``refit`` fits leaves to the samples of a hard routing. ``refit_shrunk`` adds shrinkage. ``criterion`` is the loss of
+  the fit.
+- ``trainable`` returns the trainable form, ``hardened`` the form of a hard tree. ``rescaled`` changes the units.
+- ``count`` returns the number of parameters, and ``describe`` a text.
 
-Other modules ask leaves for what they need: whether a leaf predicts the same for every sample (``is_constant``), what
-leaves choose (``choice``, ``classes``), and which loss a kernel has for them (``kernel``). The axis over the leaves
-comes first in every array.
+Other modules read properties of the leaves. ``is_constant`` says whether a leaf predicts the same for every sample.
+``choice`` and ``classes`` describe the classes or actions that the predictions choose from. ``kernel`` is the name of
+the loss in the kernels.
+
+In every array the first axis is the leaf.
 """
 
 from typing import Any, NamedTuple
@@ -30,30 +32,30 @@ class Kind(NamedTuple):
 
     Attributes:
       of: the class.
-      fixed: its static fields by name.
+      fixed: static fields of the class, by name.
     """
 
     of: Any
     fixed: dict[str, Any]
 
     def start(self, *arguments: Any) -> Any:
-        """Returns random initial leaves: ``(key, num_leaves, x, y, outputs)``."""
+        """Returns random initial leaves. The arguments are ``(key, num_leaves, x, y, outputs)``."""
         return self.of.start(*arguments, **self.fixed)
 
     def empty(self, *arguments: Any) -> Any:
-        """Returns leaves to be refitted: ``(num_leaves, features, outputs, dtype)``."""
+        """Returns leaves to be refitted. The arguments are ``(num_leaves, features, outputs, dtype)``."""
         return self.of.empty(*arguments, **self.fixed)
 
 
 def kind_of(leaves: str, task: Task) -> Kind:
-    """Returns the kind of trainable leaves for a name: :class:`Values` with the loss of the task, or :class:`Linear`.
+    """Returns the kind of trainable leaves: :class:`Values` with the task's loss, or :class:`Linear`.
 
     Args:
       leaves: ``"constant"`` or ``"linear"``.
-      task: what is predicted.
+      task: the prediction task.
 
     Raises:
-      ValueError: for an unknown name, and for linear leaves of another loss than the squared error.
+      ValueError: for an unknown name, or for linear leaves if the loss is not the squared error.
 
     Example:
       >>> jtrees.leaves.kind_of("linear", jtrees.Regression()).of.__name__

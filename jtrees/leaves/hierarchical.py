@@ -1,15 +1,17 @@
-"""Hierarchical shrinkage: means in leaves, drawn towards the means of their ancestors.
+"""Hierarchical shrinkage draws the means in leaves towards the means of their ancestors.
 
-Agarwal, Tan, Ronen, Singh and Yu, "Hierarchical Shrinkage", ICML 2022. With the mean m and the weight N of the targets
-at each node, root first, a leaf has the value
+The method is from Agarwal, Tan, Ronen, Singh and Yu, "Hierarchical Shrinkage", ICML 2022. Let m be the mean and N the
+weight of the targets at a node. A leaf has the value
 
-    m_root + sum over its path of (m_node - m_parent) / (1 + strength / N_parent),
+    m_root + sum over its path of (m_node - m_parent) / (1 + strength / N_parent).
 
-so that a step down the tree counts less the fewer samples it rests on. Values are linear in the targets. The strength
-minimises generalised cross-validation, ``RSS / (1 - df / n)^2``. The trace of that linear map is a sum: 1 for the mean,
-and ``N / (N + strength)`` for each split of N samples in two. In df the mean counts twice, and each split as often as
-its cost says, twice or more, since the splits, too, were fitted to the targets (as in Friedman's MARS, where a degree
-of freedom counts two to four times).
+A step down the tree therefore counts less if the parent has fewer samples. The values are linear in the targets. The
+strength minimises generalised cross-validation, ``RSS / (1 - df / n)^2``.
+
+The degrees of freedom df follow from the trace of this linear map. The trace is a sum: 1 for the mean, and
+``N / (N + strength)`` for each split of N samples into two parts. df counts the mean twice, and each split ``cost``
+times. The cost is at least 2, because the splits were fitted to the same targets. (In Friedman's MARS a degree of
+freedom counts two to four times.)
 """
 
 from typing import Any
@@ -22,7 +24,7 @@ from jtrees import segments, topology
 from jtrees.segments import Array, floating, module_of, ones_or
 
 STRENGTHS = (0.0, *np.geomspace(0.1, 1e4, 16))
-_COST = 2.0  # of the mean, and by default of a split
+_COST = 2.0  # cost of the mean, and default cost of a split
 
 
 def fit_hierarchical(
@@ -40,11 +42,13 @@ def fit_hierarchical(
 
     Args:
       leaf_index: leaf of each sample.
-      y: targets, ``(n,)`` or ``(n, k)``; of several, all are shrunk alike.
+      y: targets, ``(n,)`` or ``(n, k)``. All k targets share one strength.
       num_leaves: number of leaves, a power of 2.
-      sample_weight: nonnegative weights; a weight counts as that many samples.
-      strength: the strength, in samples; None: the best of 17 from 0 to 10 000 by generalised cross-validation.
-      cost: how often a split counts in that criterion, a number or one for each internal node, ``(leaves - 1,)``.
+      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
+      strength: strength of the shrinkage, in samples. If None, generalised cross-validation selects it among 17 values
+        from 0 to 10 000.
+      cost: factor of a split's degrees of freedom in this criterion. A number, or an array ``(leaves - 1,)`` with a
+        number for each internal node.
 
     Example:
       >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty
@@ -60,18 +64,18 @@ def fit_hierarchical(
     mean = (segments.total(weight[:, None] * y) / n)[None]
     own = segments.means(leaf_index, y, num_leaves, weight)
     columns = weight[:, None] * xp.pad(y - mean, ((0, 0), (1, 0)), constant_values=1)
-    levels = [segments.sums(columns, leaf_index, num_leaves)]  # of weights and weighted targets, leaves first
+    levels = [segments.sums(columns, leaf_index, num_leaves)]  # sums of weights and targets, leaves first
     while len(levels[-1]) > 1:
         levels.append(topology.pairs(levels[-1]).sum(1))
     within = segments.total(weight[:, None] * xp.square(y - own[leaf_index])).sum()
     costs = xp.broadcast_to(cost, num_leaves - 1)
 
     def fitted(strength: Array) -> tuple[Array, Array]:
-        """Returns the values, relative to the mean, and their criterion."""
+        """Returns the values, relative to the mean, and their generalised cross-validation."""
         values, freedom = levels[-1][:, 1:] / n, _COST
         for parents, children in zip(levels[:0:-1], levels[-2::-1], strict=True):
             some, first = children[:, 0] > 0, len(parents) - 1
-            total = parents[:, 0] + strength  # 0 of an empty node without shrinkage
+            total = parents[:, 0] + strength  # 0 at an empty node if the strength is 0
             share = parents[:, 0] / xp.where(total > 0, total, 1)
             safe = lambda of: of[:, 1:] / xp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
             step = xp.repeat(share, 2)[:, None] * (safe(children) - xp.repeat(safe(parents), 2, axis=0))
@@ -101,12 +105,14 @@ def fit_hierarchical(
 def refit_hierarchical(
     leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
 ) -> Any:
-    """Returns leaves refitted to samples, means of targets or class frequencies shrunk.
+    """Returns leaves refitted to samples, with shrinkage of target means and class frequencies.
 
-    Linear leaves, which have a shrinkage of their own, and outputs of other losses are only refitted.
+    Only means and frequencies are shrunk. Values of other losses are refitted without shrinkage. Linear leaves are
+    refitted with their own shrinkage.
 
-    Uneven weights count as fewer samples. Class frequencies are smoothed as by :func:`jtrees.losses.fit_frequencies`.
-    ``options`` are ``strength`` and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
+    Weights are rescaled to the effective number of samples, so uneven weights count as fewer samples. Class frequencies
+    are smoothed as in :func:`jtrees.losses.fit_frequencies`. ``options`` are ``strength`` and ``cost`` of
+    :func:`jtrees.leaves.fit_hierarchical`.
 
     Example:
       >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty

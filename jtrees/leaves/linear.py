@@ -1,4 +1,4 @@
-"""Linear leaves: a linear model of the features in each."""
+"""Linear leaves: each leaf holds a linear model of the features."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,19 +16,19 @@ from jtrees.segments import Array, common, effective, module_of
 from jtrees.text import model_text
 
 _BLOCK = 4096  # rows evaluated together on the host
-_LARGE = 100  # binary exponent from which products may overflow in float32
+_LARGE = 100  # binary exponent above which products may overflow in float32
 
 
 @io.part
 @pytree.dataclass
 class Linear:
-    """Leaves of one linear model, ``x @ coefficients + intercept``, clipped to bounds if there are any; or of k.
+    """Leaves that hold a linear model for each output: ``x @ coefficients + intercept``, clipped to optional bounds.
 
     Attributes:
       coefficients: ``(leaves, p)``, or ``(leaves, p, k)`` for k outputs.
       intercept: ``(leaves,)``, or ``(leaves, k)``.
-      lower: lower bound of the output, of the shape of the intercept; None: no bounds.
-      upper: upper bound, likewise.
+      lower: lower bound of the output, in the shape of the intercept. None means no bounds.
+      upper: upper bound of the output, in the shape of the intercept. None means no bounds.
     """
 
     coefficients: Float[Array, "leaves p *k"]
@@ -54,16 +54,16 @@ class Linear:
         return cls(jnp.zeros((num_leaves, features, *outputs), dtype), jnp.zeros((num_leaves, *outputs), dtype))
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns the output of the given leaf for each sample; NumPy arrays in double precision."""
+        """Returns the output of the given leaf for each sample, in double precision for NumPy arrays."""
         if module_of(leaf_index, x) is np and not validation.is_traced(self):
             return self._at_on_host(leaf_index, x)
         slopes, intercept = jnp.asarray(self.coefficients), jnp.asarray(self.intercept)
-        # A sum whose terms may overflow would be infinite, or not a number, and clipped to any bound: its terms are
-        # divided by a power of two, without rounding.
+        # If terms overflowed, the sum would be infinite or NaN, and the clipping would return a wrong bound. The terms
+        # are therefore divided by a power of two, which does not round them.
         exponent = lambda a: jnp.frexp(jnp.abs(jax.lax.stop_gradient(a)).reshape(len(a), -1).max(1))[1]
         excess = jnp.maximum(exponent(x) + exponent(slopes)[leaf_index] - _LARGE, 0)
         power = lambda e, like: jnp.ldexp(jnp.ones((), x.dtype), e).reshape(-1, *[1] * (like.ndim - 1))
-        half = excess // 2  # as the power itself may be out of range
+        half = excess // 2  # two factors, because the power may be out of range
         times = lambda a, sign: a * power(sign * half, a) * power(sign * (excess - half), a)
         out = jnp.einsum("np...,np->n...", slopes[leaf_index], times(x, -1), precision="highest")
         out = times(out, 1) + intercept[leaf_index]
@@ -72,7 +72,7 @@ class Linear:
         return jnp.clip(out, jnp.asarray(self.lower)[leaf_index], jnp.asarray(self.upper)[leaf_index])
 
     def _at_on_host(self, leaf_index: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Returns outputs in double precision, in blocks, a row with the same bits in any block."""
+        """Returns outputs in double precision, block by block. The bits of a row do not depend on its block."""
         wide = lambda a: np.asarray(a, np.float64)
         slopes, intercept = np.moveaxis(wide(self.coefficients), 1, 0).copy(), wide(self.intercept)
         bounds = None if self.lower is None or self.upper is None else (wide(self.lower), wide(self.upper))
@@ -81,7 +81,7 @@ class Linear:
             leaf, part = leaf_index[start : start + _BLOCK], out[start : start + _BLOCK]
             columns = wide(x[start : start + _BLOCK].T).reshape(*x.shape[1:], len(leaf), *[1] * (out.ndim - 1))
             part[...] = intercept[leaf]
-            with np.errstate(invalid="ignore"):  # rows that are not finite are found elsewhere
+            with np.errstate(invalid="ignore"):  # another check reports rows that are not finite
                 for of_feature, column in zip(slopes, columns, strict=True):
                     part += of_feature[leaf] * column
             if bounds is not None:
@@ -100,23 +100,24 @@ class Linear:
         return jnp.clip(out, jnp.asarray(self.lower)[:, None], jnp.asarray(self.upper)[:, None])
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
-        """Returns the squared error of every leaf on every sample; of several outputs the mean."""
+        """Returns the squared error of every leaf on every sample, averaged over the outputs."""
         return SquaredError().of_outputs(self.outputs(x), y)
 
     def trainable(self) -> "Linear":
-        """Returns leaves without bounds, beyond which there is no gradient."""
+        """Returns leaves without bounds, because the gradient is zero beyond a bound."""
         return Linear(self.coefficients, self.intercept)
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Linear":
-        """Returns leaves shrunk towards the models of their ancestors (:func:`jtrees.leaves.fit_shrunk`); uneven
-        weights count as fewer samples.
+        """Returns leaves shrunk towards the models of their ancestors (:func:`jtrees.leaves.fit_shrunk`).
+
+        Weights are rescaled to the effective number of samples, so uneven weights count as fewer samples.
         """
         return Linear(*fit_shrunk(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight)))
 
     def refit_shrunk(
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **_: Any
     ) -> tuple["Linear", Any]:
-        """Returns the leaves of :meth:`refit`, and 0, as hierarchical shrinkage is for values."""
+        """Returns the leaves of :meth:`refit`, and the strength 0: hierarchical shrinkage applies to values only."""
         return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
 
     def refit_with_criterion(
@@ -128,11 +129,11 @@ class Linear:
         return Linear(*fitted), error
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
-        """Returns the criterion of hard trees: the mean squared error expected on new samples."""
+        """Returns the criterion of hard trees: the expected mean squared error on new samples."""
         return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
 
     def hardened(self) -> "Linear":
-        """Returns the leaves themselves, which a hard tree can hold."""
+        """Returns the leaves unchanged, because a hard tree can hold them."""
         return self
 
     def moved(self, change: np.ndarray) -> "Linear":
@@ -143,7 +144,7 @@ class Linear:
         )
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
-        """Returns the leaves for features ``x_zero + x_unit x`` and outputs ``y_zero + y_unit`` times the old ones.
+        """Returns the leaves for features ``x_zero + x_unit * x`` and outputs ``y_zero + y_unit * output``.
 
         Intercepts and bounds are in double precision.
         """
@@ -161,8 +162,9 @@ class Linear:
         return self.replace(**{name: fn(of) for name, of in changed.items() if of is not None})
 
     def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray, rounding: Any) -> "Linear":
-        """Returns the leaves with exactly the value that all targets of a leaf have, where its bounds are this value up
-        to rounding.
+        """Returns leaves whose bounds are exactly the common target, where all targets of a leaf are equal.
+
+        The bounds of a leaf change only if both equal the common target up to ``rounding``.
         """
         if self.lower is None or self.upper is None:
             return self
@@ -172,8 +174,9 @@ class Linear:
         return self.replace(lower=np.where(alike, value, lower), upper=np.where(alike, value, upper))
 
     def count(self, reached: np.ndarray) -> int:
-        """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool: non-zero coefficients, intercepts
-        and bounds.
+        """Returns the number of parameters of the reached leaves; ``reached`` is ``(leaves,)`` bool.
+
+        The parameters are non-zero coefficients, intercepts and bounds.
         """
         others = sum(np.asarray(a)[reached].size for a in (self.intercept, self.lower, self.upper) if a is not None)
         return int(np.count_nonzero(np.asarray(self.coefficients)[reached]) + others)

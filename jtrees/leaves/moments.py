@@ -1,4 +1,4 @@
-"""Means and second moments of samples by leaf, merged upwards or over blocks of data without cancellation."""
+"""Means and second moments of the samples in each leaf, merged upwards without cancellation."""
 
 from typing import NamedTuple
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from jtrees import blocking, segments
 
-_BLOCK = 2**12  # most samples whose products are added one after the other
+_BLOCK = 2**12  # maximum number of samples in a block, whose products are added in sequence
 
 
 class Moments(NamedTuple):
-    """Moments of m nodes; rows are p features and k targets.
+    """Moments of m nodes. A row holds p features and k targets.
 
     Attributes:
       count: weight of the samples, ``(m,)``.
       mean: mean of the rows, ``(m, p + k)``.
       second: sums of centred second moments, ``(m, p + k, p + k)``.
-      low: smallest target, ``(m, k)``; infinite without samples.
-      high: largest target, likewise.
+      low: smallest target, ``(m, k)``; infinity for a node without samples.
+      high: largest target, ``(m, k)``; minus infinity for a node without samples.
     """
 
     count: Float[Array, " m"]
@@ -31,7 +31,7 @@ class Moments(NamedTuple):
 
 
 def merge(left: Moments, right: Moments) -> Moments:
-    """Returns the moments of the unions of pairs of sets, without cancellation."""
+    """Returns the moments of the union of each pair of sets, without cancellation."""
     count = left.count + right.count
     share, other = (part.count / jnp.where(count > 0, count, 1) for part in (left, right))
     difference = right.mean - left.mean
@@ -43,7 +43,7 @@ def merge(left: Moments, right: Moments) -> Moments:
 def of_leaves(
     rows: Float[Array, "n r"], p: int, weight: Float[Array, " n"], leaf_index: Int[Array, " n"], num_leaves: int
 ) -> Moments:
-    """Returns the moments of the samples of each leaf; ``rows`` are p features and the targets."""
+    """Returns the moments of the samples in each leaf. ``rows`` holds p features and the targets."""
     columns = weight[:, None] * jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1)
     sums = segments.sums(columns, leaf_index, num_leaves)
     count = sums[:, -1]
@@ -63,16 +63,17 @@ def of_leaves(
 
 
 def with_ancestors(leaves: Moments) -> Moments:
-    """Returns the moments of all nodes, ``(2 leaves - 1, ...)``, numbered from left to right: leaf i is node ``2 i``,
-    and its ancestors are :func:`ancestors`.
+    """Returns the moments of all nodes, ``(2 leaves - 1, ...)``, numbered from left to right.
+
+    Leaf i is node ``2 i``. :func:`ancestors` returns the ancestors of each leaf.
     """
     m = len(leaves.count)
     node = np.arange(2 * m - 1)
     size = (node + 1) & -(node + 1)  # number of leaves
     nodes = jax.tree.map(lambda a: jnp.repeat(a, 2, axis=0)[:-1], leaves)
 
-    # A compiled loop over levels, in which all nodes are merged and those of the level kept: the program does not grow
-    # with the depth, and merging costs little.
+    # The compiled loop over levels merges all nodes, and keeps the merged nodes of the current level. The size of the
+    # program therefore does not depend on the depth. The extra merges cost little.
     def up(height: Array, nodes: Moments) -> Moments:
         half = jax.lax.shift_left(1, height)
         child = lambda step: jax.tree.map(lambda a: jnp.take(a, node + step, axis=0, mode="clip"), nodes)
@@ -83,8 +84,9 @@ def with_ancestors(leaves: Moments) -> Moments:
 
 
 def ancestors(num_leaves: int) -> np.ndarray:
-    """Returns the nodes above each leaf and the leaf itself, root first, ``(depth + 1, leaves)``, in the numbering of
-    :func:`with_ancestors`.
+    """Returns the nodes on the path to each leaf, from the root to the leaf, ``(depth + 1, leaves)``.
+
+    The nodes are numbered as in :func:`with_ancestors`.
     """
     height = np.arange(num_leaves.bit_length() - 1, -1, -1)[:, None]
     return ((2 * (np.arange(num_leaves) >> height) + 1) << height) - 1

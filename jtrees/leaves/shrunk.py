@@ -1,6 +1,6 @@
 """Linear leaves shrunk towards the models of their ancestors by generalised cross-validation.
 
-One batched call decomposes a matrix for each node; there is no loop over leaves or samples.
+One batched call decomposes a matrix for each node. There is no loop over leaves or samples.
 """
 
 from functools import partial
@@ -15,38 +15,45 @@ from jtrees import segments
 from jtrees.leaves import moments
 from jtrees.segments import floating, ones_or
 
-# The model of a node is that of its parent plus a correction, fitted to the parent's residuals. Centred within
-# the node, with A = sum w x x', c = sum w x y, e the mean residual, the correction of slopes d and level m e loses
+# The model of a node is its parent's model plus a correction, which is fitted to the parent's residuals. Centre the
+# data within the node, and let A = sum w x x', c = sum w x y, and e the mean residual. A correction with slopes d and
+# level m e has the loss
 #
-#     RSS(d, m) = RSS_0 - 2 d.(c - A b) + d.A d + n (1 - m)**2 e**2,      b the parent's slopes,
+#     RSS(d, m) = RSS_0 - 2 d.(c - A b) + d.A d + n (1 - m)**2 e**2,      b the parent's slopes.
 #
-# and ridge with strength s (a number of samples: features have unit variance) gives d = (A + s I)^-1 (c - A b). With
-# A = Q diag(a) Q' every strength costs only sums over a: RSS falls by g_i**2 (a_i + 2 s) / (a_i + s)**2 along
-# eigenvector i, g = Q'(c - A b), and the trace of the hat matrix is sum a_i / (a_i + s). The level is shrunk likewise,
-# m = n / (n + t). Each node takes the pair (s, t) with the least generalised cross-validation,
+# Ridge regression with strength s gives d = (A + s I)^-1 (c - A b). The unit of s is a sample, because features have
+# unit variance. If A = Q diag(a) Q', every strength costs only sums over a. Let g = Q'(c - A b). Along eigenvector i,
+# RSS falls by g_i**2 (a_i + 2 s) / (a_i + s)**2. The trace of the hat matrix is sum a_i / (a_i + s). The level is
+# shrunk by the same rule, m = n / (n + t). Each node selects the pair (s, t) with the least generalised
+# cross-validation,
 #
-#     GCV = n RSS / (n - df)**2     a sample,
+#     GCV = n RSS / (n - df)**2     per sample.
+# The candidates include infinite strengths (the parent's model unchanged) and the node's own mean (no slopes, df = 1).
 #
-# infinite strengths (the parent's model as it is) and the node's own mean (slopes dropped, df = 1) among the
-# candidates. df counts the correction; of the degrees of freedom that the node's share of its ancestors' fits holds,
-# the part that the correction leaves alone, 1 - own / (p + 1) of it; and, for any correction or mean of its own,
-# those of the split that cut the node out and was fitted to the same samples, at the root the 1 of the mean of all
-# targets. A split has p + 1 parameters and is charged twice as many, because it was chosen among many (MARS charges 2
-# to 3 per knot, Friedman 1991). Uncharged, leaves of a deep tree fit the noise; charged once, they still do for data
-# from a noisy plane (tests/test_get.py compares with a linear regression there). Everything is computed from moments of
-# the leaves, merged upwards pair by pair, in one pass over the samples.
+# df is the sum of three parts:
+#
+# - own, the degrees of freedom of the correction.
+# - The node's share of the degrees of freedom of its ancestors' fits. The correction leaves the part 1 - own / (p + 1)
+#   of this share. The root's share is 1, for the mean of all targets.
+# - The degrees of freedom of the split that created the node, because the split was fitted to the same samples. The
+#   parent's model unchanged is exempt. The root has no split.
+#
+# A split has p + 1 parameters. It costs twice this number, because it was selected among many splits. (MARS charges 2
+# to 3 per knot, Friedman 1991.) If splits cost nothing, the leaves of a deep tree fit the noise. If a split costs
+# p + 1, they still fit the noise on data from a noisy plane. (tests/test_get.py compares with a linear regression.)
+# Everything is computed from moments of the leaves, merged upwards pair by pair, in one pass over the samples.
 
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
 _LEVELS = np.array([np.inf, 30.0, 10.0, 3.0, 0.0])  # t, in samples
 _COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 parameters
-LEAST_FREE = 0.1  # fraction of a node's samples: with fewer residual degrees of freedom GCV approaches 0 / 0
+LEAST_FREE = 0.1  # minimum of the residual degrees of freedom per sample; GCV approaches 0 / 0 below it
 
 
 class _Models(NamedTuple):
     """Models of the nodes of a level, with their degrees of freedom, GCV losses, and ranges of targets.
 
-    ``low`` and ``high`` are those of the node that the model was fitted in: the node itself, or the nearest ancestor
-    whose model it shares.
+    ``low`` and ``high`` belong to the node where the model was fitted. This node is the node itself, or the nearest
+    ancestor whose model it shares.
     """
 
     slopes: Array
@@ -59,7 +66,7 @@ class _Models(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """What the models of m nodes depend on: moments of the features and one target.
+    """Moments of the features and one target at m nodes. They determine the models of the nodes.
 
     Attributes:
       count: weight of the samples, ``(m,)``.
@@ -69,7 +76,7 @@ class _Node(NamedTuple):
       cross: moments of features and target, ``(m, p)``.
       alone: sum of squares of the target, ``(m,)``.
       values: eigenvalues of ``second``, ``(m, p)``.
-      vectors: its eigenvectors, ``(m, p, p)``.
+      vectors: eigenvectors of ``second``, ``(m, p, p)``.
       low: smallest target, ``(m,)``.
       high: largest target, ``(m,)``.
     """
@@ -87,8 +94,9 @@ class _Node(NamedTuple):
 
 
 def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
-    """Returns features and targets joined and centred, features with unit variance (constant ones 0), with weights, and
-    mean and scale of the columns; stops gradients.
+    """Returns standardised features joined with targets, the weights, and the mean and scale of the columns.
+
+    All columns are centred. Features have unit variance, except that constant features are 0. Gradients are stopped.
     """
     x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
     weight = ones_or(sample_weight, x)
@@ -96,7 +104,7 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
     mean_of = lambda columns: segments.total(weight[:, None] * columns) / segments.total(weight)
     mean = mean_of(joined)
     variance = mean_of(jnp.square(joined - mean))
-    rounding = jnp.square(16 * jnp.finfo(x.dtype).eps * mean)  # variance of a constant column by rounding
+    rounding = jnp.square(16 * jnp.finfo(x.dtype).eps * mean)  # rounding error in a constant column's variance
     scale = jnp.where(variance > rounding, jnp.sqrt(variance), jnp.inf).at[x.shape[1] :].set(1)
     return (joined - mean) / scale, weight, mean, scale
 
@@ -104,14 +112,15 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
 def decomposed(matrices: Array) -> tuple[Array, Array]:
     """Returns eigenvalues and eigenvectors of symmetric matrices ``(nodes, p, p)``.
 
-    On a CPU one by one, even under ``vmap``: a worker of XLA's thread pool distributes a batch and waits for the other
-    workers, which deadlocks if all of them wait, as can happen with two devices (jaxlib 0.10.2: ``ParallelBatchMap``).
+    A CPU decomposes one matrix at a time, even under ``vmap``. A batch could deadlock: a worker of XLA's thread pool
+    distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
+    devices (jaxlib 0.10.2: ``ParallelBatchMap``).
     """
     eigh = lambda a: tuple(jnp.linalg.eigh(a))
     one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(eigh, all_))
 
     @one_by_one.def_vmap
-    def _(size: int, _: Any, batch: Array) -> tuple[Any, Any]:  # a single loop, which is sooner compiled than two
+    def _(size: int, _: Any, batch: Array) -> tuple[Any, Any]:  # one loop compiles faster than two
         parts = one_by_one(batch.reshape(-1, *batch.shape[2:]))
         return tuple(part.reshape(*batch.shape[:2], *part.shape[1:]) for part in parts), (True, True)
 
@@ -120,13 +129,13 @@ def decomposed(matrices: Array) -> tuple[Array, Array]:
 
 @partial(jax.jit, static_argnums=(1, 4))  # traced once, for all uses within a program
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
-    """Returns models of the leaves, outputs first; ``rows`` are p standardised features and k targets."""
+    """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets."""
     nodes = moments.with_ancestors(moments.of_leaves(rows, p, weight, leaf_index, num_leaves))
     values, vectors = decomposed(nodes.second[:, :p, :p])
     zero = jnp.zeros(num_leaves, rows.dtype)
 
-    # A compiled loop over levels, in which every leaf evaluates its own ancestor: repeating nodes near the root costs
-    # little, and the program does not grow with the depth, which would cost seconds of compilation.
+    # In the compiled loop over levels, every leaf evaluates its own ancestor. Nodes near the root are repeated, which
+    # costs little. The size of the program does not depend on the depth, which saves seconds of compilation.
     def one_output(cross: Array, alone: Array, y_mean: Array, low: Array, high: Array) -> _Models:
         joint = _Node(
             nodes.count, nodes.mean[:, :p], y_mean, nodes.second[:, :p, :p], cross, alone, values, vectors, low, high
@@ -151,8 +160,9 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
 
 
 def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
-    """Returns the models of one level from its moments and the parents' models; ``split`` is the degrees of freedom of
-    a split.
+    """Returns the models of a level from the level's moments and the parents' models.
+
+    ``split`` is the number of degrees of freedom of a split.
     """
     count, p, tiny = node.count, node.x_mean.shape[1], jnp.finfo(node.count.dtype)
     residual = node.cross - jnp.einsum("lpq,lq->lp", node.second, parents.slopes, precision="highest")
@@ -185,7 +195,7 @@ def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
         return jnp.where(enough, jnp.square(count / jnp.where(enough, free, 1)) * rss, jnp.inf)
 
     loss = jax.vmap(jax.vmap(criterion, 1, 1), 2, 2)(rss, df)
-    # Without an alternative, and in an empty node, choose the first candidate, the parent's model unchanged.
+    # The first candidate is the parent's model unchanged. It wins in an empty node, or if all candidates are infinite.
     loss = jnp.where(unchanged, jnp.minimum(loss, tiny.max), loss).reshape(len(loss), -1)
     chosen, least, mean_loss = jnp.argmin(loss, axis=1), loss.min(1), criterion(node.alone, 1 + split)
     kept, own_mean = chosen == 0, mean_loss < least
@@ -195,7 +205,7 @@ def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
     slopes = g / (values + slopes_s[s][:, None])
     slopes = parents.slopes + jnp.einsum("lpq,lq->lp", node.vectors, slopes, precision="highest")
     slopes = jnp.where(own_mean[:, None], 0, slopes)
-    # The output at the node's mean moves from the parent's towards the mean of the targets.
+    # At the node's mean, the output moves from the parent's output towards the mean of the targets.
     at_mean = node.y_mean - jnp.where(own_mean, 0, 1 - moved_by(levels_t[t])) * offset
     return _Models(
         slopes=slopes,
@@ -216,8 +226,9 @@ def shrunk_fit_error(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Returns the mean squared error of :func:`fit_shrunk` expected on *new* samples, by generalised cross-validation;
-    of several outputs the mean. No gradient flows through it.
+    """Returns the expected mean squared error of :func:`fit_shrunk` on *new* samples, averaged over the outputs.
+
+    The estimate is generalised cross-validation. No gradient flows through it.
 
     Example:
       >>> x = jnp.linspace(-1, 1, 20)[:, None]
@@ -241,24 +252,25 @@ def fit_shrunk(
 ]:
     """Returns linear leaves shrunk towards the models of their ancestors by generalised cross-validation.
 
-    The root has a ridge regression, every other node its parent's model plus a ridge correction, down to the leaves.
-    The strength of each correction is chosen by generalised cross-validation (Golub, Heath & Wahba 1979), for each
-    output separately, with no correction and the node's mean among the candidates. So a leaf with few samples predicts
-    nearly as its ancestors, an empty one exactly as its parent.
+    The root has a ridge regression. Every other node has its parent's model plus a ridge correction. Generalised
+    cross-validation (Golub, Heath & Wahba 1979) selects the strength of each correction, for each output separately.
+    The candidates include no correction and the node's mean. A leaf with few samples therefore predicts almost the same
+    as its ancestors. An empty leaf predicts exactly the same as its parent.
 
-    Costs one decomposition of a ``(p, p)`` matrix for each of the ``2 leaves - 1`` nodes, and memory of a few times
-    ``leaves p**2`` numbers per output. No gradient flows through it.
+    The cost is one decomposition of a ``(p, p)`` matrix for each of the ``2 leaves - 1`` nodes. The memory is a few
+    times ``leaves p**2`` numbers per output. No gradient flows through the fit.
 
-    Outputs are clipped to the range of the training targets in the node that the leaf's model was fitted in (the leaf
-    itself, or the nearest ancestor whose model it shares), extended on both sides by ``margin`` of that range.
+    Outputs are clipped to the range of the training targets in the node where the leaf's model was fitted. This node is
+    the leaf itself, or the nearest ancestor whose model the leaf shares. The range is extended on both sides by
+    ``margin`` times its width.
 
     Args:
       leaf_index: leaf of each sample.
       x: samples, in any units.
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves, a power of two.
-      margin: see above, at least 0.
-      sample_weight: nonnegative weights; a weight counts as that many samples.
+      margin: extension of the range of outputs, as a fraction of its width, at least 0.
+      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
 
     Returns:
       Coefficients, intercepts, lower and upper bounds: the fields of :class:`jtrees.leaves.Linear`.

@@ -1,4 +1,4 @@
-"""Leaves of values: each leaf predicts the same for every sample. Their loss says what the values are."""
+"""Leaves of values: a leaf predicts the same for every sample. The loss defines the meaning of the values."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -20,14 +20,14 @@ _SQUARED = SquaredError()
 @io.part
 @pytree.dataclass
 class Values:
-    """Leaves of one value, or of k.
+    """Leaves that hold a value for each output.
 
-    The loss says how values are trained and fitted, and what they predict:
+    The loss defines the training, the fit and the predictions of values:
 
-    - :class:`jtrees.losses.SquaredError`: means of the targets;
-    - :class:`jtrees.losses.LogLoss`: logits of k classes, which predict their softmax;
-    - :class:`jtrees.losses.Frequencies`: class frequencies, as fitted leaves of classes hold them;
-    - another loss: its outputs, fitted as its best constants, which predict their link.
+    - :class:`jtrees.losses.SquaredError`: values are means of the targets.
+    - :class:`jtrees.losses.LogLoss`: values are logits of k classes. Predictions are the softmax of the logits.
+    - :class:`jtrees.losses.Frequencies`: values are class frequencies, the form of fitted leaves of classifiers.
+    - Any other loss: values are outputs, fitted as best constants. Predictions are the link of the outputs.
 
     Attributes:
       values: ``(leaves,)``, or ``(leaves, k)`` for k outputs.
@@ -68,12 +68,12 @@ class Values:
 
     @property
     def name(self) -> str:
-        """What the leaves are called, such as ``"Values(SquaredError)"``."""
+        """Name of these leaves, such as ``"Values(SquaredError)"``."""
         return f"Values({type(self.loss).__name__})"
 
     @property
     def choice(self) -> str | None:
-        """What the leaves choose, ``"class"`` or ``"action"``; None for numbers."""
+        """The type of choice that leaves make, ``"class"`` or ``"action"``; None for numbers."""
         return self.loss.choice
 
     @property
@@ -83,11 +83,11 @@ class Values:
 
     @property
     def kernel(self) -> str | None:
-        """Name of their loss in the kernel of :func:`jtrees.ops.expected_loss`; None: no kernel has it."""
+        """Name of the loss in the kernel of :func:`jtrees.ops.expected_loss`; None if no kernel has the loss."""
         return self.loss.kernel
 
     def at(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns the prediction of the given leaf for each sample; NumPy arrays in double precision."""
+        """Returns the prediction of the given leaf for each sample, in double precision for NumPy arrays."""
         values = self.predictions()
         if module_of(leaf_index) is np and not validation.is_traced(values):
             return np.asarray(values, np.float64)[leaf_index]
@@ -112,10 +112,10 @@ class Values:
     def refit_shrunk(
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
     ) -> tuple["Values", Any]:
-        """Returns leaves fitted to samples and drawn towards their ancestors, and the strength of the shrinkage.
+        """Returns leaves fitted to samples and shrunk towards their ancestors, and the strength of the shrinkage.
 
-        Values that are no means are fitted only; their strength is 0. ``options`` are ``strength`` and ``cost`` of
-        :func:`jtrees.leaves.fit_hierarchical`.
+        Values that are not means are fitted without shrinkage, and their strength is 0. ``options`` are ``strength``
+        and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
         """
         averaged = self.loss.averaged(self.values, y)
         if averaged is None:
@@ -140,16 +140,17 @@ class Values:
         return Values(*self.loss.trainable(self.values))
 
     def hardened(self) -> "Values":
-        """Returns leaves for a hard tree: class frequencies for logits, others as they are."""
+        """Returns leaves for a hard tree: logits become class frequencies, other values do not change."""
         return Values(*self.loss.hardened(self.values))
 
     def moved(self, change: np.ndarray) -> "Values":
-        """Returns the leaves for features of another origin: the same."""
+        """Returns the leaves unchanged, because values do not depend on the origin of the features."""
         return self
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Values":
-        """Returns the leaves for features ``x_zero + x_unit x`` and predictions ``y_zero + y_unit`` times the current
-        ones, in double precision; a loss of scaled targets alone is left out.
+        """Returns the leaves for features ``x_zero + x_unit * x`` and predictions ``y_zero + y_unit * prediction``.
+
+        The values are in double precision. The squared error replaces a loss that is defined for scaled targets only.
         """
         values, loss = self.loss.rescaled(self.values, y_zero, y_unit)
         return Values(values, loss if loss.in_units else _SQUARED)
@@ -159,15 +160,16 @@ class Values:
         return self.replace(values=fn(self.values))
 
     def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray, rounding: Any) -> "Values":
-        """Returns the leaves with exactly the value that all targets of a leaf have, where theirs is this value up to
-        rounding.
+        """Returns leaves whose value is exactly the common target, where all targets of a leaf are equal.
+
+        A value changes only if it equals the common target up to ``rounding``.
         """
         values = np.asarray(self.values)
         exact = common(leaf_index, y, len(values), weight, values)
         return self.replace(values=np.where(np.abs(exact - values) <= rounding, exact, values))
 
     def count(self, reached: np.ndarray) -> int:
-        """Returns the number of parameters of the reached leaves, ``(leaves,)`` bool."""
+        """Returns the number of parameters of the reached leaves; ``reached`` is ``(leaves,)`` bool."""
         return int(np.asarray(self.values)[reached].size)
 
     def describe(
@@ -183,8 +185,8 @@ class Values:
     ) -> str:
         """Returns the prediction of a leaf plus ``y_zero`` as text.
 
-        With ``class_names`` it lists probabilities by name, the ``max_terms`` most probable first, or names the one
-        action that the leaf plays.
+        If ``class_names`` is given, the text lists the ``max_terms`` largest probabilities by name, in decreasing
+        order. If a leaf plays a single action, the text is the name of the action.
         """
         predicted = np.asarray(self.predictions())[leaf]
         if class_names is None or self.choice is None:

@@ -1,6 +1,6 @@
-"""Losses: of samples, as pure functions; and of tasks, with the link, derivatives and best constants of each.
+"""Losses of samples as pure functions, and losses of tasks with links, derivatives and best constants.
 
-Means, class frequencies and quantiles of the targets in each leaf are here, too.
+The package also computes means, class frequencies and quantiles of the targets in each leaf.
 """
 
 from jtrees.losses.base import Link as Link, Loss as Loss

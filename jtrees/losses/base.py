@@ -1,8 +1,7 @@
-"""What a loss of a task is: a link, checks of targets, derivatives, best constants, units, and how leaves of values are
-trained and fitted.
+"""Defines the loss of a task: its link, checks of targets, derivatives, best constants and units.
 
-A model computes ``outputs``; ``link(outputs)`` are its predictions. Losses are those of outputs and of targets that are
-scaled (see :meth:`Loss.units`).
+A loss also defines how leaves of values are trained and fitted. A model computes ``outputs``, and ``link(outputs)`` are
+its predictions. A loss compares outputs with scaled targets (see :meth:`Loss.units`).
 """
 
 from typing import Any, ClassVar, Literal
@@ -17,12 +16,13 @@ from jtrees.segments import Array, effective, module_of, ones_or
 from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]
-_LONGEST = 4.0  # Newton step of an output under a link, as in LogitBoost (Friedman, Hastie & Tibshirani 2000)
+_LONGEST = 4.0  # longest Newton step under a link, as in LogitBoost (Friedman, Hastie & Tibshirani 2000)
 
 
 def linked(link: Link, outputs: Any) -> Any:
-    """Returns predictions of outputs: unchanged, their softmax or sorted values over the last axis, or exponentials; of
-    NumPy arrays in their own precision.
+    """Returns predictions: outputs unchanged, or their softmax, sorted values or exponentials.
+
+    Softmax and sorting act on the last axis. The precision of NumPy arrays is kept.
     """
     if link == "identity":
         return outputs
@@ -38,15 +38,18 @@ def linked(link: Link, outputs: Any) -> Any:
 
 
 class Loss:
-    """A loss of outputs and targets, elementwise unless ``samples`` is overridden; of several outputs the mean.
+    """A loss of outputs and targets.
 
-    Subclasses are frozen dataclasses, as losses are part of compiled programs.
+    The loss is elementwise and averaged over several outputs, unless a subclass overrides ``samples``. Subclasses are
+    frozen dataclasses, because losses are static parts of compiled programs.
 
     Attributes:
       link: name of the link from outputs to predictions.
-      smooth: whether the loss has a curvature; else leaf values of boosting are best constants of residuals.
-      in_units: whether the loss is also one of predictions and targets in the user's units (:meth:`of_predictions`).
-      choice: what the largest prediction chooses, ``"class"`` or ``"action"``; None for predictions of numbers.
+      smooth: whether the loss has a curvature. If not, leaf values of boosting are best constants of residuals.
+      in_units: whether the loss is also defined for predictions and targets in the user's units
+        (:meth:`of_predictions`).
+      choice: the type of choice that the largest prediction makes, ``"class"`` or ``"action"``. None for predictions of
+        numbers.
     """
 
     link: ClassVar[Link] = "identity"
@@ -56,23 +59,23 @@ class Loss:
 
     @property
     def kernel(self) -> str | None:
-        """Name of the loss of leaves in the kernel of :func:`jtrees.ops.expected_loss`; None: no kernel has it."""
+        """Name of the loss in the kernel of :func:`jtrees.ops.expected_loss`; None if no kernel has the loss."""
         return None
 
     @property
     def outputs(self) -> int | None:
-        """Number of outputs for one target; None: one, without an axis of its own."""
+        """Number of outputs for one target. None means a single output without an output axis."""
         return None
 
     def check(self, y: np.ndarray) -> None:
-        """Raises ``ValueError`` for targets that the loss cannot take, naming the first."""
+        """Raises ``ValueError`` for targets that the loss does not accept. The message names the first of them."""
 
     def check_training(self, y: np.ndarray) -> None:
         """Raises ``ValueError`` for training targets that the loss cannot be fitted to."""
         self.check(y)
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
-        """Returns offset and unit of the targets: scaled targets are ``(y - offset) / unit``, in [0, 1]."""
+        """Returns the offset and the unit of the targets. Scaled targets are ``(y - offset) / unit``, in [0, 1]."""
         return y.min(0), np.ptp(y, axis=0)
 
     def scaled(self, unit: Any) -> "Loss":
@@ -80,7 +83,7 @@ class Loss:
         return self
 
     def power(self) -> float:
-        """Returns the power of the unit of targets in which the loss is measured."""
+        """Returns the exponent k if the unit of the loss is the k-th power of the targets' unit."""
         return 1.0
 
     def samples(self, outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
@@ -97,23 +100,24 @@ class Loss:
         return self.of_predictions(outputs, y)
 
     def of_predictions(self, predictions: Any, y: Any) -> Any:
-        """Returns the loss of each prediction, NumPy arrays in their own precision."""
+        """Returns the loss of each prediction. The precision of NumPy arrays is kept."""
         raise NotImplementedError
 
     def derivatives(self, outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> tuple[Array, Array]:
-        """Returns the gradient and the curvature of the loss of each output, of the shape of the outputs."""
+        """Returns the gradient and the curvature of the loss for each output, in the shape of the outputs."""
         raise NotImplementedError
 
     def constants(
         self, leaf_index: Int[Array, " n"], y: Array, num_leaves: int, weight: Float[Array, " n"]
     ) -> Float[Array, "leaves *k"]:
-        """Returns the output of each leaf that minimises the loss of its samples; a leaf without weight has that of
-        all samples. Arrays of NumPy are fitted in double precision.
+        """Returns the constant output of each leaf that minimises the loss of its samples.
+
+        A leaf without weight has the constant of all samples. NumPy arrays are fitted in double precision.
         """
         raise NotImplementedError
 
     def initial(self, y: Array, weight: Float[Array, " n"], outputs: int) -> Float[Array, "*k"]:
-        """Returns the ``outputs`` numbers that boosting starts from: the best constant."""
+        """Returns the initial value of boosting, the best constant, as an array of ``outputs`` numbers."""
         return self.constants(jnp.zeros(len(y), jnp.int32), y, 1, weight)[0]
 
     def best(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
@@ -122,8 +126,9 @@ class Loss:
         return np.asarray(linked(self.link, self.constants(one_leaf, y, 1, ones_or(weight, y))[0]))
 
     def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
-        """Returns the Newton step of each output, ``-gradient / curvature``, and the curvature, which is its weight in
-        least squares; steps under a link are at most 4.
+        """Returns the Newton step of each output, ``-gradient / curvature``, and the curvature.
+
+        The curvature is the weight of the step in least squares. Steps under a link are clipped to [-4, 4].
         """
         gradient, curvature = self.derivatives(outputs, y)
         if not self.smooth:
@@ -135,10 +140,11 @@ class Loss:
     def steps(
         self, leaf_index: Array, outputs: Array, y: Array, num_leaves: int, weight: Array, l2: Any
     ) -> Float[Array, "leaves *k"]:
-        """Returns what each leaf adds to the outputs of its samples to lower their loss, in boosting.
+        """Returns the step of each leaf in boosting, which is added to the outputs of the leaf's samples.
 
-        A Newton step, ``-sum w g / (sum w h + l2)``, or for losses without a curvature the best constant of the
-        residuals, shrunk alike. A leaf without weight adds nothing.
+        The step is a Newton step, ``-sum w g / (sum w h + l2)``. If the loss has no curvature, the step is the best
+        constant of the residuals, multiplied by ``n / (n + l2)`` for a leaf of n samples. The step of a leaf without
+        weight is 0.
 
         Args:
           leaf_index: leaf of each sample.
@@ -146,8 +152,8 @@ class Loss:
           y: targets.
           num_leaves: number of leaves.
           weight: nonnegative weights.
-          l2: curvature that is added to each leaf without a gradient, at least 0: a number or ``(*k,)``; a number of
-            samples for losses without a curvature.
+          l2: curvature added to each leaf, at least 0, a number or ``(*k,)``. If the loss has no curvature, l2 is a
+            number of samples.
         """
         if not self.smooth:
             count = segments.sums(weight, leaf_index, num_leaves)
@@ -161,15 +167,15 @@ class Loss:
         step = jnp.where(total > 0, -summed(weighted(gradient)) / jnp.where(total > 0, total, 1), 0)
         return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
 
-    # --- Leaves, which hold values (leaves, *k): see :class:`jtrees.leaves.Values` ---
+    # --- Leaves that hold values (leaves, *k): see :class:`jtrees.leaves.Values` ---
 
     def start(self, key: Array, y: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "leaves *k"]:
-        """Returns random values of this shape: in [0, 1] where outputs are scaled targets, else in [-1, 1]."""
+        """Returns random values of this shape, in [0, 1] if outputs are scaled targets, else in [-1, 1]."""
         drawn = jax.random.uniform(key, shape, dtype, -1, 1)
         return (drawn + 1) / 2 if self.link in ("identity", "sorted") else drawn
 
     def of_leaves(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "leaves n"]:
-        """Returns the loss of the values of every leaf on every sample."""
+        """Returns the loss of every leaf's values on every sample."""
         return jax.vmap(self.samples, (0, None))(at_every_sample(values, len(y)), y)
 
     def fitted(
@@ -177,10 +183,11 @@ class Loss:
     ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
         """Returns values fitted to samples, and the loss of leaves that hold them.
 
-        These are best constants, for which uneven weights count as fewer samples.
+        The values are best constants. Weights are rescaled to the effective number of samples, so uneven weights count
+        as fewer samples.
 
         Args:
-          values: the old values, of which the shape and the dtype matter.
+          values: the old values. Only their shape and dtype matter.
           leaf_index: leaf of each sample.
           y: targets.
           sample_weight: nonnegative weights, or None.
@@ -191,19 +198,19 @@ class Loss:
     def criterion(
         self, values: Float[Array, "leaves *k"], leaf_index: Int[Array, " n"], y: Array, sample_weight: Array | None
     ) -> Float[Array, ""]:
-        """Returns the mean loss of the samples after :meth:`fitted`, whose arguments it has."""
+        """Returns the mean loss of the samples after :meth:`fitted`, which has the same arguments."""
         weight = ones_or(sample_weight, y, values.dtype)
         outputs = self.fitted(values, leaf_index, y, sample_weight)[0][leaf_index]
         return segments.total(weight * self.samples(outputs, y)) / segments.total(weight)
 
     def averaged(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "n *k"] | None:
-        """Returns the numbers of the samples whose means are fitted values; None where these are no means."""
+        """Returns the numbers of the samples whose means are the fitted values; None if the values are not means."""
         return None
 
     def of_means(
         self, means: Float[Array, "leaves *k"], leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
-        """Returns values for given means of :meth:`averaged` in the leaves, and the loss of leaves that hold them."""
+        """Returns the values for given leaf means of :meth:`averaged`, and the loss of leaves that hold them."""
         return means, self
 
     def trainable(self, values: Float[Array, "leaves *k"]) -> "tuple[Float[Array, 'leaves *k'], Loss]":
@@ -211,12 +218,13 @@ class Loss:
         return values, self
 
     def hardened(self, values: Float[Array, "leaves *k"]) -> "tuple[Float[Array, 'leaves *k'], Loss]":
-        """Returns the values of a hard tree for trained ones, and the loss of leaves that hold them."""
+        """Returns the values of a hard tree, given trained values, and the loss of leaves that hold them."""
         return values, self
 
     def rescaled(self, values: Any, zero: Any, unit: Any) -> "tuple[np.ndarray, Loss]":
-        """Returns the values for predictions ``zero + unit`` times the current ones, in double precision, and the loss
-        of leaves that hold them. Only the unit applies under an exponential link. Probabilities have no units.
+        """Returns the values for predictions ``zero + unit * prediction``, and the loss of leaves that hold them.
+
+        The values are in double precision. An exponential link uses only the unit. Probabilities have no units.
         """
         values = np.asarray(values, np.float64)
         if self.link == "exp":
@@ -228,15 +236,15 @@ class Loss:
 
 def at_every_sample(values: Float[Array, "leaves *k"], n: int) -> Float[Array, "leaves n *k"]:
     """Returns the values of every leaf, repeated for n samples."""
-    # A product with ones, not a broadcast, so that its transpose is a matrix product, too, on a CPU several times
-    # faster than a sum over samples.
+    # The transpose of a product with ones is a matrix product. The transpose of a broadcast would be a sum over
+    # samples, which is several times slower on a CPU.
     values = jnp.asarray(values)
     flat = jnp.matmul(values.reshape(-1, 1), jnp.ones((1, n), values.dtype), precision="highest")
     return jnp.moveaxis(flat.reshape(*values.shape, -1), -1, 1)
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raises ``ValueError`` unless the value is a number above ``low`` and below ``high``."""
+    """Raises ``ValueError`` if the value is not a number above ``low`` and below ``high``."""
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not number or not low < value < high:
         below = "" if high == np.inf else f" and below {high:g}"

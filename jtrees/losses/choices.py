@@ -1,4 +1,4 @@
-"""Losses of outputs that choose: the log loss of classes, and minus the reward of actions."""
+"""Losses of outputs that choose a class or an action: the log loss, and the negative reward."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -15,15 +15,15 @@ from jtrees.losses.base import Link, Loss, check_number, linked
 from jtrees.losses.frequencies import class_counts, fit_frequencies, frequencies_fit_error, prior_of, smoothed
 from jtrees.segments import Array, effective, module_of, ones_or
 
-_CERTAIN = 1e4  # an output whose softmax is exactly 1 beside outputs of 0
-_TRAINABLE = 1.0  # output of the chosen action in leaves that are to be trained further
+_CERTAIN = 1e4  # an output with a softmax of exactly 1 if all other outputs are 0
+_TRAINABLE = 1.0  # output of the chosen action in leaves for further training
 
 
 @dataclasses.dataclass(frozen=True)
 class _OfClasses(Loss):
-    """The common part of the losses of classes: leaves are fitted as smoothed class frequencies.
+    """Base of the losses of classes: leaves are fitted as smoothed class frequencies.
 
-    Uneven weights count as fewer samples.
+    Weights are rescaled to the effective number of samples, so uneven weights count as fewer samples.
     """
 
     smoothing: float = 0.0
@@ -55,7 +55,7 @@ class _OfClasses(Loss):
         return self._of_labels(smoothed(shrunk, prior_of(counts)))
 
     def _of_labels(self, frequencies: Array) -> "tuple[Array, Frequencies]":
-        """Returns frequencies of smoothed labels for those of labels."""
+        """Returns frequencies of smoothed labels, given frequencies of labels."""
         if self.smoothing:
             frequencies = (1 - self.smoothing) * frequencies + self.smoothing / frequencies.shape[1]
         return frequencies, Frequencies(self.smoothing)
@@ -67,28 +67,28 @@ class _OfClasses(Loss):
 @io.part
 @dataclasses.dataclass(frozen=True)
 class LogLoss(_OfClasses):
-    """``-log p_y`` of the softmax p of the outputs; its best constants are logarithms of class frequencies.
+    """Log loss ``-log p_y`` of the softmax p of the outputs. Best constants are logarithms of class frequencies.
 
-    For soft labels, the probabilities ``(n, k)`` of the classes, it is the cross-entropy ``-sum_k y_k log p_k``.
+    For soft labels, the probabilities ``(n, k)`` of the classes, the loss is the cross-entropy ``-sum_k y_k log p_k``.
 
-    Trainable leaves hold logits; fitted leaves hold :class:`Frequencies`.
+    Trainable leaves hold logits. Fitted leaves hold :class:`Frequencies`.
 
     Args:
-      smoothing: part of the label that is shared equally by all classes, at least 0 and below 1 (Szegedy et al. 2016).
+      smoothing: part of the label that all classes share equally, at least 0 and below 1 (Szegedy et al. 2016).
 
     Raises:
-      ValueError: for another smoothing.
+      ValueError: for a smoothing outside [0, 1).
     """
 
     link: ClassVar[Link] = "softmax"
 
     @property
     def kernel(self) -> str | None:
-        """Name of the loss of leaves in the kernel of :func:`jtrees.ops.expected_loss`: it has no smoothing."""
+        """Name of the loss in the kernel of :func:`jtrees.ops.expected_loss`; None with smoothing."""
         return None if self.smoothing else "log"
 
     def labels(self, y: Int[Array, " n"] | Float[Array, "n k"], like: Array) -> Float[Array, "n k"]:
-        """Returns smoothed probabilities of the classes, of labels one-hot encoded ones."""
+        """Returns smoothed probabilities of the classes. Integer labels are one-hot encoded."""
         chances = shares(jnp.asarray(y), like.shape[-1], like.dtype)
         return chances if self.smoothing == 0 else optax.smooth_labels(chances, self.smoothing)
 
@@ -102,14 +102,14 @@ class LogLoss(_OfClasses):
         return chance - self.labels(y, outputs), chance * (1 - chance)
 
     def initial(self, y: Array, weight: Array, classes: int) -> Array:
-        """Returns the logarithms of the class frequencies, one sample more of each."""
+        """Returns the logarithms of the class frequencies, after adding one sample of each class."""
         none = jnp.zeros(len(y), jnp.int32)
         counts = 1 + class_counts(none, y, 1, classes, sample_weight=weight)[0]
         frequencies = counts / counts.sum()
         return jnp.log((1 - self.smoothing) * frequencies + self.smoothing / classes)
 
     def of_leaves(self, values: Array, y: Array) -> Array:
-        # A product with one-hot rows, not a gather, so that its transpose is not a scatter.
+        # A product with one-hot rows replaces a gather, because the transpose of a gather is a scatter.
         classes = values.shape[1]
         chances = y.T.astype(values.dtype) if is_soft(y) else jax.nn.one_hot(y, classes, axis=0, dtype=values.dtype)
         if self.smoothing:
@@ -123,15 +123,15 @@ class LogLoss(_OfClasses):
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Frequencies(_OfClasses):
-    """The log loss of class frequencies instead of logits, for the leaves of hard trees.
+    """Log loss of class frequencies (not logits), for the leaves of hard trees.
 
-    Frequencies are at least the smallest normal number.
+    Frequencies below the smallest normal number are raised to it.
 
     Args:
-      smoothing: as in :class:`LogLoss`; fitted frequencies are those of smoothed labels.
+      smoothing: as in :class:`LogLoss`. Fitted frequencies are the frequencies of smoothed labels.
 
     Raises:
-      ValueError: for another smoothing.
+      ValueError: for a smoothing outside [0, 1).
     """
 
     def samples(self, outputs: Array, y: Array) -> Array:
@@ -150,8 +150,9 @@ class Frequencies(_OfClasses):
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Rewards(Loss):
-    """Minus the expected reward of an action drawn from the softmax of the outputs; the targets are the rewards of all
-    actions, ``(n, actions)``, its best constant an action.
+    """Negative expected reward of an action that is drawn from the softmax of the outputs.
+
+    The targets are the rewards of all actions, ``(n, actions)``. The best constant is an action.
     """
 
     link: ClassVar[Link] = "softmax"
@@ -164,7 +165,7 @@ class Rewards(Loss):
         return -predictions * y
 
     def initial(self, y: Array, weight: Array, outputs: int) -> Array:
-        return jnp.zeros(y.shape[1:], y.dtype)  # no preference, as a certain action has no gradient
+        return jnp.zeros(y.shape[1:], y.dtype)  # no preference, because a certain action has no gradient
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         played = jax.nn.softmax(outputs, axis=-1)

@@ -1,7 +1,7 @@
-"""Deviances with a log link: Poisson, gamma, Tweedie.
+"""Deviances with a log link: Poisson, gamma and Tweedie.
 
-They are zero where predictions equal targets (McCullagh & Nelder, *Generalized Linear Models*, 1989, section 2.3), as
-:func:`sklearn.metrics.mean_tweedie_deviance`.
+A deviance is zero where predictions equal targets (McCullagh & Nelder, *Generalized Linear Models*, 1989, section 2.3).
+The definition agrees with :func:`sklearn.metrics.mean_tweedie_deviance`.
 """
 
 import dataclasses
@@ -19,10 +19,11 @@ _WIDEST = 30.0  # largest absolute output under an exponential
 
 
 class _LogLink(Loss):
-    """Deviances of distributions with variance ``mean^p``, of outputs that are logarithms of means.
+    """Deviances of distributions with variance ``mean^p``. Outputs are logarithms of means.
 
-    Targets are divided by their mean. The best constant of a leaf is the logarithm of its mean. A leaf of zeros
-    includes one sample of the mean of all rows, as a prediction of zero would make any event infinitely costly.
+    Targets are divided by their mean. The best constant of a leaf is the logarithm of its mean. A leaf with only zero
+    targets gets one additional sample, the mean of all rows. Otherwise the prediction would be zero, and any event
+    would be infinitely costly.
     """
 
     link: ClassVar[Link] = "exp"
@@ -60,7 +61,7 @@ class _LogLink(Loss):
         return 2 * (of_targets - y * predictions ** (1 - p) / (1 - p) + predictions ** (2 - p) / (2 - p))
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
-        # With d the deviance of the mean m = exp(o): dd/dm = 2 (m - y) m^-p, hence
+        # Let d be the deviance of the mean m = exp(o). Then dd/dm = 2 (m - y) m^-p, hence
         #     dd/do = 2 (m^(2-p) - y m^(1-p)),   d2d/do2 = 2 ((2 - p) m^(2-p) + (p - 1) y m^(1-p)) >= 0 for 1 <= p <= 2.
         p, mean = self._p, _mean(outputs)
         ours, theirs = mean ** (2 - p), y * mean ** (1 - p)
@@ -103,14 +104,15 @@ class Gamma(_LogLink):
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Tweedie(_LogLink):
-    """Tweedie deviance of a compound Poisson-gamma distribution with ``m = exp(outputs)``, for targets of which some
-    are exactly 0, such as the claims of a year.
+    """Tweedie deviance of a compound Poisson-gamma distribution with ``m = exp(outputs)``.
+
+    The deviance suits nonnegative targets that include exact zeros, such as the claims of a year.
 
     Args:
-      variance_power: power of the mean that the variance is proportional to, above 1 and below 2.
+      variance_power: exponent p of the variance, which is proportional to ``mean^p``. It is above 1 and below 2.
 
     Raises:
-      ValueError: for another power.
+      ValueError: for a power outside (1, 2).
     """
 
     variance_power: float = 1.5

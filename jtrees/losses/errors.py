@@ -1,4 +1,4 @@
-"""Losses of errors, with an identity link: squared, absolute, Huber's, and pinball losses of quantiles."""
+"""Losses of errors with an identity link: squared, absolute and Huber losses, and pinball losses of quantiles."""
 
 import dataclasses
 import itertools
@@ -20,9 +20,9 @@ from jtrees.validation import quoted
 @io.part
 @dataclasses.dataclass(frozen=True)
 class SquaredError(Loss):
-    """``(outputs - y)^2``, whose best constant is the mean.
+    """Squared error ``(outputs - y)^2``. The best constant is the mean.
 
-    Leaves hold means. A leaf without samples holds the mid-range of the targets, as in GET.
+    Leaves hold means. As in GET, a leaf without samples holds the mid-range of the targets.
     """
 
     kernel: ClassVar[str] = "squared"  # type: ignore[override]
@@ -47,7 +47,7 @@ class SquaredError(Loss):
         return self.of_outputs(at_every_sample(values, len(y)), y)
 
     def of_outputs(self, outputs: Float[Array, "leaves n *k"], y: Float[Array, "n *k"]) -> Float[Array, "leaves n"]:
-        """Returns the squared error of every leaf's output for every sample; of several outputs the mean."""
+        """Returns the squared error of every leaf's output for every sample, averaged over the outputs."""
         error = jnp.square(outputs - y)
         return error if y.ndim == 1 else error.mean(-1)
 
@@ -66,7 +66,7 @@ class SquaredError(Loss):
 @io.part
 @dataclasses.dataclass(frozen=True)
 class AbsoluteError(Loss):
-    """``|outputs - y|``, whose best constant is the median."""
+    """Absolute error ``|outputs - y|``. The best constant is the median."""
 
     smooth: ClassVar[bool] = False
 
@@ -81,7 +81,7 @@ class AbsoluteError(Loss):
 
 
 def _quantile_columns(leaf_index: Array, y: Array, num_leaves: int, level: float, weight: Array) -> Array:
-    """Returns a quantile of each leaf, of ``(n, k)`` targets for each column."""
+    """Returns a quantile of the targets in each leaf, and for ``(n, k)`` targets in each column."""
     one = lambda column: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)[:, 0]
     return one(y) if y.ndim == 1 else module_of(y).stack([one(column) for column in y.T], axis=1)
 
@@ -89,13 +89,13 @@ def _quantile_columns(leaf_index: Array, y: Array, num_leaves: int, level: float
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Huber(Loss):
-    """``e^2 / 2`` for errors e up to ``delta``, beyond it ``delta (|e| - delta / 2)`` (Huber 1964).
+    """Huber loss: ``e^2 / 2`` if ``|e| <= delta``, else ``delta (|e| - delta / 2)``, for errors e (Huber 1964).
 
     Args:
       delta: a number above 0, in the units of the targets.
 
     Raises:
-      ValueError: for another delta.
+      ValueError: for a delta that is not above 0.
     """
 
     delta: float = 1.0
@@ -108,7 +108,9 @@ class Huber(Loss):
 
     def scaled(self, unit: Any) -> "Huber":
         if np.size(unit) > 1:
-            raise ValueError(f"loss must be of one target, as delta is in its units, got {np.size(unit)} targets")
+            raise ValueError(
+                f"loss must be of one target, because delta is in the units of the target, got {np.size(unit)} targets"
+            )
         return Huber(float(self.delta / np.reshape(unit, ())))
 
     def of_predictions(self, predictions: Any, y: Any) -> Any:
@@ -136,17 +138,16 @@ class Huber(Loss):
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Quantile(Loss):
-    """The pinball losses ``max(level e, (level - 1) e)`` of errors ``e = y - outputs``, whose best constants are
-    quantiles (Koenker & Bassett 1978).
+    """Pinball losses ``max(level e, (level - 1) e)`` of errors ``e = y - outputs`` (Koenker & Bassett 1978).
 
-    Predictions for several levels are ``(n, levels)`` and never cross: models that could cross are sorted, which does
-    not raise the loss (Chernozhukov, Fernandez-Val & Galichon 2010).
+    The best constants are quantiles. Predictions for several levels are ``(n, levels)`` and never cross. Predictions
+    that could cross are sorted, and sorting does not raise the loss (Chernozhukov, Fernandez-Val & Galichon 2010).
 
     Args:
-      levels: a number above 0 and below 1, or several, increasing.
+      levels: a number above 0 and below 1, or several increasing numbers.
 
     Raises:
-      ValueError: for other levels.
+      ValueError: for levels outside (0, 1), or levels that do not increase.
 
     Example:
       >>> loss, leaf, y = jtrees.losses.Quantile((0.1, 0.9)), jnp.zeros(5, int), jnp.array([1.0, 2.0, 3.0, 4.0, 9.0])
@@ -172,12 +173,12 @@ class Quantile(Loss):
 
     @property
     def link(self) -> Link:  # type: ignore[override]
-        """Sorted values of several levels."""
+        """Name of the link: values of several levels are sorted."""
         return "identity" if self.outputs is None else "sorted"
 
     @property
     def outputs(self) -> int | None:
-        """Number of levels, if several."""
+        """Number of levels; None for a single level."""
         return len(self.levels) if isinstance(self.levels, tuple) else None
 
     def of_predictions(self, predictions: Any, y: Any) -> Any:

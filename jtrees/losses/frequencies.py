@@ -17,7 +17,7 @@ def class_counts(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Returns the total weight of each class in each leaf; of soft labels, ``(n, classes)``, the expected weight.
+    """Returns the total weight of each class in each leaf, or the expected weight for soft labels ``(n, classes)``.
 
     Example:
       >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
@@ -42,9 +42,9 @@ def fit_frequencies(
 ) -> Float[Array, "leaves k"]:
     """Returns class frequencies in each leaf with Laplace smoothing: ``(N_lk + s q_k) / (N_l + s)``.
 
-    ``q`` are the frequencies among all samples and one more of each class (so none is 0), to which empty leaves are
-    set. (``q_k = 1 / k`` and ``s = k`` would be Laplace's rule of one more sample of each class, which dominates small
-    leaves if there are many classes.)
+    The prior ``q`` holds the class frequencies of all samples plus one sample of each class, so no frequency is 0.
+    Empty leaves hold the prior. (Laplace's rule, ``q_k = 1 / k`` and ``s = k``, adds one sample of each class to each
+    leaf. The added samples dominate small leaves if there are many classes.)
 
     Args:
       leaf_index: leaf of each sample.
@@ -52,10 +52,10 @@ def fit_frequencies(
       num_leaves: number of leaves.
       classes: number of classes, k.
       smoothing: weight s of the prior q in samples, above 0.
-      sample_weight: nonnegative weights; a weight counts as that many samples.
+      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
 
     Returns:
-      ``(leaves, k)``, each row summing to one.
+      Frequencies ``(leaves, k)``. Each row sums to one.
 
     Example:
       >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
@@ -68,12 +68,12 @@ def fit_frequencies(
 
 
 def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
-    """Returns class frequencies among all samples and one more of each class."""
+    """Returns the class frequencies of all samples plus one sample of each class."""
     return (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
 
 
 def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Float[Array, "leaves k"]:
-    """Returns frequencies of counts to which ``smoothing`` samples of the prior are added."""
+    """Returns class frequencies after adding ``smoothing`` samples with the prior's frequencies to the counts."""
     return (counts + smoothing * prior) / (counts.sum(1, keepdims=True) + smoothing)
 
 

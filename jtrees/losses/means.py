@@ -24,7 +24,7 @@ def fit_constant(
       leaf_index: leaf of each sample.
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves.
-      default: value of a leaf without samples (or weight); by default the mid-range of ``y``.
+      default: value of a leaf without samples or weight. If None, the mid-range of ``y``.
       sample_weight: nonnegative weights.
 
     Returns:
@@ -51,8 +51,8 @@ def constant_fit_error(
 ) -> Float[Array, ""]:
     """Returns the mean squared error of :func:`fit_constant` on the same samples, in one pass.
 
-    ``(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i`` with ``S_l`` and ``N_l`` weighted sum and total weight of
-    the (centred) targets in a leaf; of several outputs the mean.
+    The error is ``(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i``, averaged over the outputs. ``S_l`` is the
+    weighted sum of the centred targets in leaf l, and ``N_l`` is the leaf's total weight.
 
     Example:
       >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([1.0, 3.0, 5.0, 7.0])
@@ -63,7 +63,7 @@ def constant_fit_error(
     weight = ones_or(sample_weight, y)
     total = segments.total(weight)
     y = y - (segments.total(weight[:, None] * y) / total)[None]
-    # One scatter of rows is cheaper than one for the weights and one for each output.
+    # One scatter of rows is cheaper than separate scatters of the weights and of each output.
     columns = weight[:, None] * jnp.pad(y, ((0, 0), (1, 0)), constant_values=1)
     sums = segments.sums(columns, leaf_index, num_leaves)
     explained = jnp.square(sums[:, 1:]) / jnp.where(sums[:, :1] > 0, sums[:, :1], 1)
@@ -71,6 +71,6 @@ def constant_fit_error(
 
 
 def uniform_targets(key: Array, num_leaves: int, y: Array, dtype: Any) -> Float[Array, "leaves *k"]:
-    """Returns draws from U(min y, max y) for each output, the initialisation of GET."""
+    """Returns random draws from U(min y, max y) for each output, the initialisation of GET."""
     low, high = y.min(0).astype(dtype), y.max(0).astype(dtype)
     return low + (high - low) * jax.random.uniform(key, (num_leaves, *y.shape[1:]), dtype)

@@ -1,4 +1,4 @@
-"""Losses by name."""
+"""Finds losses by name."""
 
 from jtrees import validation as checks
 from jtrees.losses.base import Loss
@@ -19,10 +19,12 @@ _NAMES: dict[str, type[Loss]] = {
 
 
 def named(loss: "str | Loss | SampleLoss") -> Loss:
-    """Returns the loss of a name, such as ``"poisson"``; a loss as it is; and a function as :class:`OwnLoss`.
+    """Returns the loss with a name such as ``"poisson"``.
+
+    A loss is returned unchanged. A function is wrapped in :class:`OwnLoss`.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: for an unknown name, or for another type.
     """
     if isinstance(loss, Loss):
         return loss
@@ -35,7 +37,7 @@ def named(loss: "str | Loss | SampleLoss") -> Loss:
 
 
 def measure(loss: Loss) -> str:
-    """Returns what the mean of a loss is called, such as ``"mean squared error"``; ``"loss"`` for a user's loss."""
+    """Returns the name of a mean loss, such as ``"mean squared error"``, or ``"loss"`` for a user's loss."""
     names: dict[type, str] = {
         SquaredError: "mean squared error",
         AbsoluteError: "mean absolute error",

@@ -11,7 +11,7 @@ from jtrees import segments
 from jtrees.segments import Array, module_of, wide
 
 _STEPS = 20
-_LONGEST = 1.0  # step: an output of scaled targets changes by no more
+_LONGEST = 1.0  # longest step of an output, for scaled targets
 
 
 def newton_constants(
@@ -24,14 +24,15 @@ def newton_constants(
     *,
     longest: float = _LONGEST,
 ) -> Float[Array, "leaves *k"]:
-    """Returns the constant of each leaf that minimises a loss of its samples, by 20 damped Newton steps.
+    """Returns the constant of each leaf that minimises the loss of its samples, by 20 damped Newton steps.
 
-    A step of a leaf is taken if it does not raise the loss there, else it is halved. An output without a positive,
-    finite curvature takes a step along the gradient. A leaf without weight has the constant of all samples.
+    A leaf takes a step if the step does not raise the leaf's loss. Otherwise the leaf halves its step size. If the
+    curvature is not positive and finite, the step follows the negative gradient. A leaf without weight has the constant
+    of all samples.
 
     Args:
       samples: ``(outputs, y) -> (n,)``, the loss of each sample.
-      derivatives: ``(outputs, y) -> (gradient, curvature)``, of the shape of the outputs.
+      derivatives: ``(outputs, y) -> (gradient, curvature)``, in the shape of the outputs.
       start: initial constants.
       leaf_index: leaf of each sample.
       y: targets.

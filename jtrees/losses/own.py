@@ -17,13 +17,13 @@ from jtrees.segments import Array
 @io.part
 @dataclasses.dataclass(frozen=True)
 class OwnLoss(Loss):
-    """A user-defined loss, on scaled targets; its derivatives are found by automatic differentiation.
+    """A user-defined loss of scaled targets. Automatic differentiation computes its derivatives.
 
     Args:
-      function: ``(outputs, y) -> (n,)``; a module-level function, to compile once.
+      function: ``(outputs, y) -> (n,)``. A module-level function is compiled once.
 
     Raises:
-      ValueError: where it is evaluated, unless it returns shape ``(n,)``.
+      ValueError: on evaluation, if the function does not return shape ``(n,)``.
     """
 
     function: SampleLoss
@@ -41,16 +41,16 @@ class OwnLoss(Loss):
         along = lambda direction: jax.jvp(total, (outputs,), (jnp.broadcast_to(direction, outputs.shape),))
         if outputs.ndim == 1:
             return along(jnp.ones((), outputs.dtype))
-        # The diagonal of the matrix of second derivatives of each sample.
+        # The curvature is the diagonal of each sample's matrix of second derivatives.
         rows = [along(row) for row in jnp.eye(outputs.shape[1], dtype=outputs.dtype)]
         return rows[0][0], jnp.stack([curved[:, j] for j, (_, curved) in enumerate(rows)], axis=1)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         if segments.module_of(leaf_index, y, weight) is not np:
             return _constants(self, leaf_index, y, weight, num_leaves)
-        pad = (1 << (len(y) - 1).bit_length()) - len(y)  # with rows of weight 0, to compile for few numbers of rows
+        pad = (1 << (len(y) - 1).bit_length()) - len(y)  # rows of weight 0; a power of two limits recompilation
         padded = [np.pad(a, [(0, pad)] + [(0, 0)] * (a.ndim - 1)) for a in (leaf_index, np.float64(y), weight)]
-        with jax.enable_x64(True):  # the function is one of JAX
+        with jax.enable_x64(True):  # the function uses JAX
             return np.asarray(_compiled_constants(self, *padded, num_leaves))
 
     def __repr__(self) -> str:

@@ -18,11 +18,11 @@ def weighted_quantiles(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Returns quantiles of the targets in each leaf, which minimise the pinball losses there.
+    """Returns quantiles of the targets in each leaf. They minimise the pinball losses of the leaf's samples.
 
-    Where all values between two targets are minimisers, the quantile is their mid-point. A leaf without weight has the
-    quantiles of all samples. Quantiles of one leaf never cross. Costs two sorts, whatever the number of leaves. Arrays
-    of NumPy are sorted on the host, and their weights are added in double precision.
+    If all values between two targets are minimisers, the quantile is the mid-point of the two targets. A leaf without
+    weight has the quantiles of all samples. Quantiles of one leaf never cross. The cost is two sorts for any number of
+    leaves. NumPy arrays are sorted on the host, and their weights are added in double precision.
 
     Args:
       leaf_index: leaf of each sample.

@@ -13,9 +13,9 @@ SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, 
 
 
 def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"] | Float[Array, "n k"]) -> Float[Array, " n"]:
-    """``-log p_y`` of each sample; of soft labels, ``(n, k)``, the cross-entropy ``-sum_k y_k log p_k``.
+    """Returns ``-log p_y`` of each sample, or for soft labels ``(n, k)`` the cross-entropy ``-sum_k y_k log p_k``.
 
-    Probabilities are at least the smallest normal number.
+    Probabilities below the smallest normal number are raised to it.
     """
     tiny = jnp.finfo(probabilities.dtype).tiny
     if is_soft(y):
@@ -25,17 +25,17 @@ def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"] | Float[Arr
 
 
 def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
-    """Checks that a loss is smallest where outputs equal targets, at some targets in [0, 1].
+    """Checks at some targets in [0, 1] that a loss is smallest where outputs equal targets.
 
-    Recipes scale targets, and unscale outputs, linearly, so outputs must estimate targets; those of a loss with a link
-    (such as the Poisson loss of log means) do not.
+    Recipes scale targets linearly, and reverse this scaling for outputs. Outputs must therefore estimate targets.
+    Outputs of a loss with a link do not (for example, the Poisson loss of log means).
 
     Args:
-      loss: loss of each sample, for outputs and targets ``(n, *columns)``.
+      loss: function of outputs and targets ``(n, *columns)`` that returns the loss of each sample.
       columns: shape of the target of a sample.
 
     Raises:
-      ValueError: if another output has a lower loss, naming the target.
+      ValueError: if another output has a lower loss. The message names the target.
     """
     targets, steps = np.linspace(0, 1, 5, dtype=np.float32), np.array([-0.5, -0.1, 0.1, 0.5], np.float32)
     with jax.ensure_compile_time_eval():
@@ -52,8 +52,9 @@ def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
 
 
 def weighted_mean(lost: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:
-    """Returns the weighted mean of losses; weights have mean 1 over the data set.
+    """Returns the weighted mean of losses. Weights must have mean 1 over the data set.
 
-    It is not divided by the sum of weights, so that a sample's contribution does not depend on its mini-batch.
+    The sum is divided by the number of samples, not by the sum of weights. A sample's contribution therefore does not
+    depend on its mini-batch.
     """
     return lost.mean() if weight is None else (weight * lost).mean()

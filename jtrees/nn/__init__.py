@@ -1,4 +1,4 @@
-"""Trees as layers of flax (nnx) models, trained end to end."""
+"""Trees as layers of flax (nnx) models. The layers are trained end to end."""
 
 from jtrees._public import list_public_names as _list_public_names
 from jtrees.nn.latent_tree import LatentTree as LatentTree

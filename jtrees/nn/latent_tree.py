@@ -17,10 +17,11 @@ from jtrees.methods.latent_tree.modules import make_split, split_scores
 class LatentTree(nnx.Module):
     """A layer that maps samples to their traversals of a tree that is pruned during training (Zantedeschi et al. 2021).
 
-    ``(..., features) -> (..., nodes)``: z of :func:`jtrees.routing.traverse`, between 0 and the activity of the node,
-    over the ``2**(depth + 1) - 1`` nodes of the whole tree. As in batch normalisation, training uses the activity of
-    the nodes on the batch, and evaluation its running mean (``model.train()``, ``model.eval()``), so that outputs do
-    not depend on the batch.
+    The layer maps ``(..., features)`` to ``(..., nodes)``. The output is z of :func:`jtrees.routing.traverse`, between
+    0 and the activity of the node, for the ``2**(depth + 1) - 1`` nodes of the whole tree.
+
+    The layer has two modes, like batch normalisation (``model.train()``, ``model.eval()``). Training uses the activity
+    of the nodes on the batch. Evaluation uses the running mean of the activity, so outputs do not depend on the batch.
 
     Attributes:
       split: module of the split functions.
@@ -50,7 +51,7 @@ class LatentTree(nnx.Module):
           split: as for :class:`jtrees.LatentTree`.
           hidden: width of the hidden layer of ``split="mlp"``.
           momentum: momentum of the running mean.
-          use_running_average: whether to use the running mean, as ``model.eval()`` sets it.
+          use_running_average: whether to use the running mean. ``model.eval()`` sets this option.
           dtype: dtype of the parameters.
           rngs: random streams for the parameters.
 
@@ -65,7 +66,7 @@ class LatentTree(nnx.Module):
         nodes = topology.num_nodes(depth)
         self.split = make_split(split, features, nodes, hidden=hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
-        # At least 32 bits: with fewer, small steps of a running mean are lost to rounding.
+        # The running mean has at least 32 bits. Rounding would remove small steps in fewer bits.
         self.active = nnx.BatchStat(jnp.ones(2 * nodes + 1, jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype))
         self.features, self.penalty = features, penalty
         self.momentum, self.use_running_average = momentum, use_running_average
@@ -80,7 +81,8 @@ class LatentTree(nnx.Module):
           use_running_average: overrides the setting of the layer.
 
         Raises:
-          ValueError: for another last axis than ``features``, no samples, or a split of the wrong shape.
+          ValueError: if the size of the last axis differs from ``features``, if there are no samples, or if a split has
+            the wrong shape.
         """
         flat = validation.flat_samples(x, self.features)
         scores = split_scores(self.split, self.bias[...], flat)

@@ -21,9 +21,9 @@ zeros = nnx.initializers.zeros_init()
 class TreeEnsemble(nnx.Module):
     """A layer of soft trees with smooth-step routing, ``(..., features) -> (..., out_features)``.
 
-    All trees are one computation, for deep trees conditional on what samples reach, forwards and backwards
-    (:func:`jtrees.routing.conditional_ensemble`). The paper has ``nnx.BatchNorm`` before it, which makes initial scores
-    near zero, where splits have gradients.
+    All trees are one computation. For deep trees, the forward and backward passes evaluate only the nodes that samples
+    reach (:func:`jtrees.routing.conditional_ensemble`). The paper places ``nnx.BatchNorm`` before the layer. Initial
+    scores are then near zero, where splits have gradients.
 
     Attributes:
       weights: weights of the splits, ``(num_trees, 2**depth - 1, features)``; right iff ``weights x + bias > 0``.
@@ -56,14 +56,16 @@ class TreeEnsemble(nnx.Module):
           num_trees: number of trees.
           depth: depth of the trees, 1 to 16.
           out_features: number of outputs of each tree.
-          gamma: width of the uncertain region, above 0; a smaller one reaches fewer leaves.
-          combine: ``"sum"`` of the trees, or ``"concatenate"`` of their outputs, ``num_trees out_features``.
-          width: capacity of the frontier, as for :func:`jtrees.routing.conditional_ensemble`; None: a measured default.
+          gamma: width of the uncertain region, above 0. A smaller gamma reaches fewer leaves.
+          combine: ``"sum"`` adds the outputs of the trees. ``"concatenate"`` returns all of them,
+            ``num_trees * out_features`` numbers.
+          width: capacity of the frontier, as for :func:`jtrees.routing.conditional_ensemble`. None selects a measured
+            default.
           split_init: ``(key, shape, dtype) -> array`` for the weights.
-          bias_init: likewise for the biases.
-          leaf_init: likewise for the leaves.
+          bias_init: ``(key, shape, dtype) -> array`` for the biases.
+          leaf_init: ``(key, shape, dtype) -> array`` for the leaves.
           dtype: dtype of the parameters.
-          implementation: XLA or a kernel, None for the fastest: see :mod:`jtrees.ops`.
+          implementation: XLA or a kernel (see :mod:`jtrees.ops`). None selects the fastest implementation.
           rngs: random streams for the parameters.
 
         Raises:
@@ -88,7 +90,7 @@ class TreeEnsemble(nnx.Module):
           x: samples, any leading axes.
 
         Raises:
-          ValueError: for another last axis than ``features``, or no samples.
+          ValueError: if the size of the last axis differs from ``features``, or if there are no samples.
         """
         flat = validation.flat_samples(x, self.features)
         trees = self.weights[...], self.bias[...], self.leaf_values[...]
@@ -104,7 +106,7 @@ class TreeEnsemble(nnx.Module):
         return out.reshape(*x.shape[:-1], -1)
 
     def reachable_leaves(self, x: Float[Array, "*n features"]) -> tuple[Array, Array]:
-        """Returns how many leaves each sample reaches, ``(num_trees, *n)``; and whether ``width`` overflows."""
+        """Returns the number of leaves that each sample reaches, ``(num_trees, *n)``, and if ``width`` overflows."""
         weights, bias = self.weights[...], self.bias[...]
         count, overflow = routing.reachable_leaves(
             validation.flat_samples(x, self.features), weights, bias, self.gamma, width=self.width

@@ -1,4 +1,4 @@
-"""Plots of trees and of fits, as matplotlib axes (needs ``pip install "jtrees[plots]"``)."""
+"""Plots trees and fits on matplotlib axes (needs ``pip install "jtrees[plots]"``)."""
 
 from jtrees._public import list_public_names as _list_public_names
 from jtrees.plotting.charts import (

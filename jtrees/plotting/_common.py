@@ -1,4 +1,4 @@
-"""What all plots share: axes, and the features and names of a model."""
+"""The common parts of all plots: axes, and the features and names of a model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from jtrees.tree import ObliqueTree
 
 
 def new_axes(ax: Any, **size: Any) -> Any:
-    """Returns the axes, or new ones.
+    """Returns the given axes, or new axes if ``ax`` is None.
 
     Raises:
       ImportError: without matplotlib.
@@ -26,11 +26,12 @@ def new_axes(ax: Any, **size: Any) -> Any:
 def features_of(
     model: Any, x: Any, feature_names: Sequence[str] | None, class_names: Sequence[str] | None = None
 ) -> tuple[Any, Any, list[str]]:
-    """Returns the model of features, samples as features, ``(n, p)`` or None, and the names of the features, in which
-    classes have the given names.
+    """Returns the model of features, the samples as features, ``(n, p)`` or None, and the names of the features.
+
+    Names of features that refer to classes use ``class_names``.
 
     Raises:
-      ValueError: for rows that do not fit the model, for another number of names, and for names for a raw table.
+      ValueError: for rows that do not fit the model, for a wrong number of names, or for names for a raw table.
     """
     if isinstance(model, FrameModel):
         if feature_names is not None:
@@ -46,10 +47,10 @@ def features_of(
 
 
 def tree_of(model: Any) -> ObliqueTree:
-    """Returns the tree that a model is.
+    """Returns the model if it is a single tree.
 
     Raises:
-      ValueError: if it is not one tree.
+      ValueError: for any other model.
     """
     if not isinstance(model, ObliqueTree):
         raise ValueError(f"model must be a single tree, got {model}")

@@ -1,4 +1,4 @@
-"""Plots of what a model does: its splits, its leaves, importances, regions, and how it was trained."""
+"""Plots of a model and its training: splits, leaves, importances, the learning curve, and regions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from jtrees.plotting._common import features_of, new_axes, tree_of
 from jtrees.text import class_labels, largest_terms, measured
 from jtrees.tree import ObliqueTree
 
-_ROWS, _ACROSS = 3, 16  # inches of a chart of one split, and of all beside each other
-_LINES = 20  # runs of a learning curve, at most
+_ROWS, _ACROSS = 3, 16  # height of a split's chart, and maximum width of all charts, in inches
+_LINES = 20  # maximum number of runs in a learning curve
 _LEFT, _RIGHT = "#c0504d", "#4472a8"
 
 
@@ -25,16 +25,16 @@ def plot_splits(
     max_terms: int = 6,
     max_splits: int = 8,
 ) -> np.ndarray:
-    """Plots the splits of a tree as bars: of each the terms with the largest variation, and the shares of rows.
+    """Plots the splits of a tree as bars: the terms with the largest variation, and the shares of rows.
 
-    A bar is a weight times the standard deviation of its feature, as a part of the sum of their absolute values; to the
-    right are features whose large values send a sample right.
+    A bar is a weight times the standard deviation of its feature, divided by the sum of the absolute values of all such
+    products. A bar to the right means that large values of the feature send a sample right.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
-      x: samples, such as the training data, for deviations and shares.
+      x: samples, such as the training data, from which deviations and shares are computed.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
-      class_names: names of the classes or actions, in features that are means of these.
+      class_names: names of the classes or actions, used in features that are target means.
       max_terms: maximum number of bars of a split.
       max_splits: maximum number of splits, breadth first.
 
@@ -43,7 +43,7 @@ def plot_splits(
 
     Raises:
       ImportError: without matplotlib.
-      ValueError: for a model that is not one tree, and for rows that do not fit it.
+      ValueError: for a model other than a single tree, or for rows that do not fit it.
     """
     validation.check_count("max_terms", max_terms)
     validation.check_count("max_splits", max_splits)
@@ -54,7 +54,7 @@ def plot_splits(
     if not len(nodes):
         raise ValueError("model must have a split to plot, got a tree of a single leaf")
     longest = max(len(names[i]) for i in np.flatnonzero(weights[nodes].any(0)))
-    width = max(4, 2.5 + 0.085 * longest)  # inches, with room for the names
+    width = max(4, 2.5 + 0.085 * longest)  # inches, including the names
     across = min(len(nodes), max(1, int(_ACROSS / width)))
     down = -(-len(nodes) // across)
     axes = new_axes(
@@ -78,15 +78,17 @@ def plot_splits(
 
 
 def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names: Sequence[str] | None = None) -> Any:
-    """Plots the targets in each leaf that a row reaches: a box each, or the shares of the classes, or the mean rewards
-    of the actions of a policy.
+    """Plots the targets in each leaf that a row reaches.
+
+    A leaf shows a box plot in regression, the shares of the classes in classification, and the mean rewards of the
+    actions for a policy.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       x: samples, ``(n, p)`` or a raw table.
-      y: their targets, ``(n,)``; for leaves of class frequencies, classes 0..K-1; for those of a policy the rewards of
+      y: targets of the samples, ``(n,)``. For leaves of class frequencies, classes 0..K-1. For a policy, the rewards of
         the actions, ``(n, K)``.
-      ax: matplotlib axes, by default new ones.
+      ax: matplotlib axes, by default new axes.
       class_names: names of the classes or actions.
 
     Returns:
@@ -94,7 +96,7 @@ def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names
 
     Raises:
       ImportError: without matplotlib.
-      ValueError: for a model that is not one tree, and for rows that do not fit it.
+      ValueError: for a model other than a single tree, or for rows that do not fit it.
     """
     tree, features, _ = features_of(model, x, None)
     measured(tree_of(tree), None, None, class_names, None)  # checks the names
@@ -129,11 +131,11 @@ def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names
 
 
 def plot_importances(falls: Mapping[str, Any], ax: Any = None, *, most: int = 15) -> Any:
-    """Plots importances by column, the largest first: means, and the standard deviation of several values.
+    """Plots importances by column, largest first. Several values appear as their mean and standard deviation.
 
     Args:
-      falls: what :func:`jtrees.explain.permutation_importance` returns, or other numbers by column name.
-      ax: matplotlib axes, by default new ones.
+      falls: result of :func:`jtrees.explain.permutation_importance`, or any numbers by column name.
+      ax: matplotlib axes, by default new axes.
       most: maximum number of columns.
 
     Returns:
@@ -157,18 +159,18 @@ def plot_importances(falls: Mapping[str, Any], ax: Any = None, *, most: int = 15
 
 
 def plot_learning_curve(fit: Any, ax: Any = None) -> Any:
-    """Plots the training loss of a fit before each update, on scaled data: a line for each run, up to 20.
+    """Plots the training loss of a fit before each update, on scaled data. Up to 20 runs have a line each.
 
     Args:
       fit: a :class:`jtrees.FitResult`.
-      ax: matplotlib axes, by default new ones.
+      ax: matplotlib axes, by default new axes.
 
     Returns:
       The axes.
 
     Raises:
       ImportError: without matplotlib.
-      ValueError: for a fit without a loss that is finite.
+      ValueError: for a fit without a finite loss.
     """
     history = np.asarray(fit.history, np.float64)
     lines = history.reshape(-1, history.shape[-1])
@@ -194,24 +196,25 @@ def plot_regions(
     feature_names: Sequence[str] | None = None,
     resolution: int = 200,
 ) -> Any:
-    """Plots the predictions of a model over two features, the others at their medians, and the samples.
+    """Plots the predictions of a model over two features, and the samples.
 
-    Of classes the most probable is shown, of a policy its action.
+    All other features have their median. The plot shows the most probable class in classification, and the action for a
+    policy.
 
     Args:
       model: any fitted model with one output.
-      x: samples, which give ranges and medians, ``(n, p)`` or a raw table.
-      columns: names of two features, the horizontal one first.
-      ax: matplotlib axes, by default new ones.
+      x: samples, ``(n, p)`` or a raw table. The ranges and medians of the features are computed from them.
+      columns: names of two features, the horizontal feature first.
+      ax: matplotlib axes, by default new axes.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
-      resolution: points on each side.
+      resolution: number of points on each side.
 
     Returns:
       The axes.
 
     Raises:
       ImportError: without matplotlib.
-      ValueError: for names that the model does not have, for several outputs, and for rows that do not fit the model.
+      ValueError: for unknown names, for several outputs, or for rows that do not fit the model.
     """
     validation.check_count("resolution", resolution, 2)
     inner, features, names = features_of(model, x, feature_names)

@@ -1,4 +1,4 @@
-"""A tree as boxes of text."""
+"""Draws a tree as boxes of text."""
 
 from collections.abc import Iterator, Sequence
 import re
@@ -13,8 +13,8 @@ from jtrees.plotting._common import features_of, new_axes, tree_of
 
 _POINTS = 10  # font size
 _WIDTH = 18  # width of the text of a leaf in characters
-_LONGEST = 24  # characters of a line of a sum
-_CHARACTER, _LINE = 0.08, 0.19  # size of a character of this font in inches, at most on average
+_LONGEST = 24  # maximum number of characters in a line of a sum
+_CHARACTER, _LINE = 0.08, 0.19  # inches: upper bounds of the mean width of a character, and of the height of a line
 _PAD, _BETWEEN, _GAP = 0.25, 0.15, 0.4  # inches within a box, between rows, and between columns
 
 
@@ -30,32 +30,34 @@ def plot_tree(
     max_depth: int = 4,
     digits: int = 2,
 ) -> Any:
-    """Plots the splits of a tree to a depth: the condition at each node by its largest terms.
+    """Plots the splits of a tree down to a depth. Each node shows the largest terms of its condition.
 
-    The root is at the top on the left. The branch where the condition holds, ``>``, goes straight on; the other one,
-    ``≤``, goes down. Read from top to bottom, the leaves are in the order of the rules.
+    The root is at the top left. The branch where the condition holds, ``>``, goes straight on. The opposite branch,
+    ``≤``, goes down. The order of the leaves from top to bottom is the order of the rules.
 
     Args:
-      model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one; nodes that do not split are omitted.
-      ax: matplotlib axes, by default new ones, sized to fit the text.
+      model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one. Nodes that do not split are omitted.
+      ax: matplotlib axes, by default new axes, sized to fit the text.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
-      class_names: names of the K classes, in classification, or of the actions of a policy; each leaf then lists the
-        most probable first, or names the one action that it plays.
-      x: samples, ``(n, p)`` or a raw table, such as the training data, to count at each leaf.
-      y: their classes 0..K-1, ``(n,)``, in classification, to count by class at each leaf; of a policy the rewards of
-        the actions, ``(n, K)``, of which each leaf has the means.
-      max_terms: maximum number of terms of a condition: those of the largest |weight| times standard deviation in x
-        (without x, |weight|), and the number of others. None: all. A leaf has up to two lines more, and no bounds.
-      max_depth: maximum number of levels; splits below them are an ellipsis.
-      digits: significant digits. Thresholds that differ have as many more as it takes to see that.
+      class_names: names of the K classes in classification, or of the actions of a policy. Each leaf then lists the
+        most probable classes first, or names the action that it plays.
+      x: samples, ``(n, p)`` or a raw table, such as the training data. Each leaf shows its number of samples.
+      y: classes of the samples, 0..K-1, ``(n,)``, in classification. Each leaf shows the count of each class. For a
+        policy, rewards of the actions, ``(n, K)``. Each leaf shows the mean rewards.
+      max_terms: maximum number of terms of a condition. The terms with the largest |weight| times standard deviation in
+        x are shown, and the number of omitted terms. If x is None, the terms with the largest |weight| are shown. None
+        shows all terms. A leaf has up to two more lines, and shows no bounds.
+      max_depth: maximum number of levels. An ellipsis replaces deeper splits.
+      digits: number of significant digits. Thresholds that differ have more digits if the difference is not visible
+        otherwise.
 
     Returns:
       The axes.
 
     Raises:
       ImportError: without matplotlib.
-      ValueError: for another number of names than columns or classes, for x or y that do not fit the tree, and for a
-        batch of trees.
+      ValueError: for a wrong number of column or class names, for x or y that do not fit the tree, or for a batch of
+        trees.
     """
     tree, x, names = features_of(model, x, feature_names, class_names)
     splits = tree_of(tree).splits
@@ -78,7 +80,7 @@ def plot_tree(
         return "\n".join([answer, *(_filled(text, max_terms) for text in rows[leaf])])
 
     def box_of(node: int, level: int, row: int) -> _Box:
-        """Returns the box of a node and those below it; ``row`` is the number of its first row."""
+        """Returns the box of a node and the boxes below it. ``row`` is the number of its first row."""
         while node < len(bias) and not splits[node]:
             node = 2 * node + 1 + int(bias[node] > 0)
         if node >= len(bias):
@@ -100,11 +102,11 @@ class _Box(NamedTuple):
     """A box of the drawing.
 
     Attributes:
-      text: its lines.
-      level: its column.
-      row: its row, that of its first leaf.
-      end: the row below its last leaf.
-      below: the boxes where the condition holds and where it does not; none of a leaf.
+      text: text of the box.
+      level: column of the box.
+      row: row of the box, which is the row of its first leaf.
+      end: row below the last leaf of the box.
+      below: the boxes where the condition holds and where it does not hold. Empty for a leaf.
     """
 
     text: str
@@ -127,7 +129,7 @@ class _Box(NamedTuple):
 
 
 def _draw(ax: Any, root: _Box) -> None:
-    """Draws boxes in a grid whose columns are as wide and whose rows are as high as their largest box."""
+    """Draws boxes in a grid. The largest box of a column or row determines its width or height."""
     boxes = list(root.all())
     width, height = np.zeros(1 + max(box.level for box in boxes)), np.zeros(root.end)
     for box in boxes:
@@ -154,26 +156,26 @@ def _draw(ax: Any, root: _Box) -> None:
 
 
 def _halo() -> Any:
-    """Returns what hides a line behind a text."""
+    """Returns a path effect that hides a line behind a text."""
     from matplotlib.patheffects import withStroke  # an optional package
 
     return withStroke(linewidth=6, foreground="white")
 
 
 def inches(ax: Any) -> tuple[float, float]:
-    """Returns a width and height in inches for which the boxes of :func:`plot_tree` do not overlap."""
+    """Returns a width and a height in inches at which the boxes of :func:`plot_tree` do not overlap."""
     return float(np.ptp(ax.get_xlim())), float(np.ptp(ax.get_ylim()))
 
 
 def _cut(line: str) -> str:
-    """Returns a line of a condition; a long one without the middle of its name."""
+    """Returns a line of a condition. If the line is too long, the middle of the name is omitted."""
     if len(line) <= _LONGEST:
         return line
     return f"{line[: _LONGEST * 2 // 3]}…{line[1 - _LONGEST // 3 :]}"
 
 
 def _terms(text: str, max_terms: int | None) -> str:
-    """Returns a sum with a term a line, its first ones."""
+    """Returns the first terms of a sum, one term per line."""
     lines = [_cut(line) for line in re.split(r"(?<=;) | (?=[-+] )(?![^(\[]*[)\]])", text)]
     if max_terms is None or len(lines) <= max_terms + 2:
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Routing: from scores of splits to leaves; one module for each kind."""
+"""Routing maps the scores of splits to leaves. Each kind of routing has its own module."""
 
 from jtrees.routing.conditional import (
     conditional_ensemble as conditional_ensemble,

@@ -1,7 +1,7 @@
-"""An ensemble under smooth-step routing, level by level: every split of every sample, without a gather.
+"""Evaluates an ensemble under smooth-step routing level by level: every split of every sample, without a gather.
 
-Work O(nodes) a sample, whatever the routing. What pays where trees are shallow or hardly anything is decided;
-:mod:`jtrees.routing.conditional` chooses.
+The work is O(nodes) per sample for any routing. This implementation is faster if trees are shallow or most decisions
+are uncertain. :mod:`jtrees.routing.conditional` selects the implementation.
 """
 
 from functools import partial
@@ -15,19 +15,19 @@ import numpy as np
 from jtrees import blocking, topology
 from pallas_kernels.routes import cubic
 
-# Levels from the root that share their products with the samples: a small product costs its start. Tried by hand on two
-# cores: 5 or 6 are about a quarter faster than 1 at depth 6 to 10.
+# Number of levels from the root that share one product with the samples, because each small product has a start-up
+# cost. In tests by hand on two cores, 5 or 6 are about a quarter faster than 1 at depth 6 to 10.
 _TOP = 5
 
 
 class Asked(NamedTuple):
-    """An ensemble and what it is asked about; or the gradient for each of these.
+    """The ensemble's parameters and its input, or their gradients.
 
     Attributes:
       x: samples, ``(n, p)``.
-      weights: of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
-      bias: of the splits, ``(trees, nodes)``.
-      leaf_values: ``(trees, leaves, k)``.
+      weights: weights of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
+      bias: biases of the splits, ``(trees, nodes)``.
+      leaf_values: values of the leaves, ``(trees, leaves, k)``.
       gamma: width of the uncertain region of a split's score, ``()``.
     """
 
@@ -38,33 +38,34 @@ class Asked(NamedTuple):
     gamma: Any
 
 
-# --- The cubic step (Hazimeh et al. 2020, eq. 4) in a variable of its own --------------------------------------------
+# --- The cubic step (Hazimeh et al. 2020, eq. 4) as a function of position -------------------------------------------
 #
-# With a = clip(1/2 + z / gamma, 0, 1): s = cubic(a), ds/dz = 6 a (1 - a) / gamma, ds/dgamma = -(a - 1/2) ds/dz.
-# Half the work of routing.smooth_step, which keeps the digits of 1 - s as well; here 1 - s is only a part of a sum.
+# Let a = clip(1/2 + z / gamma, 0, 1). Then s = cubic(a), ds/dz = 6 a (1 - a) / gamma, ds/dgamma = -(a - 1/2) ds/dz.
+# This is half the work of routing.smooth_step, which also keeps the digits of 1 - s. Here 1 - s is only a term of a
+# sum.
 
 
 def position(z: Array, gamma: Array) -> Array:
-    """Where a score lies on the step: 0 and below it is certain to go left, 1 and above to go right."""
+    """Returns the position of a score on the step: 0 is certain to go left, and 1 is certain to go right."""
     return jnp.clip(0.5 + z / gamma, 0, 1)
 
 
 def slope(a: Array, gamma: Array) -> Array:
-    """The derivative of the probability of going right for the score."""
+    """Returns the derivative of the probability of going right with respect to the score."""
     return 6 * a * (1 - a) / gamma
 
 
 # --- Trees in a layout without interleaving --------------------------------------------------------------------------
 #
-# Nodes of a level are put in the order of their reversed bits, so that the children of the m nodes of one level are the
-# m left ones, then the m right ones: a fold is arithmetic on two contiguous halves. The trees of a group share the
-# lanes with the samples, (nodes, trees, n), so that a level of all of them is one product with the samples, and the
-# sum over trees one product with the leaves. Tried by hand on two cores, this was two to three times as fast at depth
-# 10 as interleaved children.
+# The nodes of a level are in the order of their reversed bits. The children of the m nodes of a level are then the m
+# left children, followed by the m right children. A fold is arithmetic on two contiguous halves. The trees of a group
+# share the lanes with the samples, (nodes, trees, n). A level of all trees of a group is one product with the samples,
+# and the sum over the trees is one product with the leaves. In tests by hand on two cores at depth 10, this layout was
+# two to three times faster than interleaved children.
 
 
 class _Grouped(NamedTuple):
-    """Splits ``(groups, nodes, trees, p + 1)`` that act on ``[x; 1]``, leaves ``(groups, leaves, trees, k)``."""
+    """Splits ``(groups, nodes, trees, p + 1)`` that act on ``[x; 1]``, and leaves ``(groups, leaves, trees, k)``."""
 
     joined: Array
     leaf_values: Array
@@ -83,7 +84,7 @@ class _Grouped(NamedTuple):
 
 
 def _orders(depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes level by level by reversed bits, and leaves."""
+    """Returns the order of the nodes, level by level and by reversed bits, and the order of the leaves."""
     levels = [np.zeros(1, int)]
     for _ in range(depth):
         levels.append(np.concatenate([2 * levels[-1], 2 * levels[-1] + 1]))
@@ -91,7 +92,7 @@ def _orders(depth: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _grouped(per_tree: Array, group: int) -> Array:
-    """``(trees, m, c)`` -> ``(groups, m, group, c)``, the last group filled up with trees of zeros."""
+    """Reshapes ``(trees, m, c)`` to ``(groups, m, group, c)``. Trees of zeros fill the last group."""
     groups = -(-len(per_tree) // group)
     padded = jnp.pad(per_tree, [(0, groups * group - len(per_tree)), (0, 0), (0, 0)])
     return jnp.swapaxes(padded.reshape(groups, group, *padded.shape[1:]), 1, 2)
@@ -105,42 +106,42 @@ _product = partial(jnp.matmul, precision="highest")
 
 
 def _positions(joined: Array, ones_x: Array, gamma: Array) -> list[Array]:
-    """Positions of the scores level by level, ``(nodes, trees, n)`` each."""
+    """Returns the positions of the scores level by level, ``(nodes, trees, n)`` each."""
     scores = [_product(_flat(part), ones_x.T).reshape(-1, joined.shape[1], len(ones_x)) for part in _parts(joined)]
     return [position(z, gamma) for z in [*topology.levels(scores[0]), *scores[1:]]]
 
 
 def _reach(positions: list[Array]) -> list[Array]:
-    """Reach of the nodes level by level, leaves last."""
+    """Returns the reach of the nodes level by level, leaves last."""
     reach = [jnp.ones_like(positions[0])]
     for a in positions:
         right = reach[-1] * cubic(a)
-        # The barrier keeps the compiler from computing all levels above anew for each level.
+        # The barrier prevents the compiler from recomputing all higher levels for each level.
         reach.append(jax.lax.optimization_barrier(jnp.concatenate([reach[-1] - right, right])))
     return reach
 
 
 def _parts(joined: Array) -> list[Array]:
-    """The splits of the top, and of each level below."""
+    """Returns the splits of the top levels together, and the splits of each lower level."""
     levels = topology.levels(joined)
     top = min(_TOP, len(levels))
     return [joined[: 2**top - 1], *levels[top:]]
 
 
 def with_one(x: Float[Array, "n p"]) -> Array:
-    """Appends a column of ones, by which a bias is a weight."""
+    """Appends a column of ones, whose weight is the bias."""
     return jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
 
 
 def _sizes(bias: Array, n: int) -> tuple[int, int]:
-    """Samples in a block, and trees in a group."""
+    """Returns the number of samples in a block, and the number of trees in a group."""
     trees, nodes = bias.shape
     block = blocking.block_size(nodes, n)
     return block, blocking.trees_at_once(trees, nodes * block)
 
 
 def outputs(asked: Asked) -> Float[Array, "n k"]:
-    """The sum over trees of the mean over leaves of what they hold."""
+    """Returns the sum over trees of the expected leaf value."""
     x, weights, bias, leaf_values, gamma = asked
     block, group = _sizes(bias, len(x))
     grouped = _Grouped.of(weights, bias, leaf_values, group)
@@ -158,12 +159,12 @@ def outputs(asked: Asked) -> Float[Array, "n k"]:
     return blocking.sum_over_blocks(of_block, jnp.ones(len(x), x.dtype), x, block=block)[1]
 
 
-# With P_j the reach of node j and V the value of a node to the cotangent c, V_leaf = <c, o_leaf>, folded from the
-# leaves up, V = V_left + s (V_right - V_left):
-#     dL/dz_j = P_j s'(z_j) (V_right - V_left),     dL/do_leaf = sum_i P_leaf c_i,
-# where the paper (Theorem 1) divides by s and 1 - s.
+# Let P_j be the reach of node j, c the cotangent, and V the value of a node. V_leaf = <c, o_leaf> is folded from the
+# leaves up by V = V_left + s (V_right - V_left). Then
+#     dL/dz_j = P_j s'(z_j) (V_right - V_left),     dL/do_leaf = sum_i P_leaf c_i.
+# The paper (Theorem 1) divides by s and 1 - s instead.
 def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
-    """The gradient of ``<cotangent, outputs>``; everything is computed again, block by block."""
+    """Returns the gradient of ``<cotangent, outputs>``. The forward pass is recomputed, block by block."""
     x, weights, bias, leaf_values, gamma = asked
     block, group = _sizes(bias, len(x))
     grouped = _Grouped.of(weights, bias, leaf_values, group)
@@ -201,7 +202,10 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
 
 
 def reachable(asked: Asked) -> Int[Array, "trees n"]:
-    """How many leaves of each tree each sample reaches: those on whose path no decision is certain to go elsewhere."""
+    """Returns the number of leaves of each tree that each sample reaches.
+
+    A sample reaches a leaf if no decision on the leaf's path is certain to go to the opposite side.
+    """
     x, weights, bias, _, gamma = asked
 
     def of_block(x: Array) -> Array:
@@ -215,7 +219,7 @@ def reachable(asked: Asked) -> Int[Array, "trees n"]:
 
 
 def reachable_by(positions: Float[Array, "trees nodes n"]) -> Int[Array, "trees n"]:
-    """The same, by the positions of all scores."""
+    """Returns the number of leaves that each sample reaches, given the positions of all scores."""
     count = jnp.ones((len(positions), positions.shape[1] + 1, positions.shape[2]), jnp.int32)
     for level in topology.levels(jnp.moveaxis(positions, 1, 0))[::-1]:
         a, (left, right) = jnp.moveaxis(level, 0, 1), (count[:, 0::2], count[:, 1::2])

@@ -1,8 +1,8 @@
-"""TEL's exact conditional computation: an ensemble under smooth-step routing that evaluates only the nodes that samples
-reach (Hazimeh et al., "The Tree Ensemble Layer", ICML 2020, Algorithms 1 and 2).
+"""TEL's exact conditional computation: smooth-step routing that evaluates only the nodes that samples reach.
 
-There are two equivalent implementations: :mod:`jtrees.routing.frontier` follows the paths of samples, up to a static
-capacity; :mod:`jtrees.routing.by_level` scores all splits, and is used for batches that exceed the capacity.
+The method is from Hazimeh et al., "The Tree Ensemble Layer", ICML 2020, Algorithms 1 and 2. There are two equivalent
+implementations. :mod:`jtrees.routing.frontier` follows the paths of samples, up to a static capacity.
+:mod:`jtrees.routing.by_level` scores all splits, and is the fallback for batches that exceed the capacity.
 """
 
 from functools import partial
@@ -18,9 +18,9 @@ from jtrees.routing.by_level import Asked
 
 MAX_DEPTH = 20
 
-# Default widths by depth, below the width at which paths take as long as all splits, as an overflow costs both.
-# experiments/bench_tel.py measures the break-even: two CPU cores, 10 trees, batch 256, p = 20; depths 11 and 13 are
-# interpolated or extrapolated.
+# Default widths by depth. They are below the break-even, where paths take the same time as all splits, because an
+# overflow costs both. experiments/bench_tel.py measures the break-even on two CPU cores with 10 trees, batch 256 and
+# p = 20. The widths of depths 11 and 13 are interpolated or extrapolated.
 _WIDTHS = {7: 2, 8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
 
 
@@ -36,20 +36,20 @@ def conditional_ensemble(
     *,
     width: int | None = None,
 ) -> Float[Array, "n k"]:
-    """Returns the sum over trees under smooth-step routing, evaluating only nodes that samples reach (TEL).
+    """Returns the sum over trees under smooth-step routing. Evaluates only nodes that samples reach (TEL).
 
-    Differentiable by reverse mode in all arrays and in gamma. Equals
-    ``sum_t leaf_probabilities(smooth_step(weights_t x + bias_t, gamma)).T @ leaf_values_t`` but for rounding.
+    Reverse mode differentiates all arrays and gamma. Up to rounding, the result equals
+    ``sum_t leaf_probabilities(smooth_step(weights_t x + bias_t, gamma)).T @ leaf_values_t``.
 
     Args:
       x: samples.
       weights: split weights, right iff ``weights x + bias > 0``; depth 1 to 20.
       bias: split biases.
       leaf_values: values of the leaves.
-      gamma: width of the uncertain region of a split's score, above 0; a smaller one reaches fewer leaves.
-      width: capacity, in paths per sample and tree, on average over the samples (of about 6000 at a time, with ten
-        trees); a batch that exceeds it is computed by scoring all splits. None: the fastest as measured for the depth.
-        Under ``vmap`` both are computed.
+      gamma: width of the uncertain region of a split's score, above 0. A smaller gamma reaches fewer leaves.
+      width: capacity in paths per sample and tree, on average over a block of samples (about 6000 samples for ten
+        trees). If a block exceeds the capacity, all splits are scored. None selects the fastest measured width for the
+        depth. ``vmap`` computes both implementations.
 
     Raises:
       ValueError: for shapes that do not fit, a depth above 20, gamma <= 0, width < 1, or samples that are not finite.
@@ -73,17 +73,18 @@ def reachable_leaves(
     *,
     width: int | None = None,
 ) -> tuple[Int[Array, "trees n"], Bool[Array, ""]]:
-    """Returns the number of leaves that each sample reaches in each tree; and whether the frontier overflows.
+    """Returns the number of leaves that each sample reaches in each tree, and whether the frontier overflows.
 
     Args:
       x: samples.
       weights: split weights.
       bias: split biases.
       gamma: width of the uncertain region.
-      width: as for :func:`conditional_ensemble`; if the default is to score all splits, there is no overflow.
+      width: as for :func:`conditional_ensemble`. There is no overflow if the default for the depth is to score all
+        splits.
 
     Raises:
-      ValueError: as :func:`conditional_ensemble`.
+      ValueError: in the same cases as :func:`conditional_ensemble`.
 
     Example:
       >>> x = jnp.array([[-3.0], [0.0], [3.0]])
@@ -95,7 +96,7 @@ def reachable_leaves(
     return _reachable(checked_width(width, topology.depth_of(asked.bias.shape[1])), asked)
 
 
-# Compiled, so that repeated calls outside of a program compile once.
+# jit compiles repeated calls outside of a program only once.
 @partial(jax.jit, static_argnums=0)
 def _answers(width: int | None, asked: Asked) -> Array:
     return _by_level(asked) if width is None else _in_blocks(partial(_conditional, width), asked)
@@ -117,13 +118,16 @@ def _reachable(width: int | None, asked: Asked) -> tuple[Array, Array]:
 
 
 def _in_blocks(fn: Any, asked: Asked) -> Any:
-    """Returns ``fn(asked)``, whose first axis is samples, in blocks that bound the number of paths."""
+    """Returns ``fn(asked)``, computed in blocks of samples. Blocks bound the number of paths.
+
+    The first axis of the results is the sample.
+    """
 
     def by_device(x: Array, *trees: Array) -> tuple[tuple[()], Any]:
         block, of_block = blocking.samples_on_paths(len(trees[0])), lambda x: fn(Asked(x, *trees))
         return (), of_block(x) if len(x) <= block else blocking.map_over_blocks(of_block, x, block)
 
-    # On each device by itself: one list of the paths of all devices would be on a single device.
+    # Each device has its own list of paths. A common list would be on a single device.
     return sharding.each_part(by_device, *asked, rows=(0,))[1]
 
 
@@ -131,14 +135,14 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
     """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None.
 
     Raises:
-      ValueError: for shapes that do not fit or have a zero, a depth above 20, gamma <= 0, or samples that are not
-        finite.
+      ValueError: for shapes that do not fit or contain a zero, a depth above 20, gamma <= 0, or infinite or NaN
+        samples.
     """
     x, weights, bias = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(bias)
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:
         raise ValueError(f"x must be (n, p) and weights (trees, nodes, p), got {x.shape} and {weights.shape}")
     if bias.shape != weights.shape[:2]:
-        raise ValueError(f"bias must have shape {weights.shape[:2]}, as weights have it, got {bias.shape}")
+        raise ValueError(f"bias must have shape {weights.shape[:2]} to match weights, got {bias.shape}")
     if (depth := topology.depth_of(bias.shape[1])) > MAX_DEPTH:
         raise ValueError(f"weights must be of trees of depth 1 to {MAX_DEPTH}, got depth {depth}")
     arrays = {"x": x, "weights": weights, "bias": bias}
@@ -159,10 +163,10 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
 
 
 def checked_width(width: Any, depth: int) -> int | None:
-    """Returns the width as an int, by default as measured for the depth, None where all splits are scored.
+    """Returns the width as an int, by default the measured width for the depth; None if all splits are scored.
 
     Raises:
-      ValueError: for a width less than 1.
+      ValueError: for a width below 1.
     """
     return _WIDTHS.get(min(depth, max(_WIDTHS))) if width is None else validation.check_count("width", width)
 

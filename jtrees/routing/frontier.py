@@ -1,15 +1,18 @@
-"""The frontier of an ensemble: the paths of the samples of a batch through all trees.
+"""The frontier of an ensemble: the paths of all samples of a batch through all trees.
 
-A split is certain if it sends a sample one way only: for the smooth step, if its score is beyond half of gamma; for
-another :class:`Step`, where this says so. A *path* is a sample descending one tree: it starts as one path, and each
-uncertain split adds another, so a sample that reaches R leaves of a tree has R paths and passes R - 1 uncertain splits.
-All paths of a batch are in one list, the frontier, and descend together level by level; their splits are scored row by
-row, and the backward pass visits only uncertain splits and reachable leaves. Cost O(p depth) per path forwards, and
-O(p) per uncertain split backwards.
+A split is certain if it can send a sample to only one side. For the smooth step, a split is certain if its score is
+beyond half of gamma. Another :class:`Step` defines its own certain splits.
 
-The list has capacity for ``width`` paths per sample and tree *on average*. (A limit for each would be too small for a
-few: among 2560 pairs of sample and tree nearly always one reaches several times the mean.) Overflow is detected exactly
-and handled by :mod:`jtrees.routing.conditional`.
+A *path* is a sample that descends a tree. Each sample starts with one path, and each uncertain split adds a path. A
+sample that reaches R leaves of a tree has R paths and passes R - 1 uncertain splits.
+
+The frontier is the list of all paths of a batch. The paths descend together, level by level, and their splits are
+scored row by row. The backward pass visits only uncertain splits and reachable leaves. The cost is O(p depth) per path
+in the forward pass, and O(p) per uncertain split in the backward pass.
+
+The list has a capacity of ``width`` paths per sample and tree *on average*. A limit for each pair of sample and tree
+would be too small for a few pairs: among 2560 pairs, the largest number of paths is nearly always several times the
+mean. Overflow is detected exactly, and :mod:`jtrees.routing.conditional` handles it.
 """
 
 from collections.abc import Callable
@@ -25,16 +28,17 @@ from jtrees.routing.by_level import Asked
 from pallas_kernels.routes import cubic
 
 _BEYOND = 2**31 - 1  # an index out of range
-_NEAR = 5  # levels from the root whose splits are all scored (7 are no faster from depth 14 on)
+_NEAR = 5  # levels from the root in which all splits are scored (7 levels are no faster from depth 14 on)
 
 
 class Step(NamedTuple):
-    """A step: the probability of going right by the score of a split.
+    """A step: the probability of going right as a function of a split's score.
 
     Attributes:
-      position: ``(score, reach) -> position`` on the step, by which the others are computed; 0 where a sample that
-        reaches the split with this probability is certain to go left, 1 where it is certain to go right.
-      right: ``position -> probability`` of going right, 0 at 0 and 1 at 1.
+      position: ``(score, reach) -> position`` of the score on the step. Consider a sample that reaches the split with
+        probability ``reach``. The position is 0 if the sample is certain to go left, and 1 if it is certain to go
+        right.
+      right: ``position -> probability`` of going right, 0 at position 0 and 1 at position 1.
       slope: ``position -> derivative`` of this probability with respect to the score.
     """
 
@@ -49,17 +53,18 @@ def smooth_step(gamma: Array) -> Step:
 
 
 class Frontier(NamedTuple):
-    """The paths of a batch: the first ``trees n`` start at the roots, tree by tree; the others at uncertain splits.
+    """The paths of a batch. The first ``trees n`` paths start at the roots, tree by tree.
 
-    Arrays have capacity for ``width trees n`` paths and padding; entries from ``counts[-1]`` on are undefined, as are
-    ``parent``, ``row``, ``position``, ``before`` and ``right`` of paths that start at roots.
+    All later paths start at uncertain splits. Arrays have capacity for ``width trees n`` paths and padding. Entries
+    from index ``counts[-1]`` on are undefined. For paths that start at roots, ``parent``, ``row``, ``position``,
+    ``before`` and ``right`` are undefined.
 
     Attributes:
       tree: index of the tree.
       sample: index of the sample.
-      node: current node of the whole tree, finally a leaf.
+      node: current node of the whole tree; a leaf after the last level.
       reach: probability of reaching the node.
-      parent: the path that this path branched off.
+      parent: index of the path from which this path branched off.
       row: row of the uncertain split among all splits of all trees.
       position: position of the sample's score on the step.
       before: probability of reaching the split.
@@ -80,7 +85,7 @@ class Frontier(NamedTuple):
 
 
 def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
-    """Returns the paths of a batch, and whether they fit; if not, they stop at the level of the overflow."""
+    """Returns the paths of a batch, and whether they fit. An overflow stops the paths at its level."""
     x, weights, bias = asked.x, asked.weights, asked.bias
     (n, p), (trees, nodes) = x.shape, bias.shape
     roots, depth = trees * n, topology.depth_of(nodes)
@@ -94,7 +99,7 @@ def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
     undefined = (nothing, nothing, zero, zero, jnp.zeros(slot.shape, bool))
     frontier = Frontier(tree, sample, nothing, zero + 1, *undefined, counts)
 
-    # Near the root splits are few: one product scores all of them.
+    # There are few splits near the root, so one product scores all of them.
     near = max(1, min(depth // 2, _NEAR))
     upper = topology.num_nodes(near)
     product = jnp.einsum("tjp,np->tjn", weights[:, :upper], x, precision="highest")
@@ -116,7 +121,7 @@ def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
             )
             a, right = step.position(z, chunk.reach), z > 0
             valid = i * many + slot[:many] < count_on_level
-            uncertain = valid & ~((a <= 0) | (a >= 1))  # NaN is uncertain, so that it is in what follows
+            uncertain = valid & ~((a <= 0) | (a >= 1))  # NaN counts as uncertain, and propagates
             rank = jnp.cumsum(uncertain, dtype=jnp.int32)
             slots = jnp.where(uncertain, rank - 1, many + few)
             chosen = jnp.zeros(many + few, jnp.int32).at[slots].set(slot[:many], mode="drop")
@@ -137,11 +142,11 @@ def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
                     right=~source_right,
                     counts=all_paths.counts,
                 )
-                # Beyond the capacity paths are overwritten, as the batch does not fit.
+                # Paths beyond the capacity are overwritten, because the batch does not fit.
                 return _paste(all_paths, new, jnp.minimum(count + j * few, capacity))
 
             all_paths = jax.lax.fori_loop(0, -(-rank[-1] // few), append, all_paths)
-            # Reads the chunk again: using the old arrays would make the compiler copy them.
+            # The chunk is read again, because the compiler would copy the old arrays if they were used.
             chunk = _cut(all_paths, i * many, many)
             to_right = chunk.reach * step.right(a)
             node = jnp.where(valid, 2 * chunk.node + 1 + right.astype(jnp.int32), chunk.node)
@@ -153,7 +158,7 @@ def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
         count, frontier = jax.lax.fori_loop(0, -(-count_on_level // many), move, (count_on_level, frontier))
         return level + 1, frontier._replace(counts=frontier.counts.at[level + 1].set(count))
 
-    # Most overflows are detected in these levels already.
+    # The levels near the root detect most overflows before any path descends.
     reach = jnp.ones((1, trees, n), x.dtype)
     for z in topology.levels(jnp.moveaxis(scores.reshape(trees, upper, n), 1, 0)):
         to_right = reach * step.right(step.position(z, reach))
@@ -165,7 +170,7 @@ def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
 
 
 def outputs(frontier: Frontier, asked: Asked) -> Float[Array, "n k"]:
-    """Returns the outputs: sums of leaf values over the paths of each sample, weighted by their reach."""
+    """Returns the outputs: the sum of leaf values over each sample's paths, weighted by reach."""
     n, (trees, leaves, k) = len(asked.x), asked.leaf_values.shape
     flat, (many, _) = asked.leaf_values.reshape(-1, k), blocking.paths_at_once(trees * n)
 
@@ -184,13 +189,14 @@ def counted(frontier: Frontier, trees: int, n: int) -> Int[Array, "trees n"]:
     return jnp.zeros(trees * n, jnp.int32).at[pair].add(1, mode="drop").reshape(trees, n)
 
 
-# The rule of by_level.gradient, at uncertain splits only: elsewhere the slope or the reach is 0. The value of a path is
-# that of its current node; going up a level, a path that started at a split of it passes its value to its parent, whose
-# value becomes that of the split. Paths that start on a level are contiguous, and have distinct parents.
+# The rule of by_level.gradient, applied to uncertain splits only. At all other splits the slope or the reach is 0. The
+# value of a path is the value of its current node. At each level on the way up, every path that started at a split of
+# the level passes its value to its parent. The parent's value becomes the value of the split. Paths that start on a
+# level are contiguous, and have distinct parents.
 def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"], to: Asked) -> Asked:
     """Adds the gradient of ``<cotangent, outputs>`` to ``to``, in the rows of splits and leaves that paths touch.
 
-    ``to.x`` and ``to.gamma`` may be None, and are then not computed.
+    The gradient of x or gamma is not computed if ``to.x`` or ``to.gamma`` is None.
     """
     trees, leaves, k = asked.leaf_values.shape
     many, _ = blocking.paths_at_once(trees * len(asked.x))
@@ -213,12 +219,13 @@ def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"
 def expected(
     frontier: Frontier, asked: Asked, step: Step, loss_of: Any, leaves: Any, y: Array, share: Float[Array, " n"]
 ) -> tuple[tuple[Array, Any], Int[Array, " n"]]:
-    """Returns the expected loss of one tree, its gradient for weights, bias and leaves, and the leaf that each sample
-    reaches when the routing is hard.
+    """Returns the expected loss of one tree, its gradient, and the leaf of each sample under hard routing.
+
+    The gradient is taken with respect to weights, bias and leaves.
 
     Args:
       frontier: the paths of the samples.
-      asked: one tree, without values of leaves.
+      asked: samples, weights and bias of one tree. Leaf values are None.
       step: the step of the frontier.
       loss_of: ``(leaves (m, ...), x (m, p), y (m, ...)) -> losses (m,)`` and their gradients for the leaves.
       leaves: a pytree of arrays whose first axis is over the leaves.
@@ -247,10 +254,12 @@ def expected(
 
 
 def _climb(frontier: Frontier, value: Array, step: Step, asked: Asked, to: Asked) -> tuple[Array, Asked]:
-    """Passes the values of paths at leaves up to the roots, and adds the gradient of their sum there to ``to``.
+    """Passes the values of paths from the leaves up to the roots, and adds the gradient to ``to``.
+
+    The gradient is the gradient of the sum of the root values.
 
     Returns:
-      The values, of which the first ``trees n`` are those of the roots; and ``to``.
+      The values and ``to``. The first ``trees n`` values belong to the roots.
     """
     (n, p), (trees, nodes) = asked.x.shape, asked.bias.shape
     depth, (_, few) = topology.depth_of(nodes), blocking.paths_at_once(trees * n)
@@ -287,9 +296,10 @@ def _climb(frontier: Frontier, value: Array, step: Step, asked: Asked, to: Asked
 
 
 def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
-    """Loops ``body(rows, carry)`` over chunks of uncertain splits, by their rows among all splits of all trees.
+    """Loops ``body(rows, carry)`` over chunks of uncertain splits.
 
-    Rows of splits that several samples touch are repeated. The last chunk is padded with an index out of range.
+    ``rows`` are indices among all splits of all trees. If several samples touch a split, its row is repeated. The last
+    chunk is padded with an index out of range.
     """
     _, few = blocking.paths_at_once(roots)
 
@@ -302,7 +312,7 @@ def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
 
 
 def over_leaves(frontier: Frontier, roots: int, leaves: int, body: Any, carry: Any) -> Any:
-    """Loops likewise over chunks of reachable leaves, for trees of ``leaves`` leaves."""
+    """Loops ``body(rows, carry)`` over chunks of reachable leaves, for trees with ``leaves`` leaves."""
     many, _ = blocking.paths_at_once(roots)
 
     def visit(i: Array, carry: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hard routing: the leaf that a sample reaches, right iff a score is above 0."""
+"""Hard routing: the leaf that a sample reaches if it goes right iff a score is above 0."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Num
@@ -8,21 +8,21 @@ from jtrees.routing.steps import hard_step
 
 
 def leaf_index(scores: Num[Array, "nodes ..."]) -> Int[Array, "..."]:
-    """Returns the leaf reached, from the scores of all nodes.
+    """Returns the leaf that each sample reaches, given the scores of all nodes.
 
     Args:
       scores: split scores, ``(nodes, ...)``.
 
     Returns:
-      Leaf indices from 0, int32, of the trailing shape of ``scores``.
+      Leaf indices from 0, int32, in the trailing shape of ``scores``.
 
     Example:
       >>> scores = jnp.array([[0.5, -0.5, 2.0], [1.0, 1.0, -1.0], [-1.0, 2.0, 0.25]])  # (nodes, n)
       >>> print(jtrees.routing.leaf_index(scores))
       [2 1 3]
     """
-    # Folds comparisons from the leaves up, without a gather, in the smallest integer type for a leaf: a vector register
-    # holds four times as many as of int32.
+    # Comparisons are folded from the leaves up, without a gather. The smallest integer type for a leaf is used, because
+    # a vector register holds four times more uint8 numbers than int32 numbers.
     leaves = scores.shape[0] + 1
     small = jnp.uint8 if leaves <= 2**8 else jnp.uint16 if leaves <= 2**16 else jnp.uint32
     index = jnp.arange(leaves, dtype=small).reshape(-1, *[1] * (scores.ndim - 1))

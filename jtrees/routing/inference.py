@@ -1,13 +1,13 @@
-"""Loss-augmented inference: the leaf that attains the upper bound of a sample's loss (Norouzi et al., "Efficient
-Non-greedy Optimization of Decision Trees", NeurIPS 2015, sections 5 and 6).
+"""Loss-augmented inference: the leaf that attains the upper bound of a sample's loss.
 
-With ``h = sgn z`` the decisions of a sample whose scores are z, and ``f(g)`` the leaf that decisions g lead to,
+The method is from Norouzi et al., "Efficient Non-greedy Optimization of Decision Trees", NeurIPS 2015, sections 5 and
+6. Let z be the scores of a sample, ``h = sgn z`` its decisions, and ``f(g)`` the leaf that decisions g lead to. Then
 
     loss at f(h)  <=  max over g of (g . z + loss at f(g)) - h . z.
 
-The best decisions that lead to leaf l differ from h only where the path to l requires it, each at a cost of
-``2 |z_j|``: in total twice the violation of the path (:func:`jtrees.routing.path_violations`). So the bound is the
-maximum of ``loss at l - 2 v_l`` over the leaves.
+The best decisions that lead to leaf l differ from h only where the path to l requires it. Each difference costs
+``2 |z_j|``. The total cost is twice the violation of the path (:func:`jtrees.routing.path_violations`). The bound is
+therefore the maximum of ``loss at l - 2 v_l`` over the leaves.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
       losses: loss of each leaf on each sample.
 
     Returns:
-      Leaf indices from 0, at ties the first, int32.
+      Leaf indices from 0, int32. At ties, the first leaf is returned.
 
     Example:
       >>> from jtrees.routing import inference
@@ -43,13 +43,13 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
 def scores_at(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"], at: Int[Array, "r n"]
 ) -> Float[Array, "r n"]:
-    """Returns the scores of each sample at r splits of its own, by gathering their rows.
+    """Returns the scores of each sample at r splits, by gathering the rows of the splits.
 
     Args:
       weights: split weights.
       bias: split biases.
       x: samples.
-      at: indices of the splits.
+      at: indices of the splits of each sample.
 
     Example:
       >>> from jtrees.routing import inference
@@ -62,15 +62,15 @@ def scores_at(
 
 
 class Flips(NamedTuple):
-    """The path of each sample, and the leaves that it would reach with one decision on it flipped.
+    """The path of each sample, and the leaves that it would reach with one flipped decision on the path.
 
-    These are the leaves in the Hamming ball of radius 1 around ``sgn z``, over which fast inference maximises (the
-    paper's eq. 13).
+    The leaves form the Hamming ball of radius 1 around ``sgn z``. Fast inference maximises over this ball (the paper's
+    eq. 13).
 
     Attributes:
       path: the splits on the path, root first, ``(depth, n)``.
       scores: scores at these splits, ``(depth, n)``.
-      leaf: row 0 is the leaf reached, row 1 + l the leaf with decision l flipped.
+      leaf: leaf indices. Row 0 is the leaf that the sample reaches. Row 1 + l is the leaf with decision l flipped.
     """
 
     path: Int[Array, "depth n"]
@@ -83,7 +83,7 @@ class Flips(NamedTuple):
 
 
 def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]) -> Flips:
-    """Returns the flips, scoring only splits on the ``depth + 1`` paths: O(depth^2 p) per sample.
+    """Returns the flips. Scores only the splits on the ``depth + 1`` paths, in O(depth^2 p) per sample.
 
     Args:
       weights: split weights, right iff ``weights x + bias > 0``.
@@ -97,7 +97,7 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
       >>> print(flips.leaf.T)  # reached, root flipped, child flipped
       [[3 0 2]]
     """
-    # Row 0 is the sample's own path; each level adds the path that leaves it there.
+    # Row 0 is the sample's own path. Each level adds the path that leaves the own path at this level.
     at, path, scores = jnp.zeros((1, len(x)), jnp.int32), [], []
     for _ in range(topology.depth_of(len(bias))):
         z = scores_at(weights, bias, x, at)
@@ -110,7 +110,7 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
 
 
 def flips_of(scores: Float[Array, "nodes n"]) -> Flips:
-    """Returns the flips from the scores of all splits: O(nodes) per sample, without gathering weights.
+    """Returns the flips, given the scores of all splits. Takes O(nodes) per sample, and gathers no weights.
 
     Example:
       >>> from jtrees.routing import inference
@@ -118,7 +118,7 @@ def flips_of(scores: Float[Array, "nodes n"]) -> Flips:
       [[3 0 2]]
     """
     nodes, depth = len(scores), topology.depth_of(len(scores))
-    # The leaf that hard routing reaches from each node, level by level from the leaves up.
+    # ends[level] holds the leaf that hard routing reaches from each node, computed from the leaves up.
     end = jnp.broadcast_to(jnp.arange(nodes + 1, dtype=jnp.int32)[:, None], (nodes + 1, scores.shape[1]))
     ends = [end]
     for right in reversed(topology.levels(scores > 0)):

@@ -1,5 +1,6 @@
-"""DGT's sum-form path function: the hard tree forwards, a dense gradient backwards (Karthikeyan et al. 2022, Algorithm
-2).
+"""DGT's sum-form path function: the hard tree in the forward pass, a dense gradient in the backward pass.
+
+The method is Algorithm 2 of Karthikeyan et al. 2022.
 """
 
 import jax
@@ -15,17 +16,18 @@ from jtrees.routing.steps import hard_step
 def path_sum(
     scores: Float[Array, "nodes n"], values: Float[Array, "leaves *k"], window: float | Float[Array, ""] = 1.0
 ) -> Float[Array, "n *k"]:
-    """Returns the value of the leaf of hard routing, with DGT's gradient.
+    """Returns the value of the leaf that hard routing reaches, with DGT's gradient.
 
-    The gradient is that of ``sum_l softmax(q)_l values_l``, where ``q_l`` is the number of decisions on the path to
-    leaf l that agree with the sample's minus those that do not, with the straight-through derivative
-    ``1[|z| <= window] / window`` of a sign: every node receives a gradient from every sample, in O(nodes) per sample.
-    Leaves receive the gradient of the hard tree. Reverse mode only; no gradient flows to the window.
+    The gradient is the gradient of ``sum_l softmax(q)_l values_l``. ``q_l`` is the number of decisions on the path to
+    leaf l that agree with the sample's decisions, minus the number that disagree. The derivative of a sign is the
+    straight-through derivative ``1[|z| <= window] / window``. Every node receives a gradient from every sample, in
+    O(nodes) per sample. Leaves receive the gradient of the hard tree. Only reverse mode is available. No gradient flows
+    to the window.
 
     Args:
       scores: split scores.
       values: values of the leaves, ``(leaves,)`` or ``(leaves, k)``.
-      window: half-width of the window in which a score passes gradients, above 0; 1 in the paper.
+      window: half-width of the window in which a score passes gradients, above 0. The paper uses 1.
 
     Returns:
       ``(n,)`` or ``(n, k)``.
@@ -46,12 +48,12 @@ def _path_sum(scores: Array, values: Array, window: Array) -> Array:
     return values[leaf_index(scores)]
 
 
-# The gradient. With s_j = +-1 the decision at node j and S(j, l) = +-1 the side of l, the weight of leaf l is
-# prod_j exp(s_j S(j, l)) over its ancestors, and each pair (e, 1/e) below a node sums to the same e + 1/e whatever s_j
-# is. So the normaliser factors, and
-#     softmax(q)_l = prod_j sigmoid(2 s_j S(j, l)):
-# soft routing by the fixed probabilities sigmoid(+-2), 0.88 to the sample's side. With a_l = <dL/df, value_l> and
-# m_l = softmax(q)_l (a_l - a), a the mean of a_l under the softmax,
+# The gradient: let s_j = +-1 be the decision at node j, and S(j, l) = +-1 the side of l. The weight of leaf l is prod_j
+# exp(s_j S(j, l)) over its ancestors. Below a node, each pair (e, 1/e) sums to e + 1/e for both values of s_j. The
+# normaliser therefore factors, and
+#     softmax(q)_l = prod_j sigmoid(2 s_j S(j, l)).
+# This is soft routing with the fixed probabilities sigmoid(+-2), 0.88 to the sample's side. Let a_l = <dL/df, value_l>,
+# a the mean of a_l under the softmax, and m_l = softmax(q)_l (a_l - a). Then
 #     dL/dz_j = 1[|z_j| <= window] / window (sum of m over leaves right of j - sum over leaves left of j),
 # and the sums fold from the leaves up.
 def _path_sum_fwd(scores, values, window):
@@ -78,8 +80,10 @@ _path_sum.defvjp(_path_sum_fwd, _path_sum_bwd)
 
 
 def mean_size(scores: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, ""]:
-    """Returns the weighted mean of ``|scores|`` over nodes and samples, a window that the scale of weights or updates
-    cannot close. No gradient flows through it.
+    """Returns the weighted mean of ``|scores|`` over nodes and samples, for use as a window.
+
+    This window grows with the scores. Large weights or large updates therefore cannot move all scores out of the
+    window. No gradient flows through the mean.
 
     Example:
       >>> print(jtrees.routing.mean_size(jnp.array([[1.0, -3.0]])))

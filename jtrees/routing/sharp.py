@@ -1,10 +1,12 @@
-"""The expected loss of one tree under sharp sigmoids, at the leaves that samples reach.
+"""The expected loss of one tree under sharp sigmoids, computed at the leaves that samples reach.
 
-Under sigmoids every sample reaches every leaf, but under sharp ones nearly all with a probability that no float32 sum
-notices. A split is taken to be certain if a sample takes the less probable way with a probability below
-:data:`TOLERANCE`, that of reaching the split included. Each certain split so changes the loss of a sample by at most
-the tolerance times the range of the losses of the leaves. What remains is on few paths, of which
-:mod:`jtrees.routing.frontier` keeps a list, as for the smooth step, whose splits are certain exactly.
+Sigmoids send every sample to every leaf. Sharp sigmoids give most leaves a probability that is too small to change a
+float32 sum. A split is therefore treated as certain if a sample reaches it and takes its less probable side with a
+probability below :data:`TOLERANCE`. Each certain split changes the loss of a sample by at most the tolerance times the
+range of the leaves' losses.
+
+The uncertain splits are on few paths. :mod:`jtrees.routing.frontier` lists these paths, as it does for the smooth step.
+(At the certain splits of the smooth step, the probability is exactly 0 or 1.)
 """
 
 from collections.abc import Callable
@@ -19,19 +21,20 @@ from jtrees.routing.by_level import Asked
 
 TOLERANCE = 1e-6
 
-# Paths per sample by depth, on average, for which there is room: somewhat below the number at which paths take as long
-# as all splits, as what does not fit costs both. Measured on two cores with 6144 x 21 samples: 2.1, 2.9, 4.2, 6.1 and
-# 15 at depth 7, 8, 9, 10 and 12; depth 11 is interpolated. At depth 8 whole fits, whose sharpness grows, were slower.
+# Capacity by depth, in paths per sample on average. The capacity is somewhat below the break-even, where paths take the
+# same time as all splits, because a batch that does not fit costs both. Measured break-even on two cores with 6144 x 21
+# samples: 2.1, 2.9, 4.2, 6.1 and 15 paths at depth 7, 8, 9, 10 and 12. Depth 11 is interpolated. At depth 8 complete
+# fits, whose sharpness grows, were slower with paths.
 WIDTHS = {9: 3.5, 10: 5, 11: 8, 12: 13}
 
 
 def width_of(depth: int) -> float | None:
-    """Returns the room for paths per sample; None where all splits are to be scored."""
+    """Returns the capacity in paths per sample; None if all splits are scored."""
     return WIDTHS.get(min(depth, max(WIDTHS, default=0)))
 
 
 def sigmoid() -> paths.Step:
-    """Returns the sigmoid as a step; its position is the probability of going right."""
+    """Returns the sigmoid as a step. The position is the probability of going right."""
 
     def position(z: Array, reach: Array) -> Array:
         right = jax.nn.sigmoid(z)
@@ -52,13 +55,14 @@ def visit(
     y: Array,
     share: Float[Array, " n"],
 ) -> tuple[tuple[Float[Array, ""], Any], Int[Array, " n"]]:
-    """Returns the expected loss, its gradient for weights, bias and leaves, and the leaf that each sample reaches when
-    the routing is hard.
+    """Returns the expected loss, its gradient, and the leaf of each sample under hard routing.
+
+    The gradient is taken with respect to weights, bias and leaves.
 
     Args:
       losses_of: ``(leaves, x, y) -> (leaves, n)``.
-      width: room for paths per sample, on average.
-      otherwise: of the arrays, what is returned if there are more paths.
+      width: capacity in paths per sample, on average.
+      otherwise: fallback if the paths exceed the capacity. It receives the arrays below and returns the same results.
       weights: split weights.
       bias: split biases.
       leaves: a pytree of arrays whose first axis is over the leaves.

@@ -1,7 +1,7 @@
-"""Soft routing: from probabilities of going right to probabilities of nodes and expected leaf values.
+"""Soft routing: computes probabilities of nodes and expected leaf values from probabilities of going right.
 
-A Python loop over levels does elementwise work on contiguous slices: probabilities are multiplied down from the root,
-values folded up from the leaves, both in O(nodes) per sample.
+A Python loop over levels works elementwise on contiguous slices. It multiplies probabilities down from the root, and
+folds values up from the leaves. Both directions take O(nodes) per sample.
 """
 
 import chex
@@ -19,7 +19,8 @@ def reach_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "all_n
       right: probability of going right at each internal node, ``(nodes, ...)``.
 
     Returns:
-      ``(2 nodes + 1, ...)``: internal nodes first (the root has 1), then the leaves. Each level sums to one.
+      Probabilities ``(2 nodes + 1, ...)``, internal nodes first, then leaves. The root has probability 1. Each level
+      sums to one.
 
     Example:
       >>> print(jtrees.routing.reach_probabilities(jnp.array([[0.5], [0.25], [1.0]])).T)
@@ -35,7 +36,7 @@ def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves
       right: probability of going right at each internal node, ``(nodes, ...)``.
 
     Returns:
-      ``(leaves, ...)``, summing to one over the leaves.
+      Probabilities ``(leaves, ...)``. They sum to one over the leaves.
 
     Example:
       >>> right = jnp.array([[0.5], [0.25], [1.0]])  # of the root and its two children, for one sample
@@ -46,14 +47,14 @@ def leaf_probabilities(right: Float[Array, "nodes ..."]) -> Float[Array, "leaves
 
 
 def leaf_weights(right: Float[Array, "nodes ..."], weight: Float[Array, "..."]) -> Float[Array, "leaves ..."]:
-    """Returns the weight of each sample distributed to the leaves, ``weight * leaf_probabilities(right)``, in one pass.
+    """Distributes the weight of each sample to the leaves: ``weight * leaf_probabilities(right)``, in one pass.
 
     Args:
       right: probability of going right at each internal node, ``(nodes, ...)``.
-      weight: weight of each sample, of the trailing shape of ``right``.
+      weight: weight of each sample, in the trailing shape of ``right``.
 
     Returns:
-      ``(leaves, ...)``, summing to ``weight`` over the leaves.
+      Weights ``(leaves, ...)``. They sum to ``weight`` over the leaves.
     """
     return _reach(right, weight)[-1]
 
@@ -68,15 +69,15 @@ def _reach(right: Array, weight: Array) -> list[Array]:
 
 @jax.custom_jvp
 def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "leaves ..."]) -> Float[Array, "..."]:
-    """Returns the expectation of a value over the leaves, ``sum_l P_l value_l``, folded from the leaves up.
+    """Returns the expected leaf value, ``sum_l P_l value_l``, folded from the leaves up.
 
     Args:
       right: probability of going right at each internal node, ``(nodes, ...)``.
-      leaf_values: ``(leaves, ...)``, as many axes as ``right``; all but the first broadcast (one value for all
-        samples is ``(leaves, 1)``).
+      leaf_values: values ``(leaves, ...)`` with the same number of axes as ``right``. All axes except the first
+        broadcast. Values that are the same for all samples have shape ``(leaves, 1)``.
 
     Returns:
-      The trailing axes of both, broadcast.
+      Expected values in the broadcast trailing shape of both arguments.
 
     Example:
       >>> right, values = jnp.array([[0.5], [0.25], [1.0]]), jnp.array([[0.0], [8.0], [3.0], [4.0]])
@@ -88,7 +89,7 @@ def expected_value(right: Float[Array, "nodes ..."], leaf_values: Float[Array, "
 
 
 def _folded(right: Array, value: Array) -> tuple[Array, list[Array]]:
-    """Returns the value of the root, and for each node the values right minus left below it, level by level."""
+    """Returns the value of the root, and level by level the right child's value minus the left child's."""
     slopes = []
     for s in reversed(topology.levels(right)):
         below = topology.pairs(value)
@@ -97,10 +98,10 @@ def _folded(right: Array, value: Array) -> tuple[Array, list[Array]]:
     return value[0], slopes[::-1]
 
 
-# With P_j the reach of node j and V the folded values, V_root depends on s_j only through
-# V_j = V_left + s_j (V_right - V_left), and on V_j with weight P_j. So
+# Let P_j be the reach of node j, and V the folded values. V_root depends on s_j only through V_j = V_left + s_j
+# (V_right - V_left). V_j has weight P_j in V_root. So
 #     dV_root = sum_j P_j (V_right - V_left)_j ds_j + sum_l P_l dvalue_l,
-# which is linear in the tangents: reverse mode and second derivatives follow. No array is larger than the whole tree.
+# which is linear in the tangents. Reverse mode and second derivatives follow. No array is larger than the whole tree.
 @expected_value.defjvp
 def _expected_value_jvp(primals, tangents):
     (right, leaf_values), (d_right, d_leaf_values) = primals, tangents

@@ -1,8 +1,8 @@
-"""From a split score to the probability of going right: the four steps that the papers use.
+"""The four steps of the papers. A step maps a split score to the probability of going right.
 
-Every function is elementwise, keeps the dtype, is finite for any finite score, and is right iff the score is above 0
-(a score of exactly zero goes left under a hard step, and is one half under a soft one). Subnormal numbers may be taken
-for zero, as XLA does on a CPU.
+Every function is elementwise, keeps the dtype, and is finite for any finite score. A sample goes right iff the score is
+above 0. A score of exactly zero goes left under a hard step, and has probability one half under a soft step. Subnormal
+numbers may be treated as zero, as XLA does on a CPU.
 """
 
 import jax
@@ -13,7 +13,7 @@ from pallas_kernels.routes import cubic
 
 
 def hard_step(t: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Whether the sample goes right: ``t > 0``. A score of zero goes left.
+    """Returns whether the sample goes right: ``t > 0``. A score of zero goes left.
 
     Example:
       >>> print(jtrees.routing.hard_step(jnp.array([-1.0, 0.0, 1.0])))
@@ -23,11 +23,13 @@ def hard_step(t: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
 
 
 def scaled_sigmoid(t: Float[Array, "*shape"], alpha: float | Float[Array, "..."]) -> Float[Array, "*shape"]:
-    """``1 / (1 + exp(-alpha t))``, the smooth step of GET (Mao & Cao 2024, eq. 5); hard as ``alpha`` grows.
+    """Returns ``1 / (1 + exp(-alpha t))``, the smooth step of GET (Mao & Cao 2024, eq. 5).
+
+    The step becomes hard as ``alpha`` grows.
 
     Args:
       t: split scores.
-      alpha: scale, above 0; broadcasts against ``t``.
+      alpha: scale, above 0. It broadcasts against ``t``.
 
     Example:
       >>> print(np.asarray(jtrees.routing.scaled_sigmoid(jnp.array([-1.0, 0.0, 1.0]), 2.0)).round(2))
@@ -45,33 +47,35 @@ def _scaled_sigmoid(t: Array, alpha: Array) -> Array:
 def _scaled_sigmoid_jvp(primals, tangents):
     (t, alpha), (dt, dalpha) = primals, tangents
     s = _scaled_sigmoid(t, alpha)
-    # s (1 - s) comes first: where it is 0, a product of the others may be infinite, and 0 times that NaN.
+    # s (1 - s) is the first factor. If it is 0, the product of the other factors may be infinite, and 0 times infinity
+    # is NaN.
     slope = s * (1 - s)
     return s, slope * alpha * dt + slope * t * dalpha
 
 
 # --- The cubic step --------------------------------------------------------------------------------------------------
 #
-# With u = t / gamma, held between -1/2 and 1/2, and a = 1/2 + u, b = 1/2 - u (so a + b = 1), the cubic factors:
+# Let u = t / gamma, clipped to [-1/2, 1/2], a = 1/2 + u and b = 1/2 - u (so a + b = 1). The cubic factors:
 #
 #     s = -2 u**3 + 3/2 u + 1/2 = cubic(a) = 1 - cubic(b),     cubic(a) = a**2 (3 - 2 a)
 #     ds/dt = (3/2 - 6 u**2) / gamma = 6 a b / gamma
 #     ds/dgamma = -u ds/dt
 #
-# The factors keep their digits near the ends, where a or b is a difference of neighbours, hence exact, and the powers
-# of u cancel; they are exactly 0 beyond the ends. The derivative is a rule of its own because the value rounds to 0 or
-# 1 long before the derivative vanishes: no derivative of the rounded value would do.
+# The factors keep their digits near the ends. There a or b is a difference of neighbouring numbers, which is exact,
+# whereas the powers of u cancel. Beyond the ends a or b is exactly 0. The derivative has its own rule, because the
+# value rounds to 0 or 1 long before the derivative vanishes.
 
 
 def smooth_step(t: Float[Array, "*shape"], gamma: float | Float[Array, "..."]) -> Float[Array, "*shape"]:
-    """Cubic smooth step of TEL (Hazimeh et al. 2020, eq. 4): exactly 0 and 1 beyond ``-gamma/2`` and ``gamma/2``.
+    """Returns the cubic smooth step of TEL (Hazimeh et al. 2020, eq. 4).
 
-    Between them ``-2 u**3 + 3/2 u + 1/2`` with ``u = t / gamma``; its first derivative is continuous. A derivative
-    beyond the largest finite number is clipped to it.
+    The step is exactly 0 up to ``-gamma/2`` and exactly 1 from ``gamma/2`` on. Between these scores it is
+    ``-2 u**3 + 3/2 u + 1/2`` with ``u = t / gamma``. Its first derivative is continuous. A derivative above the largest
+    finite number is clipped to this number.
 
     Args:
       t: split scores.
-      gamma: width of the soft region, above 0; broadcasts against ``t``.
+      gamma: width of the soft region, above 0. It broadcasts against ``t``.
 
     Example:
       >>> print(jtrees.routing.smooth_step(jnp.array([-0.6, 0.0, 0.25, 0.5]), 1.0))
@@ -94,21 +98,21 @@ def _smooth_step_jvp(primals, tangents):
 
 
 def _cubic_parts(t: Array, gamma: Array) -> tuple[Array, Array, Array, Array]:
-    """``u``, ``a``, ``b`` and ``ds/dt``, finite for every finite score and every width above 0."""
+    """Returns ``u``, ``a``, ``b`` and ``ds/dt``, finite for every finite score and every width above 0."""
     info = jnp.finfo(t.dtype)
-    gamma = jnp.maximum(gamma, 4 * info.tiny)  # so that half of it is no subnormal number
+    gamma = jnp.maximum(gamma, 4 * info.tiny)  # then half of it is a normal number
     half = gamma / 2
-    t = jnp.clip(t, -half, half)  # the score, not the ratio: then |u| <= 1/2 however small gamma is
+    t = jnp.clip(t, -half, half)  # clips the score, not the ratio, for |u| <= 1/2 with any gamma
     a, b = (half + t) / gamma, (half - t) / gamma
     return t / gamma, a, b, jnp.minimum(6 * a * b / gamma, info.max)
 
 
 @jax.custom_jvp
 def straight_through_sign(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """``+1`` where ``t > 0``, else ``-1``; its derivative is taken to be ``1[|t| <= 1]``.
+    """Returns ``+1`` if ``t > 0``, else ``-1``. Its derivative is defined as ``1[|t| <= 1]``.
 
-    The straight-through rule of DGT (Karthikeyan et al. 2022, eq. 4): the derivative of the clipped identity stands in
-    for that of the sign, which is zero almost everywhere.
+    This is the straight-through rule of DGT (Karthikeyan et al. 2022, eq. 4). The derivative of the clipped identity
+    replaces the derivative of the sign, which is zero almost everywhere.
 
     Example:
       >>> jax.grad(jtrees.routing.straight_through_sign)(0.5), jax.grad(jtrees.routing.straight_through_sign)(2.0)

@@ -1,7 +1,7 @@
-"""LatentTree's traversal: the reward of each sample at each node, and its position in a pruned tree
-(Zantedeschi et al. 2021, eq. 1 to 5).
+"""LatentTree's traversal: the reward of each sample at each node, and the sample's position in a pruned tree.
 
-Arrays here are over the *whole* tree, leaves included: ``2**(depth + 1) - 1`` nodes, breadth first.
+The equations are 1 to 5 of Zantedeschi et al. 2021. Arrays in this module cover the *whole* tree, leaves included:
+``2**(depth + 1) - 1`` nodes, breadth first.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from jtrees import isotonic, topology
 
 
 def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
-    """Returns the reward of sending each sample to each node: the smallest agreement of its scores along the path.
+    """Returns the reward of each sample at each node: the smallest agreement of its scores along the node's path.
 
-    ``q_root = 1``; ``q_right = min(q_parent, score_parent)`` and ``q_left = min(q_parent, -score_parent)``. q is
-    positive on the path of hard routing only. The gradient flows to the score that attains the minimum (Danskin); at
-    ties, to the one nearest to the root.
+    The rewards are ``q_root = 1``, ``q_right = min(q_parent, score_parent)`` and
+    ``q_left = min(q_parent, -score_parent)``. Only nodes on the path of hard routing have a positive q. The gradient
+    flows to the score that attains the minimum (Danskin). At ties, the gradient flows to the score nearest to the root.
 
     Args:
       scores: split scores of the internal nodes, right iff above 0.
@@ -31,7 +31,7 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
     """
     q = [jnp.ones_like(scores[:1])]
     for score in topology.levels(scores):
-        # Not jnp.minimum, which splits the gradient between equal arguments. NaN is propagated.
+        # jnp.minimum would split the gradient between equal arguments. NaN is propagated.
         least = lambda agreement: jnp.where(agreement >= q[-1], q[-1], agreement)
         q.append(topology.interleave(least(-score), least(score)))
     return jnp.concatenate(q)
@@ -45,14 +45,14 @@ def traverse(
     Args:
       scores: split scores of the internal nodes, right iff above 0.
       penalty: penalty of an active node, above 0.
-      weight: weight of each sample, at least 0, by default 1; it affects a only.
+      weight: weight of each sample, at least 0, by default 1. The weight affects only a.
 
     Returns:
-      ``(z, a)``: the traversal z of each sample, between 0 and a; and the activity a of each node
-      (:func:`jtrees.isotonic.prune`).
+      The pair ``(z, a)``. The traversal z of each sample is between 0 and a. The activity a of each node is the result
+      of :func:`jtrees.isotonic.prune`.
 
     Raises:
-      ValueError: as :func:`jtrees.isotonic.prune`.
+      ValueError: in the same cases as :func:`jtrees.isotonic.prune`.
 
     Example:
       >>> z, active = jtrees.routing.traverse(jnp.array([[-0.25, 2.0]]), 1.0)  # one split, two samples
@@ -83,7 +83,7 @@ def position(q: Float[Array, "all_nodes n"], active: Float[Array, " all_nodes"])
 def activity(
     scores: Float[Array, "nodes n"], penalty: Any, weight: Float[Array, " n"] | None = None
 ) -> Float[Array, " all_nodes"]:
-    """Returns the activity of the nodes on samples; ``penalty`` is per sample.
+    """Returns the activity of the nodes on the samples. ``penalty`` is the penalty per sample.
 
     Example:
       >>> print(jtrees.routing.activity(jnp.array([[1.0, 2.0]]), 0.25))  # no sample goes left: pruned

@@ -1,4 +1,4 @@
-"""Routing by the violation of the decisions on the path to each leaf."""
+"""Routing by violations. A violation measures how far a sample's decisions contradict the path to a leaf."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from jtrees import topology
 def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves ..."]:
     """Returns the violation of the path to each leaf: ``v_l = sum_j relu(-S(j, l) z_j)``.
 
-    The sum is over the ancestors j of leaf l; a path that turns right at j (S = 1) is violated there by ``relu(-z_j)``,
-    one that turns left (S = -1) by ``relu(z_j)``: 0 for the leaf of hard routing (RADDT, NeurIPS 2025).
+    The sum is over the ancestors j of leaf l. A path that turns right at j (S = 1) adds ``relu(-z_j)``. A path that
+    turns left (S = -1) adds ``relu(z_j)``. The leaf of hard routing has violation 0 (RADDT, NeurIPS 2025).
 
     Args:
       scores: split scores, ``(nodes, ...)``.
@@ -27,11 +27,11 @@ def path_violations(scores: Float[Array, "nodes ..."]) -> Float[Array, "leaves .
 
 
 def violation(scores: Float[Array, "nodes ..."], scale: float | Array = 1.0) -> Float[Array, "leaves ..."]:
-    """Returns leaf probabilities ``softmin(scale * v)`` of the violations v of paths; hard as ``scale`` grows.
+    """Returns leaf probabilities ``softmin(scale * v)`` of path violations v. They become hard as ``scale`` grows.
 
     Args:
       scores: split scores, ``(nodes, ...)``.
-      scale: sharpness, above 0; equivalent to a factor of the scores.
+      scale: sharpness, above 0. It is equivalent to a factor of the scores.
 
     Example:
       >>> print(np.asarray(jtrees.routing.violation(jnp.array([1.0, -2.0, 0.5]), 5.0)).round(3))
