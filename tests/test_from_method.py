@@ -56,12 +56,17 @@ def no_tree(**_):
     return jtrees.methods.latent(2, 0.01)
 
 
+def of_three_numbers(**_):
+    return jtrees.methods.get(2, 7.0, task=jtrees.Regression(3))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"make": 3}, "make must be a function, got 3"),
         ({"make": no_method}, "make must give a jtrees.Method, got int"),
         ({"make": no_tree}, "make must give a method that hardens to an ObliqueTree, got NoneType"),
+        ({"make": of_three_numbers}, r"make must give leaves of shape \(4,\) for .*, got \(4, 3\): does it use task"),
         ({"rule": None}, "rule must be a function, got None"),
         ({"options": 0.1}, "options must be numbers by name, got 0.1"),
         ({"options": {"alpha": "steep"}}, "options__alpha must be a number, got 'steep'"),

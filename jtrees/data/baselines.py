@@ -37,7 +37,7 @@ _UNSURE = 0.25  # uncertain fraction of the charge for the parameters of a tree
 _MARGIN = 0.02  # smallest difference that counts, as a fraction of the loss of a constant
 
 TRAINING = "the training rows"
-CHARGED = "the training rows, charged for the parameters"
+CHARGED = "the training rows, with a penalty for each parameter"
 LEFT_OUT = "rows left out in training"
 HELD_OUT = "held-out rows"
 VALIDATION = "the validation set"

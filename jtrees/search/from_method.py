@@ -10,6 +10,7 @@ from jaxtyping import Array
 import optax
 
 from jtrees import pytree, training, validation
+from jtrees.leaves import kind_of
 from jtrees.search import options as kinds
 from jtrees.search.minibatch import Schedule, Training, trained
 from jtrees.search.recipe import Recipe, SearchResult
@@ -71,6 +72,12 @@ class FromMethod(Recipe):
         tree = jax.eval_shape(harden, batch, jax.random.key(0))
         if not isinstance(tree, ObliqueTree):
             raise ValueError(f"make must give a method that hardens to an ObliqueTree, got {type(tree).__name__}")
+        kind = kind_of("constant" if tree.leaves.is_constant else "linear", task)
+        expected, got = (_shape(leaves) for leaves in (kind.empty(len(tree.bias) + 1, p, task.shape), tree.leaves))
+        if got != expected:
+            raise ValueError(
+                f"make must give leaves of shape {expected} for {task}, got {got}: does make use its task?"
+            )
 
     def _method(self, task: Task) -> training.Method:
         method = self.make(**self.options, task=task)
@@ -91,3 +98,8 @@ class FromMethod(Recipe):
 
         optimizer = self.rule(optax.cosine_decay_schedule(self.learning_rate, schedule.steps))
         return Training(method, optimizer, schedule, loss=loss)
+
+
+def _shape(leaves: Any) -> tuple[int, ...]:
+    """Returns the shape of the predictions of leaves, ``(leaves, *k)``."""
+    return (leaves.values if leaves.is_constant else leaves.intercept).shape
