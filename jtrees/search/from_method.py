@@ -75,9 +75,7 @@ class FromMethod(Recipe):
         kind = kind_of("constant" if tree.leaves.is_constant else "linear", task)
         expected, got = (_shape(leaves) for leaves in (kind.empty(len(tree.bias) + 1, p, task.shape), tree.leaves))
         if got != expected:
-            raise ValueError(
-                f"make must give leaves of shape {expected} for {task}, got {got}: does make use its task?"
-            )
+            raise ValueError(f"make must give leaves of shape {expected} for {task}, got {got}: does it use task?")
 
     def _method(self, task: Task) -> training.Method:
         method = self.make(**self.options, task=task)
