@@ -29,8 +29,8 @@ def checked_classes(y: Any, classes: int | None = None) -> tuple[np.ndarray, int
       classes: number of classes; None: inferred.
 
     Raises:
-      ValueError: as in :func:`jtrees.validation.check_labels`. For soft labels with the wrong number of classes. For
-        rows of soft labels that hold negative numbers or do not sum to 1.
+      ValueError: for soft labels with the wrong number of classes, or with rows that hold negative numbers or do not
+        sum to 1. Also in the cases of :func:`jtrees.validation.check_labels`.
     """
     checks.check_unmasked("y", y)
     if np.ndim(y) != 2:

@@ -62,5 +62,5 @@ class TaskOfLoss:
         return y, None
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Returns the group of each sample, ``(n,)``. Subsamples keep the share of each group. Here there is one."""
+        """Returns the stratum of each sample, ``(n,)``: here 0. Samples of rows are drawn by stratum."""
         return np.zeros(len(y), int)

@@ -85,7 +85,7 @@ def cache_by_environment() -> None:
     """Calls :func:`cache` if the environment variable ``JTREES_CACHE`` requests it.
 
     Raises:
-      ValueError: as in :func:`cache`, with the name of the variable.
+      ValueError: in the cases of :func:`cache`. The message names the variable.
     """
     if (wanted := os.environ.get(_VARIABLE, "")) in ("", "0"):
         return

@@ -94,11 +94,11 @@ def distill(
 ) -> DistillResult:
     """Fits a recipe, the student, to the predictions of a teacher.
 
-    The student learns from the given rows and from made rows, because the teacher can predict any row. A made row is a
-    copy of a row in which each column is replaced, with probability 1/2, by the column of another row. The other row is
-    the nearest of eight random rows. Numbers are drawn between the numbers of the two rows. Columns of whole numbers,
-    booleans, dates, text or gaps take the value of the other row. In classification, the student learns from the
-    teacher's probabilities.
+    The student learns from the given rows and from made (synthetic) rows, because the teacher can predict any row. A
+    made row is a copy of a first row. Each of its columns is replaced, with probability 1/2, by the column of a second
+    row, the nearest of eight random rows. A replaced number is drawn between the numbers of the two rows. A replaced
+    column of whole numbers, booleans, dates, text or missing values takes the value of the second row. In
+    classification, the student learns from the teacher's probabilities.
 
     Args:
       teacher: a fitted model, or a function of rows. A model is a :class:`jtrees.FitResult`, a model of jtrees, or an
@@ -116,7 +116,7 @@ def distill(
         made rows for each row.
       held_out: fraction of the rows on which student and teacher are compared, above 0 and below 1. Or further rows as
         a pair ``(x, y)``, in which y may be None. The student is not fitted to held-out rows.
-      sample_weight: nonnegative weights of the rows, ``(n,)``. A made row has the weight of the copied row.
+      sample_weight: nonnegative weights of the rows, ``(n,)``. A made row has the weight of its first row.
       progress: as for :func:`jtrees.fit`.
       max_seconds: as for :func:`jtrees.fit`. The time for the teacher's predictions counts.
 
@@ -124,8 +124,9 @@ def distill(
       The fit, its fidelity, and the scores of student and teacher.
 
     Raises:
-      ValueError: if the teacher cannot predict, or its predictions cannot be learnt. For a :class:`jtrees.Policy`, and
-        for a recipe that does not learn targets. Otherwise as in :func:`jtrees.fit`.
+      ValueError: if the teacher cannot predict, if its predictions cannot be learnt, or if the task is a
+        :class:`jtrees.Policy`. Also if the recipe derives its targets from x, as :class:`jtrees.LatentClustering` does,
+        and in the cases of :func:`jtrees.fit`.
 
     Example:
       >>> x = np.linspace(-1, 1, 100)[:, None]
@@ -218,7 +219,7 @@ def _split(
     share = float(held_out) if isinstance(held_out, (int, float, np.number)) else np.nan
     if not 0 < share < 1:
         got = checks.quoted(held_out)
-        raise ValueError(f"held_out must be a part of the rows, above 0 and below 1, or a pair (x, y), got {got}")
+        raise ValueError(f"held_out must be a fraction of the rows, above 0 and below 1, or a pair (x, y), got {got}")
     order = rng.permutation(n)
     count = max(1, round(share * n))
     if n - count < 2:

@@ -33,9 +33,10 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
     X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text.
     :class:`jtrees.data.Columns` encodes them.
 
-    The model is the model of :func:`jtrees.fit` on the same rows. A row of weight 2 contributes to the training loss
-    like two equal rows. The models can still differ, just as they differ for shuffled rows: mini-batches and bootstrap
-    samples are drawn by row. Smoothed or shrunk leaves count uneven weights as fewer samples.
+    :func:`jtrees.fit` gives the same model for the same rows. A row of weight 2 contributes to the training loss like
+    two equal rows. The models can still differ, as they do for shuffled rows, because mini-batches and bootstrap
+    samples are drawn by row. They also differ if leaves are smoothed or shrunk, because uneven weights then count as
+    fewer samples.
 
     Args:
       recipe: the recipe, such as ``jtrees.GET(depth=3)``. Its options are nested parameters: ``recipe__depth``, and
@@ -120,7 +121,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
         Raises:
-          ValueError: for an invalid argument. The message names the argument, the expectation and the value.
+          ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
         """
         given = np.asarray(y)
         if given.ndim and given.dtype.kind in "OSUmM":  # scikit-learn does not locate invalid entries
@@ -157,7 +158,7 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
     """A scikit-learn classifier for any recipe.
 
     ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels can have any type. X is as for
-    :class:`TreeRegressor`. The model is the model of :func:`jtrees.fit` on the same rows.
+    :class:`TreeRegressor`. :func:`jtrees.fit` gives the same model for the same rows.
 
     Parameters and attributes are as in :class:`TreeRegressor`, except ``loss`` and ``quantile``. The attribute
     ``classes_`` holds the sorted labels. The default recipe is :class:`jtrees.Boosted`, an ensemble of small oblique
@@ -189,7 +190,7 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
 
         Raises:
-          ValueError: for an invalid argument. The message names the argument, the expectation and the value.
+          ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
         """
         if y is not None:
             labels, unclear = checks.label_array(y)

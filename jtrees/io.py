@@ -239,7 +239,7 @@ def header(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the header of a file: ``format``, ``kind``, and ``recipe`` and ``feature_names`` if present.
 
     Raises:
-      ValueError, OSError: as in :func:`jtrees.load`.
+      ValueError, OSError: in the cases of :func:`jtrees.load`.
     """
     contents = _header(_where(path))
     return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays")}

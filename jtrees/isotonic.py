@@ -101,7 +101,7 @@ def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> 
       The values, ``(nodes,)``, and the topmost node of each node's group.
 
     Raises:
-      ValueError: as in :func:`prune`.
+      ValueError: in the cases of :func:`prune`.
 
     Example:
       >>> activity, group = jtrees.isotonic.prune_pav([[1.0, 1.0], [-0.8, -1.0], [0.3, 0.6]], 0.5)

@@ -23,7 +23,7 @@ _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above roundi
 
 
 class Thresholds(NamedTuple):
-    """The best split of each node: right iff ``x[:, feature] > threshold``.
+    """The best split of each node: right if ``x[:, feature] > threshold``, else left.
 
     Attributes:
       feature: index of the feature, ``(nodes,)``.

@@ -27,8 +27,8 @@ class Regression(TaskOfLoss):
         (n,)`` of scaled targets. :class:`jtrees.losses.Quantile` with several levels predicts ``(n, levels)``.
 
     Raises:
-      ValueError: if ``outputs`` is not None or an integer of at least 1. If the loss is unknown. If there are several
-        levels and several targets.
+      ValueError: if ``outputs`` is neither None nor an integer of at least 1, if the loss is unknown, or if there are
+        several levels and several targets.
     """
 
     outputs: int | None = None
@@ -95,7 +95,7 @@ class Regression(TaskOfLoss):
         return bool(np.ptp(y, axis=0).all())
 
     def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Returns the loss of each prediction of scaled targets. A user-defined loss becomes the squared error."""
+        """Returns the loss of each prediction of scaled targets, or the squared error if the loss is user-defined."""
         loss = self.loss_function if self.in_units else losses.SquaredError()
         each = loss.of_predictions(predictions, loss.aligned(y))
         return each if each.ndim == 1 else each.mean(axis=1)
@@ -105,9 +105,10 @@ class Regression(TaskOfLoss):
         return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.power()
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Returns the loss of each sample in double precision. A user-defined loss becomes the squared error.
+        """Returns the loss of each sample in double precision, or the squared error if the loss is user-defined.
 
-        Several targets are divided by ``unit``, and their losses are averaged.
+        If there are several targets, targets and predictions are divided by ``unit``, and the losses are averaged over
+        the targets.
         """
         loss = self.loss_function if self.in_units else losses.SquaredError()
         each = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
@@ -221,7 +222,10 @@ class Classification(TaskOfLoss):
         return (y, None) if self.class_weight is None else _classes.weighed(y, self.class_weight)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Returns the most probable class of each sample, ``(n,)``. Subsamples of rows keep the share of each class."""
+        """Returns the stratum of each sample, ``(n,)``: the most probable class.
+
+        Samples of rows are drawn by stratum.
+        """
         return _classes.most_probable(y)
 
     def loss(self, outputs: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
@@ -249,7 +253,10 @@ class Classification(TaskOfLoss):
         return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
 
     def hits(self, predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Returns 1 if the predicted class is right, else 0. For soft labels, returns the probability of this class."""
+        """Returns 1 for each sample whose predicted class is right, else 0, ``(n,)``.
+
+        For soft labels, returns the probability of the predicted class.
+        """
         return _classes.share_of(y, predictions.argmax(1))
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
@@ -381,7 +388,8 @@ def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]
     """Returns the task, and the checked training targets of n samples.
 
     Args:
-      task: a task, or ``"regression"`` or ``"classification"``. The outputs or classes of a name are inferred from y.
+      task: a task, or ``"regression"`` or ``"classification"``. If a name is given, the number of outputs or classes is
+        inferred from y.
       y: targets.
       n: number of samples.
 

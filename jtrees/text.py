@@ -187,7 +187,7 @@ def measured(
       The list is empty if there is no table.
 
     Raises:
-      ValueError: as in :meth:`jtrees.ObliqueTree.to_text`.
+      ValueError: in the cases of :meth:`jtrees.ObliqueTree.to_text`.
     """
     classes = tree.classes
     if max_terms is not None:

@@ -49,11 +49,12 @@ class Origin:
 @io.model
 @pytree.dataclass
 class ObliqueTree:
-    """A perfect binary tree of linear splits: a sample goes right at node ``j`` iff ``weights[j] @ x + bias[j] > 0``.
+    """A perfect binary tree of linear splits: a sample goes right at node ``j`` if ``weights[j] @ x + bias[j] > 0``.
 
-    A node whose weights are all zero does not split: the sign of its bias decides for every sample. Such nodes
-    represent missing nodes of CART and pruned nodes, so that shapes depend only on the depth. Nodes are numbered
-    breadth first, leaves from left to right. The tree is a pytree for ``jit``, ``vmap`` and ``grad``.
+    Otherwise the sample goes left. A node whose weights are all zero does not split: the sign of its bias decides for
+    every sample. Such nodes represent missing nodes of CART and pruned nodes, so that shapes depend only on the depth.
+    Nodes are numbered breadth first, leaves from left to right. The tree is a pytree for ``jit``, ``vmap`` and
+    ``grad``.
 
     Attributes:
       weights: ``(nodes, p)``.
@@ -237,7 +238,7 @@ class ObliqueTree:
           x: samples, ``(n, p)``.
 
         Raises:
-          ValueError: as in :meth:`predict`.
+          ValueError: in the cases of :meth:`predict`.
         """
         path = np.asarray(self.decision_path(x))
         reached = np.zeros(2 * len(self.bias) + 1, dtype=bool)

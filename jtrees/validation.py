@@ -1,6 +1,6 @@
 """Checks of the arguments of public functions, with uniform messages.
 
-Every check raises ``ValueError``, which names the argument, the expectation and the value. Only concrete values are
+Every check raises ``ValueError``, which names the argument, what was expected, and the value. Only concrete values are
 checked: under ``jit`` and ``vmap``, only shapes are checked.
 """
 

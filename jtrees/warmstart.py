@@ -33,7 +33,7 @@ def cart_regressor(
       seed: random seed. It decides CART's order of features among equally good splits.
       sample_weight: nonnegative weights.
       min_weight: minimum sum of the sample weights in a leaf; or the minimum number of samples if there are no weights.
-      monotone: features in which predictions must not fall, ``(p,)`` bool. Only for one target. None: no feature.
+      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Only for one target.
 
     Returns:
       A tree of that depth with leaves of means, ``(leaves,)`` or ``(leaves, k)``.

@@ -120,8 +120,8 @@ class Columns:
 
         Raises:
           ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
-            expected kind, and the value or the kind found. Also if all levels of a column are unknown, and there are
-            five rows or more or the type differs from the training rows.
+            expected kind, and the value or the kind found. Also if no level of a column is known, and either the column
+            has at least five values or its type differs from the training rows.
         """
         wanted = {name: column.wanted for name, column in self._used.items()}
         frame = self._found(_read(x, wanted if self.named else None, rows=0))

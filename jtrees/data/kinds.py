@@ -284,7 +284,7 @@ Column = Numeric | OneHot | TargetMeans | Date | LeftOut
 
 
 def fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, np.ndarray | None]:
-    """Returns the description of a column, and the features of the training rows if they need their own encoding."""
+    """Returns the description of a column, and the features of the training rows; None if ``encode`` gives them."""
     there = raw.values[~raw.missing]
     missing = len(raw.values) - len(there)
     if not len(there):
@@ -347,10 +347,10 @@ WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
-    """Returns whether levels explain an output better than a linear trend in the days.
+    """Returns whether levels explain an output beyond a linear trend in the days.
 
-    The levels must explain more than a hundredth of the remaining variance, and more than chance would. The ratio of
-    the mean squares between and within L random levels is about 1, with standard deviation sqrt(2 / (L - 1)).
+    The levels must explain more than a hundredth of the variance that the trend leaves, and more than chance would. The
+    ratio of the mean squares between and within L random levels is about 1, with standard deviation sqrt(2 / (L - 1)).
     """
     rows = ~part.missing
     levels, code = np.unique(part.values[rows], return_inverse=True)

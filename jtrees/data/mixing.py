@@ -1,4 +1,4 @@
-"""Synthetic rows: each mixes a row of a table with the columns of a similar row."""
+"""Made (synthetic) rows: each mixes a row of a table with the columns of a similar row."""
 
 from typing import Any, NamedTuple
 
@@ -7,9 +7,9 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.data.frame import read_frame
 
-_CANDIDATES = 8  # number of random rows; the nearest of them is mixed in
-_SHARE = 0.5  # fraction of the columns that a synthetic row takes from the nearest row
-_BLOCK = 2**16  # number of synthetic rows whose candidates are compared at once
+_CANDIDATES = 8  # number of random rows; the nearest of them is the second row
+_SHARE = 0.5  # fraction of the columns that a made row takes from its second row
+_BLOCK = 2**16  # number of made rows whose candidates are compared at once
 
 
 class Rows:
@@ -61,17 +61,17 @@ class Rows:
 
         return self._of_frame(nw.concat([self._frame, others._frame], how="vertical"))
 
-    # --- Synthetic rows ---
+    # --- Made rows ---
 
     def mixed(self, count: int, rng: np.random.Generator) -> tuple["Rows", np.ndarray]:
-        """Returns synthetic rows, and the number of the original row of each synthetic row.
+        """Returns made rows, and the number of the first row of each made row.
 
-        A synthetic row is a copy of an original row. Each column is replaced, with probability 1/2, by the value of a
-        second row, the nearest of eight random rows. If the column is continuous, the value is drawn between the values
-        of the two rows. Whole numbers, booleans, dates, text and columns with missing values are copied.
+        A made row is a copy of a first row. Each of its columns is replaced, with probability 1/2, by the column of a
+        second row, the nearest of eight random rows. A replaced number is drawn between the numbers of the two rows. A
+        replaced column of whole numbers, booleans, dates, text or missing values takes the value of the second row.
 
         Args:
-          count: number of synthetic rows. All original rows are used about equally often.
+          count: number of made rows. Every row is the first row about equally often.
           rng: random generator.
         """
         columns, n = self._columns(), len(self)
@@ -127,7 +127,7 @@ class _Column(NamedTuple):
         return cls(values, bool(is_float and np.isfinite(values).all() and (values != np.round(values)).any()))
 
     def drawn(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> "_Drawn":
-        """Returns the column of synthetic rows, each of which mixes two rows."""
+        """Returns the column of made rows, each of which mixes a first and a second row."""
         takes, part = rng.random((2, len(first)))
         rows = np.where(takes < _SHARE, second, first)
         if not self.between:
@@ -149,14 +149,14 @@ class _Column(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """A column of synthetic rows: the rows to copy from, and for a continuous column the drawn values."""
+    """A column of made rows: the rows to copy from, and for a continuous column the drawn values."""
 
     rows: np.ndarray
     numbers: np.ndarray | None
 
 
 def _nearest(columns: list[_Column], rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the second row of each synthetic row: the nearest of eight random rows that differs from the first."""
+    """Returns the second row of each made row: the nearest of eight random rows, except the first row itself."""
     n = len(columns[0].values)
     drawn = rng.integers(0, n, (_CANDIDATES, len(rows)))
     distance = sum(column.distances(rows[None], drawn) for column in columns) + np.where(drawn == rows, np.inf, 0)

@@ -98,7 +98,7 @@ def checked_table(
     :func:`jtrees.fit`.
 
     Raises:
-      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
+      ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
     """
     columns, frame = None, read_frame(x)
     if frame is not None:

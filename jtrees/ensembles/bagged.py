@@ -15,7 +15,7 @@ from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult,
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Classification, Task
 
-_DRAWN = 4  # number of the stream of random numbers: see ``Runs.rng``
+_DRAWN = 4  # purpose number of the random generator: see ``Runs.rng``
 
 
 class Bag(NamedTuple):
@@ -35,8 +35,8 @@ class BaggedReport(Report):
     """The report of :class:`jtrees.Bagged`, for the n rows of positive weight.
 
     Attributes:
-      out_of_bag_score: weighted R^2 (the mean over several targets) or accuracy of ``out_of_bag``; NaN for fewer than
-        two rows or constant targets.
+      out_of_bag_score: weighted R^2 (averaged over the targets, if there are several) or accuracy of ``out_of_bag``;
+        NaN for fewer than two rows or constant targets.
       out_of_bag: the prediction for each row by the trees that were not trained on it, ``(n,)`` or ``(n, k)``; NaN if
         there is no such tree.
       in_bag: the number of times that each tree's sample contains each row, ``(trees, n)``.
@@ -62,7 +62,7 @@ class Bagged(Recipe):
     Attributes:
       base: any recipe.
       trees: number of trees.
-      fraction: size of a bootstrap sample as a part of n, above 0 and up to 1. Samples are drawn with replacement.
+      fraction: size of a bootstrap sample as a fraction of n, above 0 and up to 1. Its rows are drawn with replacement.
       combine: ``"mean"`` of predictions, or ``"vote"`` of the trees' most probable classes. None: votes in
         classification, as in the paper, and the mean in regression.
 

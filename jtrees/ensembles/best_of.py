@@ -30,7 +30,7 @@ class BestOfReport(Report):
 
 @pytree.dataclass(kw_only=True)
 class BestOf(Recipe):
-    """Several runs of a recipe side by side; the result is the model with the lowest loss.
+    """Several runs of a recipe side by side; the run with the lowest loss gives the model.
 
     This recipe is for recipes whose results depend strongly on the key. The loss is the loss on ``validation``, or else
     the training loss. Results that depend on the data alone, such as the tree of CART, are computed once for all runs.

@@ -35,7 +35,7 @@ _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of roun
 # In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
-_DRAWN = 1000  # the number of the stream of random numbers of a round (``Runs.rng``) is this plus the round
+_DRAWN = 1000  # this plus the round is the purpose number of the random generator of a round: see ``Runs.rng``
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -43,7 +43,8 @@ class BoostedReport(Report):
     """The report of :class:`jtrees.Boosted`.
 
     Attributes:
-      rounds: the number of rounds. A round adds one tree, or five trees if there are five sums.
+      rounds: the number of rounds. A round adds one tree. If there are five sums, a round adds a tree to each sum. This
+        is the case if :class:`jtrees.Boosted` holds out rows of a table of at most 1000 rows.
       dropped: the number of rounds without a finite tree. The outputs of a tree that is not finite are 0.
       losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
         is infinite for rounds not taken, and without ``patience``.
@@ -68,8 +69,9 @@ class Boosted(Recipe):
     (``jtrees/losses/base.py``). A loss without curvature has curvature 1. The outputs of the tree are multiplied by the
     learning rate and added to the sum.
 
-    Boosting takes every loss of regression and classification, but not a :class:`jtrees.Policy`. The model is a
-    :class:`jtrees.Forest` of summed outputs with the task's link; ``tree`` is None.
+    Boosting takes every loss of regression, and the log loss of classification. It takes neither a user-defined loss of
+    classification nor a :class:`jtrees.Policy`. The model is a :class:`jtrees.Forest` of summed outputs with the task's
+    link; ``tree`` is None.
 
     If ``patience`` is given, boosting stops after ``patience`` rounds without a lower loss on ``validation``. The model
     keeps the rounds up to the lowest loss. If there is no ``validation``, boosting holds out rows:
@@ -81,20 +83,20 @@ class Boosted(Recipe):
     - There is no second fit if four fifths of the rows are enough to draw ``base.rows`` rows in each round. The leaves
       of the model are then fitted to four fifths of the rows.
 
-    Tables with fewer than 10 rows need ``patience=None``.
+    Tables with fewer than 10 rows and no ``validation`` need ``patience=None``.
 
     The report is a :class:`jtrees.ensembles.BoostedReport`. A fit to more than 100,000 rows reports the training loss
     of the last round, in single precision.
 
     Attributes:
-      base: a recipe whose model is a tree, with constant or linear leaves. The defaults of its options that are None
-        suit a tree of a sum. For :class:`jtrees.GET` they are one start from CART over bins and 20 updates on at most
-        4000 rows.
+      base: a recipe whose model is a tree, with constant or linear leaves. Options that are None get values that suit a
+        tree of a sum. For :class:`jtrees.GET`, the values are one start from CART over bins and 20 updates.
+        ``rows="auto"`` is then 4000, and at least 60 for each leaf.
       rounds: largest number of rounds.
       learning_rate: factor of each tree's outputs.
-      subsample: part of the rows that the splits of a tree are fitted to, above 0 and up to 1. Rows are drawn without
-        replacement, and their number is at most the option ``rows`` of the base.
-      columns: part of the features that each tree is fitted to, above 0 and up to 1. Features are drawn without
+      subsample: fraction of the rows that the splits of a tree are fitted to, above 0 and up to 1. Rows are drawn
+        without replacement, and their number is at most the option ``rows`` of the base.
+      columns: fraction of the features that each tree is fitted to, above 0 and up to 1. Features are drawn without
         replacement.
       l2: shrinkage of constant leaves. Each leaf is fitted with ``l2`` more samples, of zero gradient and of the mean
         curvature at the initial outputs.

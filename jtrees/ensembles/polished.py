@@ -1,4 +1,4 @@
-"""Subtree polish (GET, Mao & Cao 2024, Algorithm 2): every subtree is refitted to the samples that reach it.
+"""Subtree polish (GET, Mao & Cao 2024, Algorithm 2): subtrees are refitted to the samples that reach them.
 
 The subtrees rooted at one level share no sample, so they are polished side by side. Samples of weight 0 pad the samples
 of each subtree to a common number.
@@ -50,10 +50,10 @@ class PolishedReport(Report):
 class Polished(Recipe):
     """Subtree polish of the tree of another recipe, with constant leaves or class frequencies.
 
-    The polish goes level by level from the root. GET's Algorithm 1 refits every subtree to the samples that reach it,
-    and these samples determine the scaling. Its two starts are CART on these samples and the subtree itself. A subtree
-    is replaced if this lowers the loss of the hard tree on its samples. So the training loss of the whole tree never
-    rises.
+    The polish goes level by level from the root, over the first five levels. GET's Algorithm 1 refits every subtree
+    that begins on such a level to the samples that reach it. Features and targets are scaled anew on these samples. The
+    two starts are CART on these samples and the subtree itself. A subtree is replaced if this lowers the loss of the
+    hard tree on its samples. So the training loss of the whole tree never rises.
 
     Before the polish, leaves are set to the means (or smoothed class frequencies) of the training data. After the
     polish, leaves are shrunk towards their ancestors' values, which raises the training loss. The polish is part of
@@ -66,7 +66,7 @@ class Polished(Recipe):
       epochs: updates under each sharpness.
       alpha_ranges: ranges from which the sharpnesses are drawn, in the order of use.
       learning_rate: peak learning rate.
-      shrink: whether leaves are shrunk towards their ancestors' means or class frequencies at the end, as in
+      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end, as in
         :class:`jtrees.GET`.
 
     Example:

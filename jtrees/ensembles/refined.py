@@ -39,7 +39,7 @@ class RefinedReport(Report):
     """The report of :class:`jtrees.Refined`. Losses are on the held-out rows or the validation set, on scaled targets.
 
     Attributes:
-      refined: whether the result is the jointly trained trees.
+      refined: whether the model consists of the jointly trained trees.
       boosted_loss: the loss of boosting.
       losses: the loss at every evaluation of the joint training, ``(evaluations,)``.
       base: the report of boosting.
@@ -64,15 +64,17 @@ class Refined(Recipe):
     ``validation``. If rows were held out, the last training starts from the boosted trees of all rows. It takes the
     chosen number of updates on all rows.
 
-    The result is the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends the
-    last training. Boosting has one sum here, also in small tables.
+    The model consists of the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends
+    the last training. Boosting has one sum here, also in small tables.
 
     The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a :class:`jtrees.ensembles.RefinedReport`.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``. The default has up to 100 trees of depth 4 with linear leaves.
-      epochs: number of passes over the data. None: 12, with at least 2000 and at most 7500 updates.
-      batch_size: samples in a mini-batch, at most n.
+      epochs: number of passes over the data. None: 12, with at least 2000 and at most 7500 updates. Batches of fewer
+        than 128 samples may take more updates, up to 960,000 samples in total.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped until the next shuffle.
       learning_rate: initial learning rate of Adam, for features of deviation 1/3 and outputs in units of the deviation
         of the boosted sum.
       first_sharpness: sharpness of the first update.
@@ -342,7 +344,7 @@ def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
 
 
 def _deviation(outputs: Array, weight: Array | None) -> Array:
-    """Returns the standard deviation of outputs over the rows (the mean over several outputs), or 1 if it is 0."""
+    """Returns the standard deviation of outputs over rows (averaged over the outputs, if several), or 1 if it is 0."""
     outputs = outputs.reshape(len(outputs), -1)
     share = jnp.ones(len(outputs), outputs.dtype) if weight is None else weight
     mean = jnp.average(outputs, axis=0, weights=share)

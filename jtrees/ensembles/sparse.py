@@ -1,4 +1,4 @@
-"""Trees whose splits have few terms, or the columns of one group: the printed tree is the scored tree."""
+"""Trees whose splits have few terms, and optionally the columns of one group: the printed tree is the scored tree."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,7 @@ def _checked_interactions(name: str, value: Any) -> Any:
 
 @pytree.dataclass(kw_only=True)
 class Sparse(Recipe):
-    """The tree of another recipe, with at most ``terms`` columns in a split, or with the columns of one group.
+    """The tree of another recipe, with at most ``terms`` columns in a split, and optionally columns of one group only.
 
     Terms are removed step by step. A step removes about a seventh of the terms of each split, the smallest ones first.
     The size of a term is the deviation of its contribution to the score, on the rows that reach the split. Training
@@ -70,8 +70,9 @@ class Sparse(Recipe):
     All features of a column of a raw table are one term here. Printed rules have a term for each feature. A category
     has a feature for each group of levels, a date has month and weekday, and a column with gaps has an indicator.
 
-    If ``interactions`` is given, groups are removed first, in the same steps, until each split has the columns of one
-    group. Each split can keep a different group.
+    If ``interactions`` is given, each split has columns of only one group, and at most ``terms`` of them. Groups are
+    removed first, in the same steps, until each split has the columns of one group. Each split can keep a different
+    group.
 
     The report is a :class:`jtrees.ensembles.SparseReport`.
 
@@ -83,7 +84,8 @@ class Sparse(Recipe):
         all splits are trained jointly by gradients. None: all columns may meet.
       epochs: number of updates after each step.
       learning_rate: initial learning rate of each step, with cosine decay.
-      shrink: whether constant leaves are shrunk towards their ancestors' values at the end, as in :class:`jtrees.GET`.
+      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end, as in
+        :class:`jtrees.GET`.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]

@@ -48,9 +48,9 @@ def nearest_change(
     Solving Least Squares Problems, 1974, chapter 23).
 
     The distance to a leaf is at least the distance to the farthest half-space on its path. Leaves are solved in the
-    order of this lower bound. The search stops at the first leaf that cannot be nearer than a solved leaf, so the
-    nearest leaf is exact. The change crosses the splits that it touches by a millionth, and by more if float32 requires
-    it.
+    order of this lower bound. The search stops at the first leaf that cannot be nearer than a solved leaf, so it finds
+    the nearest leaf exactly. The nearest point lies on one or more splits. The changed sample lies a millionth of a
+    deviation beyond these splits, and farther if float32 requires it.
 
     A column keeps to its range in ``x``, extended to the sample's own value. Each bound is one constraint.
 
@@ -59,10 +59,10 @@ def nearest_change(
       row: the sample, ``(p,)`` or a table of one row.
       x: samples, such as the training rows. Their standard deviations are the units of the change, and their ranges are
         its bounds. Constant columns do not change.
-      columns: names of the columns that may change. None means all columns, and for raw tables all columns of numbers.
-        A missing value does not change.
-      target: the class to reach in classification, or the action of a policy. None means any answer that differs from
-        the current answer.
+      columns: names of the columns that may change. None: all columns, and for raw tables all columns of numbers. A
+        missing value does not change.
+      target: the class to reach in classification, or the action of a policy. None: any answer that differs from the
+        current answer.
       extrapolate: whether a column may leave its range in ``x``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
@@ -70,8 +70,8 @@ def nearest_change(
       The change, or None if no change of the columns leads to another answer.
 
     Raises:
-      ValueError: for a model other than a single tree, for rows that do not fit it, or for unknown or non-numeric
-        columns.
+      ValueError: for a model other than a single tree, for rows that do not fit it, for unknown or non-numeric columns,
+        or for a target that no leaf can have.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))

@@ -17,7 +17,7 @@ class Split:
 
     Attributes:
       node: number of the node, breadth first.
-      margin: the score, ``weights @ x + bias``. The sample goes right iff the score is positive.
+      margin: the score, ``weights @ x + bias``. The sample goes right if the score is positive, else left.
       reference: the score of the reference.
       parts: contribution of each column. Up to rounding, ``margin = reference + sum(parts.values())``.
     """

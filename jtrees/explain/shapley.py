@@ -51,7 +51,7 @@ def shapley_values(
 
     For up to 12 columns, the values are exact: all sets of columns are evaluated. For more columns, the values are
     means over random orders of the columns. Each order is paired with its reverse (antithetic sampling). In both cases
-    the values add up exactly to the prediction.
+    the base value and the values of a sample add up exactly to its prediction.
 
     Args:
       model: any fitted model.

@@ -24,7 +24,7 @@ def to_c(
       ``int jtrees_leaf(int tree, const double *x)``.
     - ``void jtrees_predict(const double *x, double *out)`` writes the ``JTREES_OUTPUTS`` predictions of a row.
     - ``void jtrees_predict_rows(const double *x, long n, double *out)`` writes the predictions of n consecutive rows.
-      The predictions are the same bit for bit, and take less time.
+      They equal the predictions of ``jtrees_predict`` bit for bit, and the function takes less time.
     - ``int jtrees_selftest(void)`` returns the number of test rows, out of ten, whose leaf or predictions differ from
       the values in the file.
 

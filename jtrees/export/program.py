@@ -19,9 +19,9 @@ _TESTED = 10  # rows of a self-test
 class Program(NamedTuple):
     """One or several trees, and the combination of their predictions.
 
-    Let ``z = float32(x - zero)``. A sample goes right at node j of a tree iff ``weights[j] @ z + bias[j] > 0``. A leaf
-    predicts ``intercept + z @ coefficients``, clipped to ``lower`` and ``upper``. The sum over the trees is divided by
-    ``divisor``. Then ``offset`` is added, and the link is applied.
+    Let ``z = float32(x - zero)``. A sample goes right at node j of a tree if ``weights[j] @ z + bias[j] > 0``, else
+    left. A leaf predicts ``intercept + z @ coefficients``, clipped to ``lower`` and ``upper``. The sum over the trees
+    is divided by ``divisor``. Then ``offset`` is added, and the link is applied.
 
     Attributes:
       weights: float32, ``(trees, nodes, p)``.
@@ -29,8 +29,8 @@ class Program(NamedTuple):
       zero: origin of the features, ``(p,)``.
       intercept: float64, ``(trees, leaves, k)``.
       coefficients: float32, ``(trees, leaves, k, p)``; None for constant leaves.
-      lower: float64, ``(trees, leaves, k)``; None means no bounds.
-      upper: float64, ``(trees, leaves, k)``; None means no bounds.
+      lower: float64, ``(trees, leaves, k)``. None: no bounds.
+      upper: float64, ``(trees, leaves, k)``. None: no bounds.
       divisor: number of trees for a mean, 1 for a sum.
       offset: ``(k,)``.
       link: name of the link, as in :class:`jtrees.Forest`.

@@ -3,8 +3,8 @@
 Both kinds have the same methods:
 
 - ``at`` predicts for each sample from its leaf. ``outputs`` and ``losses`` evaluate every leaf on every sample.
-- ``refit`` fits leaves to the samples of a hard routing. ``refit_shrunk`` adds shrinkage. ``criterion`` is the loss of
-  the fit.
+- ``refit`` fits leaves to the samples of a hard routing. ``refit_shrunk`` adds shrinkage. ``criterion`` is the number
+  by which hard trees are compared: the loss of the fit for values, the expected error on new samples for linear models.
 - ``trainable`` returns the trainable form, ``hardened`` the form of a hard tree. ``rescaled`` changes the units.
 - ``count`` returns the number of parameters, and ``describe`` a text.
 

@@ -110,8 +110,8 @@ def refit_hierarchical(
     Only means and frequencies are shrunk. Values of other losses are refitted without shrinkage. Linear leaves are
     refitted with their own shrinkage.
 
-    Weights are rescaled to the effective number of samples, so uneven weights count as fewer samples. Class frequencies
-    are smoothed as in :func:`jtrees.losses.fit_frequencies`. ``options`` are ``strength`` and ``cost`` of
+    Uneven weights count as fewer samples (Kish's effective sample size). Class frequencies are smoothed as in
+    :func:`jtrees.losses.fit_frequencies`. ``options`` are ``strength`` and ``cost`` of
     :func:`jtrees.leaves.fit_hierarchical`.
 
     Example:

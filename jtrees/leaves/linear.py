@@ -27,8 +27,8 @@ class Linear:
     Attributes:
       coefficients: ``(leaves, p)``, or ``(leaves, p, k)`` for k outputs.
       intercept: ``(leaves,)``, or ``(leaves, k)``.
-      lower: lower bound of the output, in the shape of the intercept. None means no bounds.
-      upper: upper bound of the output, in the shape of the intercept. None means no bounds.
+      lower: lower bound of the output, in the shape of the intercept. None: no bounds.
+      upper: upper bound of the output, in the shape of the intercept. None: no bounds.
     """
 
     coefficients: Float[Array, "leaves p *k"]
@@ -110,7 +110,7 @@ class Linear:
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Linear":
         """Returns leaves shrunk towards the models of their ancestors (:func:`jtrees.leaves.fit_shrunk`).
 
-        Weights are rescaled to the effective number of samples, so uneven weights count as fewer samples.
+        Uneven weights count as fewer samples (Kish's effective sample size).
         """
         return Linear(*fit_shrunk(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight)))
 

@@ -64,7 +64,7 @@ class Loss:
 
     @property
     def outputs(self) -> int | None:
-        """Number of outputs for one target. None means a single output without an output axis."""
+        """Number of outputs for one target. None: a single output without an output axis."""
         return None
 
     def check(self, y: np.ndarray) -> None:
@@ -183,8 +183,7 @@ class Loss:
     ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
         """Returns values fitted to samples, and the loss of leaves that hold them.
 
-        The values are best constants. Weights are rescaled to the effective number of samples, so uneven weights count
-        as fewer samples.
+        The values are best constants. Uneven weights count as fewer samples (Kish's effective sample size).
 
         Args:
           values: the old values. Only their shape and dtype matter.

@@ -23,7 +23,7 @@ _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
 class _OfClasses(Loss):
     """Base of the losses of classes: leaves are fitted as smoothed class frequencies.
 
-    Weights are rescaled to the effective number of samples, so uneven weights count as fewer samples.
+    Uneven weights count as fewer samples (Kish's effective sample size).
     """
 
     smoothing: float = 0.0

@@ -26,7 +26,9 @@ from jtrees.tree import ObliqueTree
 @io.state
 @pytree.dataclass
 class BanditState:
-    """The whole state of a learner: a pytree that can be saved and loaded. A state of a different learner is an error.
+    """The whole state of a learner: a pytree that can be saved and loaded.
+
+    A learner raises ``ValueError`` for a state of other shapes, such as the state of a different learner.
 
     Attributes:
       params: an :class:`ObliqueTree`, or ``(weights, bias)`` of the linear learner.

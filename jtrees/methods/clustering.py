@@ -31,9 +31,10 @@ class LatentClustering(LatentTree):
     Attributes:
       target_features: columns to predict from the remaining columns: at least one column, but not all.
       depth: depth of the tree, 1 to 10.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
+        than 128 samples may take more updates, up to 960,000 samples in total.
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped.
+        skipped until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters.

@@ -91,8 +91,8 @@ def dgt(
       refit: whether hardening refits the leaves (means of targets or class frequencies) or keeps the trained leaves.
       l1: strength of ``sum |w|`` over the collapsed split weights, without biases.
       l2: strength of ``sum w^2`` over the same weights.
-      monotone: features with a non-decreasing effect on the predictions, ``(p,)`` bool, or None. Negative weights of
-        these features count as 0, and initial leaves rise from left to right.
+      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Negative weights of these
+        features count as 0, and initial leaves rise from left to right.
       implementation: implementation of the outputs and their gradient, XLA or a kernel: see :mod:`jtrees.ops`.
 
     Raises:
@@ -171,17 +171,18 @@ class DGT(Recipe):
     """DGT's recipe (Algorithm 3).
 
     The search trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The
-    result is the tree after the last update. If ``validation`` is given, the result is the evaluated tree with the
-    lowest validation loss. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the
-    task, on scaled targets or on logits, is also the loss of the fit.
+    model is the tree after the last update. If ``validation`` is given, the model is the evaluated tree with the lowest
+    validation loss. Features are scaled to mean 0 and deviation 1, targets to [0, 1]. A user-defined loss of the task,
+    on scaled targets or on logits, is also the loss of the fit.
 
     The report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
+        than 128 samples may take more updates, up to 960,000 samples in total.
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped.
+        skipped until the next shuffle.
       learning_rate: peak learning rate.
       widths: hidden widths of the over-parameterised splits; ``()`` for no hidden layer. The paper has two widths that
         grow with depth, such as (1008, 1008) at depth 6.
@@ -191,7 +192,7 @@ class DGT(Recipe):
       cycles: number of decays of the learning rate from its peak to zero, at most the number of updates.
       clip: maximum norm of the gradient.
       l1: strength of the L1 penalty on split weights (of scaled data).
-      l2: strength of the L2 penalty on split weights.
+      l2: strength of the L2 penalty on split weights (of scaled data).
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
       early_stopping: whether training ends after 1.1 cycles without a lower loss on ``validation``.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are

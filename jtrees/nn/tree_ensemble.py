@@ -26,7 +26,8 @@ class TreeEnsemble(nnx.Module):
     scores are then near zero, where splits have gradients.
 
     Attributes:
-      weights: weights of the splits, ``(num_trees, 2**depth - 1, features)``; right iff ``weights x + bias > 0``.
+      weights: weights of the splits, ``(num_trees, 2**depth - 1, features)``; right if ``weights x + bias > 0``, else
+        left.
       bias: biases of the splits, ``(num_trees, 2**depth - 1)``.
       leaf_values: values of the leaves, ``(num_trees, 2**depth, out_features)``.
       gamma: width of the uncertain region of a split's score.
@@ -56,11 +57,12 @@ class TreeEnsemble(nnx.Module):
           num_trees: number of trees.
           depth: depth of the trees, 1 to 16.
           out_features: number of outputs of each tree.
-          gamma: width of the uncertain region, above 0. A smaller gamma reaches fewer leaves.
+          gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if gamma is
+            smaller.
           combine: ``"sum"`` adds the outputs of the trees. ``"concatenate"`` returns all of them,
             ``num_trees * out_features`` numbers.
-          width: capacity of the frontier, as for :func:`jtrees.routing.conditional_ensemble`. None selects a measured
-            default.
+          width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
+            default for the depth; all splits are scored if the trees have fewer than 7 levels.
           split_init: ``(key, shape, dtype) -> array`` for the weights.
           bias_init: ``(key, shape, dtype) -> array`` for the biases.
           leaf_init: ``(key, shape, dtype) -> array`` for the leaves.

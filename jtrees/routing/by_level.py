@@ -25,7 +25,7 @@ class Asked(NamedTuple):
 
     Attributes:
       x: samples, ``(n, p)``.
-      weights: weights of the splits, ``(trees, nodes, p)``; right iff ``weights x + bias > 0``.
+      weights: weights of the splits, ``(trees, nodes, p)``; right if ``weights x + bias > 0``, else left.
       bias: biases of the splits, ``(trees, nodes)``.
       leaf_values: values of the leaves, ``(trees, leaves, k)``.
       gamma: width of the uncertain region of a split's score, ``()``.

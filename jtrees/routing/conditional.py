@@ -43,13 +43,14 @@ def conditional_ensemble(
 
     Args:
       x: samples.
-      weights: split weights, right iff ``weights x + bias > 0``; depth 1 to 20.
+      weights: split weights; right if ``weights x + bias > 0``, else left. The depth is 1 to 20.
       bias: split biases.
       leaf_values: values of the leaves.
-      gamma: width of the uncertain region of a split's score, above 0. A smaller gamma reaches fewer leaves.
+      gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if gamma is
+        smaller.
       width: capacity in paths per sample and tree, on average over a block of samples (about 6000 samples for ten
-        trees). If a block exceeds the capacity, all splits are scored. None selects the fastest measured width for the
-        depth. ``vmap`` computes both implementations.
+        trees). If a block exceeds the capacity, all splits are scored. None: the fastest measured width for the depth;
+        all splits are scored if the trees have fewer than 7 levels. ``vmap`` computes both implementations.
 
     Raises:
       ValueError: for shapes that do not fit, a depth above 20, gamma <= 0, width < 1, or samples that are not finite.

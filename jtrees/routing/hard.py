@@ -1,4 +1,4 @@
-"""Hard routing: the leaf that a sample reaches if it goes right iff a score is above 0."""
+"""Hard routing: the leaf that a sample reaches if it goes right for a score above 0, else left."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Num

@@ -86,7 +86,7 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
     """Returns the flips. Scores only the splits on the ``depth + 1`` paths, in O(depth^2 p) per sample.
 
     Args:
-      weights: split weights, right iff ``weights x + bias > 0``.
+      weights: split weights; right if ``weights x + bias > 0``, else left.
       bias: split biases.
       x: samples.
 

@@ -1,6 +1,6 @@
 """The four steps of the papers. A step maps a split score to the probability of going right.
 
-Every function is elementwise, keeps the dtype, and is finite for any finite score. A sample goes right iff the score is
+Every function is elementwise, keeps the dtype, and is finite for any finite score. A sample goes right if the score is
 above 0. A score of exactly zero goes left under a hard step, and has probability one half under a soft step. Subnormal
 numbers may be treated as zero, as XLA does on a CPU.
 """

@@ -20,7 +20,7 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
     flows to the score that attains the minimum (Danskin). At ties, the gradient flows to the score nearest to the root.
 
     Args:
-      scores: split scores of the internal nodes, right iff above 0.
+      scores: split scores of the internal nodes; right if above 0, else left.
 
     Returns:
       q, ``(2**(depth + 1) - 1, ...)``.
@@ -43,7 +43,7 @@ def traverse(
     """Returns soft traversals of a tree, and its pruning (the paper's T, eq. 3).
 
     Args:
-      scores: split scores of the internal nodes, right iff above 0.
+      scores: split scores of the internal nodes; right if above 0, else left.
       penalty: penalty of an active node, above 0.
       weight: weight of each sample, at least 0, by default 1. The weight affects only a.
 

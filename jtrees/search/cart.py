@@ -90,14 +90,14 @@ def _targets(y: Any, task: Task) -> Any:
 def ridge_directions(batch: Batch, task: Task) -> Array:
     """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``; it can be compiled.
 
-    If there are several outputs, the slopes belong to the principal components of the outputs. Classes are regressed as
+    If there are several outputs, the directions are the slopes of their principal components. Classes are regressed as
     indicators divided by the root of the class frequency. The principal components are then linear discriminants
     (Hastie, Tibshirani & Buja 1994). The plain indicators would only separate single classes from the rest.
 
     Let ``C = sum w x x'`` for centred features, ``C = Q diag(s) Q'`` and ``g = Q' sum w x y``. Ridge strength t has the
     slopes ``Q g / (s + t)`` and ``sum s / (s + t)`` degrees of freedom. It lowers the sum of squares by
-    ``sum g**2 (s + 2 t) / (s + t)**2``. The strength is chosen by generalised cross-validation. Uneven weights reduce
-    the effective number of samples. An outlier of a feature is replaced by the mean of the feature.
+    ``sum g**2 (s + 2 t) / (s + t)**2``. The strength is chosen by generalised cross-validation. Uneven weights count as
+    fewer samples (Kish's effective sample size). An outlier of a feature is replaced by the mean of the feature.
 
     Args:
       batch: the samples; features and targets have mean about 0 and deviation about 1.
@@ -146,7 +146,8 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
     model. The ridge strength of each target is chosen by leave-one-out cross-validation. Classes are regressed as
     indicators. The outputs are then linear discriminants up to a scale (Hastie, Tibshirani & Buja 1994). Uneven weights
-    reduce the effective number of samples. An outlier of a feature is replaced by the mean of the feature.
+    count as fewer samples (Kish's effective sample size). An outlier of a feature is replaced by the mean of the
+    feature.
 
     Args:
       rows: the samples as NumPy arrays. The features ``(n, p)`` have mean 0. The targets are ``(n,)`` or ``(n, k)``,

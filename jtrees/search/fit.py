@@ -40,14 +40,14 @@ class FitResult:
     """The result of :func:`fit`, in the user's units.
 
     Attributes:
-      model: the fitted model. ``model.predict(x)`` returns predictions of y, or class probabilities ``(n, K)``. A raw
-        table (a DataFrame, or an array with NaN) has a :class:`jtrees.data.FrameModel`.
+      model: the fitted model. ``model.predict(x)`` returns predictions of y, or class probabilities ``(n, K)``. For a
+        raw table (a DataFrame, or an array with NaN), the model is a :class:`jtrees.data.FrameModel`.
       tree: the model if it is a :class:`jtrees.ObliqueTree`, else None. For a raw table, the tree of the features
         that its columns become.
       loss: the mean loss of the task by which the model was chosen, such as the mean squared error or the log loss.
         For several targets, the mean squared error is computed on targets scaled to [0, 1]. The loss is on
         ``validation`` if given, else on the training data. Recipes document exceptions.
-      step: number of updates at which the model was evaluated.
+      step: number of updates before the model was evaluated.
       history: training loss before each update, on scaled data. The last axis counts updates, up to the longest run.
         An entry is NaN if the run did not make the update.
       report: how the fit went; ``report.search`` is the report of the recipe.
@@ -71,7 +71,7 @@ class FitResult:
         the kind.
 
         Raises:
-          ValueError: if the model is not a single tree, or if :meth:`jtrees.ObliqueTree.to_text` raises it.
+          ValueError: if the model is not a single tree. Also in the cases of :meth:`jtrees.ObliqueTree.to_text`.
         """
         if self.tree is None:
             raise ValueError(f"model must be a single tree to have rules, got {checks.quoted(self.model)}")
@@ -152,8 +152,8 @@ def fit(
       task: ``"regression"`` or ``"classification"``, or a task. ``jtrees.Classification(3)`` allows classes that have
         no sample.
       sample_weight: nonnegative weights, ``(n,)``. Only the ratios of the weights matter, and rows of weight 0 are
-        dropped. When leaves are regularised or smoothed, uneven weights reduce the effective number of samples
-        (Kish's effective sample size).
+        dropped. When leaves are regularised or smoothed, uneven weights count as fewer samples (Kish's effective sample
+        size).
       validation: a validation set ``(x, y)``. Models are chosen by their loss on it and are not trained on it.
       held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.
@@ -163,15 +163,15 @@ def fit(
         exported from it. GET, RADDT, CO2, NonGreedy and DGT with constant leaves support it, and so do their sums, bags
         and best runs.
       progress: whether to show a bar with the loss and the remaining time.
-      max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth plus half a second, and by the time
-        of a compilation.
+      max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth of ``max_seconds`` plus half a
+        second, and by the time of a compilation.
 
     Warns:
       jtrees.data.ColumnsWarning: if columns of a raw table are dropped because they are constant or identify rows.
       jtrees.data.baselines.BehindBaselineWarning: if a linear model or a constant is better.
 
     Raises:
-      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
+      ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
       ImportError: if the recipe needs a missing package. The message names the extra that installs it.
       FloatingPointError: if the training became non-finite.
       RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
@@ -239,7 +239,7 @@ def table_of(
     """Returns the checked table that a recipe is trained on.
 
     Raises:
-      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
+      ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
     """
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
@@ -250,7 +250,7 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
     """Returns a validation set ``(x, y)``, checked against the training table.
 
     Raises:
-      ValueError: if the pair is invalid. The message names the argument, the expectation and the value.
+      ValueError: if the pair is invalid. The message names the argument, what was expected, and the value.
     """
     if not isinstance(validation, (tuple, list)) or len(validation) != 2:
         raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")

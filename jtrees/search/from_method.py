@@ -34,16 +34,17 @@ class FromMethod(Recipe):
 
     Features are scaled to mean 0 and standard deviation 1, and targets to [0, 1]. The model is the hardened tree after
     the last update. If ``validation`` is given, the model is the hardened tree of the evaluation with the lowest
-    validation loss. The report is a :class:`jtrees.search.TreeReport`.
+    ``score`` of the method on the validation set. The report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
       make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. Each function
         compiles its own program, so reuse one ``partial`` for all fits.
       options: numeric arguments of ``make`` by name. They may be traced. The name in a grid is ``"options__alpha"``.
       rule: ``learning_rate -> optax transformation``. The learning rate follows a cosine decay to zero.
-      epochs: passes over the data; None: 100 passes, but at least 300 updates and at most 7500. Batches of fewer than
-        128 samples may take more updates, up to 960,000 samples in total.
-      batch_size: samples in a mini-batch, at most n. The remainder of a pass is dropped until the next shuffle.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
+        than 128 samples may take more updates, up to 960,000 samples in total.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped until the next shuffle.
       learning_rate: initial learning rate.
 
     Example:

@@ -47,9 +47,10 @@ class Schedule(NamedTuple):
 
         Args:
           n: number of samples.
-          epochs: passes over the data; None: ``passes`` passes, but at least ``fewest`` updates and at most 7500.
+          epochs: number of passes over the data. None: ``passes``, with at least ``fewest`` and at most 7500 updates.
             Batches of fewer than 128 samples may take more updates, up to 960,000 samples in total.
-          batch_size: samples in a mini-batch, at most n. The remainder of a pass is dropped until the next shuffle.
+          batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+            skipped until the next shuffle.
           passes: number of passes if ``epochs`` is None.
           fewest: least number of updates if ``epochs`` is None.
 
@@ -133,7 +134,7 @@ def advanced(
 ) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended.
 
-    A run with evaluation rows is evaluated after each epoch, or 100 times in total if no epochs are given.
+    A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
     """
     of = run.recipe.training(run)
     every = jnp.where(evaluates, of.schedule.every, 0) if run.evaluates else 0
@@ -148,7 +149,11 @@ def advanced(
 
 
 def result_of(run: Run, state: TrainState) -> SearchResult:
-    """Returns the result of a run from the parameters with the lowest evaluation loss, else from the last ones."""
+    """Returns the result of a run.
+
+    The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
+    evaluation.
+    """
     of = run.recipe.training(run)
     if of.patience is not None:
         over, last = training.state.is_over(state, of.patience), state.params

@@ -29,7 +29,7 @@ def checked(recipe: Any) -> Any:
     """Returns the recipe with all options checked, numbers as float32 arrays, and values for options left at None.
 
     Raises:
-      ValueError: if an option is invalid. The message names the option, the expectation and the value.
+      ValueError: if an option is invalid. The message names the option, what was expected, and the value.
     """
     return _checked(_checked(recipe).settled())  # the second check is for the values that ``settled`` sets
 

@@ -134,7 +134,9 @@ def preconditioned(
 
     Args:
       runs: the runs.
-      strength: strength of the preconditioner, at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99.
+      strength: strength of the preconditioner, at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99 in a
+        trial. ``"auto"`` is 0 if the features are nearly uncorrelated, or if there are fewer than 500 rows or more than
+        512 features.
       train: function that trains runs. Its second argument is the result of the best trial of each run. The entry is
         None in a trial, and for a run that had no trial.
       trial: shorter training for trials, with the arguments of ``train``; None: ``train``.

@@ -23,11 +23,11 @@ class SearchResult(NamedTuple):
       model: the model, or its splits.
       score: the score by which the model was chosen (lower is better); infinite if the search was not finite.
       finite: whether the search was finite.
-      step: number of updates at which the model was evaluated.
+      step: number of updates before the model was evaluated.
       report: data from which ``finish`` makes the report, in a class of the recipe; or None.
       history: loss before each update on scaled data, ``(..., updates)``; NaN for updates that were not made.
       held_out: the loss on the scaled rows that the search held out, or None.
-      preconditioning: how the features were preconditioned, or None.
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
     """
 
     model: Any
@@ -41,13 +41,14 @@ class SearchResult(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """The held-out loss of a search: of one model on its held-out rows, or of a bag on its out-of-bag rows.
+    """The held-out loss of a search: the loss of one or several models on rows that they were not trained on.
 
-    In a :class:`SearchResult` the loss is on scaled data.
+    Several models are the trees of a bag, or the sums of boosting in a small table. In a :class:`SearchResult` the loss
+    is on scaled data.
 
     Attributes:
       loss: the mean loss, defined as in :class:`jtrees.FitResult`; for votes, the error rate.
-      rows: the held-out rows of the batch, ``(n,)`` bool. None: all rows, each predicted by the trees that were not
+      rows: the held-out rows of the batch, ``(n,)`` bool. None: all rows, each predicted by the models that were not
         trained on it.
     """
 
@@ -123,7 +124,7 @@ class Recipe:
         return finished_tree(result, data, data.table.task)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        """Checks valid options against the task and the shape of the features.
+        """Checks the options, each of which is valid on its own, against the task and the shape of the features.
 
         Raises:
           ValueError: if an option does not suit the task or the shape.

@@ -106,7 +106,7 @@ class TreeReport(Report):
     Attributes:
       reached: number of internal nodes that at least one training row reaches. ``tree.prune(x)`` removes every
         unreached node.
-      preconditioning: how the features were preconditioned; None: no strength was tried or given.
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
     """
 
     reached: int
@@ -125,8 +125,8 @@ class Trial(NamedTuple):
       loss: mean loss on held-out rows (as in :class:`jtrees.FitResult`); infinite if the search was not finite.
       error: standard error of the paired difference to the losses of the best combination.
       size: number of parameters of a model, as a mean over folds.
-      rows: number of rows in the last round of halving of this combination, including the held-out rows of the folds.
-        It is below the number of training rows if halving dropped the combination.
+      rows: number of rows of the last trial of the combination, including the rows that a fold holds out. It is below
+        the number of training rows only if halving dropped the combination, or if a deadline or Ctrl-C ended halving.
     """
 
     options: dict[str, Any]

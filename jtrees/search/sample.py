@@ -20,10 +20,10 @@ def drawn_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random sample of rows, and weights that correct for the sampling.
 
-    The sample contains the same fraction of every class, but a larger fraction of rare classes. A soft label counts as
-    its most probable class. Rows of larger weight are drawn more often. The sample of a class is a priority sample
-    (Duffield, Lund & Thorup 2007). Its weights are scaled to the sum of the weights of the class. Sums over the sample
-    are nearly unbiased estimates of sums over all rows. Equal weights within a class remain equal.
+    The sample contains the same fraction of every class, except that it contains a larger fraction of rare classes. A
+    soft label counts as its most probable class. Rows of larger weight are drawn more often. The sample of a class is a
+    priority sample (Duffield, Lund & Thorup 2007). Its weights are scaled to the sum of the weights of the class. Sums
+    over the sample are nearly unbiased estimates of sums over all rows. Equal weights within a class remain equal.
 
     Args:
       y: targets of all rows.

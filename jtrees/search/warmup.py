@@ -61,7 +61,7 @@ def warmup(
       The duration in seconds.
 
     Raises:
-      ValueError: if an argument is invalid. The message names the argument, the expectation and the value.
+      ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
       ImportError: if the recipe needs a missing package. The message names the extra that installs it.
       RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
 

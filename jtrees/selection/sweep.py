@@ -131,7 +131,7 @@ def sweep(
     Raises:
       ValueError: if a grid or a space is empty or has unknown names, or if a grid is combined with samples or a space.
         Also if a space has no number of samples, or if the bounds of a range are not ascending and finite. The bounds
-        of ``LogUniform`` must be positive. Also if :func:`jtrees.fit` raises it.
+        of ``LogUniform`` must be positive. Also in the cases of :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
 
     Example:

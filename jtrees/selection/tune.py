@@ -41,7 +41,7 @@ def tune(
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
-    """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe to all rows.
+    """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe with these options to all rows.
 
     Each combination is fitted to the same training rows with the same key, and evaluated on the same held-out rows. If
     the combinations have ``depth``, they are tried by ascending depth. The sweep stops after two consecutive depths
@@ -86,7 +86,7 @@ def tune(
 
     Raises:
       ValueError: if the arguments are not exactly one of a grid, a list of samples, and a space with a number of
-        samples. Also if :func:`jtrees.sweep` raises it.
+        samples. Also in the cases of :func:`jtrees.sweep`.
       FloatingPointError: if no combination was finite.
 
     Example:

@@ -91,7 +91,7 @@ def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = 
       batch_size: as for :func:`map_starts`.
 
     Raises:
-      ValueError: if the result of ``run`` has no scalar score, or if :func:`map_starts` raises it.
+      ValueError: if the result of ``run`` has no scalar score. Also in the cases of :func:`map_starts`.
     """
     candidates = map_starts(run, *starts, batch_size=batch_size)
     count = jax.tree.leaves(starts)[0].shape[0]

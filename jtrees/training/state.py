@@ -76,7 +76,7 @@ class Best:
       params: the parameters.
       score: score of the parameters (lower is better). It is infinite before the first evaluation, and if the run is
         not finite.
-      step: number of updates at which the parameters were evaluated.
+      step: number of updates before the parameters were evaluated.
       losses: the loss before each update, ``(steps,)``; in results of :func:`train` only.
       scores: the score before each update, infinite if it was not evaluated; in results of :func:`train` only.
     """

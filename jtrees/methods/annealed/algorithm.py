@@ -127,7 +127,7 @@ class Annealed(Recipe):
     rows: Any
 
     def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
-        """Returns the method under a sharpness, whose loss has the score of the hard tree if it is ``scored``."""
+        """Returns the method under a sharpness. If ``scored``, its loss also returns the score of the hard tree."""
         raise NotImplementedError
 
     def sharpness(self, drawn: np.ndarray) -> np.ndarray:

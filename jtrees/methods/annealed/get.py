@@ -78,8 +78,8 @@ class GET(Annealed):
     - mean squared error or log loss on ``validation``, if given.
 
     Generalised cross-validation gives the expected error of linear leaves, and chooses their shrinkage
-    (:func:`jtrees.leaves.fit_shrunk`). The paper uses least squares in each leaf, and the training error. The reported
-    loss is at least the mean squared error on the training data.
+    (:func:`jtrees.leaves.fit_shrunk`). The paper uses least squares in each leaf, and the training error. For linear
+    leaves, the reported loss is at least the mean squared error on the training data.
 
     Start 0 is a CART tree of the same depth. For linear leaves, this tree is fitted to the residuals of a linear
     regression. For constant leaves, start 1 is a CART tree on the outputs of a ridge regression (of indicators of the
@@ -91,17 +91,18 @@ class GET(Annealed):
     ``validation`` ranks the starts.
 
     If there is no ``validation``, the short stages hold out a fifth of the rows, and CART is grown without these rows
-    too. If CART predicts the held-out rows as well as the best start, no start continues. The result is then CART,
-    grown on all rows of a stage. In a table of at most 1000 rows, different starts hold out different fifths. The
-    starts that would continue must then predict better than CART on average. Linear leaves hold out no rows and use the
-    expected error.
+    too. If CART predicts the held-out rows as well as the best start, no start continues. The model is then CART, grown
+    on all rows of a stage. In a table of at most 1000 rows, different starts hold out different fifths. The starts that
+    would continue must then predict better than CART on average. Linear leaves hold out no rows and use the expected
+    error.
 
     Half of the random starts are preconditioned. At the end, constant leaves are shrunk towards their ancestors'
     values, which raises the training loss.
 
     The paper has no halving, ridge regression, preconditioner or shrinkage. The options ``epochs=3000``,
-    ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close to its procedure. They take
-    three times the time, or ten times with linear leaves. The paper's subtree polish is :class:`jtrees.Polished`.
+    ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close to its procedure. A fit with
+    these options takes three times as long, or ten times as long with linear leaves. The paper's subtree polish is
+    :class:`jtrees.Polished`.
 
     The default of an option that is None depends on the context: a tree on its own, or a tree of
     :class:`jtrees.Boosted`.
@@ -112,8 +113,8 @@ class GET(Annealed):
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
       starts: number of starts, including the starts from CART. None: 10, or 1 in a boosted sum.
-      epochs: updates under each sharpness (in the long stages, if halving is used). None: 3000 for constant leaves. For
-        linear leaves None is 1000, or 250 if the depth is above 6. In a boosted sum None is 20.
+      epochs: updates under each sharpness (in the long stages, if halving is used). None: 3000 for constant leaves;
+        1000 for linear leaves, or 250 if the depth is above 6; 20 in a boosted sum.
       learning_rate: peak learning rate. None: 0.01, or 0.03 in a boosted sum.
       alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
         None: the paper's ``((5, 25), (50, 150))``, or ``((20, 60),)`` in a boosted sum.
@@ -122,10 +123,10 @@ class GET(Annealed):
         CART over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
       ridge: whether start 1 is CART on the outputs of a ridge regression. This needs ``cart=True``, constant leaves, at
         least two starts, and at most 2048 features or at most 2048 samples. None: True, or False in a boosted sum.
-      precondition: strength of the preconditioner of the splits, from 0 (none) to below 1. It helps gradient descent if
-        features are correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or
-        0.999 for the other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
-      shrink: whether to shrink constant leaves towards their ancestors' means or class frequencies at the end.
+      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
+        correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or 0.999 for the
+        other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
+      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end.
         Generalised cross-validation chooses the strength (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False
         in a boosted sum.
       halving: whether only the best fifth of the starts (at least two) trains for all epochs, after a tenth of the

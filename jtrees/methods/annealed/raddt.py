@@ -39,15 +39,15 @@ def raddt(
 ) -> training.Method:
     """Returns the RADDT method: minimises the expected loss of routing by ``softmin(sharpness * violations)`` of paths.
 
-    The method equals :func:`jtrees.methods.get` except for the routing (:func:`jtrees.routing.violation`).
-    Probabilities are normalised once over all paths instead of at every split. At depth 1 both routings are the same.
+    Everything except the routing (:func:`jtrees.routing.violation`) is as in :func:`jtrees.methods.get`. Probabilities
+    are normalised once over all paths instead of at every split. At depth 1 both routings are the same.
 
     Args:
       depth: depth of the tree, 1 to 16.
       sharpness: factor of the violations, above 0: a number, a traced number, or an optax schedule of the step.
       leaves: ``"constant"`` or ``"linear"``.
       task: what is predicted.
-      l1: strength of an L1 penalty on the split weights.
+      l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
       implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
       scored: as for :func:`jtrees.methods.get`.
 
@@ -63,7 +63,7 @@ class RADDT(Annealed):
     """RADDT's recipe: many starts under five logarithmically spaced sharpnesses from 2 to 100.
 
     Trees deeper than 8 continue under 130, 170 and 200. After each stage, every threshold moves to the middle of the
-    gap between the samples on its two sides (:func:`centre_thresholds`). Everything else equals :class:`jtrees.GET`,
+    gap between the samples on its two sides (:func:`centre_thresholds`). Everything else is as in :class:`jtrees.GET`,
     including the report and the defaults that the paper does not have.
 
     Attributes:
@@ -77,10 +77,10 @@ class RADDT(Annealed):
         CART over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
       ridge: whether start 1 is CART on the outputs of a ridge regression. This needs ``cart=True``, constant leaves, at
         least two starts, and at most 2048 features or at most 2048 samples. None: True, or False in a boosted sum.
-      precondition: strength of the preconditioner of the splits, from 0 (none) to below 1. It helps gradient descent if
-        features are correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or
-        0.999 for the other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
-      shrink: whether to shrink constant leaves towards their ancestors' means or class frequencies at the end.
+      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
+        correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or 0.999 for the
+        other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
+      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end.
         Generalised cross-validation chooses the strength (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False
         in a boosted sum.
       halving: whether only the best fifth of the starts (at least two) trains for all epochs, after a tenth of the

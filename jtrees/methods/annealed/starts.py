@@ -30,7 +30,7 @@ _WIDEST_RIDGE = 2048  # largest min(n, p) for a ridge regression, which costs mi
 # Short stages hold out a fifth of the rows. In tables with at most _FEW_ROWS rows, different starts hold out different
 # fifths: a single fifth is too small to compare the starts with CART.
 _FOLDS, _FEW_ROWS = 5, 1000
-_DRAWN, _FOLD, _ORDERING = 2, 3, 1000  # numbers of the streams of random numbers: see ``Runs.rng``
+_DRAWN, _FOLD, _ORDERING = 2, 3, 1000  # purpose numbers of the random generators: see ``Runs.rng``
 _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 

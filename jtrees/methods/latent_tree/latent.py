@@ -121,7 +121,7 @@ class LatentReport(Report):
 
     Attributes:
       active: the activity of all nodes, ``(2**(depth + 1) - 1,)``; 0 for pruned nodes.
-      preconditioning: the preconditioning of the features, or None if no strength was tried or given.
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
     """
 
     active: np.ndarray
@@ -137,10 +137,10 @@ class LatentTree(Recipe):
     biases are initialised to the means of the samples that reach each node. Features are scaled to mean 0 and deviation
     1, targets to [0, 1].
 
-    The result is the model after the last update. If ``validation`` is given, the result is the evaluated model with
-    the lowest validation loss. The activity of its nodes is computed on the whole training data. The defaults suit
-    thousands of rows. For half a million rows, the paper has batches of 512, a learning rate of 0.001 and a patience of
-    2.
+    The model has the parameters after the last update. If ``validation`` is given, the model has the evaluated
+    parameters with the lowest validation loss. The activity of its nodes is computed on the whole training data. The
+    defaults suit thousands of rows. For half a million rows, the paper has batches of 512, a learning rate of 0.001 and
+    a patience of 2.
 
     For linear splits and a linear predictor on z alone, the fit's ``tree`` is an :class:`ObliqueTree`. Its leaves are
     constants or class frequencies fitted to the training data. In all other cases ``tree`` is None, as predictions need
@@ -149,14 +149,15 @@ class LatentTree(Recipe):
 
     Attributes:
       depth: depth of the tree, 1 to 10.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
+        than 128 samples may take more updates, up to 960,000 samples in total.
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped.
+        skipped until the next shuffle.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters, relative to the learning rate. The paper has no decay.
-        0 is better if hundreds of features carry no information, or if differences of nearly equal features carry the
-        targets.
+        No decay (0) is better if hundreds of features carry no information, or if differences of nearly equal features
+        carry the targets.
       split: split function: ``"linear"``, ``"elu"`` (linear, then ELU), ``"mlp"`` with one hidden layer, or
         ``(features, nodes, rngs) -> module`` from ``(n, features)`` to ``(n, nodes)``.
       predictor: ``"linear"``, or ``"mlp"`` with two hidden layers and ELU.

@@ -98,13 +98,13 @@ def graph_of(features: int, of: Architecture, task: Task, dtype: Any) -> tuple[n
 
 
 def network_of(params: Any, x: Array, of: Architecture, task: Task) -> Network:
-    """Returns the network with these parameters, for samples with the shape of x."""
+    """Returns the network with these parameters, for samples with the number of features and the dtype of x."""
     graph, structure = graph_of(x.shape[1], of, task, x.dtype)
     return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
 
 
 def initial(key: Array, x: Array, of: Architecture, task: Task, centered: Callable[[Array], Array]) -> Any:
-    """Returns random parameters for samples like x; ``centered`` gives the biases from the scores without biases."""
+    """Returns random parameters; ``centered`` gives the biases from the scores of x without biases."""
     network = Network(x.shape[1], of, task, dtype=x.dtype, rngs=nnx.Rngs(key))
     network.bias[...] = centered(network.scores(x))
     return nnx.to_pure_dict(nnx.state(network, nnx.Param))

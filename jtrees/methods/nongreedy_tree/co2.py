@@ -36,8 +36,9 @@ class CO2(GreedyRecipe):
     Attributes:
       depth: depth of the tree, 1 to 20.
       epochs: number of passes over the data for each level. None: 100, with at least 300 and at most 7500 updates.
+        Batches of fewer than 128 samples may take more updates, up to 960,000 samples for each level.
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped.
+        skipped until the next shuffle.
       learning_rate: initial learning rate. None: 0.5, or 8 divided by the number of features if that is less.
       nu: squared radius of the ball, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
@@ -45,10 +46,11 @@ class CO2(GreedyRecipe):
       ridge: whether initial splits may also use outputs of a ridge regression. For several targets these are the
         principal components of the outputs, for classes the linear discriminants. It has no effect in tables with more
         than 1024 features.
-      shrink: whether leaves are shrunk towards their ancestors' means or class frequencies
-        (:func:`jtrees.leaves.fit_hierarchical`). The strength has the lowest loss on the validation set. If there is no
-        validation set, the held-out rows of the runs of ``precondition="auto"`` are used instead. If there are no such
-        runs, generalised cross-validation chooses the strength.
+      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end
+        (:func:`jtrees.leaves.fit_hierarchical`). It has an effect only for the squared error and the log loss. The
+        strength has the lowest loss on the validation set. If there is no validation set, the held-out rows of the runs
+        of ``precondition="auto"`` are used instead. If there are no such runs, generalised cross-validation chooses the
+        strength.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
         are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. If ``shrink`` is True, a

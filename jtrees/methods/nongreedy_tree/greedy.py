@@ -79,7 +79,7 @@ class Greedy:
       level: schedule of the mini-batches of a level.
       ridge: whether initial splits may also use the outputs of a ridge regression.
       shrink: whether the leaves of the result are shrunk towards their ancestors' values.
-      monotone: features whose weights must not be negative, ``(p,)`` bool, or None.
+      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None.
     """
 
     depth: int
@@ -225,10 +225,9 @@ class Greedy:
     def result(self, tree: ObliqueTree, step: Array, finite: Array, run: Run, strength: Array) -> SearchResult:
         """Returns the result: the tree with refitted and shrunk leaves, and its score.
 
-        Separate rows are the validation set or the held-out rows of a trial. If there are separate rows, the strength
-        of the shrinkage has the lowest loss on them. Otherwise it is ``strength``. If ``strength`` is negative,
-        generalised cross-validation chooses the strength. It assumes that a split of m preconditioned features costs 1
-        + sqrt(m).
+        If there is a validation set, or if a trial holds out rows, the strength of the shrinkage has the lowest loss on
+        these rows. Otherwise it is ``strength``. If ``strength`` is negative, generalised cross-validation chooses the
+        strength, with a cost of ``1 + sqrt(m)`` for a split of m preconditioned features.
         """
         batch, by = run.batch, run.by
         leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, by))

@@ -33,7 +33,7 @@ class GreedyReport(Report):
       reached: the number of internal nodes that at least one training row reaches.
       active_leaves: the number of leaves that at least one training row reaches.
       shrinkage: the strength of the shrinkage with the lowest loss on held-out rows or the validation set, else NaN.
-      preconditioning: the preconditioning of the features, or None if no strength was tried or given.
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
       rows: the number of rows that the splits were trained on.
     """
 

@@ -52,10 +52,11 @@ def nongreedy(
 ) -> training.Method:
     """Returns the method of non-greedy trees: minimises a surrogate loss, an upper bound of the loss of a hard tree.
 
-    Parameters are an :class:`ObliqueTree`. The loss is the log loss or the squared error (the mean over several
-    targets). The method assumes features and targets of mean 0 and deviation 1. Rows of splits, bias included, stay in
-    the ball ``|w|^2 <= nu``. In the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for each sample. The
-    surrogate loss is then the loss of stable SGD (eq. 14), relative to the decisions that lead to the assigned leaf.
+    Parameters are an :class:`ObliqueTree`. The loss is the log loss or the squared error (averaged over the targets, if
+    there are several). The method assumes features and targets of mean 0 and deviation 1. Rows of splits, bias
+    included, stay in the ball ``|w|^2 <= nu``. In the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for
+    each sample. The surrogate loss is then the loss of stable SGD (eq. 14), relative to the decisions that lead to the
+    assigned leaf.
 
     Args:
       depth: depth of the tree, 1 to 20.
@@ -65,7 +66,8 @@ def nongreedy(
       learning_rate: if given, the method takes the steps of ``lazy_momentum(learning_rate, momentum)``, which must be
         the optimiser. In deep trees, a step moves only the rows on the paths of samples. None: dense gradients.
       momentum: momentum of the steps, in [0, 1).
-      monotone: features whose weights must not be negative, ``(p,)`` bool, or None.
+      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Negative weights of these
+        features are set to 0.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -125,18 +127,19 @@ class Joint(NamedTuple):
 class NonGreedy(GreedyRecipe):
     """Recipe of non-greedy trees: CO2, then stochastic gradient descent on the surrogate loss of the whole tree.
 
-    In the joint stage, the learning rate again decays to zero. The result is the tree after the last update, or CO2's
+    In the joint stage, the learning rate again decays to zero. The model is the tree after the last update, or CO2's
     tree if its surrogate loss on the training data is lower. This comparison scales the splits of both trees to the
-    radius of the ball. If ``validation`` is given, the loss on it is evaluated once an epoch. The result is then the
+    radius of the ball. If ``validation`` is given, the loss on it is evaluated once an epoch. The model is then the
     tree with the lowest validation loss, which may be CO2's tree. Features, targets and the report are the same as for
     :class:`jtrees.CO2`.
 
     Attributes:
       depth: depth of the tree, 1 to 20.
       epochs: number of passes over the data in the joint stage. None: 100, with at least 300 and at most 7500 updates.
+        Batches of fewer than 128 samples may take more updates, up to 960,000 samples in total.
       greedy_epochs: number of passes over the data for each level of the greedy stage.
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped.
+        skipped until the next shuffle.
       learning_rate: initial learning rate of each level and of the joint stage. None: 0.5, or 8 divided by the number
         of features if that is less.
       nu: squared radius of the ball of a split, above 0.
@@ -148,10 +151,11 @@ class NonGreedy(GreedyRecipe):
       ridge: whether initial splits may also use outputs of a ridge regression. For several targets these are the
         principal components of the outputs, for classes the linear discriminants. It has no effect in tables with more
         than 1024 features.
-      shrink: whether leaves are shrunk towards their ancestors' means or class frequencies
-        (:func:`jtrees.leaves.fit_hierarchical`). The strength has the lowest loss on the validation set. If there is no
-        validation set, the held-out rows of the runs of ``precondition="auto"`` are used instead. If there are no such
-        runs, generalised cross-validation chooses the strength.
+      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end
+        (:func:`jtrees.leaves.fit_hierarchical`). It has an effect only for the squared error and the log loss. The
+        strength has the lowest loss on the validation set. If there is no validation set, the held-out rows of the runs
+        of ``precondition="auto"`` are used instead. If there are no such runs, generalised cross-validation chooses the
+        strength.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
         are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. If ``shrink`` is True, a

@@ -77,8 +77,9 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
 
     In regression, the leaf values of all trees solve one ridge regression on the indicators of the leaves reached, by
     conjugate gradients. In classification, they solve one multinomial logistic regression, by L-BFGS. The values are
-    shrunk towards the trained values with the weight of one sample per leaf (uneven weights count as fewer samples). So
-    an empty leaf keeps its values. The hard trees do not keep the accuracy that soft decisions gain.
+    shrunk towards the trained values with the weight of one sample per leaf, so an empty leaf keeps its values. Uneven
+    weights count as fewer samples (Kish's effective sample size). The hard trees do not keep the accuracy that soft
+    decisions gain.
 
     Args:
       params: trained parameters.

@@ -60,11 +60,12 @@ def tel(
       step: ``"smooth"`` for TEL's smooth step, or ``"logistic"`` for a sigmoid of the same width. The logistic step is
         for comparison, and has no conditional computation.
       l2: strength of ``sum w^2`` over the split weights.
-      learning_rate: a number or a schedule for lazy Adam. The method then updates only rows of splits and leaves that
-        the batch touches, so the cost does not grow with the ensemble. The penalty then applies only to weights with a
+      learning_rate: if given, a number or a schedule for lazy Adam. The method updates only rows of splits and leaves
+        that the batch touches, so the cost does not grow with the ensemble. The penalty applies only to weights with a
         gradient. The optimiser must be ``lazy_adam(learning_rate)``, because the method uses its state. None: dense
         gradients, for any optimiser.
-      width: capacity of the frontier of paths (see :func:`jtrees.routing.conditional_ensemble`).
+      width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
+        default for the depth; all splits are scored if the trees have fewer than 7 levels.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -142,8 +143,9 @@ class SoftEnsemble:
 class EnsembleModel(SoftModel):
     """Fitted soft trees whose outputs add up; the network is a :class:`SoftEnsemble`.
 
-    For trees deeper than about seven levels, the last bits of a prediction may depend on the remaining samples of its
-    block. These samples decide whether conditional computation is used (:func:`jtrees.routing.conditional_ensemble`).
+    For trees of at least 7 levels, the last bits of a prediction may depend on the other samples of its block. All
+    samples of a block together decide whether conditional computation is used
+    (:func:`jtrees.routing.conditional_ensemble`).
     """
 
 
@@ -164,7 +166,7 @@ class TELReport(Report):
     Attributes:
       reachable_leaves: the mean number of leaves that a training sample reaches in a tree.
       overflows: whether the training samples together exceed ``width``.
-      preconditioning: the preconditioning of the features, or None if no strength was tried or given.
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
     """
 
     reachable_leaves: float
@@ -177,19 +179,20 @@ class TEL(Recipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 
     The search trains on mini-batches with Adam. The ensemble soon overfits, so early stopping chooses the number of
-    updates on held-out rows. The result is the model after the last update. If ``validation`` is given, the result is
-    the evaluated model with the lowest validation loss. Features are scaled to mean 0 and deviation 1, targets to [0,
-    1]. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report is a
-    :class:`jtrees.methods.TELReport`.
+    updates on held-out rows. The model has the parameters after the last update. If ``validation`` is given, the model
+    has the evaluated parameters with the lowest validation loss. Features are scaled to mean 0 and deviation 1, targets
+    to [0, 1]. A user-defined loss of the task, on scaled targets or on logits, is also the loss of the fit. The report
+    is a :class:`jtrees.methods.TELReport`.
 
     Attributes:
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates.
+      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
+        than 128 samples may take more updates, up to 960,000 samples in total.
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped.
+        skipped until the next shuffle.
       learning_rate: learning rate of Adam.
-      gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if the width is
+      gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if gamma is
         smaller.
       l2: strength of the L2 penalty on split weights (of scaled data).
       step: ``"smooth"``, or ``"logistic"`` for sigmoids of the same width, for comparison.
@@ -197,7 +200,7 @@ class TEL(Recipe):
         :func:`jtrees.methods.tel`).
       hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).
       width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
-        default.
+        default for the depth; all splits are scored if the trees have fewer than 7 levels.
       early_stopping: whether a trial run chooses the number of updates, at the lowest loss on its held-out rows, or on
         ``validation`` if given. The trial trains on four fifths of the rows. There is no trial for fewer than 100 rows.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
