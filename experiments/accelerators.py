@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Compiles all programs and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("kernels", "pods"), default=["kernels", "pods"])
-    parser.add_argument("--write", action="store_true", help="make this the committed table")
+    parser.add_argument("--write", action="store_true", help="write the committed tables")
     options = parser.parse_args(arguments)
     before = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     everything = [*(of_kernels() if "kernels" in options.only else ()), *(of_pods() if "pods" in options.only else ())]

@@ -26,7 +26,7 @@ AUTHORS = {6: 11.0}  # ms per update of the authors' PyTorch code, 2 threads; re
 
 
 def products(depth: int, p: int, width: int):
-    """Returns a function of STEPS times the matrix products of one update, and the operations of one update."""
+    """Returns a function that computes the products of STEPS updates, and the operations of one update."""
     nodes, rng = 2**depth - 1, np.random.default_rng(0)
     assert p + 1 < nodes  # then the chain is cheaper from the right
     shapes = [(nodes, width), (width, width), (width, p + 1)]

@@ -228,7 +228,7 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
     by_kernel = {one.name: one for one in KERNELS.values()}  # of two entries with one name, the last: with gradients
     for name, kernel in by_kernel.items():
         if time.monotonic() > until:
-            print(f"{name}: not tuned for want of time", flush=True)
+            print(f"{name}: not tuned, because the time is over", flush=True)
             continue
         configs = list(candidates(implementation))
         calls = [lowered(program(kernel, how, TUNED), arrays) for how in ("xla", *configs)]

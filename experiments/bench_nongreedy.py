@@ -24,7 +24,7 @@ DEPTHS = {126: (8, 10, 12, 14, 16, 18), 784: (8, 10, 12, 14, 16, 18)}  # the fea
 FOLLOWS = 14  # the depth from which steps of such batches follow paths (surrogate._MOVED_WHOLE)
 EXACT = {126: 16, 784: 16}  # the depth up to which exact inference tries all leaves
 CONNECT_4 = 43_236  # training rows of connect-4, for seconds per epoch
-STEPS = 5  # of a timed call
+STEPS = 5  # steps per timed call
 
 
 def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any, jtrees.Batch, Any]:

@@ -20,14 +20,14 @@ from experiments import benchmark
 import jtrees
 
 TEST = 100_000
-_BLOCK = 2**16  # rows that are drawn at once
+_BLOCK = 2**16  # rows per draw
 
 
 def made(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns p >= 5 features and their targets. Noise is 1.6 % of the variance with 10 features."""
     rng = np.random.default_rng(seed)
     x = np.empty((n, p), np.float32)
-    for first in range(0, n, _BLOCK):  # the peak of memory must be that of a fit
+    for first in range(0, n, _BLOCK):  # small blocks: the fit must determine the memory peak
         x[first : first + _BLOCK] = rng.normal(size=x[first : first + _BLOCK].shape)
     linear = x @ np.random.default_rng(99).normal(size=p).astype(np.float32)
     bent = np.sin(2 * x[:, 0]) * x[:, 1] + 1.6 * np.abs(x[:, 2]) + 0.7 * x[:, 3] * x[:, 4]

@@ -16,8 +16,8 @@ from typing import Any
 
 from experiments import benchmark
 
-FORESTS = 100  # trees
-Score = tuple[float, float]  # ours, the peer's
+FORESTS = 100  # trees of the random forests
+Score = tuple[float, float]  # our score, the rival's score
 
 
 def _estimator(classifies: bool) -> Callable[[], Score]:

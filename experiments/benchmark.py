@@ -89,7 +89,7 @@ def machine() -> str:
 
 
 def child(module: str, *arguments: Any) -> dict[str, Any]:
-    """Runs a module in a process of its own (for its memory and its threads) and reads the JSON it prints last."""
+    """Runs a module in a process of its own, which isolates memory and threads; returns the JSON it prints last."""
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

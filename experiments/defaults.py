@@ -335,7 +335,7 @@ def report(found: pieces.Found, command: str) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this script."""
+    """Adds the options of this script."""
     parser.add_argument("--recipes", dest="parts", nargs="+", choices=PARTS, help="the same as --parts")
     parser.add_argument("--max-seconds", type=float, default=20.0, help="limit of each fit, compilation included")
 

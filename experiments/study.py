@@ -401,7 +401,7 @@ class Effect(NamedTuple):
         """Returns the estimate of Hodges & Lehmann (1963) and the ends of its 95 per cent interval.
 
         The estimate is the median of the means of all pairs of sets. A single set with a large difference hardly
-        changes it. The interval is that of Wilcoxon's signed-rank test, by the normal approximation; it is infinite for
+        changes it. The interval comes from Wilcoxon's signed-rank test, by the normal approximation; it is infinite for
         fewer than six sets.
         """
         values = np.asarray(self.differences, np.float64)

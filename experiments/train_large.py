@@ -92,8 +92,8 @@ class Run:
         """Continues from a checkpoint; returns the sums of the rounds that have no line in the log yet."""
         if told.get("mark") != self.mark:
             raise DataError(
-                f"the data are not those of the run in {self.out}: of the {len(self.job.sample.x)} rows that are read "
-                "first, or of the validation set, some differ; restore the data, or give another --out"
+                f"the data differ from the data of the run in {self.out}: some of the first {len(self.job.sample.x)} "
+                "rows, or of the validation rows, have changed; restore the data, or give another --out"
             )
         self.state, self.position, self.done = state, told["data"], step // self.job.updates
         self.saved = self.done
@@ -146,7 +146,7 @@ class Run:
         self.say(f"{self.step} steps, {ended}: {file}, {', '.join(f'{name} {value:.4g}' for name, value in values)}")
         if not self.fit.loss <= (loss := self.evaluator.constant_loss):
             self.say(
-                f"the model is worse than a constant, with which {self.names[1]} is {loss:.4g}: "
+                f"the model is worse than a constant, whose {self.names[1]} is {loss:.4g}: "
                 "try a smaller learning_rate or more steps"
             )
         return finished
@@ -365,7 +365,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if Run(options, stop).train() else os.EX_TEMPFAIL
     except Stopped:
         if jax.process_index() == 0:
-            print("stopped before a step was made: nothing is lost", flush=True)
+            print("stopped before the first step: nothing is lost", flush=True)
         return os.EX_TEMPFAIL
     except (DataError, CheckpointError, OSError, ImportError, FloatingPointError) as error:
         print(f"train_large: {error}", file=sys.stderr)
