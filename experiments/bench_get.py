@@ -129,7 +129,7 @@ def main() -> None:
         f"{options.peer[1]} epochs per scale factor. jtrees: `Polished(base=GET(...))` with growing budgets (starts x "
         f"epochs under each of two scale factors: {', '.join('{} x {}'.format(*b) for b in BUDGETS)}). Each budget "
         "starts from scratch, and the budgets end when the training loss is no higher than get-oblique's. The seconds "
-        "add up all these budgets.\n\n"
+        "are the sum over all these budgets.\n\n"
         "The whole budget of the paper, `GET` at depth 6 with 10 starts x 3000 epochs x 2 scale factors on "
         f"{fits[0]['rows']} rows, took {took} seconds (one fit per seed, compilation and CART included; training R² "
         f"{fitted} %)."

@@ -162,8 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     notes = (
         f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. The sweep "
-        f"compiled {programs} programs that each took more than a tenth of a second (candidates: the start of a "
-        f"search, a round, the end, the prediction of a tree). Processes take {fresh / cold:.1f} times the seconds of "
+        f"compiled {programs} programs that each took more than a tenth of a second (a sweep needs the start of a "
+        f"search, a round, its end, and predictions of a tree). Processes take {fresh / cold:.1f} times the seconds of "
         f"the sweep with its compilation, and {fresh / all_:.1f} times the seconds of the compiled sweep. The draws "
         "from a space have depths 3, 4 and 5.\n\n"
         f"A sweep of {memory['runs']} runs of 20 steps takes at most {memory['after']:.2f} GB of memory; an earlier "

@@ -42,8 +42,9 @@ from jtrees.search.fit import described
 
 @dataclass(frozen=True)
 class Parts:
-    """Training, validation and test rows: features and targets of each, as numbers. The validation rows choose the tree
-    to draw.
+    """Training, validation and test rows: features and targets of each, as numbers.
+
+    The validation rows choose the tree to draw.
 
     Attributes:
       classes: the labels in the order of their numbers; None in regression.

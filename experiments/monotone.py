@@ -113,7 +113,7 @@ def of_set(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
 
 
 def made() -> str:
-    """Returns a table of made sets on which the constraint holds: the error on new rows, and its noise variance."""
+    """Returns a table of made sets on which the constraint holds: error on new rows, variance over draws of noise."""
     truth = lambda x: np.tanh(2 * x[:, 0]) + np.maximum(x[:, 1], 0) + np.sin(2 * x[:, 2]) / 2
     table = []
     for recipe, of in RECIPES.items():

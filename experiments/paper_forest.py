@@ -261,7 +261,7 @@ def report(found: pieces.Found, command: str) -> str:
     splits = lambda part: max((len(of(part, name, "test")) for name in whole), default=0)
     about = (
         f"Made by `{command}` on {pieces.machines(found)}. Test R² in per cent, mean and standard deviation over "
-        f"random splits (75/25). GET-Linear: the depth of {GET_DEPTHS} is chosen with four trees; one start x "
+        f"random splits (75/25). GET-Linear: the depth from {GET_DEPTHS} is chosen with four trees; one start x "
         f"{GET_FOREST.base.epochs} epochs under each of two scale factors. DGT: depth 6, {UPDATES} updates, untuned. "
         "Boosted GET: the best of three recipes (constant leaves at depth 6 and 8, linear leaves at depth 4), at most "
         f"{BOOSTED_SECONDS} s each. The loss on a held-out fifth of the training rows chooses the recipe and its "

@@ -249,8 +249,8 @@ class QHAdamState(NamedTuple):
 def qhadam(learning_rate: float) -> optax.GradientTransformation:
     """Quasi-hyperbolic Adam (Ma & Yarats, "Quasi-hyperbolic momentum and Adam for deep learning", ICLR 2019).
 
-    The step is nu times the momentum plus 1 - nu times the gradient. The squared gradient has the same form, with
-    another nu. The constants are LatentTree's.
+    The step is nu times the momentum plus 1 - nu times the gradient. Its second moment has the same form with the
+    squared gradient and another nu. The constants are LatentTree's.
     """
     nus, betas, eps = (0.7, 1.0), (0.995, 0.998), 1e-8
 

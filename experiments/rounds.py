@@ -216,7 +216,10 @@ def scaling_of(parts: Sequence[Block], task: Task) -> Scaling:
 
 
 def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
-    """Returns rows in the user's units minus the scaling's origin (subtracted in float64) as float32; classes stay."""
+    """Returns rows minus the scaling's origin, subtracted in float64, as float32; classes are unchanged.
+
+    Rows and origin are in the user's units.
+    """
     origin = job.scaling.origin
     if origin is not None:
         x, y = origin.transform(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
