@@ -1,1 +1,1 @@
-"""The main job, benchmarks and one script per paper's tables. Needs ``pip install "jtrees[experiments]"``."""
+"""Contains the main job, benchmarks, and one script per paper. Needs ``pip install "jtrees[experiments]"``."""

@@ -1,11 +1,13 @@
-"""Programs compiled for accelerators on a machine without one: kernels for a chip, a training step for pods of TPUs.
+"""Compiles programs for accelerators on a machine without one: kernels for a chip, training steps for TPU pods.
 
 python -m experiments.accelerators [--write] [--only kernels pods]
 
-``make accelerators`` installs the compilers beside the environment: libtpu for v5e and v6e; a plugin of JAX and ptxas
-for an H100, where there are wheels for this Python. They run on a CPU. The exit status is 1 if a program does not
-compile, if registers are spilled, or if a program needs more temporary memory or moves more bytes than the committed
-table has, by 5 %. A kernel that refuses a size by name is listed as refused.
+``make accelerators`` installs the compilers beside the environment: libtpu for v5e and v6e, and a JAX plugin with ptxas
+for an H100. The plugin needs wheels for this Python version. The compilers run on a CPU.
+
+The exit status is 1 if a program does not compile, if registers are spilled, or if a kernel refuses a new size. It is
+also 1 if a program needs over 5 % more temporary memory or moved bytes than the committed table says. A kernel that
+raises ``Unsupported`` for a size is listed as refused.
 """
 
 import argparse
@@ -39,11 +41,11 @@ TABLE = benchmark.RESULTS / "accelerators.json"
 MORE = 1.05
 SIZES = [(65_536, 32, 8, 1), (4096, 64, 8, 26), (4096, 784, 9, 10), (4096, 784, 10, 10), (4096, 2048, 10, 26)]
 PODS = {"v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
-ROWS, FEATURES, MINI_BATCH = 4096, 64, 256  # rows of a chip, and those of them in a mini-batch
+ROWS, FEATURES, MINI_BATCH = 4096, 64, 256  # rows per chip, features, rows of a mini-batch per chip
 
 
 def methods() -> dict[str, tuple[jtrees.Method, int | None]]:
-    """Methods, and the rows of their mini-batches on a chip; None takes all rows."""
+    """Returns the methods and the mini-batch rows per chip (None: all rows)."""
     return {
         "GET, depth 6": (jtrees.methods.get(6, 15.0), None),
         "RADDT, depth 6": (jtrees.methods.raddt(6, 15.0), None),
@@ -58,11 +60,11 @@ class Chip(NamedTuple):
     """A chip to compile for.
 
     Attributes:
-      backend: of the kernels.
-      options: of its topology.
-      matrix: products of bfloat16 numbers, operations a second at best.
-      vector: other operations a second.
-      memory: bytes a second.
+      backend: backend of the kernels.
+      options: options of the chip's topology.
+      matrix: peak bfloat16 matrix operations per second.
+      vector: peak other operations per second.
+      memory: bytes per second.
     """
 
     backend: str
@@ -72,7 +74,7 @@ class Chip(NamedTuple):
     memory: float
 
 
-# What XLA knows of an H100 with 80 GB, as it reports it itself.
+# XLA's description of an H100 with 80 GB, as XLA prints it.
 _H100 = """gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
   threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
@@ -86,7 +88,7 @@ dnn_version_info { major: 9 minor: 8 patch: 0 }
 runtime_version { major: 12 minor: 9 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-# The makers' figures. Those of vector operations on TPUs are an estimate: four a lane, 1024 lanes, 1.5 GHz.
+# The makers' figures. Vector operations of TPUs are an estimate: 4 operations per lane, 1024 lanes, 1.5 GHz.
 CHIPS = {
     "v5e": Chip("mosaic_tpu", {"platform": "tpu", "topology_name": "v5e:2x2"}, 197e12, 6e12, 819e9),
     "v6e": Chip("mosaic_tpu", {"platform": "tpu", "topology_name": "v6e:2x2"}, 918e12, 6e12, 1640e9),
@@ -101,7 +103,7 @@ CHIPS = {
 
 
 def use_cuda_compiler() -> bool:
-    """Makes the compiler for NVIDIA GPUs known to XLA, before its first use; returns whether there is one."""
+    """Registers the compiler for NVIDIA GPUs before XLA's first use; returns whether there is a compiler."""
     found = importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
     if found is None:
         return False
@@ -113,7 +115,7 @@ def use_cuda_compiler() -> bool:
 
 
 def kernel_programs(how: Any) -> dict[str, Callable[..., Any]]:
-    """The kernels or XLA's programs in their place, as functions of samples, targets and a tree."""
+    """Returns the kernels, or XLA's equivalents, as functions of samples, targets and a tree."""
     soft = lambda x, *tree: kernels.soft_routing(x, *tree, implementation=how).sum()
     sums = lambda x, *tree: kernels.path_sum(x, *tree, implementation=how).sum()
     loss = lambda x, y, *tree: kernels.expected_loss(x, y, *tree, implementation=how)
@@ -128,7 +130,7 @@ def kernel_programs(how: Any) -> dict[str, Callable[..., Any]]:
 
 
 def of_kernels() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """The kernels and XLA's programs in their place, by names, with functions that compile them."""
+    """Yields names and functions that compile the kernels and XLA's equivalents."""
     has_cuda = use_cuda_compiler()
     for chip, about in CHIPS.items():
         if about.backend == "triton" and not has_cuda:
@@ -138,7 +140,7 @@ def of_kernels() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         array = lambda *shape, on=device: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=SingleDeviceSharding(on))
         for n, p, depth, k in SIZES:
             operands = array(n, p), array(n, k), array(2**depth - 1, p), array(2**depth - 1), array(2**depth, k)
-            # Operations are counted in the kernel as it is interpreted, of which nothing depends on the platform.
+            # The operations are counted in the interpreted kernel. The count does not depend on the platform.
             interpreted = kernel_programs(replace(HEURISTIC[about.backend], interpret=True))
             for how in ("xla", about.backend):
                 for name, fn in kernel_programs(how).items():
@@ -149,9 +151,9 @@ def of_kernels() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 def of_kernel(
     fn: Callable[..., Any], interpreted: Callable[..., Any] | None, operands: tuple, chip: Chip
 ) -> dict[str, Any]:
-    """Compiles a kernel, and counts the operations of its interpreted twin."""
+    """Compiles a kernel and counts the operations of its interpreted version."""
     platform = chip.options["platform"]
-    # Newer versions of JAX want to know for which GPU they lower to Triton.
+    # Newer versions of JAX need the kind of GPU to lower to Triton.
     gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H100", num_cores=132, platform="gpu")
     of_gpu = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu))
     try:
@@ -167,7 +169,7 @@ def of_kernel(
 
 
 def of_pods() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """A training step of each method on each pod."""
+    """Yields a training step of each method on each pod."""
     for pod, chips in PODS.items():
         devices = topologies.get_topology_desc(pod, platform="tpu").devices
         for name, (method, mini_batch) in methods().items():
@@ -192,10 +194,10 @@ def step(mesh: jax.sharding.Mesh, chips: int, method: jtrees.Method, mini_batch:
 
 
 def compiled(lower: Callable[[], Any]) -> dict[str, Any]:
-    """What a compiled program needs: temporary bytes, those that it reads and writes, those that chips exchange.
+    """Compiles a program; returns its temporary bytes, bytes read and written, and bytes exchanged between chips.
 
     Raises:
-      Unsupported: where a kernel refuses the size.
+      Unsupported: a kernel refuses the size.
     """
     begun = time.monotonic()
     try:
@@ -215,7 +217,7 @@ def compiled(lower: Callable[[], Any]) -> dict[str, Any]:
 
 
 def worse(found: dict[str, Any], before: dict[str, Any] | None) -> str:
-    """What a program needs more of than the committed table has, if anything."""
+    """Returns a text on the excess over the committed table, or an empty text."""
     if "error" in found:  # XLA's own programs for a GPU may spill
         return "" if before is not None and "error" in before else found["error"]
     if before is None or "temporary" not in before:
@@ -227,10 +229,10 @@ def worse(found: dict[str, Any], before: dict[str, Any] | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Compiles everything, and writes the tables."""
+    """Compiles all programs and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("kernels", "pods"), default=["kernels", "pods"])
-    parser.add_argument("--write", action="store_true", help="make this the committed table")
+    parser.add_argument("--write", action="store_true", help="write the committed tables")
     options = parser.parse_args(arguments)
     before = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     everything = [*(of_kernels() if "kernels" in options.only else ()), *(of_pods() if "pods" in options.only else ())]
@@ -254,7 +256,7 @@ def _write(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _pods(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]], str]:
-    """The table of training steps."""
+    """Returns the table of training steps."""
     names = [name for name in found if ", n = " not in name]
     cells = lambda one: [
         *(_megabytes(one, of) for of in ("temporary", "moved", "exchanged")),
@@ -262,15 +264,16 @@ def _pods(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]],
     ]
     rows = [[name, *(cells(found[name]) if "error" not in found[name] else [found[name]["error"]])] for name in names]
     notes = (
-        "Compiled by libtpu on a CPU; nothing ran. Numbers are those of one chip: temporary memory, bytes read and "
-        f"written as the compiler estimates them, bytes exchanged. One update, {ROWS} rows of {FEATURES} features a "
-        f"chip, by Adam. Mini-batches have {MINI_BATCH} rows a chip. GET and RADDT take all rows.\n"
+        "libtpu compiled the steps on a CPU; nothing ran. The numbers are for one chip: temporary memory, bytes read "
+        "and written (the compiler's estimate), and bytes exchanged with other chips. A step is one update by Adam on "
+        f"{ROWS} rows of {FEATURES} features per chip. Mini-batches have {MINI_BATCH} rows per chip. GET and RADDT "
+        "take all rows.\n"
     )
     return ["step", "temporary MB", "MB read and written", "MB exchanged", "collectives"], rows, notes
 
 
 def _kernels(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]], str]:
-    """The table of kernels, beside XLA's programs."""
+    """Returns the table of kernels beside XLA's programs."""
     rows = []
     for name, plain in found.items():
         if not name.endswith(", xla"):
@@ -282,7 +285,7 @@ def _kernels(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str
             rows.append([*row, "refused" if "refused" in fused else fused["error"], "", "", "", ""])
             continue
         n = int(name.split("n = ")[1].split(",")[0])
-        # A product of float32 numbers is six of bfloat16 numbers. For a GPU these are in the kernel.
+        # A float32 product takes six bfloat16 products. The counts of a GPU kernel already include this factor.
         passes = 6 if chip.backend == "mosaic_tpu" else 1
         seconds = {
             "products": passes * fused["matrix"] / chip.matrix,
@@ -296,10 +299,11 @@ def _kernels(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str
     header = ["kernel", "XLA: MB moved", "temporary MB", "kernel: MB moved", "temporary MB"]
     header += ["products, kflop a row", "routing, kflop a row", "bound by; fewer bytes than XLA"]
     notes = (
-        "Compiled by libtpu, and by XLA, Triton and ptxas, on a CPU; nothing ran. Bytes read and written are the "
-        "compiler's estimate for TPUs, which pads rows to 128 features, and the operands and results of all kernels of "
-        "a program for an H100. Operations are counted in the body of the kernel. What bounds a kernel follows from "
-        "the makers' figures for the chip and is an estimate. A kernel that refuses a size is left to XLA.\n"
+        "libtpu compiled the programs for TPUs, and XLA, Triton and ptxas the programs for an H100, all on a CPU; "
+        "nothing ran. The bytes on TPUs are the compiler's estimate, which pads rows to 128 features. The bytes on an "
+        "H100 are the operands and results of all kernels of a program. Operations are counted in the body of the "
+        "kernel. The bound of a kernel is an estimate from the makers' figures for the chip. XLA's program runs where "
+        "a kernel refuses a size.\n"
     )
     return header, rows, notes
 

@@ -1,4 +1,4 @@
-"""Optuna's TPE asks for combinations in batches, and a sweep answers: all batches are one compiled program.
+"""Optuna's TPE proposes combinations in batches, and a sweep evaluates them: one compiled program for all batches.
 
 python -m experiments.ask_and_tell [--dataset kin8nm] [--rounds 4] [--batch 16]
 
@@ -16,7 +16,7 @@ import jtrees
 
 
 def ask(study: optuna.Study, batch: int) -> tuple[list[optuna.Trial], list[dict[str, float]]]:
-    """Trials, and the options of each."""
+    """Returns new trials and the options of each trial."""
     trials = [study.ask() for _ in range(batch)]
     options = [
         {
@@ -29,7 +29,7 @@ def ask(study: optuna.Study, batch: int) -> tuple[list[optuna.Trial], list[dict[
 
 
 def tell(study: optuna.Study, trials: list[optuna.Trial], losses: np.ndarray) -> None:
-    """What became of them; those that diverged have failed."""
+    """Reports the losses to Optuna; diverged trials count as failed."""
     for trial, loss in zip(trials, losses, strict=True):
         if np.isfinite(loss):
             study.tell(trial, loss)
@@ -38,7 +38,7 @@ def tell(study: optuna.Study, trials: list[optuna.Trial], losses: np.ndarray) ->
 
 
 def main(arguments: list[str] | None = None) -> optuna.Study:
-    """The study, after some rounds."""
+    """Runs some rounds and returns the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
     parser.add_argument("--dataset", default=data.DEFAULT)
@@ -51,11 +51,11 @@ def main(arguments: list[str] | None = None) -> optuna.Study:
     recipe = jtrees.GET(depth=4, leaves="linear" if task == "regression" else "constant", starts=1)
     recipe = recipe.replace(epochs=options.epochs)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Within a batch, trials that have no answer yet count as bad ones, so that they are not asked for again.
+    # constant_liar counts pending trials of a batch as bad results, and the sampler does not propose them again.
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, constant_liar=True))
     for i in range(options.rounds):
         trials, samples = ask(study, options.batch)
-        key = jax.random.key(0)  # the same for all: what differs is the options
+        key = jax.random.key(0)  # the same key in all rounds: only the options differ
         found = jtrees.sweep(recipe, table.x, table.y, samples=samples, validation=0.25, key=key, task=task)
         tell(study, trials, found.losses.mean((1, 2)))
         print(f"round {i + 1}: loss {study.best_value:.5g} with {study.best_params}", flush=True)

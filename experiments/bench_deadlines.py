@@ -2,8 +2,8 @@
 
 python -m experiments.bench_deadlines [--shapes long wide] [--recipes GET Bagged ...] [--write]
 
-Each recipe fits the same table twice; the second fit, which compiles nothing, counts. Allowed are a tenth of the
-seconds and half a second.
+Each recipe fits the same table twice. The second fit compiles nothing; it is late if it exceeds the deadline by more
+than 10 % plus half a second.
 """
 
 import time

@@ -1,11 +1,11 @@
-"""Speed of DGT: one update of the over-parameterised tree against the matrix products that it cannot avoid, and rounds
-of a bandit stream a second.
+"""Speed of DGT: one update of the over-parameterised tree against its matrix products, and rounds per second of a
+bandit stream.
 
 python -m experiments.bench_dgt [--repeats 7] [--write]
 
-The products: the chain multiplied out in its cheaper order, the scores of the batch, and for each product the two that
-its gradient takes. An update further reads and writes every weight and its mean square at least once; those bytes are
-printed beside.
+An update cannot avoid these products: the chain multiplied in its cheaper order, the scores of the batch, and two
+products for the gradient of each. An update also reads and writes every weight and its mean square at least once. A
+column of the table has these bytes.
 """
 
 import argparse
@@ -22,17 +22,17 @@ import jtrees
 
 CASES = ((6, 10, 1008), (8, 40, 1530))  # depth, features, hidden width (twice)
 BATCH, STEPS, ROUNDS = 128, 50, 20_000
-AUTHORS = {6: 11.0}  # ms an update of the authors' PyTorch code, 2 threads, as reported to us; not measured in this run
+AUTHORS = {6: 11.0}  # ms per update of the authors' PyTorch code, 2 threads; reported to us, not measured in this run
 
 
 def products(depth: int, p: int, width: int):
-    """STEPS times the matrix products of one update and nothing else, and the floating operations of one."""
+    """Returns a function that computes the products of STEPS updates, and the operations of one update."""
     nodes, rng = 2**depth - 1, np.random.default_rng(0)
-    assert p + 1 < nodes  # so that the chain is cheaper from the right
+    assert p + 1 < nodes  # then the chain is cheaper from the right
     shapes = [(nodes, width), (width, width), (width, p + 1)]
     chain = tuple(jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes)
     x = jnp.asarray(rng.normal(size=(BATCH, p + 1)), jnp.float32)
-    unit = lambda a: a / jnp.abs(a).max()  # of the small arrays, to stay among ordinary numbers
+    unit = lambda a: a / jnp.abs(a).max()  # applied to small arrays only: avoids overflow and subnormal numbers
 
     def one(chain, _):
         third, second, first = chain
@@ -40,7 +40,7 @@ def products(depth: int, p: int, width: int):
         scores = third @ a @ x.T
         d_w = unit(scores @ x)
         d_third, d_a = d_w @ a.T, unit(third.T @ d_w)
-        # Each result is a factor of the next round, so that none can be left out.
+        # Each result is a factor of the next iteration, and therefore the compiler cannot remove a product.
         return (unit(d_third), d_a @ first.T, unit(second.T @ d_a)), None
 
     inner = width * width * (p + 1) + nodes * width * (p + 1)
@@ -48,7 +48,7 @@ def products(depth: int, p: int, width: int):
 
 
 def step_case(depth: int, p: int, width: int, repeats: int) -> list[str]:
-    """One row: an update, the products, their ratio."""
+    """Returns one row: an update, the products, their ratio."""
     rng, n = np.random.default_rng(0), 16 * BATCH
     x, y = jnp.asarray(rng.normal(size=(n, p)), jnp.float32), jnp.asarray(rng.uniform(size=n), jnp.float32)
     method, optimizer = jtrees.methods.dgt(depth, widths=(width, width)), jtrees.training.rmsprop(0.01, clip=0.01)
@@ -67,7 +67,7 @@ def step_case(depth: int, p: int, width: int, repeats: int) -> list[str]:
 
 
 def bandit(repeats: int) -> dict[str, list[float]]:
-    """Rounds a second of the two kinds of learners, batch of one, depth 6, 16 features."""
+    """Returns rounds per second of the two kinds of learners at batch size 1, depth 6 and 16 features."""
     rng = np.random.default_rng(0)
     x, targets = jnp.asarray(rng.normal(size=(ROUNDS, 16)), jnp.float32), jnp.asarray(rng.integers(0, 10, ROUNDS))
     discrete = lambda i, a: (a != targets[i]).astype(jnp.float32)
@@ -86,7 +86,7 @@ def bandit(repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """The table of updates here, the streams in a process that is kept on one core."""
+    """Measures the updates in this process, and the streams in a process pinned to one core."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", choices=["bandit"], help=argparse.SUPPRESS)
@@ -103,10 +103,10 @@ def main() -> None:
     streams = benchmark.child("experiments.bench_dgt", "--only", "bandit", "--repeats", options.repeats)
     rates = "; ".join(f"{label} {benchmark.spread(rates, 1e-3)} thousand" for label, rates in streams.items())
     notes = (
-        f"Batch {BATCH}, float32, {STEPS} updates a call; median ± half the middle half of {options.repeats} calls, "
-        "products and updates in turn. The optimiser's bytes: weights and mean squares read and written once. The "
-        "authors' figure is as it was reported to us, on another day.\n\nBandit streams, depth 6, p = 16, one round at "
-        f"a time, on one core, rounds a second: {rates}."
+        f"Batch {BATCH}, float32, {STEPS} updates per call. Median ± half the middle half of {options.repeats} calls; "
+        "calls of products and updates alternate. The optimiser's bytes: weights and mean squares, read and written "
+        "once. The authors' figure was reported to us and measured on another day.\n\nBandit streams, depth 6, p = 16, "
+        f"one round at a time, on one core, rounds per second: {rates}."
     )
     benchmark.write("bench_dgt", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
 

@@ -1,4 +1,4 @@
-"""Speed of exported trees, C, ONNX and NumPy, beside predict, scikit-learn and XGBoost; and rows whose leaf differs.
+"""Speed of exported trees (C, ONNX, NumPy) beside predict, scikit-learn and XGBoost; and rows with a different leaf.
 
 python -m experiments.bench_export [--rows 1000000] [--write]
 """
@@ -35,7 +35,7 @@ ROUNDS = 15
 
 
 class Entry(NamedTuple):
-    """Functions of rows, and how many of the rows each call gets."""
+    """Functions of rows, and the rows that each call gets."""
 
     predict: Callable[..., Any]
     leaf: Callable[..., Any] | None
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 def in_c(folder: Path, flags: str, precision: str, outputs: int = 1) -> dict[str, Callable[..., Any]]:
-    """The functions of a compiled header, of arrays; that of leaves only with one tree."""
+    """Returns the functions of a compiled header, on arrays; the function of leaves exists only for a single tree."""
     kind, library = {"double": np.float64, "float": np.float32}[precision], folder / f"rows{flags}{precision}.so"
     one_tree = "leaf(int tree" not in (folder / "model.h").read_text()
     (folder / "rows.c").write_text((_ROWS + _LEAF * one_tree).replace("double", precision))
@@ -63,7 +63,7 @@ def in_c(folder: Path, flags: str, precision: str, outputs: int = 1) -> dict[str
 
 
 def exported(tree: jtrees.ObliqueTree, folder: Path, x: np.ndarray) -> dict[str, Entry]:
-    """Functions of rows for predictions and for leaves, by format."""
+    """Returns functions of rows for predictions and for leaves, by format."""
     wide, entries = x.astype(np.float64), {}
     for flags, precision in (("-O2", "double"), ("-O3", "double"), ("-O2", "float")):
         jtrees.export.to_c(tree, folder / "model.h", precision=precision)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def exported(tree: jtrees.ObliqueTree, folder: Path, x: np.ndarray) -> dict[str,
 
 
 def main() -> None:
-    """Times the formats of each depth in turn, so that what else the machine does meets all."""
+    """Times the formats of each depth in alternation, which spreads other load of the machine over all formats."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     options = parser.parse_args()
@@ -127,12 +127,12 @@ def main() -> None:
     header = ["model", "million rows/s", "of CART's per core", "one row, µs", "rows with another leaf"]
     notes = (
         f"{options.rows} rows of {FEATURES} features in a NumPy array, float64 for exported files, else float32; "
-        "answers in NumPy. C and CART run on one core; the time of one row is that of a call from "
-        "Python by ctypes, of a row within C the inverse of the rate. jtrees and ONNX use all cores. Rows: "
-        f"jtrees_predict_rows. Those of a depth are timed in turn, {ROUNDS} times; of CART's per core: the most rows a "
-        "second of processor time as a multiple of that of CART of equal depth, which what else runs on the machine "
-        "disturbs least. Leaves are compared with those of leaf_index. Median and half the interquartile range. "
-        f"Mean load of the machine at the end: {os.getloadavg()[2]:.1f} processes."
+        "answers in NumPy. C and CART run on one core; jtrees and ONNX use all cores. The time of one row is a call "
+        "from Python by ctypes; within C, a row takes the inverse of the rate. `C, rows` calls "
+        f"jtrees_predict_rows. The formats of a depth are timed in alternation, {ROUNDS} times. The third column "
+        "divides the highest number of rows per second of processor time by CART's number at equal depth. Other load "
+        "on the machine disturbs this ratio least. Leaves are compared with leaf_index. Median and half the "
+        f"interquartile range. Mean load of the machine at the end: {os.getloadavg()[2]:.1f} processes."
     )
     arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
     benchmark.write("bench_export", arguments, header, rows, notes, committed=options.write)

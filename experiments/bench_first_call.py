@@ -1,10 +1,10 @@
-"""Seconds of the first fit in a process: without programs, with those of an earlier process, and after `warmup`.
+"""Seconds of the first fit in a process: without cached programs, with cached programs, and after `warmup`.
 
 python -m experiments.bench_first_call [--jobs regressor dgt ...] [--repeats 3] [--write]
 
-Each number is measured in a process of its own. One process fits with an empty folder of `jtrees.cache`, a second one
-with the folder that the first has left, a third one without a folder after `jtrees.warmup`. Each fits once more, with
-another key.
+Each number is measured in a process of its own. The first process fits with an empty folder of `jtrees.cache`. The
+second process has the folder that the first process has filled. The third process has no folder and fits after
+`jtrees.warmup`. Each process then fits once more, with another key.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from experiments import benchmark
 
 
 class Job(NamedTuple):
-    """A fit: `fit(seed)`, its recipe, and the shape of its table, as `warmup` takes it."""
+    """A fit: `fit(seed)`, its recipe, and the shape of its table as arguments of `warmup`."""
 
     fit: Callable[[int], Any]
     recipe: Any
@@ -78,9 +78,9 @@ JOBS = {one.__name__: one for one in (regressor, classifier, get, dgt)}
 
 
 def one(job: str, folder: str | None) -> dict[str, float]:
-    """Seconds of the first fit of a process and of the second; without a folder after `warmup`, of which seconds, too.
+    """Returns the seconds of the first and the second fit of a process, imports (also of the data) not included.
 
-    The imports, of scikit-learn's data as well, are not part of them.
+    If ``folder`` is None, `warmup` runs before the fits, and its seconds are returned, too.
     """
     import jtrees
 
@@ -98,7 +98,7 @@ def one(job: str, folder: str | None) -> dict[str, float]:
 
 
 def measured(job: str) -> dict[str, float]:
-    """Seconds of a job in its three processes."""
+    """Returns the seconds of a job in its three processes."""
     child = lambda *folder: benchmark.child("experiments.bench_first_call", "--only", job, *folder)
     with tempfile.TemporaryDirectory() as folder:
         cold, cached = child("--folder", folder), child("--folder", folder)
@@ -108,7 +108,7 @@ def measured(job: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Every job, one after the other."""
+    """Runs every job sequentially."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--jobs", nargs="+", default=[*JOBS], choices=[*JOBS])
     parser.add_argument("--repeats", type=int, default=3)

@@ -3,8 +3,8 @@
 python -m experiments.bench_fits [--only NAME ...] [--jobs 1] [--write]
 
 A first fit includes the compilation of its programs. The second fit has another key and the same shapes. Processor
-seconds count what all cores do; importing is apart. On an accelerator wall-clock seconds count, and several processes
-at once (``--jobs``) change them.
+seconds are summed over all cores; imports are not included. On an accelerator, wall-clock seconds count, and several
+simultaneous processes (``--jobs``) change them.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from typing import Any
 from experiments import benchmark
 
 TABLES = ("diabetes", "breast cancer")
-RECIPES: dict[str, Any] = {  # functions of the package, which a child process alone imports; None: the estimator
+RECIPES: dict[str, Any] = {  # functions of the package, which only a child process imports; None: the estimator
     "CO2": lambda jtrees: jtrees.CO2(),
     "NonGreedy": lambda jtrees: jtrees.NonGreedy(),
     "GET": lambda jtrees: jtrees.GET(),
@@ -33,7 +33,7 @@ RECIPES: dict[str, Any] = {  # functions of the package, which a child process a
 
 
 def fits(name: str, table: str) -> dict[str, Any]:
-    """Fits one recipe twice: wall-clock and processor seconds, and the score of the first fit."""
+    """Fits one recipe twice; returns wall-clock and processor seconds, and the score of the first fit."""
     import jax
     from sklearn import datasets, metrics
     from sklearn.model_selection import train_test_split
@@ -79,7 +79,7 @@ def main() -> None:
     def run(job: tuple[str, str]) -> dict[str, Any] | None:
         try:
             found = benchmark.child("experiments.bench_fits", "--child", "--only", job[0], "--table", job[1])
-        except RuntimeError as error:  # what fails is a row without numbers, and the others go on
+        except RuntimeError as error:  # a failed fit becomes a row without numbers, and the other fits go on
             print(*job, error, flush=True)
             return None
         print(*job, found, flush=True)

@@ -1,11 +1,11 @@
-"""Whole fits, not epochs: seconds until the hard tree's training loss is as low as the authors' package leaves it.
+"""Whole fits: seconds until the hard tree's training loss is as low as the loss of the authors' package.
 
 python -m experiments.bench_get [--data-dir FOLDER] [--depth 4 6] [--peer 2 500] [--seeds 3] [--write]
 
-The peer (get-oblique, ``make peers``) is fitted once a seed, with its own scaling, starts, polish and all. Ours,
-GET polished, is then fitted with growing budgets, each from nothing, until its training loss is
-no higher; the seconds of all budgets tried are added up. Both see the same table, in the same units; compilation is
-reported apart: every fit is made twice, and the second counts.
+The authors' package (get-oblique, ``make peers``) is fitted once per seed, with its own scaling, starts and polishing.
+Our polished GET is then fitted with growing budgets, each from scratch, until its training loss is no higher. The
+seconds of all these budgets are added up. Both packages see the same table in the same units. Compilation is reported
+separately: every fit is made twice, and the second fit counts.
 """
 
 import argparse
@@ -21,11 +21,11 @@ import numpy as np
 from experiments import benchmark
 from experiments.bench_training import PEER, table
 
-BUDGETS = ((1, 50), (2, 100), (2, 300), (4, 500), (4, 1000), (10, 1000), (10, 3000))  # starts, epochs under each scale
+BUDGETS = ((1, 50), (2, 100), (2, 300), (4, 500), (4, 1000), (10, 1000), (10, 3000))  # starts, epochs per scale factor
 
 
 def peer(options: argparse.Namespace) -> dict[str, Any]:
-    """The authors' package: seconds and training loss of a whole fit."""
+    """Returns seconds and training loss of a whole fit by the authors' package."""
     from GET import GETRegressor  # type: ignore[import-not-found]
     import torch  # type: ignore[import-not-found]
 
@@ -44,7 +44,7 @@ def peer(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ours(options: argparse.Namespace) -> dict[str, Any]:
-    """Budget after budget until the loss asked for is reached; also the seconds of compilation on the way."""
+    """Fits growing budgets until the target loss is reached; returns fitting and compilation seconds."""
     benchmark.use_all_cores()
     import jax
 
@@ -60,7 +60,7 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
         return found.loss, time.perf_counter() - start
 
     for starts, epochs in BUDGETS:
-        first = fit(options.seed, starts, epochs)[1]  # compiles: how far subtrees are padded depends on the tree
+        first = fit(options.seed, starts, epochs)[1]  # compiles; the padding of subtrees depends on the tree
         loss, seconds = fit(options.seed, starts, epochs)
         spent, compiling = spent + seconds, compiling + max(0.0, first - seconds)
         if loss <= options.loss:
@@ -69,7 +69,7 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def full(options: argparse.Namespace) -> dict[str, Any]:
-    """The paper's whole budget: 10 starts x 3000 epochs x 2 scale factors, on three quarters of the set."""
+    """Fits the paper's whole budget, 10 starts x 3000 epochs x 2 scale factors, on three quarters of the set."""
     benchmark.use_all_cores()
     import jax
 
@@ -84,7 +84,7 @@ def full(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compared(options: argparse.Namespace, depth: int, seed: int, folder: list[str]) -> list[str]:
-    """A row of the table: both, each in a process of its own."""
+    """Returns a row of the table; each package runs in a process of its own."""
     common = ["--depth", depth, "--seed", seed, "--peer", *options.peer, *folder]
     variance = float(np.var(table(options.data_dir)[2]))
     percent = lambda one: f"{100 * (1 - one['loss'] / variance):.2f}"
@@ -98,7 +98,7 @@ def compared(options: argparse.Namespace, depth: int, seed: int, folder: list[st
 
 
 def main() -> None:
-    """Runs every depth and seed, each implementation in a process of its own, one after the other."""
+    """Runs every depth and seed sequentially, each package in a process of its own."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--depth", nargs="+", type=int, default=[4, 6])
     parser.add_argument("--seeds", type=int, default=3)
@@ -126,11 +126,12 @@ def main() -> None:
     )
     notes = (
         f"Whole fits to {len(x)} x {x.shape[1]} samples of {name}. get-oblique: {options.peer[0]} starts, "
-        f"{options.peer[1]} epochs a scale factor. jtrees: `Polished(base=GET(...))` with growing budgets (starts x "
-        f"epochs under each of two scale factors: {', '.join('{} x {}'.format(*b) for b in BUDGETS)}), each from "
-        "nothing, until its training loss is no higher; seconds are those of all budgets tried.\n\n"
+        f"{options.peer[1]} epochs per scale factor. jtrees: `Polished(base=GET(...))` with growing budgets (starts x "
+        f"epochs under each of two scale factors: {', '.join('{} x {}'.format(*b) for b in BUDGETS)}). Each budget "
+        "starts from scratch, and the budgets end when the training loss is no higher than get-oblique's. The seconds "
+        "are the sum over all these budgets.\n\n"
         "The whole budget of the paper, `GET` at depth 6 with 10 starts x 3000 epochs x 2 scale factors on "
-        f"{fits[0]['rows']} rows: {took} seconds (one fit a seed, compilation and CART included; training R² "
+        f"{fits[0]['rows']} rows, took {took} seconds (one fit per seed, compilation and CART included; training R² "
         f"{fitted} %)."
     )
     arguments = f"--data-dir DATA --seeds {options.seeds}"

@@ -1,10 +1,10 @@
-"""Speed of the pruning layer, forward plus backward, and how often a solve reads q.
+"""Speed of the pruning layer, forward and backward, and the number of passes over q per solve.
 
 python -m experiments.bench_isotonic [--repeats 31] [--write]
 
-``traversed`` q comes from random linear splits; ``uniform`` and ``rising`` are arbitrary (in the last, nodes pull
-harder the deeper they are, and merge). cvxpylayers runs beside where it is installed (``make peers``). The floor: the
-passes over q that were made, each a subtraction, a comparison and two sums an entry, in a loop of nothing else.
+``traversed`` q comes from random linear splits. ``uniform`` and ``rising`` q are arbitrary; in ``rising``, deeper nodes
+have larger q, and nodes merge. cvxpylayers is timed too if it is installed (``make peers``). The floor is the time of
+the solver's passes over q in a plain loop. Each pass is a subtraction, a comparison and two sums per entry.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from experiments import benchmark
 from jtrees import isotonic, routing
 
 SIZES = ((128, 4), (512, 6), (512, 8), (4096, 6), (4096, 8))
-# Milliseconds, forward and backward, of the authors' compiled solver with 2 threads: as reported to us, not measured in
-# this run. For arbitrary q about 1.5 times as long.
+# Milliseconds, forward and backward, of the authors' compiled solver with 2 threads: reported to us, not measured in
+# this run. Arbitrary q takes about 1.5 times as long.
 AUTHORS = {(128, 4): 1.1, (512, 6): 6.1, (512, 8): 21.0, (4096, 6): 25.0, (4096, 8): 102.0}
 PENALTY = 1.0
 AGAINST_CVXPY = (100, 3)
 
 
 def inputs(kind: str, n: int, depth: int) -> jax.Array:
-    """Rewards q of shape ``(2**(depth + 1) - 1, n)``."""
+    """Returns rewards q of shape ``(2**(depth + 1) - 1, n)``."""
     nodes = 2 ** (depth + 1) - 1
     if kind == "traversed":
         keys = jax.random.split(jax.random.key(0))
@@ -40,7 +40,7 @@ def inputs(kind: str, n: int, depth: int) -> jax.Array:
 
 
 def measured(fn: Callable[..., Any], *arguments: Any, repeats: int) -> list[float]:
-    """Seconds of each call, once compiled."""
+    """Returns the seconds of each call after compilation."""
     jax.block_until_ready(fn(*arguments))
     return benchmark.seconds(lambda: jax.block_until_ready(fn(*arguments)), repeats)
 
@@ -51,7 +51,7 @@ both = jax.jit(jax.value_and_grad(lambda q, cotangent: isotonic.prune(q, PENALTY
 
 @jax.jit
 def ten_passes(q: jax.Array, level: jax.Array) -> Any:
-    """Ten times what a step of Newton's method reads; each result has a part in the next, so that none is left out."""
+    """Reads q like ten steps of Newton's method; each result enters the next, and the compiler keeps all steps."""
 
     def one(level: jax.Array, _: None) -> tuple[jax.Array, None]:
         excess, count = isotonic._excess(q, level)
@@ -61,7 +61,7 @@ def ten_passes(q: jax.Array, level: jax.Array) -> Any:
 
 
 def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float], float]:
-    """Seconds forward, and forward and backward, of the same program as a generic layer; and its error."""
+    """Returns forward seconds, forward and backward seconds, and the error of the same problem in cvxpylayers."""
     import cvxpy as cp  # type: ignore[import-not-found]
     from cvxpylayers.torch import CvxpyLayer  # type: ignore[import-not-found]
     import torch  # type: ignore[import-not-found]
@@ -82,7 +82,7 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
 
 
 def case(n: int, depth: int, kind: str, repeats: int) -> list[str]:
-    """A row of the table."""
+    """Returns a row of the table."""
     q = inputs(kind, n, depth)
     cotangent = jax.random.normal(jax.random.key(2), (len(q),))
     values, group, passes = isotonic._solve(q, jnp.float32(PENALTY))
@@ -97,7 +97,7 @@ def case(n: int, depth: int, kind: str, repeats: int) -> list[str]:
 
 
 def against_cvxpylayers(repeats: int) -> str:
-    """A sentence."""
+    """Returns a sentence that compares with cvxpylayers."""
     if not benchmark.installed("cvxpylayers"):
         return "cvxpylayers is not installed (`make peers`): not measured.\n"
     n, depth = AGAINST_CVXPY
@@ -120,9 +120,9 @@ def main() -> None:
     header = ["n, depth", "q", "groups", "passes", "forward, ms", "forward + backward, ms", "authors, ms"]
     header += ["authors / ours", "forward / floor", "error"]
     notes = (
-        "float32. Passes: how often all of q was read, rows read by themselves counted as parts. The authors' figures "
-        "are those of their compiled solver, as reported, not of this run. Error: largest against sequential pooling "
-        f"in float64.\n\n{against_cvxpylayers(options.repeats)}"
+        "float32. Passes: the number of reads of all of q; reads of some rows count as fractions. The authors' figures "
+        "were reported to us for their compiled solver; they are not from this run. Error: the largest difference from "
+        f"sequential pooling in float64.\n\n{against_cvxpylayers(options.repeats)}"
     )
     benchmark.write("bench_isotonic", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
 

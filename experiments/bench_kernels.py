@@ -1,14 +1,16 @@
-"""Speed of the fused kernels beside XLA, on whatever device is here: time, share of the roofline, correctness.
+"""Speed of the fused kernels beside XLA on this device: time, share of the roofline, correctness.
 
 python -m experiments.bench_kernels [--minutes 8] [--tune] [--write]
 
-On a GPU or a TPU each kernel is tuned first (--tune) on one case, checked against XLA, and then timed beside it over
-sizes, depths and numbers of trees. With --write the sizes that won go to ``pallas_kernels/winners.json``. On a CPU,
-which has no kernel, XLA is timed by itself, at small sizes. What the time does not suffice for is named.
+On a GPU or a TPU, ``--tune`` first tunes each kernel on one case and checks it against XLA. Then each kernel is timed
+beside XLA over sizes, depths and numbers of trees. ``--write`` also writes the winning sizes to
+``pallas_kernels/winners.json``. A CPU has no kernel: only XLA is timed, at small sizes. The report names the cases that
+the time did not allow.
 
-Operations and bytes are counted by hand: the products with the weights (two with gradients: of samples none is asked
-for), and one read of the samples and targets, one write of the answers. The roofline is the larger of operations over
-the rate of a large product in float32 and bytes over the rate of a copy, both measured in the same run.
+Operations and bytes are counted by hand. Operations are the products with the weights: one for the scores, two with
+gradients, because no gradient of the samples is computed. Bytes are one read of the samples and targets and one write
+of the outputs. The roofline is the larger of two times: operations over the rate of a large float32 product, and bytes
+over the rate of a copy. Both rates are measured in the same run.
 """
 
 import argparse
@@ -36,13 +38,13 @@ from pallas_kernels.config import HEURISTIC
 
 IMPLEMENTATION = {"gpu": "triton", "tpu": "mosaic_tpu"}
 WINNERS = Path(kernels.__file__).with_name("winners.json")
-_WINS = 1.05  # times as fast as XLA: then it becomes the default
-TOLERANCE = 1e-4  # of the largest number: sums over many samples in another order
+_WINS = 1.05  # speed relative to XLA from which a kernel becomes the default
+TOLERANCE = 1e-4  # relative to the largest number: sums over many samples have another order
 
 
 @dataclass(frozen=True)
 class Case:
-    """A size: samples, features, depth, outputs, trees side by side."""
+    """A size: samples, features, depth, outputs, trees that run together."""
 
     n: int
     p: int
@@ -52,19 +54,20 @@ class Case:
 
     @property
     def nodes(self) -> int:
-        """Splits of a tree."""
+        """Number of splits of a tree."""
         return 2**self.depth - 1
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is timed: ``(implementation, x, y, weights, bias, leaves) -> arrays``, for one tree.
+    """A timed function ``(implementation, x, y, weights, bias, leaves) -> arrays`` of one tree.
 
     Attributes:
-      name: of the kernel, as the table of winners has it.
+      name: name of the kernel in the table of winners.
       run: the function.
-      products: how often all weights meet all samples: for the scores, and for the gradient of the weights.
-      hard: whether only those on a sample's path need to, and leaf numbers are what is answered.
+      products: number of products of all weights with all samples. The scores are one product, the weights' gradient
+        is another.
+      hard: whether the function returns leaf numbers, which need only the splits on a sample's path.
     """
 
     name: str
@@ -73,7 +76,7 @@ class Kernel:
     hard: bool = False
 
     def work(self, case: Case) -> tuple[float, float]:
-        """Floating-point operations and bytes that cannot be avoided."""
+        """Returns the floating-point operations and bytes that are unavoidable."""
         met = case.depth if self.hard else self.products * case.nodes
         operations = 2.0 * met * case.trees * case.p * case.n
         read = case.n * (case.p + (case.k if self.products > 1 else 0))
@@ -96,7 +99,7 @@ def _step(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
 
 
 def _path_sum(how: str, x: Any, y: Any, *tree: Any) -> Any:
-    # A window so wide that no score lies at its edge, where an order of additions decides.
+    # The window is so wide that no score lies at its edge, where the order of additions would decide.
     answers = lambda w, b, v: ops.path_sum(w, b, v, x, 1e3, implementation=how)
     return jax.grad(lambda *tree: (answers(*tree) * y).sum(), argnums=(0, 1, 2))(*tree)
 
@@ -118,7 +121,7 @@ TUNED = Case(10**6, 32, 8)
 
 
 def cases(platform: str) -> list[Case]:
-    """Sizes, what matters most first."""
+    """Returns the sizes, the most important first."""
     if platform == "cpu":
         return [Case(20_000, p, depth, k) for p, depth, k in ((21, 4, 1), (21, 8, 1), (128, 6, 10))]
     wide = [Case(10**7, 32, 8), Case(10**6, 21, 6, trees=16), Case(10**5, 21, 6, trees=256), Case(10**6, 21, 8)]
@@ -127,10 +130,10 @@ def cases(platform: str) -> list[Case]:
 
 
 def operands(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
-    """``x, y, weights, bias, leaves``; the tree with an axis of trees in front, where there are several.
+    """Returns ``x, y, weights, bias, leaves``; the arrays of several trees have a leading axis of trees.
 
-    Samples and splits are whole numbers over powers of 2, so that scores are exact in whatever order they are added: no
-    sample is between two leaves.
+    Samples and splits are whole numbers over powers of 2. The scores are then exact in every order of additions, and no
+    sample lies between two leaves.
     """
     keys = jax.random.split(jax.random.key(seed), 5)
     trees = (case.trees,) if case.trees > 1 else ()
@@ -141,13 +144,13 @@ def operands(case: Case, seed: int = 0) -> tuple[jax.Array, ...]:
 
 
 def program(kernel: Kernel, how: str | Config, case: Case) -> Callable[..., Any]:
-    """The compiled function."""
+    """Returns the compiled function."""
     run = lambda x, y, *tree: kernel.run(how, x, y, *tree)
     return jax.jit(jax.vmap(run, (None, None, 0, 0, 0)) if case.trees > 1 else run)
 
 
 def lowered(call: Any, shapes: Sequence[Any]) -> Any:
-    """Lowers a compiled function for arrays of these shapes; returns the error where the kernel refuses them."""
+    """Lowers a compiled function for arrays of these shapes; returns the error if the kernel refuses the shapes."""
     try:
         return call.lower(*shapes)
     except Exception as error:
@@ -155,10 +158,10 @@ def lowered(call: Any, shapes: Sequence[Any]) -> Any:
 
 
 def compiled(programs: Sequence[Any]) -> list[tuple[Any, float]]:
-    """Compiles lowered functions, as many at once as there are processors.
+    """Compiles lowered functions, one per processor at a time.
 
     Returns:
-      For each function the program, or the error that refused it, and the seconds of its compilation.
+      The program or the error of each function, and the seconds of its compilation.
     """
 
     def build(one: Any) -> tuple[Any, float]:
@@ -174,7 +177,7 @@ def compiled(programs: Sequence[Any]) -> list[tuple[Any, float]]:
 
 
 def timed(call: Callable[..., Any], arrays: tuple, seconds: float = 0.5) -> list[float]:
-    """Returns the seconds of each of several calls, after two to warm up."""
+    """Returns the seconds of each of several calls, after two warm-up calls."""
     run = lambda: jax.block_until_ready(call(*arrays))
     run()
     once = benchmark.seconds(run, 1)[0]
@@ -182,7 +185,7 @@ def timed(call: Callable[..., Any], arrays: tuple, seconds: float = 0.5) -> list
 
 
 def rates(platform: str) -> tuple[float, float]:
-    """Floating-point operations and bytes a second of this device: a large product in float32, and a copy."""
+    """Returns floating-point operations and bytes per second of this device: a large float32 product, and a copy."""
     size, length = (1024, 2**22) if platform == "cpu" else (8192, 2**28)
     a, long = jnp.ones((size, size)), jnp.ones(length)
     product, copy = jax.jit(lambda a: jnp.matmul(a, a, precision="highest")), jax.jit(lambda a: a + 1)
@@ -190,8 +193,9 @@ def rates(platform: str) -> tuple[float, float]:
 
 
 def agree(found: Any, expected: Any) -> bool:
-    """Whether two answers are the same but for the order of sums; of leaf numbers all but a few, as a score that is
-    almost 0 may fall on either side.
+    """Returns whether two results agree within ``TOLERANCE``, which allows for another order of sums.
+
+    A few leaf numbers may differ, because a score of almost 0 may fall on either side.
     """
 
     def same(a: jax.Array, b: jax.Array) -> bool:
@@ -208,7 +212,7 @@ def _said(error: Exception) -> str:
 
 
 def candidates(implementation: str) -> Iterator[Config]:
-    """Sizes to try, the heuristic's first."""
+    """Yields the sizes to try, the heuristic's sizes first."""
     start = HEURISTIC[implementation]
     changes: list[dict[str, Any]] = [{"tile": 256}, {"tile": 1024}, {"elements": 2**16}, {"elements": 2**18}]
     if implementation == "triton":
@@ -218,13 +222,13 @@ def candidates(implementation: str) -> Iterator[Config]:
 
 
 def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
-    """Returns the fastest sizes of each kernel and the factor by which they beat XLA, on one case."""
+    """Returns the fastest sizes of each kernel on one case, and their speed relative to XLA."""
     best: dict[str, tuple[Config, float]] = {}
     arrays = operands(TUNED)
-    by_kernel = {one.name: one for one in KERNELS.values()}  # of two the last: with gradients
+    by_kernel = {one.name: one for one in KERNELS.values()}  # of two entries with one name, the last: with gradients
     for name, kernel in by_kernel.items():
         if time.monotonic() > until:
-            print(f"{name}: not tuned for want of time", flush=True)
+            print(f"{name}: not tuned, because the time is over", flush=True)
             continue
         configs = list(candidates(implementation))
         calls = [lowered(program(kernel, how, TUNED), arrays) for how in ("xla", *configs)]
@@ -242,10 +246,9 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
 
 
 def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
-    """Replaces what won on this kind of device.
+    """Replaces the winners of this kind of device.
 
-    An entry counts as far as it was measured: for the depth, features and outputs of the case, and a tenth of its
-    samples.
+    An entry applies to the depth, features and outputs of the case, and from a tenth of its samples on.
     """
     others = [one for one in json.loads(WINNERS.read_text()) if one["device"] != device]
     size = {"depth": TUNED.depth, "p": TUNED.p, "k": TUNED.k, "n": TUNED.n // 10}
@@ -258,9 +261,9 @@ def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
 
 
 def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple[float, float]) -> Iterator[dict]:
-    """XLA and the kernel on some cases, compiled together and timed one after the other.
+    """Compiles XLA's program and the kernel of some cases together, and times them sequentially.
 
-    ``fused`` has the implementation of each kernel, and is empty where there is none.
+    ``fused`` maps each kernel to its implementation; it is empty on a device without kernels.
     """
     ways = ("xla", "fused") if fused else ("xla",)
     how = lambda way, name: fused[KERNELS[name].name] if way == "fused" else way
@@ -282,7 +285,7 @@ def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple
                     raise call
                 found[label] = timed(call, arrays)
                 answers.append(call(*arrays))
-            except Exception as error:  # does not fit in the memory, or is refused
+            except Exception as error:  # the program exceeds the memory or was refused
                 found[f"{label}_error"] = _said(error)
         if len(answers) == 2:
             found["agree"] = agree(answers[1], answers[0])
@@ -290,7 +293,7 @@ def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple
 
 
 def row(found: dict[str, Any]) -> list[str]:
-    """A line of the table."""
+    """Returns a line of the table."""
     n = found["n"] * found["trees"]
     line = [found["kernel"], *(f"{found[key]:,}" for key in ("n", "p", "depth", "k", "trees"))]
     median = {label: float(np.median(found[label])) for label in ("xla", "fused") if label in found}
@@ -312,8 +315,8 @@ HEADER += ["kernel, ms", "of the roofline", "compilation, s", "XLA / kernel", "s
 def main(arguments: list[str] | None = None) -> None:
     """Tunes, compares, and writes the tables."""
     parser = benchmark.parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=8.0, help="to be done within")
-    parser.add_argument("--tune", action="store_true", help="look for the best sizes first, in half of the time")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit in minutes")
+    parser.add_argument("--tune", action="store_true", help="find the best sizes first, in half of the time")
     options: argparse.Namespace = parser.parse_args(arguments)
     start, platform = time.monotonic(), jax.default_backend()
     end, implementation = start + 60 * options.minutes, IMPLEMENTATION.get(platform)
@@ -335,9 +338,9 @@ def main(arguments: list[str] | None = None) -> None:
             record = {"device": device, "rates": rate, "cases": found}
             kept.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     notes = (
-        f"{device}: {rate[0] / 1e12:.2f} x 10^12 floating-point operations a second in a large product, "
-        f"{rate[1] / 1e9:.0f} GB a second in a copy. Medians and half the interquartile range. Compilation is apart, "
-        f"of up to {os.cpu_count()} programs at once. Samples-trees a second count every tree.\n"
+        f"{device}: {rate[0] / 1e12:.2f} x 10^12 floating-point operations per second in a large product, "
+        f"{rate[1] / 1e9:.0f} GB per second in a copy. Medians and half the interquartile range. Compilation is "
+        f"separate, of up to {os.cpu_count()} programs at once. Samples x trees per second count every tree.\n"
     )
     if best:
         size = f"depth {TUNED.depth}, p {TUNED.p}, n {TUNED.n:,}"
@@ -348,9 +351,9 @@ def main(arguments: list[str] | None = None) -> None:
         if options.write:
             write_winners(device, best)
     if implementation is None:
-        notes += "\nThere is no kernel for this device: XLA by itself.\n"
+        notes += "\nThere is no kernel for this device: only XLA was timed.\n"
     if left:
-        notes += f"\nLeft out for want of time: {len(left)} cases, from {left[0]} on.\n"
+        notes += f"\nThe time did not allow {len(left)} cases, from {left[0]} on.\n"
     command = f"--minutes {options.minutes:g}" + (" --tune" if options.tune else "")
     rows = [row(one) for one in found]
     benchmark.write("bench_kernels", command, HEADER, rows, notes, committed=options.write, to=f"kernels/{kept.name}")

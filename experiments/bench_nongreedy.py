@@ -1,10 +1,11 @@
-"""Speed of non-greedy trees: a training step by depth, fast and exact inference (Figure 4), stable or not; its memory.
+"""Speed and memory of non-greedy trees: a training step by depth, with fast, stable and exact inference (Figure 4).
 
 python -m experiments.bench_nongreedy [--repeats 9] [--write]
 
-Splits drawn at random; batches of 256 of 2560 samples, ten classes. A step of fast inference reads the rows of
-``depth (depth + 1) / 2`` splits a sample. Beside it stands the gather of as many rows, of splits drawn evenly from each
-level, and their products: no floor, as the samples of a step share more of their rows, which then lie in the cache.
+Splits are random; batches are 256 of 2560 samples with ten classes. A step of fast inference reads the weight rows of
+``depth (depth + 1) / 2`` splits per sample. The column "reading the rows" gathers the same number of rows, evenly drawn
+from each level, and multiplies them with the samples. Its time is not a lower bound: the samples of a real step share
+more rows, which then lie in the cache.
 """
 
 import argparse
@@ -19,15 +20,15 @@ import jtrees
 from jtrees import leaves as kinds
 
 BATCH, ROWS, CLASSES = 256, 2560, 10
-DEPTHS = {126: (8, 10, 12, 14, 16, 18), 784: (8, 10, 12, 14, 16, 18)}  # connect-4's features, and MNIST's
+DEPTHS = {126: (8, 10, 12, 14, 16, 18), 784: (8, 10, 12, 14, 16, 18)}  # the features of connect-4 and MNIST
 FOLLOWS = 14  # the depth from which steps of such batches follow paths (surrogate._MOVED_WHOLE)
-EXACT = {126: 16, 784: 16}  # the deepest tree of which all leaves are tried
-CONNECT_4 = 43_236  # rows of its training part, for seconds an epoch
-STEPS = 5  # of a timed call
+EXACT = {126: 16, 784: 16}  # the depth up to which exact inference tries all leaves
+CONNECT_4 = 43_236  # training rows of connect-4, for seconds per epoch
+STEPS = 5  # steps per timed call
 
 
 def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any, jtrees.Batch, Any]:
-    """Method, optimiser, data and a run."""
+    """Returns method, optimiser, data and the initial state of a run."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(ROWS, p)), jnp.float32)
     y = jnp.asarray(rng.integers(0, CLASSES, ROWS), jnp.int32)
@@ -48,11 +49,11 @@ def started(depth: int, p: int, inference: str, stable: bool) -> tuple[Any, Any,
 
 
 class Steps:
-    """Some steps at a time, in place."""
+    """Runs several steps per call, in place."""
 
     def __init__(self, depth: int, p: int, inference: str, stable: bool):
         method, _, data, state = started(depth, p, inference, stable)
-        # The best parameters of a run are a copy of them, which nobody asks for here.
+        # A full state also copies the best parameters of the run. This benchmark does not need the copy.
         self.now = state.params, state.opt_state
 
         def step(i: jax.Array, now: Any) -> Any:
@@ -67,14 +68,14 @@ class Steps:
         self.now = jax.block_until_ready(self.compiled(self.now))
 
     def gigabytes(self) -> float:
-        """Of what goes in (and comes out in its place) and of what is made on the way, by the compiler's account."""
+        """Returns the memory of inputs, outputs and temporary arrays, as the compiler reports it."""
         of: Any = self.compiled.memory_analysis()
         own = of.argument_size_in_bytes + of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes
         return own / 1e9
 
 
 def reading(depth: int, p: int) -> Any:
-    """The gather of as many rows, and the products, level by level."""
+    """Gathers the same number of rows and computes their products, level by level."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(BATCH, p)), jnp.float32)
     weights = jax.random.normal(jax.random.key(0), (2**depth - 1, p))
@@ -84,12 +85,12 @@ def reading(depth: int, p: int) -> Any:
 
 
 def row(depth: int, p: int, repeats: int) -> tuple[list[str], float]:
-    """The times of a depth; and that of fast inference in ms."""
+    """Returns the times of a depth, and the ms of fast inference."""
     kinds_of = {"stable": ("fast", True), "fast": ("fast", False)}
     if depth <= EXACT[p]:
         kinds_of["exact"] = ("exact", False)
     ms, memory = {}, 0.0
-    for kind, (inference, stable) in kinds_of.items():  # one after the other: of deep trees there is room for one
+    for kind, (inference, stable) in kinds_of.items():  # one after the other: the memory holds only one deep tree
         steps = Steps(depth, p, inference, stable)
         ms[kind] = [1e3 * t / STEPS for t in benchmark.seconds(steps, repeats)]
         memory = steps.gigabytes() if kind == "fast" else memory
@@ -109,7 +110,7 @@ def _exponent(times: dict[int, float]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The table."""
+    """Measures and writes the table."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     options: argparse.Namespace = parser.parse_args(arguments)
@@ -125,9 +126,10 @@ def main(arguments: list[str] | None = None) -> None:
     header = ["p", "depth", "fast, ms a step", "reading the rows, ms", "stable, ms", "exact, ms", "exact / fast"]
     header += ["connect-4, fast, s an epoch", "GB"]
     notes.append(
-        f"Below depth {FOLLOWS} steps are products over all splits, faster than the paths, so the first is steeper."
+        f"Below depth {FOLLOWS}, a step multiplies all splits, which is faster than the paths; the first exponent is "
+        "therefore higher."
     )
-    text = " ".join(notes) + f" Batches of {BATCH}, {CLASSES} classes, momentum. GB: of a fast step, by the compiler."
+    text = " ".join(notes) + f" Batches of {BATCH}, {CLASSES} classes, momentum. GB: a fast step, by the compiler."
     benchmark.write("bench_nongreedy", f"--repeats {options.repeats}", header, rows, text, committed=options.write)
 
 

@@ -1,4 +1,4 @@
-"""Speed of prediction from a NumPy array: rows a second of one oblique tree, beside scikit-learn and XGBoost.
+"""Speed of prediction from a NumPy array: rows per second of one oblique tree, beside scikit-learn and XGBoost.
 
 python -m experiments.bench_prediction [--rows 1000000] [--write]
 """
@@ -18,14 +18,14 @@ FEATURES = 21
 
 
 def oblique(depth: int, rng: np.random.Generator) -> jtrees.ObliqueTree:
-    """A random tree whose splits pass near the middle of the unit cube."""
+    """Returns a random tree whose splits pass near the middle of the unit cube."""
     weights = rng.uniform(-1, 1, (2**depth - 1, FEATURES)).astype(np.float32)
     values = jtrees.leaves.Values(jnp.asarray(rng.random(2**depth, dtype=np.float32)))
     return jtrees.ObliqueTree(jnp.asarray(weights), jnp.asarray(-weights.sum(1) / 2), values)
 
 
 def main() -> None:
-    """Times each model on the same array, one after the other."""
+    """Times each model sequentially on the same array."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     options = parser.parse_args()
@@ -58,10 +58,11 @@ def main() -> None:
         print(*row, flush=True)
     header = ["model", "million rows/s", "one row, µs", "first call, s", "first call with another n, s"]
     notes = (
-        f"{options.rows} rows of {FEATURES} float32 features in a NumPy array, answer in NumPy; another n compiles "
-        "at most for the size of the last, padded chunk. Median and half the interquartile range. A row "
-        f"must be read once ({4 * FEATURES} bytes); a tree of depth D that scores all its nodes does "
-        f"2 x {FEATURES} x (2^D - 1) floating-point operations a row, one that follows the path 2 x {FEATURES} x D."
+        f"{options.rows} rows of {FEATURES} float32 features in a NumPy array; the output is a NumPy array. Another n "
+        "compiles at most a program for the size of the last, padded chunk. Median and half the interquartile range. A "
+        f"row must be read once ({4 * FEATURES} bytes). A tree of depth D that scores all its nodes does 2 x "
+        f"{FEATURES} x (2^D - 1) floating-point operations per row; a tree that follows the path does 2 x {FEATURES} x "
+        "D."
     )
     arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
     benchmark.write("bench_prediction", arguments, header, rows, notes, committed=options.write)

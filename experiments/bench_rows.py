@@ -1,10 +1,10 @@
-"""Seconds and scores against the number of rows, beside boosting by others in the same run.
+"""Seconds and scores by number of rows, beside boosting packages in the same run.
 
 python -m experiments.bench_rows [--rows 1000 10000 100000 1000000] [--features 10] [--seconds 60] [--write]
 
-The made table has a linear part, an interaction, a kink and noise. Each program is fitted once to warm up on a thousand
-rows, then once on each number of rows, with a limit of ``--seconds`` for ours. The score is R^2 on 100,000 other rows.
-Programs of others (scikit-learn, XGBoost, LightGBM) have their defaults, and are left out where they are not installed.
+The made table has a linear part, an interaction, a kink and noise. Each program is fitted once to a thousand rows as a
+warm-up, then once to each number of rows. ``--seconds`` limits each of our fits. The score is R^2 on 100,000 test rows.
+The rivals (scikit-learn, XGBoost, LightGBM) have their defaults; the report omits a rival that is not installed.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from experiments import benchmark
 import jtrees
 
 TEST = 100_000
-_BLOCK = 2**16  # rows that are drawn at once
+_BLOCK = 2**16  # rows per draw
 
 
 def made(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A table of p features, at least 5, and its targets, of which noise is 1.6 % of the variance with 10 features."""
+    """Returns p >= 5 features and their targets. Noise is 1.6 % of the variance with 10 features."""
     rng = np.random.default_rng(seed)
     x = np.empty((n, p), np.float32)
-    for first in range(0, n, _BLOCK):  # the peak of memory must be that of a fit
+    for first in range(0, n, _BLOCK):  # small blocks: the fit must determine the memory peak
         x[first : first + _BLOCK] = rng.normal(size=x[first : first + _BLOCK].shape)
     linear = x @ np.random.default_rng(99).normal(size=p).astype(np.float32)
     bent = np.sin(2 * x[:, 0]) * x[:, 1] + 1.6 * np.abs(x[:, 2]) + 0.7 * x[:, 3] * x[:, 4]
@@ -35,12 +35,12 @@ def made(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ours(recipe: Any, seconds: float) -> Callable[..., Any]:
-    """A fit of a recipe, as a function of the table that returns what predicts."""
+    """Returns a function that fits a recipe to a table and returns the model."""
     return lambda x, y: jtrees.fit(recipe, x, y, key=jax.random.key(0), max_seconds=seconds)
 
 
 def programs(seconds: float) -> dict[str, Callable[..., Any]]:
-    """All programs by name."""
+    """Returns all programs by name."""
     found: dict[str, Callable[..., Any]] = {
         "GET()": ours(jtrees.GET(), seconds),
         "DGT()": ours(jtrees.DGT(), seconds),
@@ -61,7 +61,7 @@ def programs(seconds: float) -> dict[str, Callable[..., Any]]:
 
 
 def draw(records: list[dict[str, Any]], file: Any) -> None:
-    """Seconds and scores against rows, a line for each program."""
+    """Plots seconds and scores against rows, a line for each program."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -105,8 +105,8 @@ def main(arguments: list[str] | None = None) -> None:
         [f"{rows:,}", *(shown(one) for one in records if one["rows"] == rows)] for rows in dict.fromkeys(options.rows)
     ]
     notes = (
-        f"R^2 on {TEST:,} other rows, and seconds of a fit, of {options.features} features; compilation for the shape "
-        f"included. A star: ended by the limit of {options.seconds:g} s.\n"
+        f"R^2 on {TEST:,} test rows, and seconds of a fit, with {options.features} features; the seconds include "
+        f"compilation for the shape. A star marks a fit that the limit of {options.seconds:g} s ended.\n"
     )
     command = f"--features {options.features} --seconds {options.seconds:g} --rows {' '.join(map(str, options.rows))}"
     file = benchmark.write("bench_rows", command, header, rows, notes, committed=options.write)

@@ -1,10 +1,10 @@
-"""Speed of GET's training step where routing is sharp: leaves that samples reach, against all leaves.
+"""Speed of GET's training step where routing is sharp: only the leaves that samples reach, against all leaves.
 
 python -m experiments.bench_sharp [--data-dir FOLDER] [--depth 9 10 12 14] [--sharpness 15 100] [--write]
 
-A step is one of ``jtrees.train``, hard evaluation included, in runs of two starts, on cpu-act as in bench_training. In
-turns: the step as the library chooses, the same with all leaves (not for depth 14), and what a step over all leaves
-cannot avoid, the two matrix products and one sigmoid a node and sample.
+A step is a step of ``jtrees.train`` with hard evaluation, in runs of two starts, on cpu-act as in bench_training. Three
+calls alternate: the step that the library chooses, the step over all leaves (not at depth 14), and the unavoidable work
+of a step over all leaves. This work is two matrix products, and one sigmoid per node and sample.
 """
 
 from typing import Any
@@ -21,12 +21,12 @@ from jtrees import topology
 from jtrees.routing import frontier, sharp
 from jtrees.routing.by_level import Asked
 
-DEEPEST = 12  # for all leaves
+DEEPEST = 12  # depth limit of steps over all leaves
 REPEATS = 7
 
 
 def reached(tree: jtrees.ObliqueTree, x: jax.Array) -> tuple[float, float]:
-    """Leaves that a sample reaches on average, and the share of its splits that are skipped."""
+    """Returns the mean number of leaves that a sample reaches, and the share of skipped splits."""
     asked, depth = Asked(x, tree.weights[None], tree.bias[None], None, None), topology.depth_of(len(tree.bias))
     paths, fits = jax.jit(lambda: frontier.explore(asked, 64, sharp.sigmoid()))()
     if not fits:
@@ -36,7 +36,7 @@ def reached(tree: jtrees.ObliqueTree, x: jax.Array) -> tuple[float, float]:
 
 
 def measured(depth: int, sharpness: float, x: jax.Array, y: jax.Array) -> dict[str, Any]:
-    """Seconds of a step of one start, and what it reaches."""
+    """Returns the seconds per step and start, and the reached leaves."""
     starts, steps = max(2, jax.device_count()), 40 if depth <= 8 else 15 if depth <= 10 else 5
     keys, method = jax.random.split(jax.random.key(0), starts), jtrees.methods.get(depth, sharpness)
     how: Any = {"optimizer": optax.adamw(0.01), "score_every": 1, "steps": steps}
@@ -67,7 +67,7 @@ def measured(depth: int, sharpness: float, x: jax.Array, y: jax.Array) -> dict[s
 
 
 def main() -> None:
-    """Every depth and sharpness, one after the other."""
+    """Measures every depth and sharpness sequentially."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--depth", nargs="+", type=int, default=[9, 10, 12, 14])
     parser.add_argument("--sharpness", nargs="+", type=float, default=[15, 100])
@@ -89,9 +89,9 @@ def main() -> None:
     header += ["floor, ms", "step / floor"]
     notes = (
         f"Milliseconds per step and start on {len(x)} x {x.shape[1]} samples of {name}: median and half the "
-        "interquartile range. Leaves a sample: those of the initial splits with a probability above about "
-        f"{sharp.TOLERANCE:g} (nan: more than 64); splits skipped: of all splits of all samples, of paths that are "
-        "followed. Where there is room for fewer paths than there are, the step is that of all leaves."
+        "interquartile range. Leaves a sample: leaves of the initial tree with a probability above about "
+        f"{sharp.TOLERANCE:g} (nan: more than 64). Splits skipped: the share of all splits of all samples that the "
+        "followed paths skip. If more leaves are reached than the program can follow, the step scores all leaves."
     )
     benchmark.write("bench_sharp", "--data-dir DATA", header, rows, notes, committed=options.write)
 

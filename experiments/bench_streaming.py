@@ -1,9 +1,9 @@
-"""What it costs to stream: train_large on data that are made or read as they are needed, beside data in memory.
+"""The cost of streaming: train_large on data that are generated or read during training, beside data in memory.
 
 python -m experiments.bench_streaming [--write]
 
-Each figure is of a process of its own: DGT, depth 6, 64 features, mini-batches of 256 rows, one device. The same steps
-in memory go round in sixteen rounds of rows that lie on the device.
+Each figure comes from a process of its own: DGT, depth 6, 64 features, mini-batches of 256 rows, one device. The run in
+memory makes the same steps. It repeats sixteen rounds of rows that lie on the device.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from experiments import benchmark
 
 P, SHARDS, ROWS, MANY = 64, 4, 2**18, int(1e7)
 METHOD = ["--set", "depth=6", "widths=[]"]
-EVERY = ["--evaluate-every", "1024", "--save-every", "4096"]  # of 16 steps a round
+EVERY = ["--evaluate-every", "1024", "--save-every", "4096"]  # steps; a round has 16 steps
 ROUNDS = 16
 REPEATS = 5
 SECONDS = 40
 
 
 def in_memory() -> None:
-    """A process that makes the same steps on rows in memory, and says how many rows a second."""
+    """Makes the same steps on rows in memory in this process, and prints the rows per second."""
     import jax
 
     from experiments import rounds as job_of, train_large
@@ -54,7 +54,7 @@ def in_memory() -> None:
 
 
 def shards(folder: Path, kind: str) -> Path:
-    """Rows of the same table in shards."""
+    """Writes the rows of the same table as shards; returns their folder."""
     from experiments.blocks import Synthetic
 
     folder.mkdir()
@@ -73,12 +73,12 @@ def shards(folder: Path, kind: str) -> Path:
 
 
 def run(out: Path, *more: Any) -> tuple[float, str, list[dict[str, Any]]]:
-    """A run of the script: its seconds, what it said, its metrics."""
+    """Runs the script; returns its seconds, its output and its metrics."""
     command = [sys.executable, "-W", "ignore", "-m", "experiments.train_large", "--out", str(out), *METHOD, *EVERY]
     start = time.perf_counter()
     done = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
-    if done.returncode not in (0, os.EX_TEMPFAIL):  # the latter where --max-seconds ended it
+    if done.returncode not in (0, os.EX_TEMPFAIL):  # --max-seconds ends with EX_TEMPFAIL
         raise RuntimeError(done.stderr[-2000:])
     return seconds, done.stdout, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
@@ -112,11 +112,12 @@ def main() -> None:
             folder / "timed", "--synthetic", f"rows={MANY},p={P}", "--epochs", 9, "--max-seconds", SECONDS
         )
     notes = [
-        f"To go on (all but the start of Python and its imports; the first rows for moments, checkpoint, position): "
-        f"{benchmark.spread(goes_on, 1)} s, {len(goes_on)} times.",
+        f"Resuming takes {benchmark.spread(goes_on, 1)} s ({len(goes_on)} times), without the start of Python and its "
+        "imports. The seconds include the first rows for moments, the checkpoint and the position.",
         f"`--max-seconds {SECONDS}`: {whole:.1f} s from the start of the process to its end, imports included.",
-        "rows/s: the median of lines of metrics.jsonl, without the first of a run; evaluations and checkpoints apart. "
-        f"A pass moves {ROWS * P * 4 / 1e6:.0f} MB, for {1e7:.0e} rows {MANY * P * 4 / 1e9:.2f} GB.",
+        "rows/s: the median over the lines of metrics.jsonl without the first line of a run; evaluations and "
+        f"checkpoints are not included. A pass moves {ROWS * P * 4 / 1e6:.0f} MB, for {1e7:.0e} rows "
+        f"{MANY * P * 4 / 1e9:.2f} GB.",
     ]
     header = ["data", "1000 rows/s", "of those in memory", "waiting for data", "peak GB"]
     benchmark.write("bench_streaming", "--write", header, rows, "\n\n".join(notes), committed=options.write)

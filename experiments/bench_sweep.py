@@ -3,11 +3,11 @@
 python -m experiments.bench_sweep [--write]
 python -m experiments.bench_sweep --what space [--samples 64]
 
-Timed in one run: one fit, compiled before (its rounds use one core for the most part; a sweep has a run on each); the
-sweep, once with compilation and then with other values; and processes that each make one of the fits, two at a time,
-with and without a cache of compiled programs. Then draws from a space with three depths, as a sweep and as fits in
-turn, both compiled before; ``--what space`` measures these alone. And the memory of a sweep of 1000 runs in a process
-of its own. What the first sweep found is a table beside that of the times.
+One run times the following. First, a single compiled fit; its rounds use mostly one core, while a sweep has a run on
+each core. Second, the sweep, once with compilation and then with other values. Third, processes that each make one of
+the fits, two at a time, with and without a cache of compiled programs. Fourth, draws from a space with three depths, as
+a compiled sweep and as compiled sequential fits; ``--what space`` measures only this part. Fifth, the memory of a sweep
+of 1000 runs in a process of its own. The results of the first sweep are written as a table beside the times.
 """
 
 import json
@@ -30,13 +30,13 @@ HEADER = ["what", "s", "s for all runs", "of compiled fits in turn"]
 
 
 def table() -> tuple[np.ndarray, np.ndarray]:
-    """Features and targets."""
+    """Returns features and targets."""
     loaded = data.load()
     return loaded.x, loaded.y
 
 
 def one_fit() -> None:
-    """A process that makes one fit."""
+    """Makes one fit in this process."""
     import jax
 
     import jtrees
@@ -46,7 +46,7 @@ def one_fit() -> None:
 
 
 def many() -> None:
-    """A process that makes a sweep of 1000 short runs, and says how much memory it took before and after."""
+    """Makes a sweep of 1000 short runs in this process, and prints the peak memory before and after."""
     benchmark.use_all_cores()
     import jax
 
@@ -61,7 +61,7 @@ def many() -> None:
 
 
 def of_space(samples: int) -> dict[str, list[float]]:
-    """Seconds of a sweep over draws from a space, and of the fits of the same draws in turn; all compiled before."""
+    """Returns the seconds of a compiled sweep over draws from a space, and of compiled sequential fits of the draws."""
     import jax
 
     import jtrees
@@ -83,7 +83,7 @@ def of_space(samples: int) -> dict[str, list[float]]:
 
 
 def rows_of_space(samples: int) -> list[list[str]]:
-    """The rows of the table on a space."""
+    """Returns the rows of the table for the space."""
     times = of_space(samples)
     fits, sweep = np.median(times["fits"]), np.median(times["sweep"])
     return [
@@ -98,7 +98,7 @@ def rows_of_space(samples: int) -> list[list[str]]:
 
 
 def processes(cache: str | None) -> float:
-    """Seconds that 64 processes of one fit take, two at a time: four are made."""
+    """Returns the seconds of 64 processes of one fit, two at a time, extrapolated from four processes."""
     env = os.environ | ({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})
     command = [sys.executable, "-m", "experiments.bench_sweep", "--what", "one"]
     start = time.perf_counter()
@@ -110,9 +110,9 @@ def processes(cache: str | None) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """All of it, as a table."""
+    """Measures all parts and writes the table."""
     parser = benchmark.parser(__doc__)
-    parser.add_argument("--what", choices=["all", "one", "many", "space"], default="all", help="part to measure")
+    parser.add_argument("--what", choices=["all", "one", "many", "space"], default="all", help="the measured part")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="draws from a space")
     options = parser.parse_args(arguments)
     if options.what == "space":
@@ -161,12 +161,13 @@ def main(arguments: list[str] | None = None) -> None:
         *rows_of_space(options.samples),
     ]
     notes = (
-        f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. Programs that the "
-        f"sweep compiled in more than a tenth of a second: {programs} (a search's beginning, a round, its end, what a "
-        f"tree answers). In processes {fresh / cold:.1f} times as long as in the sweep with its compilation, "
-        f"{fresh / all_:.1f} times as without. The draws from a space have depths 3, 4 and 5.\n\n"
-        f"A sweep of {memory['runs']} runs of 20 steps takes at most "
-        f"{memory['after']:.2f} GB of memory; one of 64 before, in the same process, {memory['before']:.2f} GB."
+        f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. The sweep "
+        f"compiled {programs} programs that each took more than a tenth of a second (a sweep needs the start of a "
+        f"search, a round, its end, and predictions of a tree). Processes take {fresh / cold:.1f} times the seconds of "
+        f"the sweep with its compilation, and {fresh / all_:.1f} times the seconds of the compiled sweep. The draws "
+        "from a space have depths 3, 4 and 5.\n\n"
+        f"A sweep of {memory['runs']} runs of 20 steps takes at most {memory['after']:.2f} GB of memory; an earlier "
+        f"sweep of 64 runs in the same process took {memory['before']:.2f} GB."
     )
     file = benchmark.write("bench_sweep", "", HEADER, rows, notes, committed=options.write)
     found[0].frame().to_csv(file.with_suffix(".csv"), index=False, float_format="%.6g")

@@ -1,11 +1,11 @@
-"""Speed of TEL's conditional computation: loss and gradients at initialisation and after training, whole training steps
-against the dense logistic layer, memory, and the crossover of the two ways.
+"""Speed of TEL's conditional computation: loss and gradients of initial and trained trees, training steps against the
+dense logistic layer, memory, and the crossover of the two algorithms.
 
 python -m experiments.bench_tel [--repeats 15] [--write]
 
-Ten trees, batches of 256 of 2560 samples with 20 features, two classes. Trained: 50 epochs of the method, lazy Adam at
-0.01. The floor is the three products that scoring all splits and its gradient cannot avoid (scores, gradients of the
-weights and the leaves); following paths avoids them.
+The task has ten trees, batches of 256 of 2560 samples with 20 features, and two classes. Training is 50 epochs of the
+method with lazy Adam at 0.01. The floor is the three products that an algorithm over all splits cannot avoid: the
+scores, the gradients of the weights and the gradients of the leaves. An algorithm that follows paths avoids them.
 """
 
 from functools import cache
@@ -23,15 +23,16 @@ from jtrees.routing import conditional
 from jtrees.routing.by_level import Asked
 
 TREES, BATCH, FEATURES, ROWS, EPOCHS, RATE = 10, 256, 20, 2560, 50, 0.01
-STEPS = 20  # of a timed call
-# ms of loss and gradients of the authors' TensorFlow operator: 2 threads of such a machine, as reported to us; trained
-# with gamma = 1.
+STEPS = 20  # steps per timed call
+# ms of loss and gradients of the authors' TensorFlow operator with 2 threads of a similar machine, as reported to us;
+# the
+# trained tree has gamma = 1.
 AUTHORS = {4: (2.2, 2.2), 6: (5.9, 3.8), 8: (20.0, 10.0), 10: (81.0, 40.0)}
-NAIVE = {10: 49.0, 12: 238.0, 14: 911.0}  # ms of a dense logistic layer, likewise
+NAIVE = {10: 49.0, 12: 238.0, 14: 911.0}  # ms of a dense logistic layer, as reported to us
 
 
 def samples() -> jtrees.Batch:
-    """A task that takes more than one split."""
+    """Returns the samples of a task that needs more than one split."""
     rng = np.random.default_rng(0)
     x, direction = rng.normal(size=(ROWS, FEATURES)), rng.normal(size=FEATURES)
     y = (x @ direction > 0) ^ (x[:, 0] * x[:, 1] > 0)
@@ -39,7 +40,7 @@ def samples() -> jtrees.Batch:
 
 
 def method(depth: int, gamma: float, kind: str) -> tuple[jtrees.Method, optax.GradientTransformation]:
-    """One of ``"lazy"``, ``"dense"`` (Adam on everything) and ``"logistic"``."""
+    """Returns method and optimiser of ``"lazy"``, ``"dense"`` (Adam on all parameters) or ``"logistic"``."""
     options: dict[str, Any] = {"task": jtrees.Classification(2), "step": "logistic" if kind == "logistic" else "smooth"}
     rate = RATE if kind == "lazy" else None
     optimizer = jtrees.training.lazy_adam(RATE) if kind == "lazy" else optax.adam(RATE)
@@ -47,7 +48,7 @@ def method(depth: int, gamma: float, kind: str) -> tuple[jtrees.Method, optax.Gr
 
 
 def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtrees.training.TrainState, Any]:
-    """The initial state of a run, and a compiled function that makes some of its steps."""
+    """Returns the initial state of a run, and a compiled function that makes a number of its steps."""
     of, optimizer = method(depth, gamma, kind)
     state = jtrees.training.start(of, data, key=jax.random.key(0), optimizer=optimizer)
     once = jtrees.training.step.one_step(of, data, optimizer, batch_size=BATCH)
@@ -57,13 +58,13 @@ def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtr
 
 @cache
 def trained(depth: int, gamma: float) -> jtrees.methods.Ensemble:
-    """After the epochs."""
+    """Returns the ensemble after all epochs."""
     state, advance = runner(depth, gamma, "lazy", samples())
     return advance(state, jnp.int32(ROWS // BATCH * EPOCHS))[0].params
 
 
 def loss_and_gradients(way: str, width: int = 1) -> Any:
-    """By ``"level"``, along ``"paths"``, or as the library ``"chooses"``; of batches one after the other."""
+    """Returns a function of sequential batches, by ``"level"``, along ``"paths"``, or as the library ``"chooses"``."""
 
     def outputs(asked: Asked) -> jax.Array:
         if way == "level":
@@ -87,7 +88,7 @@ def loss_and_gradients(way: str, width: int = 1) -> Any:
 
 @jax.jit
 def floor(params: jtrees.methods.Ensemble, batches: jax.Array) -> Any:
-    """The products, tree by tree."""
+    """Computes the products, tree by tree."""
 
     def tree(one: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
         weights, values = one
@@ -100,7 +101,7 @@ def floor(params: jtrees.methods.Ensemble, batches: jax.Array) -> Any:
 
 
 def of_gradients(depth: int, repeats: int, data: jtrees.Batch) -> list[list[str]]:
-    """Two rows: at initialisation, and trained with gamma = 1; a third, trained with gamma = 0.1."""
+    """Returns three rows: initial, trained with gamma = 1, trained with gamma = 0.1."""
     x, y, rows = data.x.reshape(-1, BATCH, FEATURES), data.y.reshape(-1, BATCH), []
     of, _ = method(depth, 1.0, "lazy")
     states = [("initial", 1.0, of.init(data, key=jax.random.key(0)))]
@@ -124,7 +125,7 @@ def of_gradients(depth: int, repeats: int, data: jtrees.Batch) -> list[list[str]
 
 
 def of_steps(depth: int, repeats: int, data: jtrees.Batch, gamma: float = 0.1) -> list[str]:
-    """Whole steps on a trained ensemble, of three kinds."""
+    """Returns a row of whole steps on a trained ensemble, of three kinds."""
     calls, compiled, memory = {}, [], 0.0
     for kind in ("lazy", "dense", "logistic"):
         state, advance = runner(depth, gamma, kind, data)
@@ -137,7 +138,7 @@ def of_steps(depth: int, repeats: int, data: jtrees.Batch, gamma: float = 0.1) -
         steps = jnp.int32(STEPS if kind != "logistic" or depth < 12 else 2)
         calls[kind] = lambda advance=advance, state=state, steps=steps: advance(state, steps)
     times = {}
-    for kind, call in calls.items():  # not in turn: each keeps its arrays in cache, as in a run
+    for kind, call in calls.items():  # not alternating: each kind keeps its arrays in the cache, as in a run
         jax.block_until_ready(call())
         steps = 2 if kind == "logistic" and depth >= 12 else STEPS
         few = max(3, repeats // 3) if kind == "logistic" else repeats
@@ -150,7 +151,7 @@ def of_steps(depth: int, repeats: int, data: jtrees.Batch, gamma: float = 0.1) -
 
 
 def crossover(depth: int, repeats: int, data: jtrees.Batch) -> list[str]:
-    """Leaves a sample and tree at which following paths costs as much as scoring all splits."""
+    """Returns the row of the crossover: the leaves per sample and tree at which both algorithms cost the same."""
     x, y, params = data.x.reshape(-1, BATCH, FEATURES), data.y.reshape(-1, BATCH), trained(depth, 0.1)
     points, level = [], loss_and_gradients("level")
     for gamma in (0.1, 0.4, 0.8):
@@ -171,7 +172,7 @@ def crossover(depth: int, repeats: int, data: jtrees.Batch) -> list[str]:
 
 
 def main() -> None:
-    """Three tables."""
+    """Measures and writes three tables."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
@@ -186,18 +187,19 @@ def main() -> None:
     print(benchmark.markdown(of_step, steps), flush=True)
     ways = [crossover(depth, options.repeats, data) for depth in (6, 7, 8, 9, 10, 12)]
     notes = (
-        f"Loss and gradients of all parameters, ms, median ± half the middle half of {options.repeats} calls in turn, "
-        "each of ten batches. "
-        "The authors' figures (their TensorFlow operator, 2 threads, loss gradient included) are as reported to us, "
-        "from such a machine on another day; in brackets how many times faster we are.\n\n"
-        "Whole training steps (forward, backward, update) with gamma = 0.1 after 50 epochs; the dense logistic layer "
-        "as `ops.soft` under `vmap` with Adam, to be had at any state. `reported`: against a dense logistic layer's "
+        f"Loss and gradients of all parameters, ms, median ± half the middle half of {options.repeats} alternating "
+        "calls with ten batches each. The authors' figures (their TensorFlow operator, 2 threads, loss gradient "
+        "included) were reported to us, from a similar machine on another day. Brackets show our speed relative to "
+        "theirs.\n\n"
+        "Whole training steps (forward, backward, update) with gamma = 0.1 after 50 epochs. The dense logistic layer "
+        "is `ops.soft` under `vmap` with Adam, in its initial state. `reported`: relative to a dense logistic layer's "
         f"{', '.join(f'{v:g}' for v in NAIVE.values())} ms at depth {', '.join(map(str, NAIVE))}, as reported to us. "
-        "First calls in seconds; GB is what the lazy program needs by the compiler's account: the state before and "
-        "after, and all between, either way included.\n\n"
+        "First calls are in seconds. GB is the memory of the lazy program by the compiler's account: the states before "
+        "and after the step, and all temporary arrays of both algorithms.\n\n"
         + benchmark.markdown(of_step, steps)
-        + "\nThe crossover: ms of scoring all splits; ms of following paths by the mean leaves a sample and tree; "
-        "where a straight line through these meets the former; and the width that is the default.\n\n"
+        + "\nThe crossover. `all splits`: ms of scoring all splits. `leaves: paths`: ms of following paths, by mean "
+        "leaves per sample and tree. `equal at`: the number of leaves at which a straight line through these times "
+        "reaches the time of all splits. `width`: the default width.\n\n"
         + benchmark.markdown(["depth", "all splits", "leaves: paths", "equal at", "width"], ways)
     )
     benchmark.write("bench_tel", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)

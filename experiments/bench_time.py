@@ -1,10 +1,10 @@
-"""Time that people wait, and memory: fits by default in a fresh process and again, cross-validation, tuning, bagging.
+"""Waiting time and memory of users: default fits in a fresh process and again, cross-validation, tuning, bagging.
 
 python -m experiments.bench_time [--data-dir FOLDER] [--repeats 3] [--jobs regressor classifier ...] [--write]
 
-Each job runs in a process of its own, several times; the first time counts from the start of the process, with the
-import of the library and compilation, and no program is kept on disk. The memory is the largest of the process up to
-the end of the first fit, data included.
+Each job runs in a process of its own, several times. The first time counts from the start of the process; it includes
+the import of the library and compilation. No program is cached on disk. The memory is the peak of the process up to the
+end of the first fit, data included.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from typing import Any
 
 from experiments import benchmark
 
-FORESTS = 100  # trees
-Score = tuple[float, float]  # ours, the peer's
+FORESTS = 100  # trees of the random forests
+Score = tuple[float, float]  # our score, the rival's score
 
 
 def _estimator(classifies: bool) -> Callable[[], Score]:
@@ -139,23 +139,23 @@ def long(data_dir: str | None) -> Callable[[], Score]:
 
 
 def long_boosted(data_dir: str | None) -> Callable[[], Score]:
-    """`Boosted()`, at most 60 s, on the same rows (likewise)."""
+    """`Boosted()`, at most 60 s, on the same rows."""
     import jtrees
 
     return _long(jtrees.Boosted)
 
 
 JOBS = {one.__name__: one for one in (regressor, classifier, cross_validation, tuning, bagging, long, long_boosted)}
-ends: list[tuple[float, float]] = []  # when our part of each fit was done, and the largest memory up to then, GB
+ends: list[tuple[float, float]] = []  # for each fit, the time when our part was done, and the peak memory in GB
 
 
 def ended() -> None:
-    """Notes that our part of a fit is done."""
+    """Records the end of our part of a fit."""
     ends.append((time.time(), benchmark.peak_memory()))
 
 
 def one(job: str, data_dir: str | None, began: float) -> dict[str, Any]:
-    """Seconds from the start of the process, at ``began``, to the end of the first fit, and of a second; and others."""
+    """Returns the seconds from ``began``, the start of the process, to the end of the first fit, and other figures."""
     fit = JOBS[job](data_dir)
     scores = fit()
     start = time.time()
@@ -165,7 +165,7 @@ def one(job: str, data_dir: str | None, began: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every job, one after the other."""
+    """Runs every job sequentially."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--jobs", nargs="+", default=[*JOBS], choices=[*JOBS])
     parser.add_argument("--repeats", type=int, default=3)
@@ -190,10 +190,10 @@ def main() -> None:
         print(*rows[-1], file=sys.stderr, flush=True)
     header = ["what", "first, s", "again, s", "memory, GB", "score, %", "random forest, %"]
     notes = (
-        f"Seconds in {options.repeats} processes, median and half the interquartile range: first, from the start of a "
-        "process, imports, compilation and prediction included; again, in the same process. Memory: the largest of the "
-        "process up to the end of the first fit, data included. Scores on a quarter of the "
-        f"rows, or of cross-validation: R², or accuracy of classes; the forest has {FORESTS} trees."
+        f"Seconds in {options.repeats} processes, median and half the interquartile range. First: from the start of a "
+        "process, with imports, compilation and prediction. Again: in the same process. Memory: the peak of the "
+        "process up to the end of the first fit, data included. Scores on a quarter of the rows, or of "
+        f"cross-validation: R², or accuracy of classes. The forest has {FORESTS} trees."
     )
     jobs = "" if len(options.jobs) == len(JOBS) else f"--jobs {' '.join(options.jobs)} "
     arguments = f"--data-dir DATA {jobs}--repeats {options.repeats}"

@@ -2,9 +2,9 @@
 
 python -m experiments.bench_training [--data-dir FOLDER] [--depth 2 4 6 8 10] [--write]
 
-Three things are timed in one run: a step of ``jtrees.train``, in ``jtrees.training.multi_start`` of a start a device,
-two at least; what no step can avoid (the two matrix products and one sigmoid a node and sample); and a step of the
-authors' package, where ``make peers`` has installed it.
+One run times three things: a step of ``jtrees.train``, the unavoidable part of a step, and a step of the authors'
+package if ``make peers`` has installed it. Our step runs in ``jtrees.training.multi_start`` with one start per device,
+but at least two starts. The unavoidable part is two matrix products, and one sigmoid per node and sample.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PEER = "GET"  # the import name of get-oblique
 
 
 def table(data_dir: str | None, part: float = 0.6) -> tuple[str, np.ndarray, np.ndarray]:
-    """A part of cpu-act, or random numbers of the same shape where that is not at hand; its name, x, y in [0, 1]."""
+    """Returns the name, x and y in [0, 1] of a part of cpu-act, or of random numbers if cpu-act is not available."""
     rng = np.random.default_rng(0)
     try:
         loaded = data.load("cpu-act", data_dir=data_dir)
@@ -38,7 +38,7 @@ def table(data_dir: str | None, part: float = 0.6) -> tuple[str, np.ndarray, np.
 
 
 def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
-    """Our step and the floor, their repeats taken in turns."""
+    """Returns the seconds of our step and of the floor; their calls alternate."""
     benchmark.use_all_cores()
     import jax
     import jax.numpy as jnp
@@ -70,7 +70,7 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
 
 
 def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
-    """The authors' package: the difference of a long and a short fit over the optimiser steps between them."""
+    """Returns the authors' seconds per step: the difference of a long and a short fit over the steps between them."""
     from GET import GETRegressor  # type: ignore[import-not-found]
     import torch  # type: ignore[import-not-found]
     from torch.optim.optimizer import register_optimizer_step_post_hook  # type: ignore[import-not-found]
@@ -97,7 +97,7 @@ def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs every depth, each implementation in a process of its own, one after the other."""
+    """Runs every depth sequentially, each implementation in a process of its own."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--depth", nargs="+", type=int, default=[2, 4, 6, 8, 10])
     parser.add_argument("--data-dir")
@@ -128,9 +128,9 @@ def main() -> None:
     notes = (
         f"Milliseconds per epoch and start (one optimiser step on {n} x {p} samples of {name}, hard evaluation "
         f"included): median and half the interquartile range. Ours: {mine['starts']} starts on {mine['devices']} "
-        "devices of jax, divided by their number; get-oblique: one start. Floor, of one start: the two matrix products "
-        "and one sigmoid a node and sample, "
-        "2 x 2 x nodes x n x p floating-point operations. Memory is the peak of the whole process."
+        "devices of jax, divided by their number; get-oblique: one start. The floor is for one start: two matrix "
+        "products and one sigmoid per node and sample, 2 x 2 x nodes x n x p floating-point operations. Memory is the "
+        "peak of the whole process."
     )
     benchmark.write("bench_training", "--data-dir DATA", header, rows, notes, committed=options.write)
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians with spread, what the machine is, and where their tables go."""
+"""Shared parts of the benchmarks: medians with spread, the description of the machine, and the files of the tables."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def use_all_cores() -> None:
-    """Asks jax for as many CPU devices as there are cores, for starts to be shared out among them.
+    """Makes jax use one CPU device per core; starts are spread over the devices.
 
-    To be called before anything is computed. What JAX_NUM_CPU_DEVICES says comes first.
+    Call it before any computation. The environment variable JAX_NUM_CPU_DEVICES takes precedence.
     """
     import jax
 
@@ -30,14 +30,14 @@ def use_all_cores() -> None:
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """A command line with what all benchmarks have."""
+    """Returns a command line with the options of all benchmarks."""
     out = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out.add_argument("--write", action="store_true", help="write to experiments/results, which is committed")
+    out.add_argument("--write", action="store_true", help="write to the committed experiments/results")
     return out
 
 
 def seconds(fn: Callable[[], Any], repeats: int) -> list[float]:
-    """Wall-clock seconds of each of several calls."""
+    """Returns the wall-clock seconds of each of several calls."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -47,8 +47,9 @@ def seconds(fn: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def in_turn(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of compiled calls, each called once before, and then in turn, so that what else the machine does meets
-    all.
+    """Returns the seconds of compiled calls that alternate, after one warm-up call each.
+
+    Alternation spreads other load of the machine over all calls.
     """
     import jax
 
@@ -62,23 +63,23 @@ def in_turn(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, l
 
 
 def spread(times: list[float], scale: float = 1e3) -> str:
-    """Median and the half-width of the middle half, scaled (milliseconds by default)."""
+    """Returns the median and half the interquartile range, scaled (milliseconds by default)."""
     low, middle, high = np.percentile(np.asarray(times) * scale, [25, 50, 75])
     return f"{middle:.3g} ± {(high - low) / 2:.1g}"
 
 
 def peak_memory() -> float:
-    """Largest resident memory of this process so far, GB."""
+    """Returns the peak resident memory of this process so far, GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def installed(package: str) -> bool:
-    """Whether a package could be imported, without importing it."""
+    """Returns whether a package could be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
 def machine() -> str:
-    """One line on the machine and the versions."""
+    """Returns one line on the machine and the versions."""
     import jax
 
     info = Path("/proc/cpuinfo")
@@ -88,7 +89,7 @@ def machine() -> str:
 
 
 def child(module: str, *arguments: Any) -> dict[str, Any]:
-    """Runs a module in a process of its own (for its memory and its threads) and reads the JSON it prints last."""
+    """Runs a module in a process of its own, which isolates memory and threads; returns the JSON it prints last."""
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -97,12 +98,12 @@ def child(module: str, *arguments: Any) -> dict[str, Any]:
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A table."""
+    """Returns a table in Markdown."""
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]) + "\n"
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes a file aside and renames it, so that it is whole or not there."""
+    """Writes a temporary file and renames it: an interrupted call leaves no partial file."""
     aside = file.with_suffix(".unfinished")
     aside.write_text(text)
     os.replace(aside, file)
@@ -111,9 +112,19 @@ def write_whole(file: Path, text: str) -> None:
 def write(
     name: str, arguments: str, header: list[str], rows: list[list[str]], notes: str, *, committed: bool, to: str = ""
 ) -> Path:
-    """Prints a table with the command that makes it again, and writes it, to the committed ones only if told so.
+    """Prints a table with its command, and writes it to ``experiments/results`` or, by default, to ``results``.
 
-    Its file is ``to``, by default the name of the benchmark; it is returned.
+    Args:
+      name: name of the benchmark.
+      arguments: arguments of the command that makes the table.
+      header: heads of the columns.
+      rows: rows of cells.
+      notes: text below the table.
+      committed: whether to write to ``experiments/results``, which is committed.
+      to: name of the file without ending; the name of the benchmark by default.
+
+    Returns:
+      The file.
     """
     command = f"python -m experiments.{name} {arguments}".strip()
     text = f"# {name}\n\nMade by `{command}` on {machine()}.\n\n{markdown(header, rows)}\n{notes}\n"

@@ -1,4 +1,4 @@
-"""Tables that no memory holds, as blocks of rows that can be had in any order: made, or read from shards."""
+"""Tables that exceed the memory, as blocks of rows with random access: generated, or read from shards."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-_KEPT = 4  # row groups
-_MUCH = 0.01  # part of the rows that may be left out without advice
+_KEPT = 4  # row groups that stay in memory
+_MUCH = 0.01  # share of unused rows above which the note recommends another block
 
 _MOST = float(np.finfo(np.float32).max)
 
-# Features (rows, p) and targets (rows,): float32 where that holds every number, else float64; classes int32.
+# Features (rows, p) and targets (rows,): float32 if float32 holds every number, else float64; classes are int32.
 Block = tuple[np.ndarray, np.ndarray]
 
 
@@ -23,12 +23,12 @@ class DataError(ValueError):
 
 
 class Blocks(Protocol):
-    """A table in blocks of equally many rows.
+    """A table in blocks with equal numbers of rows.
 
     Attributes:
-      names: of the features.
-      described: what a resumed run must find unchanged: plain data.
-      notes: what a user should know of it.
+      names: names of the features.
+      described: plain data that must not change when a run is resumed.
+      notes: messages for the user about the table.
     """
 
     @property
@@ -45,13 +45,13 @@ class Blocks(Protocol):
     def __getitem__(self, i: int) -> Block: ...
 
     def where(self, i: int, row: int) -> str:
-        """The place of a row of block i, as an error names it."""
+        """Returns the place of a row of block i, for error messages."""
         ...
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Rows made when they are asked for, always the same: noise on a function that is bent along two hyperplanes."""
+    """Rows generated on demand, always the same: a function with bends along two hyperplanes, plus noise."""
 
     rows: int
     p: int
@@ -61,17 +61,17 @@ class Synthetic:
 
     @property
     def names(self) -> list[str]:
-        """Of the features."""
+        """Names of the features."""
         return [f"x{i}" for i in range(self.p)]
 
     @property
     def described(self) -> dict[str, Any]:
-        """The numbers that it is made of."""
+        """The numbers that determine the table."""
         return {"rows": self.rows, "p": self.p, "block": self.block, "seed": self.seed, "classes": self.classes}
 
     @property
     def notes(self) -> list[str]:
-        """None."""
+        """An empty list: there are no notes."""
         return []
 
     def __len__(self) -> int:
@@ -88,27 +88,33 @@ class Synthetic:
         return x, (y > 0.3).astype(np.int32) if self.classes else y
 
     def where(self, i: int, row: int) -> str:
-        """The block and the row."""
+        """Returns the block and the row."""
         return f"block {i}, row {row} (from 0)"
 
 
 class Shards:
-    """A folder of ``.npy`` files, ``(rows, p + 1)`` with the target last, or of Parquet files of numbers.
+    """A folder of ``.npy`` files ``(rows, p + 1)`` with the target last, or of Parquet files of numbers.
 
-    A block lies within one shard; the rows at the end of a shard that fill none are not used. Of Parquet whole row
-    groups are read, and the last few are kept: they should not be much larger than a block.
+    A block lies within one shard. Rows at the end of a shard that do not fill a block are unused. Parquet files are
+    read in whole row groups, and the last few groups stay in memory: a row group should not be much larger than a
+    block.
     """
 
     def __init__(
         self, folder: Path, block: int, target: str | None = None, classes: bool = False, batch: int | None = None
     ):
-        """Looks at the shards, and not at their rows; ``batch`` divides the blocks that a note may recommend.
+        """Reads the metadata of the shards, but no rows.
 
-        The folder may be an ``etils.epath.Path`` of a bucket, with shards of Parquet.
+        Args:
+          folder: a folder on a disk, or an ``etils.epath.Path`` of a bucket with Parquet shards.
+          block: rows of a block.
+          target: name of the target column of Parquet files.
+          classes: whether the targets are classes.
+          batch: a divisor of the block sizes that a note may recommend.
 
         Raises:
-          DataError: for a folder without shards, one that cannot be read, shards of different columns, a target for
-            shards without names.
+          DataError: the folder has no shards or cannot be read, the shards have different columns, or a target is named
+            for shards without names.
         """
         kinds = {".npy": _Npy, ".parquet": _Parquet}
         try:
@@ -128,7 +134,7 @@ class Shards:
                 raise DataError(
                     f"shards must have the same columns, but {came} and {expected}: not in both is {differ}"
                 )
-            shard.names = self.names  # columns of Parquet are read by name, in the order of the first shard
+            shard.names = self.names  # Parquet columns are read by name, in the order of the first shard
         self._ends = np.cumsum([shard.rows // block for shard in self._shards])
         self.notes: list[str] = []
         sizes = np.array([shard.rows for shard in self._shards])
@@ -161,7 +167,7 @@ class Shards:
             raise DataError(f"the shard {shard.file} is missing") from error
         except DataError:
             raise
-        except Exception as error:  # of NumPy and Arrow, of many kinds
+        except Exception as error:  # NumPy and Arrow raise many kinds
             raise DataError(f"the shard {shard.file} cannot be read: {error}") from error
         within = (np.abs(x) <= _MOST).all(1) & (np.abs(y) <= _MOST)
         if not within.all():
@@ -179,18 +185,18 @@ class Shards:
         return x, y.astype(np.int32)
 
     def where(self, i: int, row: int) -> str:
-        """The file and its row."""
+        """Returns the file and its row."""
         k, first = self._place(i)
         return f"{self._shards[k].file}, row {first + row} (from 0)"
 
     def _place(self, i: int) -> tuple[int, int]:
-        """The number of the shard of block i, and its first row there."""
+        """Returns the number of the shard of block i, and the block's first row in the shard."""
         k = int(np.searchsorted(self._ends, i, side="right"))
         return k, int(i - (self._ends[k - 1] if k else 0)) * self.block
 
 
 def _advice(sizes: np.ndarray, block: int, batch: int) -> str:
-    """Returns a clause that names a block, of half to twice the size, that leaves out fewer rows; or none."""
+    """Returns advice on a block of half to twice the size that leaves fewer rows unused, or an empty text."""
     steps = batch * np.arange(max(1, -(-block // (2 * batch))), 2 * block // batch + 1)
     left_out = (sizes[:, None] % steps).sum(0) / sizes.sum()
     if len(steps) == 0 or left_out.min() > (sizes % block).sum() / sizes.sum() / 2:
@@ -204,12 +210,12 @@ def _told(names: list[str]) -> str:
 
 
 def _precision(*kinds: Any) -> Any:
-    """The dtype of rows that hold numbers of these dtypes."""
+    """Returns the dtype of rows that hold numbers of these dtypes."""
     return np.float32 if all(np.can_cast(kind, np.float32) for kind in kinds) else np.float64
 
 
 class _Npy:
-    """A shard of NumPy, read where it lies."""
+    """A shard of NumPy, memory-mapped."""
 
     def __init__(self, file: Path, target: str | None):
         self.file = file
@@ -217,7 +223,7 @@ class _Npy:
             raise DataError(f"{file} cannot be read in parts where it is: copy it to a disk, or write Parquet")
         try:
             shape, kind = (rows := np.load(file, mmap_mode="r")).shape, rows.dtype.kind
-        except Exception as error:  # of many kinds: whatever a file that is no array leads to
+        except Exception as error:  # a file that is not an array leads to many kinds of errors
             raise DataError(f"the shard {file} cannot be read: {error}") from error
         if len(shape) != 2 or shape[1] < 2 or kind not in "fiu":
             raise DataError(
@@ -228,7 +234,7 @@ class _Npy:
         self.rows, self.names, self.largest = shape[0], [f"x{i}" for i in range(shape[1] - 1)], 0
 
     def read(self, first: int, count: int, group: Any) -> Block:
-        """Some of the rows."""
+        """Returns some of the rows."""
         rows = np.load(self.file, mmap_mode="r")[first : first + count]
         rows = np.asarray(rows, _precision(rows.dtype))
         if rows.shape != (count, len(self.names) + 1):
@@ -246,7 +252,7 @@ def _parquet(file: Path, **options: Any) -> Iterator[Any]:
 
 
 class _Parquet:
-    """A shard of Parquet: of its row groups those are read that a block touches."""
+    """A shard of Parquet; reads only the row groups that overlap a block."""
 
     def __init__(self, file: Path, target: str | None):
         import pyarrow as pa
@@ -268,7 +274,7 @@ class _Parquet:
         self._ends, self.largest = np.cumsum(sizes), max(sizes, default=0)
 
     def read(self, first: int, count: int, group: Callable[[int], np.ndarray]) -> Block:
-        """Some of the rows, of groups that are kept elsewhere."""
+        """Returns some of the rows; ``group`` returns a row group, which the caller may cache."""
         low, high = np.searchsorted(self._ends, [first, first + count - 1], side="right")
         groups = [group(int(i)) for i in range(low, high + 1)]
         before = int(self._ends[low - 1]) if low else 0
@@ -276,7 +282,7 @@ class _Parquet:
         return rows[:, :-1], rows[:, -1]
 
     def group(self, i: int) -> np.ndarray:
-        """A row group, the target last; gaps are NaN."""
+        """Returns a row group with the target last; missing values are NaN."""
         names = [*self.names, self.target]
         with _parquet(self.file, metadata=self._meta) as parquet:
             table = parquet.read_row_group(i, columns=names, use_threads=False)

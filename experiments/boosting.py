@@ -1,11 +1,11 @@
-"""How the trees of a boosted sum are trained: variants on seven tables, and the defaults beside XGBoost on six others.
+"""Training options of boosted trees: variants on seven tables, and the defaults beside XGBoost on six other tables.
 
 python -m experiments.boosting --part choice|held-out --data-dir DATA [--write] [--tables made ...] [--seconds 60]
 
-``choice`` changes one option of a tree at a time, on three real tables and four made ones. The defaults were chosen
+``choice`` changes one option of a tree at a time, on three real tables and four made tables. The defaults were chosen
 among such variants, on these tables. ``held-out`` has six tables that took no part in the choice. XGBoost has early
-stopping on a fifth of the rows, steps of 0.05 and up to 2000 trees. It is the best of three depths by the rows that
-stop it, and is not fitted to all rows afterwards. The score is R^2 on other rows, in points.
+stopping on a validation set of a fifth of the rows, a learning rate of 0.05 and up to 2000 trees. Its depth is the best
+of three on the validation set, and it is not refitted to all rows. The score is R^2 on test rows, in points.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ Table = tuple[np.ndarray, np.ndarray]
 
 
 def network(n: int) -> Table:
-    """A network of one layer of 16 random units on 12 features, and noise."""
+    """Returns a made table: a network with one layer of 16 random units on 12 features, plus noise."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(n, 12))
     hidden = np.tanh(x @ rng.normal(size=(12, 16)) / 1.5)
@@ -40,7 +40,7 @@ def network(n: int) -> Table:
 
 
 def trees(n: int) -> Table:
-    """A sum of 15 trees of depth 7 with random leaves on 8 features, and noise."""
+    """Returns a made table: a sum of 15 trees of depth 7 with random leaves on 8 features, plus noise."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(n, 8)).astype(np.float32)
     y = ExtraTreesRegressor(15, max_depth=7, random_state=0).fit(x[:2000], rng.normal(size=2000)).predict(x)
@@ -59,7 +59,7 @@ MADE: dict[str, dict[str, Callable[[int], Any]]] = {
 
 
 def tables(part: str, data_dir: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """The tables of a part: features to train and to test on, targets likewise."""
+    """Yields the tables of a part: training and test features, training and test targets."""
     for name, make in MADE[part].items():
         x, y = make(TRAIN + TEST)
         yield name, [x[:TRAIN], x[TRAIN:], y[:TRAIN], y[TRAIN:]]
@@ -70,7 +70,7 @@ def tables(part: str, data_dir: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
 
 
 def variants() -> dict[str, Any]:
-    """What is changed, one option at a time, by name."""
+    """Returns the variants by name; each changes one option."""
 
     def of(**tree: Any) -> Any:
         options: Any = {"depth": 5} | tree
@@ -99,7 +99,7 @@ def variants() -> dict[str, Any]:
 
 
 def held_out() -> dict[str, Any]:
-    """The recipes that are compared with XGBoost."""
+    """Returns the recipes that are compared with XGBoost."""
     return {
         "Boosted()": jtrees.Boosted(),
         "Boosted(GET(depth=4))": jtrees.Boosted(jtrees.GET(depth=4)),
@@ -108,7 +108,7 @@ def held_out() -> dict[str, Any]:
 
 
 def of_ours(recipe: Any, limit: float, x: Any, x_test: Any, y: Any, y_test: Any) -> tuple[float, str]:
-    """The score of a recipe, and what to show: with the seconds, the trees, and a star for the end of the time."""
+    """Returns the score of a recipe, and its cell: score, seconds, trees; a star if the time limit ended the fit."""
     begun = time.perf_counter()
     fit = jtrees.fit(recipe, x, y, key=jax.random.key(0), max_seconds=limit)
     seconds, score = time.perf_counter() - begun, 100 * float(r2_score(y_test, fit.predict(x_test)))
@@ -117,7 +117,7 @@ def of_ours(recipe: Any, limit: float, x: Any, x_test: Any, y: Any, y_test: Any)
 
 
 def of_xgboost(x: Any, x_test: Any, y: Any, y_test: Any) -> tuple[float, str]:
-    """The same of XGBoost."""
+    """Returns the score and the cell of XGBoost."""
     import xgboost  # pyright: ignore[reportMissingImports]
 
     begun, found = time.perf_counter(), []
@@ -160,8 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
     header = ["", *next(iter(shown.values())), f"mean beside {first}"]
     rows = [[name, *of.values(), f"{beside[name]:+.2f}"] for name, of in shown.items()]
     notes = (
-        "R^2 in points on other rows (seconds, compilation included; trees). A star: ended by the limit of "
-        f"{options.seconds:g} s. One key and one split.\n"
+        "R^2 in points on test rows (seconds, compilation included; trees). A star marks a fit that the limit of "
+        f"{options.seconds:g} s ended. One key and one split.\n"
     )
     command = f"--part {options.part} --data-dir DATA --seconds {options.seconds:g}"
     to = f"boosting_{options.part.replace('-', '_')}"

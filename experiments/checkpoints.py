@@ -1,4 +1,4 @@
-"""Files of a run, on a disk or in a bucket. Checkpoints: the one module that knows Orbax."""
+"""Files of a run, on a disk or in a bucket. Only this module uses Orbax, for checkpoints."""
 
 import os
 from typing import Any
@@ -15,28 +15,29 @@ KEPT = 3
 
 
 def place(text: str) -> epath.Path:
-    """Returns the path of a folder: ``gs://bucket/...``, whose double slash ``pathlib`` would drop, or absolute.
+    """Returns the path of a folder: ``gs://bucket/...`` or an absolute path on a disk.
 
-    Orbax takes no other, and ``epath.Path.resolve`` takes a bucket for a folder on a disk.
+    ``pathlib`` would drop the double slash of a bucket. Orbax needs an absolute path. ``epath.Path.resolve`` would
+    treat a bucket as a folder on a disk.
     """
     return epath.Path(text if "://" in text else os.path.abspath(text))
 
 
 def write_whole(file: os.PathLike, text: str) -> None:
-    """Writes a file so that it is whole or not there."""
+    """Writes a file atomically: an interrupted call leaves no partial file."""
     with io.written_whole(file) as out:
         out.write(text.encode())
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, or none that can be read; the message says which and why."""
+    """A checkpoint cannot be written, or no checkpoint can be read; the message names it and the reason."""
 
 
 class Checkpoints:
-    """The last checkpoints of a run in a folder. One that is written is there as a whole, or not at all."""
+    """The last checkpoints of a run in a folder. Writes are atomic."""
 
     def __init__(self, folder: epath.Path):
-        """Makes the folder, given by an absolute path or that of a bucket."""
+        """Makes the folder, which is an absolute path or a path of a bucket."""
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, cleanup_tmp_directories=True)
         self._folder = folder
         try:
@@ -45,34 +46,39 @@ class Checkpoints:
             raise CheckpointError(f"cannot write to {folder}: {error}") from error
 
     def save(self, step: int, tree: Any, told: dict[str, Any]) -> None:
-        """Begins to write a pytree of arrays and keys, and plain data: the arrays may be donated when this returns.
+        """Starts to write a pytree of arrays and keys, and plain data.
+
+        The arrays may be donated when this method returns.
 
         Raises:
-          CheckpointError: if it cannot be written, or the one before could not; earlier ones are as they were.
+          CheckpointError: this checkpoint or the one before it cannot be written; earlier checkpoints are unchanged.
         """
         items = ocp.args.Composite(tree=ocp.args.StandardSave(_arrays(tree)), told=ocp.args.JsonSave(told))
         self._tried(f"the checkpoint of step {step}", lambda: self._manager.save(step, args=items, force=True))
 
     def wait(self) -> None:
-        """Waits for what is being written.
+        """Waits until the checkpoint is written.
 
         Raises:
-          CheckpointError: if it could not be written; earlier checkpoints are as they were.
+          CheckpointError: it could not be written; earlier checkpoints are unchanged.
         """
         self._tried("a checkpoint", self._manager.wait_until_finished)
 
     def _tried(self, what: str, write: Any) -> None:
         try:
             write()
-        except Exception as error:  # Orbax wraps what the system says in errors of many kinds
+        except Exception as error:  # Orbax wraps errors of the system in errors of many kinds
             raise CheckpointError(f"cannot write {what} to {self._folder}: {_line(error)}") from error
 
     def newest(self, like: Any) -> tuple[int, Any, dict[str, Any], list[str]] | None:
-        """The newest checkpoint that can be read: its step, a pytree like this one, the plain data, and what was wrong
-        with newer ones, which are deleted. None if there are none at all.
+        """Reads the newest readable checkpoint, and deletes unreadable newer ones.
+
+        Returns:
+          The step, a pytree like ``like``, the plain data, and messages on the unreadable newer checkpoints. None if
+          there is no checkpoint.
 
         Raises:
-          CheckpointError: if there are some, and none can be read; and as :meth:`wait`.
+          CheckpointError: there are checkpoints, but none can be read; or as in :meth:`wait`.
         """
         self.wait()
         wrong = []
@@ -81,7 +87,7 @@ class Checkpoints:
             try:
                 found: Any = self._manager.restore(step, args=items)
                 tree = _with_keys(found.tree, like)
-            except Exception as error:  # of many kinds: whatever a file that is not whole leads to
+            except Exception as error:  # an incomplete file leads to many kinds of errors
                 wrong.append(f"the checkpoint of step {step} in {self._folder} cannot be read: {_line(error)}")
                 continue
             for newer in [other for other in self._manager.all_steps() if other > step]:
@@ -92,7 +98,7 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        """Waits for what is being written, and raises as :meth:`wait`."""
+        """Waits until the checkpoint is written; raises as :meth:`wait`."""
         self._tried("a checkpoint", self._manager.close)
 
 
@@ -105,7 +111,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _arrays(tree: Any) -> dict[str, Any]:
-    """The arrays of a pytree by their number, keys as their data."""
+    """Returns the arrays of a pytree by their number; a key is replaced by its data."""
     return {f"{i}": jax.random.key_data(a) if _is_key(a) else a for i, a in enumerate(jax.tree.leaves(tree))}
 
 

@@ -1,10 +1,10 @@
-"""TEL in place of a network's dense layers: CNN-Dense and CNN-TEL on MNIST (the paper's section 4.3, Table 4): numbers,
-accuracy, test loss.
+"""TEL in place of a network's dense layers: CNN-Dense and CNN-TEL on MNIST (section 4.3, Table 4 of the paper).
 
 python -m experiments.cnn_tel --data-dir DATA [--rows 10000] [--seeds 3] [--write]
 
-Two convolutions, max pooling, dropout; then either two dense layers, or a narrow one, batch normalisation and trees.
-Adam; the epoch with the lowest loss on a tenth of the training rows, whose rate is the better of two by that loss.
+The table has parameters, accuracy and test loss. A network has two convolutions, max pooling and dropout. Then come two
+dense layers, or a narrow layer with batch normalisation and trees. The optimiser is Adam. The validation set is a tenth
+of the training rows: its loss chooses the epoch and one of two learning rates.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ CLASSES = 10
 
 
 class Network(nnx.Module):
-    """Images ``(n, 28, 28, 1)`` to logits; ``trees`` says which head."""
+    """Maps images ``(n, 28, 28, 1)`` to logits; ``trees`` chooses the head."""
 
     def __init__(self, trees: bool, *, rngs: nnx.Rngs):
         self.first = nnx.Conv(1, FILTERS, (3, 3), padding="VALID", rngs=rngs)
@@ -51,27 +51,27 @@ class Network(nnx.Module):
 
 
 def loss_of(model: Network, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean log loss."""
+    """Returns the mean log loss."""
     return optax.losses.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
 
 
-# Not a scan over steps: within a loop XLA's convolutions on CPUs run on one core, several times slower.
+# This is not a scan over steps: within a loop, XLA's convolutions on CPUs run on one core, several times slower.
 @nnx.jit
 def step(model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array) -> None:
-    """A step of Adam."""
+    """Makes a step of Adam."""
     optimizer.update(model, nnx.grad(loss_of)(model, images, labels))
 
 
 @nnx.jit
 def loss_and_accuracy(model: Network, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Log loss and accuracy."""
+    """Returns log loss and accuracy."""
     logits = jnp.concatenate([model(part) for part in jnp.array_split(images, -(-len(images) // 1000))])
     lost = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
     return lost, (logits.argmax(1) == labels).mean()
 
 
 def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
-    """The best epoch on the validation set."""
+    """Trains a network; returns the results of the epoch with the lowest validation loss."""
     (images, labels), kept, test = parts
     model = Network(trees, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
@@ -89,10 +89,10 @@ def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The table."""
+    """Measures, and writes the table."""
     parser = benchmark.parser(__doc__)
     parser.add_argument("--data-dir")
-    parser.add_argument("--rows", type=int, default=10_000, help="of the training part, shuffled")
+    parser.add_argument("--rows", type=int, default=10_000, help="number of shuffled training rows")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(arguments)
     table = data.load("mnist", data_dir=options.data_dir)
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append([name, f"{found[0]['numbers']:,}", accuracy, loss, f"{rate:g}"])
     notes = (
         f"MNIST, {len(train)} rows to train, {len(kept)} to validate, {len(test)} to test; {EPOCHS} epochs, batches "
-        f"of {BATCH}, {FILTERS} filters, mean and deviation over {options.seeds} seeds."
+        f"of {BATCH}, {FILTERS} filters. Mean and standard deviation over {options.seeds} seeds."
     )
     command = f"--data-dir DATA --rows {options.rows} --seeds {options.seeds}"
     header = ["network", "numbers", "accuracy", "test loss", "learning rate"]

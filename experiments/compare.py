@@ -1,7 +1,7 @@
 """The main job: methods side by side on one table.
 
 python -m experiments.compare                                        # the embedded data set, within a minute
-python -m experiments.compare --dataset digits                       # one of scikit-learn's, or of OpenML
+python -m experiments.compare --dataset digits                       # a set of scikit-learn or OpenML
 python -m experiments.compare --csv houses.csv --target price --methods cart get --depth 3 5
 """
 
@@ -42,10 +42,12 @@ from jtrees.search.fit import described
 
 @dataclass(frozen=True)
 class Parts:
-    """Training, validation (to choose the tree to draw) and test rows: features and targets of each, as numbers.
+    """Training, validation and test rows: features and targets of each, as numbers.
+
+    The validation rows choose the tree to draw.
 
     Attributes:
-      classes: the labels in the order of their numbers, None in regression.
+      classes: the labels in the order of their numbers; None in regression.
     """
 
     train: tuple[np.ndarray, np.ndarray]
@@ -73,17 +75,17 @@ def _get(depth: Any, options: argparse.Namespace, **others: Any) -> Any:
 
 
 def _raddt(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
-    # Five scales where GET has two: as many updates in all.
+    # RADDT has five scales and GET has two. This number of epochs makes their total number of updates equal.
     return jtrees.RADDT(depth=depth, starts=options.starts, epochs=max(1, 2 * options.epochs // 5))
 
 
 def _baseline(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
-    return DummyRegressor() if task == "regression" else DummyClassifier()  # the mean; the shares of the classes
+    return DummyRegressor() if task == "regression" else DummyClassifier()  # the mean, or the class frequencies
 
 
 @dataclass(frozen=True)
 class Model:
-    """A method: ``(depth, command line, task) -> a recipe, or an estimator of scikit-learn``, and its depths here."""
+    """A method ``(depth, command line, task) -> a recipe, or an estimator of scikit-learn``, and its default depths."""
 
     make: Callable[[Any, argparse.Namespace, data.Task], Any]
     depths: tuple[int | None, ...]
@@ -108,18 +110,19 @@ MODELS = {
 BASELINE = "baseline"  # the first row of every table
 DEFAULT_METHODS = ["cart", "get", "get-linear", "dgt", "latent", "tel", "forest"]
 REGRESSION_ONLY = ("get-linear",)
-# Rows from which training takes longer than what compiling for several devices takes in addition (two thirds).
+# Several devices add two thirds to the compilation time. Training takes longer than this addition from _MANY rows on.
 _MANY = 10_000
-_TIMED = 8192  # rows predicted at least, when that is timed
+_TIMED = 8192  # minimum number of rows in a timed prediction
 
 
 def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tuple[Parts, Columns]:
-    """The parts of a table, a quarter to test and three twentieths to validate, and the columns, fitted to the rest.
+    """Splits a table and fits its columns to the training rows.
 
-    Parts are stratified by class, so each has at least as many rows as there are classes.
+    A quarter of the rows are test rows, and three twentieths are validation rows. The parts are stratified by class,
+    and each part has at least one row per class.
 
     Raises:
-      ValueError: for a table that has no usable column, or columns that cannot be read.
+      ValueError: the table has no usable column, or columns that cannot be read.
     """
     classes, y = None, frame.y.to_numpy()
     if task == "classification":
@@ -132,17 +135,17 @@ def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tu
     train, validate = train_test_split(rest, test_size=fifth, stratify=by_class, **drawn)
     columns, x = Columns.fit(frame.x.iloc[train], y[train], task=task)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ColumnsWarning)  # of gaps where the training rows have none
+        warnings.simplefilter("ignore", ColumnsWarning)  # missing values in columns that have none in the training rows
         part = lambda rows: (columns.transform(frame.x.iloc[rows]), y[rows])
         parts = Parts((x, y[train]), part(validate), part(test), None if classes is None else classes.tolist())
     return parts, columns
 
 
 def measure(method: str, depth: int | None, parts: Parts, options: argparse.Namespace, bar: bool) -> tuple[Row, Any]:
-    """Fits one method; its row and its model.
+    """Fits one method; returns its row and its model.
 
     Raises:
-      KeyboardInterrupt: if the fit was interrupted.
+      KeyboardInterrupt: the fit was interrupted.
     """
     x, y = parts.train
     if method in options.recipes:
@@ -154,7 +157,7 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
         found = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
         if found.report.ended == "interrupted":
             raise KeyboardInterrupt
-        # What no row divides is left out before anything is measured: what is saved is what the scores are of.
+        # Splits without rows are pruned before the measurements, and the saved model is the measured model.
         model = found.model.prune(x) if isinstance(found.model, jtrees.ObliqueTree) else found.model
     else:
         model.fit(x, y)
@@ -181,7 +184,7 @@ def _score(answers: np.ndarray, y: np.ndarray, task: data.Task) -> float:
 
 
 def _of_classes(chances: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Log loss, balanced accuracy and area under the ROC curve."""
+    """Returns log loss, balanced accuracy and area under the ROC curve."""
     chances = chances / chances.sum(1, keepdims=True)
     lost = log_loss(y, chances, labels=np.arange(chances.shape[1]))
     auc = roc_auc_score(y, chances[:, 1] if chances.shape[1] == 2 else chances, multi_class="ovr")
@@ -189,11 +192,11 @@ def _of_classes(chances: np.ndarray, y: np.ndarray) -> tuple[float, float, float
 
 
 def run(options: argparse.Namespace, console: Console, interrupted: Callable[[], bool]) -> int:
-    """Runs everything, printing and keeping what is done, until it is interrupted; the exit code.
+    """Runs all jobs until an interruption, and prints and keeps finished rows; returns the exit code.
 
     Raises:
-      data.DataError: for data that cannot be had or used.
-      OSError: if results cannot be written.
+      data.DataError: the data are unavailable or unusable.
+      OSError: results cannot be written.
     """
     data.check_rows(frame := _loaded(options))
     task, why = data.guess(frame.y)
@@ -208,7 +211,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     names, done = columns.feature_names, described_columns(columns)
     said = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
     said += [f"task: {described_task}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
-    # Each line is whole, whatever the width of a terminal.
+    # Lines are not wrapped, whatever the width of the terminal.
     say = lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
     how: Any = {"names": names, "classes": parts.classes, "train": parts.train}
     with Outcome(Path(options.out), say, longest=max(len(method) for method, _ in jobs), **how) as outcome:
@@ -240,7 +243,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
 
 
 def described_columns(columns: Columns) -> list[str]:
-    """A line on each column that is more than numbers without gaps."""
+    """Returns a line on each column that is more than numbers without missing values."""
 
     def plain(name: str) -> bool:
         column = columns.columns[name]
@@ -259,10 +262,10 @@ def _loaded(options: argparse.Namespace) -> data.Frame:
 
 
 def _jobs(options: argparse.Namespace, task: data.Task) -> list[tuple[str, int | None]]:
-    """The baseline, the user's own recipes, and methods with depths, in this order.
+    """Returns the baseline, the user's own recipes, and methods with depths, in this order.
 
     Raises:
-      data.DataError: if none of the methods is for the task.
+      data.DataError: no method is for the task.
     """
     methods = [m for m in options.methods if task == "regression" or m not in REGRESSION_ONLY]
     if not methods:
@@ -273,22 +276,22 @@ def _jobs(options: argparse.Namespace, task: data.Task) -> list[tuple[str, int |
 
 
 def _depth(recipe: Any) -> int | None:
-    """The depth of the trees of a recipe, if it has one."""
+    """Returns the depth of the trees of a recipe, if it has a depth."""
     return getattr(getattr(recipe, "base", recipe), "depth", None)
 
 
 def _own(given: str) -> tuple[str, jtrees.Recipe]:
-    """Name and recipe of ``MODULE:NAME``.
+    """Returns name and recipe of ``MODULE:NAME``.
 
     Raises:
-      data.DataError: if there is no such recipe, or a method of the same name.
+      data.DataError: there is no such recipe, or a method has the same name.
     """
     module, _, name = given.partition(":")
     if not module or not name:
         raise data.DataError(f"--method must be MODULE:NAME, such as my_file:RECIPE, got {given!r}")
     try:
         there = importlib.import_module(module)
-    except Exception as error:  # whatever the user's file raises
+    except Exception as error:  # the user's file may raise any error
         raise data.DataError(f"--method {given}: cannot import {module}: {data.one_line(error)}") from error
     if not hasattr(there, name):
         raise data.DataError(f"--method {given}: module {module} has no {name}")
@@ -308,9 +311,9 @@ def _own(given: str) -> tuple[str, jtrees.Recipe]:
 
 @contextlib.contextmanager
 def _interruptible() -> Any:
-    """Meanwhile Ctrl-C ends the job between two lines of the table, as compiled programs cannot be interrupted.
+    """Lets Ctrl-C end the job between two lines of the table, because compiled programs cannot be interrupted.
 
-    Yields a function that returns whether it was pressed. A second Ctrl-C raises KeyboardInterrupt.
+    Yields a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt.
     """
     pressed: list[int] = []
 
@@ -344,10 +347,8 @@ def _config(options: argparse.Namespace, frame: data.Frame, said: list[str]) -> 
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.compare", description="Methods side by side on a table."
-    )
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.compare", description="Compares methods on a table.")
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group()
     known = f"{', '.join(data.BUNDLED)}, a file of --data-dir, or one on OpenML"
@@ -381,9 +382,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0; 2 with one line that says what was wrong with the arguments, the data or the place for the results;
-    130 after Ctrl-C.
-    """
+    """Returns the exit code: 0; 2 after one line on wrong arguments, data or results folder; 130 after Ctrl-C."""
     try:
         with _interruptible() as interrupted:
             return run(parse(arguments), Console(), interrupted)

@@ -26,20 +26,26 @@ from jtrees.cli.tables import (
     usable as usable,
 )
 
-# kin8nm: how far the end of a simulated robot arm of eight joints is from a target, from the angles of the joints; 8192
-# rows, strongly nonlinear, with some noise. From the DELVE repository of the University of Toronto, in the public
-# domain; OpenML 189.
+# kin8nm: the distance of the end of a simulated robot arm from a target, by the angles of its eight joints. It has 8192
+# rows, is strongly nonlinear and has some noise. It comes from the DELVE repository of the University of Toronto and is
+# in the public domain; OpenML 189.
 EMBEDDED = Path(__file__).parent / "embedded"
 DEFAULT = "kin8nm"
 COLUMNS = {DEFAULT: [f"theta{i}" for i in range(1, 9)]}
-BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # scikit-learn's
-ON_OPENML = {"mnist": "mnist_784"}  # where the name is another
+BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # sets of scikit-learn
+ON_OPENML = {"mnist": "mnist_784"}  # sets with another name on OpenML
 
 
 @dataclass(frozen=True)
 class Table:
-    """A data set of numbers: ``x`` float32 ``(n, p)``, ``y`` ``(n,)`` float32 or, in classification, int32; the names
-    of its columns; and where it has parts of its own, ``split`` ``(n,)``: 0 to train, 1 to validate, 2 to test.
+    """A data set of numbers.
+
+    Attributes:
+      name: name of the set.
+      x: features ``(n, p)``, float32.
+      y: targets ``(n,)``, float32, or int32 in classification.
+      feature_names: names of the features.
+      split: published parts ``(n,)``, 0 for training, 1 for validation, 2 for test; None if there are none.
     """
 
     name: str
@@ -55,25 +61,25 @@ class Table:
 
 
 def load(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None) -> Table:
-    """A table of numbers by name: see :func:`load_frame`.
+    """Returns a table of numbers by name; see :func:`load_frame`.
 
     Raises:
-      DataError: for a set that does not exist (saying which do), and for columns that are not numbers.
+      DataError: the set does not exist (the message lists the existing sets), or columns are not numbers.
     """
     file = _file(name, data_dir)
     return _from_npz(file) if file is not None else _numbers(load_frame(name, data_dir=data_dir))
 
 
 def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None) -> Frame:
-    """A data set by name.
+    """Returns a data set by name.
 
     Args:
-      name: a file ``<name>.npz`` of the folder, the embedded set, one of scikit-learn's, or the name of a set on
+      name: a file ``<name>.npz`` of the folder, the embedded set, a set of scikit-learn, or the name of a set on
         OpenML, in this order.
       data_dir: a folder of ``.npz`` files with ``X`` and ``y``; by default the environment variable JTREES_DATA.
 
     Raises:
-      DataError: for a set that does not exist (saying which do).
+      DataError: the set does not exist (the message lists the existing sets).
     """
     if (file := _file(name, data_dir)) is not None:
         table = _from_npz(file)
@@ -82,7 +88,7 @@ def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None
 
 
 def load_as_published(name: str, data_dir: str | None) -> tuple[Table, np.ndarray | None]:
-    """A table as the papers have it, connect-4 one-hot encoded, and which rows are its own test part, if any."""
+    """Returns a table as in the papers (connect-4 one-hot encoded), and a mask of its published test rows or None."""
     table = load(name, data_dir=data_dir)
     if name == "connect-4":
         table = replace(table, x=one_hot(table.x))
@@ -91,15 +97,15 @@ def load_as_published(name: str, data_dir: str | None) -> tuple[Table, np.ndarra
 
 
 def one_hot(x: np.ndarray) -> np.ndarray:
-    """A column for each column and each value that any of them has, 1 where it has that: as papers take connect-4."""
+    """Returns an indicator column per column and value, with the values of all columns: the papers' connect-4."""
     return np.concatenate([(x == value).astype(np.float32) for value in np.unique(x)], axis=1)
 
 
 def folder_of(data_dir: str | os.PathLike | None) -> Path:
-    """The folder of ``.npz`` files, by default that of the environment variable JTREES_DATA.
+    """Returns the folder of ``.npz`` files, by default the environment variable JTREES_DATA.
 
     Raises:
-      DataError: if there is none.
+      DataError: there is no such folder.
     """
     folder = data_dir or os.environ.get("JTREES_DATA")
     if not folder:
@@ -140,7 +146,7 @@ def _from_sklearn(name: str) -> Frame:
 
     bunch = getattr(datasets, f"load_{name}")(as_frame=True)
     y = bunch.target
-    if "target_names" in bunch and name != "digits":  # classes by name
+    if "target_names" in bunch and name != "digits":  # classes have names
         y = pd.Series(np.asarray(bunch.target_names)[y], name="target")
     return Frame(name, bunch.data, y)
 
@@ -150,7 +156,7 @@ def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
 
     try:
         bunch = fetch_openml(name=ON_OPENML.get(name, name), as_frame=True, parser="auto")
-    except Exception as error:  # of many kinds: network, HTTP, parser, unknown name
+    except Exception as error:  # many kinds: network, HTTP, parser, unknown name
         here = {file.stem for folder in _folders(data_dir) for file in folder.glob("*.npz")}
         known = ", ".join(sorted(here | set(BUNDLED)))
         raise DataError(f"unknown data set {name!r}: here are {known}; OpenML said: {one_line(error)}") from error
@@ -160,7 +166,7 @@ def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
 
 
 def _numbers(frame: Frame) -> Table:
-    """The same as numbers, classes numbered in the order of the categories."""
+    """Returns the table as numbers; classes are numbered in the order of the categories."""
     y: Any = frame.y
     classes = isinstance(y.dtype, pd.CategoricalDtype)
     if classes:

@@ -2,9 +2,10 @@
 
 python -m experiments.defaults --data-dir DATA --seeds 3 [--recipes baselines TEL ...] [--datasets abalone ...]
 
-Every (recipe, set, seed) is a file under --out (by default the committed ones), and so are the baselines of every (set,
-seed); the report, beside that folder, is made of the files that are there. Three quarters of the rows to train, but at
-most 3000, of the rest at most 3000 to test, by class; scores are R^2 or accuracy in per cent.
+The results of a (recipe, set, seed), and of the baselines of a (set, seed), are a file under --out. By default these
+are the committed files. The report beside that folder is made from the existing files. Training uses three quarters of
+the rows, at most 3000. The test uses at most 3000 of the remaining rows. Splits are stratified by class. Scores are R^2
+or accuracy in per cent.
 """
 
 import argparse
@@ -46,26 +47,27 @@ RECIPES = {
     "Polished-GET": jtrees.Polished(jtrees.GET()),
     "BestOf-DGT": jtrees.BestOf(jtrees.DGT()),
 }
-# LatentClustering predicts features from other features, without y; FromMethod has no default method; Sparse is in
-# experiments.sparse, Boosted and Refined in paper_forest.
+# LatentClustering predicts features from other features, without y. FromMethod has no default method. Sparse is
+# measured in experiments.sparse, and Boosted and Refined in paper_forest.
 LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Boosted, jtrees.Refined)
-# What splits of a ridge regression bring.
+# Recipes without splits of a ridge regression.
 WITHOUT = {f"{name}-no-ridge": RECIPES[name].replace(ridge=False) for name in ("GET", "CO2", "NonGreedy")}
 PARTS = ("baselines", *RECIPES, *WITHOUT)
-ROWS = 3000  # to train on, and to test on, at most
+ROWS = 3000  # upper limit of the training rows, and of the test rows
 BEHIND, OVERFIT = 2, 5  # points
 
 
 def made(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Features and target of a made regression table of 6000 rows, always the same.
+    """Returns features and target of a made regression table with 6000 rows, always the same.
 
-    ``made-wide``: 784 independent normal features, of which 20 carry the target: a step along each of two oblique
-    directions, a sine along a third, and noise, a tenth of the variance.
+    ``made-wide`` has 784 independent normal features. The target depends on 20 of them: a step along each of two
+    oblique directions, and a sine along a third. Noise is a tenth of the variance.
 
-    ``made-collinear``: 20 features of variance 1: four hidden factors times a random matrix plus noise of deviation
-    0.01, each product twice, so that features 2 i and 2 i + 1 are nearly equal. The target depends on two differences
-    of such pairs, linearly on one and by a step on the other, and has noise, a twentieth of the variance. Of that a
-    linear model explains about 72 %: what carries the target are directions of very small variance.
+    ``made-collinear`` has 20 features of variance 1. The product of four hidden factors and a random matrix gives ten
+    columns. Each column appears twice, with noise of standard deviation 0.01: features 2 i and 2 i + 1 are nearly
+    equal. The target depends on the differences of two such pairs: linearly on one, by a step on the other. Noise is a
+    twentieth of the variance.
+    A linear model explains about 72 % of the variance. The relevant directions have very small variance.
     """
     rng = np.random.default_rng(0)
     if name == "made-wide":
@@ -84,7 +86,7 @@ def made(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows(name: str, seed: int, data_dir: str | None) -> Any:
-    """Features to train and to test, targets to train and to test: shuffled by the seed."""
+    """Returns training and test features, training and test targets, shuffled by the seed."""
     if name in MADE:
         x, y = made(name)
     else:
@@ -96,12 +98,12 @@ def rows(name: str, seed: int, data_dir: str | None) -> Any:
 
 
 def depth_of(recipe: Any) -> int:
-    """Depth of the trees of a recipe, or of its base."""
+    """Returns the depth of the trees of a recipe, or of its base."""
     return recipe.depth if hasattr(recipe, "depth") else depth_of(recipe.base)
 
 
 def depths() -> list[int]:
-    """Of the recipes, and so of CART."""
+    """Returns the depths of the recipes, which are also the depths of CART."""
     return sorted({depth_of(recipe) for recipe in RECIPES.values()})
 
 
@@ -109,7 +111,7 @@ def depths() -> list[int]:
 
 
 def watched(fit: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """A fit, the seconds that it took and the user warnings that it gave."""
+    """Returns a fit, its seconds and its user warnings."""
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -119,19 +121,19 @@ def watched(fit: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def scores(model: Any, split: Any) -> dict[str, float]:
-    """Of a model, on both parts: R^2, or accuracy of the most probable classes, in per cent."""
+    """Returns a model's R^2, or accuracy of the most probable classes, on both parts, in per cent."""
     x, x_test, y, y_test = split
     percent = lambda x, y: pieces.percent(np.asarray(model.predict(x)), y)
     return {"train": percent(x, y), "test": percent(x_test, y_test)}
 
 
 def shape(split: Any) -> dict[str, int]:
-    """Of the table."""
+    """Returns the shape of the table."""
     return {"rows": len(split[0]), "test_rows": len(split[1]), "features": split[0].shape[1]}
 
 
 def baselines(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """CART of each depth and a linear model on standardised features."""
+    """Fits CART of each depth, and a linear model on standardised features."""
     split = rows(name, seed, options.data_dir)
     x, x_test, y, y_test = split
     classes = TASKS[name] == "classification"
@@ -140,7 +142,7 @@ def baselines(name: str, seed: int, options: argparse.Namespace) -> dict[str, An
     linear = LogisticRegression(max_iter=1000) if classes else LinearRegression()
     models["linear"] = make_pipeline(StandardScaler(), linear)
     found: dict[str, Any] = shape(split)
-    # In double precision, so that nearly collinear features are no trouble.
+    # Double precision keeps nearly collinear features distinct.
     x, x_test = x.astype(np.float64), x_test.astype(np.float64)
     for which, model in models.items():
         fitted, how = watched(partial(model.fit, x, y))
@@ -149,7 +151,7 @@ def baselines(name: str, seed: int, options: argparse.Namespace) -> dict[str, An
 
 
 def of_recipe(recipe: Any, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """A recipe, how its fit ended and how large its model is."""
+    """Fits a recipe; returns its scores, how the fit ended, and the size of the model."""
     split = rows(name, seed, options.data_dir)
     how: Any = {"task": TASKS[name], "max_seconds": options.max_seconds}
     fit, of_fit = watched(partial(jtrees.fit, recipe, split[0], split[2], key=jax.random.key(seed), **how))
@@ -158,7 +160,7 @@ def of_recipe(recipe: Any, name: str, seed: int, options: argparse.Namespace) ->
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed."""
+    """Yields a piece per seed."""
     if name not in TASKS:
         raise SystemExit(f"--datasets must be among {', '.join(TASKS)}; got {name!r}")
     if part == "GET-linear" and TASKS[name] == "classification":
@@ -180,12 +182,12 @@ class Compared(NamedTuple):
     """A recipe on a set beside the better of CART of its depth and the linear model, on the seeds that both have.
 
     Attributes:
-      test: mean score of the recipe on the rows to test.
-      train: likewise, on those to train.
-      baseline: name of the better one; empty where there is none yet.
-      score: its mean score on the rows to test.
-      ended: how many fits ended in which way.
-      warned: how many fits gave a warning.
+      test: mean test score of the recipe.
+      train: mean training score of the recipe.
+      baseline: name of the better baseline; empty if there is none yet.
+      score: mean test score of that baseline.
+      ended: number of fits by the way in which they ended.
+      warned: number of fits that gave a warning.
     """
 
     test: float
@@ -196,7 +198,7 @@ class Compared(NamedTuple):
     warned: int
 
     def is_behind(self) -> bool:
-        """Whether it is more than two points behind."""
+        """Whether the recipe is more than two points behind."""
         return self.baseline != "" and self.score - self.test > BEHIND
 
     def overfits(self) -> bool:
@@ -204,11 +206,11 @@ class Compared(NamedTuple):
         return self.train - self.test > OVERFIT
 
     def underfits(self) -> bool:
-        """Whether not even the training score reaches the test score of the baseline."""
+        """Whether the training score is below the test score of the baseline."""
         return self.train < self.score
 
     def reason(self) -> str:
-        """Why it is behind, as far as the training score and the fits tell."""
+        """Returns a text on why the recipe is behind, by the training score and the fits."""
         fits = self.ended.total()
         names = [text for text, holds in (("overfits", self.overfits()), ("underfits", self.underfits())) if holds]
         of_fits = [f"{count} of {fits} ended by {how}" for how, count in self.ended.items() if how != "finished"]
@@ -218,12 +220,12 @@ class Compared(NamedTuple):
 
 
 def mean(ones: list[dict[str, Any]], what: str) -> float:
-    """Over seeds."""
+    """Returns the mean over seeds."""
     return float(np.mean([one[what] for one in ones]))
 
 
 def compared(found: pieces.Found, part: str, name: str) -> Compared | None:
-    """None where the recipe has not been fitted to the set."""
+    """Compares a recipe on a set with the baselines; returns None if the recipe was not fitted to the set."""
     own, others = of_seeds(found, part, name), of_seeds(found, "baselines", name)
     if not own:
         return None
@@ -266,12 +268,12 @@ def _of_task(found: pieces.Found, task: str) -> str:
     header = ["set", "rows x features", *methods, f"CART {' / '.join(map(str, depths()))}", "linear"]
     table = benchmark.markdown(header, lines)
     if fewer:
-        table += f"\nOf fewer splits than the rest of their row, here with their number: {'; '.join(fewer)}.\n"
+        table += f"\nCells with fewer splits than the rest of their row, with their splits: {'; '.join(fewer)}.\n"
     return f"## {task.capitalize()}\n\n{table}\n{_listed(with_baselines)}\n"
 
 
 def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
-    """What is behind, and why."""
+    """Returns the list of the recipes that are behind, with the reasons."""
     behind = [entry for entry in with_baselines if entry[2].is_behind()]
     title = f"### More than two points behind: {len(behind)} of the {len(with_baselines)} cells that have baselines"
     if not behind:
@@ -279,8 +281,8 @@ def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
     how_many = lambda test: sum(bool(test(one)) for _, _, one in behind)
     counts = (
         f"{how_many(Compared.overfits)} overfit: the training score is more than five points above the test score. "
-        f"{how_many(Compared.underfits)} underfit: not even the training score reaches the test score of the baseline. "
-        f"In {how_many(lambda one: one.ended['max_seconds'])} a fit ended by `max_seconds`."
+        f"{how_many(Compared.underfits)} underfit: the training score is below the test score of the baseline. "
+        f"`max_seconds` ended a fit in {how_many(lambda one: one.ended['max_seconds'])} of them."
     )
     by_recipe = Counter(method for _, method, _ in behind)
     recipes = f"By recipe: {', '.join(f'{method} {count}' for method, count in by_recipe.most_common())}."
@@ -292,7 +294,7 @@ def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
 
 
 def _without_ridge(found: pieces.Found) -> str:
-    """Recipes with and without splits of a ridge regression, on the splits that all have."""
+    """Returns tables of recipes with and without splits of a ridge regression, on the splits that all have."""
     tables = []
     for part, without in WITHOUT.items():
         name = part.removesuffix("-no-ridge")
@@ -317,28 +319,28 @@ def _ridge_lines(found: pieces.Found, name: str, part: str, cart: str) -> list[l
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """A table a task, and below it what is behind; recipes without splits of a ridge regression."""
+    """Returns a table and a list per task, and tables of the recipes without splits of a ridge regression."""
     records = [one for part in RECIPES for by_seed in found.get(part, {}).values() for one in by_seed.values()]
     seconds = " or ".join(f"{limit:g}" for limit in sorted({one["settings"]["max_seconds"] for one in records}))
     head = (
-        f"# Every recipe with its default options\n\nMade by `{command}` on {pieces.machines(found)}. Test R² or "
-        "accuracy in per cent, mean over the random splits that were made; rows: to train + to test. Bold: more than "
-        "two points behind the better of CART of the recipe's own depth "
-        f"({', '.join(f'{part} {depth_of(recipe)}' for part, recipe in RECIPES.items())}) and the linear model (least "
-        "squares or logistic regression on standardised features), on the splits that both have. "
-        f"`max_seconds={seconds or '-'}` for each fit, compilation included; a round or a compilation that runs then "
-        "is finished.\n"
+        f"# Every recipe with its default options\n\nMade by `{command}` on {pieces.machines(found)}. Scores are test "
+        "R² or accuracy in per cent, means over the random splits of a set. The second column has training + test "
+        "rows. A bold score is more than two points below the better baseline on the splits that both have. The "
+        "baselines are CART of the recipe's own depth "
+        f"({', '.join(f'{part} {depth_of(recipe)}' for part, recipe in RECIPES.items())}) and a linear model (least "
+        f"squares or logistic regression on standardised features). Each fit has `max_seconds={seconds or '-'}`, "
+        "compilation included; a round or a compilation that is running at the limit is finished.\n"
     )
     return "\n".join([head, *filter(None, (*(_of_task(found, task) for task in SETS), _without_ridge(found)))])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this script."""
+    """Adds the options of this script."""
     parser.add_argument("--recipes", dest="parts", nargs="+", choices=PARTS, help="the same as --parts")
-    parser.add_argument("--max-seconds", type=float, default=20.0, help="for each fit, compilation included")
+    parser.add_argument("--max-seconds", type=float, default=20.0, help="limit of each fit, compilation included")
 
 
 SCRIPT = pieces.Script("defaults", __doc__, PARTS, list(TASKS), 3, pieces_of, report, arguments=arguments)
 
 if __name__ == "__main__":
-    pieces.main(SCRIPT)  # on one device, and compiling anew: as users find it, and each seed alike under max_seconds
+    pieces.main(SCRIPT)  # on one device, without a cache of programs: as for users, and equal for all seeds

@@ -2,11 +2,13 @@
 
 python -m experiments.distillation --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts regression classification]
 
-The teacher is CatBoost with its defaults (``make peers``), or scikit-learn's HistGradientBoosting where CatBoost is
-missing. The student is ``GET(depth=5)``, fitted to the teacher's predictions on the training rows and on rows made of
-them; beside it the same recipe fitted to the labels. Every (part, set, seed) is a file under --out (by default the
-committed ones); the report, beside that folder, is made of the files that are there. Three quarters of the rows to
-train, by class; scores are R^2 or accuracy in per cent.
+The teacher is CatBoost with its defaults (``make peers``), or scikit-learn's HistGradientBoosting if CatBoost is not
+installed. The student is ``GET(depth=5)``. It is fitted to the teacher's predictions on the training rows and on rows
+made from them. For comparison, the same recipe is fitted to the labels.
+
+The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report beside
+that folder is made from the existing files. Three quarters of the rows are training rows, stratified by class. Scores
+are R^2 or accuracy in per cent.
 """
 
 import argparse
@@ -31,7 +33,7 @@ TEACHER = "CatBoost" if benchmark.installed(rivals.RIVALS["CatBoost"].package) e
 
 
 def teacher_of(classifies: bool, seed: int) -> Any:
-    """The teacher with its defaults."""
+    """Returns the teacher with its defaults."""
     if TEACHER in rivals.RIVALS:
         rival = rivals.RIVALS[TEACHER]
         return rival.model(classifies)(**rival.fixed(seed))
@@ -39,7 +41,7 @@ def teacher_of(classifies: bool, seed: int) -> Any:
 
 
 def measured(table: data.Table, seed: int) -> dict[str, Any]:
-    """Scores in per cent, log losses of classes, fidelity in per cent, and seconds."""
+    """Returns scores in per cent, log losses of classes, fidelity in per cent, and seconds."""
     classifies, by_class = table.is_classification, table.y if table.is_classification else None
     task: Any = "classification" if classifies else "regression"
     split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed, stratify=by_class)
@@ -66,7 +68,7 @@ def measured(table: data.Table, seed: int) -> dict[str, Any]:
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed."""
+    """Yields a piece per seed."""
     if name not in SETS[part]:
         return
     settings = {"recipe": pieces.recipe_text(RECIPE)}
@@ -75,7 +77,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def of_part(found: pieces.Found, part: str) -> tuple[str, list[float]]:
-    """The tables of a part, and by how much the distilled tree is better on each set."""
+    """Returns the tables of a part, and the gain of the distilled tree on each set."""
     rows, losses, ahead = [], [], []
     for name in SETS[part]:
         each = list(pieces.of_seeds(found, part, name).values())
@@ -101,7 +103,7 @@ def of_part(found: pieces.Found, part: str) -> tuple[str, list[float]]:
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """The tables of both tasks."""
+    """Returns the tables of both tasks."""
     each = [of_part(found, part) for part in SETS]
     ahead = [gain for _, gains in each for gain in gains]
     every = [one for part in SETS for name in SETS[part] for one in pieces.of_seeds(found, part, name).values()]
@@ -123,4 +125,4 @@ NAMES = [name for names in SETS.values() for name in names]
 SCRIPT = pieces.Script("distillation", __doc__, SETS, NAMES, 3, pieces_of, report)
 
 if __name__ == "__main__":
-    pieces.main(SCRIPT)  # on one device, and compiling anew: as users find it
+    pieces.main(SCRIPT)  # on one device, without a cache of programs: as for users

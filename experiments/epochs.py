@@ -1,8 +1,8 @@
-"""How many epochs trees with linear leaves need under each sharpness, by depth: what GET's default goes by.
+"""Epochs that trees with linear leaves need under each sharpness, by depth; they determine GET's default.
 
 python -m experiments.epochs --data-dir DATA [--write] [--seeds 3] [--depths 4 6 8] [--datasets abalone ...]
 
-Splits and scores are those of experiments.defaults: test R^2 in per cent.
+Splits and scores are the same as in experiments.defaults: test R^2 in per cent.
 """
 
 import statistics
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     shown = lambda cells: [f"{cell:.1f}" for cell in cells]
     rows = [[name, *shown(cells)] for name, cells in zip(options.datasets, means, strict=True)]
     rows.append(["**mean**", *shown(map(statistics.mean, zip(*means, strict=True)))])
-    notes = f"Test R² in per cent, mean over the splits (--seeds {options.seeds}), up to 3000 rows to train."
+    notes = f"Test R² in per cent, mean over the splits (--seeds {options.seeds}), up to 3000 training rows."
     header = ["set", *(f"depth {depth}, {epochs}" for depth, epochs in columns)]
     chosen = [*map(str, options.depths), "--datasets", *options.datasets]
     command = f"--data-dir DATA --seeds {options.seeds} --depths {' '.join(chosen)}"

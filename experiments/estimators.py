@@ -1,11 +1,11 @@
-"""The estimators with nothing but data, beside what people would use instead, with its defaults.
+"""The estimators with their defaults, beside common alternatives with their defaults.
 
 python -m experiments.estimators --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts regression classification]
 
-Every (part, set, seed) is a file under --out (by default the committed ones); the report, beside that folder, is made
-of the files that are there. Three quarters of the rows to train, by class; scores are R^2 or accuracy in per cent. CART
-is tuned by depth. Rivals that are not installed (``make peers``) are left out. The first split also has the seconds of
-a second fit in the same process.
+The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report beside
+that folder is made from the existing files. Three quarters of the rows are training rows, stratified by class. Scores
+are R^2 or accuracy in per cent. The depth of CART is tuned. Rivals that are not installed (``make peers``) are left
+out. The first split also has the seconds of a second fit in the same process.
 """
 
 import argparse
@@ -38,13 +38,13 @@ SETS = {
     ),
 }
 DEPTHS = {"max_depth": range(1, 16)}
-CALLS = 30  # predictions of one row
+CALLS = 30  # number of single-row predictions
 OURS = {"regression": ("TreeRegressor()", "Boosted()", "Refined()"), "classification": ("TreeClassifier()",)}
 Make = Callable[[], Any]
 
 
 def models(task: str, seed: int) -> dict[str, Make]:
-    """By the heads of the columns."""
+    """Returns functions that make the models, by the heads of the columns."""
     numbers = task == "regression"
     cart, forest, bins = (
         (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor)
@@ -67,13 +67,13 @@ def models(task: str, seed: int) -> dict[str, Make]:
 
 
 def recipes(part: str) -> list[str]:
-    """The recipes of ours in a part, as text, in the order of their columns."""
+    """Returns our recipes in a part, as text, in the order of their columns."""
     ours = (TreeRegressor.default_recipe, jtrees.Boosted(), jtrees.Refined())
     return [pieces.recipe_text(one) for one in (ours if part == "regression" else (TreeClassifier.default_recipe,))]
 
 
 def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) -> dict[str, Any]:
-    """Scores and costs of a model: seconds, milliseconds of the prediction of a row, numbers."""
+    """Returns scores and costs of a model: seconds, milliseconds of a single-row prediction, stored numbers."""
     begun = time.perf_counter()
     model = make().fit(x, y)
     found: dict[str, Any] = {"seconds": time.perf_counter() - begun}
@@ -95,8 +95,8 @@ def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) 
 
 
 def numbers_of(model: Any, x: np.ndarray) -> int:
-    """The numbers that a model stores."""
-    if hasattr(model, "num_parameters"):  # ours
+    """Returns how many numbers a model stores."""
+    if hasattr(model, "num_parameters"):  # models of jtrees
         return int(model.num_parameters)
     if hasattr(model, "_predictors"):  # HistGradientBoosting
         nodes = [tree.nodes for trees in model._predictors for tree in trees]
@@ -106,7 +106,7 @@ def numbers_of(model: Any, x: np.ndarray) -> int:
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed."""
+    """Yields a piece per seed."""
     if name not in SETS[part]:
         return
     settings = {"recipes": recipes(part)}
@@ -122,7 +122,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 class Results:
-    """What was found of a task."""
+    """The results of a task."""
 
     def __init__(self, found: pieces.Found, task: str):
         self.task = task
@@ -131,21 +131,21 @@ class Results:
         self.methods = [key for key, value in self.of[self.sets[0]][0].items() if isinstance(value, dict)]
 
     def values(self, name: str, method: str, what: str) -> list[float]:
-        """A number of a method on the splits of a set that have it."""
+        """Returns a number of a method on the splits of a set that have the number."""
         return [one[method][what] for one in self.of[name] if what in one.get(method, {})]
 
     def firsts(self, method: str, what: str) -> np.ndarray:
-        """A number of a method on the first split by set; NaN for sets without it."""
+        """Returns a number of a method on the first split, by set; NaN for sets without the number."""
         return np.array([self.of[name][0].get(method, {}).get(what, np.nan) for name in self.sets])
 
     def means(self, method: str, what: str) -> np.ndarray:
-        """Its means by set; NaN for sets without it."""
+        """Returns the means of a number of a method, by set; NaN for sets without the number."""
         each = [self.values(name, method, what) for name in self.sets]
         return np.array([np.mean(some) if some else np.nan for some in each])
 
 
 def front(results: Results) -> str:
-    """The mean score of each method, and what it costs."""
+    """Returns a table of the mean score and the costs of each method."""
     classifies = results.task == "classification"
     rows = []
     for method in results.methods:
@@ -160,7 +160,7 @@ def front(results: Results) -> str:
 
 
 def beside(results: Results) -> str:
-    """How ours compare with each rival, a line for each."""
+    """Returns a line per rival that compares our models with the rival."""
     lines = []
     for ours in OURS[results.task]:
         for method in results.methods:
@@ -176,7 +176,7 @@ def beside(results: Results) -> str:
 
 
 def each_set(results: Results, what: str, digits: int, splits: int | None = None) -> str:
-    """A number of every method on every set, of the first splits or of all."""
+    """Returns a table of a number of every method on every set, of the first ``splits`` splits or of all splits."""
     rows = []
     for name in results.sets:
         first = results.of[name][0]
@@ -186,7 +186,7 @@ def each_set(results: Results, what: str, digits: int, splits: int | None = None
 
 
 def of_task(found: pieces.Found, task: str) -> str:
-    """The tables of a task."""
+    """Returns the tables of a task."""
     if not found.get(task):
         return ""
     results = Results(found, task)
@@ -202,7 +202,7 @@ def of_task(found: pieces.Found, task: str) -> str:
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """The tables of both tasks."""
+    """Returns the tables of both tasks."""
     head = (
         f"# The estimators with nothing but data\n\nMade by `{command}` on {pieces.machines(found)}. R² or accuracy in "
         "per cent on a quarter of the rows, mean and deviation over random splits. All programs have their defaults, "
@@ -217,4 +217,4 @@ NAMES = [name for names in SETS.values() for name in names]
 SCRIPT = pieces.Script("estimators", __doc__, SETS, NAMES, 3, pieces_of, report)
 
 if __name__ == "__main__":
-    pieces.main(SCRIPT)  # on one device, and compiling anew: as users find it
+    pieces.main(SCRIPT)  # on one device, without a cache of programs: as for users

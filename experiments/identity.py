@@ -1,4 +1,4 @@
-"""Which run it is: compared with what its folder holds, and among the processes that make it."""
+"""The identity of a run: compared with the contents of its folder, and between its processes."""
 
 import argparse
 import json
@@ -13,16 +13,16 @@ import numpy as np
 from experiments.blocks import Blocks, DataError
 from experiments.rounds import Job, prepared, source
 
-SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # what a resumed run keeps
-OWN = ("out", "process")  # options in which processes may differ: hosts may mount the same folder elsewhere
+SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # a resumed run keeps them
+OWN = ("out", "process")  # options that may differ between processes: hosts may mount the same folder elsewhere
 
 
 def begun(options: argparse.Namespace) -> tuple[dict[str, Any], Job]:
-    """Returns what the run is, and its job, once all processes have found the same.
+    """Returns the configuration of the run and its job, after all processes have found the same configuration.
 
     Raises:
-      DataError, OSError, ImportError: in all processes if one of them cannot begin, or was started unlike the others:
-        else some would wait for ever.
+      DataError, OSError, ImportError: a process cannot start, or was started with other options. All processes raise,
+        because the remaining processes would wait for ever.
     """
     found: Any = None
     wrong = None
@@ -30,7 +30,7 @@ def begun(options: argparse.Namespace) -> tuple[dict[str, Any], Job]:
         blocks = source(options)
         config = _compared(options.out, options, blocks)
         found = config, prepared(options, blocks)
-    except (DataError, OSError, ImportError) as error:  # raised when the others know
+    except (DataError, OSError, ImportError) as error:  # raised after the exchange with the other processes
         wrong = error
     told = {name: str(value) for name, value in vars(options).items() if name not in OWN}
     mark = zlib.crc32(json.dumps([told, found and found[0]], sort_keys=True).encode())
@@ -43,10 +43,10 @@ def begun(options: argparse.Namespace) -> tuple[dict[str, Any], Job]:
 
 
 def _compared(out: epath.Path, options: argparse.Namespace, blocks: Blocks) -> dict[str, Any]:
-    """What the run is, compared with what is there of it; blocks in a round are as many as they were.
+    """Returns the configuration of the run after comparing it with the folder; keeps the folder's blocks per round.
 
     Raises:
-      DataError: if it was another, saying in what; and for a file that cannot be read.
+      DataError: the folder holds another run (the message names the difference), or a file cannot be read.
     """
     file, was = out / "config.json", {}
     try:
@@ -70,7 +70,7 @@ def _compared(out: epath.Path, options: argparse.Namespace, blocks: Blocks) -> d
 
 
 def _changed(was: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first difference between two descriptions of a table."""
+    """Returns the first difference between two descriptions of a table."""
     rows, rows_now = was.get("shards", {}), now.get("shards", {})
     for file in sorted(rows.keys() | rows_now.keys()):
         if rows.get(file) != rows_now.get(file):
@@ -80,7 +80,7 @@ def _changed(was: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def mark_of(job: Job) -> int:
-    """A number that tells these data from others: of the rows in memory."""
+    """Returns a checksum of the rows in memory, which identifies the data."""
     mark = 0
     for rows in (part for a in (job.sample, job.validation) for b in (a.x, a.y) for part in np.array_split(b, 16)):
         mark = zlib.crc32(rows.astype(np.float64).tobytes(), mark)

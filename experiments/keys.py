@@ -1,8 +1,8 @@
-"""How much the key of a fit matters: GET with its default options and eight keys, on every regression set.
+"""The effect of the key of a fit: GET with its default options and eight keys, on every regression set.
 
 python -m experiments.keys --data-dir DATA [--write] [--keys 8] [--datasets abalone ...]
 
-Splits and scores are those of experiments.defaults: test R^2 in per cent, the same split for all keys.
+Splits and scores are the same as in experiments.defaults: test R^2 in per cent. All keys have the same split.
 """
 
 import statistics
@@ -20,10 +20,10 @@ DATASETS = tuple(name for name in defaults.SETS["regression"] if name not in def
 
 
 def fitted(recipe: Any, split: Any, key: int) -> tuple[float, float]:
-    """Test score and seconds of a fit."""
+    """Returns the test score and the seconds of a fit."""
     start = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some fits are behind a linear model
+        warnings.simplefilter("ignore", UserWarning)  # some fits are worse than a linear model
         model = jtrees.fit(recipe, split[0], split[2], key=jax.random.key(key)).model
     seconds = time.perf_counter() - start
     return defaults.scores(model, split)["test"], seconds
@@ -49,9 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(cells)
         jax.clear_caches()
     notes = (
-        f"Test R² in per cent of {options.keys} keys: the median, and the worst and the best minus the median; up to "
-        "3000 rows to train. Seconds of a fit and, in brackets, of the first, compilation included; on a "
-        "busy machine they are upper bounds."
+        f"Test R² in per cent of {options.keys} keys: the median, and the worst and the best score minus the median. "
+        "Up to 3000 training rows. `seconds` is the median of a fit and, in brackets, the first fit with compilation. "
+        "On a busy machine the seconds are upper bounds."
     )
     columns = ("median", "worst", "best", "seconds")
     header = ["set", *(f"{recipe}, {column}" for recipe in RECIPES for column in columns)]

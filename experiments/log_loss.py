@@ -1,11 +1,12 @@
-"""Log loss of classes: boosted trees of GET, and such that are trained all together, beside tuned boosting, on 16 sets.
+"""Log loss of classification: boosted and refined trees of GET beside tuned boosting packages, on 16 sets.
 
 python -m experiments.log_loss --data-dir DATA [--seeds 2] [--datasets churn ...] [--parts refined boosting ...]
 
-Needs xgboost, lightgbm, catboost and optuna (``make peers``). Every (part, set, seed) is a file under --out (by default
-the committed ones); the report, beside that folder, is made of the files that are there.
+Needs xgboost, lightgbm, catboost and optuna (``make peers``). The results of a (part, set, seed) are a file under
+--out. By default these are the committed files. The report beside that folder is made from the existing files.
 
-Three quarters of the rows to train, but at most 6000, of the rest at most 6000 to test, by class.
+Training uses three quarters of the rows, at most 6000. The test uses at most 6000 of the remaining rows. Splits are
+stratified by class.
 """
 
 import argparse
@@ -25,15 +26,15 @@ from experiments.paper_forest import WEAK as _OF, best_way, in_ways
 from experiments.rivals import Split
 import jtrees
 
-ROWS = 6000  # to train on, and to test on, at most
-FEATURES = 100  # of a table, at most, for linear leaves
-# Of the recipes of a part, that with the lowest loss on the rows that it holds out is taken; so of the ways of each.
+ROWS = 6000  # upper limit of the training rows, and of the test rows
+FEATURES = 100  # upper limit of the features with linear leaves
+# Each part takes the recipe with the lowest held-out loss. Each recipe of REFINED first takes its best candidate.
 _CONSTANT = jtrees.Boosted(_OF.replace(depth=4), rounds=100, subsample=0.5)
 REFINED: Any = (
     in_ways(jtrees.Boosted(_OF.replace(depth=4, leaves="linear"), rounds=100, subsample=0.5)),
     in_ways(_CONSTANT),
 )
-# Trees of half of the rows and features: shallow ones in short steps, deeper ones in longer steps.
+# Each tree has half of the rows and features: shallow trees with small shrinkage, deeper trees with larger shrinkage.
 _HALF: Any = {"rounds": 400, "subsample": 0.5, "columns": 0.5}
 BOOSTED: Any = (
     jtrees.Boosted(_OF.replace(depth=3), learning_rate=0.05, **_HALF),
@@ -42,13 +43,13 @@ BOOSTED: Any = (
 
 
 def scores(probabilities: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dict[str, float]:
-    """Log loss, and accuracy in per cent."""
+    """Returns log loss, and accuracy in per cent."""
     accuracy = 100 * float(np.mean(classes[probabilities.argmax(1)] == y))
     return {"log_loss": float(metrics.log_loss(y, probabilities, labels=classes)), "accuracy": accuracy}
 
 
 def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
-    """The best of the recipes by the fifth of the rows that each holds out, and how each does."""
+    """Returns the recipe with the lowest loss on its held-out fifth of the rows, and the results of each recipe."""
     x, x_test, y, y_test = split
     each = []
     for recipe in recipes:
@@ -65,19 +66,19 @@ def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
 
 
 def refined(split: Split, seed: int) -> dict[str, Any]:
-    """Boosting and training of all trees together; with linear leaves for few features only."""
+    """Boosts and then trains all trees together; linear leaves are tried on few features only."""
     skipped = 0 if split[0].shape[1] <= FEATURES else 1
     found = chosen(REFINED[skipped:], split, seed)
     return found | {"chosen": found["chosen"] + skipped}
 
 
 def boosted(split: Split, seed: int) -> dict[str, Any]:
-    """Boosting alone."""
+    """Boosts without further training."""
     return chosen(BOOSTED, split, seed)
 
 
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
-    """A package of boosted trees, tuned."""
+    """Tunes a package of boosted trees."""
     x, x_test, y, y_test = split
     model, found = rivals.tuned(name, split, seed)
     return scores(model.predict_proba(x_test), y_test, np.unique(y)) | {"numbers": size(model, x)[1], **found}
@@ -95,7 +96,7 @@ TITLES = OURS | {"boosting": "XGBoost", "lightgbm": "LightGBM", "catboost": "Cat
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed."""
+    """Yields a piece per seed."""
 
     def make(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
@@ -111,14 +112,14 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def ratio(found: pieces.Found, ours: str, part: str, name: str) -> float | None:
-    """Mean log loss of ours over that of a rival, on the splits that both have; None without such."""
+    """Returns our mean log loss over a rival's on the splits that both have; None if there is no such split."""
     one, other = (pieces.of_seeds(found, each, name) for each in (ours, part))
     mean = lambda each: np.mean([each[seed]["log_loss"] for seed in one.keys() & other.keys()])
     return float(mean(one) / mean(other)) if one.keys() & other.keys() else None
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """Log loss and accuracy by set, and how often ours is ahead of each."""
+    """Returns log loss and accuracy by set, and the number of sets on which ours is lower than each rival."""
     there = [part for part in PARTS if found.get(part)]
     of = lambda part, name, what: [one[what] for one in pieces.of_seeds(found, part, name).values()]
     names = [name for name in SETS if any(of(part, name, "accuracy") for part in there)]
@@ -136,14 +137,15 @@ def report(found: pieces.Found, command: str) -> str:
             counts = f"lower on {lower} of {len(ratios)}; geometric mean of ratios {mean:.3f}"
             lines.append(f"- {OURS[ours]}, {TITLES[part]}: {counts}")
     about = (
-        f"Made by `{command}` on {pieces.machines(found)}. Test log loss, in brackets accuracy in per cent; mean and "
-        f"deviation over random splits, if there are several; 75/25, at most {ROWS} rows each. Refined GET: the better "
-        "of two recipes (100 trees of depth 4 with linear or with constant leaves, four ways to train them together "
-        f"each; linear ones for at most {FEATURES} features) by the fifth of the training rows that is held out. "
-        "Boosted GET: the better, likewise, of up to 400 trees of depth 3 with constant leaves in steps of 0.05 and of "
-        "depth 5 in steps of 0.1, of half of the rows and features. The others: seven options each by "
-        f"{rivals.TRIALS} trials of Optuna's TPE, compared by log loss, up to {rivals.ROUNDS} trees with early "
-        "stopping. Two are compared on the splits that both have."
+        f"Made by `{command}` on {pieces.machines(found)}. A cell has the test log loss and, in brackets, the accuracy "
+        "in per cent: mean and standard deviation if there are several random splits. Splits are 75/25, with at most "
+        f"{ROWS} rows each. Refined GET is the better of two recipes: 100 trees of depth 4 with linear leaves or with "
+        f"constant leaves (linear leaves for at most {FEATURES} features). Each recipe has four candidates of training "
+        "all trees together. The loss on a held-out fifth of the training rows chooses candidate and recipe. Boosted "
+        "GET is the better of two recipes by the same loss. Both have up to 400 trees with constant leaves, on half of "
+        "the rows and features: depth 3 with a learning rate of 0.05, and depth 5 with 0.1. The rivals have seven "
+        f"options each, chosen by {rivals.TRIALS} trials of Optuna's TPE by log loss, and up to {rivals.ROUNDS} trees "
+        "with early stopping. Two methods are compared on the splits that both have."
     )
     header = ["set", *(TITLES[part] for part in there)]
     return f"# Log loss of classes\n\n{about}\n\n{benchmark.markdown(header, rows)}\n" + "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""How a run of train_large is going: ``metrics.jsonl``, and lines on standard error. The first process writes."""
+"""Progress of a run of train_large: ``metrics.jsonl``, and lines on standard error. The first process writes."""
 
 import datetime
 import json
@@ -12,7 +12,7 @@ from experiments import benchmark
 from experiments.blocks import DataError
 from experiments.checkpoints import write_whole
 
-NAMES = {  # what is printed and written: the training loss, penalties included; the validation loss; a validation score
+NAMES = {  # names in the output: the training loss, penalties included; the validation loss; a validation score
     "regression": (
         "training loss (scaled targets)",
         "validation mean squared error (target units squared)",
@@ -23,27 +23,27 @@ NAMES = {  # what is printed and written: the training loss, penalties included;
 
 
 class Log:
-    """``metrics.jsonl``: a line for each evaluation, of the rounds since the last."""
+    """``metrics.jsonl``: a line for each evaluation, on the rounds since the previous evaluation."""
 
     def __init__(
         self, file: Any, step: int, lead: bool, names: tuple[str, str, str], before: list[float] | None = None
     ):
-        """Lines of steps beyond ``step``, which a resumed run makes again, are removed.
+        """Removes the lines of steps after ``step``, which a resumed run repeats.
 
         Args:
-          file: path of where lines go, on a disk or in a bucket.
-          step: that the run is at.
-          lead: whether it is this process that writes.
-          names: of the values, as in ``NAMES``.
-          before: :meth:`sums` of the rounds that no line tells of.
+          file: path of the file, on a disk or in a bucket.
+          step: current step of the run.
+          lead: whether this process writes.
+          names: names of the values, as in ``NAMES``.
+          before: :meth:`sums` of the rounds that have no line yet.
 
         Raises:
-          DataError: for a file of other lines.
+          DataError: the file has other lines.
         """
         self._file, self._lead, self._names, self._last, self._rounds = file, lead, names, -1, []
         self._lines: list[str] = []
         self._before = np.zeros(5) if before is None else np.array(before)
-        self.score = float("nan")  # of the last evaluation
+        self.score = float("nan")  # score of the last evaluation
         if lead and file.exists():
             whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
             try:
@@ -60,15 +60,15 @@ class Log:
         return bool(self._rounds)
 
     def round(self, *of_round: Any) -> None:
-        """A round: its loss, which may be computed yet, rows, seconds, and seconds that it waited for data."""
+        """Adds a round: its loss, which may still be computing, rows, seconds, and seconds of waiting for data."""
         self._rounds.append((1, *of_round))
 
     def sums(self) -> list[float]:
-        """Of the rounds since the last line: their number, losses, rows, seconds, and seconds spent waiting."""
+        """Returns the sums over the rounds since the last line: count, losses, rows, seconds, seconds of waiting."""
         return (self._before + np.array(self._rounds, float).reshape(-1, 5).sum(0)).tolist()
 
     def write(self, step: int, loss: float, score: float) -> None:
-        """A line, except where the last is of the same step."""
+        """Writes a line, unless the last line has the same step."""
         training, *validation = self._names
         self.score = score
         if step == self._last:
@@ -79,24 +79,24 @@ class Log:
             line |= {training: losses / rounds, "rows_per_second": rows / seconds}
         values = loss, None if np.isnan(score) else score
         line |= dict(zip(validation, values, strict=True)) | {"peak_gb": benchmark.peak_memory()}
-        if self._lead:  # the whole file, as no line can be added to one in a bucket
+        if self._lead:  # writes the whole file, because a file in a bucket cannot be appended to
             self._lines.append(json.dumps(line) + "\n")
             write_whole(self._file, "".join(self._lines))
         self._rounds, self._before, self._last = [], np.zeros(5), step
 
 
 class Lines:
-    """Lines on standard error that say how far training is: one a second, after an hour one a minute."""
+    """Lines on standard error with the progress of training: one per second, after an hour one per minute."""
 
     def __init__(self, run: Any):
-        """Training starts now."""
+        """Starts the clock of training."""
         self._run, self._start, self._last = run, (time.monotonic(), run.done), (time.monotonic(), run.done)
 
     def show(self, loss: float | None) -> None:
-        """Prints a line if it is time for one, or the last round is done.
+        """Prints a line if it is due, or if the last round is done.
 
         Args:
-          loss: training loss of the latest round that is computed; None if there is none.
+          loss: training loss of the latest computed round; None if there is none.
         """
         run, now, (start, first), (last, before) = self._run, time.monotonic(), self._start, self._last
         due = now - last > min(max(1.0, (now - start) / 60), 60.0) or run.done == run.last
@@ -105,7 +105,7 @@ class Lines:
         left = (run.last - run.done) * (now - start) / (run.done - first)
         if run.options.max_seconds is not None:
             left = min(left, run.began + run.options.max_seconds - now)
-        rows = run.job.updates * run.options.batch  # in a round
+        rows = run.job.updates * run.options.batch  # rows of a round
         parts = [f"step {run.step} of {run.last * run.job.updates}", f"{run.done * rows} rows"]
         parts += [f"{run.names[0]} {loss:.4g}", f"{(run.done - before) * rows / (now - last):.0f} rows/s"]
         print(

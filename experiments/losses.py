@@ -1,9 +1,9 @@
-"""Other losses than the squared error: boosted trees and one tree of GET beside scikit-learn's histogram boosting.
+"""Losses other than the squared error: boosted trees and one tree of GET beside scikit-learn's histogram boosting.
 
 python -m experiments.losses --data-dir DATA [--write] [--seeds 3] [--datasets abalone rentals ...] [--rows 3000]
 
-Test losses, lower is better: mean deviance for counts and costs, mean pinball loss of the quantiles 0.1, 0.5 and 0.9,
-mean absolute error. ``rentals`` and ``claims`` are made: see :func:`rentals` and :func:`claims`.
+The table has test losses, and lower is better: mean deviance for counts and costs, mean pinball loss of the quantiles
+0.1, 0.5 and 0.9, and mean absolute error. ``rentals`` and ``claims`` are made: see :func:`rentals` and :func:`claims`.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,10 @@ Table = tuple[np.ndarray, np.ndarray]
 
 
 def rentals(seed: int, n: int = 4000) -> Table:
-    """Counts of bicycles rented in an hour: a Poisson distribution whose mean depends on hour, temperature, rain, the
-    kind of day and the trend of a year, times a factor from a gamma distribution.
+    """Returns features and made counts of bicycles rented in an hour.
+
+    The counts have a Poisson distribution. Its mean depends on hour, temperature, rain, kind of day and a trend over
+    the year, times a factor from a gamma distribution.
     """
     rng = np.random.default_rng(seed)
     hour, working, day = rng.integers(0, 24, n), rng.random(n) < 5 / 7, rng.uniform(0, 365, n)
@@ -45,7 +47,7 @@ def rentals(seed: int, n: int = 4000) -> Table:
 
 
 def claims(seed: int, n: int = 4000) -> Table:
-    """Costs of a contract in a year: a Poisson number of claims, each from a gamma distribution; most are 0."""
+    """Returns made yearly costs: a Poisson number of claims, each from a gamma distribution; most costs are 0."""
     rng = np.random.default_rng(seed)
     age, power, city = rng.uniform(18, 80, n), rng.integers(4, 13, n), rng.random(n) < 0.4
     often = np.exp(-1.2 + 0.8 * (age < 26) + 0.3 * city + 0.1 * (power - 8) - 0.4 * ((age > 40) & (age < 65)))
@@ -60,11 +62,11 @@ def _real(name: str) -> Callable[[int], Table]:
 
 
 _FOLDER: list[Any] = [None]
-# A table, the loss, and options of scikit-learn's boosting for it.
+# A table, the loss, and options of scikit-learn's boosting for this loss.
 SETS: dict[str, tuple[Callable[[int], Table], losses.Loss, dict[str, Any]]] = {
     "abalone, counts": (_real("abalone"), losses.Poisson(), {"loss": "poisson"}),
     "rentals, counts": (rentals, losses.Poisson(), {"loss": "poisson"}),
-    "claims, Tweedie": (claims, losses.Tweedie(1.5), {"loss": "poisson"}),  # it has no Tweedie loss
+    "claims, Tweedie": (claims, losses.Tweedie(1.5), {"loss": "poisson"}),  # scikit-learn has no Tweedie loss
     "power plant, gamma": (_real("combined-cycle-power-plant"), losses.Gamma(), {"loss": "gamma"}),
     "abalone, quantiles": (_real("abalone"), losses.Quantile(LEVELS), {"loss": "quantile"}),
     "rentals, quantiles": (rentals, losses.Quantile(LEVELS), {"loss": "quantile"}),
@@ -74,7 +76,7 @@ SETS: dict[str, tuple[Callable[[int], Table], losses.Loss, dict[str, Any]]] = {
 
 
 def theirs(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, options: dict[str, Any], seed: int) -> np.ndarray:
-    """Predictions of scikit-learn's histogram boosting, with early stopping; of each quantile a model."""
+    """Returns predictions of scikit-learn's histogram boosting with early stopping, with a model per quantile."""
     fixed: Any = {"max_iter": 1000, "early_stopping": True, "random_state": seed}
     fitted = lambda **more: HistGradientBoostingRegressor(**fixed, **options, **more).fit(x, y)
     if options["loss"] != "quantile":
@@ -83,7 +85,7 @@ def theirs(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, options: dict[str, 
 
 
 def test_losses(name: str, seed: int, rows: int) -> dict[str, float]:
-    """Returns the test loss of each model, and that of the best constant."""
+    """Returns the test losses of each model and of the best constant."""
     make, loss, options = SETS[name]
     x, y = make(seed)
     parts: Any = train_test_split(x, y, train_size=min(rows, int(0.75 * len(y))), random_state=seed)
@@ -104,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     out.add_argument("--data-dir")
     out.add_argument("--datasets", nargs="+", default=tuple(SETS), choices=tuple(SETS))
     out.add_argument("--seeds", type=int, default=3)
-    out.add_argument("--rows", type=int, default=3000, help="at most so many to train")
+    out.add_argument("--rows", type=int, default=3000, help="upper limit of the training rows")
     options = out.parse_args(arguments)
     _FOLDER[0] = options.data_dir
     rows, ahead = [], 0
@@ -118,10 +120,10 @@ def main(arguments: list[str] | None = None) -> None:
         rows[-1].append(f"{100 * (means['boosted'] / means['theirs'] - 1):+.1f} %")
         print(rows[-1], flush=True)
     notes = (
-        f"Mean test loss and deviation over {options.seeds} split(s), at most {options.rows} rows to train. Boosted: "
-        f"`Boosted()` as it comes; tree: GET of depth {TREE.depth}; scikit-learn: `HistGradientBoostingRegressor` with "
-        "early stopping, a model for each quantile, and the Poisson loss for claims. The last column is the loss of "
-        f"Boosted beside scikit-learn's: lower on {ahead} of {len(rows)}."
+        f"Mean test loss and standard deviation over {options.seeds} split(s), at most {options.rows} training rows. "
+        f"Boosted: `Boosted()` with default options; tree: GET of depth {TREE.depth}; scikit-learn: "
+        "`HistGradientBoostingRegressor` with early stopping, a model for each quantile, and the Poisson loss for "
+        f"claims. The last column is the loss of Boosted relative to scikit-learn's: lower on {ahead} of {len(rows)}."
     )
     header = ["set, loss", "Boosted", "scikit-learn", "one tree", "constant", "Boosted beside it"]
     benchmark.write("losses", f"--data-dir DATA --seeds {options.seeds}", header, rows, notes, committed=options.write)

@@ -1,9 +1,10 @@
-"""Monotone trees: violations in Python, C and ONNX, what the constraint costs on real and made sets, and the time.
+"""Monotone trees: violations in Python, C and ONNX; the cost of the constraint in score, on real and made sets; time.
 
 python -m experiments.monotone --data-dir DATA [--write] [--datasets kin8nm ...] [--seeds 3]
 
-The two features with the largest rank correlation with the target are constrained to its sign. Of more than two
-classes, the most frequent one is told from the others. Up to 2000 rows train, up to 5000 others test.
+The two features with the largest rank correlation with the target are constrained to its sign. For more than two
+classes, the most frequent class is separated from the rest. Up to 2000 rows are training rows, and up to 5000 other
+rows are test rows.
 """
 
 import argparse
@@ -27,11 +28,11 @@ from jtrees.cli import keep_programs
 RECIPES = {"GET": jtrees.GET(depth=4, epochs=600), "Boosted": jtrees.Boosted(rounds=60)}
 DATASETS = [*SETS["regression"], *SETS["classification"][:6], "churn", "spambase"]
 TRAIN, TEST, PAIRS = 2000, 5000, 10_000
-MADE = 20  # made tables, each with other noise
+MADE = 20  # number of made tables; the noise differs between them
 
 
 def rows(name: str, seed: int, data_dir: Any) -> tuple[Any, ...]:
-    """Features and targets to train and to test, the task, and the signs of two features."""
+    """Returns training and test features and targets, the task, and the signs of two features."""
     table, rng = data.load(name, data_dir=data_dir), np.random.default_rng(seed)
     y, task = table.y, "regression"
     if name in SETS["classification"]:
@@ -46,23 +47,23 @@ def rows(name: str, seed: int, data_dir: Any) -> tuple[Any, ...]:
 
 
 def fitted(recipe: Any, x: Any, y: Any, task: Any, signs: Any, seed: int = 0) -> tuple[Any, float]:
-    """A fit, and its processor seconds."""
+    """Returns a fit, and its processor seconds."""
     began = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some fits are behind a linear model
+        warnings.simplefilter("ignore", UserWarning)  # some fits are worse than a linear model
         fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task=task, monotone=signs)
     return fit, time.process_time() - began
 
 
 def score(model: Any, x: Any, y: Any, task: str) -> float:
-    """R^2 or accuracy in per cent."""
+    """Returns R^2 or accuracy in per cent."""
     found = np.asarray(model.predict(x))
     part = np.mean(found.argmax(1) == y) if task == "classification" else 1 - np.mean((found - y) ** 2) / y.var()
     return 100 * float(part)
 
 
 def pairs(x: np.ndarray, feature: int, sign: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of rows that differ in a feature, in the direction in which predictions must not fall."""
+    """Returns pairs of rows that differ in a feature, in the direction in which predictions must not fall."""
     low = x[rng.integers(len(x), size=PAIRS)].astype(np.float64)
     low += rng.normal(size=low.shape) * x.std(0)
     high = low.copy()
@@ -71,7 +72,7 @@ def pairs(x: np.ndarray, feature: int, sign: int, rng: np.random.Generator) -> t
 
 
 def violations(model: Any, x: np.ndarray, signs: dict[int, int]) -> dict[str, int]:
-    """The number of pairs whose prediction falls, in each form of the model."""
+    """Returns the number of pairs whose prediction falls, in each form of the model."""
     outputs = 2 if np.ndim(model.predict(x[:2].astype(np.float64))) == 2 else 1
     shaped = lambda found: np.asarray(found).reshape(-1, outputs)[:, -1]
     with tempfile.TemporaryDirectory() as name:
@@ -90,7 +91,7 @@ def violations(model: Any, x: np.ndarray, signs: dict[int, int]) -> dict[str, in
 
 
 def of_set(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
-    """The row of a data set and a recipe."""
+    """Returns the row of a data set and a recipe."""
     scores: dict[bool, list[float]] = {False: [], True: []}
     times: dict[bool, list[float]] = {False: [], True: []}
     fell = {"Python": 0, "C": 0, "ONNX": 0}
@@ -112,7 +113,7 @@ def of_set(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
 
 
 def made() -> str:
-    """Made sets in which the constraint is true: the error on new rows, and its variance over the noise."""
+    """Returns a table of made sets on which the constraint holds: error on new rows, variance over draws of noise."""
     truth = lambda x: np.tanh(2 * x[:, 0]) + np.maximum(x[:, 1], 0) + np.sin(2 * x[:, 2]) / 2
     table = []
     for recipe, of in RECIPES.items():

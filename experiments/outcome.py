@@ -1,4 +1,4 @@
-"""What the main job prints and writes: rows as they come, every model, and a figure."""
+"""Output of the main job: rows as they finish, every model, and a figure."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,8 +23,8 @@ from experiments import benchmark
 import jtrees
 from jtrees import plotting, warmstart
 
-SMALL = 8  # leaves of the tree that is drawn, at most: more cannot be read
-MAX_TERMS = 5  # of a condition, in rules and in the figure
+SMALL = 8  # upper limit of the leaves of the tree in the figure: a larger tree is illegible
+MAX_TERMS = 5  # upper limit of the terms of a condition, in rules and in the figure
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,19 @@ class Row:
     """One line of the table.
 
     Attributes:
-      method: by name.
-      depth: None where there is none.
+      method: name of the method.
+      depth: depth of the trees, or None.
       train: R^2 or accuracy on the training rows.
-      validate: likewise on the validation set.
-      test: likewise on the test rows.
-      log_loss: on the test rows, in classification.
-      leaves: of all trees together.
-      numbers: that the model holds.
-      seconds: of training, compilation included.
-      rate: rows predicted a second.
-      balanced_accuracy: on the test rows, in classification.
-      auc: likewise the area under the ROC curve, of several classes the mean of each versus the rest.
+      validate: R^2 or accuracy on the validation set.
+      test: R^2 or accuracy on the test rows.
+      log_loss: log loss on the test rows, in classification.
+      leaves: number of leaves of all trees.
+      numbers: number of numbers in the model.
+      seconds: training time, compilation included.
+      rate: predicted rows per second.
+      balanced_accuracy: balanced accuracy on the test rows, in classification.
+      auc: area under the ROC curve on the test rows, in classification; for more than two classes the mean of each
+        class versus the rest.
     """
 
     method: str
@@ -61,11 +62,11 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Name of the files of this row."""
         return self.method if self.depth is None else f"{self.method}_depth{self.depth}"
 
     def cells(self) -> dict[str, str]:
-        """The line as text, by the heads of the columns."""
+        """Returns the line as text, by the heads of the columns."""
         if self.log_loss is None:
             scores = {"train R2": f"{self.train:.4f}", "test R2": f"{self.test:.4f}"}
         else:
@@ -82,7 +83,7 @@ class Row:
         }
 
 
-# What the heads of the columns stand for in classification, as lines of the report.
+# The heads of the columns in classification, as lines of the report.
 LEGEND = [
     "train: accuracy on the training rows; on the test rows acc.: accuracy,",
     "bal.: balanced accuracy, AUC: mean of each class versus the rest, loss: log loss",
@@ -90,14 +91,14 @@ LEGEND = [
 
 
 def as_tree(model: Any, x: np.ndarray) -> jtrees.ObliqueTree | None:
-    """The oblique tree that a model is, without what divides no row of x; None if it is no single tree."""
+    """Returns the model as an oblique tree without splits that divide no row of x; None if it is not a single tree."""
     if isinstance(model, (DecisionTreeRegressor, DecisionTreeClassifier)):
         return warmstart.from_sklearn(model)
     return model.prune(x) if isinstance(model, jtrees.ObliqueTree) else None
 
 
 def size(model: Any, x: np.ndarray) -> tuple[int, int]:
-    """Leaves and numbers of a model; of an axis-parallel split its feature and its threshold."""
+    """Returns leaves and numbers of a model; an axis-parallel split counts its feature and its threshold."""
     if (tree := as_tree(model, x)) is not None:
         return tree.num_leaves, tree.num_parameters
     if isinstance(model, DummyRegressor):
@@ -116,7 +117,7 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
     if hasattr(model, "booster_"):  # LightGBM
         trees = [tree["tree_structure"] for tree in model.booster_.dump_model()["tree_info"]]
         return tuple(map(sum, zip(*map(_lightgbm_size, trees), strict=True)))  # type: ignore[return-value]
-    if hasattr(model, "get_tree_leaf_counts"):  # CatBoost, all of whose splits of one level are the same
+    if hasattr(model, "get_tree_leaf_counts"):  # CatBoost: all splits of a level are equal
         counts = model.get_tree_leaf_counts()
         return int(counts.sum()), len(model.get_leaf_values()) + 2 * int(np.log2(counts).sum())
     if isinstance(model, jtrees.Forest):
@@ -130,7 +131,7 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
 
 
 def _lightgbm_size(node: dict[str, Any]) -> tuple[int, int]:
-    """Leaves and numbers of a tree of LightGBM; of a linear leaf its coefficients, their features and a constant."""
+    """Returns leaves and numbers of a tree of LightGBM; a linear leaf counts coefficients, features and a constant."""
     if "left_child" not in node:
         return 1, 1 + 2 * len(node.get("leaf_coeff", []))
     (left, a), (right, b) = _lightgbm_size(node["left_child"]), _lightgbm_size(node["right_child"])
@@ -138,12 +139,12 @@ def _lightgbm_size(node: dict[str, Any]) -> tuple[int, int]:
 
 
 class Outcome:
-    """A folder of results, in which everything is kept as it comes; it gets its name when it is whole.
+    """A folder of results, which keeps each result as it finishes; the folder gets its name at the end.
 
-    A context, which leaves nothing behind if something goes wrong.
+    This is a context manager; after an error it removes the unfinished folder.
 
     Raises:
-      OSError: if nothing can be written there.
+      OSError: the folder cannot be written.
     """
 
     def __init__(
@@ -159,12 +160,12 @@ class Outcome:
         """Makes the folder.
 
         Args:
-          parent: where the folder goes.
+          parent: parent of the folder.
           say: prints a line.
-          names: of the features.
-          classes: the labels in the order of their numbers, None in regression.
-          train: features and targets of the rows that rules are counted on and terms are measured by.
-          longest: characters of the longest name of a method.
+          names: names of the features.
+          classes: the labels in the order of their numbers; None in regression.
+          train: features and targets of the rows that rules count and that measure the terms.
+          longest: length of the longest name of a method.
         """
         parent.mkdir(parents=True, exist_ok=True)
         self.parent, self.say, self.rows, self.trees = parent, say, [], {}
@@ -178,10 +179,10 @@ class Outcome:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        shutil.rmtree(self.aside, ignore_errors=True)  # what is whole is there no longer
+        shutil.rmtree(self.aside, ignore_errors=True)  # a finished folder has been renamed
 
     def add(self, row: Row, model: Any, tree: jtrees.ObliqueTree | None, columns: Any) -> None:
-        """Prints and keeps a line, its model with what makes numbers of a table, and its tree as arrays and rules."""
+        """Prints and keeps a line, its model with the column encoder, and its tree as arrays and rules."""
         if not self.rows:
             self.say(_line({head: head for head in row.cells()}, self.longest))
         self.say(_line(row.cells(), self.longest))
@@ -199,7 +200,7 @@ class Outcome:
             (self.aside / f"{row.name}.txt").write_text(tree.to_text(**self.shown) + "\n")
 
     def finish(self, title: str, config: dict[str, Any]) -> Path | None:
-        """Draws the figure, and gives the folder its name, which is returned; None if there is nothing in it."""
+        """Draws the figure and renames the folder; returns the folder, or None if there is no row."""
         if not self.rows:
             return None
         (self.aside / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -213,14 +214,14 @@ class Outcome:
         raise FileExistsError(f"no free name for the results in {self.parent}")
 
     def drawn(self) -> tuple[Row, jtrees.ObliqueTree] | None:
-        """The tree to draw: of small ones the best on the validation set; CART's if there is no other."""
+        """Returns the small tree that is best on the validation set; CART's tree only if there is no other tree."""
         there = [(row, self.trees[row.name]) for row in self.rows if row.name in self.trees and row.leaves <= SMALL]
         learnt = [(row, tree) for row, tree in there if row.method != "cart"] or there
         return max(learnt, key=lambda pair: pair[0].validate, default=None)
 
 
 def arrays(tree: jtrees.ObliqueTree) -> dict[str, Any]:
-    """A tree as arrays: what is subtracted from the features and added to the answers is 0 if there is no such."""
+    """Returns a tree as arrays; the origins of the features and the outputs are 0 if there are none."""
     origin = tree.origin
     zeros = {"x_zero": np.zeros(tree.features, np.float32), "y_zero": np.float32(0)}
     if origin is not None:
@@ -231,25 +232,25 @@ def arrays(tree: jtrees.ObliqueTree) -> dict[str, Any]:
 
 
 def _short(value: float) -> str:
-    """A count or a rate in at most six characters, below a thousand millions."""
+    """Returns a count or a rate in at most six characters, for values below 10^9."""
     if isinstance(value, int) and value < 1e6:
         return str(value)
-    unit, letter = (1e6, "M") if value >= 999_500 else (1e3, "k")  # what rounds to 1000 k is 1 M
+    unit, letter = (1e6, "M") if value >= 999_500 else (1e3, "k")  # 999,500 rounds to 1000 k, which is 1 M
     return f"{value / unit:.3g} {letter}"
 
 
-_LONGEST = 12  # characters of the names of our methods
+_LONGEST = 12  # length of the longest name of our methods
 _WIDTHS = {"depth": 5, "leaves": 6, "numbers": 7, "train s": 7, "rows/s": 7, "train R2": 10, "test R2": 10, "loss": 6}
 
 
 def _line(cells: dict[str, str], longest: int = _LONGEST) -> str:
-    """A line of the table, within 80 columns."""
+    """Returns a line of the table, within 80 columns."""
     method, *others = cells
     return " ".join([f"{cells[method]:<{longest}}", *(f"{cells[head]:>{_WIDTHS.get(head, 5)}}" for head in others)])
 
 
 def _figure(file: Path, rows: list[Row], drawn: Any, title: str, shown: dict[str, Any]) -> None:
-    """Score against size, and a tree."""
+    """Draws score against size, and a tree."""
     figure = Figure(figsize=(6.5, 6), layout="tight")
     axes = np.atleast_1d(figure.subplots(1, 2 if drawn else 1))
     (baseline, *others) = rows

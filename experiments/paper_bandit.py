@@ -1,13 +1,13 @@
-"""DGT-Bandit's figures: what is learnt from the losses of what was played (Figures 2 and 3, Table 6).
+"""DGT-Bandit's figures: learning from the losses of the played actions (Figures 2 and 3, Table 6).
 
 python -m experiments.paper_bandit --data-dir DATA [--seeds 10] [--datasets pendigits letter mnist ...]
 
-Contexts are drawn from the training part, with replacement; the held-out score is that of the test part, without
-exploration. All seeds of a learner run in one compiled program; each has its own contexts. Beside the tree: the linear
-epsilon-greedy learner (or linear regression with the same feedback), and Vowpal Wabbit where it is installed.
+Contexts are drawn from the training part, with replacement. The held-out score is the score on the test part, without
+exploration. All seeds of a learner run in one compiled program; each seed has its own contexts. The rivals of the tree
+are the linear epsilon-greedy learner (or linear regression with the same feedback), and Vowpal Wabbit if installed.
 
-Every (learner, set) is a file under --out (by default the committed ones); the report and its figure, beside that
-folder, are made of the files that are there. MNIST is fetched from OpenML where the data folder does not have it.
+The results of a (learner, set) are a file under --out. By default these are the committed files. The report and its
+figure beside that folder are made from the existing files. MNIST is fetched from OpenML if the data folder lacks it.
 """
 
 import argparse
@@ -31,24 +31,24 @@ from jtrees.training import rmsprop
 
 ROUNDS = {"pendigits": 50_000, "letter": 50_000, "mnist": 76_000}
 ROUNDS |= {"abalone_dgt": 200_000, "ailerons": 200_000, "cpu-act": 200_000}
-ACTIONS, DEPTHS = {"pendigits": 10, "letter": 26, "mnist": 10}, {"letter": 8}  # 6 where it is not said
+ACTIONS, DEPTHS = {"pendigits": 10, "letter": 26, "mnist": 10}, {"letter": 8}  # depth 6 for the other sets
 VOWPAL_WABBIT = ("pendigits", "letter")  # its lines of text are too slow for MNIST
-LOOKS = 20
-ACCUMULATE, RATE = 16, 0.01  # of regression, whose rate falls to zero by a cosine over the stream
-# The linear learner takes the best of them by its own held-out score.
+LOOKS = 20  # number of evaluations
+ACCUMULATE, RATE = 16, 0.01  # in regression; the learning rate falls to zero by a cosine over the stream
+# The linear learner takes the best rate by its own held-out score.
 LINEAR_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01)
 DELTA, EXPLORATION = 0.5, 0.3
 PAPER = {
     "ailerons": (1.71, 1.78),
     "abalone_dgt": (2.16, 2.28),
     "cpu-act": (3.05, 10.05),
-}  # Table 6: RMSE of the tree, of linear regression
-PAPER_MNIST = 80  # accuracy after all of the queries, per cent (Figure 2)
+}  # Table 6: RMSE of the tree, RMSE of linear regression
+PAPER_MNIST = 80  # accuracy after all queries, per cent (Figure 2)
 PARTS = ("tree", "linear", "vowpal", "tree-one-point", "linear-one-point")
 
 
 class Stream(NamedTuple):
-    """Contexts and targets, scaled; the rows that each seed plays, ``(seeds, rounds)``; and the test part."""
+    """Scaled contexts and targets; the rows that each seed plays, ``(seeds, rounds)``; and the test part."""
 
     x: jax.Array
     y: jax.Array
@@ -59,7 +59,7 @@ class Stream(NamedTuple):
 
 @lru_cache(maxsize=1)
 def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scaling]:
-    """The stream of a set, and its scaling: features as the recipes have them, regression targets in [0, 1]."""
+    """Returns the stream of a set, and its scaling: features as in the recipes, regression targets in [0, 1]."""
     x, y, x_test, y_test = splits(name, data_dir)[0]
     task = Regression() if name in REGRESSION else Classification(ACTIONS[name])
     scaling = Scaling.fit(Table(x, y.astype(np.float64) if name in REGRESSION else y, None, task))
@@ -69,9 +69,9 @@ def stream(name: str, data_dir: str | None, seeds: int) -> tuple[Stream, Scaling
 
 
 def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scaling: Scaling) -> dict[str, Any]:
-    """A learner on the streams of all seeds, in one program: curves of the held-out score and of the regret."""
+    """Runs a learner on the streams of all seeds in one program; returns curves of held-out score and regret."""
     (seeds, rounds), every = data.rows.shape, data.rows.shape[1] // LOOKS
-    side_by_side = max(1, 2**30 // (4 * rounds * data.x.shape[1]))  # as many as a gigabyte of contexts has room for
+    side_by_side = max(1, 2**30 // (4 * rounds * data.x.shape[1]))  # contexts of these seeds fit in a gigabyte
 
     def score(params: Any, data: Stream) -> jax.Array:
         answers = learner.predict(params, data.test)
@@ -102,7 +102,7 @@ def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scaling: Sca
 
 
 def learners(part: str, name: str) -> list[Callable[[], jtrees.methods.Bandit]]:
-    """The learners of which the best is shown."""
+    """Returns the learners of a part; the report shows the best."""
     depth, rates = (DEPTHS.get(name, 6), (RATE,)) if part.startswith("tree") else (0, LINEAR_RATES)
     if name not in REGRESSION:
         learner = partial(jtrees.methods.bandit_classifier, depth, ACTIONS[name], exploration=EXPLORATION)
@@ -114,7 +114,7 @@ def learners(part: str, name: str) -> list[Callable[[], jtrees.methods.Bandit]]:
 
 
 def label(part: str, name: str) -> str:
-    """What a learner is called."""
+    """Returns the name of a learner."""
     if part == "vowpal":
         return "Vowpal Wabbit"
     kind = f"DGT-Bandit, height {DEPTHS.get(name, 6)}" if part.startswith("tree") else "linear"
@@ -124,7 +124,7 @@ def label(part: str, name: str) -> str:
 
 
 def made(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The best of the learners of a part, by the mean score over the last quarter of the looks."""
+    """Returns the best learner of a part, by the mean score over the last quarter of the evaluations."""
     data, scaling = stream(name, options.data_dir, options.seeds)
     if part == "vowpal":
         return vowpal_wabbit(name, data)
@@ -134,7 +134,7 @@ def made(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def vowpal_wabbit(name: str, data: Stream) -> dict[str, Any]:
-    """Vowpal Wabbit's contextual bandit, epsilon-greedy with the same exploration, its other options by default."""
+    """Runs Vowpal Wabbit's contextual bandit: epsilon-greedy with the same exploration, otherwise defaults."""
     from vowpalwabbit import Workspace  # type: ignore[import-not-found]
 
     actions, every = ACTIONS[name], ROUNDS[name] // LOOKS
@@ -161,7 +161,11 @@ def vowpal_wabbit(name: str, data: Stream) -> dict[str, Any]:
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One for all seeds; one point is for regression, Vowpal Wabbit for classes, where it is installed or was once."""
+    """Yields a piece for all seeds.
+
+    One-point feedback is for regression only. Vowpal Wabbit is for classification only, if it is installed or its piece
+    exists.
+    """
     file = f"{name}-{label(part, name)}".replace(", ", "-").replace(" ", "-")
     piece = pieces.Piece(part, name, partial(made, part, name, options), {"seeds": options.seeds}, file=file)
     if part == "vowpal":
@@ -175,7 +179,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def by_set(found: pieces.Found) -> dict[str, dict[str, dict[str, Any]]]:
-    """What was found: by set, by label."""
+    """Returns the pieces by set and label."""
     names = [name for name in ROUNDS if any(name in of_part for of_part in found.values())]
     return {
         name: {label(part, name): found[part][name][0] for part in PARTS if name in found.get(part, {})}
@@ -184,7 +188,7 @@ def by_set(found: pieces.Found) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def curves(found: pieces.Found, file: Path) -> None:
-    """Held-out score and regret against queries: mean over seeds, and 95 % confidence bands of the mean."""
+    """Draws held-out score and regret against queries: mean over seeds, and 95 % confidence bands of the mean."""
     there = by_set(found)
     if not there:
         return
@@ -208,7 +212,7 @@ def curves(found: pieces.Found, file: Path) -> None:
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """A table of the scores on the way and at the end."""
+    """Returns a table of the intermediate and final scores."""
     there = by_set(found)
     seeds = {piece["settings"]["seeds"] for by_label in there.values() for piece in by_label.values()}
     rows = []
@@ -223,15 +227,15 @@ def report(found: pieces.Found, command: str) -> str:
     said = [f"{name.split('_')[0]} {tree:.2f} (linear {linear:.2f})" for name, (tree, linear) in PAPER.items()]
     return (
         f"# DGT-Bandit: curves\n\nMade by `{command}` on {pieces.machines(found)}; seeds: "
-        f"{', '.join(map(str, sorted(seeds)))}.\n\nTest accuracy in per cent "
-        f"({', '.join(name for name in there if name not in REGRESSION)}) or RMSE (abalone and "
-        "cpu-act, first shuffle; ailerons times 1e4): mean ± standard deviation over seeds, after a fifth of the "
-        "queries and after all. A query is a round (with two points, two losses). Classification: the learners' "
-        f"defaults, exploration {EXPLORATION}. Regression: delta {DELTA}, gradients over {ACCUMULATE} rounds, RMSprop "
-        f"with rate {RATE} falling to zero. "
-        f"The linear learners: the best of the rates {LINEAR_RATES}, by their own scores at the end. The paper, "
-        f"two-point: {', '.join(said)}"
-        + (f"; MNIST {PAPER_MNIST} % by 76 000 queries.\n\n" if "mnist" in there else ".\n\n")
+        f"{', '.join(map(str, sorted(seeds)))}.\n\n"
+        f"Scores are test accuracy in per cent ({', '.join(name for name in there if name not in REGRESSION)}) or RMSE "
+        "(abalone and cpu-act, first shuffle; ailerons times 1e4): mean ± standard deviation over seeds, after a fifth "
+        "of the queries and after all queries. A query is a round; a two-point round has two losses. Classification: "
+        f"the learners' defaults, exploration {EXPLORATION}. Regression: delta {DELTA}, gradients over {ACCUMULATE} "
+        f"rounds, RMSprop with a learning rate that falls from {RATE} to zero. The linear learners take the best of "
+        f"the learning rates {LINEAR_RATES} by their own final scores. The paper's figures with two points: "
+        f"{', '.join(said)}"
+        + (f"; MNIST {PAPER_MNIST} % after 76 000 queries.\n\n" if "mnist" in there else ".\n\n")
         + benchmark.markdown(header, rows)
         + "\n![curves](paper_bandit.png)\n"
     )

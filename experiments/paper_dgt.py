@@ -2,12 +2,13 @@
 
 python -m experiments.paper_dgt --data-dir DATA [--seeds 10] [--datasets pendigits ...] [--parts trees ...]
 
-Every (part, set) is a file under --out (by default the committed ones); the report, beside that folder, is made of the
-files that are there.
+The results of a (part, set) are a file under --out. By default these are the committed files. The report beside that
+folder is made from the existing files.
 
-Widths, momentum and L2 are chosen on a sixth of the training part, by the mean of some keys (ten in regression, three
-in classification, of large sets one with half the epochs); the tree is then trained on the whole of it, once for each
-seed (on more than 50 000 rows for a third of them), and scored on the test part, which has no part in any choice.
+Widths, momentum and L2 are chosen on a sixth of the training part, by the mean over several keys: ten in regression,
+three in classification. Large sets have one key and half of the epochs. The tree is then trained on the whole training
+part, once for each seed; sets of more than 50 000 rows take a third of the seeds. The test part takes no part in any
+choice.
 """
 
 import argparse
@@ -35,12 +36,12 @@ from jtrees.search import Schedule
 from jtrees.tasks import Regression, Task
 
 SHUFFLES = "abalone_dgt"
-CPU_ACT_TRAIN = 0.6  # of the rows, at random: the paper's 3932 rows and the fifth beside them that it validates on
-FIRST = {"ailerons": 7154, "mnist": 60_000}  # rows to train on where the file does not say: so many from the first
+CPU_ACT_TRAIN = 0.6  # share of the rows, at random: the paper's 3932 training rows, and the fifth for its validation
+FIRST = {"ailerons": 7154, "mnist": 60_000}  # number of leading training rows of sets whose file has no parts
 
 
 class Setting(NamedTuple):
-    """A set as the paper has it: height, passes over the data, unit of the error; and the paper's own figures."""
+    """A set as in the paper: height, passes over the data, unit of the error; and the paper's figures."""
 
     depth: int
     epochs: int
@@ -72,11 +73,11 @@ ABLATED = {  # Table 7 of the paper, in this order
     SHUFFLES: (SETS[SHUFFLES].tree, 2.21, 2.40, 2.31),
 }
 
-Split = tuple[Any, ...]  # x, y to train on; x, y to test on
+Split = tuple[Any, ...]  # training x and y, test x and y
 
 
 def splits(name: str, data_dir: str | None) -> list[Split]:
-    """The parts to train and to test on: the paper's own where they are published."""
+    """Returns the training and test parts: the paper's parts if they are published."""
     if name == SHUFFLES:
         with np.load(data.folder_of(data_dir) / f"{name}.npz") as arrays:
             parts = ("X_train", "y_train", "X_test", "y_test")
@@ -95,24 +96,24 @@ def splits(name: str, data_dir: str | None) -> list[Split]:
 
 
 def score(name: str, answers: np.ndarray, y: np.ndarray) -> float:
-    """RMSE in the paper's unit, or accuracy in per cent."""
+    """Returns RMSE in the paper's unit, or accuracy in per cent."""
     if name in REGRESSION:
         return SETS[name].unit * float(np.sqrt(np.mean((answers.astype(np.float64) - y) ** 2)))
     return pieces.percent(answers, y)
 
 
 def best(name: str, candidates: Iterable[Any], score: Callable[[Any], float]) -> Any:
-    """The candidate with the best score."""
+    """Returns the candidate with the best score."""
     return (min if name in REGRESSION else max)(candidates, key=score)
 
 
 def task(name: str) -> Any:
-    """As jtrees.fit calls it."""
+    """Returns the task as jtrees.fit names it."""
     return "regression" if name in REGRESSION else "classification"
 
 
 def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: int | None = None) -> jtrees.FitResult:
-    """A tree by DGT with some options, or a forest."""
+    """Fits a tree of DGT with some options, or a forest."""
     recipe: Any = jtrees.DGT(
         depth=SETS[name].depth, epochs=SETS[name].epochs, precondition=0.0, early_stopping=False, **options
     )
@@ -121,7 +122,7 @@ def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: in
 
 
 def chosen(name: str, split: Split) -> dict[str, Any]:
-    """Widths, momentum and L2 with the least mean loss over some keys, each of which leaves out a sixth of its own."""
+    """Returns widths, momentum and L2 with the lowest mean loss over keys; each key holds out its own sixth."""
     keys, epochs = 10 if name in REGRESSION else 3, SETS[name].epochs
     if len(split[0]) > LARGE:
         keys, epochs = 1, epochs // 2
@@ -136,7 +137,7 @@ def chosen(name: str, split: Split) -> dict[str, Any]:
 
 
 def peers(name: str, split: Split, boost: bool) -> dict[str, float]:
-    """CART of the best depth, a linear model, and, for the forests' table, XGBoost of the best learning rate."""
+    """Returns scores of CART (best depth) and a linear model, or of XGBoost (best learning rate) for forests."""
     x, y, x_test, y_test = split
     cut: Any = partial(train_test_split, test_size=1 / 6, random_state=0)
     a, b, ya, yb = cut(x, y, stratify=None if name in REGRESSION else y)
@@ -163,7 +164,7 @@ def peers(name: str, split: Split, boost: bool) -> dict[str, float]:
 
 
 def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
-    """Tables 1 and 2."""
+    """Measures Tables 1 and 2."""
     options = chosen(name, parts[0])
     out: dict[str, list[float]] = {"test": [], "train": [], "reached": [], "cart": [], "linear": []}
     for split in parts:
@@ -179,7 +180,7 @@ def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 
 
 def forests_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
-    """Table 4: thirty trees, with the options that were chosen for one; a fifth of the keys, for time."""
+    """Measures Table 4: thirty trees with the options chosen for one tree, and a fifth of the keys to save time."""
     options, test, boosted = chosen(name, parts[0]), [], []
     for split in parts:
         boosted += peers(name, split, boost=True).values()
@@ -190,20 +191,20 @@ def forests_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 
 
 def pat(depth: int, slope: training.Number, *, task: Task = Regression()) -> jtrees.Method:
-    """The probabilistic annealed tree, the paper's baseline: product form, sigmoids of a slope that grows.
+    """Returns the probabilistic annealed tree, the paper's baseline: product form, sigmoids with a growing slope.
 
-    The loss is that of the mean over the leaves, by the product of sigmoids; the score is that of the hard tree.
-    Parameters and hardening are those of DGT without over-parameterisation. The paper's schedules are
+    The loss is the loss of the mean over the leaves, by the product of sigmoids. The score is the loss of the hard
+    tree. Parameters and hardening are the same as in DGT without over-parameterisation. The paper's schedules are
     ``optax.linear_schedule(low, high, steps)`` and, logarithmic, ``optax.exponential_decay(low, steps, high / low)``,
-    low and high from 1..100 to 10..10000.
+    with low and high from 1..100 to 10..10000.
 
     Args:
       depth: depth of the tree, 1 to 16.
       slope: factor of the scores, above 0: a number, a traced number, or an optax schedule of the step.
-      task: what is predicted.
+      task: the task of the tree.
 
     Raises:
-      ValueError: for a depth or a slope out of range.
+      ValueError: a depth or a slope is out of range.
     """
     checks.check_positive("slope", slope)
 
@@ -219,7 +220,7 @@ def pat(depth: int, slope: training.Number, *, task: Task = Regression()) -> jtr
 
 
 def annealed(name: str, rows: int) -> jtrees.FromMethod:
-    """PAT as a recipe for a table of so many rows: the logarithm of the slope grows evenly, from 1 to 100."""
+    """Returns PAT as a recipe for a number of rows: the logarithm of the slope grows evenly, from 1 to 100."""
     depth, epochs = SETS[name].depth, SETS[name].epochs
     slope = optax.exponential_decay(1.0, Schedule.of(bucket(rows), epochs, BATCH).steps, 100.0)
     options: Any = {"rule": training.rmsprop, "epochs": epochs, "batch_size": BATCH}
@@ -227,7 +228,7 @@ def annealed(name: str, rows: int) -> jtrees.FromMethod:
 
 
 def pat_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
-    """The product-form baseline of Tables 1 and 2, untuned."""
+    """Measures the product-form baseline of Tables 1 and 2, untuned."""
     out: dict[str, list[float]] = {"test": [], "train": []}
     for x, y, x_test, y_test in parts:
         recipe = annealed(name, len(x))
@@ -239,7 +240,7 @@ def pat_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 
 
 def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
-    """DGT for regression, or DGT with one of its parts replaced (Table 7)."""
+    """Returns DGT for regression, or DGT with one of its parts replaced (Table 7)."""
     form, quantiser, layers = (part.strip() for part in kind.split(","))
     plain = jtrees.methods.dgt(depth, widths=(240, 240) if layers == "L = 3" else ())
     if form == "sum" and quantiser == "sign":
@@ -249,9 +250,9 @@ def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
     def outputs(tree: jtrees.ObliqueTree, x: jax.Array, step: jax.Array) -> jax.Array:
         scores, values = ops.scores(tree.weights, tree.bias, x), tree.leaves.values
         scores = scores / routing.mean_size(scores)
-        if form == "product":  # of hard steps, by the straight-through rule
+        if form == "product":  # a product of hard steps, with the straight-through gradient
             return values @ routing.leaf_probabilities((1 + routing.straight_through_sign(scores)) / 2)
-        # The hard tree forwards; backwards the softmax of sums whose signs are sigmoids that grow ever steeper.
+        # Forward: the hard tree. Backward: the softmax of sums whose signs are sigmoids with a growing slope.
         agreement = 2 * routing.scaled_sigmoid(scores, slope(step)) - 1
         soft = jax.lax.stop_gradient(values) @ routing.leaf_probabilities(jax.nn.sigmoid(2 * agreement))
         return routing.path_sum(jax.lax.stop_gradient(scores), values) + soft - jax.lax.stop_gradient(soft)
@@ -264,7 +265,7 @@ def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
 
 
 def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
-    """Table 7: every variant with the same plain options, scaled and trained alike."""
+    """Measures Table 7: all variants have the same options, scaling and training."""
     out: dict[str, Any] = {kind: [] for kind in ABLATIONS}
     for x, y, x_test, y_test in parts:
         scaling = Scaling.fit(Table(x, y.astype(np.float64), None, Regression()))
@@ -289,7 +290,7 @@ PARTS = {"trees": trees_part, "pat": pat_part, "forests": forests_part, "ablatio
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One for all seeds; forests of regression alone, ablations of what the paper has."""
+    """Yields a piece for all seeds; forests only in regression, ablations only on the paper's sets."""
     if part in ("trees", "pat") or name in (ABLATED if part == "ablations" else REGRESSION):
         make = lambda: PARTS[part](name, splits(name, options.data_dir), options.seeds)
         yield pieces.Piece(part, name, make, {"seeds": options.seeds})
@@ -299,18 +300,18 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """The tables, of the pieces that are there."""
+    """Returns the tables, from the existing pieces."""
     there = lambda part: {name: one[0] for name, one in found.get(part, {}).items()}
     seeds = {one["settings"]["seeds"] for part in found for one in there(part).values()}
     text = [
         "# DGT: the paper's tables\n",
-        f"Made by `{command}` on {pieces.machines(found)}; keys: {', '.join(map(str, sorted(seeds)))}, "
-        f"a third of them for more than {LARGEST:,} rows.",
-        "RMSE for abalone (mean of the paper's five shuffles), ailerons (times 1e4, first 7154 rows to train on) and "
-        "cpu-act (five random shuffles, 60 % to train on), test accuracy in per cent for the others (the sets' own "
-        "test parts; segmentation and connect-4, whose parts are not published, 80/20 at random). Mean ± standard "
-        "deviation over keys and shuffles; the paper's figures in brackets. Widths, momentum and L2 from a grid by a "
-        "sixth of the training part.\n",
+        f"Made by `{command}` on {pieces.machines(found)}; keys: {', '.join(map(str, sorted(seeds)))}, and a third of "
+        f"them on sets with more than {LARGEST:,} rows.",
+        "RMSE for abalone (mean over the paper's five shuffles), ailerons (times 1e4; the first 7154 rows are "
+        "training rows) and cpu-act (five random shuffles, 60 % training rows). Test accuracy in per cent for the "
+        "other sets, on their own test parts. The parts of segmentation and connect-4 are not published: their splits "
+        "are random, 80/20. Mean ± standard deviation over keys and shuffles; the paper's figures are in brackets. A "
+        "sixth of the training part chooses widths, momentum and L2 from a grid.\n",
     ]
     figure = lambda value: "" if value is None else f" ({value:.2f})"
     if trees := there("trees"):
@@ -338,9 +339,9 @@ def report(found: pieces.Found, command: str) -> str:
         rows = [[n, *(spread(p["found"][kind]) for kind in ABLATIONS)] for n, p in ablations.items()]
         both = [", ".join(f"{value:.2f}" for value in pair) for pair in zip(*ABLATED.values(), strict=True)]
         text.append(
-            "## Ablations (Table 7), test RMSE\n\nNo tuning: no momentum, no L2, widths (240, 240) for L = 3. In the "
-            f"paper, ailerons and abalone: {both[0]}; L = 1 {both[1]}; product {both[2]}; annealed {both[3]}.\n\n"
-            + benchmark.markdown(["set", *ABLATIONS], rows)
+            "## Ablations (Table 7), test RMSE\n\nNothing is tuned: no momentum, no L2, widths (240, 240) for L = 3. "
+            f"The paper's figures for ailerons and abalone: {both[0]}; L = 1: {both[1]}; product: {both[2]}; annealed: "
+            f"{both[3]}.\n\n" + benchmark.markdown(["set", *ABLATIONS], rows)
         )
     return "\n".join(text)
 

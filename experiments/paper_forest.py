@@ -1,13 +1,13 @@
-"""Thirty small trees against boosting: forests of GET with linear leaves and of DGT, boosted trees of GET, the same
-trained all together, XGBoost, a random forest and one tree, on the eight sets of ``paper_get``.
+"""Thirty small trees against boosting on the eight sets of ``paper_get``: forests of GET with linear leaves and of DGT,
+boosted and refined trees of GET, tuned boosting packages, a random forest and one tree.
 
 python -m experiments.paper_forest --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts get boosting ...]
 
-Needs xgboost, lightgbm, catboost and optuna (``make peers``). Every (part, set, seed) is a file under --out (by default
-the committed ones); the report, beside that folder, is made of the files that are there.
+Needs xgboost, lightgbm, catboost and optuna (``make peers``). The results of a (part, set, seed) are a file under
+--out. By default these are the committed files. The report beside that folder is made from the existing files.
 
-Three quarters of the rows to train, targets scaled to mean 0 and deviation 1; scores are R^2 in per cent. What is tuned
-is tuned on a third of the training part, and then fitted to all of it.
+Three quarters of the rows are training rows. Targets are scaled to mean 0 and standard deviation 1. Scores are R^2 in
+per cent. Tuned methods are tuned on a third of the training part, and then fitted to the whole training part.
 """
 
 import argparse
@@ -29,8 +29,8 @@ import jtrees
 
 SETS = tuple(PAPER)
 OURS, RIVALS = ("get", "dgt", "boosted", "refined"), ("boosting", "lightgbm", "catboost")
-UPDATES = 2000  # of a tree of DGT
-BOOSTED_SECONDS = 150  # for each recipe
+UPDATES = 2000  # per tree of DGT
+BOOSTED_SECONDS = 150  # limit of each recipe
 GET_FOREST: Any = jtrees.Bagged(
     jtrees.GET(
         rows=None,
@@ -58,24 +58,24 @@ WEAK = jtrees.GET(
     shrink=False,
     halving=False,
     rows=None,
-)  # the default when this was measured
+)  # the default recipe at the time of the measurement
 _TRIED: Any = (
     ({"depth": 6}, {}),
     ({"depth": 8, "epochs": 20, "alpha_ranges": ((30.0, 60.0),)}, {"learning_rate": 0.05, "patience": 40}),
     ({"depth": 4, "leaves": "linear"}, {"subsample": 0.5}),
 )
-# Three recipes, of which that with the lowest loss on the rows that it holds out is taken.
+# Three recipes; the recipe with the lowest held-out loss is taken.
 BOOSTED: Any = tuple(jtrees.Boosted(WEAK.replace(**tree), rounds=1000, **sum_) for tree, sum_ in _TRIED)
 _SLOWLY, _SOFTLY = {"learning_rate": 0.0003}, {"first_sharpness": 5.0, "last_sharpness": 30.0}
 _WAYS: Any = (_SLOWLY, {}, {"learning_rate": 0.003}, _SOFTLY)
 
 
 def in_ways(base: jtrees.Recipe) -> tuple[Any, ...]:
-    """Returns four recipes that train the trees of a boosted sum all together, each in another way."""
+    """Returns four recipes that train all trees of a boosted sum together, with other learning rates or sharpness."""
     return tuple(jtrees.Refined(base, **way) for way in _WAYS)
 
 
-# Two sums, likewise, each with four ways to train all trees together.
+# Two boosted sums, each with four candidates of training all trees together; the lowest held-out loss is taken.
 REFINED: Any = (
     in_ways(jtrees.Boosted(WEAK.replace(depth=4, leaves="linear"), rounds=100, subsample=0.5)),
     in_ways(jtrees.Boosted(WEAK, rounds=100)),
@@ -84,15 +84,16 @@ ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
 
 
 def fitted(recipe: Any, split: Split, seed: int) -> dict[str, Any]:
-    """What a recipe scores, and how many numbers its model holds."""
+    """Fits a recipe; returns its test score and the numbers in its model."""
     x, x_test, y, y_test = split
     model = jtrees.fit(recipe, x, y, key=jax.random.key(seed)).model
     return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
 
 
 def get_forest(split: Split, seed: int) -> dict[str, Any]:
-    """A forest of GET with linear leaves; its depth is the best of four trees, where ``tune`` itself takes the smallest
-    that is hardly worse: depth costs a forest less.
+    """Fits a forest of GET with linear leaves; its depth is the best depth with four trees.
+
+    ``tune`` would take the smallest depth that is hardly worse. Depth costs a forest less than a single tree.
     """
     x, _, y, _ = split
     few, key = GET_FOREST.replace(trees=4), jax.random.key(1000 + seed)
@@ -103,7 +104,7 @@ def get_forest(split: Split, seed: int) -> dict[str, Any]:
 
 
 def boosted(split: Split, seed: int) -> dict[str, Any]:
-    """Boosted trees of GET: the best of three recipes by the fifth of the training rows that each holds out."""
+    """Fits boosted trees of GET: the best of three recipes by their loss on a held-out fifth of the training rows."""
     x, x_test, y, y_test = split
     fits = [jtrees.fit(recipe, x, y, key=jax.random.key(seed), max_seconds=BOOSTED_SECONDS) for recipe in BOOSTED]
     chosen = int(np.argmin([fit.report.search.losses.min() for fit in fits]))
@@ -115,9 +116,9 @@ def boosted(split: Split, seed: int) -> dict[str, Any]:
 
 
 def best_way(recipes: Any, x: Any, y: Any, **options: Any) -> tuple[Any, int, float]:
-    """Returns the fit with the lowest loss on the rows held out, the number of its recipe, and that loss.
+    """Returns the fit with the lowest held-out loss, the number of its recipe, and that loss.
 
-    With one key all recipes hold out the same rows.
+    All recipes hold out the same rows if they have the same key.
     """
     fits = [jtrees.fit(recipe, x, y, **options) for recipe in recipes]
     losses = [float(min(fit.report.search.losses.min(), fit.report.search.boosted_loss)) for fit in fits]
@@ -126,7 +127,7 @@ def best_way(recipes: Any, x: Any, y: Any, **options: Any) -> tuple[Any, int, fl
 
 
 def refined(split: Split, seed: int) -> dict[str, Any]:
-    """Boosted trees trained all together: the best of two sums and four ways by the fifth of the rows held out."""
+    """Trains boosted trees together: the best of two sums and four candidates by the loss on a held-out fifth."""
     x, x_test, y, y_test = split
     found = [best_way(recipes, x, y, key=jax.random.key(seed)) for recipes in REFINED]
     fits, ways, held_out = zip(*found, strict=True)
@@ -138,7 +139,7 @@ def refined(split: Split, seed: int) -> dict[str, Any]:
 
 
 def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
-    """A forest of DGT, untuned."""
+    """Fits a forest of DGT, untuned."""
     epochs = max(10, UPDATES * 128 // len(split[0]))
     return fitted(
         jtrees.Bagged(jtrees.DGT(depth=6, epochs=epochs, precondition=0.0, early_stopping=False), trees=30), split, seed
@@ -146,21 +147,21 @@ def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
 
 
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
-    """A package of boosted trees, tuned."""
+    """Tunes a package of boosted trees."""
     x, x_test, _, y_test = split
     model, found = rivals.tuned(name, split, seed)
     return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1], **found}
 
 
 def random_forest(split: Split, seed: int) -> dict[str, Any]:
-    """Scikit-learn's, of 500 trees."""
+    """Fits scikit-learn's random forest with 500 trees."""
     x, x_test, y, y_test = split
     model = RandomForestRegressor(500, random_state=seed, n_jobs=-1).fit(x, y)
     return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
 
 
 def one_tree(split: Split, seed: int) -> dict[str, Any]:
-    """One tree of GET with linear leaves, what ``TreeRegressor`` learns unless told otherwise."""
+    """Fits one tree of GET with linear leaves, the default of ``TreeRegressor``."""
     return fitted(ONE_TREE, split, seed)
 
 
@@ -198,7 +199,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed."""
+    """Yields a piece per seed."""
 
     def make(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
@@ -211,9 +212,9 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def ahead(found: pieces.Found, part: str, name: str, others: tuple[str, ...] = ("boosting",)) -> float:
-    """How far a part is ahead of the best of some rivals on a set, over the splits that it and XGBoost have.
+    """Returns how far a part is ahead of the best of some rivals on a set, over the splits that it shares with XGBoost.
 
-    A rival without all of these splits is left out.
+    A rival that lacks a split is left out.
     """
     of = lambda which: pieces.of_seeds(found, which, name)
     seeds = of(part).keys() & of("boosting").keys()
@@ -222,7 +223,7 @@ def ahead(found: pieces.Found, part: str, name: str, others: tuple[str, ...] = (
 
 
 def differences(found: pieces.Found, names: Iterable[str]) -> list[str]:
-    """Of each of our parts, lines that say how far it is ahead of XGBoost, and of the best rival of each set."""
+    """Returns lines on how far each of our parts is ahead of XGBoost, and of the best rival of each set."""
     lines = []
     for part, title in zip(PARTS, TITLES, strict=True):
         both = [
@@ -238,8 +239,8 @@ def differences(found: pieces.Found, names: Iterable[str]) -> list[str]:
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """The table: scores with their spread over the splits, numbers in the models, seconds."""
-    needed = ("get", "dgt", "boosting", "forest", "tree")  # the others may lack sets
+    """Returns the table: scores with their spread over the splits, numbers in the models, seconds."""
+    needed = ("get", "dgt", "boosting", "forest", "tree")  # the other parts may lack sets
     whole = [name for name in SETS if all(found.get(part, {}).get(name) for part in needed)]
     of = lambda part, name, what: [one[what] for one in pieces.of_seeds(found, part, name).values()]
     mean = lambda values: float(np.mean(values)) if values else np.nan
@@ -259,18 +260,19 @@ def report(found: pieces.Found, command: str) -> str:
         lines = differences(found, whole)
     splits = lambda part: max((len(of(part, name, "test")) for name in whole), default=0)
     about = (
-        f"Made by `{command}` on {pieces.machines(found)}. Test R² in per cent, mean and deviation over random "
-        f"splits, 75/25. GET-Linear: depth of {GET_DEPTHS} chosen with four trees, one start x "
-        f"{GET_FOREST.base.epochs} epochs under each of two scale factors; DGT: depth 6, {UPDATES} updates, untuned. "
-        "Boosted GET: the best of three recipes (constant leaves at depth 6 and 8, linear ones at depth 4) by the "
-        "fifth of the training rows that each holds out to find its number of rounds, at most "
-        f"{BOOSTED_SECONDS} s each. Refined GET: the better of two recipes (100 trees of depth 4 with linear leaves, "
-        "of depth 5 with constant ones), each with four ways to train them together, by the same rows. "
-        f"XGBoost, LightGBM (also with linear leaves) and CatBoost: seven options each by {rivals.TRIALS} trials of "
-        f"Optuna's TPE, up to {rivals.ROUNDS} trees with early stopping. Random forest: 500 trees. Splits: at most "
+        f"Made by `{command}` on {pieces.machines(found)}. Test R² in per cent, mean and standard deviation over "
+        f"random splits (75/25). GET-Linear: the depth from {GET_DEPTHS} is chosen with four trees; one start x "
+        f"{GET_FOREST.base.epochs} epochs under each of two scale factors. DGT: depth 6, {UPDATES} updates, untuned. "
+        "Boosted GET: the best of three recipes (constant leaves at depth 6 and 8, linear leaves at depth 4), at most "
+        f"{BOOSTED_SECONDS} s each. The loss on a held-out fifth of the training rows chooses the recipe and its "
+        "number of rounds. Refined GET: the better of two recipes (100 trees, of depth 4 with linear leaves or of "
+        "depth 5 with constant leaves). Each recipe has four candidates of training all trees together, and the same "
+        "held-out loss chooses. XGBoost, LightGBM (also with linear leaves) and CatBoost: seven options each, chosen "
+        f"by {rivals.TRIALS} trials of Optuna's TPE, up to {rivals.ROUNDS} trees with early stopping. Random forest: "
+        "500 trees. Number of splits, at most: "
         + ", ".join(f"{title} {splits(part)}" for part, title in zip(PARTS, TITLES, strict=True))
-        + "; differences are of common ones. Targets are scaled to mean 0 and deviation 1 for all. The machine was at "
-        "times busy with other work: seconds are upper bounds."
+        + "; differences use the common splits. Targets are scaled to mean 0 and standard deviation 1 for all methods. "
+        "The machine was busy with other work at times: seconds are upper bounds."
     )
     return (
         f"# Thirty small trees against boosting\n\n{about}\n\n"

@@ -1,12 +1,13 @@
-"""GET's tables: test R^2 against CART and random forest (Table 8), and what annealing and polish bring (Table 4).
+"""GET's tables: test R^2 beside CART and random forest (Table 8), and the effects of annealing and polishing (Table 4).
 
 python -m experiments.paper_get --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts get forest ablation ...]
 
-Every (part, set, seed) is a file under --out (by default the committed ones); the report, beside that folder, is made
-of the files that are there.
+The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report beside
+that folder is made from the existing files.
 
-Protocol of the paper: 75 % to train, 25 % to test; depth from 1..12 by a 2:1 split of the training part (given up after
-two depths that bring nothing), then a fit to all of it; scores are R^2 in per cent.
+The protocol is the paper's: 75 % training rows, 25 % test rows. A 2:1 split of the training part chooses the depth from
+1..12; the search ends after two depths without improvement. The final fit takes the whole training part. Scores are R^2
+in per cent.
 """
 
 import argparse
@@ -39,7 +40,7 @@ PAPER = {
     "space-ga": (42.14, 62.07, 62.07, 53.22),
 }
 FOREST_DEPTHS, FOREST_TREES = (10, 15, 20, 50), (50, 100, 200, 300, 400, 500)
-# Scale factors to choose from: the paper's; and larger ones, from which the CART start goes further.
+# Candidates of scale factors: the paper's factors, and larger factors, which take the CART start further.
 SCALES = (((5.0, 25.0), (50.0, 150.0)), ((25.0, 75.0), (100.0, 300.0)))
 DEFAULT = jtrees.GET(rows=None)
 DEFAULT_TUNING, DEFAULT_FINAL = (4, 300), (10, 1000)  # starts and epochs
@@ -48,24 +49,24 @@ FIXED = {"alpha 1": ((1.0, 1.0),) * 2, "alpha 100": ((100.0, 100.0),) * 2, "anne
 ABLATION_DEPTHS = (4, 8)
 SWEEP_DEPTHS = tuple(range(1, 13))
 
-Found = dict[int, dict[str, Any]]  # by seed, what a part found
+Found = dict[int, dict[str, Any]]  # results of a part, by seed
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Fit = Callable[[Split, int, argparse.Namespace], tuple[Any, dict[str, Any]]]
 
 
 def scores(model: Any, split: Split) -> dict[str, float]:
-    """Of a model, on both parts."""
+    """Returns the scores of a model on both parts."""
     x, x_test, y, y_test = split
     return {"train": percent(model.predict(x), y), "test": percent(model.predict(x_test), y_test)}
 
 
 def linear_regression(split: Split, *_: Any) -> tuple[LinearRegression, dict[str, Any]]:
-    """Least squares, in float64."""
+    """Fits least squares in float64."""
     return LinearRegression().fit(split[0].astype(np.float64), split[2].astype(np.float64)), {}
 
 
 def tuned_cart(split: Split, seed: int, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """CART of the depth that does best on a third of the training part."""
+    """Fits CART with the best depth on a third of the training part."""
     x, _, y, _ = split
     a, b, ya, yb = train_test_split(x, y, test_size=1 / 3, random_state=seed)
     model = lambda depth: DecisionTreeRegressor(max_depth=depth, random_state=seed)
@@ -74,14 +75,14 @@ def tuned_cart(split: Split, seed: int, options: argparse.Namespace) -> tuple[An
 
 
 def tuned_forest(split: Split, seed: int, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Random forest, depth and number of trees chosen on a third of the training part."""
+    """Fits a random forest; depth and number of trees are chosen on a third of the training part."""
     x, _, y, _ = split
     a, b, ya, yb = train_test_split(x, y, test_size=1 / 3, random_state=seed)
     model = lambda depth, trees: RandomForestRegressor(trees, max_depth=depth, random_state=seed, n_jobs=-1)
     scores = {}
     for depth in FOREST_DEPTHS:
         grown = model(depth, max(FOREST_TREES)).fit(a, ya)
-        # The first trees of a large forest are a smaller forest: one fit serves every number of trees.
+        # The first trees of a large forest are a smaller forest: a single fit serves every number of trees.
         answers = np.cumsum([tree.predict(b) for tree in grown.estimators_], axis=0)
         scores |= {(depth, trees): r2_score(yb, answers[trees - 1] / trees) for trees in FOREST_TREES}
     depth, trees = max(scores, key=lambda pair: scores[pair])
@@ -89,9 +90,9 @@ def tuned_forest(split: Split, seed: int, options: argparse.Namespace) -> tuple[
 
 
 def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any) -> tuple[Any, dict[str, Any]]:
-    """GET tuned with a small budget, fitted with a larger one.
+    """Tunes GET with a small budget, and fits it with a larger budget.
 
-    Of constant leaves depth and scale factors are tuned, and the tree is polished; of linear ones depth and L1.
+    Constant leaves: depth and scale factors are tuned, and the tree is polished. Linear leaves: depth and L1 are tuned.
     """
     x, _, y, _ = split
     keys, constant = jax.random.split(jax.random.key(seed)), leaves == "constant"
@@ -105,7 +106,7 @@ def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any)
 
 
 def tuned_default(split: Split, seed: int, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """GET with constant leaves and the library's options; depth, scale factors and halving are tuned."""
+    """Fits GET with constant leaves and the library's options; depth, scale factors and halving are tuned."""
     x, _, y, _ = split
     keys = jax.random.split(jax.random.key(seed))
     recipe = lambda budget: DEFAULT.replace(starts=budget[0], epochs=budget[1])
@@ -117,13 +118,13 @@ def tuned_default(split: Split, seed: int, options: argparse.Namespace) -> tuple
 
 
 def table_part(fit: Fit, split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """A column of Table 8: one method, tuned, on one split."""
+    """Measures a column of Table 8: one tuned method on one split."""
     model, found = fit(split, seed, options)
     return scores(model, split) | found
 
 
 def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Table 4: training R^2 at fixed depth under a fixed scale or an annealed one, and then with polish."""
+    """Measures Table 4: R^2 at fixed depth with a fixed or an annealed scale, and with polishing."""
     out, (starts, epochs) = {}, options.final
     for depth in ABLATION_DEPTHS:
         recipe = PUBLISHED.replace(depth=depth, starts=starts, epochs=epochs)
@@ -136,7 +137,7 @@ def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[
 
 
 def depths_part(split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Test R^2 of constant and linear leaves at every depth: does regularisation hold where trees are too deep?"""
+    """Measures R^2 of constant and linear leaves at every depth, to test the regularisation of too deep trees."""
     out: dict[str, Any] = {"linear": {"test": scores(linear_regression(split)[0], split)["test"]}}
     for leaves in ("constant", "linear"):
         for depth in SWEEP_DEPTHS:
@@ -156,13 +157,13 @@ METHODS: dict[str, Fit] = {
 }
 PARTS: dict[str, Any] = {name: partial(table_part, fit) for name, fit in METHODS.items()}
 PARTS |= {"get_default": partial(table_part, tuned_default), "ablation": ablation_part, "depths": depths_part}
-# What a piece depends on.
+# The options that a piece depends on.
 SETTINGS = {"get": ("tuning", "final", "polish"), "get_linear": ("tuning", "final", "l1")}
 SETTINGS |= {"get_default": ("polish",), "ablation": ("final", "polish"), "depths": ("tuning",)}
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed."""
+    """Yields a piece per seed."""
     settings = {setting: getattr(options, setting) for setting in SETTINGS.get(part, ())}
     settings |= {"scales": SCALES} if part == "get" else {}
     if part == "get_default":
@@ -180,12 +181,12 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def of_part(found: pieces.Found, part: str) -> dict[str, Found]:
-    """What was found in a part: by set, by seed."""
+    """Returns the results of a part, by set and seed."""
     return {name: pieces.of_seeds(found, part, name) for name in found.get(part, {})}
 
 
 def said(found: pieces.Found, part: str) -> str:
-    """The settings that a part depends on, and the machine, as a sentence."""
+    """Returns the settings of a part, and the machine, as sentences."""
     of_this = {part: found.get(part, {})}
     settings = next((one["settings"] for by in of_this[part].values() for one in by.values()), {})
     tuning, final = (
@@ -194,28 +195,29 @@ def said(found: pieces.Found, part: str) -> str:
     )
     polished = f"polished with {settings.get('polish')} epochs"
     sentence = {
-        "get": f"GET: depth and the ranges of scale factors, of {SCALES}, tuned with {tuning}, without polish; fitted "
-        f"with {final}, {polished}.",
-        "get_linear": f"GET-Linear: depth, and L1 from {settings.get('l1')}, tuned with {tuning}; fitted with {final}.",
-        "ablation": f"Fitted with {final}; {polished}.",
-        "depths": f"Fitted with {tuning}, a fifth of the epochs from depth 9 on.",
+        "get": f"GET: depth and the ranges of scale factors (from {SCALES}) are tuned with {tuning}, without "
+        f"polishing. The final fit has {final}, {polished}.",
+        "get_linear": f"GET-Linear: depth, and L1 from {settings.get('l1')}, are tuned with {tuning}. The final fit "
+        f"has {final}.",
+        "ablation": f"The fits have {final}, {polished}.",
+        "depths": f"The fits have {tuning}, and a fifth of the epochs from depth 9 on.",
     }.get(part)
     return f"{sentence} On {pieces.machines(of_this)}." if sentence and settings else ""
 
 
 def mean(found: Found, method: str, what: str) -> float:
-    """Over the seeds."""
+    """Returns the mean over the seeds."""
     return float(np.mean([one[method][what] for one in found.values()]))
 
 
 def spread(found: Found, method: str) -> str:
-    """Mean and deviation over the seeds."""
+    """Returns mean and standard deviation over the seeds as text."""
     values = [one[method]["test"] for one in found.values()]
     return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
 def table_report(found: pieces.Found) -> str:
-    """Table 8, with the paper's figures beside."""
+    """Returns Table 8, with the paper's figures in brackets."""
     by_method, there = {method: of_part(found, method) for method in METHODS}, {}
     for name in by_method["linear"]:
         ran = [by_method[method].get(name, {}) for method in METHODS]
@@ -230,7 +232,7 @@ def table_report(found: pieces.Found) -> str:
         sizes = [f"{mean(one, m, 'depth'):.1f}, {mean(one, m, 'parameters'):.0f}" for m in ("get", "get_linear")]
         rows.append([name, str(len(one)), *cells, *sizes])
     tested = np.array([[mean(one, m, "test") for m in METHODS] for one in there.values()])
-    known = all(name in PAPER for name in there)  # else the means would be over different sets
+    known = all(name in PAPER for name in there)  # otherwise the means would be over different sets
     papers = ["", *(f" ({value:.2f})" for value in np.mean([PAPER[n] for n in there], axis=0))] if known else [""] * 5
     rows.append(["**mean**", "", *(f"{m:.2f}{p}" for m, p in zip(tested.mean(0), papers, strict=True)), "", ""])
     ranks = np.mean([rankdata(-row) for row in tested], axis=0)
@@ -257,7 +259,7 @@ def table_report(found: pieces.Found) -> str:
 
 
 def default_report(found: pieces.Found) -> str:
-    """GET's defaults beside a forest and the paper's procedure, on the seeds that all have."""
+    """Returns GET's defaults beside a forest and the paper's procedure, on the seeds that all have."""
     methods = ("get", "get_default", "forest")
     by_method, rows, ahead = {method: of_part(found, method) for method in methods}, [], []
     for name in by_method["get_default"]:
@@ -274,9 +276,10 @@ def default_report(found: pieces.Found) -> str:
     told = "{} starts x {} epochs".format
     return (
         "## Test R², per cent, with the options of the library\n\n"
-        "Constant leaves, with a start from a ridge regression, preconditioned starts, and leaves drawn towards their "
-        f"ancestors'. Depth, scale factors and whether to halve are tuned with {told(*DEFAULT_TUNING)}; fitted with "
-        f"{told(*DEFAULT_FINAL)}, then polished. On {pieces.machines({'get_default': found['get_default']})}.\n\n"
+        "The recipe has constant leaves, a start from a ridge regression, preconditioned starts, and leaves that "
+        f"shrink towards their ancestors. Depth, scale factors and halving are tuned with {told(*DEFAULT_TUNING)}. The "
+        f"final fit has {told(*DEFAULT_FINAL)} and is polished. On "
+        f"{pieces.machines({'get_default': found['get_default']})}.\n\n"
         + benchmark.markdown(header, rows)
         + "\nMean difference to the forest: the paper's procedure "
         + ", the library's ".join(f"{value:+.2f}" for value in np.mean(ahead, axis=0))
@@ -285,7 +288,7 @@ def default_report(found: pieces.Found) -> str:
 
 
 def ablation_report(found: pieces.Found) -> str:
-    """Table 4."""
+    """Returns Table 4."""
     there = of_part(found, "ablation")
     if not there:
         return ""
@@ -303,7 +306,7 @@ def ablation_report(found: pieces.Found) -> str:
 
 
 def depths_report(found: pieces.Found) -> str:
-    """Every depth."""
+    """Returns the table of every depth."""
     there = of_part(found, "depths")
     if not there:
         return ""
@@ -323,26 +326,26 @@ def depths_report(found: pieces.Found) -> str:
     return (
         f"## Test R², per cent, at every depth\n\n{said(found, 'depths')}\n\n"
         + benchmark.markdown(header, rows)
-        + f"\nWorst difference over sets, depths and seeds (at least {min(map(len, there.values()))} a set): "
+        + f"\nWorst difference over sets, depths and seeds (at least {min(map(len, there.values()))} per set): "
         + f"GET-Linear - linear regression {say(min(worst))}; GET-Linear - GET {say(min(worst_constant))}.\n"
     )
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     reports = table_report, default_report, ablation_report, depths_report
     head = (
-        f"# GET: the paper's tables\n\nMade by `{command}`, with the settings said below; the paper has 16 sets, 10 "
+        f"# GET: the paper's tables\n\nMade by `{command}`, with the settings named below. The paper has 16 sets, 10 "
         "starts x 3000 epochs, and one split of each set, which is not published.\n"
-        "Splits here are random, 75/25, one a seed. Depths of GET: from 1 up to 12, given up after two that bring "
-        "nothing. GET-Linear is ours in its leaves, which shrink by cross-validation, not the paper's least squares. "
-        f"CART: depth 1..12. Forest: depth from {FOREST_DEPTHS}, trees from {FOREST_TREES}.\n"
+        "Splits here are random, 75/25, one per seed. Depths of GET are 1 to 12; the search ends after two depths "
+        "without improvement. The linear leaves of GET-Linear are ours: cross-validation shrinks them, while the paper "
+        f"uses least squares. CART: depth 1..12. Forest: depth from {FOREST_DEPTHS}, trees from {FOREST_TREES}.\n"
     )
     return "\n".join([head, *filter(None, [part(found) for part in reports])])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The budgets."""
+    """Adds the options of the budgets."""
     parser.add_argument("--tuning", nargs=2, type=int, default=[2, 300], metavar=("STARTS", "EPOCHS"))
     parser.add_argument("--final", nargs=2, type=int, default=[4, 1000], metavar=("STARTS", "EPOCHS"))
     parser.add_argument("--polish", type=int, default=300, metavar="EPOCHS")

@@ -1,15 +1,15 @@
 """LatentTree's tables: regression and classification beside CART, an MLP and boosting (Tables 1 and 2), hierarchical
-clustering (Table 3), and how many nodes stay active (Figures 6 and 7).
+clustering (Table 3), and the share of active nodes (Figures 6 and 7).
 
 python -m experiments.paper_latent --data-dir DATA [--seeds 4] [--datasets kin8nm ...] [--parts tables ...]
 
-Every (part, set) is a file under --out (by default the committed ones); the report and its figure, beside that folder,
-are made of the files that are there. The paper's own sets are too large to ship: name them (Year, Higgs, ...) as OpenML
-does, and they are fetched where there is a network.
+The results of a (part, set) are a file under --out. By default these are the committed files. The report and its figure
+beside that folder are made from the existing files. The paper's own sets are too large to ship. Name them (Year, Higgs,
+...) as OpenML does, and they are fetched over the network.
 
-Protocol: a quarter of the rows, the same for all seeds, to test; every method's options by a fifth of the rest, with
-the first seed; then a fit to all of the rest, of which LatentTree and the MLP keep a tenth to choose the epoch by. Test
-data choose nothing.
+A quarter of the rows are test rows, the same for all seeds. A fifth of the other rows is the validation set, which
+chooses every method's options with the first seed. The final fit takes all rows that are not test rows; LatentTree and
+the MLP hold out a tenth of them to choose the epoch. Test rows choose nothing.
 """
 
 import argparse
@@ -52,20 +52,20 @@ SETS = {  # passes over the data
     "churn": 100,
     "connect-4": 20,
 }
-# Width of the predictor's hidden layers; 0: a linear predictor.
+# Width of the predictor's hidden layers; 0 is a linear predictor.
 GRID = {"depth": (4, 6), "width": (0, 64, 256), "learning_rate": (0.001, 0.01)}
 PENALTY = 0.1
 CLUSTERING = ((4, 5, 6), (0.1, 1.25), (0.001, 0.01))  # depth, penalty, learning rate
-METHODS = ("LatentTree", "hierarchical k-means", "BIRCH")  # of clustering
+METHODS = ("LatentTree", "hierarchical k-means", "BIRCH")  # methods of clustering
 PURITY = {"LatentTree": (0.468, 0.028), "hierarchical k-means": (0.508, 0.008), "BIRCH": (0.429, 0.013)}  # Table 3
 ONLY = {"clustering": ("glass",), "pruning": ("glass",), "optimisers": ("kin8nm", "spambase")}  # sets of the parts
 PENALTIES, PRUNING_DEPTH, PRUNING_BATCH, PRUNING_EPOCHS = (1.0, 10.0, 100.0), 6, 8, 60
 
-Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y to train on; x, y of the validation set
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training x and y, validation x and y
 
 
 def parts_of(name: str, seed: int, data_dir: str | None) -> tuple[Split, Split, bool]:
-    """Training and validation set; training and test set; and whether it is classification."""
+    """Returns training and validation set; training and test set; and whether the task is classification."""
     table, _ = data.load_as_published(name, data_dir)
     classes = table.is_classification
     x, x_test, y, y_test = cut(table.x, table.y, 0.25, 0, classes)
@@ -74,12 +74,12 @@ def parts_of(name: str, seed: int, data_dir: str | None) -> tuple[Split, Split, 
 
 
 def cut(x: np.ndarray, y: np.ndarray, part: float, seed: int, classes: bool) -> Any:
-    """Two parts of x and of y."""
+    """Splits x and y into two parts."""
     return train_test_split(x, y, test_size=part, random_state=seed, stratify=y if classes else None)
 
 
 def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
-    """The other methods, each with its options to choose from."""
+    """Returns the rival methods, each as a list of candidates."""
     tree = DecisionTreeClassifier if classes else DecisionTreeRegressor
     boost = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
     mlp = partial(MLPClassifier if classes else MLPRegressor, early_stopping=True, max_iter=200, random_state=seed)
@@ -90,31 +90,31 @@ def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
     }
     if classes:
         return models
-    # Their tolerances are absolute: targets of size one for all.
+    # Their tolerances are absolute, and therefore all targets have unit variance.
     scaled = lambda model: TransformedTargetRegressor(model, transformer=StandardScaler())
     return {label: list(map(scaled, some)) for label, some in models.items()}
 
 
 def recipe(width: int, epochs: int, **options: Any) -> jtrees.LatentTree:
-    """LatentTree with a predictor of some width."""
+    """Returns LatentTree with a predictor of some width."""
     mlp: Any = {"predictor": "mlp", "hidden": width, "dropout": 0.1} if width else {}
     plain: Any = {"precondition": 0.0, "early_stopping": False, "weight_decay": 0.0}
     return jtrees.LatentTree(penalty=PENALTY, epochs=epochs, **plain, **mlp, **options)
 
 
 def task(classes: bool) -> Any:
-    """As jtrees.fit calls it."""
+    """Returns the task as jtrees.fit names it."""
     return "classification" if classes else "regression"
 
 
 def fitted(one: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.FitResult:
-    """LatentTree, the best epoch on the validation set."""
+    """Fits LatentTree; the validation set chooses the epoch."""
     x, y, x_new, y_new = split
     return jtrees.fit(one, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
 
 
 def chosen(split: Split, seed: int, epochs: int, classes: bool) -> dict[str, Any]:
-    """The options of the grid with the lowest validation loss; the epoch is chosen on the same rows."""
+    """Returns the options of the grid with the lowest validation loss; the same rows choose the epoch."""
     (x, y, *validation), trials = split, []
     grid: Any = {name: GRID[name] for name in ("depth", "learning_rate")}
     how: Any = {"key": jax.random.key(seed), "validation": tuple(validation), "task": task(classes)}
@@ -125,7 +125,7 @@ def chosen(split: Split, seed: int, epochs: int, classes: bool) -> dict[str, Any
 
 
 def tables_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
-    """Test scores of every method; options chosen with the first seed."""
+    """Returns the test scores of every method; the first seed chooses the options."""
     out: dict[str, Any] = {"LatentTree": [], "train": [], "active": [], "tree": []}
     epochs, options = SETS.get(name, 20), {}
     for seed in range(seeds):
@@ -137,7 +137,7 @@ def tables_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
         out["LatentTree"].append(percent(model.predict(x_test), y_test))
         out["train"].append(percent(model.predict(x), y))
         out["active"].append(100 * float((model.network.active > 0).mean()))
-        # What is left if the tree has to answer alone.
+        # The score of the tree without the predictor.
         alone = recipe(epochs=epochs, **options | {"width": 0, "inputs": "z"})
         tree: Any = fitted(alone, (a, ya, b, yb), seed, classes).tree
         out["tree"].append(percent(tree.predict(x_test), y_test))
@@ -152,7 +152,7 @@ def tables_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
 
 
 def hierarchical_kmeans(x: np.ndarray, new: np.ndarray, depth: int, seed: int) -> np.ndarray:
-    """Leaf numbers of new samples in a binary tree of two-means."""
+    """Returns leaf numbers of new samples in a binary tree of two-means."""
     leaf, leaf_new = np.zeros(len(x), int), np.zeros(len(new), int)
     for _ in range(depth):
         right, right_new = np.zeros(len(x), int), np.zeros(len(new), int)
@@ -168,21 +168,21 @@ def hierarchical_kmeans(x: np.ndarray, new: np.ndarray, depth: int, seed: int) -
 
 
 def birch(x: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes of new samples and parents in the dendrogram over BIRCH's subclusters."""
+    """Returns the nodes of new samples, and the parents in the dendrogram over BIRCH's subclusters."""
     found = Birch(threshold=0.5, n_clusters=None).fit(x)  # type: ignore[arg-type]
     joined = linkage(found.subcluster_centers_, "ward")
     subclusters = len(joined) + 1
     parent = np.full(subclusters + len(joined), -1)
     for i, (a, b, *_) in enumerate(joined):
         parent[[int(a), int(b)]] = subclusters + i
-    turned = len(parent) - 1 - np.arange(len(parent))  # parents first
+    turned = len(parent) - 1 - np.arange(len(parent))  # numbers parents before their children
     renumbered = np.full(len(parent), -1)
     renumbered[turned] = np.where(parent >= 0, len(parent) - 1 - parent, -1)
     return turned[found.predict(new)], renumbered
 
 
 def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
-    """Dendrogram purity on test rows and on all rows; refractive index and sodium predicted from the rest."""
+    """Returns dendrogram purity on test rows and on all rows; the trees predict refractive index and sodium."""
     table = data.load(name, data_dir=data_dir)
     out: dict[str, Any] = {f"{method}, {rows}": [] for method in METHODS for rows in ("test", "all")}
     grid: Any = dict(zip(("depth", "penalty", "learning_rate"), CLUSTERING, strict=True))
@@ -208,7 +208,7 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
 
 
 def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
-    """Active nodes, per cent, at the start of each epoch: in batches as they are trained on, and on all rows."""
+    """Returns active nodes, per cent, at the start of each epoch: in training batches, and on all rows."""
     table = data.load(name, data_dir=data_dir)
     x = (table.x - table.x.mean(0)) / np.sqrt(table.x.var(0)[2:].mean())
     inputs = jnp.asarray(x[:, 2:])
@@ -216,7 +216,7 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     batch = jtrees.Batch(inputs, targets)
     steps = len(x) // PRUNING_BATCH
     of = Architecture(PRUNING_DEPTH, inputs="z")
-    order = np.random.default_rng(0).permutation(len(x))  # the file is sorted by class, batches are not
+    order = np.random.default_rng(0).permutation(len(x))  # the file is sorted by class; batches must be mixed
     batches = inputs[order][: steps * PRUNING_BATCH].reshape(steps, PRUNING_BATCH, -1)
 
     def run(key: jax.Array, penalty: jax.Array, over: jax.Array) -> jax.Array:
@@ -249,8 +249,8 @@ class QHAdamState(NamedTuple):
 def qhadam(learning_rate: float) -> optax.GradientTransformation:
     """Quasi-hyperbolic Adam (Ma & Yarats, "Quasi-hyperbolic momentum and Adam for deep learning", ICLR 2019).
 
-    Adam in which the step is a mean of the momentum and the gradient itself, with weights nu and 1 - nu, and likewise
-    its square; with LatentTree's constants.
+    The step is nu times the momentum plus 1 - nu times the gradient. Its second moment has the same form with the
+    squared gradient and another nu. The constants are LatentTree's.
     """
     nus, betas, eps = (0.7, 1.0), (0.995, 0.998), 1e-8
 
@@ -262,7 +262,7 @@ def qhadam(learning_rate: float) -> optax.GradientTransformation:
         count = state.count + 1
 
         def moment(old: Array, new: Array, beta: float, nu: float) -> tuple[Array, Array]:
-            """The moment, and its mean (freed of the bias of its start) with what is new."""
+            """Returns the moment, and the weighted mean of the bias-corrected moment and the new value."""
             kept = beta * old + (1 - beta) * new
             return kept, (1 - nu) * new + nu * kept / (1 - jnp.asarray(beta, old.dtype) ** count.astype(old.dtype))
 
@@ -279,7 +279,7 @@ def qhadam(learning_rate: float) -> optax.GradientTransformation:
 
 
 def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
-    """Validation losses under QHAdam and under Adam, all else equal."""
+    """Returns the validation losses with QHAdam and with Adam, all other options equal."""
     out: dict[str, Any] = {"QHAdam": [], "Adam": []}
     for seed in range(seeds):
         (x, y, x_new, y_new), _, classes = parts_of(name, seed, data_dir)
@@ -301,7 +301,7 @@ PARTS = {"tables": tables_part, "clustering": clustering_part, "pruning": prunin
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One for all seeds."""
+    """Yields a piece for all seeds."""
     if name not in ONLY.get(part, (name,)) or (part == "tables" and name == "glass"):
         return
     settings: dict[str, Any] = {
@@ -317,12 +317,12 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """The tables, of the pieces that are there."""
+    """Returns the tables, from the existing pieces."""
     there = lambda part: {name: one[0] for name, one in found.get(part, {}).items()}
     text = [
         "# LatentTree: the paper's tables\n",
-        f"Made by `{command}` on {pieces.machines(found)}. Mean ± standard deviation over seeds. The sets are not "
-        "the paper's (which are too large to ship), but for Glass.\n",
+        f"Made by `{command}` on {pieces.machines(found)}. Mean ± standard deviation over seeds. Except for Glass, "
+        "the sets differ from the paper's sets, which are too large to ship.\n",
     ]
     if tables := there("tables"):
         rows = []
@@ -335,9 +335,9 @@ def report(found: pieces.Found, command: str) -> str:
             rows[-1].append(f"{piece['seconds']:.0f}")
         header = ["set", "", "seeds", "LatentTree", "its tree alone", "CART", "MLP", "boosting", "active nodes, %"]
         text.append(
-            "## Test scores, per cent (Tables 1 and 2)\n\nOne test part for all seeds. Options of every method by a "
-            "fifth of the training part of the first seed. *Its tree alone*: trained with a linear predictor that "
-            "sees z only, then hardened to one oblique tree with a constant in each leaf.\n\n"
+            "## Test scores, per cent (Tables 1 and 2)\n\nAll seeds have the same test part. A fifth of the training "
+            "part of the first seed chooses the options of every method. *Its tree alone*: trained with a linear "
+            "predictor that sees z only, then hardened to one oblique tree with a constant in each leaf.\n\n"
             + benchmark.markdown([*header, "chosen", "seconds, all"], rows)
         )
     for name, piece in there("clustering").items():
@@ -346,12 +346,12 @@ def report(found: pieces.Found, command: str) -> str:
         paper = {m: f"{mean} ± {deviation}" for m, (mean, deviation) in PURITY.items()}
         text.append(
             f"## Dendrogram purity, {name} (Table 3)\n\nThe paper's figures: {paper['LatentTree']}, hierarchical "
-            f"k-means {paper['hierarchical k-means']}, BIRCH {paper['BIRCH']} (of 214 rows; 205 here). Sixty per cent "
-            "to train on, twenty to choose depth, penalty, learning rate and epoch by (error of the predicted "
-            "features; labels choose nothing), twenty to test; the other two methods are fitted to the sixty, on all "
-            "features as they are, k-means to the same depth, BIRCH with a threshold of 0.5. Chosen (depth, penalty, "
-            f"rate): {one['chosen']}. LatentTree's predictor sees z alone.\n\n"
-            + benchmark.markdown(["", "test rows", "all rows"], rows)
+            f"k-means {paper['hierarchical k-means']}, BIRCH {paper['BIRCH']} (214 rows; 205 rows here). 60 % of the "
+            "rows are training rows, 20 % validation rows, 20 % test rows. The validation error of the predicted "
+            "features chooses depth, penalty, learning rate and epoch; labels choose nothing. The other two methods "
+            "are fitted to the training rows, on all features without scaling: k-means to the same depth, BIRCH with a "
+            f"threshold of 0.5. Chosen (depth, penalty, rate): {one['chosen']}. LatentTree's predictor sees z "
+            "alone.\n\n" + benchmark.markdown(["", "test rows", "all rows"], rows)
         )
     for name, piece in there("pruning").items():
         rows = []
@@ -362,7 +362,7 @@ def report(found: pieces.Found, command: str) -> str:
         text.append(
             f"## Active nodes, per cent, {name} (Figures 6 and 7)\n\nDepth {PRUNING_DEPTH}, batches of "
             f"{PRUNING_BATCH}, the paper's penalty lambda for a batch; mean over seeds, at the start of an epoch. A "
-            "node is active if any sample has q > -1/2 there: the more samples, the more nodes.\n\n"
+            "node is active if any sample has q > -1/2 in it. More samples therefore activate more nodes.\n\n"
             + benchmark.markdown(["solved on", "lambda", *(f"epoch {i}" for i in (0, 5, 10, 20, 40, 59))], rows)
         )
     if optimisers := there("optimisers"):
@@ -372,7 +372,7 @@ def report(found: pieces.Found, command: str) -> str:
 
 
 def figure(found: pieces.Found, file: Path) -> None:
-    """Active nodes against epochs, one line a penalty."""
+    """Draws active nodes against epochs, one line per penalty."""
     for by_seed in found.get("pruning", {}).values():
         curves = by_seed[0]["found"]
         drawing = Figure(figsize=(5 * len(curves), 3.5), layout="tight")

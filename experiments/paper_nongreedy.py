@@ -1,16 +1,16 @@
-"""Non-greedy trees beside greedy ones: accuracy by depth (Figure 2) and leaves in use by nu (Figure 3). Figure 4, time
-against depth, is experiments/bench_nongreedy.py.
+"""Non-greedy trees beside greedy trees: accuracy by depth (Figure 2) and leaves in use by nu (Figure 3). Figure 4, time
+against depth, is in experiments/bench_nongreedy.py.
 
 python -m experiments.paper_nongreedy --data-dir DATA --seeds 3 [--datasets letter ...] [--parts axis co2 ...]
 
-Every (part, set, seed) is a file under --out (by default the committed ones); the report, a CSV of its numbers and the
-figures, beside that folder, are made of the files that are there.
+The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report, a CSV
+of its numbers and the figures beside that folder are made from the existing files.
 
-A set's own test part, where it has one, else a fifth of the rows, drawn by the seed. CO2 and non-greedy trees are tuned
-at each depth: nu and the learning rate by the log loss on a fifth of the training rows; then fitted to all of these.
-Axis-aligned trees are scikit-learn's, with entropy. Random trees take the best of so many random directions for each
-level, with a threshold for each node. OC1 is Murthy, Kasif and Salzberg's: coordinate descent on each node from the
-axis-aligned split, with restarts; small sets only.
+The test part is the set's own, if there is one, or a fifth of the rows, drawn by the seed. CO2 and non-greedy trees are
+tuned at each depth: the log loss on a fifth of the training rows chooses nu and the learning rate. The final fit takes
+all training rows. Axis-aligned trees are scikit-learn's, with entropy. Random trees draw a number of directions per
+level, and each node takes the best direction and threshold. OC1 is the algorithm of Murthy, Kasif and Salzberg:
+coordinate descent on each node from the axis-aligned split, with restarts; it runs on small sets only.
 """
 
 import argparse
@@ -35,9 +35,9 @@ from jtrees.losses import fit_frequencies
 
 SETS = ("letter", "pendigits", "satimage", "connect-4", "mnist")
 DEPTHS = (6, 8, 10, 12, 14, 16, 18)
-DIRECTIONS = 500  # random ones of a level
-# Stable SGD, tuned at each depth. Connect-4 and MNIST have many rows: trees deeper than 8 take the options that were
-# the best at depth 8, and MNIST, whose trees are large, has none deeper than 14.
+DIRECTIONS = 500  # random directions per level
+# Stable SGD, tuned at each depth. Connect-4 and MNIST have many rows. Their trees deeper than 8 take the best options
+# of depth 8. MNIST, whose trees are large, has no tree deeper than 14.
 USUAL: dict[str, Any] = {
     "epochs": 100,
     "greedy_epochs": 10,
@@ -61,7 +61,7 @@ Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def parts_of(name: str, seed: int, folder: str | None) -> Split:
-    """Training and test features and classes."""
+    """Returns training and test features, training and test classes."""
     table, test = data.load_as_published(name, folder)
     if test is not None:
         return table.x[~test], table.x[test], table.y[~test], table.y[test]
@@ -70,12 +70,12 @@ def parts_of(name: str, seed: int, folder: str | None) -> Split:
 
 
 def budget(name: str) -> dict[str, Any]:
-    """Passes, grid and deepest tree for a set."""
+    """Returns passes, grid and deepest tree of a set."""
     return USUAL | BUDGETS.get(name, {})
 
 
 def evaluated(model: Any, split: Split) -> dict[str, float]:
-    """Accuracy on both parts, in per cent, and leaves that a training sample reaches."""
+    """Returns accuracy on both parts, in per cent, and the number of leaves that training samples reach."""
     x, x_test, y, y_test = split
     percent = lambda x, y: pieces.percent(model.predict(x), y)
     return {"train": percent(x, y), "test": percent(x_test, y_test), "leaves": len(np.unique(model.leaf_index(x)))}
@@ -85,7 +85,7 @@ def evaluated(model: Any, split: Split) -> dict[str, float]:
 
 
 def axis(split: Split, name: str, seed: int) -> dict[str, Any]:
-    """Scikit-learn's tree by depth."""
+    """Fits scikit-learn's tree at each depth."""
     x, x_test, y, y_test = split
     out = {}
     for depth in DEPTHS:
@@ -96,7 +96,7 @@ def axis(split: Split, name: str, seed: int) -> dict[str, Any]:
 
 
 def random(split: Split, name: str, seed: int) -> dict[str, Any]:
-    """Trees of random directions by depth: one tree, which each depth takes further."""
+    """Grows a tree of random directions; each depth continues the same tree."""
     x, x_test, y, y_test = split
     scaler, rng, out = StandardScaler().fit(x), np.random.default_rng(seed), {}
     x, x_test = (scaler.transform(a).astype(np.float32) for a in (x, x_test))
@@ -133,7 +133,7 @@ def _spread_out(values: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _below(begun: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarray:
-    """Where samples go; nodes that no training sample reaches send them left."""
+    """Returns the children that samples go to; nodes without training samples send all samples left."""
     local = place - (2**level - 1)
     known = local < len(begun.gain)
     local = np.where(known, local, 0)
@@ -142,7 +142,7 @@ def _below(begun: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarr
 
 
 def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
-    """OC1 by depth: one tree, cut at each."""
+    """Grows a tree by OC1, and evaluates it at each depth."""
     x, x_test, y, y_test = split
     scaler, rng, out = StandardScaler().fit(x), np.random.default_rng(seed), {}
     x, x_test = (np.hstack([scaler.transform(a), np.ones((len(a), 1))]) for a in (x, x_test))
@@ -174,7 +174,7 @@ def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
 
 
 def oc1_split(x: np.ndarray, one_hot: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The best of several hyperplanes ``(p + 1,)``, the last of x being 1, each bettered coordinate by coordinate."""
+    """Returns the best of several hyperplanes ``(p + 1,)`` after coordinate descent; the last column of x is 1."""
     best, least = None, np.inf
     for restart in range(OC1["restarts"]):
         w = _best_axis(x, one_hot) if restart == 0 else rng.normal(size=x.shape[1])
@@ -192,7 +192,7 @@ def oc1_split(x: np.ndarray, one_hot: np.ndarray, rng: np.random.Generator) -> n
 
 
 def _cut(values: np.ndarray, one_hot: np.ndarray) -> tuple[float, float]:
-    """The threshold on a line with the least entropy (of counts, in nats) of both sides, and that."""
+    """Returns the threshold on a line with the lowest entropy of both sides (of counts, in nats), and the entropy."""
     order = np.argsort(values, kind="stable")
     left = one_hot[order].cumsum(0)
     right = left[-1] - left
@@ -204,8 +204,9 @@ def _cut(values: np.ndarray, one_hot: np.ndarray) -> tuple[float, float]:
 
 
 def _along(w: np.ndarray, j: int, x: np.ndarray, one_hot: np.ndarray) -> tuple[np.ndarray, float]:
-    """The hyperplane with its coordinate j the best: a sample is on the right iff that is above (or, where x_j < 0,
-    below) ``-(w . x without j) / x_j``.
+    """Returns the hyperplane with its best coordinate j.
+
+    A sample is on the right if coordinate j is above ``-(w . x without j) / x_j`` (below, if x_j < 0).
     """
     rest = x @ w - w[j] * x[:, j]
     sign, size = np.sign(x[:, j]), np.abs(x[:, j])
@@ -215,7 +216,7 @@ def _along(w: np.ndarray, j: int, x: np.ndarray, one_hot: np.ndarray) -> tuple[n
     if len(candidates) == 0:
         return w, _entropy(x @ w > 0, one_hot)
     candidates = np.concatenate([candidates[:1] - 1, (candidates[1:] + candidates[:-1]) / 2, candidates[-1:] + 1])
-    # As the coordinate grows past a sample's turn, samples with x_j > 0 go right and those with x_j < 0 leave it.
+    # As the coordinate grows past a sample's turn, samples with x_j > 0 go right and samples with x_j < 0 go left.
     order = np.argsort(turns[able], kind="stable")
     change = (sign[able][order])[:, None] * one_hot[able][order]
     start = one_hot[~able & (rest > 0)].sum(0) + one_hot[able & (sign < 0)].sum(0)
@@ -237,7 +238,7 @@ def _entropy(right: np.ndarray, one_hot: np.ndarray) -> float:
 
 
 def _cost(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Entropy of both sides, times their samples, for class counts ``(m, k)`` each."""
+    """Returns the entropy of both sides times their samples, for class counts ``(m, k)`` each."""
     xlogx = lambda a: np.where(a > 0.5, a * np.log(np.maximum(a, 1)), 0)
     of = lambda counts: xlogx(counts.sum(1)) - xlogx(counts).sum(1)
     return of(left) + of(right)
@@ -255,7 +256,7 @@ def _best_axis(x: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
 
 
 def recipe_of(kind: str, depth: int, name: str) -> Any:
-    """CO2 or non-greedy, with a set's passes."""
+    """Returns CO2 or NonGreedy with a set's passes."""
     of = budget(name)
     if kind == "co2":
         return jtrees.CO2(
@@ -274,7 +275,7 @@ def recipe_of(kind: str, depth: int, name: str) -> Any:
 
 
 def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
-    """By depth, tuned at each."""
+    """Fits a recipe at each depth, and tunes it up to the set's largest tuned depth."""
     x, _, y, _ = split
     out, of, options = {}, budget(name), {}
     how: Any = {"key": jax.random.key(seed), "task": "classification"}
@@ -282,7 +283,7 @@ def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
         recipe = recipe_of(kind, depth, name)
         if depth <= of["tuned"]:
             found = jtrees.tune(recipe, x, y, grid=of["grid"], validation=0.2, **how)
-            # The most accurate, not the smallest that is as good within the error.
+            # This takes the lowest loss. ``tune`` would take the smallest tree within the error of the lowest loss.
             options = min(found.report.tuning.trials, key=lambda trial: trial.loss).options
         fit = jtrees.fit(recipe.replace(**options), x, y, **how)
         out[str(depth)] = evaluated(fit.model, split) | {"options": options}
@@ -290,7 +291,7 @@ def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
 
 
 def pruned(split: Split, name: str, seed: int) -> dict[str, Any]:
-    """Leaves in use by nu, and of the axis-aligned tree, at several depths."""
+    """Returns the leaves in use by nu, and of the axis-aligned tree, at several depths."""
     x, _, y, _ = split
     out: dict[str, Any] = {}
     for depth in PRUNED_DEPTHS[name]:
@@ -317,7 +318,7 @@ CURVES = {"axis": "axis-aligned", "random": "random", "oc1": "OC1", "co2": "CO2"
 
 
 def settings_of(part: str, name: str) -> dict[str, Any]:
-    """What a piece depends on."""
+    """Returns the settings that a piece depends on."""
     if part in ("co2", "nongreedy"):
         return {"depths": DEPTHS, "recipe": pieces.recipe_text(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
     if part == "pruned":
@@ -330,7 +331,7 @@ def settings_of(part: str, name: str) -> dict[str, Any]:
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed; OC1 and Figure 3 on some sets, and Figure 3 with one seed."""
+    """Yields a piece per seed; OC1 and Figure 3 run on some sets, and Figure 3 with one seed."""
     if (part == "oc1" and name not in OC1_SETS) or (part == "pruned" and name not in PRUNED):
         return
 
@@ -342,14 +343,14 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 
 def curve(found: pieces.Found, part: str, name: str, what: str) -> dict[int, float]:
-    """The mean over seeds, by depth."""
+    """Returns the mean over seeds, by depth."""
     seeds = list(pieces.of_seeds(found, part, name).values())
     depths = [int(depth) for depth in seeds[0]] if seeds else []
     return {depth: float(np.mean([one[str(depth)][what] for one in seeds])) for depth in depths}
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """Figures 2 and 3 as tables."""
+    """Returns Figures 2 and 3 as tables."""
     text = [f"# Non-greedy trees\n\nMade by `{command}` on {pieces.machines(found)}."]
     for name in SETS:
         if rows := _rows(found, name):
@@ -391,13 +392,13 @@ def _verdict(found: pieces.Found, name: str) -> str:
     above = [sum(a[depth] >= b[depth] for depth in both) for a, b in ((joint, greedy), (greedy, plain))]
     best = max(joint, key=lambda depth: joint[depth])
     return (
-        f"Non-greedy is not behind CO2 at {above[0]} of {len(both)} depths, CO2 not behind axis-aligned at {above[1]}. "
-        f"Best: {joint[best]:.2f} at depth {best}."
+        f"Non-greedy reaches at least CO2's accuracy at {above[0]} of {len(both)} depths, and CO2 at least the "
+        f"axis-aligned accuracy at {above[1]} of them. Best: {joint[best]:.2f} at depth {best}."
     )
 
 
 def figure(found: pieces.Found, file: Path) -> None:
-    """Figures 2 and 3, and all of their numbers as CSV."""
+    """Draws Figures 2 and 3, and writes all of their numbers as CSV."""
     names = [name for name in SETS if _rows(found, name)]
     drawn = Figure(figsize=(3.2 * max(1, len(names)), 8), layout="constrained")
     axes = drawn.subplots(3, max(1, len(names)), squeeze=False)

@@ -4,12 +4,13 @@ regression and CART (Table 3); reachable leaves in training (Figure 2), seconds 
 
 python -m experiments.paper_tel --data-dir DATA --seeds 1 [--datasets spambase ...] [--parts steps tuned ...]
 
-Needs xgboost and optuna (``make peers``). Every (part, set, seed) is a file under --out (by default the committed
-ones); the report, beside that folder, and the figure are made of the files that are there.
+Needs xgboost and optuna (``make peers``). The results of a (part, set, seed) are a file under --out. By default these
+are the committed files. The report beside that folder and the figure are made from the existing files.
 
-70 % of the rows to train, stratified; scores are areas under the ROC curve, in per cent, of several classes the mean of
-each against the rest. What is tuned is tuned by Optuna's TPE, with the same number of rounds for all: the mean score
-over stratified folds of the training part (five, or from 2000 rows on a quarter held out); then fitted to all of it.
+70 % of the rows are training rows, stratified by class. Scores are areas under the ROC curve in per cent; for more than
+two classes the mean of each class versus the rest. Optuna's TPE tunes all methods with the same number of rounds. A
+round is scored by the mean over stratified folds of the training part: five folds, or a held-out quarter from 2000 rows
+on. The best options are then fitted to the whole training part.
 """
 
 import argparse
@@ -37,20 +38,20 @@ from jtrees import routing
 
 SETS = ("heart-c", "ecoli", "breast-cancer-wisconsin", "diabetes", "vehicle", "dna", "spambase", "churn", "optdigits")
 SETS += ("satimage", "ann-thyroid")
-ROUNDS = 20  # of each tuning
-LARGE = 2000  # rows from which a part is held out instead of folds
-GAMMAS = (1.0, 0.1, 0.01)  # of Figure 2
-DEPTHS = (2, 4, 6, 8, 10)  # of Figure 3
+ROUNDS = 20  # rounds of each tuning
+LARGE = 2000  # number of rows from which a held-out part replaces the folds
+GAMMAS = (1.0, 0.1, 0.01)  # for Figure 2
+DEPTHS = (2, 4, 6, 8, 10)  # for Figure 3
 TIMED = ("churn", "spambase")  # sets of Figures 2 and 3
-TREES = (1, 2, 5, 10, 30, 100)  # of Figure 4
-ROUTING: Any = jtrees.TEL(trees=10, depth=4, epochs=50, early_stopping=False, precondition=0.0)  # of Table 2
+TREES = (1, 2, 5, 10, 30, 100)  # for Figure 4
+ROUTING: Any = jtrees.TEL(trees=10, depth=4, epochs=50, early_stopping=False, precondition=0.0)  # for Table 2
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Answers = Callable[[np.ndarray], np.ndarray]
 
 
 def auc(y: np.ndarray, chances: np.ndarray) -> float:
-    """Per cent."""
+    """Returns the area under the ROC curve in per cent."""
     chances = np.asarray(chances, np.float64)
     if chances.shape[1] == 2:
         return 100 * float(roc_auc_score(y, chances[:, 1]))
@@ -59,7 +60,7 @@ def auc(y: np.ndarray, chances: np.ndarray) -> float:
 
 
 def folds(x: np.ndarray, y: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows to train on and to validate on."""
+    """Returns training and validation rows of each fold."""
     if len(x) >= LARGE:
         a, b = train_test_split(np.arange(len(x)), test_size=0.25, stratify=y, random_state=seed)
         return [(np.asarray(a), np.asarray(b))]
@@ -68,7 +69,7 @@ def folds(x: np.ndarray, y: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.
 
 
 def tune(propose: Callable[[Any], Any], fitted: Callable[[Any, Any, Any], Answers], split: Split, seed: int) -> Any:
-    """The best of so many rounds: what was proposed, and the test score of it fitted to all of the training part."""
+    """Returns the best proposal of all rounds, and its test score after a fit to the whole training part."""
     x, x_test, y, y_test = split
     parts = folds(x, y, seed)
 
@@ -82,20 +83,20 @@ def tune(propose: Callable[[Any], Any], fitted: Callable[[Any, Any, Any], Answer
 
 
 def tel(options: dict[str, Any], x: np.ndarray, y: np.ndarray, *, seed: int = 0, base: Any = ROUTING) -> Answers:
-    """Fitted by the recipe."""
+    """Fits the recipe with some options; returns its predict function."""
     recipe = base.replace(**options)
     return jtrees.fit(recipe, x, y, key=jax.random.key(seed), task="classification").model.predict
 
 
 # --- Table 2 ---------------------------------------------------------------------------------------------------------
 
-# The paper has gamma up to 1, and of the logistic, whose alpha is gamma / 6, up to what is nearly flat on such data;
-# in the second the smooth-step may be as wide as that.
+# The paper has gamma up to 1 for the smooth-step. Its logistic step has alpha = gamma / 6, and is nearly flat on such
+# data at the upper limit. The second kind is a smooth-step that may be as wide as this logistic step.
 KINDS = ("smooth-step", "smooth", 1.0), ("smooth-step as wide", "smooth", 60.0), ("logistic", "logistic", 60.0)
 
 
 def steps(split: Split, seed: int) -> dict[str, Any]:
-    """Ten trees of depth 4 with either step: learning rate and the width of the step tuned."""
+    """Fits ten trees of depth 4 with each step; learning rate and width of the step are tuned."""
     out = {}
     for name, step, most in KINDS:
 
@@ -112,7 +113,7 @@ def steps(split: Split, seed: int) -> dict[str, Any]:
 
 
 def tuned(split: Split, seed: int) -> dict[str, Any]:
-    """TEL, boosting, logistic regression and CART, and the numbers that the first two hold."""
+    """Fits TEL, boosting, logistic regression and CART; also counts the numbers in the models of TEL and boosting."""
     out: dict[str, Any] = {}
     x, x_test, y, y_test = split
     best, test = tune(_propose_tel, tel, split, seed)
@@ -153,7 +154,7 @@ def _propose_boosting(trial: Any) -> dict[str, Any]:
 
 
 def boosted(options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Any:
-    """XGBoost as in the paper."""
+    """Fits XGBoost as in the paper."""
     import xgboost  # pyright: ignore[reportMissingImports]
 
     fixed: Any = {"tree_method": "hist", "min_child_weight": 0, "n_jobs": -1, "random_state": 0}
@@ -161,17 +162,17 @@ def boosted(options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Any:
 
 
 def boosting(options: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Answers:
-    """What it answers."""
+    """Returns the predict function of XGBoost."""
     return boosted(options, x, y).predict_proba
 
 
 def logistic(strength: float, x: np.ndarray, y: np.ndarray) -> Answers:
-    """Logistic regression of standardised features."""
+    """Fits a logistic regression to standardised features; returns its predict function."""
     return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000)).fit(x, y).predict_proba
 
 
 def cart(depth: int, x: np.ndarray, y: np.ndarray) -> Answers:
-    """One axis-aligned tree."""
+    """Fits one axis-aligned tree; returns its predict function."""
     model: Any = DecisionTreeClassifier(max_depth=depth, random_state=0).fit(x, y)
     return model.predict_proba
 
@@ -180,7 +181,7 @@ def cart(depth: int, x: np.ndarray, y: np.ndarray) -> Answers:
 
 
 def leaves(split: Split, seed: int) -> dict[str, Any]:
-    """Reachable leaves of 256 training samples after each of 50 epochs, depth 10."""
+    """Returns the reachable leaves of 256 training samples after each of 50 epochs, depth 10."""
     out = {}
     for gamma in GAMMAS:
         state, advance, x = _run(split, seed, 10, gamma, "smooth")
@@ -194,7 +195,7 @@ def leaves(split: Split, seed: int) -> dict[str, Any]:
 
 
 def seconds(split: Split, seed: int) -> dict[str, Any]:
-    """Of 50 epochs, gamma 1, ten trees, batches of 256; compilation apart."""
+    """Returns the seconds of 50 epochs without compilation, gamma 1, ten trees, batches of 256."""
     out = {}
     for step in ("smooth", "logistic"):
         out[step] = []
@@ -210,9 +211,9 @@ def seconds(split: Split, seed: int) -> dict[str, Any]:
 
 
 def _run(split: Split, seed: int, depth: int, gamma: float, step: str) -> tuple[jtrees.training.TrainState, Any, Any]:
-    """The state of ten trees before training, a compiled epoch of it, and the standardised training rows."""
+    """Returns the initial state of ten trees, a compiled epoch of training, and the standardised training rows."""
     x, y = jnp.asarray(StandardScaler().fit_transform(split[0]), jnp.float32), jnp.asarray(split[2], jnp.int32)
-    batch, rate = jtrees.Batch(x, y), 0.1  # the paper's
+    batch, rate = jtrees.Batch(x, y), 0.1  # the paper's learning rate
     options: dict[str, Any] = {"task": jtrees.Classification(int(y.max()) + 1), "step": step}
     optimizer = optax.adam(rate)
     if step == "smooth":
@@ -225,9 +226,10 @@ def _run(split: Split, seed: int, depth: int, gamma: float, step: str) -> tuple[
 
 
 def trees(split: Split, seed: int) -> dict[str, Any]:
-    """Test score by the number of trees, of TEL (depths 2 and 4) and of boosting (likewise), and what they hold.
+    """Returns test scores and numbers in the model by number of trees, of TEL and of boosting (depths 2 and 4 each).
 
-    Learning rate and gamma, or the learning rate, are the best of four on a part of the training rows, for each.
+    Each model takes the best of four candidates on a part of the training rows: learning rates and gammas for TEL,
+    learning rates for boosting.
     """
     x, x_test, y, y_test = split
     out: dict[str, Any] = {"tel": [], "boosting": []}
@@ -271,7 +273,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One a seed; the curves of training for two sets."""
+    """Yields a piece per seed; the curves of training exist for two sets."""
     if part in ("leaves", "seconds") and name not in TIMED:
         return
 
@@ -288,9 +290,9 @@ def _of(found: pieces.Found, part: str, name: str) -> list[dict[str, Any]]:
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """Tables 2 and 3, and what the figures say."""
+    """Returns Tables 2 and 3, and tables of the figures."""
     text = [
-        f"# TEL\n\nMade by `{command}` on {pieces.machines(found)}. {ROUNDS} rounds of TPE for each method and set."
+        f"# TEL\n\nMade by `{command}` on {pieces.machines(found)}. Each method has {ROUNDS} rounds of TPE on each set."
     ]
     text += [_smooth_or_logistic(found), _tuned(found), compact(found), _curves(found)]
     return "\n\n".join(part for part in text if part) + "\n"
@@ -330,7 +332,7 @@ def _tuned(found: pieces.Found) -> str:
 
 
 def compact(found: pieces.Found) -> str:
-    """The smallest ensembles within half a point of tuned boosting."""
+    """Returns a table of the smallest ensembles within half a point of tuned boosting."""
     rows = []
     for name in SETS:
         for one, tuned_one in zip(_of(found, "trees", name), _of(found, "tuned", name), strict=False):
@@ -372,7 +374,7 @@ def _curves(found: pieces.Found) -> str:
 
 
 def figure(found: pieces.Found, file: Path) -> None:
-    """Figures 2, 3 and 4, a row each."""
+    """Draws Figures 2, 3 and 4, a row each."""
     drawn = Figure(figsize=(9, 8), layout="constrained")
     axes = drawn.subplots(3, 2)
     for column, name in enumerate(TIMED):

@@ -1,6 +1,7 @@
-"""Long experiments in pieces, each kept in a file, so that an interrupted run resumes.
+"""Long experiments in pieces. Each piece is kept in a file, and an interrupted run resumes.
 
-What the ``paper_*`` scripts share: the command line, the loop over what is missing, and a report of what is there.
+The ``paper_*`` scripts share this module: the command line, the loop over missing pieces, and a report of the existing
+pieces.
 """
 
 import argparse
@@ -22,19 +23,19 @@ from experiments import benchmark
 from jtrees.cli import keep_programs
 from jtrees.search import Recipe
 
-Found = dict[str, dict[str, dict[int, dict[str, Any]]]]  # by part, set and seed, what the files hold
+Found = dict[str, dict[str, dict[int, dict[str, Any]]]]  # contents of the files, by part, set and seed
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to be found out and kept.
+    """A measurement that is kept in a file.
 
     Attributes:
-      part: of the experiment.
-      name: of the data set.
-      make: what finds it out: something that JSON can hold.
-      settings: what it depends on, likewise; not made again, nor shown, if they are others than those of its file.
-      seed: 0 where a piece has all seeds.
+      part: part of the experiment.
+      name: name of the data set.
+      make: function that measures; its result must be JSON.
+      settings: settings that determine the result, as JSON. A file with other settings is an error.
+      seed: seed of the piece; 0 if a piece has all seeds.
       file: name of its file without the suffix.
     """
 
@@ -46,7 +47,7 @@ class Piece:
     file: str = ""
 
     def under(self, folder: Path) -> Path:
-        """Its file."""
+        """Returns the file of this piece."""
         return folder / f"{self.file or f'{self.part}-{self.name}'}.json"
 
 
@@ -55,15 +56,15 @@ class Script:
     """A long experiment.
 
     Attributes:
-      name: of the module, of the folder of its pieces and of its report.
-      doc: for the command line.
-      parts: the parts that it has.
-      sets: data sets that it runs on unless told otherwise.
-      seeds: how many, likewise.
-      pieces: ``(part, set, options) -> pieces``: none where the set has no such part.
+      name: name of the module, of the folder of its pieces and of its report.
+      doc: description for the command line.
+      parts: parts of the experiment.
+      sets: default data sets.
+      seeds: default number of seeds.
+      pieces: ``(part, set, options) -> pieces``; no pieces if the set does not have the part.
       report: ``(found, command) -> text``.
-      figure: ``(found, file)``: draws it.
-      arguments: ``(parser)``: adds options of its own.
+      figure: ``(found, file)``: draws a figure.
+      arguments: ``(parser)``: adds options of the script.
     """
 
     name: str
@@ -80,25 +81,25 @@ class Script:
 def for_seeds(
     part: str, name: str, make: Callable[[int], Any], settings: dict[str, Any], seeds: int
 ) -> Iterator[Piece]:
-    """A piece for each seed, made by ``make(seed)``."""
+    """Yields a piece for each seed, made by ``make(seed)``."""
     for seed in range(seeds):
         yield Piece(part, name, partial(make, seed), settings, seed, f"{part}-{name}-{seed}")
 
 
 def of_seeds(found: Found, part: str, name: str) -> dict[int, Any]:
-    """What was found in a part of a set, by seed; empty if nothing was."""
+    """Returns the results of a part on a set, by seed; empty if there are none."""
     return {seed: record["found"] for seed, record in found.get(part, {}).get(name, {}).items()}
 
 
 def percent(outputs: Any, y: Any) -> float:
-    """R^2 of numbers, accuracy of classes or of the most probable classes; in per cent."""
+    """Returns R^2 of numbers, or accuracy of classes or of the most probable classes; in per cent."""
     if y.dtype.kind == "f":
         return 100 * float(r2_score(y, outputs))
     return 100 * float(accuracy_score(y, outputs if outputs.ndim == 1 else outputs.argmax(1)))
 
 
 def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, direction: Any = "minimize") -> Any:
-    """The best of some trials of Optuna's TPE."""
+    """Returns the best of some trials of Optuna's TPE."""
     import optuna  # pyright: ignore[reportMissingImports]
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -107,7 +108,7 @@ def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, dir
     return study.best_trial
 
 
-# Options that older files do not have, with the values that do what was done then.
+# Options that older files do not have. These values reproduce the older behaviour.
 LATER = {
     "precondition": 0.0,
     "shrink": False,
@@ -115,19 +116,20 @@ LATER = {
     "halving": False,
     "weight_decay": 0.0,
     "ridge": False,
-    "rows": "auto",  # of tables of up to 20,000 rows, which takes all
+    "rows": "auto",  # the older files have tables of up to 20,000 rows, and "auto" takes all of them
 }
 
 
-# Options that older files have and recipes have no longer, with the values that do what is done now.
+# Options that only older files have. These values reproduce the current behaviour.
 GONE = {"Refined": {"hard": False}}
 
 
 def recipe_text(recipe: Any) -> str:
-    """A recipe as text for settings, with options by context settled, without those that are None and later ones that
-    are off.
+    """Returns a recipe as text for settings.
 
-    Of several recipes of one kind, a tuple, the text of one: an option in which they differ is a tuple.
+    Options that depend on the context are settled. The text omits options that are None, and options of ``LATER`` with
+    their old values. A tuple of recipes of one kind gives a single text: an option that differs between the recipes is
+    a tuple.
     """
     several = tuple(
         one.settled() if isinstance(one, Recipe) else one
@@ -142,7 +144,7 @@ def recipe_text(recipe: Any) -> str:
 
 
 def parse(script: Script, arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     out = argparse.ArgumentParser(description=script.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
     out.add_argument("--datasets", nargs="+", default=list(script.sets))
@@ -150,18 +152,18 @@ def parse(script: Script, arguments: list[str] | None) -> argparse.Namespace:
     out.add_argument("--seeds", type=int, default=script.seeds)
     folder = benchmark.RESULTS / script.name
     out.add_argument("--out", type=Path, default=folder, help="folder of the pieces; the report goes beside it")
-    out.add_argument("--report-only", action="store_true", help="make the report of what is there")
+    out.add_argument("--report-only", action="store_true", help="make the report from the existing pieces")
     script.arguments(out)
     options = out.parse_args(arguments)
-    options.all_seeds = max(script.seeds, options.seeds)  # those whose files may be there
+    options.all_seeds = max(script.seeds, options.seeds)  # seeds that may have files
     return options
 
 
 def main(script: Script, arguments: list[str] | None = None) -> None:
-    """Makes what is missing of what is asked for, and the report of all that is there."""
+    """Makes the missing pieces that the options select, and the report of all existing pieces."""
     options = parse(script, arguments)
     pieces = all_pieces(script, options)
-    for piece in pieces:  # before anything is spent
+    for piece in pieces:  # checks the settings of all files before the measurements
         read(piece, options.out)
     if not options.report_only:
         asked = [one for one in pieces if one.part in options.parts and one.name in options.datasets]
@@ -176,13 +178,13 @@ def main(script: Script, arguments: list[str] | None = None) -> None:
 
 
 def all_pieces(script: Script, options: argparse.Namespace) -> list[Piece]:
-    """Those of a script's own sets and of others that are asked for, whether they are there or not."""
+    """Returns the pieces of the script's own sets and of further selected sets, whether they exist or not."""
     names = dict.fromkeys([*script.sets, *options.datasets])
     return [one for part in script.parts for name in names for one in script.pieces(part, name, options)]
 
 
 def gathered(pieces: Iterable[Piece], folder: Path) -> Found:
-    """What the files of those hold that are there."""
+    """Returns the contents of the existing files."""
     found: Found = {}
     for piece in pieces:
         if (record := read(piece, folder)) is not None:
@@ -191,14 +193,14 @@ def gathered(pieces: Iterable[Piece], folder: Path) -> Found:
 
 
 def program(script: Script) -> None:
-    """:func:`main` as a program of its own: on all cores, with compiled programs kept."""
+    """Runs :func:`main` as a program: on all cores, with compiled programs cached."""
     benchmark.use_all_cores()
     keep_programs()
     main(script)
 
 
 def run(pieces: list[Piece], folder: Path) -> None:
-    """Makes the pieces that are not there, seed by seed."""
+    """Makes the missing pieces, seed by seed."""
     folder.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
         task = progress.add_task("", total=len(pieces))
@@ -206,7 +208,7 @@ def run(pieces: list[Piece], folder: Path) -> None:
             progress.update(task, description=piece.under(folder).stem)
             if not piece.under(folder).exists():
                 make(piece, folder)
-                # Hundreds of programs in one process use up what the kernel allows of memory maps.
+                # Hundreds of programs in one process would exceed the kernel's limit of memory maps.
                 jax.clear_caches()
             progress.advance(task)
 
@@ -220,16 +222,17 @@ def make(piece: Piece, folder: Path) -> None:
 
 
 def read(piece: Piece, folder: Path) -> dict[str, Any] | None:
-    """What the file of a piece holds, None if it is not there: ``settings``, ``machine``, ``seconds`` and ``found``.
+    """Returns the contents of a piece's file: ``settings``, ``machine``, ``seconds`` and ``found``; None without a
+    file.
 
     Raises:
-      SystemExit: if it was made with other settings.
+      SystemExit: the file was made with other settings.
     """
     file = piece.under(folder)
     if not file.exists():
         return None
     record = json.loads(file.read_text())
-    # Older files have their settings among the rest.
+    # Older files have their settings at the top level.
     record.setdefault("settings", {name: record[name] for name in piece.settings if name in record})
     made, settings = record["settings"], json.loads(json.dumps(piece.settings))
     if _in_order(made) != _in_order(settings):
@@ -238,7 +241,7 @@ def read(piece: Piece, folder: Path) -> dict[str, Any] | None:
 
 
 def _in_order(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the options of recipes in alphabetical order, as their order may change, without gone ones."""
+    """Returns the settings with the options of recipes in alphabetical order, without the options of ``GONE``."""
     settings = dict(settings)
     if "recipe" in settings:
         settings["recipe"] = _recipe_in_order(settings["recipe"])
@@ -258,13 +261,13 @@ def _recipe_in_order(text: str) -> str:
 
 
 def machines(found: Found) -> str:
-    """On which machines."""
+    """Returns the machines on which the pieces were made."""
     records = [one for by_name in found.values() for by_seed in by_name.values() for one in by_seed.values()]
     return ", ".join(sorted({one["machine"] for one in records}))
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """Mean and standard deviation."""
+    """Returns mean and standard deviation as text."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}" if values else "-"
     return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"

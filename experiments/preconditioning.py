@@ -2,7 +2,7 @@
 
 python -m experiments.preconditioning --data-dir DATA [--write] [--datasets made-collinear ...] [--recipes DGT ...]
 
-Splits and scores are those of experiments.defaults: test R^2 in per cent, one seed.
+Splits and scores are the same as in experiments.defaults: test R^2 in per cent, one seed.
 """
 
 from functools import partial
@@ -28,15 +28,15 @@ RECIPES: dict[str, Any] = {
 
 
 def smallest_eigenvalue(split: Any) -> float:
-    """Of the correlations of the features to train on."""
+    """Returns the smallest eigenvalue of the correlations of the training features."""
     table = checked_table(split[0], split[2], None, "regression")
     return float(spectrum(Scaling.fit(table).batch(table)).values[0])
 
 
 def score(recipe: Any, split: Any, seed: int, strength: float | str) -> tuple[float, Any]:
-    """Test R^2 in per cent, and the report of the fit."""
+    """Returns test R^2 in per cent, and the report of the fit."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some fits are behind a linear model, which is what is shown
+        warnings.simplefilter("ignore", UserWarning)  # some fits are worse than a linear model; the table shows it
         fit = jtrees.fit(recipe.replace(precondition=strength), split[0], split[2], key=jax.random.key(seed))
     return defaults.scores(fit.model, split)["test"], fit.report
 
@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
         jax.clear_caches()
     texts = " / ".join(map(str, STRENGTHS))
     notes = (
-        f"Test R² in per cent with `precondition` {texts}; up to 3000 rows to train. GET and CO2 have `ridge=False`, "
-        "and TEL stops early, in all columns. The second column is the smallest eigenvalue of the features' "
+        f"Test R² in per cent with `precondition` {texts}; up to 3000 training rows. In all columns GET and CO2 have "
+        "`ridge=False`, and TEL stops early. The second column is the smallest eigenvalue of the features' "
         "correlations: 1 if uncorrelated, 0 if one feature is a linear function of the others."
     )
     header = ["set", "smallest eigenvalue", *options.recipes]

@@ -1,4 +1,4 @@
-"""What a program does, from its text or its trace: bytes that it moves, collectives, operations of its kernels."""
+"""Costs of a program, from its text or its trace: bytes that it moves, collectives, operations of its kernels."""
 
 import math
 import re
@@ -10,19 +10,19 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "
 # A line of a compiled program has a name, the types of the results, an operation and its operands.
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*?)\)(?:,|$)")
 _NOTHING = ("parameter", "bitcast", "tuple", "get-tuple-element", "constant")
-# Operations of a kernel that only move numbers, or that the compiler does while it compiles.
+# Operations of a kernel that only move numbers, or that run at compile time.
 _MOVES = ("get", "swap", "reshape", "broadcast_in_dim", "iota", "slice", "concatenate", "convert_element_type", "copy")
 _MOVES += ("squeeze", "transpose", "program_id", "masked_load", "masked_swap", "load", "multiple_of", "pad")
 
 
 def size(types: str) -> int:
-    """Bytes of arrays, from their types in the text of a program, such as ``f32[8,128]``."""
+    """Returns the bytes of arrays, from their types in the text of a program, such as ``f32[8,128]``."""
     arrays = re.findall(r"(\w+)\[([\d,]*)\]", types)
     return sum(BYTES.get(kind, 0) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in arrays)
 
 
 def collectives(text: str) -> tuple[str, int]:
-    """The kinds of collectives in a compiled program, and the bytes of their results."""
+    """Returns the kinds of collectives in a compiled program, and the bytes of their results."""
     found = re.findall(
         r"= (.*?) (all-(?:reduce|gather|to-all)|collective-\w+|reduce-scatter|ragged-all-to-all)(?:-start)?\(", text
     )
@@ -30,7 +30,7 @@ def collectives(text: str) -> tuple[str, int]:
 
 
 def traffic(text: str) -> int:
-    """Bytes that a compiled program moves: operands and results of each of its kernels."""
+    """Returns the bytes that a compiled program moves: operands and results of each of its kernels."""
     sizes, moved = {}, 0
     for line in text[text.find("ENTRY") :].splitlines():
         if (match := _INSTRUCTION.match(line)) is None:
@@ -43,12 +43,12 @@ def traffic(text: str) -> int:
 
 
 def operations(trace: Any) -> tuple[int, int]:
-    """Operations of the kernels of a traced program that its results depend on: those of products, and all others."""
+    """Returns the kernel operations that a traced program's results need: products, and all other operations."""
     return _counted(trace.jaxpr.jaxpr, 1, inside=False)
 
 
 def _counted(jaxpr: Any, times: int, inside: bool) -> tuple[int, int]:
-    """Operations of a program that runs some times, or of one inside of a kernel."""
+    """Counts the operations of a program that runs ``times`` times, or of a program inside a kernel."""
     products = others = 0
     for equation in jaxpr.eqns if inside else _needed(jaxpr):
         name, params = equation.primitive.name, equation.params
@@ -65,13 +65,13 @@ def _counted(jaxpr: Any, times: int, inside: bool) -> tuple[int, int]:
             found = sum(one[0] for one in parts), sum(one[1] for one in parts)
             if inside and not parts and name not in _MOVES:
                 sizes = [one.aval.size for one in (*equation.outvars, *equation.invars) if hasattr(one.aval, "size")]
-                found = 0, times * max(sizes, default=0)  # a sum takes as many as it adds
+                found = 0, times * max(sizes, default=0)  # a sum has one operation per term
         products, others = products + found[0], others + found[1]
     return products, others
 
 
 def _needed(jaxpr: Any) -> list[Any]:
-    """The equations that the results depend on."""
+    """Returns the equations that the results depend on."""
     needed, found = {id(one) for one in jaxpr.outvars}, []
     for equation in reversed(jaxpr.eqns):
         if any(id(one) in needed for one in equation.outvars):

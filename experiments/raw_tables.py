@@ -1,4 +1,4 @@
-"""Raw tables, straight into jtrees and encoded by hand: one with text, dates and gaps, and others with gaps made.
+"""Raw tables, directly in jtrees and encoded by hand: a made table with text, dates and gaps, and sets with made gaps.
 
 python -m experiments.raw_tables --data-dir DATA [--write] [--splits 5] [--datasets abalone ...]
 """
@@ -32,13 +32,16 @@ DATASETS = (
     "ailerons",
 )
 RECIPE = jtrees.LatentTree(depth=5, weight_decay=0.0)
-ROWS = 3000  # at most, of a set
+ROWS = 3000  # upper limit of the rows of a set
 SHARES = (0.1, 0.3)
 SEEDS = 3
 
 
 def houses(n: int = 4000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
-    """A table of houses: numbers and text with gaps, 40 cities, dates, a number for each row; one in eight is sold."""
+    """Returns a made table of houses and whether each is sold; one house in eight is sold.
+
+    The table has numbers and text with missing values, 40 cities, dates and a row number.
+    """
     rng = np.random.default_rng(seed)
     city = rng.choice(40, n, p=rng.dirichlet(np.full(40, 2.0)))
     of_city = rng.normal(size=40)
@@ -58,7 +61,7 @@ def houses(n: int = 4000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
     score += 0.8 * np.isin(month, [4, 5, 6]) + 0.015 * (frame["built"] - 1960) * frame["garden"]
     sold = (score + rng.logistic(size=n) * 0.7 > np.quantile(score, 0.88)).to_numpy()
     gap = rng.random((n, 3)) < 0.12
-    gap[:, 1] |= (frame["built"] < 1930) & (rng.random(n) < 0.5)  # not at random
+    gap[:, 1] |= (frame["built"] < 1930) & (rng.random(n) < 0.5)  # values that are not missing at random
     frame.loc[gap[:, 0], "area"] = np.nan
     frame.loc[gap[:, 1], "built"] = np.nan
     frame.loc[gap[:, 2], "heating"] = None
@@ -66,7 +69,7 @@ def houses(n: int = 4000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def by_hand(seed: int) -> Any:
-    """The same estimator behind scikit-learn's imputer and encoders."""
+    """Returns the same estimator after scikit-learn's imputer and encoders."""
     folds: Any = StratifiedKFold(5, shuffle=True, random_state=0)
     days = FunctionTransformer(lambda x: (x - pd.Timestamp("2021-01-01")) / pd.Timedelta(days=1))
     columns = make_column_transformer(
@@ -80,20 +83,20 @@ def by_hand(seed: int) -> Any:
 
 
 def boosting(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table for gradient boosting: categories, and dates as days; without the number of the row."""
+    """Returns the table for gradient boosting: categories, dates as days, no row number."""
     text = {name: "category" for name in ("heating", "city")}
     days = (frame["offered"] - pd.Timestamp("2021-01-01")) / pd.Timedelta(days=1)
     return frame.astype(text).assign(offered=days, month=frame["offered"].dt.month).drop(columns="id")
 
 
 def aucs(splits: int) -> dict[str, list[float]]:
-    """The area under the ROC curve on a quarter of the rows, of each split."""
+    """Returns the area under the ROC curve on a quarter of the rows, for each split."""
     frame, y = houses()
     found: dict[str, list[float]] = {}
     for seed in range(splits):
         train, test = train_test_split(np.arange(len(y)), test_size=0.25, random_state=seed, stratify=y)
         for name, model, x in (
-            ("TreeClassifier, as it comes", TreeClassifier(random_state=seed), frame),
+            ("TreeClassifier, raw table", TreeClassifier(random_state=seed), frame),
             ("TreeClassifier, encoded by hand", by_hand(seed), frame),
             (
                 "HistGradientBoostingClassifier",
@@ -108,7 +111,7 @@ def aucs(splits: int) -> dict[str, list[float]]:
 
 
 def with_gaps(x: np.ndarray, share: float, at_random: bool, rng: np.random.Generator) -> np.ndarray:
-    """A copy with missing values: of each column a part of the values, at random or mostly the large ones."""
+    """Returns a copy in which a share of each column is missing, at random or mostly the large values."""
     probability = np.full(x.shape, share)
     if not at_random:
         rank = x.argsort(0).argsort(0) / len(x)
@@ -117,7 +120,7 @@ def with_gaps(x: np.ndarray, share: float, at_random: bool, rng: np.random.Gener
 
 
 def scores_with_gaps(name: str, share: float, at_random: bool, seed: int, data_dir: str | None) -> list[float]:
-    """Test R^2 in per cent: straight from the gaps, from means with masks, and without the rows with gaps."""
+    """Returns test R^2 in per cent: from the raw table, from means with masks, and from the rows without gaps."""
     table, rng = data.load(name, data_dir=data_dir), np.random.default_rng(seed)
     rows = rng.permutation(len(table.x))[:ROWS]
     x, y = with_gaps(table.x[rows].astype(float), share, at_random, rng), table.y[rows].astype(float)
@@ -145,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     out.add_argument("--splits", type=int, default=5)
     out.add_argument("--datasets", nargs="*", default=DATASETS)
     options = out.parse_args(arguments)
-    warnings.simplefilter("ignore", UserWarning)  # columns left out, and fits behind a linear model
+    warnings.simplefilter("ignore", UserWarning)  # unused columns, and fits that are worse than a linear model
     rows = []
     for name, auc in aucs(options.splits).items():
         rows.append(["AUC, houses", name, f"{np.mean(auc):.3f}: {' '.join(f'{a:.3f}' for a in auc)}"])
@@ -163,13 +166,14 @@ def main(arguments: list[str] | None = None) -> None:
         jax.clear_caches()
     if ahead:
         error = np.std(ahead, ddof=1) / np.sqrt(len(ahead))
-        rows.append(["R², straight minus means", "all of these", f"{np.mean(ahead):.2f} ± {error:.2f}"])
+        rows.append(["R², raw minus means", "all of these", f"{np.mean(ahead):.2f} ± {error:.2f}"])
     notes = (
-        f"Houses: 4000 rows with gaps, 40 cities, dates and a number for each row, one in eight sold; mean AUC "
-        f"of {options.splits} splits, and each. Others: gaps made in all columns of up to {ROWS} rows, test R² of "
-        f"{type(RECIPE).__name__} of depth {RECIPE.depth} in per cent: straight from the gaps / means and masks by "
-        f"scikit-learn / without the rows with gaps (test gaps: means; -: fewer than 50 rows are left), means "
-        f"of {SEEDS} splits; last, the mean difference and its standard error."
+        "Houses: a made table of 4000 rows with gaps, 40 cities, dates and a row number; one house in eight is sold. "
+        f"Its values are the mean AUC of {options.splits} splits and the AUC of each split. In the other tables, of up "
+        f"to {ROWS} rows, gaps were made in all columns. Their values are the test R² of {type(RECIPE).__name__} of "
+        f"depth {RECIPE.depth} in per cent, means of {SEEDS} splits: raw table / means and masks by scikit-learn / "
+        "only rows without gaps. For the third value, means fill the gaps of the test rows, and `-` stands for fewer "
+        "than 50 training rows. The last row is the mean difference and its standard error."
     )
     benchmark.write("raw_tables", "--data-dir DATA", ["score", "table", "values"], rows, notes, committed=options.write)
 

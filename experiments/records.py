@@ -1,8 +1,9 @@
-"""The papers' figures, set by set, for data that we have, beside ours; and thirty trees beside their rivals.
+"""The papers' figures beside ours, set by set, on the data that we have; and thirty trees beside their rivals.
 
 python -m experiments.records [--write]
 
-Nothing is trained: ours is read from the committed pieces of the ``paper_*`` scripts (and the report of ``cnn_tel``).
+Nothing is trained. Our figures are read from the committed pieces of the ``paper_*`` scripts and the report of
+``cnn_tel``.
 """
 
 from collections.abc import Iterator
@@ -27,11 +28,11 @@ from experiments import (
 ROOM = 0.5  # points that a single run may be behind
 SCRIPTS = (paper_get, paper_dgt, paper_bandit, paper_nongreedy, paper_latent, paper_tel, paper_forest)
 RMSE, RMSE_E4, R2, ACCURACY, AUC, LOSS = "RMSE", "RMSE x 1e4", "R², %", "accuracy, %", "AUC, %", "log loss"
-LOWER = (RMSE, RMSE_E4, LOSS)  # is better
+LOWER = (RMSE, RMSE_E4, LOSS)  # metrics for which lower is better
 
-# The best that is published, on other splits than ours: of single hard trees, but R² of any model. By set and metric,
-# with its source, empty where none is on record. TAO-linear: Zharmagambetov & Carreira-Perpinan, 2020, as in Table 5
-# of DGT's paper. DTSemNet: Panda et al., "Vanilla Gradient Descent for Oblique Decision Trees", 2024.
+# The best published results, on other splits than ours: of single hard trees, but R² of any model. They are by set and
+# metric, with the source if it is on record. TAO-linear: Zharmagambetov & Carreira-Perpinan, 2020, as in Table 5 of
+# DGT's paper. DTSemNet: Panda et al., "Vanilla Gradient Descent for Oblique Decision Trees", 2024.
 PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
     ("abalone_dgt", RMSE): (2.07, "TAO-linear"),
     ("cpu-act", RMSE): (2.48, "DTSemNet"),
@@ -75,9 +76,10 @@ TEL_TUNED = {  # Table 3: AUC
     "spambase": 0.986,
     "vehicle": 0.953,
 }
-UNLIKE = ("space-ga",)  # whose target is probably not the paper's: shown, not counted
+UNLIKE = ("space-ga",)  # its target probably differs from the paper's target: the row is only shown, not counted
 TEL_NETWORK = {ACCURACY: 99.30, LOSS: 0.0338}  # Table 4: CNN-TEL on MNIST
-NONGREEDY = {"letter": "91", "connect-4": "plot only", "mnist": "plot only"}  # Figure 2; of Letter as DGT quotes it
+# Figure 2; the DGT paper quotes the figure of letter.
+NONGREEDY = {"letter": "91", "connect-4": "plot only", "mnist": "plot only"}
 ACTIVE = "45 to 55"  # Figure 7 of LatentTree: per cent of nodes on Glass, depth 6, lambda 10
 
 OWN_PARTS = "yes: the set's own"
@@ -93,7 +95,7 @@ HEADER += ["seconds", "difference", "reached"]
 
 
 class Ours(NamedTuple):
-    """What was measured: mean and deviation over so many runs; numbers in a model, and seconds of all that made it."""
+    """A measured figure: mean and deviation over the runs, numbers in a model, and seconds of all its pieces."""
 
     mean: float
     deviation: float
@@ -106,16 +108,16 @@ class Row(NamedTuple):
     """A figure of a paper.
 
     Attributes:
-      table: of the paper.
-      name: of the set.
+      table: table or figure of the paper.
+      name: name of the set.
       what: method or variant.
-      metric: of the figure.
-      paper: the paper's figure; text if it is none that can be compared.
-      ours: None if not run.
-      command: that would make ours.
+      metric: metric of the figure.
+      paper: the paper's figure; text if it cannot be compared.
+      ours: our figure; None if it was not run.
+      command: command that makes our figure.
       same: whether the splits are the paper's.
-      variant: whether it is of an ablation, which is counted by itself.
-      tree: whether the best that is published may stand beside it.
+      variant: whether the figure belongs to an ablation; ablations are counted separately.
+      tree: whether the best published result may stand beside the figure.
     """
 
     table: str
@@ -131,7 +133,7 @@ class Row(NamedTuple):
 
     @property
     def ahead(self) -> float | None:
-        """By how much ours is better; None if that cannot be said."""
+        """The amount by which ours is better; None if it cannot be compared."""
         if isinstance(self.paper, str) or self.ours is None or self.name in UNLIKE:
             return None
         ahead = self.ours.mean - self.paper
@@ -139,14 +141,14 @@ class Row(NamedTuple):
 
     @property
     def reached(self) -> bool | None:
-        """Whether ours is as good, with the page's allowance; None if that cannot be said."""
+        """Whether ours is as good, with the page's allowance; None if it cannot be compared."""
         if self.ours is None or self.ahead is None:
             return None
         single = ROOM if self.metric.endswith("%") else 0.0
         return self.ahead >= -(self.ours.deviation if self.ours.runs > 1 else single)
 
     def cells(self) -> list[str]:
-        """As a line of the table."""
+        """Returns the row as a line of the table."""
         fine = 4 if self.metric == LOSS else 3 if self.metric == "purity" else 2
         shown = lambda value: value if isinstance(value, str) else f"{value:.{fine}f}"
         best, by = PUBLISHED.get((self.name, self.metric), (None, "")) if self.tree else (None, "")
@@ -163,14 +165,14 @@ class Row(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the pieces of all scripts hold, by the name of the script, and the folder that they are in."""
+    """The pieces of all scripts, by the name of the script, and their folder."""
 
     found: dict[str, pieces.Found]
     folder: Path
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
-        """Reads them."""
+        """Reads the pieces."""
         found = {}
         for script in (module.SCRIPT for module in SCRIPTS):
             options = pieces.parse(script, ["--out", str(folder / script.name)])
@@ -178,15 +180,15 @@ class Results(NamedTuple):
         return cls(found, folder)
 
     def of(self, script: str, part: str, name: str) -> list[Any]:
-        """What was found in a part, by seed."""
+        """Returns the results of a part, one per seed."""
         return list(pieces.of_seeds(self.found[script], part, name).values())
 
     def seconds(self, script: str, part: str, name: str) -> float:
-        """Of all of a part's pieces."""
+        """Returns the seconds of all pieces of a part."""
         return sum(one["seconds"] for one in self.found[script].get(part, {}).get(name, {}).values())
 
     def ours(self, script: str, part: str, name: str, values: list[float], numbers: Any = None) -> Ours | None:
-        """Values of a part as what was measured."""
+        """Returns values of a part as a measured figure."""
         if not values:
             return None
         size = None if numbers is None else float(np.mean(numbers))
@@ -195,7 +197,7 @@ class Results(NamedTuple):
 
 
 def command(script: str, part: str, name: str) -> str:
-    """That makes a part of a set."""
+    """Returns the command that makes a part of a set."""
     return f"`python -m experiments.{script} --data-dir DATA --datasets {name} --parts {part}`"
 
 
@@ -203,7 +205,7 @@ def command(script: str, part: str, name: str) -> str:
 
 
 def get_rows(results: Results) -> Iterator[Row]:
-    """Table 8."""
+    """Yields the rows of Table 8."""
     for name, (_, constant, linear, _) in paper_get.PAPER.items():
         for part, what, paper in (("get", "GET", constant), ("get_linear", "GET-Linear", linear)):
             runs = results.of("paper_get", part, name)
@@ -214,12 +216,12 @@ def get_rows(results: Results) -> Iterator[Row]:
 
 
 def metric_of(name: str) -> str:
-    """Of a set of DGT's tables."""
+    """Returns the metric of a set of DGT's tables."""
     return RMSE_E4 if name == "ailerons" else RMSE if name in paper_dgt.REGRESSION else ACCURACY
 
 
 def dgt_rows(results: Results) -> Iterator[Row]:
-    """Tables 1, 2, 4, 6 and 7, and what was learnt of MNIST in Figure 2."""
+    """Yields the rows of Tables 1, 2, 4, 6 and 7, and the final accuracy on MNIST in Figure 2."""
     same = lambda name: SPLITS.get(name, OWN_PARTS)
     for part, what in (("trees", "DGT"), ("forests", f"{paper_dgt.TREES} trees of DGT")):
         for name, setting in paper_dgt.SETS.items():
@@ -244,7 +246,7 @@ def dgt_rows(results: Results) -> Iterator[Row]:
 
 
 def nongreedy_rows(results: Results) -> Iterator[Row]:
-    """Figure 2: the depth that is best, as in a plot."""
+    """Yields the rows of Figure 2, with the best depth by test accuracy, as in a plot."""
     script, part = "paper_nongreedy", "nongreedy"
     for name, paper in NONGREEDY.items():
         test = paper_nongreedy.curve(results.found[script], part, name, "test")
@@ -258,7 +260,7 @@ def nongreedy_rows(results: Results) -> Iterator[Row]:
 
 
 def latent_rows(results: Results) -> Iterator[Row]:
-    """Table 3 and Figure 7."""
+    """Yields the rows of Table 3 and Figure 7."""
     script, name = "paper_latent", "glass"
     values = [value for one in results.of(script, "clustering", name) for value in one["LatentTree, test"]]
     ours, same = results.ours(script, "clustering", name, values), "no: 60/20/20 at random, 205 of 214 rows"
@@ -271,7 +273,7 @@ def latent_rows(results: Results) -> Iterator[Row]:
 
 
 def tel_rows(results: Results) -> Iterator[Row]:
-    """Tables 2, 3 and 4."""
+    """Yields the rows of Tables 2, 3 and 4."""
     script, same = "paper_tel", "no: 70/30 at random"
     for name, paper in TEL_TUNED.items():
         found = [one["tel"] for one in results.of(script, "tuned", name)]
@@ -292,7 +294,7 @@ def tel_rows(results: Results) -> Iterator[Row]:
 
 
 def of_network(file: Path) -> tuple[dict[str, Ours], str]:
-    """What the report of ``cnn_tel`` says of the network with trees, and of the rows; empty if it is not there."""
+    """Returns the figures of the network with trees, and the rows, from the report of ``cnn_tel``, if it exists."""
     text = file.read_text() if file.exists() else ""
     line = re.search(r"^\| CNN-TEL \|.*$", text, re.MULTILINE)
     rows, runs = (re.search(pattern, text) for pattern in (r"(\d+) rows to train", r"over (\d+) seeds"))
@@ -309,31 +311,31 @@ def of_network(file: Path) -> tuple[dict[str, Ours], str]:
 PAPERS = {
     "GET": (
         get_rows,
-        "Best published: R² of any model. space-ga is not counted: its target here, ln(VOTES/POP), is probably not the "
-        "paper's, whose random forest is far below ours. Table 4 of the paper, training R² by scale factor, is a mean "
-        "over 16 sets, of which these are eight: `paper_get.md`.",
+        "Best published: R² of any model. space-ga is not counted: its target here, ln(VOTES/POP), is probably not "
+        "the paper's target, because the paper's random forest is far below ours. Table 4 of the paper, training R² "
+        "by scale factor, is a mean over 16 sets, which include these eight: `paper_get.md`.",
     ),
     "DGT": (
         dgt_rows,
-        "Seconds are of all shuffles and keys, with what is beside the trees in `paper_dgt.md`. cpu-act "
-        "is the paper's Comp-Activ. Table 7: one part of DGT replaced, untuned here. The bandits are in "
-        "`paper_bandit.md`: the score after the last query.",
+        "Seconds include all shuffles and keys, and the other models of the same pieces (`paper_dgt.md`). cpu-act is "
+        "the paper's Comp-Activ. Table 7 replaces one part of DGT, untuned here. The rows of the bandits have the "
+        "score after the last query: `paper_bandit.md`.",
     ),
     "Non-greedy": (
         nongreedy_rows,
-        "The paper has plots alone; the figure of letter is about what the DGT paper reads from a plot of these "
-        "authors. The depth is that of the best mean test accuracy: read it as a plot. Seconds are of all depths: "
-        "`paper_nongreedy.md`.",
+        "The paper has only plots. The figure of letter is approximate: the DGT paper reads it from a plot of these "
+        "authors. Our row takes the depth with the best mean test accuracy, as a reader of a plot does. Seconds "
+        "include all depths: `paper_nongreedy.md`.",
     ),
     "LatentTree": (
         latent_rows,
-        "The sets of its Tables 1 and 2 are too large to ship. Active nodes: after 59 epochs. "
+        "The sets of the paper's Tables 1 and 2 are too large to ship. Active nodes are counted after 59 epochs. "
         "`paper_latent.md` has seven other sets and the other lambdas.",
     ),
     "TEL": (
         tel_rows,
-        "One split here, the paper's Table 3 is of 15. Smooth-step: gamma up to 1, as there. Seconds are of all that "
-        "is tuned beside it, too: `paper_tel.md`. The network: `cnn_tel.md`.",
+        "We use one split; the paper's Table 3 uses 15. Smooth-step has gamma up to 1, as in the paper. Seconds "
+        "include the other methods that are tuned in the same pieces: `paper_tel.md`. The network is in `cnn_tel.md`.",
     ),
 }
 
@@ -342,7 +344,7 @@ PAPERS = {
 
 
 def counted(rows: list[Row]) -> str:
-    """How many figures are reached."""
+    """Returns a sentence on how many figures are reached."""
     parts = []
     for label, variant in (("figures", False), ("figures of ablations and variants", True)):
         some = [row for row in rows if row.variant == variant]
@@ -357,7 +359,7 @@ def counted(rows: list[Row]) -> str:
 
 
 def rivals(results: Results) -> str:
-    """Forests, boosted trees and one tree beside other boosting and a random forest, with the numbers they hold."""
+    """Returns the section on forests, boosted trees and one tree beside boosting packages and a random forest."""
     found, rows = results.found["paper_forest"], []
     for name in paper_forest.SETS:
         row, runs = [name], 0
@@ -371,28 +373,31 @@ def rivals(results: Results) -> str:
     table = benchmark.markdown(["set", *paper_forest.TITLES, "splits", "best published"], rows)
     lines = paper_forest.differences(found, paper_forest.SETS)
     about = (
-        "Test R² in per cent, mean and deviation over random splits, 75/25, the same for all; numbers in the model in "
-        "brackets; `-` where there is none. What is tuned, and seconds: `paper_forest.md`; what is "
-        f"missing: {command('paper_forest', 'PART', 'SET')}. A method may have fewer splits than said."
+        "Test R² in per cent, mean and standard deviation over random splits (75/25), the same for all methods. "
+        "Numbers in the model are in brackets; `-` stands for no result. `paper_forest.md` has the tuning and the "
+        f"seconds. This command makes missing results: {command('paper_forest', 'PART', 'SET')}. A method may have "
+        "fewer splits than the column says."
     )
     return f"## The strongest rivals\n\n{about}\n\n{table}\n" + "\n".join(lines) + "\n"
 
 
 def page(folder: Path) -> str:
-    """The whole page, of the pieces in a folder of results."""
+    """Returns the whole page, from the pieces in a folder of results."""
     results = Results.read(folder)
     parts = {f"{script} {part}": of for script, found in results.found.items() for part, of in found.items()}
     about = (
-        f"Made by `python -m experiments.records --write` of the pieces in this folder, which were made on "
+        "Made by `python -m experiments.records --write` from the pieces in this folder, which were made on "
         f"{pieces.machines(parts)}.\n\n"
-        "What the five papers' tables give, set by set, for their own methods on data that we have, beside ours. Ours: "
-        "mean ± standard deviation over the runs (divisor: their number), which are splits, seeds or both. "
-        "**Reached**: ours is at least the paper's less one standard deviation of ours, of an error at most the "
-        f"paper's and one deviation more; of a single run, within {ROOM} points. Difference: ours less the paper's; "
-        "lower is better of RMSE and log loss, higher of all else. Splits are said to be the same where the rows are. "
-        "Numbers in the model and seconds (of all runs, tuning included, on two cores that were at times busy) where "
-        "the pieces have them. Best published: of single hard trees, and of R² of any model, its method in brackets "
-        "where that is on record; on other splits, so no more than an orientation.\n"
+        "The tables compare five papers' figures, for their own methods, with ours, on the data sets that we have. "
+        "Ours is mean ± standard deviation over the runs (divisor: their number). Runs are splits, seeds or both. "
+        "**Reached**: ours is at least the paper's figure minus one standard deviation of ours. An error may be one "
+        "standard deviation above the paper's. "
+        f"A single run may be {ROOM} points behind. Difference: ours minus the paper's figure. Lower is better for "
+        "RMSE and log loss, higher for the other metrics. Splits are the same if the rows are the same. Numbers in the "
+        "model and seconds are shown if the pieces have them. Seconds include all runs and the tuning, on two cores "
+        "that were busy at times. Best published: the best single hard tree, and for R² the best of any model. "
+        "Brackets name its method if it is on record. These results are on other splits, and only give an "
+        "orientation.\n"
     )
     text = ["# The papers' figures beside ours\n", about]
     for paper, (rows_of, note) in PAPERS.items():
@@ -403,7 +408,7 @@ def page(folder: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The page."""
+    """Writes the page."""
     options = benchmark.parser(__doc__).parse_args(arguments)
     text = page(benchmark.RESULTS)
     print(text)

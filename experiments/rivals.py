@@ -1,7 +1,8 @@
-"""Boosted axis-parallel trees beside ours, tuned: XGBoost, LightGBM (also with linear leaves) and CatBoost.
+"""Tuned rivals with axis-parallel boosted trees: XGBoost, LightGBM (also with linear leaves) and CatBoost.
 
-Needs their packages and optuna (``make peers``). Each has seven options from a range, by trials of Optuna's TPE on a
-third of the training rows, which also stop each trial early; the best is fitted to all rows, with as many trees.
+Needs their packages and optuna (``make peers``). Trials of Optuna's TPE choose seven options of each package from
+ranges. A third of the training rows is the validation set, which compares the trials and stops each trial early. The
+best trial is fitted again to all training rows, with its number of trees.
 """
 
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from sklearn.model_selection import train_test_split
 from experiments import benchmark, pieces
 
 TRIALS = 30
-ROUNDS, PATIENCE = 1000, 30  # trees at most, and without gain
+ROUNDS, PATIENCE = 1000, 30  # upper limit of the trees, and trees without gain before early stopping
 
-Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # features to train and to test on, targets likewise
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training and test features, training and test targets
 
 
 class Rival(NamedTuple):
@@ -26,10 +27,10 @@ class Rival(NamedTuple):
 
     Attributes:
       package: its import name.
-      options: of a trial.
-      model: the class of its models, in classification or not.
-      fixed: its other options for a seed.
-      stopped: of such a class, options, data to train and to stop by, a model and its number of trees.
+      options: returns the options of a trial.
+      model: returns the class of its models, for classification or regression.
+      fixed: returns the other options for a seed.
+      stopped: takes a class, options, training and validation data; returns a model and its number of trees.
     """
 
     package: str
@@ -104,7 +105,7 @@ def _catboost_options(trial: Any) -> dict[str, Any]:
 def _catboost_model(classifies: bool) -> Any:
     import catboost  # pyright: ignore[reportMissingImports]
 
-    # Unless told so, it makes a folder for its own records.
+    # By default, CatBoost makes a folder for its own records.
     return partial(catboost.CatBoostClassifier if classifies else catboost.CatBoostRegressor, allow_writing_files=False)
 
 
@@ -140,14 +141,14 @@ RIVALS = {
 
 
 def installed(name: str) -> bool:
-    """Whether a rival can be run here."""
+    """Returns whether a rival can run here."""
     return benchmark.installed(RIVALS[name].package) and benchmark.installed("optuna")
 
 
 def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
-    """A tuned model of a rival, fitted to all of the training part, its number of trees and its options.
+    """Returns a tuned model of a rival, fitted to the whole training part, with its number of trees and its options.
 
-    Trials are compared by squared error of numbers, by log loss of classes.
+    Trials are compared by squared error in regression, and by log loss in classification.
     """
     rival, (x, _, y, _) = RIVALS[name], split
     classifies = y.dtype.kind != "f"
@@ -163,7 +164,7 @@ def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
         return float(np.mean(np.square(model.predict(b) - yb)))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of feature names that arrays do not have
+        warnings.simplefilter("ignore", UserWarning)  # arrays have no feature names
         best = pieces.best_trial(objective, TRIALS, seed=seed)
         trees = best.user_attrs["trees"]
         model = make(n_estimators=trees, **fixed, **best.params).fit(x, y)

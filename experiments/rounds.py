@@ -1,4 +1,4 @@
-"""A job of train_large: what is trained on what, in rounds; the compiled programs, and the evaluation of the model."""
+"""A job of train_large: data, rounds of training, compiled programs, and the evaluation of the model."""
 
 import argparse
 from collections.abc import Sequence
@@ -25,26 +25,26 @@ from jtrees.search.precondition import matrix, spectrum
 from jtrees.selection.grid import with_options
 from jtrees.tasks import Classification, Regression, Task
 
-# Recipes that are one run on mini-batches, as their ``training(run)`` describes it.
+# Recipes that are a single run on mini-batches, which their ``training(run)`` describes.
 METHODS = {"dgt": jtrees.DGT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
-SAMPLE = 2**16  # rows in memory: for moments, for the first parameters, for the leaves that a tree ends in
+SAMPLE = 2**16  # rows in memory: for moments, for the initial parameters, and for the final leaves
 
 
 class Job(NamedTuple):
-    """What is trained on what.
+    """The parts of a training job.
 
     Attributes:
       blocks: the table.
-      order: of the blocks that are trained on, pass after pass.
-      blocks_per_round: of all processes.
-      rounds: number of rounds that are planned.
+      order: order of the training blocks, pass after pass.
+      blocks_per_round: blocks per round of all processes.
+      rounds: number of planned rounds.
       updates: steps in a round.
       recipe: the recipe.
-      training: its training, for as many steps as are planned.
-      scaling: of the data.
+      training: training of the recipe, for the planned number of steps.
+      scaling: scaling of the data.
       sample: rows in memory, in the user's units.
-      validation: those held out.
-      matrix: the preconditioner of scaled features, ``(p, p)``, from the correlations of the rows in memory; or None.
+      validation: held-out rows, in the user's units.
+      matrix: preconditioner of scaled features, ``(p, p)``, from the correlations of the rows in memory; or None.
     """
 
     blocks: Blocks
@@ -60,11 +60,11 @@ class Job(NamedTuple):
     matrix: jax.Array | None
 
     def preconditioned(self, x: Any) -> Any:
-        """Returns scaled features as the training sees them."""
+        """Returns scaled features after preconditioning."""
         return x if self.matrix is None else jnp.matmul(x, self.matrix, precision="highest")
 
     def batch(self, table: Table) -> jtrees.Batch:
-        """Returns a scaled table as the training sees it."""
+        """Returns a table after scaling and preconditioning."""
         batch = self.scaling.batch(table)
         return batch._replace(x=np.asarray(self.preconditioned(batch.x)))
 
@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
 
 def source(options: argparse.Namespace) -> Blocks:
-    """The table."""
+    """Returns the table."""
     classes = options.task == "classification"
     if (options.data is None) == (options.synthetic is None):
         raise DataError("give either --data FOLDER or --synthetic rows=N,p=P")
@@ -94,7 +94,7 @@ def source(options: argparse.Namespace) -> Blocks:
 
 
 def recipe_of(options: argparse.Namespace) -> tuple[Any, float]:
-    """The recipe, without a preconditioner, and the strength of that. What tries something first needs all rows."""
+    """Returns the recipe without a preconditioner, and its strength; refuses options that need all rows in memory."""
     pairs = [one.partition("=") for one in options.set]
     if taken := {"batch_size", "epochs"} & {name for name, _, _ in pairs}:
         raise DataError(f"--set: {min(taken)} is given by --batch and --epochs")
@@ -120,10 +120,10 @@ def _value(text: str) -> Any:
 
 
 def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
-    """All that a run needs before its first step; computed again from the same data when it resumes.
+    """Returns the job, which a resumed run computes again from the same data.
 
     Raises:
-      DataError: for too few rows, blocks that the devices cannot share, batches that the rounds cannot.
+      DataError: there are too few rows, the devices cannot share the blocks, or the batches do not divide a round.
     """
     devices, blocks_per_round = jax.device_count(), options.blocks
     if blocks_per_round % devices:
@@ -151,7 +151,7 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     validation, sample = _table(of_validation, task), _table(seen, task)
     updates = rows // options.batch
     rounds = max(1, -(-options.epochs * count // blocks_per_round))
-    # Schedules are made for the steps that are planned, and not for those that the rows in memory would take.
+    # Schedules are made for the planned steps. The rows in memory would give fewer steps.
     shape = -(-rounds * updates // options.epochs) * options.batch, sample.x.shape[1]
     recipe, strength = recipe_of(options)
     try:
@@ -167,14 +167,14 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
 
 
 def _run_on(recipe: Any, task: Task, batch: training.Batch, by: Any = None, matrix: Any = None) -> Run:
-    """Returns a run that trains on one batch, and whose result is evaluated on another."""
+    """Returns a run that trains on ``batch`` and evaluates its result on ``by``."""
     return Run(recipe, task, batch, by, jax.random.key(0), False, False, True, matrix)
 
 
 def drawn_blocks(blocks: int, held_out: int, seed: int) -> list[int]:
-    """Returns the numbers of the validation blocks: one, drawn at random, of each of equally long parts of the table.
+    """Returns the numbers of the validation blocks: a random block from each of several equal parts of the table.
 
-    Shards may be sorted, by time or by the target: their last blocks would not be like the others.
+    Shards may be sorted by time or by the target. Their last blocks would then not be representative.
     """
     ends = np.linspace(0, blocks, held_out + 1).astype(int)
     rng = np.random.default_rng([seed, blocks])
@@ -186,7 +186,7 @@ def _classes(seen: list[Block]) -> int:
 
 
 def _check_classes(blocks: Blocks, i: int, y: np.ndarray, task: Task) -> None:
-    """Raises :class:`DataError` for a class that the first blocks do not have, naming its row in block i."""
+    """Raises :class:`DataError` for a class that the first blocks do not have; the message names its row in block i."""
     if isinstance(task, Classification) and y.max() >= task.classes:
         row = int(np.argmax(y >= task.classes))
         raise DataError(
@@ -201,9 +201,9 @@ def _table(parts: list[Block], task: Task) -> Table:
 
 
 def scaling_of(parts: Sequence[Block], task: Task) -> Scaling:
-    """The scaling of a table by the moments of its parts, in double precision.
+    """Returns the scaling of a table by the moments of its parts, in double precision.
 
-    Rows are counted from the first of them, so that a constant column has a deviation of exactly 0.
+    The first row is subtracted from all rows. A constant column then has a deviation of exactly 0.
     """
     origin, n = parts[0][0][0].astype(np.float64), sum(len(x) for x, _ in parts)
     mean = sum((x - origin).sum(0) for x, _ in parts) / n
@@ -216,7 +216,10 @@ def scaling_of(parts: Sequence[Block], task: Task) -> Scaling:
 
 
 def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
-    """Rows in the user's units, counted from the scaling's origin in double precision; float32, classes as they are."""
+    """Returns rows minus the scaling's origin, subtracted in float64, as float32; classes are unchanged.
+
+    Rows and origin are in the user's units.
+    """
     origin = job.scaling.origin
     if origin is not None:
         x, y = origin.transform(x), y if origin.y is None else y - np.asarray(origin.y, np.float64)
@@ -225,7 +228,7 @@ def counted(job: Job, x: np.ndarray, y: np.ndarray) -> Block:
 
 
 def scaling_of_counted(scaling: Scaling) -> Scaling:
-    """The scaling of rows that are counted from this one's origin."""
+    """Returns the scaling of rows from which this scaling's origin is subtracted."""
     if scaling.origin is None:
         return scaling
     low = None if scaling.y_low is None else scaling.y_low - scaling.origin.y
@@ -233,7 +236,7 @@ def scaling_of_counted(scaling: Scaling) -> Scaling:
 
 
 def stream(job: Job) -> Any:
-    """The rounds of this process as an iterator of Grain: its share of the blocks of each round, :func:`counted`."""
+    """Returns a Grain iterator of this process's rounds: its share of the blocks of each round, :func:`counted`."""
     share = job.blocks_per_round // jax.process_count()
     first = jax.process_index() * share
 
@@ -246,7 +249,7 @@ def stream(job: Job) -> Any:
         return (x[0], y[0]) if share == 1 else (np.concatenate(x), np.concatenate(y))
 
     rounds = grain.MapDataset.range(job.rounds).map(read)
-    threads = max(1, (os.cpu_count() or 1) // 2)  # the others compute
+    threads = max(1, (os.cpu_count() or 1) // 2)  # the remaining cores compute
     return iter(rounds.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)))
 
 
@@ -254,13 +257,13 @@ def stream(job: Job) -> Any:
 
 
 def first_state(job: Job, key: jax.Array) -> training.TrainState:
-    """The state of a run before its first step, the same on every device."""
+    """Returns the initial state of a run, the same on every device."""
     rows = job.blocks_per_round * len(job.blocks[0][0])
     scaled = job.batch(job.sample)
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(scaled.x, scaled.y))
     of = job.training
     state = jax.jit(lambda data, key: training.start(of.method, data, key=key, optimizer=of.optimizer))(data, key)
-    # Rounds take the place of the state before, in which nothing may be held twice.
+    # A round donates the previous state. The state must therefore not contain the same buffer twice.
     return jax.device_put(jax.tree.map(jnp.copy, state), _places())
 
 
@@ -269,7 +272,7 @@ def _everywhere() -> NamedSharding:
 
 
 def _places() -> Any:
-    """Where the state of a run lies: each device has the order of its own rows, which else would be gathered."""
+    """Returns the shardings of the state; each device keeps the order of its own rows, which saves a gather."""
     fields = dataclasses.fields(training.TrainState)
     places: Any = {field.name: _everywhere() for field in fields}
     return training.TrainState(
@@ -278,7 +281,7 @@ def _places() -> Any:
 
 
 def round_of(job: Job) -> Any:
-    """``(state, x, y) -> (state, mean loss)``, to be compiled: a round of mini-batches on rows of :func:`stream`."""
+    """Returns ``(state, x, y) -> (state, mean loss)``, a jitted round of mini-batches on rows of :func:`stream`."""
     scaling, of = scaling_of_counted(job.scaling), job.training
     options: Any = {"optimizer": of.optimizer, "steps": job.updates, "batch_size": of.schedule.batch_size}
 
@@ -291,20 +294,20 @@ def round_of(job: Job) -> Any:
 
 
 class Evaluator:
-    """Makes a model of a state and evaluates it on the validation set; compiled once."""
+    """Makes a model from a state and evaluates it on the validation set; compiled once."""
 
     def __init__(self, job: Job):
-        """For a job."""
+        """Prepares the batches and the program of a job."""
         self._job, self._batches = job, tuple(job.batch(table) for table in (job.sample, job.validation))
         self._scaled = self._batches[0] if job.matrix is None else job.scaling.batch(job.sample)
         self.constant_loss = _constant_loss(job.sample, job.validation)
         self._result = jax.jit(self._evaluated)
 
     def fit(self, state: training.TrainState) -> jtrees.FitResult:
-        """The model, in the user's units.
+        """Returns the model, in the user's units.
 
         Raises:
-          FloatingPointError: if the state is not finite.
+          FloatingPointError: the state is not finite.
         """
         job, key = self._job, state.key
         held = distributed.to_host(state.replace(key=jax.random.key_data(key)))
@@ -317,7 +320,7 @@ class Evaluator:
         )
 
     def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> SearchResult:
-        """Returns the result of the run, its models those of scaled features."""
+        """Returns the result of the run; its models take scaled features."""
         job, of = self._job, self._job.training
         run = _run_on(job.recipe, job.sample.task, batch, by, job.matrix)
         best = training.best(of.method, state, batch, score=partial(of.loss_on, run))
@@ -326,14 +329,14 @@ class Evaluator:
         return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), best.step, report)
 
     def score(self, fit: jtrees.FitResult) -> float:
-        """Accuracy, or R^2, on the validation set; NaN for R^2 if its targets are all the same."""
+        """Returns accuracy, or R^2, on the validation set; NaN for R^2 if all its targets are equal."""
         rows = self._job.validation
         return rows.task.score(np.asarray(fit.model.predict(rows.x)), rows.y, None)
 
 
 def _constant_loss(train: Table, validation: Table) -> float:
-    """The validation loss of a model that predicts the mean of the targets, or the frequencies of the classes."""
+    """Returns the validation loss of a model that predicts the mean target, or the frequencies of the classes."""
     if isinstance(train.task, Regression):
         return float(np.square(validation.y - train.y.mean()).mean())
-    counts = np.bincount(train.y, minlength=train.task.classes) + 1  # no class has frequency 0
+    counts = np.bincount(train.y, minlength=train.task.classes) + 1  # every class has a frequency above 0
     return float(-np.log(counts / counts.sum())[validation.y].mean())

@@ -1,13 +1,13 @@
-"""What a training step costs on many devices, worked out on paper: the table of docs/scaling.md.
+"""Costs of a training step on many devices, by a formula: the table of docs/scaling.md.
 
 python -m experiments.scaling
 """
 
 from experiments import benchmark
 
-# Of one device: a TPU v5e's size. Products in float32 (six passes of bfloat16 each: 33e12 operations a second at most)
-# at a third of their peak; a ring of links; and what a reduction takes however small it is, by the number of devices.
-OPERATIONS, LINK = 1e13, 1e11  # a second; bytes a second
+# Figures of one device like a TPU v5e. Float32 products (six bfloat16 passes, at most 33e12 operations per second) run
+# at a third of their peak. The links form a ring. The latency is the minimum time of a reduction, by number of devices.
+OPERATIONS, LINK = 1e13, 1e11  # operations per second; bytes per second
 LATENCY = {8: 10e-6, 64: 30e-6, 512: 80e-6}  # seconds
 
 MODELS = {  # trees, nodes, leaves, features
@@ -19,7 +19,7 @@ MODELS = {  # trees, nodes, leaves, features
 
 
 def cost(trees: int, nodes: int, leaves: int, p: int, devices: int) -> tuple[float, float, float]:
-    """Bytes that a device sends in a step; its seconds; rows of a device that take as long to compute."""
+    """Returns the bytes that a device sends per step, their seconds, and the rows that compute for the same seconds."""
     parameters = trees * (nodes * (p + 1) + leaves)
     sent = 2 * (devices - 1) / devices * 4 * parameters
     seconds = LATENCY[devices] + sent / LINK
@@ -27,7 +27,7 @@ def cost(trees: int, nodes: int, leaves: int, p: int, devices: int) -> tuple[flo
 
 
 def operations(trees: int, nodes: int, p: int) -> int:
-    """Floating-point operations for a row: the scores, and their product back into the gradient."""
+    """Returns the floating-point operations per row: the scores, and their product in the gradient."""
     return 4 * trees * nodes * (p + 1)
 
 

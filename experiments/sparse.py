@@ -1,8 +1,8 @@
-"""What few terms in a split cost: the test score of trees of depth 3 with all terms and with five.
+"""The cost of few terms in a split: the test score of trees of depth 3 with all terms and with five.
 
 python -m experiments.sparse --data-dir DATA [--write] [--seeds 1] [--datasets abalone ...]
 
-Splits and scores are those of experiments.defaults: test R^2 or accuracy in per cent.
+Splits and scores are the same as in experiments.defaults: test R^2 or accuracy in per cent.
 """
 
 import statistics
@@ -24,9 +24,9 @@ BASES = {
 
 
 def score(recipe: Any, split: Any, seed: int, task: str) -> float:
-    """The test score of a fit."""
+    """Returns the test score of a fit."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some fits are behind a linear model
+        warnings.simplefilter("ignore", UserWarning)  # some fits are worse than a linear model
         fit = jtrees.fit(recipe, split[0], split[2], key=jax.random.key(seed), task=task)  # type: ignore[arg-type]
     return defaults.scores(fit.model, split)["test"]
 
@@ -56,8 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
         jax.clear_caches()
     median = lambda kind: f"{statistics.median(changes[kind]):+.2f} on the median of {len(changes[kind])} sets"
     notes = (
-        f"Test R² or accuracy in per cent, mean of {options.seeds} split(s), up to 3000 rows to train; depth 3, 4 "
-        f"starts of 1000 epochs. With {TERMS} terms a split instead of all: "
+        f"Test R² or accuracy in per cent, mean of {options.seeds} split(s), up to 3000 training rows; depth 3, 4 "
+        f"starts of 1000 epochs. Change from all terms to {TERMS} terms per split: "
         + "; ".join(f"{kind} leaves {median(kind)}" for kind in BASES if changes[kind])
         + "."
     )

@@ -1,10 +1,11 @@
-"""What matters in a tree learnt by gradients: relaxation x leaves x depth x annealing, all else alike, on twenty sets.
+"""Factors of a tree learnt by gradients: relaxation x leaves x depth x annealing, all else equal, on twenty sets.
 
 python -m experiments.study --data-dir DATA [--seeds 5] [--datasets abalone ...] [--parts sigmoid ...]
 
-Every (relaxation, set) is a file under --out (by default the committed ones), with all leaves, depths, schedules and
-seeds; the report and the figure, beside that folder, are made of the files that are there. What counts is the test
-score of the hard tree, one oblique tree whose leaves are fitted again by hard routing: R^2 or accuracy in per cent.
+The results of a (relaxation, set) are a file under --out, with all leaves, depths, schedules and seeds. By default
+these are the committed files. The report and the figure beside that folder are made from the existing files. The score
+is the test score of the hard tree, one oblique tree whose leaves are refitted by hard routing: R^2 or accuracy in per
+cent.
 """
 
 import argparse
@@ -30,28 +31,28 @@ from jtrees import leaves as kinds, ops, routing, topology, training
 from jtrees.cli import keep_programs
 from jtrees.tree import ObliqueTree
 
-# The sets of experiments.defaults but seven: those with the fewest rows, whose test scores are mostly noise, and two
-# of 784 features, which would take as long as all others together.
+# The sets of experiments.defaults except seven. Five have the fewest rows, and their test scores are mostly noise. Two
+# have 784 features, and would take longer than all other sets together.
 LEFT_OUT = ("made-wide", "mnist", "heart-c", "breast-cancer-wisconsin", "diabetes", "glass", "ecoli")
 SETS = tuple(name for name in defaults.TASKS if name not in LEFT_OUT)
 DEPTHS = (4, 6, 8)
 CHOSEN_AT = 6  # the depth at which learning rate and sharpness are chosen
-ROWS, TEST_ROWS = 1700, 1500  # at most
-VALIDATED = 3 / 17  # part of the former by which learning rate, sharpness and schedule are chosen
+ROWS, TEST_ROWS = 1700, 1500  # upper limits of training and test rows
+VALIDATED = 3 / 17  # share of the training rows that chooses learning rate, sharpness and schedule
 STEPS, BATCH = 800, 128
 RATES = (0.02, 0.06, 0.18)
-SHARPNESSES = (0.5, 2.0, 8.0)  # of a constant schedule; a rising one has it as its geometric mean
-RISE = 4.0  # a rising one begins at the mean divided by this, and ends at the mean times this
+SHARPNESSES = (0.5, 2.0, 8.0)  # of a constant schedule; the geometric mean of a rising schedule
+RISE = 4.0  # a rising schedule goes from the mean divided by this to the mean times this
 SCHEDULES = ("constant", "rising")
-# Features are filled up with columns of zeros to these numbers, and classes likewise, so that sets share programs.
+# Features are padded with zero columns to these numbers, and classes to this number: sets then share programs.
 WIDTHS, CLASSES = (8, 24, 64, 192), 10
 
 
 # --- The relaxations -------------------------------------------------------------------------------------------------
 #
-# Each makes one loss of a sample of its scores at the splits and what the leaves hold. Scores are multiplied by the
-# sharpness first. All soft steps have the slope of the sigmoid, 1/4, at 0; the window of the straight-through sign is
-# where the line of this slope is between 0 and 1.
+# Each maps the scores of a sample at the splits, and the leaves, to a loss. Scores are first multiplied by the
+# sharpness. All soft steps have the slope of the sigmoid, 1/4, at 0. The window of the straight-through sign is where
+# the line with this slope is between 0 and 1.
 
 _SMOOTH_STEP = 6.0  # width
 _TRAVERSAL = 0.25  # factor of the scores
@@ -59,10 +60,10 @@ _WINDOW = 2.0  # half-width
 
 
 def traversal(scores: Float[Array, "nodes n"]) -> Float[Array, "leaves n"]:
-    """LatentTree's traversals of the leaves with all nodes active, divided by their sum."""
+    """Returns LatentTree's traversals of the leaves with all nodes active, divided by their sum."""
     q = routing.rewards(_TRAVERSAL * scores)
     z = routing.position(q, jnp.ones(len(q), q.dtype))[len(scores) :]
-    return z / z.sum(0)  # at least a half, that of the leaf of hard routing
+    return z / z.sum(0)  # the leaf of hard routing has at least a half
 
 
 # Probabilities of the leaves.
@@ -75,15 +76,15 @@ SOFT: dict[str, Callable[[Array], Array]] = {
 
 
 def path_sum(scores: Float[Array, "nodes n"], leaves: Any, batch: jtrees.Batch, task: Any) -> Float[Array, " n"]:
-    """The loss of each sample at the leaf of hard routing, with the dense gradient of DGT through the output."""
+    """Returns the loss of each sample at the leaf of hard routing, with DGT's dense gradient through the output."""
     if isinstance(leaves, kinds.Linear):
-        # Each sample has leaves of its own: they are one of n outputs, which is faster than vmap over samples.
+        # The leaves' outputs differ between samples. Treating samples as n outputs is faster than vmap over samples.
         return task.loss(jnp.diagonal(routing.path_sum(scores, leaves.outputs(batch.x), _WINDOW)), batch.y)
     return task.loss(routing.path_sum(scores, leaves.values, _WINDOW), batch.y)
 
 
 def surrogate(scores: Float[Array, "nodes n"], leaves: Any, batch: jtrees.Batch, task: Any) -> Float[Array, " n"]:
-    """The upper bound of the loss of each sample of non-greedy trees, by exact inference."""
+    """Returns the upper bound of the loss of each sample, as in non-greedy trees, by exact inference."""
     return (leaves.losses(batch.x, batch.y) - 2 * routing.path_violations(scores)).max(0)
 
 
@@ -92,16 +93,16 @@ RELAXATIONS = ("sigmoid", "smooth step", "path sum", "violation", "traversal", "
 
 
 def method(relaxation: str, depth: int, leaves: str, task: Any, sharpness: training.Number) -> jtrees.Method:
-    """A tree that is trained under a relaxation; all begin alike.
+    """Returns a tree that is trained with a relaxation; all relaxations have the same initial tree.
 
-    Splits are random, of scores of variance about 1; leaves begin with what is fitted to the samples that reach them:
-    means of the targets (linear ones with slopes 0) or class frequencies.
+    Splits are random, with scores of variance about 1. Leaves are fitted to the samples that reach them: means of the
+    targets (linear leaves with slopes 0) or class frequencies.
 
     Args:
       relaxation: one of :data:`RELAXATIONS`.
-      depth: of the tree.
+      depth: depth of the tree.
       leaves: ``"constant"`` or ``"linear"``.
-      task: what is predicted.
+      task: the task of the tree.
       sharpness: factor of the scores, a number or a schedule.
     """
     nodes = topology.num_nodes(depth)
@@ -120,12 +121,12 @@ def method(relaxation: str, depth: int, leaves: str, task: Any, sharpness: train
         factor = training.at_step(sharpness, step)
         weights, bias = factor * params.weights, factor * params.bias
         if relaxation in SOFT:
-            # The sigmoid by its name, for which there is a faster rule.
+            # The name of the sigmoid selects a faster rule.
             route: Any = "sigmoid" if relaxation == "sigmoid" else SOFT[relaxation]
             value, _ = ops.expected_loss(weights, bias, params.leaves, batch.x, batch.y, route=route)
         else:
             value = HARD[relaxation](ops.scores(weights, bias, batch.x), params.leaves, batch, task).mean()
-        return value, value  # the last parameters are taken, not those of the best score
+        return value, value  # runs take the last parameters, not the parameters of the best score
 
     return jtrees.Method(init, loss, lambda params, batch: params.refit(*batch))
 
@@ -137,9 +138,9 @@ class Rows(NamedTuple):
     """The rows of all seeds, ``(seeds, n, ...)`` each.
 
     Attributes:
-      train: rows to train.
-      valid: rows by which options are chosen.
-      test: rows to test, filled up with rows of weight 0.
+      train: training rows.
+      valid: validation rows, which choose the options.
+      test: test rows, padded with rows of weight 0.
     """
 
     train: jtrees.Batch
@@ -148,9 +149,9 @@ class Rows(NamedTuple):
 
 
 def rows(name: str, seeds: int, data_dir: str | None) -> tuple[Rows, Any, int]:
-    """The rows of all seeds, the task, and the number of features.
+    """Returns the rows of all seeds, the task, and the number of features.
 
-    Features, and targets of regression, have mean 0 and deviation 1 on the rows to train of each seed.
+    Features, and targets of regression, have mean 0 and standard deviation 1 on the training rows of each seed.
     """
     if name in defaults.MADE:
         x, y = defaults.made(name)
@@ -184,7 +185,7 @@ def _split(x: np.ndarray, y: np.ndarray, seed: int, by_class: bool) -> Rows:
 
 
 def _moments(a: np.ndarray) -> tuple[Any, Any]:
-    """Mean and deviation of the columns, in double precision; 1 for constant ones."""
+    """Returns mean and standard deviation of the columns in float64; 1 replaces the deviation of a constant column."""
     mean, deviation = a.mean(0, dtype=np.float64), a.std(0, dtype=np.float64)
     return mean, np.where(deviation > 1e-6 * np.abs(mean), deviation, 1)
 
@@ -197,7 +198,7 @@ def _filled(x: np.ndarray, width: int) -> np.ndarray:
 
 
 class Runs(NamedTuple):
-    """Runs side by side, ``(runs,)`` each: the seed, the learning rate, and the sharpness at both ends."""
+    """Runs of one program, ``(runs,)`` each: the seed, the learning rate, and the first and the last sharpness."""
 
     seed: Any
     rate: Any
@@ -206,7 +207,7 @@ class Runs(NamedTuple):
 
 
 def runs(schedules: dict[str, tuple[float, float]], seeds: int) -> Runs:
-    """All seeds of each schedule, by its learning rate and mean sharpness."""
+    """Returns all seeds of each schedule, by its learning rate and mean sharpness."""
     each = []
     for schedule, (rate, sharpness) in schedules.items():
         rise = RISE if schedule == "rising" else 1.0
@@ -221,15 +222,15 @@ class Program(NamedTuple):
     score: Callable[..., Any]
 
     def of(self, all_runs: Runs, data: Rows) -> dict[str, np.ndarray]:
-        """The scores of the runs, by name, ``(runs,)``."""
+        """Returns the scores of the runs, by name, ``(runs,)``."""
         return jax.tree.map(np.asarray, self.score(all_runs, self.train(all_runs, data.train), data))
 
 
 def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) -> Program:
-    """Compiles when called: nothing but the shapes of the data is part of it."""
+    """Returns a program that compiles at the first call; it depends only on the shapes of the data."""
 
     def train_one(run: Runs, train: jtrees.Batch) -> ObliqueTree:
-        # Without weights, which are all 1.
+        # The weights are dropped, because they are all 1.
         batch = jax.tree.map(lambda a: a[run.seed], train)._replace(weight=None)
         sharpness = lambda step: run.first * jnp.power(run.last / run.first, step / STEPS)
         of_run = method(relaxation, depth, leaves, task, sharpness)
@@ -241,7 +242,7 @@ def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) 
 
     def score_one(run: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
         train, valid, test = jax.tree.map(lambda a: a[run.seed], data)
-        # Of linear leaves the shrinkage depends on the number of features: without columns of zeros.
+        # The shrinkage of linear leaves depends on the number of features: the zero columns are removed.
         narrow = lambda a: a[:, :features] if leaves == "linear" else a
         tree = params.replace(weights=narrow(params.weights)).refit(narrow(train.x), train.y)
         hard = lambda batch: percent(tree.apply(narrow(batch.x)), batch.y, batch.weight)
@@ -253,7 +254,7 @@ def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) 
             scores["soft"] = percent(soft_outputs(relaxation, sharp, test.x), test.y, test.weight)
         return scores
 
-    # One after the other within the program: side by side, the rows would be shuffled anew in each step.
+    # Runs are sequential within the program. Parallel runs would shuffle the rows anew in each step.
     side_by_side = partial(training.map_starts, batch_size=1)
     train = jax.jit(lambda all_runs, data: side_by_side(lambda *run: train_one(Runs(*run), data), *all_runs))
 
@@ -264,7 +265,7 @@ def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) 
 
 
 def soft_outputs(relaxation: str, params: ObliqueTree, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-    """What the soft model predicts: the mean of the outputs of the leaves, of their class probabilities."""
+    """Returns predictions of the soft model: the mean of the leaves' outputs, or of their class probabilities."""
     reach = SOFT[relaxation](ops.scores(params.weights, params.bias, x))
     if params.leaves.choice == "class":
         return reach.T @ jax.nn.softmax(params.leaves.values, axis=1)
@@ -272,7 +273,7 @@ def soft_outputs(relaxation: str, params: ObliqueTree, x: Float[Array, "n p"]) -
 
 
 def percent(outputs: Float[Array, "n *k"], y: Array, weight: Float[Array, " n"]) -> Array:
-    """R^2, or accuracy of the most probable classes, in per cent."""
+    """Returns R^2, or accuracy of the most probable classes, in per cent."""
     mean = lambda a: (weight * a).sum() / weight.sum()
     if outputs.ndim == 2:
         return 100 * mean((outputs.argmax(1) == y).astype(weight.dtype))
@@ -280,10 +281,10 @@ def percent(outputs: Float[Array, "n *k"], y: Array, weight: Float[Array, " n"])
 
 
 def measured(relaxation: str, name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
-    """The scores of all leaves, depths and schedules of a relaxation on a set.
+    """Returns the scores of all leaves, depths and schedules of a relaxation on a set.
 
-    At the depth :data:`CHOSEN_AT` every schedule has every learning rate and sharpness; those with the best mean
-    validation score of the hard tree are taken at the other depths, too.
+    At the depth :data:`CHOSEN_AT`, every schedule is tried with every learning rate and sharpness. The other depths
+    take the pair with the best mean validation score of the hard tree.
     """
     data, task, features = rows(name, seeds, data_dir)
     found: dict[str, Any] = {"rows": data.train.x.shape[1], "features": features}
@@ -294,8 +295,11 @@ def measured(relaxation: str, name: str, seeds: int, data_dir: str | None) -> di
 
 
 def of_leaves(of_depth: Callable[[int], Program], data: Rows, seeds: int) -> dict[str, Any]:
-    """Of one kind of leaves, by schedule: what was chosen and tried (learning rate, sharpness, mean validation and test
-    score), and by depth the scores of all seeds.
+    """Measures one kind of leaves.
+
+    Returns:
+      The chosen and the tried options by schedule (learning rate, sharpness, mean validation and test score), and the
+      scores of all seeds by depth.
     """
     tried: dict[str, list[Tried]] = {schedule: [] for schedule in SCHEDULES}
     at = of_depth(CHOSEN_AT)
@@ -313,30 +317,30 @@ def of_leaves(of_depth: Callable[[int], Program], data: Rows, seeds: int) -> dic
 
 
 class Tried(NamedTuple):
-    """A learning rate and a mean sharpness, and the scores of all seeds with these."""
+    """A learning rate and a mean sharpness, and the scores of all seeds with them."""
 
     rate: float
     sharpness: float
     scores: dict[str, list[float]]
 
     def worth(self) -> float:
-        """The mean validation score; of runs that became non-finite minus infinity."""
+        """Returns the mean validation score, or minus infinity if a run became non-finite."""
         return float(np.nan_to_num(np.mean(self.scores["valid"]), nan=-np.inf))
 
     def short(self) -> list[float]:
-        """Without the single scores."""
+        """Returns the options and the mean scores."""
         return [self.rate, self.sharpness, *(round(float(np.mean(self.scores[what])), 2) for what in ("valid", "test"))]
 
 
 def by_schedule(scores: dict[str, np.ndarray]) -> dict[str, dict[str, list[float]]]:
-    """Scores by schedule, and of each those of the seeds, to two digits."""
+    """Returns scores by schedule, one per seed, rounded to two digits."""
     apart = lambda values: values.astype(np.float64).round(2).reshape(len(SCHEDULES), -1).tolist()
     parts = {what: apart(values) for what, values in scores.items()}
     return {schedule: {what: part[i] for what, part in parts.items()} for i, schedule in enumerate(SCHEDULES)}
 
 
 def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """One, of all seeds."""
+    """Yields a piece for all seeds."""
     if name not in SETS:
         raise SystemExit(f"--datasets must be among {', '.join(SETS)}; got {name!r}")
     settings = {
@@ -354,12 +358,12 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
 
 # --- The report ------------------------------------------------------------------------------------------------------
 
-Lines = Any  # a data frame, of which pandas' own types say too little for a type checker
-LEAST = 0.5  # points: a smaller difference is not said to matter, however certain it is
+Lines = Any  # a data frame; the types of pandas tell a type checker too little
+LEAST = 0.5  # points: a smaller difference does not matter, however certain it is
 
 
 def table(found: pieces.Found) -> Lines:
-    """A line for each run that was chosen, of the sets that all relaxations have been measured on."""
+    """Returns a line for each chosen run, of the sets that all relaxations have been measured on."""
     whole = [name for name in SETS if all(name in found.get(part, {}) for part in RELAXATIONS)]
     lines = []
     for relaxation, name in itertools.product(RELAXATIONS, whole):
@@ -375,7 +379,7 @@ def table(found: pieces.Found) -> Lines:
 
 
 def preferred(runs: Lines) -> Lines:
-    """The lines of the schedule with the better mean validation score, of each set, relaxation and kind of leaves."""
+    """Returns the lines of the schedule with the better mean validation score, by set, relaxation and leaves."""
     keys = ["set", "relaxation", "leaves"]
     means = runs.groupby([*keys, "schedule"])["valid"].mean().unstack()
     best = means.idxmax(axis=1).rename("best").reset_index()
@@ -383,22 +387,22 @@ def preferred(runs: Lines) -> Lines:
 
 
 def by_set(runs: Lines, of: str, what: str = "test") -> Lines:
-    """Means of a score, a row for each set and a column for each level of a factor."""
+    """Returns means of a score, a row for each set and a column for each level of a factor."""
     return runs.groupby(["set", of], sort=False)[what].mean().unstack()
 
 
 class Effect(NamedTuple):
-    """Differences of two levels of a factor, one a set: means over seeds and all other factors."""
+    """Differences between two levels of a factor, one per set: means over seeds and all other factors."""
 
     name: str
     differences: Any
 
     def interval(self) -> tuple[float, float, float]:
-        """The estimate of Hodges & Lehmann (1963) and the ends of its interval of 95 per cent.
+        """Returns the estimate of Hodges & Lehmann (1963) and the ends of its 95 per cent interval.
 
-        The median of the means of all pairs of sets, which one set with a large difference does not decide. The
-        interval is that of Wilcoxon's signed-rank test, by the normal approximation; for fewer than six sets it has no
-        ends.
+        The estimate is the median of the means of all pairs of sets. A single set with a large difference hardly
+        changes it. The interval comes from Wilcoxon's signed-rank test, by the normal approximation; it is infinite for
+        fewer than six sets.
         """
         values = np.asarray(self.differences, np.float64)
         count = len(values)
@@ -410,24 +414,24 @@ class Effect(NamedTuple):
         return float(np.median(pairs)), float(ends[0]), float(ends[1])
 
     def estimate(self) -> float:
-        """The first of :meth:`interval`."""
+        """Returns the estimate of :meth:`interval`."""
         return self.interval()[0]
 
     def verdict(self) -> str:
-        """Whether it matters: whether the interval is on one side of 0, and by :data:`LEAST`."""
+        """Returns whether the effect matters: the interval is on one side of 0, and the estimate at least LEAST."""
         estimate, low, high = self.interval()
         if abs(estimate) >= LEAST and (low > 0 or high < 0):
             return "matters"
         return "does not matter" if max(-low, high) <= 2 * LEAST else "undecided"
 
     def clause(self) -> str:
-        """For a sentence."""
+        """Returns the effect as a clause of a sentence."""
         estimate, low, high = self.interval()
         wins = f"better on {(self.differences > 0).sum()} of {len(self.differences)}"
         return f"{self.name} {estimate:+.1f} ({low:+.1f} to {high:+.1f}, {wins})"
 
     def cells(self) -> list[str]:
-        """A row of the table of effects."""
+        """Returns a row of the table of effects."""
         change, (estimate, low, high) = self.differences, self.interval()
         wins = f"{(change > 0).sum()} of {len(change)}"
         interval = f"{estimate:+.2f} ({low:+.2f} to {high:+.2f})"
@@ -435,21 +439,21 @@ class Effect(NamedTuple):
 
 
 def between(runs: Lines, of: str, high: Any, low: Any, name: str) -> Effect:
-    """What a level of a factor is ahead of another, where both were measured."""
+    """Returns the effect of the level ``high`` against ``low``, on the sets that have both."""
     means = by_set(runs, of)
     return Effect(name, (means[high] - means[low]).dropna())
 
 
-# The figure of Demsar (2006): methods whose average ranks differ by less than the critical difference are joined.
+# The figure of Demsar (2006): a bar joins methods whose average ranks differ by less than the critical difference.
 
 
 class Ranks(NamedTuple):
     """Average ranks over sets, 1 the best, in order.
 
     Attributes:
-      ranks: by level.
-      sets: how many there are.
-      p: of Friedman's test.
+      ranks: average rank by level.
+      sets: number of sets.
+      p: p-value of Friedman's test.
       critical: difference of two average ranks that is significant at 5 per cent, by Nemenyi's test.
     """
 
@@ -460,7 +464,7 @@ class Ranks(NamedTuple):
 
     @classmethod
     def of(cls, means: Lines) -> "Ranks":
-        """Of scores, a row for each set and a column for each level."""
+        """Ranks scores, with a row for each set and a column for each level."""
         count, levels = means.shape
         ranks = means.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
         p = float(stats.friedmanchisquare(*means.T.to_numpy()).pvalue) if count > 1 else 1.0
@@ -468,19 +472,19 @@ class Ranks(NamedTuple):
         return cls(ranks, count, p, float(quantile * np.sqrt(levels * (levels + 1) / (6 * count))))
 
     def groups(self) -> list[list[str]]:
-        """The largest groups, of at least two, whose ranks differ by less than the critical difference."""
+        """Returns the maximal groups, of at least two, whose ranks differ by less than the critical difference."""
         names, values = list(self.ranks.index), self.ranks.to_numpy()
         ends = [int(np.searchsorted(values, first + self.critical, side="right")) for first in values]
         pairs = [(i, end) for i, end in enumerate(ends) if end - i > 1 and (i == 0 or ends[i - 1] < end)]
         return [names[i:end] for i, end in pairs]
 
     def worse(self) -> list[str]:
-        """Those that are significantly behind the first."""
+        """Returns the levels that are significantly behind the first level."""
         return [name for name, rank in self.ranks.items() if rank - self.ranks.iloc[0] > self.critical]  # type: ignore[misc]
 
 
 def draw_ranks(axis: Any, of: Ranks, title: str) -> None:
-    """A critical-difference diagram, the best at the left."""
+    """Draws a critical-difference diagram, with the best at the left."""
     count = len(of.ranks)
     axis.set(xlim=(-0.3, count + 1.3), ylim=(-0.9 - 0.3 * count, 1.2), title=title)
     axis.axis("off")
@@ -505,7 +509,7 @@ def draw_ranks(axis: Any, of: Ranks, title: str) -> None:
 
 
 def draw(found: pieces.Found, file: Path) -> None:
-    """The diagram of each kind of leaves."""
+    """Draws the diagram of each kind of leaves."""
     best = preferred(table(found))
     drawn = Figure(figsize=(8, 5), layout="constrained")
     there = [kind for kind in kinds.KINDS if kind in set(best["leaves"])]
@@ -519,7 +523,7 @@ def draw(found: pieces.Found, file: Path) -> None:
 
 
 def tried(found: pieces.Found, runs: Lines) -> Lines:
-    """A line for each learning rate and sharpness of a schedule at the depth :data:`CHOSEN_AT`, means over seeds."""
+    """Returns a line for each learning rate and sharpness of a schedule at depth CHOSEN_AT: means over seeds."""
     lines = []
     for relaxation, name in itertools.product(RELAXATIONS, dict.fromkeys(runs["set"])):
         one = found[relaxation][name][0]["found"]
@@ -531,13 +535,13 @@ def tried(found: pieces.Found, runs: Lines) -> Lines:
 
 
 def best_of_rest(options: Lines, of: str) -> Lines:
-    """Of :func:`tried`, for each level of an option the line of the level of the other that validation prefers."""
+    """Returns, for each level of an option, the line of :func:`tried` that has the best validation score."""
     keys = ["set", "relaxation", "leaves", "schedule", of]
     return options.loc[options.groupby(keys)["valid"].idxmax()]
 
 
 def effects(runs: Lines, options: Lines) -> dict[str, list[Effect]]:
-    """What each factor does to the test score of the hard tree, by kind of leaves; the others are averaged over."""
+    """Returns each factor's effects on the test score of the hard tree, by leaves; means over the other factors."""
     best, out = preferred(runs), {}
     for leaves in [kind for kind in kinds.KINDS if kind in set(runs["leaves"])]:
         of = lambda lines, leaves=leaves: lines[lines["leaves"] == leaves]
@@ -574,13 +578,13 @@ def effects(runs: Lines, options: Lines) -> dict[str, list[Effect]]:
 
 
 def effects_table(own: list[Effect]) -> str:
-    """Of some effects."""
+    """Returns a table of some effects."""
     header = ["what", "points (95 % interval)", "mean ± deviation over sets", "better on", "verdict"]
     return benchmark.markdown(header, [effect.cells() for effect in own])
 
 
 def scores_table(best: Lines, ranks: Ranks) -> str:
-    """Means over sets by relaxation and depth, with ranks, and the soft model beside the hard tree."""
+    """Returns means over sets by relaxation and depth, with ranks, and the soft model beside the hard tree."""
     rows = []
     for relaxation in ranks.ranks.index:
         own = best[best["relaxation"] == relaxation]
@@ -597,7 +601,7 @@ def scores_table(best: Lines, ranks: Ranks) -> str:
 
 
 def sets_table(best: Lines) -> str:
-    """Set by set, the best of each row bold."""
+    """Returns the scores by set, with the best of each row in bold."""
     means = by_set(best, "relaxation")[list(RELAXATIONS)]
     rows = []
     for name, row in means.iterrows():
@@ -608,7 +612,7 @@ def sets_table(best: Lines) -> str:
 
 
 def chosen_table(options: Lines) -> str:
-    """How often validation chose each learning rate and each mean sharpness, over sets, leaves and schedules."""
+    """Returns how often validation chose each learning rate and mean sharpness, over sets, leaves and schedules."""
     best = options.loc[options.groupby(["set", "relaxation", "leaves", "schedule"])["valid"].idxmax()]
     rows = []
     for relaxation in RELAXATIONS:
@@ -621,29 +625,30 @@ def chosen_table(options: Lines) -> str:
 
 
 UNEQUAL = f"""\
-- Splits, leaves, first parameters, order of the samples, optimiser (Adam, cosine decay to zero), updates and batches
-  are equal. Nothing bounds or penalises weights, so a tree can sharpen itself also under a constant sharpness.
-- All but the path sum are applied to the loss of each leaf on each sample, so that they differ in the routing alone;
-  TEL and LatentTree themselves take the loss of a mean output. The path sum takes the loss of the output, as DGT does:
-  its value is the same, its gradient is not. Both were tried on two sets, and the better was taken (depth
-  {CHOSEN_AT}, constant leaves, options chosen likewise, mean of both schedules: 66.9 instead of 65.3 on kin8nm, 95.6
-  instead of 93.5 on segmentation).
-- Soft steps have equal slopes at a score of 0 and the window of the path sum fits them; for the surrogate there is no
-  such measure. So learning rate and mean sharpness are chosen for each (set, relaxation, leaves, schedule), at depth
-  {CHOSEN_AT}, from {len(RATES)} x {len(SHARPNESSES)} by validation, and taken at the other depths.
-- The traversal has no pruning (all nodes are active), because it changes the size of the tree, which the others keep;
-  its weights of the leaves are divided by their sum.
-- The surrogate is the bound by exact inference, without the ball around its weights (the sharpness stands for its
-  radius), and without a frozen assignment. Linear leaves need no change: it bounds the loss of any leaf.
-- Path sum and surrogate have no soft model. Linear leaves are for regression only, and have shrinkage by generalised
-  cross-validation when they are fitted again; constant leaves have none. Classes are filled up to {CLASSES}.
-- Small budget: {STEPS} updates of {BATCH} rows, the last parameters, one start, no CART, no preconditioner. The
-  library's recipes (`defaults.md`) reach more.
+- Splits, leaves, initial parameters, order of the samples, optimiser (Adam, cosine decay to zero), updates and batches
+  are equal. Nothing bounds or penalises the weights. A tree can therefore sharpen itself under a constant sharpness,
+  too.
+- All relaxations except the path sum apply to the loss of each leaf on each sample, and differ only in the routing. TEL
+  and LatentTree take the loss of a mean output instead. The path sum takes the loss of the output, as DGT does: its
+  value is the same, but its gradient differs. Both forms were tried on two sets, and the better form was taken (depth
+  {CHOSEN_AT}, constant leaves, options chosen in the same manner, mean of both schedules: 66.9 instead of 65.3 on
+  kin8nm, 95.6 instead of 93.5 on segmentation).
+- Soft steps have equal slopes at a score of 0, and the window of the path sum matches them. The surrogate has no such
+  measure. Validation at depth {CHOSEN_AT} therefore chooses learning rate and mean sharpness for each (set, relaxation,
+  leaves, schedule), from {len(RATES)} x {len(SHARPNESSES)} candidates. The other depths take the same options.
+- The traversal has no pruning (all nodes are active), because pruning would change the size of the tree. Its weights
+  of the leaves are divided by their sum.
+- The surrogate is the bound by exact inference. It has no ball around its weights (the sharpness replaces the radius)
+  and no frozen assignment. Linear leaves need no change, because the surrogate bounds the loss of any leaf.
+- Path sum and surrogate have no soft model. Linear leaves are for regression only; generalised cross-validation shrinks
+  them when they are refitted. Constant leaves have no shrinkage. Classes are padded to {CLASSES}.
+- The budget is small: {STEPS} updates of {BATCH} rows, the last parameters, one start, no CART, no preconditioner. The
+  library's recipes (`defaults.md`) reach higher scores.
 """
 
 
 def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
-    """What matters, what does not, and what is undecided, the largest first."""
+    """Returns lists of factors that matter, that do not matter, and that are undecided, the largest first."""
     factors = [
         (effect.name + ("" if key == "leaves" else f" ({key} leaves)"), effect)
         for key, own in all_effects.items()
@@ -654,7 +659,7 @@ def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
     out = []
     for verdict, title in (
         ("matters", "What matters"),
-        ("does not matter", "What does not"),
+        ("does not matter", "What does not matter"),
         ("undecided", "Undecided"),
     ):
         listed = [f"{name} {effect.estimate():+.1f}" for name, effect in factors if effect.verdict() == verdict]
@@ -663,15 +668,15 @@ def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
 
 
 def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
-    """Sentences whose numbers and verdicts are computed from the lines."""
+    """Returns sentences whose numbers and verdicts are computed from the lines."""
     there, out = [kind for kind in kinds.KINDS if kind in all_effects], verdicts(all_effects)
     for leaves in there:
         means = by_set(best[best["leaves"] == leaves], "relaxation")
         ranks, level = Ranks.of(means), means.mean()
         alike = [name for name in ranks.ranks.index if name not in ranks.worse()]
         out.append(
-            f"**Relaxation, {leaves} leaves** ({ranks.sets} sets): the best average rank has {alike[0]}; by ranks not "
-            f"told apart from it: {', '.join(alike[1:]) or 'none'}; behind it by more than the critical difference: "
+            f"**Relaxation, {leaves} leaves** ({ranks.sets} sets): {alike[0]} has the best average rank. Not "
+            f"significantly different from it: {', '.join(alike[1:]) or 'none'}. Significantly behind it: "
             f"{', '.join(ranks.worse()) or 'none'}. Means from {level.min():.1f} ({level.idxmin()}) to "
             f"{level.max():.1f} ({level.idxmax()})."
         )
@@ -691,29 +696,32 @@ def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
 
 
 def report(found: pieces.Found, command: str) -> str:
-    """The page."""
+    """Returns the report."""
     runs = table(found)
     if runs.empty:
-        return f"# What matters in a tree learnt by gradients\n\nMade by `{command}`: nothing is there yet.\n"
+        return f"# What matters in a tree learnt by gradients\n\nMade by `{command}`: there are no pieces yet.\n"
     options, best = tried(found, runs), preferred(runs)
     all_effects, seeds = effects(runs, options), runs["seed"].nunique()
     hours = (
         sum(one["seconds"] for part in found.values() for by_seed in part.values() for one in by_seed.values()) / 3600
     )
     head = (
-        f"# What matters in a tree learnt by gradients\n\nMade by `{command}` on {pieces.machines(found)}; "
-        f"{hours:.1f} hours of one core that was shared with other work. {runs['set'].nunique()} sets, {seeds} random "
-        f"splits, each with a seed of its own. Relaxation ({', '.join(RELAXATIONS)}) x leaves x depth "
-        f"{DEPTHS} x sharpness (constant, or rising geometrically from a quarter to four times its mean). Rows: at "
-        f"most {ROWS} to train, of which {VALIDATED:.0%} choose learning rate {RATES} and mean sharpness "
-        f"{SHARPNESSES}; at most {TEST_ROWS} to test. {STEPS} updates of {BATCH} rows. Scores are test R² or accuracy "
-        "in per cent of the **hard** tree, one oblique tree whose leaves are fitted again by hard routing. Where "
-        "nothing else is said, each relaxation has the schedule that validation prefers, set by set, and scores are "
-        f"means over depths. Of these runs {runs['test'].isna().sum()} became non-finite.\n\n"
-        "Differences are those of sets: the estimate of Hodges & Lehmann (the median of the means of pairs of sets, "
-        "which one odd set does not decide) and its 95 % interval. A difference *matters* if the interval is on one "
-        f"side of 0 and the estimate is at least {LEAST} points; it *does not matter* if the interval is within "
-        f"{2 * LEAST:g} point of 0; else it is *undecided*. Of so many intervals some are wrong by chance.\n"
+        f"# What matters in a tree learnt by gradients\n\nMade by `{command}` on {pieces.machines(found)}, in "
+        f"{hours:.1f} hours of one core that was shared with other work. The data are {runs['set'].nunique()} sets, "
+        f"{seeds} random splits of each set, each with its own seed. The factors are relaxation "
+        f"({', '.join(RELAXATIONS)}), leaves, depth {DEPTHS} and sharpness (constant, or rising geometrically from a "
+        f"quarter to four times its mean). At most {ROWS} rows are training rows. {VALIDATED:.0%} of them are "
+        f"validation rows, which choose learning rate {RATES} and mean sharpness {SHARPNESSES}. At most {TEST_ROWS} "
+        "rows are test rows. A "
+        f"run has {STEPS} updates of {BATCH} rows. Scores are test R² or accuracy in per cent of the **hard** tree, "
+        "one oblique tree whose leaves are refitted by hard routing. By default, each relaxation has the schedule with "
+        "the better validation score on each set, and scores are means over depths. Number of these runs that became "
+        f"non-finite: {runs['test'].isna().sum()}.\n\n"
+        "A difference is estimated from its values on the sets. The estimate is that of Hodges & Lehmann: the median "
+        "of the means of pairs of sets, which a single odd set hardly changes. Brackets have its 95 % interval. A "
+        f"difference *matters* if the interval is on one side of 0 and the estimate is at least {LEAST} points. It "
+        f"*does not matter* if the interval is within {2 * LEAST:g} point of 0. Otherwise it is *undecided*. Some of "
+        "so many intervals are wrong by chance.\n"
     )
     parts = [head, "## In short\n", *(f"- {line}" for line in conclusions(best, all_effects)), ""]
     for leaves in [kind for kind in kinds.KINDS if kind in all_effects]:
@@ -723,9 +731,9 @@ def report(found: pieces.Found, command: str) -> str:
         equal = (np.ptp(by_set(own, "relaxation").to_numpy(), axis=1) < 0.1).sum()
         said = (
             f"{ranks.sets} sets. Friedman's test: p = {ranks.p:.2g}; critical difference of average ranks (Nemenyi, 5 "
-            f"per cent): {ranks.critical:.2f}. Not told apart: {joined}. On {equal} of the sets all relaxations are "
-            "within 0.1 points of each other. Hard - soft, training - test and the number of leaves that training rows "
-            "reach are medians over sets.\n"
+            f"per cent): {ranks.critical:.2f}. Groups without a significant difference: {joined}. On {equal} of the "
+            "sets all relaxations are within 0.1 points of each other. Hard - soft, training - test and the number of "
+            "leaves that training rows reach are medians over sets.\n"
         )
         parts += [f"## {leaves.capitalize()} leaves\n", scores_table(own, ranks), said]
         parts += [effects_table(all_effects[leaves]), sets_table(own)]

@@ -1,4 +1,4 @@
-"""What the processes of a run agree on: that one was asked to stop, that its data will not do, that time is up."""
+"""Agreement of the processes of a run: on a request to stop, on unusable data, and on the end of the time."""
 
 import signal
 from typing import Any
@@ -16,7 +16,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Remembers SIGTERM and Ctrl-C until :meth:`check`: after whatever takes long, except rounds."""
+    """Remembers SIGTERM and Ctrl-C until :meth:`check`, which is called after every long task except rounds."""
 
     def __init__(self) -> None:
         """Installs the handlers; a second Ctrl-C raises KeyboardInterrupt."""
@@ -29,7 +29,7 @@ class Stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(self) -> None:
-        """Waits for all processes, which must call this, and raises :class:`Stopped` if any was asked to stop."""
+        """Raises :class:`Stopped` if any process was asked to stop. All processes must call this; it is a barrier."""
         asked = self.asked
         if jax.process_count() > 1:
             asked = multihost_utils.process_allgather(np.array(asked)).any()
@@ -38,14 +38,14 @@ class Stop:
 
 
 class Agreement:
-    """Flags of all processes, or-ed by their devices between two rounds, so that no host waits for the others.
+    """Flags of all processes, combined by their devices (or) between two rounds; no host waits for another host.
 
-    A process says what it knows before a round is dispatched, and hears what any said when it has fetched the rows of
-    the next. All hear the same before the same round.
+    A process sends its flags before it dispatches a round. It reads the combined flags after it has fetched the rows of
+    the next round. All processes read the same flags before the same round.
     """
 
     def __init__(self, mesh: Mesh):
-        """For the devices of a mesh."""
+        """Compiles the combination for the devices of a mesh."""
         self._mesh, self._said = mesh, None
         self._any = jax.jit(lambda flags: flags.any(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
@@ -56,5 +56,5 @@ class Agreement:
                 self._said = self._any(sharding.join_rows(np.tile(flags, (jax.local_device_count(), 1))))
 
     def hear(self, *flags: bool) -> tuple[bool, ...]:
-        """Returns which flags any process has sent last; of one process alone, those that are given now."""
+        """Returns the flags that any process sent last; a single process gets the flags that it passes."""
         return flags if self._said is None else tuple(map(bool, np.asarray(self._said)))

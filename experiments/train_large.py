@@ -1,29 +1,29 @@
-"""Trains on tables that do not fit in memory, on all devices of all processes, and resumes where it was stopped.
+"""Trains on tables that do not fit in memory, on all devices of all processes, and resumes a stopped run.
 
-It runs from a checkout of the repository, whose folder ``experiments`` the wheel does not have, with the extra "large".
+It runs from a checkout of the repository with the extra "large". The wheel does not have the folder ``experiments``.
 
 python -m experiments.train_large --out RUN --data FOLDER --target price          # shards, Parquet or .npy
 python -m experiments.train_large --out RUN --synthetic rows=1e8,p=64 --method tel --set depth=4 trees=20
 python -m experiments.train_large --out gs://bucket/run ...             # on every host of a TPU pod; or srun, Slurm
 python -m experiments.train_large ... --coordinator host:1234 --processes 2 --process 0          # elsewhere, each
 
-A round reads a block of rows for each device, in an order that depends on --seed, and trains on mini-batches of them.
-Validation blocks, on which the hardened model is evaluated, are drawn by --seed from all parts of the table. RUN
-receives config.json, metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). SIGTERM and Ctrl-C
-write a checkpoint; the same command resumes from the newest readable one, position in the data included, and ends with
-the same bits. The learning rate is scheduled for --epochs passes; --max-steps and --max-seconds end the run earlier,
+A round reads a block of rows for each device, in an order that depends on --seed, and trains on mini-batches of the
+rows. The hardened model is evaluated on validation blocks, which --seed draws from all parts of the table. RUN receives
+config.json, metrics.jsonl, checkpoints and, at the end, model.jtrees (``jtrees.load``). SIGTERM and Ctrl-C write a
+checkpoint. The same command resumes from the newest readable checkpoint, with the position in the data, and ends with
+the same bits. The learning rate is scheduled for --epochs passes. --max-steps and --max-seconds end the run earlier,
 with a model.
 
-GET and RADDT are not among the methods: each of their updates takes all rows, and so does the choice among their
-starts. For one tree of constant leaves take dgt, or fit GET to a sample of rows that fits in memory.
+GET and RADDT are not available: each of their updates, and the choice among their starts, needs all rows. For one tree
+with constant leaves, use dgt, or fit GET to a sample of rows that fits in memory.
 
-No row is dropped at the end of a pass, which may lie within a round; rows at the end of a shard that fill no block are
-not used, and the run says how many. Features and targets are standardised, in double precision, by the moments of the
+All blocks are used, and a pass may end within a round. Rows at the end of a shard that do not fill a block are not
+used; the run prints their number. Features and targets are standardised, in double precision, by the moments of the
 first blocks.
 
-Exit status: 0 when all steps are done that --epochs plans or --max-steps allows; 75 when --max-seconds, SIGTERM or
-Ctrl-C ended the run before that, and the same command resumes; 1 when options, data, checkpoints or the disk do not
-allow the run, which stderr explains; 2 when the command line cannot be parsed.
+Exit status: 0 if all steps are done that --epochs plans or --max-steps allows. 75 if --max-seconds, SIGTERM or Ctrl-C
+ended the run earlier; the same command resumes it. 1 if options, data, checkpoints or the disk do not allow the run;
+stderr explains the reason. 2 if the command line cannot be parsed.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from experiments.together import Agreement, Stop, Stopped
 import jtrees
 from jtrees import distributed, sharding, training
 
-ENDING = 0.8  # seconds that a process takes to come to its end, measured
+ENDING = 0.8  # measured seconds of the end of a process
 
 
 # --- The run ---------------------------------------------------------------------------------------------------------
@@ -56,11 +56,11 @@ class Run:
     """A run in this process: its state, its progress, and its files."""
 
     def __init__(self, options: argparse.Namespace, stop: Stop):
-        """Starts, or resumes from the newest checkpoint that can be read.
+        """Starts, or resumes from the newest readable checkpoint.
 
         Raises:
-          Stopped: if it was asked to meanwhile: nothing is lost.
-          DataError, CheckpointError: for what is wrong with the data, the options or the disk.
+          Stopped: a signal asked to stop before the first step.
+          DataError, CheckpointError: the data, the options or the disk do not allow the run.
         """
         self.began, loaded = time.monotonic() - _age(), time.monotonic()
         self.options, self.stop, self.out, self.lead = options, stop, options.out, jax.process_index() == 0
@@ -85,15 +85,15 @@ class Run:
             self.say(f"resumes at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
         self.names, self.evaluator = NAMES[options.task], Evaluator(self.job)
         self.log = Log(self.out / "metrics.jsonl", self.step, self.lead, self.names, before)
-        self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last of each
+        self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last call of each
         stop.check()
 
     def _go_on(self, step: int, state: training.TrainState, told: dict[str, Any], wrong: list[str]) -> list[float]:
-        """Takes over a checkpoint; returns the sums of rounds that no line of the log has yet."""
+        """Continues from a checkpoint; returns the sums of the rounds that have no line in the log yet."""
         if told.get("mark") != self.mark:
             raise DataError(
-                f"the data are not those of the run in {self.out}: of the {len(self.job.sample.x)} rows that are read "
-                "first, or of the validation set, some differ; restore the data, or give another --out"
+                f"the data differ from the data of the run in {self.out}: some of the first {len(self.job.sample.x)} "
+                "rows, or of the validation rows, have changed; restore the data, or give another --out"
             )
         self.state, self.position, self.done = state, told["data"], step // self.job.updates
         self.saved = self.done
@@ -107,7 +107,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Updates so far."""
+        """Number of updates so far."""
         return self.done * self.job.updates
 
     def say(self, text: str) -> None:
@@ -116,14 +116,14 @@ class Run:
             print(text, flush=True)
 
     def train(self) -> bool:
-        """Trains until all steps are done, the time is up, or the run is stopped, which writes a checkpoint.
+        """Trains until all steps are done, the time is up, or the run is stopped; a stopped run writes a checkpoint.
 
         Returns:
-          Whether all steps are done that were planned, or allowed by --max-steps.
+          Whether all steps are done that were planned, or that --max-steps allows.
         """
         try:
             if not self.done or self.options.max_seconds is not None:
-                self.evaluate()  # compiled, and timed, before time is short
+                self.evaluate()  # compiles and times the evaluation at the start, while there is time
                 self.save(wait=True)
                 self.stop.check()
             self._rounds()
@@ -146,7 +146,7 @@ class Run:
         self.say(f"{self.step} steps, {ended}: {file}, {', '.join(f'{name} {value:.4g}' for name, value in values)}")
         if not self.fit.loss <= (loss := self.evaluator.constant_loss):
             self.say(
-                f"the model is worse than a constant, with which {self.names[1]} is {loss:.4g}: "
+                f"the model is worse than a constant, whose {self.names[1]} is {loss:.4g}: "
                 "try a smaller learning_rate or more steps"
             )
         return finished
@@ -156,12 +156,12 @@ class Run:
         a_save, an_evaluation = (max(1, every // updates) for every in (options.save_every, options.evaluate_every))
         agreement, following = Agreement(self.mesh), self._next(self.done)
         agreement.say(*self._flags(following))
-        began, lines, before = time.monotonic(), Lines(self), None  # the loss of the round before
+        began, lines, before = time.monotonic(), Lines(self), None  # before: the loss of the previous round
         while self.done < self.last:
             wrong, asked, late = agreement.hear(*self._flags(following))
             (rows, error, position), start = following, time.monotonic()
             if wrong:
-                self.save(wait=True)  # the same command resumes from here once the data are corrected
+                self.save(wait=True)  # after a correction of the data, the same command resumes from here
                 raise error or DataError("another process cannot read its data")
             if asked:
                 raise Stopped
@@ -174,11 +174,11 @@ class Run:
                 x, y = sharding.join_rows(rows)
                 if self.program is None:
                     self.program = round_of(self.job).lower(self.state, x, y).compile()
-                    self.stop.check()  # a barrier, too: collectives give up on a process that is still compiling
+                    self.stop.check()  # this is also a barrier: collectives time out if a process is still compiling
                     began, lines = time.monotonic() - waited, Lines(self)
                 self.state, loss = self.program(self.state, x, y)
             self.done, self.position = self.done + 1, position
-            # The round before is waited for, and not this one, which computes while rows are fetched.
+            # Wait for the previous round only. The current round computes while the next rows are fetched.
             waits = self.done % an_evaluation == 0 or self.done % a_save == 0 or self.done == self.last
             shown = loss if waits else before
             lines.show(None if shown is None else float(shown))
@@ -192,7 +192,7 @@ class Run:
             began = time.monotonic() if waits else now
 
     def _next(self, number: int) -> tuple[Any, DataError | None, Any]:
-        """The rows of a round, if there is one, or what is wrong with them, and the position behind them."""
+        """Returns the rows of a round or None, the error of reading them or None, and the position after them."""
         if number >= self.last:
             return None, None, None
         try:
@@ -201,7 +201,7 @@ class Run:
             return None, error, None
 
     def _flags(self, following: tuple[Any, DataError | None, Any]) -> tuple[bool, bool, bool]:
-        """Whether this process has rows that will not do, was asked to stop, has no time for another round."""
+        """Returns whether this process has unusable rows, has a signal to stop, has no time for another round."""
         return following[1] is not None, self.stop.asked, self._is_late()
 
     def _check_finite(self) -> None:
@@ -210,11 +210,11 @@ class Run:
             raise DataError(said)
 
     def save(self, wait: bool = False) -> None:
-        """Begins to write a checkpoint, if there is none of this step; or waits until it is written.
+        """Starts to write a checkpoint if this step has none; with ``wait``, waits until it is written.
 
         Raises:
-          DataError: for a state that is not finite, which should not push out those that are.
-          CheckpointError: for what cannot be written, or could not since the last call.
+          DataError: the state is not finite; its checkpoint would displace a finite checkpoint.
+          CheckpointError: a checkpoint cannot be written, or a write has failed since the last call.
         """
         start = time.monotonic()
         if self.saved != self.done:
@@ -245,7 +245,7 @@ class Run:
 
 
 def _age() -> float:
-    """Seconds since the process began, imports included, where the system tells."""
+    """Returns the seconds since the start of the process, imports included, or 0 if the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -254,7 +254,7 @@ def _age() -> float:
 
 
 def _notes(job: Job) -> list[str]:
-    """What a user should know of the data."""
+    """Returns notes on the data for the user."""
     notes = []
     if constant := [name for name, same in zip(job.blocks.names, job.scaling.constant, strict=True) if same]:
         some = ", ".join(constant[:3]) + (", ..." if len(constant) > 3 else "")
@@ -268,14 +268,14 @@ def _notes(job: Job) -> list[str]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = out.add_argument
     add("--out", type=place, required=True, help="Folder of the run, on a disk or gs://bucket/folder. Required.")
     add(
         "--data",
         type=epath.Path,
-        help="Folder of .parquet shards, also gs://, or .npy. Default: none; --synthetic is needed instead.",
+        help="Folder of .parquet shards, also gs://, or of .npy shards. Default: none; then --synthetic is needed.",
     )
     add("--target", help="Column of the Parquet shards to predict. Default: none; .npy shards have it last.")
     add("--synthetic", help="Table to generate instead of --data, such as rows=1e8,p=64,seed=1. Default: none.")
@@ -291,7 +291,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="OPTION=VALUE",
-        help="Options of the method, such as depth=6 widths=[]. Default: those of its recipe.",
+        help="Options of the method, such as depth=6 widths=[]. Default: the defaults of its recipe.",
     )
     add("--block", type=_positive, default=4096, metavar="ROWS", help="Rows in a block. Default: %(default)s.")
     add("--blocks", type=_positive, help="Blocks in a round, a multiple of the devices. Default: one for each device.")
@@ -320,7 +320,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help="Seconds after which this command ends, compilation included. Default: no limit.",
     )
-    found = "Default: those of a TPU pod, of Slurm or of JAX_COORDINATOR_ADDRESS; or one process."
+    found = "Default: from a TPU pod, from Slurm or from JAX_COORDINATOR_ADDRESS; or a single process."
     add("--coordinator", metavar="HOST:PORT", help=f"Address of the first of several processes. {found}")
     add("--processes", type=_positive, help="Number of processes. Default: as for --coordinator.")
     add("--process", type=_natural, help="Number of this process, from 0. Default: as for --coordinator.")
@@ -356,16 +356,16 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0, 1, or 75 (``EX_TEMPFAIL``) for a run that the same command resumes."""
+    """Returns the exit status: 0, 1, or 75 (``EX_TEMPFAIL``) for a run that the same command resumes."""
     stop, options = Stop(), parse(arguments)
     try:
-        if arguments is None:  # else the caller has begun JAX
-            jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+        if arguments is None:  # otherwise the caller has initialised JAX
+            jax.config.update("jax_enable_preemption_service", False)  # the service would intercept SIGTERM
             distributed.initialize(options.coordinator, options.processes, options.process)
         return 0 if Run(options, stop).train() else os.EX_TEMPFAIL
     except Stopped:
         if jax.process_index() == 0:
-            print("stopped before a step was made: nothing is lost", flush=True)
+            print("stopped before the first step: nothing is lost", flush=True)
         return os.EX_TEMPFAIL
     except (DataError, CheckpointError, OSError, ImportError, FloatingPointError) as error:
         print(f"train_large: {error}", file=sys.stderr)

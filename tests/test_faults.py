@@ -68,7 +68,7 @@ def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
         said = within(out, *SMALL, status=75)
     assert not (out / "model.jtrees").exists()
     if phase in ("before", "reading"):
-        assert said == "stopped before a step was made: nothing is lost\n" and not list(out.glob("checkpoints/*"))
+        assert said == "stopped before the first step: nothing is lost\n" and not list(out.glob("checkpoints/*"))
     else:
         where = out / "checkpoints" / ("10" if phase == "training" else "0")
         assert said == f"stopped at step {where.name}: the same command resumes from {where}\n" and where.is_dir()
@@ -180,7 +180,7 @@ def test_a_run_does_not_go_on_with_other_data(folder, tmp_path):
     replaced(folder / "1.npy", table(300, 1)[:, [0, 1, 2, 2, 3]])
     refused("shards must have the same columns, but 1.npy has 4 features")
     replaced(folder / "1.npy", table(300, 1) * [1, 1, 1, 2])  # another target
-    refused("or of the validation set, some differ; restore the data, or give another --out")
+    refused("or of the validation rows, have changed; restore the data, or give another --out")
     replaced(folder / "1.npy", table(300, 1).astype(">f8"))  # the same numbers in another byte order
     assert "100 steps, all that was planned" in within(*command)
 
@@ -241,4 +241,4 @@ def test_training_that_diverges(folder, tmp_path):
     assert "training became non-finite before step 50: try a smaller learning_rate in another --out" in said
     assert parameters(tmp_path / "run")[0] == 0
     said = within(tmp_path / "other", *command, "learning_rate=1e3")
-    assert "100 steps, all that was planned" in said and "the model is worse than a constant, with which " in said
+    assert "100 steps, all that was planned" in said and "the model is worse than a constant, whose " in said

@@ -541,7 +541,7 @@ def test_help_says_what_every_option_does_and_its_default(capsys):
     assert len(options) == 20
     for option in map(" ".join, map(str.split, options)):
         assert option.startswith("out ") or re.search(r"[A-Z].*\. Default: .+\.$", option), option
-    assert "Rows in a mini-batch. Default: 256." in said and "Exit status: 0 when" in said and "75 when" in said
+    assert "Rows in a mini-batch. Default: 256." in said and "Exit status: 0 if" in said and "75 if" in said
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_the_docs_have_the_figures_of_the_tables(capsys):
     measured = (root / "experiments" / "results" / "bench_streaming.md").read_text()
     cells = {row.split(" | ")[0][2:]: row.strip(" |").split(" | ") for row in measured.splitlines() if row[:2] == "| "}
     streams, peak = (lambda name: cells[name][2]), (lambda name: cells[name][4])
-    [goes_on] = re.findall(r"To go on .*: ([\d.]+) ", measured)
+    [goes_on] = re.findall(r"Resuming takes ([\d.]+) ", measured)
     assert (
         f"reaches {streams('4 shards, parquet')} (Parquet, row groups of a block) to {streams('4 shards, npy')} "
         in told
