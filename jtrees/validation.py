@@ -195,14 +195,14 @@ def as_numeric(name: str, array: Any) -> Any:
         try:
             out = out.astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} must be numeric, got {_not_a_number(array, out)}") from None
+            raise ValueError(f"{name} must be numeric, got {_not_a_number(name, array, out)}") from None
     if out.dtype.kind not in "biuf":
-        repair = _repair(out.flat[0]) if out.size else ""
+        repair = _repair(name, out.flat[0]) if out.size else ""
         raise ValueError(f"{name} must be numeric, got values of type {out.dtype}{repair}")
     return out
 
 
-def _not_a_number(array: Any, values: np.ndarray) -> str:
+def _not_a_number(name: str, array: Any, values: np.ndarray) -> str:
     """Returns the message part for the first non-numeric value: its position, and a repair."""
     for where in np.ndindex(values.shape):
         try:
@@ -211,20 +211,28 @@ def _not_a_number(array: Any, values: np.ndarray) -> str:
             break
     odd = values[where]
     if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or a similar library
-        return f"{quoted(odd)} in column {quoted(str(array.columns[where[1]]))}{_repair(odd)}"
+        return f"{quoted(odd)} in column {quoted(str(array.columns[where[1]]))}{_repair(name, odd)}"
     others = f"{quoted(values.flat[0])} and others, such as " if any(where) else ""
-    return f"{others}{quoted(odd)}{f' at {where}' if where else ''}{_repair(odd)}"
+    return f"{others}{quoted(odd)}{f' at {where}' if where else ''}{_repair(name, odd)}"
 
 
-def _repair(value: Any) -> str:
+def _repair(name: str, value: Any) -> str:
     """Returns the message part with a repair for a non-numeric value."""
     if is_missing(value):
         return ": fill gaps, or leave such rows out"
     if isinstance(value, (str, bytes)):
-        return ": encode text, such as by a OneHotEncoder"
+        labels = (
+            ": for labels take task='classification' and y = np.unique(y, return_inverse=True)[1], or TreeClassifier"
+        )
+        return labels if name == "y" else ": encode text, such as by a OneHotEncoder"
     if isinstance(value, (np.datetime64, np.timedelta64)) or hasattr(value, "year") or hasattr(value, "days"):
         return ": make numbers of dates, such as days since the first"
     return ""
+
+
+def hint_of_estimator(model: Any) -> str:
+    """Returns the message part for an estimator where its fitted model is expected."""
+    return ": pass its attribute model_" if hasattr(model, "model_") else ""
 
 
 def is_missing(value: Any) -> bool:

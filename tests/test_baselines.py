@@ -160,6 +160,11 @@ def test_a_fit_that_is_behind_warns(task, y, where):
         assert found["model"] == pytest.approx(lost.mean(), rel=1e-5)
 
 
+def test_a_fit_that_is_behind_for_lack_of_time_says_so():
+    with pytest.warns(BehindBaselineWarning, match="max_seconds ended the training early$"):
+        jtrees.fit(STUMP, X, Y, key=KEY, max_seconds=0.001)
+
+
 def rare(n=3000):
     """A rare class with a logit of x0 - 3, and nine columns of noise."""
     rng = np.random.default_rng(0)

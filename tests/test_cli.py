@@ -213,6 +213,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     ]
     for name in ("jtrees, GET", "constant", "linear model", "CART, depth 2", "random forest", "gradient boosting"):
         assert name in parts.text
+    assert "--target verdict --drop price --out" in parts.text and " ".join(QUICK) in parts.text  # the whole command
     assert "left out: different whole numbers" in parts.text and "levels 'gas', 'oil & <b>', 'wood'" in parts.text
     names = [image["alt"] for image in parts.images]
     assert names == ["verdict in the training rows", "the tree", "splits", "leaves", "importances", "calibration"]

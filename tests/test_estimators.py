@@ -387,7 +387,7 @@ def test_random_state(data):
         ),
         ({"X": np.stack([DAYS, DAYS], 1)}, r"X must be numeric, got .* type datetime64\[D\]: make numbers of dates"),
         ({"y": np.arange(200).astype("m8[s]")}, r"y must be numeric, got .* type timedelta64\[s\]: make numbers of"),
-        ({"y": np.full(200, "a")}, "y must be numeric, got values of type <U1: encode text"),
+        ({"y": np.full(200, "a")}, "y must be numeric, got values of type <U1: for labels take task="),
     ],
 )
 def test_refused(data, change, message):

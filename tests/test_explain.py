@@ -11,6 +11,7 @@ from sklearn.metrics import accuracy_score, r2_score
 
 import jtrees
 from jtrees import exact, explain, losses
+from jtrees.estimators import TreeRegressor
 from jtrees.explain import shapley
 from jtrees.explain.least_distance import nearest_leaves
 
@@ -368,6 +369,11 @@ def test_models_of_raw_tables(raw):
 def test_errors():
     tree = drawn()
     forest = jtrees.Forest(jax.tree.map(lambda a: a[None], tree))
+    estimator = TreeRegressor(jtrees.GET(depth=1, starts=1, epochs=5)).fit(
+        np.arange(20.0)[:, None], np.arange(20) // 10
+    )
+    with pytest.raises(ValueError, match=r"got TreeRegressor.*: pass its attribute model_"):
+        explain.path(estimator, np.zeros((1, 1)))
     with pytest.raises(ValueError, match="model must be a single tree, got Forest"):
         explain.path(forest, rows(1))
     with pytest.raises(ValueError, match="row must be one row, got 2"):

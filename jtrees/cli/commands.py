@@ -44,7 +44,8 @@ def run(arguments: Sequence[str] | None) -> int:
     """Runs a command: see :func:`jtrees.cli.main`."""
     cli.keep_programs()
     matplotlib.use("Agg")
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given, argparse.Namespace(given=given))
     try:
         with _warnings_as_lines(), _log_as_lines():
             return options.command(options)
@@ -231,11 +232,7 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
     model = estimator_of(options, recipe_of(options, task), task, options.max_seconds)
-    command = ["jtrees", "report", str(options.table), "--target", options.target]
-    for name in ("loss", "quantile"):
-        if (value := getattr(options, name)) is not None:
-            command += [f"--{name}", str(value)]
-    how: Any = {"seed": options.seed, "command": shlex.join(command)}
+    how: Any = {"seed": options.seed, "command": shlex.join(["jtrees", *map(str, options.given)])}
     write_report(options.out, frame, task, model, loss_of(options), **how)
     print(f"written to {options.out}")
     return 0

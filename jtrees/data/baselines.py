@@ -111,10 +111,10 @@ class Comparison:
         said = f"{said}: {self.measure} {_short(self.losses[own])}, {_listed(against)}, on {self.where}"
         return said[0].upper() + said[1:]
 
-    def warn_if_behind(self, name: str, stacklevel: int = 3) -> None:
-        """Warns with :class:`BehindBaselineWarning` if a simpler model is better."""
+    def warn_if_behind(self, name: str, cause: str | None = None, stacklevel: int = 3) -> None:
+        """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``cause``: the known cause."""
         if self.better:
-            advice = "other options or another recipe may do better"
+            advice = cause or "other options or another recipe may do better"
             distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
 
 

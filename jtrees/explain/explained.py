@@ -84,7 +84,9 @@ class ExplainedColumns:
 def tree_of(model: Any) -> ObliqueTree:
     tree = model.model if isinstance(model, FrameModel) else model
     if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 2:
-        raise ValueError(f"model must be a single tree, got {model}")
+        raise ValueError(
+            f"model must be a single tree, got {validation.quoted(model)}{validation.hint_of_estimator(model)}"
+        )
     return tree
 
 

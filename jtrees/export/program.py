@@ -12,6 +12,7 @@ from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
+from jtrees.validation import hint_of_estimator
 
 _TESTED = 10  # rows of a self-test
 
@@ -114,7 +115,8 @@ def program_of(model: Any) -> Program:
         of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
         came = f"{type(model).__name__}{of}"
         others = "to_stablehlo takes all others"
-        raise ValueError(f"model must be an ObliqueTree or a Forest of them ({others}), got {came}")
+        hint = hint_of_estimator(model)
+        raise ValueError(f"model must be an ObliqueTree or a Forest of them ({others}), got {came}{hint}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
     origin, leaves, wide = tree.origin, tree.leaves, lambda a: np.asarray(a, np.float64)

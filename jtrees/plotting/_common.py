@@ -53,7 +53,9 @@ def tree_of(model: Any) -> ObliqueTree:
       ValueError: for any other model.
     """
     if not isinstance(model, ObliqueTree):
-        raise ValueError(f"model must be a single tree, got {model}")
+        raise ValueError(
+            f"model must be a single tree, got {validation.quoted(model)}{validation.hint_of_estimator(model)}"
+        )
     if np.ndim(model.weights) != 2:
         raise ValueError(f"model must be a single tree, got a batch of shape {np.shape(model.weights)[:-2]}")
     return model

@@ -196,7 +196,8 @@ def fit(
         table.columns.warn_left_out()
     if recipe.targets(table.x, y) is y and scaled_task.has_baselines:
         found = comparison_of(result, data, evaluated)
-        found.warn_if_behind(name := type(recipe).__name__)
+        stopped = "max_seconds ended the training early" if result.report.ended == "max_seconds" else None
+        found.warn_if_behind(name := type(recipe).__name__, stopped)
         result = result.replace(report=result.report.replace(baselines=found.losses, verdict=found.verdict(name)))
     result = result.replace(report=result.report.replace(seconds=time.monotonic() - started))
     return of_raw_table(result, table)
