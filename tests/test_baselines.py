@@ -190,8 +190,9 @@ NETWORKS = jtrees.Bagged(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["estimator", "fit"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("estimator", marks=pytest.mark.slow), pytest.param("fit", marks=pytest.mark.wide)]
+)
 def test_a_classifier_that_is_worse_than_a_constant_warns(how):
     x, y = rare()
     with pytest.warns(BehindBaselineWarning, match="a constant are better than Bagged: log loss .* rows left out"):

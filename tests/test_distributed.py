@@ -17,9 +17,8 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 # Cases in which processes differ.
 APART = ("without a seed", "alone", "warnings", "progress", "deadline", "interruption", "folders", "missing")
-SOME = [f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "TEL", "Boosted", "Polished")]
-SOME += ["GET, rows alone are shared", "GET without a mesh"]
-SOME += ["sweep", "tune", "saved model", "saved state", "joined rows", "predictions", "starts"]
+SOME = [f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "Boosted")]
+SOME += ["GET without a mesh", "sweep", "saved model", "saved state", "joined rows", "predictions", "starts"]
 OTHERS = [case for case in CASES if case not in (*APART, *SOME)]
 SECONDS = 500
 DEATH = 60  # seconds within which the others end when a process dies

@@ -940,7 +940,7 @@ def test_made_counts_and_costs_are_as_stated():
     assert x.shape == (4000, 3) and 0.5 < (y == 0).mean() < 0.9 and (y >= 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_rows_are_timed_beside_others(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
     monkeypatch.setattr(bench_rows, "TEST", 500)

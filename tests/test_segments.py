@@ -12,7 +12,7 @@ from jtrees import segments
 from jtrees.losses import Huber, Poisson, weighted_quantiles
 
 SIZES = [(70_000, 14_000), (70_000, 3), pytest.param((4_000_000, 800_000), marks=pytest.mark.slow)]
-SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.slow))
+SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.wide))
 
 
 def drawn(size, decades=4):
