@@ -127,12 +127,20 @@ def is_first() -> bool:
 
 
 def to_host(tree: Any) -> Any:
-    """Returns a pytree of NumPy arrays. If arrays are spread over processes, all processes must call it."""
+    """Returns a pytree of NumPy arrays, in which random keys stay arrays of JAX.
+
+    If arrays are spread over processes, all processes must call the function.
+    """
     far = [a for a in jax.tree.leaves(tree) if _is_far(a)]
     if far:
         copies = iter(jax.jit(sharding.same, out_shardings=NamedSharding(far[0].sharding.mesh, PartitionSpec()))(far))
         tree = jax.tree.map(lambda a: next(copies) if _is_far(a) else a, tree)
-    return jax.tree.map(np.asarray, jax.device_get(tree))
+    return jax.tree.map(lambda a: a if is_key(a) else np.asarray(a), jax.device_get(tree))
+
+
+def is_key(a: Any) -> bool:
+    """Returns whether a value is an array of random keys, of which NumPy has no arrays."""
+    return isinstance(a, jax.Array) and jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key)
 
 
 def _is_far(a: Any) -> bool:

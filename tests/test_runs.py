@@ -10,7 +10,7 @@ import pytest
 
 import jtrees
 from jtrees import pytree, training
-from jtrees.search import Recipe, Run, Runs, options
+from jtrees.search import Recipe, Run, Runs, advanced, initial, options
 from jtrees.search.monitor import Monitor
 from jtrees.search.runs import MOST
 
@@ -163,3 +163,20 @@ def test_runs_of_the_same_data_share_what_is_computed_once():
 def test_another_number_of_runs_compiles_nothing(count_compilations):
     train(runs_of(1.0), 3)
     assert count_compilations(lambda: train(runs_of(2.0, 3.0, 4.0).repeat(2), 20)) == 0
+
+
+def test_chosen_runs_continue_from_fetched_states():
+    """Successive halving: states with random keys go to the host, and the best runs continue with them."""
+    x = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
+    batch = jtrees.Batch(x, (x[:, 0] > 0).astype(np.float32), np.ones(300, np.float32))
+    recipe = options.checked(jtrees.DGT(depth=2, epochs=10, widths=()))
+    one = Runs(
+        [recipe], [np.array([0, 1], np.uint32)], jtrees.Regression(), batch, None, Monitor(), impl="threefry2x32"
+    )
+    starts = one.repeat(4)
+    host = starts.fetch(starts.train(advanced, starts.map(initial), 20, name="all").states)
+    chosen = starts.select(np.array([3, 1]))
+    found = chosen.train(advanced, [host[3], host[1]], 20, name="chosen", begins=20)
+    expected = starts.fetch(starts.train(advanced, starts.map(initial), 40, name="all").states)
+    for after, without in zip(chosen.fetch(found.states), [expected[3], expected[1]], strict=True):
+        jax.tree.map(np.testing.assert_array_equal, after.params, without.params)

@@ -411,8 +411,9 @@ class _Course:
 
 
 def _stack(values: Sequence[Any]) -> Any:
-    """Stacks pytrees on the host, without compilation."""
-    return jax.tree.map(lambda *arrays: np.stack([np.asarray(a) for a in arrays]), *values)
+    """Stacks pytrees on the host, without compilation; random keys, of which no host has arrays, on the device."""
+    on_host = lambda arrays: np.stack([np.asarray(a) for a in arrays])
+    return jax.tree.map(lambda *a: jax.numpy.stack(a) if distributed.is_key(a[0]) else on_host(a), *values)
 
 
 def derived(key: np.ndarray, number: int) -> np.ndarray:
