@@ -60,19 +60,9 @@ def kin8nm() -> pd.DataFrame:
     return tables("kin8nm/table.md")[0]
 
 
-def front() -> pd.DataFrame:
-    """Returns the means of ``estimators.md`` for both tasks: scores, seconds, numbers in the model."""
-    found = []
-    for table, score in zip(
-        (one for one in tables("estimators.md") if str(one.index.name).startswith("mean of")),
-        ("R², %", "accuracy, %"),
-        strict=True,
-    ):
-        count = str(table.index.name).split()[2]
-        task = f"{count} regression sets, R²" if score == "R², %" else f"{count} classification sets, accuracy"
-        table = table.rename(columns={score: "score, %"})
-        table.insert(0, "data", task)
-        found.append(table.rename_axis("model"))
-    both = pd.concat(found).fillna("")
-    both.insert(2, "log loss", both.pop("log loss"))
-    return both
+def front(task: str) -> pd.DataFrame:
+    """Returns the means of ``estimators.md`` for ``"regression"`` or ``"classification"``: scores, seconds, numbers."""
+    score = {"regression": "R², %", "classification": "accuracy, %"}[task]
+    means = [one for one in tables("estimators.md") if str(one.index.name).startswith("mean of")]
+    (table,) = (one for one in means if score in one)
+    return table.rename_axis(None)
