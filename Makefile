@@ -19,10 +19,11 @@ test: .venv/ready          ## the tests, in two processes: most of their time is
 EXACT = $(shell grep -l "mark.exact" tests/test_*.py)
 test-slow: .venv/ready     ## the statistical ones and what takes long
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not exact and not wide" $(ARGS)
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m exact $(EXACT) $(ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and not wide" $(EXACT) $(ARGS)
 
 test-wide: .venv/ready     ## each recipe with each loss, relation and check of scikit-learn, and whole scripts: weekly
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m wide $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "wide and not exact" $(ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and wide" $(EXACT) $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .

@@ -180,7 +180,7 @@ def test_an_address_without_numbers_is_refused(joined):
         distributed.initialize("a:1", process=0)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_processes_with_folders_of_their_own_end_within_a_minute(tmp_path):
     where, processes = free_address(), []
     for i in range(2):
