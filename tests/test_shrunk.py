@@ -140,8 +140,8 @@ def test_a_kind_of_leaves_refits_so_with_uneven_weights_counting_as_fewer_sample
     kish = weight * weight.sum() / np.square(weight).sum()
     # The functions as compiled above; what is looked at is how they are called.
     calls = lambda fn: lambda leaf, x, y, leaves, **options: fn(leaf, x, y, num_leaves=leaves, **options)
-    monkeypatch.setattr(linear, "fit_shrunk", lambda *data, **options: jax.tree.leaves(calls(fit)(*data, **options)))
-    monkeypatch.setattr(linear, "shrunk_fit_error", calls(error))
+    both = lambda *data, **options: (jax.tree.leaves(calls(fit)(*data, **options)), calls(error)(*data, **options))
+    monkeypatch.setattr(linear, "shrunk_with_error", both)
     expected = fit(leaf, x, y, num_leaves=8, sample_weight=kish)
     lost = float(error(leaf, x, y, num_leaves=8, sample_weight=kish))
     kind = Linear(np.zeros((8, 4, 3)), np.zeros((8, 3)))

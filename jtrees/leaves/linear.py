@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, sharding, validation
-from jtrees.leaves.shrunk import fit_shrunk, shrunk_fit_error, shrunk_with_error
+from jtrees.leaves.shrunk import shrunk_with_error
 from jtrees.losses.errors import SquaredError
 from jtrees.losses.means import uniform_targets
 from jtrees.segments import Array, common, effective, module_of
@@ -112,7 +112,7 @@ class Linear:
 
         Uneven weights count as fewer samples (Kish's effective sample size).
         """
-        return Linear(*fit_shrunk(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight)))
+        return self.refit_with_criterion(leaf_index, x, y, sample_weight)[0]
 
     def refit_shrunk(
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **_: Any
@@ -130,7 +130,7 @@ class Linear:
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:
         """Returns the criterion of hard trees: the expected mean squared error on new samples."""
-        return shrunk_fit_error(leaf_index, x, y, len(self.intercept), sample_weight=effective(sample_weight))
+        return self.refit_with_criterion(leaf_index, x, y, sample_weight)[1]
 
     def hardened(self) -> "Linear":
         """Returns the leaves unchanged, because a hard tree can hold them."""
