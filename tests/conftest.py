@@ -5,6 +5,7 @@ import gc
 import os
 from pathlib import Path
 
+import compiled
 from hypothesis import settings
 import jax
 import jaxtyping
@@ -38,11 +39,10 @@ if jax.__version_info__ < (0, 12):  # an XLA that does not know a flag ends the 
     QUICK += ["cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1"]
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICK))
 
-# Equal programs compile once, whichever process and run they are in. Counts of compilations count what is found here,
-# too. JTREES_TEST_CACHE=off is for measuring.
-if os.environ.get("JTREES_TEST_CACHE") != "off":
-    jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+# Equal programs compile once, whichever process, run and checkout they are in. The count of compilations of a test also
+# counts the programs that are read from the folder.
+for variable, value in compiled.settings().items():
+    jax.config.update(variable.lower(), value if variable.endswith("DIR") else float(value))
 
 # To note where each operation of a program was written takes some per cent of the time.
 jax.config.update("jax_traceback_in_locations_limit", 0)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 
+import compiled
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -46,8 +47,7 @@ def within(out, *more, status=0):
 def script(out, *more, devices=1):
     """The script in a process of its own, which has begun; all of them share compiled programs."""
     told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    told |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "large")}
-    told |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    told |= compiled.settings()
     command = [sys.executable, "-m", "experiments.train_large", "--out", str(out), *map(str, more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes, env=told, cwd=out.parent)

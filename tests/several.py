@@ -6,7 +6,6 @@ test_distributed.py.
 
 from functools import partial
 import json
-import os
 from pathlib import Path
 import sys
 import time
@@ -260,9 +259,6 @@ CASES = {
 def begin():
     """Starts JAX in one of several processes with four devices among them."""
     jax.config.update("jax_num_cpu_devices", 4 // count)
-    if os.environ.get("JTREES_TEST_CACHE") != "off":
-        jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     if count > 1:
         jax.distributed.initialize(where, count, i, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20)
 

@@ -1,6 +1,7 @@
 """Several processes: they find what one process with as many devices finds, stop together, and none waits for ever."""
 
 import json
+import os
 from pathlib import Path
 import signal
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import compiled
 import numpy as np
 import pytest
 from several import CASES
@@ -29,7 +31,8 @@ def started(count, folder, cases):
         free.bind(("localhost", 0))
         where = f"localhost:{free.getsockname()[1]}"
     command = [sys.executable, str(HERE / "several.py"), where, str(count)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes["env"] = os.environ | compiled.settings()
     return [subprocess.Popen([*command, str(i), str(folder), *cases], **pipes) for i in range(count)]
 
 

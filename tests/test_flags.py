@@ -6,6 +6,7 @@ from pathlib import Path
 import subprocess
 import sys
 
+import compiled
 import pytest
 
 # A flag and its value in the environment. What is not here, docs/explanation/precision.md says why.
@@ -24,10 +25,8 @@ SECONDS = 900
 
 def ended(words, **flags):
     """The error that each case whose name holds the words ended with, by name."""
-    script, cache = Path(__file__).parent / "flag_cases.py", Path(__file__).parents[1] / ".pytest_cache" / "compiled"
-    environment = (
-        os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
-    )
+    script = Path(__file__).parent / "flag_cases.py"
+    environment = os.environ | compiled.settings() | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
     command = [sys.executable, script, *words]
     made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert made.returncode == 0, made.stderr[-2000:]
