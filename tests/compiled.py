@@ -11,13 +11,18 @@ from pathlib import Path
 import platform
 
 
-def settings() -> dict[str, str]:
-    """Returns the environment variables of JAX for processes that share the folder; programs of any size are kept."""
+def settings() -> dict[str, str | float]:
+    """Returns the settings of JAX by name, by which programs of any size are kept in the folder."""
     where = os.environ.get("JTREES_TEST_CACHE") or str(folder())
     if where == "off":
         return {}
-    no_limits = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-    return {"JAX_COMPILATION_CACHE_DIR": where} | no_limits
+    no_limits = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
+    return {"jax_compilation_cache_dir": where} | no_limits
+
+
+def environment() -> dict[str, str]:
+    """Returns the settings as environment variables, for other processes."""
+    return {name.upper(): str(value) for name, value in settings().items()}
 
 
 def folder() -> Path:

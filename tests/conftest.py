@@ -41,8 +41,8 @@ os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICK))
 
 # Equal programs compile once, whichever process, run and checkout they are in. The count of compilations of a test also
 # counts the programs that are read from the folder.
-for variable, value in compiled.settings().items():
-    jax.config.update(variable.lower(), value if variable.endswith("DIR") else float(value))
+for name, value in compiled.settings().items():
+    jax.config.update(name, value)
 
 # To note where each operation of a program was written takes some per cent of the time.
 jax.config.update("jax_traceback_in_locations_limit", 0)

@@ -47,7 +47,7 @@ def within(out, *more, status=0):
 def script(out, *more, devices=1):
     """The script in a process of its own, which has begun; all of them share compiled programs."""
     told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    told |= compiled.settings()
+    told |= compiled.environment()
     command = [sys.executable, "-m", "experiments.train_large", "--out", str(out), *map(str, more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes, env=told, cwd=out.parent)

@@ -32,7 +32,7 @@ def started(count, folder, cases):
         where = f"localhost:{free.getsockname()[1]}"
     command = [sys.executable, str(HERE / "several.py"), where, str(count)]
     pipes: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    pipes["env"] = os.environ | compiled.settings()
+    pipes["env"] = os.environ | compiled.environment()
     return [subprocess.Popen([*command, str(i), str(folder), *cases], **pipes) for i in range(count)]
 
 

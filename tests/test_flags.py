@@ -26,7 +26,7 @@ SECONDS = 900
 def ended(words, **flags):
     """The error that each case whose name holds the words ended with, by name."""
     script = Path(__file__).parent / "flag_cases.py"
-    environment = os.environ | compiled.settings() | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
+    environment = os.environ | compiled.environment() | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
     command = [sys.executable, script, *words]
     made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert made.returncode == 0, made.stderr[-2000:]
