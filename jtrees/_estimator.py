@@ -229,5 +229,5 @@ def weighed(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray,
     """Returns the rows of positive weight, their targets and their weights."""
     if sample_weight is None:
         return x, y, np.ones(len(x))
-    weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)
+    weight = checks.relative_weight(sample_weight, len(x))
     return x[weight > 0], y[weight > 0], weight[weight > 0]

@@ -117,6 +117,13 @@ def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[A
     return xp.ones(len(y), dtype) if sample_weight is None else xp.asarray(sample_weight, dtype)
 
 
+def mean_one(weight: Array) -> Float[Array, " n"]:
+    """Returns weights scaled to mean 1 over the rows of positive weight. A weight is then a number of samples."""
+    xp = module_of(weight)
+    mean = weight.sum() / xp.maximum((weight > 0).sum(), 1).astype(weight.dtype)
+    return weight / xp.maximum(mean, xp.finfo(weight.dtype).tiny)
+
+
 def effective(sample_weight: Array | None) -> Array | None:
     """Returns weights rescaled to effective numbers of samples. Only the ratios of the given weights matter.
 

@@ -309,6 +309,16 @@ def check_weight(sample_weight: Any, n: int) -> Any:
     return weight
 
 
+def relative_weight(sample_weight: Any, n: int) -> np.ndarray:
+    """Returns checked weights of n samples as fractions of the largest weight, in double precision.
+
+    A fraction that float32 cannot hold with all its digits is 0: such a sample cannot matter beside the largest.
+    """
+    weight = np.asarray(check_weight(sample_weight, n), np.float64)
+    weight = weight / weight.max()
+    return np.where(weight < np.finfo(np.float32).tiny, 0.0, weight)
+
+
 def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
     """Returns checked class labels 0..K-1 as int32, and the number of classes K.
 

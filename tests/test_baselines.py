@@ -15,6 +15,7 @@ from jtrees.data.baselines import BehindBaselineWarning, Comparison, compared, l
 from jtrees.data.table import held_out_table
 from jtrees.description import count_free
 from jtrees.estimators import TreeClassifier
+from jtrees.search import LeftOut
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -61,15 +62,15 @@ def test_log_losses_on_held_out_rows_are_those_of_scikit_learn(kind):
     weight = rng.uniform(0.1, 2, 150) if kind == "weighted" else None
     found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task="classification", model=Even())
     scale = StandardScaler().fit(X[:150])
-    total = 150 if weight is None else weight / weight.max()  # as a table has them
+    total = 150 if weight is None else weight / weight.mean()  # as a table has them
     linear = LogisticRegression(C=2 if kind == "two" else 1, tol=1e-8, max_iter=1000).fit(
         scale.transform(X[:150]), y[:150], None if weight is None else total
     )
     expected = log_loss(y[150:], linear.predict_proba(scale.transform(X[150:])))
     assert found["linear"] == pytest.approx(expected, rel=0.01)  # two outputs of two classes share a slope
-    share = np.bincount(y[:150], weight) + 1 / (y.max() + 1)
+    share = np.bincount(y[:150], None if weight is None else total) + 1 / (y.max() + 1)
     share = share / share.sum()
-    assert found["constant"] == pytest.approx(-np.log(share[y[150:]]).mean(), rel=1e-2)
+    assert found["constant"] == pytest.approx(-np.log(share[y[150:]]).mean(), rel=1e-6)
     assert found["model"] == pytest.approx(np.log(3))
 
 
@@ -117,16 +118,23 @@ def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
 
 
 def test_rows_that_a_search_left_out_are_those_of_the_comparison():
-    rows = np.arange(150, 200)
-    found = losses_of(X, Y, left_out=(3.5, rows))
+    losses = np.append(np.full(150, np.nan), np.linspace(1, 6, 50))
+    found = losses_of(X, Y, left_out=LeftOut(losses, chose=True, several=False))
     assert found == pytest.approx(losses_of(X[:150], Y[:150], held_out=(X[150:], Y[150:])) | {"model": 3.5})
+
+
+def test_models_of_rows_that_were_left_out_in_turns_are_compared_with_models_of_all_rows():
+    losses = np.append(np.full(20, np.nan), np.ones(180))
+    found = losses_of(X, Y, left_out=LeftOut(losses, chose=False, several=True))
+    residual = (Y - LinearRegression().fit(X, Y).predict(X))[20:]
+    assert found["model"] == 1 and found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
 
 
 # --- Verdicts --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("loss", "verdict"),
     [
         (1.0, "GET is better than a linear model and a constant: loss 1, 2 for a linear model and 3 for a constant"),
         (1.98, "GET is about as good as a linear model: loss 1.98, 2 for a linear model and 3 for a constant"),
@@ -134,13 +142,38 @@ def test_rows_that_a_search_left_out_are_those_of_the_comparison():
         (4.0, "A linear model and a constant are better than GET: loss 4, 2 for a linear model and 3 for a constant"),
     ],
 )
-def test_verdict_says_which_model_is_better(own, said):
-    found = Comparison({"model": own, "linear": 2.0, "constant": 3.0}, "loss", "held-out rows", 0.05)
-    assert found.verdict("GET") == f"{said}, on held-out rows"
+def test_verdict_says_which_model_is_better(loss, verdict):
+    margins = {"linear": 0.05, "constant": 0.05}
+    comparison = Comparison({"model": loss, "linear": 2.0, "constant": 3.0}, "loss", "held-out rows", margins)
+    assert comparison.verdict("GET") == f"{verdict}, on held-out rows"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found.warn_if_behind("GET")
-    assert len(warned) == (own > 2.1) == bool(found.better)
+        comparison.warn_if_behind("GET")
+    assert len(warned) == (loss > 2.1) == bool(comparison.better)
+
+
+def test_margins_are_two_standard_errors_of_paired_differences():
+    rng = np.random.default_rng(0)
+    weight, easy = rng.uniform(0.5, 2, 400), rng.normal(10, 5, 400)  # rows differ much more than models
+    losses = {"model": easy, "constant": easy + 4 + rng.normal(size=400), "CART, depth 3": easy - 0.2}
+    losses["gradient boosting"] = easy - 0.6 + rng.normal(size=400)
+    comparison = Comparison.of(losses, weight, "loss", "held-out rows")
+    share = weight / weight.sum()
+    for rival, margin in comparison.margins.items():
+        difference = easy - losses[rival]
+        error = np.sqrt((share**2 * (difference - share @ difference) ** 2).sum())
+        assert margin == pytest.approx(max(2 * error, 0.002 * comparison.losses["constant"])), rival
+        assert (rival in comparison.better) == (share @ difference > margin)
+    assert comparison.better == ["gradient boosting", "CART, depth 3"]
+    assert comparison.verdict("GET").startswith("Gradient boosting and CART are better than GET: loss ")
+
+
+def test_every_better_rival_is_named_with_its_loss():
+    losses = {"model": 9.0, "constant": 5.0} | {f"rival {i}": float(i) for i in range(4)}
+    comparison = Comparison(losses, "loss", "5 held-out rows", dict.fromkeys([*losses][1:], 0.1))
+    assert comparison.verdict("GET").startswith(
+        "Rival 0, rival 1, rival 2, rival 3 and a constant are better than GET: loss 9, 0 for rival 0, 1 for rival 1, "
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +183,11 @@ def test_verdict_says_which_model_is_better(own, said):
 def test_a_fit_that_is_behind_warns(task, y, where):
     """A random stump of five steps on a linear function."""
     how = {"validation": {"validation": (X, y)}, "held_out": {"held_out": 0.2}, "training": {}}[where]
-    rows = {"validation": "the validation set", "held_out": "held-out rows", "training": "the training rows"}[where]
+    rows = {
+        "validation": "the validation set, which also chose the model",
+        "held_out": "held-out rows",
+        "training": "the training rows",
+    }[where]
     with pytest.warns(BehindBaselineWarning, match=rf"A linear model .*better than GET: .*, on {rows}"):
         fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, **how)
     found = fit.report.baselines

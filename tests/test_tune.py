@@ -13,10 +13,10 @@ import sweeps
 
 import jtrees
 from jtrees.data import Scaling, checked_table
+from jtrees.data.scaling import losses_of
 from jtrees.search import Runs, fit as driver, monitor, options as kinds, runs as of_runs
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import groups_of, with_options
-from jtrees.selection.sweep import row_losses
 from jtrees.tasks import Regression
 
 KEY = jax.random.key(0)
@@ -255,6 +255,6 @@ def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
         def predict(self, x):
             return y + np.array([0.0, 1.0, 10.0])
 
-    lost = row_losses(Regression(loss_function=huber), Model(), table, Scaling.fit(table))
-    np.testing.assert_allclose(lost, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
-    np.testing.assert_allclose(row_losses(Regression(), Model(), table, Scaling.fit(table)), [0, 1, 100])
+    losses = losses_of(Model(), table.replace(task=Regression(loss_function=huber)), Scaling.fit(table))
+    np.testing.assert_allclose(losses, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
+    np.testing.assert_allclose(losses_of(Model(), table, Scaling.fit(table)), [0, 1, 100])

@@ -39,12 +39,12 @@ from jtrees.data import Columns
 from jtrees.data.baselines import Comparison
 from jtrees.description import kind_of
 from jtrees.losses.names import measure
+from jtrees.tasks import Classification, Regression
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
 _LINEAR_ROWS = 5000  # largest number of training rows for a linear program of quantiles
 _CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it has the depth of the tree
 _TOP = 3  # number of columns in the summary
-_TINY = np.finfo(np.float32).tiny
 
 
 def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -150,10 +150,10 @@ class HeldOut:
     def losses_of(self, y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
         """Returns the loss on each row; infinite if the loss has a log link and a prediction is not positive."""
         if self.classes:
-            return -np.log(np.maximum(predicted[np.arange(len(y)), y], _TINY))
+            return Classification(len(self.classes)).host_losses(predicted, y, None)
         if self.loss.link == "exp" and predicted.min() <= 0:
             return np.full(len(y), np.inf)
-        return self.loss.of_predictions(predicted, y.astype(np.float64))
+        return Regression(loss_function=self.loss).host_losses(predicted, y.astype(np.float64), 1.0)
 
     def mean_loss(self, y: np.ndarray, predicted: np.ndarray) -> float:
         """Returns the mean of :meth:`losses_of`."""
@@ -162,13 +162,9 @@ class HeldOut:
     def comparison(self) -> Comparison:
         """Returns the mean losses of all models on the held-out rows."""
         y = self.codes(self.y_test)
-        lost = {name: self.losses_of(y, predicted) for name, predicted in self.predictions.items()}
-        means = {name: float(each.mean()) for name, each in lost.items()}
-        own, *others = lost
-        difference = lost[own] - lost[min(others, key=means.__getitem__)]
+        row_losses = {name: self.losses_of(y, predicted) for name, predicted in self.predictions.items()}
         where = f"{len(y)} held-out row{'' if len(y) == 1 else 's'}"
-        said = "log loss" if self.classes else measure(self.loss)
-        return Comparison.of(means, said, where, means["constant"], difference)
+        return Comparison.of(row_losses, None, "log loss" if self.classes else measure(self.loss), where)
 
     # --- Summary -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import distributed
-from jtrees.data.scaling import Scaling
+from jtrees.data.scaling import Scaling, row_losses
 from jtrees.data.table import Table
 from jtrees.description import count_free
 from jtrees.forest import Forest
@@ -32,15 +32,17 @@ _ARTICLES = {
     "constant": "a constant",
     "random forest": "a random forest",
 }
-_SAID = 3  # number of best rivals whose losses a verdict states
+_SHOWN = 3  # least number of rivals whose losses a verdict states, the best first
 _UNSURE = 0.25  # uncertain fraction of the charge for the parameters of a tree
-_MARGIN = 0.02  # smallest difference that counts, as a fraction of the loss of a constant
+_MARGIN = 0.002  # smallest difference that counts, as a fraction of the loss of a constant
+_ERRORS = 2.0  # standard errors of a difference that may be due to chance
 
 TRAINING = "the training rows"
 CHARGED = "the training rows, with a penalty for each parameter"
 LEFT_OUT = "rows left out in training"
 HELD_OUT = "held-out rows"
-VALIDATION = "the validation set"
+CHOSE = ", which also chose the model"  # losses on such rows are slightly too low
+VALIDATION = f"the validation set{CHOSE}"
 
 
 class BehindBaselineWarning(UserWarning):
@@ -55,61 +57,70 @@ class Comparison:
       losses: mean losses by name. The first is the loss of the model.
       measure: name of the loss, such as ``"log loss"``.
       where: name of the rows, such as ``"the validation set"``.
-      margin: difference of losses that may be due to chance. It is the largest of 2 % of the constant's loss, the
-        standard error of the difference to the best rival, and a quarter of a tree's charge.
+      margins: by rival, the difference of losses that may be due to chance. It is the largest of 0.2 % of the
+        constant's loss, two standard errors of the mean difference of the two models' losses on the same rows, and a
+        quarter of a tree's charge.
     """
 
     losses: dict[str, float]
     measure: str
     where: str
-    margin: float
+    margins: dict[str, float]
 
     @classmethod
     def of(
         cls,
-        losses: dict[str, float],
+        row_losses: dict[str, np.ndarray],
+        weight: np.ndarray | None,
         measure: str,
         where: str,
-        constant: float,
-        difference: np.ndarray,
-        more: float = 0,
+        charged: dict[str, float] | None = None,
+        doubt: float = 0.0,
     ) -> "Comparison":
-        """Returns a comparison with its margin.
+        """Returns a comparison with its margins.
 
         Args:
-          losses: mean losses by name, first of the model.
+          row_losses: the loss of each row by name, first of the model, ``(n,)`` each. One name is ``"constant"``.
+          weight: weights of the rows, or None.
           measure: name of the loss.
           where: name of the rows.
-          constant: the loss of the constant.
-          difference: difference of the loss to the best rival on each row, ``(n,)``.
-          more: lower bound of the margin, such as a part of a tree's charge.
+          charged: mean losses that include a charge for parameters. None: the means of ``row_losses``.
+          doubt: lower bound of the margins, such as a part of a tree's charge.
         """
-        finite = difference if np.isfinite(difference).all() else np.zeros(1)
-        error = float(finite.std() / np.sqrt(len(finite)))
-        return cls(losses, measure, where, max(_MARGIN * constant, error, more))
+        means = {name: float(np.average(losses, weights=weight)) for name, losses in row_losses.items()}
+        losses = means if charged is None else charged
+        name, *rivals = row_losses
+        least = max(_MARGIN * losses["constant"], doubt)
+        error = lambda rival: _standard_error(row_losses[name] - row_losses[rival], weight)
+        return cls(losses, measure, where, {rival: max(least, _ERRORS * error(rival)) for rival in rivals})
+
+    def _ahead(self, rival: str) -> float:
+        """Returns by how much the loss of a rival is lower than the loss of the model."""
+        return self.losses[next(iter(self.losses))] - self.losses[rival]
 
     @property
     def better(self) -> list[str]:
         """Names of the simpler models that are better than the model, sorted from the best."""
-        own, *others = sorted(self.losses, key=lambda name: (name != next(iter(self.losses)), self.losses[name]))
-        return [name for name in others if self.losses[name] < self.losses[own] - self.margin]
+        rivals = sorted(self.margins, key=self.losses.__getitem__)
+        return [rival for rival in rivals if self._ahead(rival) > self.margins[rival]]
 
     def verdict(self, name: str) -> str:
         """Returns a sentence that says which model is better; ``name`` is the name of the model."""
-        own, *rest = self.losses
-        others = sorted(rest, key=self.losses.__getitem__)
-        alike = [other for other in others if abs(self.losses[other] - self.losses[own]) <= self.margin]
+        rivals = sorted(self.margins, key=self.losses.__getitem__)
+        similar = [rival for rival in rivals if abs(self._ahead(rival)) <= self.margins[rival]]
         if better := self.better:
-            said = f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
-        elif alike:
-            said = f"{name} is about as good as {_listed(alike)}"
+            verdict = f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
+        elif similar:
+            verdict = f"{name} is about as good as {_listed(similar)}"
         elif self.where == TRAINING:
-            said = f"whether {name} is better than {_listed(others)} needs held-out rows"
+            verdict = f"whether {name} is better than {_listed(rivals)} needs held-out rows"
         else:
-            said = f"{name} is better than {_listed(others)}"
-        against = [f"{_short(self.losses[other])} for {_said(other)}" for other in others[:_SAID]]
-        said = f"{said}: {self.measure} {_short(self.losses[own])}, {_listed(against)}, on {self.where}"
-        return said[0].upper() + said[1:]
+            verdict = f"{name} is better than {_listed(rivals)}"
+        shown = rivals[: max(_SHOWN, len(better))]
+        against = [f"{_short(self.losses[rival])} for {_said(rival)}" for rival in shown]
+        model_loss = _short(self.losses[next(iter(self.losses))])
+        verdict = f"{verdict}: {self.measure} {model_loss}, {_listed(against)}, on {self.where}"
+        return verdict[0].upper() + verdict[1:]
 
     def warn_if_behind(self, name: str, cause: str | None = None, stacklevel: int = 3) -> None:
         """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``cause``: the known cause."""
@@ -125,12 +136,12 @@ def compared(
     *,
     held_out: Table | None,
     where: str = HELD_OUT,
-    left_out: tuple[float, Any] | None = None,
+    left_out: Any = None,
 ) -> Comparison:
     """Returns the losses of a model, of a linear model and of a constant.
 
-    The losses are on ``held_out`` if it is given, else on the rows that the model's search held out. If there are no
-    held-out rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
+    The losses are on ``held_out`` if it is given, else on the rows that the model's search left out. If there are no
+    such rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
     generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
     :func:`jtrees.description.count_free`. A model that is not a single tree is not charged. Large tables are
     subsampled.
@@ -141,40 +152,47 @@ def compared(
       scaling: scaling of the features.
       held_out: rows that the model was not trained on, or None.
       where: name of the rows ``held_out``.
-      left_out: the model's loss on the rows that its search held out, and the numbers of the rows; None if there are no
-        such rows. The numbers are None if they are all rows.
+      left_out: losses of the rows that the search left out, a :class:`jtrees.search.LeftOut`, or None. If several
+        models left out different rows, the simpler models are fitted to all rows, and are charged.
 
     Returns:
       The comparison of ``model``, ``linear`` and ``constant``. There is no linear model for a loss with a log link.
       Models that vote are compared by the error rate.
     """
     task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
-    own, trained = None, np.arange(len(table.x))
-    if held_out is None and left_out is not None:
-        (own, rows), where = left_out, LEFT_OUT
-        if rows is not None:
-            held_out, trained = _some(table, rows), np.setdiff1d(trained, rows)
-    evaluated = _some(table if held_out is None else held_out)
-    lose = lambda predictions: _losses(task, predictions, evaluated.y, scaling, votes)
-    mean = lambda lost: float(np.average(lost, weights=evaluated.weight))
-    charge = lambda lost, count: lost if votes or held_out is not None else _charged(task, lost, count, len(table.x))
+    lose = lambda predictions, rows: _losses(task, predictions, rows.y, scaling, votes)
+    trained, doubt = np.arange(len(table.x)), 0.0
+    if held_out is None and left_out is not None and len(left_out.rows):
+        rows = _evenly(left_out.rows, _ROWS)
+        evaluated, model_losses = table.rows(rows), left_out.losses[rows]
+        where, charges = LEFT_OUT + CHOSE * left_out.chose, left_out.several
+        trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
+    else:
+        evaluated, charges = _some(table if held_out is None else held_out), held_out is None
+        model_losses = lose(np.asarray(model.predict(evaluated.x), np.float64), evaluated)
+        where = TRAINING if held_out is None else where
+    mean = lambda losses: float(np.average(losses, weights=evaluated.weight))
+    charge = lambda loss, count: _charged(task, loss, count, len(table.x)) if charges and not votes else loss
     guesses = _guesses(table, trained, evaluated, scaling)
-    lost = {name: lose(predictions) for name, (predictions, _) in guesses.items()}
-    found = {name: charge(mean(lost[name]), count) for name, (_, count) in guesses.items()}
-    best, doubt = min(found, key=found.__getitem__), 0.0
-    if own is None:
-        own_lost = lose(np.asarray(model.predict(evaluated.x), np.float64))
-        own, difference = mean(own_lost), own_lost - lost[best]
-        if held_out is None:
-            where = TRAINING
-            if isinstance(model, ObliqueTree):
-                uncharged, where = own, CHARGED
-                own = charge(own, count_free(scaling.transform_splits(model)))
-                doubt = _UNSURE * (own - uncharged)
-    else:  # the losses of single rows are unknown: the difference of linear model and constant varies about as much
-        difference = lost["constant"] - lost.get("linear", lost["constant"])
-    said = "error rate" if votes else _measure(task)
-    return Comparison.of({"model": own, **found}, said, where, found["constant"], difference, doubt)
+    rival_losses = {name: lose(predictions, evaluated) for name, (predictions, _) in guesses.items()}
+    charged = {name: charge(mean(rival_losses[name]), count) for name, (_, count) in guesses.items()}
+    model_loss = mean(model_losses)
+    if where == TRAINING and isinstance(model, ObliqueTree):
+        uncharged, where = model_loss, CHARGED
+        model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
+        doubt = _UNSURE * (model_loss - uncharged)
+    measured = "error rate" if votes else _measure(task)
+    by_name, charged = {"model": model_losses, **rival_losses}, {"model": model_loss, **charged}
+    return Comparison.of(by_name, evaluated.weight, measured, where, charged, doubt)
+
+
+def _standard_error(differences: np.ndarray, weight: np.ndarray | None) -> float:
+    """Returns the standard error of the weighted mean of differences; 0 if a difference is not finite."""
+    if not np.isfinite(differences).all():
+        return 0.0
+    share = np.ones(len(differences)) if weight is None else weight
+    share = share / share.sum()
+    return float(np.sqrt(np.square(share) @ np.square(differences - share @ differences)))
 
 
 # --- The simpler models ----------------------------------------------------------------------------------------------
@@ -191,19 +209,19 @@ def _guesses(
       evaluated: the rows to predict.
       scaling: scaling of the features.
     """
-    width, y = table.x.shape[1], table.y[trained]
-    weight = None if table.weight is None else table.weight[trained]
+    fitted = table.rows(trained).normalised()
+    width, y, weight = table.x.shape[1], fitted.y, fitted.weight
     if isinstance(table.task, Classification):
         none = np.zeros(len(y), int)
         share = class_counts(none, y, 1, table.task.classes, sample_weight=weight)[0] + 1 / table.task.classes
         constant, ends = share / share.sum(), table.task.classes
         limit = _WORK / 10 / (width * ends) if width else _ROWS
-        some = _some(table, trained, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
+        some = _some(fitted, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
         linear = _logistic(*_features(some, evaluated, scaling), table.task.indicators(some.y), _weights(some))
         free = ends - 1
     else:
         constant = table.task.loss_function.best(y, weight)
-        some = _some(table, trained, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
+        some = _some(fitted, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
         linear = _least_squares(*_features(some, evaluated, scaling), some, table.task)
         free = constant.size
     tiled = np.broadcast_to(constant, (len(evaluated.x), *np.shape(constant)))
@@ -278,11 +296,14 @@ def _weights(table: Table) -> np.ndarray:
     return np.ones(len(table.x)) if table.weight is None else table.weight
 
 
-def _some(table: Table, rows: np.ndarray | None = None, most: int = _ROWS) -> Table:
-    """Returns at most ``most`` evenly spaced rows of a table, or of the rows with the given numbers."""
-    count = len(table.x) if rows is None else len(rows)
-    few = slice(None, None, -(-count // most))
-    return table.rows(few if rows is None else rows[few])
+def _some(table: Table, most: int = _ROWS) -> Table:
+    """Returns at most ``most`` evenly spaced rows of a table."""
+    return table.rows(_evenly(np.arange(len(table.x)), most)).normalised()
+
+
+def _evenly(rows: np.ndarray, most: int) -> np.ndarray:
+    """Returns at most ``most`` evenly spaced entries."""
+    return rows[:: -(-len(rows) // most)]
 
 
 # --- Losses ----------------------------------------------------------------------------------------------------------
@@ -291,7 +312,7 @@ def _some(table: Table, rows: np.ndarray | None = None, most: int = _ROWS) -> Ta
 def _losses(task: Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling, votes: bool) -> np.ndarray:
     if votes:
         return 1 - task.hits(predictions, y)
-    return task.host_losses(predictions, y, scaling.y_unit)
+    return row_losses(task, predictions, y, scaling)
 
 
 def _measure(task: Task) -> str:

@@ -357,7 +357,7 @@ def _check(name: str, right: np.ndarray, expected: str, values: np.ndarray) -> N
 
 
 def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targets:
-    weight = np.ones(n) if sample_weight is None else np.asarray(checks.check_weight(sample_weight, n), np.float64)
+    weight = np.ones(n) if sample_weight is None else checks.relative_weight(sample_weight, n)
     fold = np.random.default_rng(0).permutation(n) % FOLDS
     if y is None:
         return Targets((), np.zeros((n, 0)), weight / weight.mean(), fold)

@@ -161,8 +161,21 @@ def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
 
     For several targets, the squared error is the mean over targets scaled to [0, 1].
     """
-    predictions = np.asarray(model.predict(table.x), np.float64)
-    return table.task.host_losses(predictions, table.y, scaling.y_unit)
+    return row_losses(table.task, np.asarray(model.predict(table.x), np.float64), table.y, scaling)
+
+
+def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling) -> np.ndarray:
+    """Returns the loss of each prediction in the user's units, ``(n,)``. Reports, verdicts and sweeps use no other.
+
+    A user-defined loss is computed on scaled targets. Logits of classes are the logarithms of their probabilities.
+    """
+    if task.in_units:
+        return task.host_losses(predictions, y, scaling.y_unit)
+    if isinstance(task, tasks.Classification):
+        outputs = np.log(np.maximum(predictions, np.finfo(np.float32).tiny)).astype(np.float32)
+    else:
+        outputs = scaling.transform_y(predictions)
+    return np.asarray(task.loss(jnp.asarray(outputs), jnp.asarray(scaling.transform_y(y))), np.float64)
 
 
 def mean_loss(model: Any, table: Table, scaling: Scaling) -> float:
@@ -193,6 +206,11 @@ class Data(NamedTuple):
     def loss(self, model: Any) -> float:
         """Returns the mean loss of a model in the user's units on ``validation``, else on the training rows."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
+
+    def without(self, rows: np.ndarray) -> "Data":
+        """Returns the data without the rows with the given numbers, which are the validation set."""
+        kept = self.table.rows(np.setdiff1d(np.arange(len(self.table.x)), rows)).normalised()
+        return Data(kept, self.table.rows(rows), self.scaling, self.scaling.batch(kept))
 
     def refit(
         self, splits: ObliqueTree, leaves: str, *, shrink: bool = False, strength: float | None = None

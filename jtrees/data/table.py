@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import pytree, sharding, tasks, validation as checks
+from jtrees import pytree, segments, sharding, tasks, validation as checks
 from jtrees.data.columns import Columns
 from jtrees.data.constraints import checked_signs
 from jtrees.data.frame import read_frame
@@ -22,7 +22,8 @@ class Table:
     Attributes:
       x: features, ``(n, p)``.
       y: targets, ``(n,)`` or ``(n, k)``. In classification, int32 labels, or soft labels ``(n, k)``.
-      weight: weights above 0, ``(n,)``. Only the ratios matter. None: equal weights.
+      weight: weights above 0, ``(n,)``. They have mean 1 over the training rows, so they count samples. None: equal
+        weights.
       task: what is predicted.
       columns: the columns if x was a raw table, else None.
       monotone: the sign of each feature: 1 if predictions must not fall in it, -1 if they must not rise, else 0. None:
@@ -37,9 +38,13 @@ class Table:
     monotone: tuple[int, ...] | None = pytree.field(pytree_node=False, default=None)
 
     def rows(self, chosen: Any) -> "Table":
-        """Returns a subset of the rows."""
+        """Returns a subset of the rows with their weights; :meth:`normalised` makes a training set of it."""
         weight = None if self.weight is None else self.weight[chosen]
         return self.replace(x=self.x[chosen], y=self.y[chosen], weight=weight)
+
+    def normalised(self) -> "Table":
+        """Returns the table with weights of mean 1."""
+        return self if self.weight is None else self.replace(weight=segments.mean_one(self.weight))
 
     def divided(self, share: float, key: Array) -> tuple["Table", "Table"]:
         """Returns the training rows, and a random fraction ``share`` of the rows that is held out.
@@ -54,7 +59,7 @@ class Table:
         order = rng.permutation(len(labels))
         groups = [order[labels[order] == label] for label in np.unique(labels)]
         out = np.sort(np.concatenate([group[: int(share * len(group))] for group in groups]))
-        kept = self.rows(np.setdiff1d(np.arange(len(labels)), out))
+        kept = self.rows(np.setdiff1d(np.arange(len(labels)), out)).normalised()
         if not len(out) or not self.task.varies(kept.y):
             raise ValueError(
                 f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(labels)}"
@@ -92,7 +97,7 @@ def checked_table(
     targets: Callable[[Any, Any], Any] = lambda x, y: y,
     monotone: Any = None,
 ) -> Table:
-    """Returns the checked training data, without rows of weight 0.
+    """Returns the checked training data, without rows of weight 0, and with weights of mean 1.
 
     ``targets(x, y)`` returns the targets, which a recipe may derive from the features. ``monotone`` is the argument of
     :func:`jtrees.fit`.
@@ -103,7 +108,7 @@ def checked_table(
     columns, frame = None, read_frame(x)
     if frame is not None:
         if sample_weight is not None:  # rows of weight 0 must not affect medians and levels
-            weight = np.asarray(checks.check_weight(sample_weight, len(frame)))
+            weight = checks.relative_weight(sample_weight, len(frame))
             if y is not None:
                 checks.check_rows(y := np.asarray(y), len(frame))
                 y = y[weight > 0]
@@ -114,18 +119,23 @@ def checked_table(
     if y is None:
         raise ValueError("y must hold the targets to learn, got None")
     task, y = tasks.checked_targets(task, y, len(x))
-    weight = None
+    table = Table(x, y, None, task, columns, checked_signs(monotone, columns, x.shape[1]))
     if sample_weight is not None:
-        weight = np.asarray(checks.check_weight(sample_weight, len(x)), np.float64)
-        x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0] / weight.max()
-        if not task.varies(y):
-            checks.check_targets(y, len(x))  # names the constant column
-    y, factors = task.weighed(y)
+        table = _weighted(table, sample_weight)
+        if not task.varies(table.y):
+            checks.check_targets(table.y, len(table.x))  # names the constant column
+    y, factors = task.weighed(table.y)
     if factors is not None:
-        weight = factors / factors.max() if weight is None else weight * factors / (weight * factors).max()
-    table = Table(x, y, weight, task, columns, checked_signs(monotone, columns, x.shape[1]))
+        weight = factors if table.weight is None else table.weight * factors
+        table = _weighted(table.replace(y=y), weight)
     _check_range(table)
     return table
+
+
+def _weighted(table: Table, sample_weight: Any) -> Table:
+    """Returns the rows of positive weight. A weight that is too small for float32 counts as 0."""
+    weight = checks.relative_weight(sample_weight, len(table.x))
+    return table.replace(weight=weight).rows(weight > 0).normalised()
 
 
 def held_out_table(x: Any, y: Any, table: Table, targets: Callable[[Any, Any], Any] = lambda x, y: y) -> Table:

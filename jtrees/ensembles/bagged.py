@@ -10,8 +10,9 @@ import numpy as np
 
 from jtrees import pytree, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
+from jtrees.data.scaling import row_losses
 from jtrees.forest import Forest, votes
-from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult, options
+from jtrees.search import Finished, LeftOut, Recipe, Report, Runs, SearchResult, options
 from jtrees.search.monitor import Monitor
 from jtrees.tasks import Classification, Task
 
@@ -131,7 +132,7 @@ class Bagged(Recipe):
             if i and not monitor.may_be_late(time.monotonic() - began):  # the remaining work takes about the same time
                 break
             bags.append(rows)
-            table = data.table.rows(rows)
+            table = data.table.rows(rows).normalised()
             bag = data._replace(table=table, batch=data.scaling.batch(table))
             fitted.append(self.base.finish(of_tree, bag, key=jax.random.fold_in(key, i), monitor=monitor))
         models = [one.model for one in fitted]
@@ -149,9 +150,8 @@ class Bagged(Recipe):
             losses=np.array([one.loss for one in fitted]),
             bases=[one.report for one in fitted],
         )
-        lost = _out_of_bag_loss(predictions, out_of_bag, in_bag, data, combine == "vote")
-        held_out = None if lost is None else HeldOut(lost)
-        return Finished(forest, None, data.loss(forest), report, held_out)
+        lost = _out_of_bag_losses(predictions, out_of_bag, in_bag, data, combine == "vote")
+        return Finished(forest, None, data.loss(forest), report, LeftOut(lost, chose=False, several=True))
 
 
 def joined(histories: list[np.ndarray]) -> np.ndarray:
@@ -180,32 +180,37 @@ def _out_of_bag(predictions: np.ndarray, in_bag: np.ndarray) -> np.ndarray:
     return np.where(count > 0, np.where(left_out, predictions, 0).sum(0) / np.maximum(count, 1), np.nan)
 
 
-def _out_of_bag_loss(
+def _out_of_bag_losses(
     predictions: np.ndarray, out_of_bag: np.ndarray, in_bag: np.ndarray, data: Data, votes: bool
-) -> float | None:
-    """Returns the expected loss of all trees on new rows, or None without out-of-bag predictions.
+) -> np.ndarray:
+    """Returns losses of rows by trees that were not trained on them, ``(n,)``; their mean is expected of all trees.
 
-    For votes, the loss is the share of rows with a wrong class. The out-of-bag prediction for a row uses only a few
-    trees. The loss of the mean of k trees is about ``a + b / k`` (exactly so for squared errors, in expectation). The
-    loss of single trees and the loss of the out-of-bag means determine a and b.
+    A row without such a tree has the loss NaN. For votes, the loss is 1 for a wrong class and 0 for the right class.
+    Otherwise, the out-of-bag prediction for a row uses only a few trees. The loss of the mean of k trees is about ``a +
+    b / k`` (exactly so for squared errors, in expectation). The losses of single trees and of the out-of-bag means
+    determine a and b. All losses are lowered by the same number, so that their mean is the loss of the mean of all
+    trees.
     """
-    table = data.table
-    count = (in_bag == 0).sum(0)
-    if not (rows := count > 0).any():
-        return None
-    weight = np.ones(len(rows)) if table.weight is None else table.weight
-    lost = lambda answers, y: table.task.host_losses(answers, y, data.scaling.y_unit)
+    table, out = data.table, in_bag == 0
+    count = out.sum(0)
+    losses, rows = np.full(len(count), np.nan), count > 0
+    if not rows.any():
+        return losses
     if votes:
-        return 1 - table.task.score(out_of_bag[rows], table.y[rows], weight[rows])
-    few = float(np.average(lost(out_of_bag[rows], table.y[rows]), weights=weight[rows]))
-    inverse = float(np.average(1 / count[rows], weights=weight[rows]))
-    if inverse == 1:
-        return few
-    single = np.zeros(len(rows))
-    for answers, out in zip(predictions, in_bag == 0, strict=True):
-        single[out] += lost(answers[out], table.y[out])
-    one = float(np.average(single[rows] / count[rows], weights=weight[rows]))
-    return few - (one - few) / (1 - inverse) * (inverse - 1 / len(predictions))
+        losses[rows] = 1 - table.task.hits(out_of_bag[rows], table.y[rows])
+        return losses
+    of_rows = lambda answers, rows: row_losses(table.task, answers[rows], table.y[rows], data.scaling)
+    losses[rows] = of_rows(out_of_bag, rows)
+    mean = lambda values: float(np.average(values[rows], weights=None if table.weight is None else table.weight[rows]))
+    safe = np.maximum(count, 1)
+    inverse = mean(1 / safe)
+    if inverse < 1:
+        single = np.zeros(len(rows))
+        for answers, left_out in zip(predictions, out, strict=True):
+            single[left_out] += of_rows(answers, left_out)
+        slope = (mean(single / safe) - mean(losses)) / (1 - inverse)
+        losses -= slope * (inverse - 1 / len(predictions))
+    return losses
 
 
 def _score(predictions: np.ndarray, table: Table) -> float:

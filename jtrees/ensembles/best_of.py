@@ -78,8 +78,12 @@ class BestOf(Recipe):
             some = results[first : first + self.runs]
             scores = np.array([one.score if one.finite and np.isfinite(one.score) else np.inf for one in some])
             run = int(np.argmin(scores))
-            report = BestOfReport(run=run, scores=scores, base=some[run].report)
-            chosen.append(some[run]._replace(report=report, history=joined([one.history for one in some])))
+            within = lambda result, run=run, scores=scores: result._replace(
+                report=BestOfReport(run=run, scores=scores, base=result.report)
+            )
+            held_out = tuple(one._replace(result=within(one.result)) for one in some[run].held_out)
+            history = joined([one.history for one in some])
+            chosen.append(within(some[run])._replace(history=history, held_out=held_out))
         return chosen
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import math
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jtrees import pytree
@@ -147,8 +146,7 @@ class Boosted(Recipe):
     # --- The procedure ---
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        rows = max(np.count_nonzero(inside) for inside in map(runs.weighed, range(len(runs))))
-        folds = _FOLDS if rows <= _FEW_ROWS else 1
+        folds = _FOLDS if runs.count <= _FEW_ROWS else 1
         return [self.result(one, runs.validation is not None) for one in self.boosted(runs, folds)]
 
     def boosted(self, runs: Runs, folds: int = 1) -> list["Boosting"]:
@@ -161,7 +159,7 @@ class Boosted(Recipe):
         """
         all_rounds = [self.rounds] * len(runs)
         if self.patience is None or runs.validation is not None:
-            return [Boosting(one, None, None) for one in self._sums(runs, all_rounds, self.patience)]
+            return [Boosting(one, None, ()) for one in self._sums(runs, all_rounds, self.patience)]
         of_folds = [rows for i in range(len(runs)) for rows in fold_rows(runs, i, folds)]
         if min(rows.sum() for rows in of_folds) * folds < _FEWEST_HELD_OUT:
             least = -(-_FEWEST_HELD_OUT // folds) * 5
@@ -170,16 +168,18 @@ class Boosted(Recipe):
         share = [np.average(rows, weights=runs.targets(k // folds)[1]) for k, rows in enumerate(of_folds)]
         tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds, share)
         if folds > 1:
-            means = [Sum.mean(tried[first : first + folds]) for first in range(0, len(tried), folds)]
-            return [Boosting(one, one, None) for one in means]
-        held_out = of_folds
-        kept = min(np.count_nonzero(~out & runs.weighed(i)) for i, out in enumerate(held_out))
+            parts = list(zip(tried, of_folds, strict=True))
+            by_run = [tuple(parts[first : first + folds]) for first in range(0, len(parts), folds)]
+            means = [Sum.mean([part for part, _ in parts]) for parts in by_run]
+            return [Boosting(mean, mean, parts) for mean, parts in zip(means, by_run, strict=True)]
+        kept = min(np.count_nonzero(~rows & runs.weighed(i)) for i, rows in enumerate(of_folds))
+        parts = [((part, rows),) for part, rows in zip(tried, of_folds, strict=True)]
         if self._most_rows is not None and self._most_rows <= self.subsample * kept:
             # A second fit would draw the same number of rows for its splits.
-            return [Boosting(one, one, out) for one, out in zip(tried, held_out, strict=True)]
-        none = [np.zeros_like(rows) for rows in held_out]
+            return [Boosting(part, part, of_run) for part, of_run in zip(tried, parts, strict=True)]
+        none = [np.zeros_like(rows) for rows in of_folds]
         sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
-        return [Boosting(*of_run) for of_run in zip(sums, tried, held_out, strict=True)]
+        return [Boosting(*of_run) for of_run in zip(sums, tried, parts, strict=True)]
 
     def _sums(
         self, runs: Runs, rounds: list[int], patience: int | None, folds: int = 1, share: Any = None
@@ -262,7 +262,6 @@ class Boosted(Recipe):
         tried, last = boosting.tried, boosting.last
         chosen = last if tried is None or len(last.trees) >= tried.best else tried
         count = last.best if tried is None else min(tried.best, len(chosen.trees))
-        trees = jax.tree.map(lambda *a: np.concatenate(a), *chosen.trees[:count])
         judged = last if tried is None else tried
         lost = np.full(self.rounds, np.inf, np.float32)
         if self.patience is not None:
@@ -270,11 +269,12 @@ class Boosted(Recipe):
         dropped = sum(not ok for ok in chosen.finite)
         score = float((chosen.losses if validates else chosen.after)[count - 1])
         finite = np.isfinite(score) and dropped < len(chosen.trees)
-        report, held_out = BoostedReport(rounds=count, dropped=dropped, losses=lost), None
-        if tried is not None and np.isfinite(lost).any():
-            held_out = HeldOut(float(lost.min()), boosting.held_out)
-        model = trees, chosen.initial
-        return SearchResult(model, score, finite, count, report, np.array(chosen.before), held_out)
+        report = BoostedReport(rounds=count, dropped=dropped, losses=lost)
+        result = SearchResult(chosen.first(count), score, finite, count, report, np.array(chosen.before))
+        if tried is None or not np.isfinite(lost).any():
+            return result
+        trial = lambda part: result._replace(model=part.first(tried.best), finite=True)
+        return result._replace(held_out=tuple(HeldOut(trial(part), rows) for part, rows in boosting.parts))
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
@@ -283,13 +283,14 @@ class Boosted(Recipe):
         # The initial outputs are part of the first tree.
         leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
         forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
-        rows, several = len(data.table.x), result.held_out is not None and result.held_out.rows is None
-        rows = rows_of_round(rows - rows // _FOLDS if several else rows, self.subsample, self._most_rows)
+        rows = len(data.table.x)
+        kept = rows - rows // _FOLDS if len(result.held_out) > 1 else rows
+        rows = rows_of_round(kept, self.subsample, self._most_rows)
         report = result.report.replace(rows=rows)
         # Predicting all rows of a long table takes half the time of boosting.
         known = len(data.table.x) > _MANY_ROWS and data.validation is None
         loss = float(result.score) * data.loss_unit if known else loss_of(result, forest, data, task)
-        return Finished.of(result, data, forest, None, loss, report)
+        return Finished(forest, None, loss, report)
 
 
 class Boosting(NamedTuple):
@@ -298,13 +299,12 @@ class Boosting(NamedTuple):
     Attributes:
       last: the sum fitted to all rows, or ``tried`` if there is no second fit.
       tried: the sum fitted without the held-out rows, or None. If there are several folds, the mean of their sums.
-      held_out: the held-out rows, ``(n,)`` bool. None if there are none, or if each row is held out by one of the
-        folds.
+      parts: the sums that held out rows, with these rows, ``(n,)`` bool: ``tried``, or the sums of the folds.
     """
 
     last: Sum
     tried: Sum | None
-    held_out: np.ndarray | None
+    parts: tuple[tuple[Sum, np.ndarray], ...]
 
 
 def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:

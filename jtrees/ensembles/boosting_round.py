@@ -54,6 +54,10 @@ class Sum(NamedTuple):
         finite = [any(some) for some in zip(*(one.finite for one in sums), strict=True)]
         return cls(initial, trees, sums[0].losses, list(before), list(after), finite)
 
+    def first(self, count: int) -> tuple[ObliqueTree, np.ndarray]:
+        """Returns the trees of the first rounds, stacked, and the initial outputs."""
+        return jax.tree.map(lambda *a: np.concatenate(a), *self.trees[:count]), self.initial
+
     @property
     def best(self) -> int:
         """Number of rounds with the lowest loss, or all rounds if no loss is finite."""
@@ -132,8 +136,8 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     validated = state.validated
     if run.validates:
         validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
-    before, after = (mean_loss(loss, one, batch.y, weight) for one in (state.outputs, outputs))
-    lost = mean_loss(loss, validated if run.validates else outputs, run.by.y, run.by.weight)
+    before, after = (losses.mean_loss(loss.samples(one, batch.y), weight) for one in (state.outputs, outputs))
+    lost = losses.mean_loss(loss.samples(validated if run.validates else outputs, run.by.y), run.by.weight)
     return state._replace(outputs=outputs, validated=validated), (tree, lost, before, after, finite)
 
 
@@ -166,12 +170,4 @@ def _ordered(run: Run, state: State, tree: ObliqueTree, leaf: Array) -> ObliqueT
 def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
     """Returns the Newton steps of the outputs, and weights of mean 1 that are proportional to the curvatures."""
     step, curvature = loss.newton(outputs, y)
-    weight = weight * curvature.reshape(len(step), -1).mean(1)
-    return step, weight / jnp.maximum(weight.mean(), jnp.finfo(weight.dtype).tiny)
-
-
-def mean_loss(loss: losses.Loss, outputs: Array, y: Array, weight: Array | None) -> Array:
-    """Returns the weighted mean loss of outputs."""
-    each = loss.samples(outputs, y)
-    # A row of weight 0 does not count, even if its loss is infinite.
-    return each.mean() if weight is None else jnp.where(weight > 0, weight * each, 0).sum() / weight.sum()
+    return step, segments.mean_one(weight * curvature.reshape(len(step), -1).mean(1))

@@ -98,7 +98,8 @@ class Polished(Recipe):
         return self.base.scaling(table)
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        return self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
+        results = self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
+        return [result._replace(held_out=()) for result in results]  # the polish of all rows changes the model
 
     def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
         base_key, polish_key = jax.random.split(key)
@@ -143,10 +144,10 @@ class Polished(Recipe):
             varied = np.ptp(table.y[inside], axis=0) > 0 if len(inside) >= 2 else np.zeros(1, bool)
             # A class that is absent from the subtree does not vary, so one class that varies is enough.
             if varied.any() if isinstance(task, Classification) else varied.all():
-                subtrees.append(_Subtree.of(tree, root, depth, table.rows(inside)))
+                subtrees.append(_Subtree.of(tree, root, depth, table.rows(inside).normalised(), data.scaling))
         if not subtrees:
             return tree, 0
-        result, finite = self._trained(recipe, task, subtrees, key, monitor)
+        result, finite = self._trained(recipe, task.scaled(data.scaling.y_unit), subtrees, key, monitor)
 
         # Candidates are evaluated within the whole tree, because its predictions are the result. A replaced subtree
         # moves no sample of a different subtree. So a single tree evaluates a candidate of every subtree.
@@ -206,8 +207,11 @@ class _Subtree(NamedTuple):
     now: ObliqueTree
 
     @classmethod
-    def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table) -> "_Subtree":
+    def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table, whole: Scaling) -> "_Subtree":
+        """``table`` has the rows of the subtree, and ``whole`` is the scaling of all rows."""
         scaling, nodes = Scaling.fit(table, DEVIATIONS), subtree_nodes(root, depth)
+        if table.task.scaled(whole.y_unit) != table.task:  # the loss has a unit, which all subtrees share
+            scaling = scaling.replace(y_low=whole.y_low, y_unit=whole.y_unit)
         batch = without_padding(scaling.batch(table))
         cart = grown_cart(batch, table.task, depth)
         now = scaling.transform_splits(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None, tree.origin))

@@ -13,10 +13,9 @@ import optax
 from jtrees import losses, ops, pytree, training
 from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.boosted import Boosted, BoostedReport
-from jtrees.ensembles.boosting_round import mean_loss
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search import Finished, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.runs import MOST
@@ -127,7 +126,7 @@ class Refined(Recipe):
         base: Any = self.base
         boosting, validates = base.boosted(runs.using([one.base for one in runs.recipes])), runs.validation is not None
         first = [one.last if one.tried is None else one.tried for one in boosting]
-        some = runs if validates else runs.on(held_out=[one.held_out for one in boosting]).watching()
+        some = runs if validates else runs.on(held_out=[one.parts[0][1] for one in boosting]).watching()
         tried = self._together(some, first, [self._schedule(runs.shape[0]).steps] * len(runs))
         better = [i for i, (one, of) in enumerate(zip(tried, first, strict=True)) if one.loss < min(of.losses)]
         last = tried
@@ -148,14 +147,16 @@ class Refined(Recipe):
         result, refined = base.result(boosting, validates), is_better and (validates or last.complete)
         loss = float(min(first.losses))
         report = RefinedReport(refined=refined, boosted_loss=loss, losses=tried.losses, base=result.report)
-        result = result._replace(report=report)
+        within = lambda result: result._replace(report=report)
+        trials = tuple(one._replace(result=within(one.result)) for one in result.held_out)
+        result = within(result)._replace(held_out=trials)
         if is_better:
             result = result._replace(history=np.append(result.history, last.history))
         if not refined:
             return result
-        held_out = None if boosting.held_out is None else HeldOut(tried.loss, boosting.held_out)
+        trials = tuple(one._replace(result=one.result._replace(model=tried.model)) for one in trials)
         step = result.step + last.step
-        return result._replace(model=last.model, score=last.score, step=step, held_out=held_out)
+        return result._replace(model=last.model, score=last.score, step=step, held_out=trials)
 
     def _together(
         self, runs: Runs, sums: list[Any], steps: list[int], counts: list[int] | None = None
@@ -200,7 +201,7 @@ class Refined(Recipe):
             model = SoftTrees(unit, initial, np.asarray(_HARD, initial.dtype), lower, -lower)  # type: ignore[arg-type]
         check_finite(result)
         soft = data.scaling.restore(SoftForest(on_device(model), None, data.table.task.of_models))
-        return Finished.of(result, data, soft, None, loss_of(result, soft, data, data.table.task), report)
+        return Finished(soft, None, loss_of(result, soft, data, data.table.task), report)
 
 
 class _Together(NamedTuple):
@@ -313,7 +314,7 @@ def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTre
 
 
 def _loss(run: Run, model: SoftTrees) -> Array:
-    return mean_loss(run.task.loss_function, model.outputs(run.by.x), run.by.y, run.by.weight)
+    return losses.mean_loss(run.task.loss_function.samples(model.outputs(run.by.x), run.by.y), run.by.weight)
 
 
 def _evaluated(run: Run, state: _State) -> tuple[_State, Array]:

@@ -123,7 +123,8 @@ class Sparse(Recipe):
         return self.base.tree_leaves(task)
 
     def search(self, runs: Runs) -> list[SearchResult]:
-        return self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
+        results = self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
+        return [result._replace(held_out=()) for result in results]  # the removal of terms changes the model
 
     def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
         finished = self.base.finish(result, data, key=key, monitor=monitor)

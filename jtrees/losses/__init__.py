@@ -19,5 +19,6 @@ from jtrees.losses.own import OwnLoss as OwnLoss
 from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles
 from jtrees.losses.samples import (
     log_loss as log_loss,
+    mean_loss as mean_loss,
     weighted_mean as weighted_mean,
 )

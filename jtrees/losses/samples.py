@@ -55,6 +55,11 @@ def weighted_mean(lost: Float[Array, " n"], weight: Float[Array, " n"] | None) -
     """Returns the weighted mean of losses. Weights must have mean 1 over the data set.
 
     The sum is divided by the number of samples, not by the sum of weights. A sample's contribution therefore does not
-    depend on its mini-batch.
+    depend on its mini-batch. A sample of weight 0 does not count, even if its loss is infinite.
     """
-    return lost.mean() if weight is None else (weight * lost).mean()
+    return lost.mean() if weight is None else jnp.where(weight > 0, weight * lost, 0).mean()
+
+
+def mean_loss(lost: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:
+    """Returns the mean of losses for weights of any mean; weights None: equal weights."""
+    return weighted_mean(lost, weight if weight is None else weight / weight.mean())

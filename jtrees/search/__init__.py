@@ -3,6 +3,7 @@
 from jtrees.search.recipe import (
     Finished as Finished,
     HeldOut as HeldOut,
+    LeftOut as LeftOut,
     Recipe as Recipe,
     SearchResult as SearchResult,
     check_finite as check_finite,

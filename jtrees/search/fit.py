@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.typing import ArrayLike
@@ -15,12 +15,13 @@ import numpy as np
 from jtrees import compilation, distributed, io, processes, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
+from jtrees.data.scaling import losses_of
 from jtrees.data.table import bucket, held_out_table
 from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.monitor import Monitor
-from jtrees.search.recipe import Finished, Recipe, SearchResult
+from jtrees.search.recipe import Finished, LeftOut, Recipe, SearchResult
 from jtrees.search.report import FitReport
 from jtrees.search.runs import Runs
 from jtrees.tasks import Classification, Policy, Regression, Task
@@ -129,9 +130,10 @@ def fit(
 
     The fit also compares the model with a linear model and a constant, and ``report.verdict`` says which is better. The
     comparison uses ``validation``, the rows that ``held_out`` sets aside, or the rows that the search itself held out.
-    The held-out rows of a search are out-of-bag rows, or rows that choose the number of rounds or updates. If there are
-    no such rows, the comparison uses the training rows and charges each model for its parameters. The verdict then says
-    so, because the comparison is less certain.
+    The held-out rows of a search are out-of-bag rows, or rows that choose the number of rounds or updates. The verdict
+    says if the rows also chose the model, because their losses are then slightly too low. If there are no such rows,
+    the comparison uses the training rows and charges each model for its parameters. The verdict then says so, because
+    the comparison is less certain.
 
     The search runs in compiled calls of about half a second. Ctrl-C or ``max_seconds`` ends the search after the
     current call, with the best result so far. In the short stages of GET and RADDT, one more call follows. A second
@@ -189,13 +191,14 @@ def fit(
         table, evaluated = table.divided(held_out, key)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.fit"), monitor.listening():
-        [(result, data, scaled_task)] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
-    if isinstance(result, FloatingPointError):
-        raise result
+        [fitted] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
+    if isinstance(fitted.result, FloatingPointError):
+        raise fitted.result
+    result = fitted.result
     if table.columns is not None:
         table.columns.warn_left_out()
-    if recipe.targets(table.x, y) is y and scaled_task.has_baselines:
-        found = comparison_of(result, data, evaluated)
+    if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
+        found = comparison_of(fitted, evaluated)
         stopped = "max_seconds ended the training early" if result.report.ended == "max_seconds" else None
         found.warn_if_behind(name := type(recipe).__name__, stopped)
         result = result.replace(report=result.report.replace(baselines=found.losses, verdict=found.verdict(name)))
@@ -203,17 +206,16 @@ def fit(
     return of_raw_table(result, table)
 
 
-def comparison_of(result: FitResult, data: Data, evaluated: Table | None) -> Comparison:
+def comparison_of(fitted: "Fitted", evaluated: Table | None) -> Comparison:
     """Returns the comparison of a fit with a linear model and a constant.
 
-    The comparison uses the rows ``evaluated``, else ``data.validation``, else the rows that the search held out. If
+    The comparison uses the rows ``evaluated``, else the validation set, else the rows that the search left out. If
     there are none, it uses the training rows.
     """
-    where, left_out = HELD_OUT if data.validation is None else VALIDATION, None
-    if result.report.held_out_loss is not None:
-        left_out = result.report.held_out_loss, result.report.held_out_rows
+    model, data = fitted.result.model, fitted.data  # pyright: ignore[reportAttributeAccessIssue]
+    where = HELD_OUT if data.validation is None else VALIDATION
     held_out = data.validation if evaluated is None else evaluated
-    return compared(result.model, data.table, data.scaling, held_out=held_out, where=where, left_out=left_out)
+    return compared(model, data.table, data.scaling, held_out=held_out, where=where, left_out=fitted.left_out)
 
 
 def checked_share(held_out: Any) -> float:
@@ -290,6 +292,22 @@ def plain(value: Any) -> Any:
 # --- Many searches ---------------------------------------------------------------------------------------------------
 
 
+class Fitted(NamedTuple):
+    """The fit of a search.
+
+    Attributes:
+      result: the fit, or the error of a search that became non-finite.
+      data: its data.
+      task: the task of the scaled data.
+      left_out: losses of the rows that parts of the search were not trained on, or None.
+    """
+
+    result: FitResult | FloatingPointError
+    data: Data
+    task: Task
+    left_out: LeftOut | None = None
+
+
 def fits_of(
     recipes: list[Any],
     keys: list[Array],
@@ -298,10 +316,10 @@ def fits_of(
     validation: Table | None,
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
-) -> Iterator[tuple[FitResult | FloatingPointError, Data, Task]]:
+) -> Iterator[Fitted]:
     """Yields the fits of recipes that share one program, for each recipe, key and fold, in this order.
 
-    A search that became non-finite yields its error instead. The iteration ends early if the monitor stops it.
+    The iteration ends early if the monitor stops it.
 
     Args:
       recipes: recipes with the same static options.
@@ -311,9 +329,6 @@ def fits_of(
       validation: the validation set of all fits, or None.
       monitor: the monitor of all runs.
       batch: number of concurrent runs.
-
-    Yields:
-      The fit, its data, and the task of the scaled data.
     """
     began = time.monotonic()
     compilation.bound_memory()
@@ -327,7 +342,8 @@ def fits_of(
     task = task.scaled(scaling.y_unit)
     scaled = scaling.batch(table)
     monitor.keep(_END * (time.monotonic() - before))  # reserves the time to evaluate results on all rows
-    tables, weights = _folds(table, scaled, left_out)
+    numbers, weights = _folds(table, scaled, left_out)
+    tables = [table] if weights is None else [table.rows(rows).normalised() for rows in numbers]
     data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
     cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(tables))))
     searched = Runs(
@@ -356,29 +372,64 @@ def fits_of(
             try:
                 with distributed.apart():
                     finished = recipes[i].finish(result, data[fold], **own)
+                    left_out = finished.left_out or _left_out(recipes[i], result, data[fold], numbers[fold], **own)
             except FloatingPointError as error:
-                yield error, data[fold], task
+                yield Fitted(error, data[fold], task)
                 continue
-            rows = len(table.x) if weights is None else None
-            fitted = _fitted(finished, result, unchecked[i], monitor, rows, seconds=time.monotonic() - began)
-            yield fitted, data[fold], task
+            seconds = time.monotonic() - began
+            fitted = _fitted(finished, left_out, result, unchecked[i], data[fold].table, monitor, seconds=seconds)
+            yield Fitted(fitted, data[fold], task, left_out)
+
+
+def _left_out(
+    recipe: Recipe, result: SearchResult, data: Data, numbers: np.ndarray, *, key: Array, monitor: Monitor
+) -> LeftOut | None:
+    """Returns the losses of the rows that results of a search held out, or None without such rows or without time.
+
+    The results are finished like the model, but on the rows that they were trained on.
+
+    Args:
+      recipe: the recipe.
+      result: the result of the search.
+      data: the data of the fit.
+      numbers: numbers of the rows of ``data`` in the batch of the search.
+      key: random key of ``finish``.
+      monitor: the monitor of the fit.
+    """
+    if not result.held_out or not monitor.may_be_late():
+        return None
+    losses = np.full(len(numbers), np.nan)
+    for trial, batch_rows in result.held_out:
+        rows = np.flatnonzero(np.asarray(batch_rows)[numbers])
+        part = data.without(rows)
+        model = recipe.finish(trial, part, key=key, monitor=monitor).model
+        losses[rows] = losses_of(model, data.table.rows(rows), data.scaling)
+    return LeftOut(losses, chose=True, several=len(result.held_out) > 1)
 
 
 def _fitted(
-    finished: Finished, result: SearchResult, recipe: Recipe, monitor: Monitor, rows: int | None, *, seconds: float
+    finished: Finished,
+    left_out: LeftOut | None,
+    result: SearchResult,
+    recipe: Recipe,
+    table: Table,
+    monitor: Monitor,
+    *,
+    seconds: float,
 ) -> FitResult:
-    """Returns the fit of a finished search; its report numbers the held-out rows among the first ``rows`` rows."""
+    """Returns the fit of a finished search."""
     history = np.asarray(result.history)
     taken = np.isfinite(history)
     history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
-    loss, held_out = (None, None) if finished.held_out is None else finished.held_out
+    rows = np.zeros(0, int) if left_out is None else left_out.rows
+    weight = None if table.weight is None else table.weight[rows]
     report = FitReport(
         ended=monitor.ended,
         ended_at=monitor.where,
         seconds=seconds,
         updates=taken.sum(-1),
-        held_out_loss=loss,
-        held_out_rows=None if held_out is None or rows is None else np.flatnonzero(held_out[:rows]),
+        held_out_loss=float(np.average(left_out.losses[rows], weights=weight)) if left_out and len(rows) else None,
+        held_out_rows=rows if left_out and not left_out.several else None,
         recipe=described(recipe.settled()),
         search=finished.report,
     )
@@ -404,14 +455,16 @@ def check_monotone(recipe: Recipe, table: Table) -> None:
         raise ValueError(f"monotone needs a recipe that keeps it, {which}, got {checks.quoted(recipe)}")
 
 
-def _folds(table: Table, scaled: Batch, left_out: list[np.ndarray | None]) -> tuple[list[Table], np.ndarray | None]:
-    """Returns the table of each fold, and the weights ``(folds, n)`` of the padded batch, 0 for held-out rows."""
+def _folds(
+    table: Table, scaled: Batch, left_out: list[np.ndarray | None]
+) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Returns the rows of each fold, and the weights ``(folds, n)`` of the padded batch, 0 for held-out rows."""
     if left_out[0] is None:
-        return [table], None
+        return [np.arange(len(table.x))], None
     weights = np.tile(np.asarray(scaled.weight), (len(left_out), 1))
     for weight, rows in zip(weights, left_out, strict=True):
         weight[rows] = 0
-    return [table.rows(np.flatnonzero(weight[: len(table.x)] > 0)) for weight in weights], weights
+    return [np.flatnonzero(weight[: len(table.x)] > 0) for weight in weights], weights
 
 
 def _at_once(count: int, batch: int | Literal["auto"]) -> int:

@@ -112,12 +112,12 @@ class Training(NamedTuple):
 
 def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
     """Returns the mean loss of a model's outputs on a scaled batch."""
-    return losses.weighted_mean(task.loss(outputs, by.y), training.state.normalised(by).weight)
+    return losses.mean_loss(task.loss(outputs, by.y), by.weight)
 
 
 def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
     """Returns the mean prediction loss of a model on a scaled batch, such as the mean squared error or log loss."""
-    return losses.weighted_mean(task.prediction_loss(model.apply(by.x), by.y), training.state.normalised(by).weight)
+    return losses.mean_loss(task.prediction_loss(model.apply(by.x), by.y), by.weight)
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def preconditioned(
         result of the trial. The trial then evaluates on its held-out rows during training.
       tries_few_rows: whether ``"auto"`` has a trial in tables of 100 to 1024 rows and at most 512 features.
     """
-    n, p = runs.shape
+    n, p = runs.count, runs.shape[1]
     compares = strength == "auto" and p <= WIDEST
     needed = n >= _FEWEST_TRIED and (always_tries or (tries_few_rows and compares and n <= _FEW))
     strengths = TRIED if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
@@ -179,12 +179,12 @@ def preconditioned(
     # After the deadline the trials are the best results so far, because a last training would start from scratch.
     if len(results) < len(runs) or runs.monitor.has_time():
         results = train(last, of_trials)
-    alike = trial is None and runs.validation is None  # the trials and the last training use one procedure
+    same_procedure = trial is None and runs.validation is None  # as the last training
     finished = []
     for i, result in enumerate(results):
-        lost = losses[i].min()
-        held_out = HeldOut(float(lost), out[i]) if alike and np.isfinite(lost) else None
+        tried = of_trials[i] if same_procedure and np.isfinite(losses[i, best[i]]) else None
         how = Preconditioning(strength=float(strengths[best[i]]), losses=losses[i].astype(np.float32))
+        held_out = () if tried is None else (HeldOut(tried, out[i]),)
         finished.append(result._replace(preconditioning=how, held_out=held_out))
     return finished
 

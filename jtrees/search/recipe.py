@@ -26,7 +26,7 @@ class SearchResult(NamedTuple):
       step: number of updates before the model was evaluated.
       report: data from which ``finish`` makes the report, in a class of the recipe; or None.
       history: loss before each update on scaled data, ``(..., updates)``; NaN for updates that were not made.
-      held_out: the loss on the scaled rows that the search held out, or None.
+      held_out: results of the search that were not trained on some rows, with these rows.
       preconditioning: how the features were preconditioned. None: no strength was tried or given.
     """
 
@@ -36,24 +36,40 @@ class SearchResult(NamedTuple):
     step: Any
     report: Any = None
     history: Any = None
-    held_out: Any = None
+    held_out: "tuple[HeldOut, ...]" = ()
     preconditioning: Preconditioning | None = None
 
 
 class HeldOut(NamedTuple):
-    """The held-out loss of a search: the loss of one or several models on rows that they were not trained on.
-
-    Several models are the trees of a bag, or the sums of boosting in a small table. In a :class:`SearchResult` the loss
-    is on scaled data.
+    """A result that was not trained on some rows. These rows chose a part of the final result.
 
     Attributes:
-      loss: the mean loss, defined as in :class:`jtrees.FitResult`; for votes, the error rate.
-      rows: the held-out rows of the batch, ``(n,)`` bool. None: all rows, each predicted by the models that were not
-        trained on it.
+      result: the result, which ``finish`` takes like the final result.
+      rows: the rows of the batch that were held out, ``(n,)`` bool.
     """
 
-    loss: float
-    rows: Any = None
+    result: SearchResult
+    rows: np.ndarray
+
+
+class LeftOut(NamedTuple):
+    """Losses of rows by models that were not trained on them.
+
+    Attributes:
+      losses: the loss of each row of the table in the user's units, as in :class:`jtrees.FitResult`; for votes, 1 for a
+        wrong class. NaN for a row that all models were trained on, ``(n,)``.
+      chose: whether the rows also chose a part of the model, such as its number of rounds.
+      several: whether several models left out different rows.
+    """
+
+    losses: np.ndarray
+    chose: bool
+    several: bool
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Numbers of the rows with a loss."""
+        return np.flatnonzero(~np.isnan(self.losses))
 
 
 class Finished(NamedTuple):
@@ -64,25 +80,15 @@ class Finished(NamedTuple):
       tree: the model if it is a :class:`jtrees.ObliqueTree`, else None.
       loss: the loss by which the model was chosen.
       report: the recipe's report.
-      held_out: the loss on the rows that the search held out. None if there are no such rows, or if the model changed
-        after the search.
+      left_out: losses of rows by parts of the model that were not trained on them, such as the trees of a bag. None:
+        the driver computes them from ``held_out`` of the result.
     """
 
     model: Any
     tree: ObliqueTree | None
     loss: float
     report: Any = Report()
-    held_out: HeldOut | None = None
-
-    @classmethod
-    def of(
-        cls, result: SearchResult, data: Data, model: Any, tree: ObliqueTree | None, loss: float, report: Report
-    ) -> "Finished":
-        """Returns the finished model with its report and the held-out loss of the search in the user's units."""
-        held_out = result.held_out
-        if held_out is not None:
-            held_out = held_out._replace(loss=held_out.loss * data.loss_unit)
-        return cls(model, tree, loss, report, held_out)
+    left_out: LeftOut | None = None
 
 
 def check_finite(result: SearchResult) -> None:
@@ -199,4 +205,4 @@ def finished_tree(
     tree = data.ordered(tree).merged()
     path = np.asarray(tree.decision_path(data.table.x))[:-1]
     report = TreeReport(reached=len(np.unique(path)), preconditioning=result.preconditioning)
-    return Finished.of(result, data, tree, tree, loss_of(result, tree, data, task), report)
+    return Finished(tree, tree, loss_of(result, tree, data, task), report)

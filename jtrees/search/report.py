@@ -163,8 +163,10 @@ class FitReport(Report):
       seconds: duration of the fit. In a sweep it includes the runs beside the fit.
       updates: number of updates of each run in the history, before the run ended, was dropped or became non-finite.
         The shape is the shape of the history without the last axis.
-      held_out_loss: loss on the rows that the search held out. The evaluated model was not trained on held-out rows.
-      held_out_rows: numbers of the held-out rows among the rows of positive weight; None if all rows are held out.
+      held_out_loss: mean loss, in the units of ``loss``, on the rows that the search held out. The evaluated models
+        are parts of the search that were not trained on these rows. For a bag that votes, it is the error rate.
+      held_out_rows: numbers of the held-out rows among the rows of positive weight. None if several models held out
+        different rows.
       recipe: the recipe's name and options as plain data.
       search: the report of the recipe.
       tuning: how :func:`jtrees.tune` chose options, a :class:`Tuning`; None if ``jtrees.tune`` was not used.

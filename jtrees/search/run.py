@@ -145,6 +145,8 @@ def _run_of(recipe: Any, form: Form, key: Array, batch: Batch, validation: Batch
     if own.validation_y is not None:
         by = by._replace(y=own.validation_y)
     validates = validation is not None
+    if batch.weight is not None and any(a is not None for a in (own.rows, own.weight, own.held_out)):
+        batch = batch._replace(weight=segments.mean_one(batch.weight))  # of the rows that are left to train on
     separate = validates or (own.held_out is not None and own.held_out.any())
     evaluates = validates or form.watches
     return Run(recipe, form.task, batch, by, key, evaluates, validates, separate, own.matrix, own.monotone)

@@ -216,6 +216,12 @@ class Runs:
         own = next((values for values in (self._own.x, self._own.rows) if values is not None), None)
         return len(self._host.x) if own is None else len(self._first(own)), p
 
+    @property
+    def count(self) -> int:
+        """Number of rows of positive weight, the least of all runs. Thresholds on the number of rows compare it."""
+        counts = self.each_once(lambda i: int(np.count_nonzero(self.weighed(i))))
+        return min(counts)
+
     def rows(self, i: int) -> Batch:
         """Returns the rows of run i as a NumPy batch; held-out rows have weight 0."""
         own, x = self._own_of(i), self._host.x

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jtrees import segments
 from jtrees.data.table import bucket
 from jtrees.search.runs import Runs
 from jtrees.tasks import Task
@@ -92,8 +93,7 @@ def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
 def _padded(rows: np.ndarray, weight: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns rows padded with -1, and weights of mean 1 padded with 0, to a length."""
     more = 0, length - len(rows)
-    scaled = weight * np.float32(length / weight.sum())
-    return np.pad(rows.astype(np.int32), more, constant_values=-1), np.pad(scaled, more)
+    return np.pad(rows.astype(np.int32), more, constant_values=-1), np.pad(segments.mean_one(weight), more)
 
 
 def _sample(runs: Runs, i: int, most: int, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +104,7 @@ def _sample(runs: Runs, i: int, most: int, number: int) -> tuple[np.ndarray, np.
 def rows_used(recipe: Any, n: int) -> int:
     """Returns the number of rows that a stage of a recipe is trained on if the table has n rows."""
     most = most_rows(recipe)
-    return n if most is None else min(n, most)
+    return n if most is None or bucket(n) <= bucket(most) else most
 
 
 def most_rows(recipe: Any) -> int | None:

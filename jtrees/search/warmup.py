@@ -91,11 +91,11 @@ def warmup(
         if held_out:
             table, evaluated = table.divided(held_out, key)
         with compilation.promoting_ranks(), distributed.together("jtrees.warmup"):
-            [(result, data, scaled)] = fits_of([recipe], [key], [None], table, chosen_by, Monitor(rehearses=True))
-        if not isinstance(result, FloatingPointError):
-            result.predict(table.x)
-            if scaled.has_baselines and recipe.targets(*made[0]) is made[0][1]:
-                comparison_of(result, data, evaluated)
+            [fitted] = fits_of([recipe], [key], [None], table, chosen_by, Monitor(rehearses=True))
+        if not isinstance(fitted.result, FloatingPointError):
+            fitted.result.predict(table.x)
+            if fitted.task.has_baselines and recipe.targets(*made[0]) is made[0][1]:
+                comparison_of(fitted, evaluated)
     return time.monotonic() - began
 
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from jtrees import segments
 from jtrees.search.sample import drawn_rows
 from jtrees.selection.sweep import Split
 
@@ -42,7 +43,8 @@ def of_rows(split: Split, rows: int, rng: np.random.Generator) -> Split | None:
     """
     table = split.table
     chosen, weight = drawn_rows(table.y, table.weight, rows, table.task, rng)
-    some = table.rows(chosen).replace(weight=None if np.all(weight == weight[0]) else weight.astype(np.float64))
+    weight = None if np.all(weight == weight[0]) else segments.mean_one(weight.astype(np.float64))
+    some = table.rows(chosen).replace(weight=weight)
     left_out = [None if out is None else np.flatnonzero(np.isin(chosen, out)) for out in split.left_out]
     for out in left_out:
         rest = some.y if out is None else np.delete(some.y, out, axis=0)

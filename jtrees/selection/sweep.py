@@ -5,20 +5,19 @@ import itertools
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, distributed, processes, validation as checks
-from jtrees.data import Scaling, Table
+from jtrees.data import Table
 from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
 from jtrees.search.fit import FitResult, fits_of, of_raw_table, table_of, validation_of
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.space import LogUniform, Uniform
-from jtrees.tasks import Classification, Task
+from jtrees.tasks import Task
 
 
 class SweepResult(NamedTuple):
@@ -252,7 +251,9 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
         if len(rest) < 2 or not table.task.varies(table.y[rest]):
             raise ValueError(f"y must vary in the {len(rest)} rows drawn to train on: give validation as a pair (x, y)")
     held_out: list[Table | None] = [table.rows(part) for part in parts]
-    return Split(table, None, [*parts], held_out) if whole else Split(table.rows(rests[0]), None, [None], held_out)
+    if whole:
+        return Split(table, None, [*parts], held_out)
+    return Split(table.rows(rests[0]).normalised(), None, [None], held_out)
 
 
 class Run(NamedTuple):
@@ -286,21 +287,12 @@ def runs_of(
 ) -> Iterator[Run]:
     """Yields the runs of recipes that share one program, for each recipe, key and fold, in this order."""
     fits = fits_of(recipes, keys, split.left_out, split.table, split.validation, monitor, batch)
-    for (fit, data, task), held_out in zip(fits, itertools.cycle(split.held_out), strict=False):
-        fit = None if isinstance(fit, FloatingPointError) else fit
+    for fitted, held_out in zip(fits, itertools.cycle(split.held_out), strict=False):
+        fit = None if isinstance(fitted.result, FloatingPointError) else fitted.result
         rows = weights = np.zeros(0)
         if held_out is not None:
             weights = np.ones(len(held_out.x)) if held_out.weight is None else held_out.weight
             rows = np.full(len(held_out.x), np.inf)
             if fit is not None:
-                rows = row_losses(task, fit.model, held_out, data.scaling)
+                rows = losses_of(fit.model, held_out, fitted.data.scaling)
         yield Run(fit, rows, weights)
-
-
-def row_losses(task: Task, model: Any, rows: Table, scaling: Scaling) -> np.ndarray:
-    """Returns the loss of a model on each row; a user-defined loss of regression is computed on scaled targets."""
-    if task.in_units or isinstance(task, Classification):
-        return losses_of(model, rows, scaling)
-    predictions = np.asarray(model.predict(rows.x), np.float64)
-    outputs, y = (jnp.asarray(scaling.transform_y(a)) for a in (predictions, rows.y))
-    return np.asarray(task.loss(outputs, y), np.float64)

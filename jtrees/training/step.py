@@ -12,6 +12,7 @@ import optax
 from jtrees import sharding, validation
 from jtrees.training.state import Batch, Best, History, Method, Params, TrainState, for_optax, is_over, normalised
 
+_LAST = 0xFFFFFFFF  # the largest word, which sorts samples of weight 0 behind all others
 _ORDER = (0x9E3779B9, 0x7F4A7C15)  # makes the random words of the shuffles differ from other uses of a run's key
 
 
@@ -34,6 +35,7 @@ def one_step(
     n, dtype = data.x.shape[0], data.x.dtype
     _check_sizes(n, batch_size, score_every)
     data = sharding.keep_rows(normalised(data))
+    of_batches = data if batch_size is None else sharding.keep_rows(_of_batches(data))
     scores = isinstance(score_every, jax.Array) or score_every > 0
     # On a full batch the score of the method is a by-product of its loss.
     free = not isinstance(score_every, jax.Array) and score_every == 1 and batch_size is None and score is None
@@ -53,7 +55,7 @@ def one_step(
             best_so_far, step = _kept(state, score_value, due, patience)
         batch, order = data, state.order
         if batch_size is not None:
-            batch, order = _batch(data, order, state.key, step, batch_size)
+            batch, order = _batch(of_batches, order, state.key, step, batch_size)
         key = jax.random.fold_in(keys_of(state.key)[1], step)
         params, opt_state, (loss, batch_score) = update(state.params, state.opt_state, batch, key=key, step=step)
         if free:
@@ -146,7 +148,11 @@ def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> 
 
 
 def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
-    """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch."""
+    """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch.
+
+    A mini-batch has only samples of positive weight, and its weights are those of :func:`_of_batches`. If samples have
+    weight 0, an epoch takes some of the other samples twice.
+    """
     n, parts = order.shape[0], sharding.parts(order.shape[0])
     per_epoch, per_part = n // batch_size, batch_size // parts
     epoch, i = step // per_epoch, step % per_epoch
@@ -154,7 +160,13 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
     # Each device shuffles its own shard of the rows. A batch takes the same number of rows from each shard, so rows do
     # not move between devices.
     def shuffle() -> Array:
-        return _random_words(key, epoch, parts, n // parts).argsort(axis=1).reshape(n).astype(order.dtype)
+        words = _random_words(key, epoch, parts, n // parts)
+        if data.weight is None:
+            return words.argsort(axis=1).reshape(n).astype(order.dtype)
+        inside = data.weight.reshape(words.shape) > 0
+        shuffled = jnp.where(inside, words, jnp.asarray(_LAST, words.dtype)).argsort(axis=1)
+        places = jnp.arange(n // parts) % jnp.maximum(inside.sum(1, keepdims=True), 1)
+        return jnp.take_along_axis(shuffled, places, axis=1).reshape(n).astype(order.dtype)
 
     order = jax.lax.cond(i == 0, shuffle, lambda: order)
     if parts == 1:
@@ -168,6 +180,20 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
         return sharding.keep_rows(picked).reshape(batch_size, *a.shape[1:])
 
     return jax.tree.map(pick, data), order
+
+
+def _of_batches(data: Batch) -> Batch:
+    """Returns the data with weights for mini-batches that draw only samples of positive weight.
+
+    Let m be the number of samples of positive weight in a shard, and n / s the number of all samples in a shard. A
+    sample is drawn n / (s m) times as often as if all samples were drawn equally often, so its weight is multiplied by
+    s m / n. The expectation of the weighted mean of a mini-batch is then the weighted mean of the data.
+    """
+    if data.weight is None:
+        return data
+    of_shard = data.weight.reshape(sharding.parts(data.weight.shape[0]), -1)
+    share = (of_shard > 0).mean(1, keepdims=True, dtype=of_shard.dtype)
+    return data._replace(weight=(share * of_shard).reshape(-1))
 
 
 def _random_words(key: Array, epoch: Array, parts: int, rows: int) -> Array:

@@ -324,7 +324,7 @@ class Annealed(Recipe):
             tree = data.refit(tree, "constant", shrink=True)[0]
             loss = data.loss(tree)
         tree = tree.merged()
-        return Finished.of(result, data, tree, tree, loss, report)
+        return Finished(tree, tree, loss, report)
 
     def _refitted(self, splits: ObliqueTree, data: Data) -> tuple[ObliqueTree, float]:
         """Returns the tree refitted in the user's units, and the loss that decides between the trees."""

@@ -40,8 +40,7 @@ _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 def folds_of(recipe: Any, runs: Runs) -> list[np.ndarray] | None:
     """Returns the fold of each row of each run, -1 for no fold; or None if there are too few rows to hold any out."""
     batches = [runs.rows(i) for i in range(len(runs))]
-    real = [len(rows.x) if rows.weight is None else np.count_nonzero(rows.weight) for rows in batches]
-    count = min(_FOLDS, recipe.starts) if max(real) <= _FEW_ROWS and recipe.cart is True else 1
+    count = min(_FOLDS, recipe.starts) if runs.count <= _FEW_ROWS and recipe.cart is True else 1
     folds = [drawn_folds(rows, runs.rng(i, _FOLD), count) for i, rows in enumerate(batches)]
     return folds if all((fold >= 0).any() for fold in folds) else None
 

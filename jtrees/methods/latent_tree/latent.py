@@ -259,4 +259,4 @@ class LatentTree(Recipe):
         model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
         tree = None if found.tree is None else data.scaling.restore(found.tree)
         report = LatentReport(active=np.asarray(network.active), preconditioning=result.preconditioning)
-        return Finished.of(result, data, model, tree, loss_of(result, model, data, task), report)
+        return Finished(model, tree, loss_of(result, model, data, task), report)

@@ -54,7 +54,7 @@ class CO2(GreedyRecipe):
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
         are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. If ``shrink`` is True, a
-        table of 100 to 1024 rows and at most 512 features has at least one such run. Rows are counted after padding.
+        table of 100 to 1024 rows and at most 512 features has at least one such run.
       rows: approximate number of rows that splits are trained on; a longer table is sampled. Leaves are fitted to all
         rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
 

@@ -217,10 +217,11 @@ class Greedy:
 
     # --- The result ---
 
-    def evaluate(self, tree: ObliqueTree, batch: Batch, by: Batch) -> Array:
-        """Returns the loss on ``by`` of the tree with leaves refitted to the batch."""
-        tree = with_leaves(tree, ops.hard(tree.weights, tree.bias, batch.x), batch, self.task)
-        return evaluated(self.task, tree.leaves.values[ops.hard(tree.weights, tree.bias, by.x)], by)
+    def evaluate(self, run: Run, tree: ObliqueTree) -> Array:
+        """Returns the loss on the evaluation rows of the tree with leaves refitted to the training rows."""
+        leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (run.batch, run.by))
+        tree = run.ordered(with_leaves(tree, leaf, run.batch, self.task), leaf)
+        return evaluated(self.task, tree.leaves.values[reached], run.by)
 
     def result(self, tree: ObliqueTree, step: Array, finite: Array, run: Run, strength: Array) -> SearchResult:
         """Returns the result: the tree with refitted and shrunk leaves, and its score.
@@ -231,7 +232,8 @@ class Greedy:
         """
         batch, by = run.batch, run.by
         leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, by))
-        loss = lambda leaves: evaluated(self.task, leaves.trainable().values[reached], by)
+        ordered = lambda leaves: run.ordered(tree.replace(leaves=leaves), leaf).leaves
+        loss = lambda leaves: evaluated(self.task, ordered(leaves).trainable().values[reached], by)
         leaves = with_leaves(tree, leaf, batch, self.task).leaves.refit(leaf, *batch)
         score, used = loss(leaves), jnp.zeros((), batch.x.dtype)
         if self.shrink:

@@ -85,9 +85,8 @@ class GreedyRecipe(Recipe):
 
         results = by_first_step(runs, direct)
         for i, result in enumerate(results):
-            if result.held_out is not None and result.held_out.rows is not None:
-                rows = runs.of_table(i, np.asarray(result.held_out.rows))
-                results[i] = result._replace(held_out=result.held_out._replace(rows=rows))
+            held_out = [one._replace(rows=runs.of_table(i, one.rows)) for one in result.held_out]
+            results[i] = result._replace(held_out=tuple(held_out))
         return results
 
     def trained(self, runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:

@@ -159,7 +159,7 @@ class NonGreedy(GreedyRecipe):
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
         are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. If ``shrink`` is True, a
-        table of 100 to 1024 rows and at most 512 features has at least one such run. Rows are counted after padding.
+        table of 100 to 1024 rows and at most 512 features has at least one such run.
       rows: approximate number of rows that splits are trained on; a longer table is sampled. Leaves are fitted to all
         rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
 
@@ -242,7 +242,7 @@ def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Arr
             greedy.optimizer,
             batch_size=last.batch_size,
             score_every=last.steps_per_epoch if run.validates else 0,
-            score=partial(greedy.evaluate, batch=batch, by=run.by),
+            score=partial(greedy.evaluate, run),
         )
         of_run, (lost, _) = one_step(growing.run, step)
         joint = Joint(growing.replace(run=of_run), state.surrogate.at[0].add(lost))
@@ -255,7 +255,7 @@ def _trained(run: Run, state: Joint, before: Array, count: Array, evaluates: Arr
 def _result(run: Run, state: Joint, strength: Array) -> SearchResult:
     """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
     recipe, greedy, of_run = run.recipe, run.recipe.greedy(run), state.growing.run
-    evaluate = partial(greedy.evaluate, batch=run.batch, by=run.by) if run.validates else partial(_mean, run)
+    evaluate = partial(greedy.evaluate if run.validates else _mean, run)
     method = nongreedy(recipe.depth, recipe.nu, task=run.task, inference=recipe.inference)
     best = training.best(method, of_run, greedy.standardised(run.batch), score=evaluate)
     return greedy.result(best.params, best.step, of_run.finite & jnp.isfinite(best.score), run, strength)

@@ -292,4 +292,4 @@ class TEL(Recipe):
             preconditioning=result.preconditioning,
         )
         loss = data.loss(model) if self.hard else loss_of(result, model, data, task)
-        return Finished.of(result, data, model, None, loss, report)
+        return Finished(model, None, loss, report)

@@ -1,0 +1,225 @@
+"""Weights of samples: only their ratios matter, they have mean 1 wherever they count samples, and none is lost."""
+
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import r2_score
+from small_recipes import COMBINATORS, OTHERS, QUICK
+
+import jtrees
+from jtrees import losses
+from jtrees.data import checked_table
+from jtrees.data.baselines import compared
+from jtrees.data.columns import Columns
+from jtrees.estimators import TreeClassifier
+
+pytestmark = [
+    pytest.mark.usefixtures("standard_promotion"),
+    pytest.mark.filterwarnings("ignore::jtrees.data.baselines.BehindBaselineWarning"),
+]
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(400, 4))
+Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
+X_TEST = RNG.normal(size=(1000, 4))
+Y_TEST = np.where(X_TEST[:, 0] + X_TEST[:, 1] > 0, 2.0, -1.0) + X_TEST[:, 2]
+HALF_LIFE = 0.5 ** np.arange(400.0)[::-1]  # float32 holds the last 127 weights, float64 all of them
+RECIPES = [*QUICK, *OTHERS, *COMBINATORS, jtrees.Boosted(COMBINATORS[0].base, rounds=20, patience=5)]
+EACH = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
+
+
+def score(recipe, x=X, y=Y, weight=None):
+    """R^2 on new rows."""
+    return r2_score(Y_TEST, jtrees.fit(recipe, x, y, sample_weight=weight, key=KEY).predict(X_TEST))
+
+
+# --- At the door -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e305])
+def test_only_ratios_matter(scale):
+    weight = RNG.uniform(0.5, 2, 400)
+    table = checked_table(X, Y, scale * weight, "regression")
+    np.testing.assert_allclose(table.weight, weight / weight.mean(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_rows_whose_weights_float32_cannot_hold_are_left_out(raw):
+    x = np.where(RNG.random(X.shape) < 0.1, np.nan, X) if raw else X
+    table = checked_table(x, Y, HALF_LIFE, "regression")
+    kept = np.finfo(np.float32).tiny <= HALF_LIFE
+    assert len(table.x) == kept.sum() == 127 and table.weight.mean() == pytest.approx(1)
+    assert np.array_equal(table.y, Y[kept]) and (table.weight.astype(np.float32) > 0).all()
+    if raw:
+        alone = Columns.fit(x[kept], Y[kept], sample_weight=HALF_LIFE[kept])
+        assert table.columns == alone[0]
+        np.testing.assert_array_equal(table.x, alone[1])
+
+
+def test_weights_of_classes_are_normalised_with_those_of_rows():
+    label = (Y > 0).astype(int)
+    weight = RNG.uniform(0.5, 2, 400)
+    table = checked_table(X, label, weight, jtrees.Classification(2, class_weight=(1.0, 1e5)))
+    expected = weight * np.array([1.0, 1e5])[label]
+    np.testing.assert_allclose(table.weight, expected / expected.mean(), rtol=1e-12)
+
+
+def test_huge_weights_of_a_raw_table():
+    """The sum of the weights is beyond double precision."""
+    x = np.where(X > 1.5, np.nan, X)
+    plain, huge = (Columns.fit(x, Y, sample_weight=weight)[1] for weight in (None, np.full(400, 1e308)))
+    np.testing.assert_array_equal(plain, huge)
+
+
+def test_a_class_of_weight_zero_in_float32_is_no_class():
+    label = np.array(["old", "new"])[(np.arange(400) >= 200).astype(int)]
+    label[300::2] = "other"
+    model = TreeClassifier(jtrees.GET(depth=1, starts=1, epochs=5), random_state=0)
+    model.fit(X, label, sample_weight=HALF_LIFE)
+    assert model.classes_.tolist() == ["new", "other"]
+
+
+def test_part_of_a_table_has_weights_of_mean_one():
+    table = checked_table(X, Y, RNG.lognormal(sigma=2, size=400), "regression")
+    training, out = table.divided(0.5, KEY)
+    assert training.weight.mean() == pytest.approx(1)
+    whole = {tuple(x): weight for x, weight in zip(table.x, table.weight, strict=True)}
+    np.testing.assert_array_equal(out.weight, [whole[tuple(x)] for x in out.x])
+
+
+# --- Every recipe ----------------------------------------------------------------------------------------------------
+
+
+@EACH
+def test_rows_that_cannot_matter_change_nothing(recipe):
+    y = np.where(np.arange(400) < 200, -50.0, 10.0) + Y  # the old rows have other targets
+    kept = np.finfo(np.float32).tiny <= HALF_LIFE
+    among = jtrees.fit(recipe, X, y, sample_weight=HALF_LIFE, key=KEY)
+    alone = jtrees.fit(recipe, X[kept], y[kept], sample_weight=HALF_LIFE[kept], key=KEY)
+    np.testing.assert_array_equal(among.predict(X_TEST), alone.predict(X_TEST))
+    assert among.predict(X_TEST).min() > 0
+    assert among.loss == alone.loss and among.report.baselines == alone.report.baselines
+
+
+@EACH
+def test_scale_of_weights_changes_nothing(recipe):
+    weight = RNG.uniform(0.5, 2, 400)
+    plain, scaled = (jtrees.fit(recipe, X, Y, sample_weight=s * weight, key=KEY) for s in (1.0, 2.0**40))
+    np.testing.assert_array_equal(plain.predict(X_TEST), scaled.predict(X_TEST))
+
+
+@EACH
+def test_a_heavy_row_does_not_spoil_the_others(recipe):
+    weight = np.ones(400)
+    weight[7] = 50.0
+    repeated = np.repeat(np.arange(400), weight.astype(int))
+    weighted, copied = score(recipe, weight=weight), score(recipe, X[repeated], Y[repeated])
+    assert weighted > min(copied, score(recipe)) - 0.1
+
+
+@EACH
+@pytest.mark.parametrize("sigma", [0.5, pytest.param(1.0, marks=pytest.mark.slow), 2.0])
+def test_uneven_weights_are_like_repeated_rows(recipe, sigma):
+    weight = np.ceil(np.random.default_rng(1).lognormal(1.0, sigma, 400)).clip(max=60)
+    repeated = np.repeat(np.arange(400), weight.astype(int))
+    weighted, copied = score(recipe, weight=weight), score(recipe, X[repeated], Y[repeated])
+    assert weighted > copied - 0.12
+
+
+def test_a_boosted_sum_with_one_heavy_row_is_as_good_as_without():
+    """Shrinkage counts samples: it must not count all other rows as a thousandth of one."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 4))
+    y = np.sin(2 * x[:, 0]) + x[:, 1]
+    weight = np.ones(2000)
+    weight[3] = 1000.0
+    recipe = jtrees.Boosted(COMBINATORS[0].base, rounds=60, learning_rate=0.3, patience=None)
+    fits = [jtrees.fit(recipe, x[:2000], y[:2000], sample_weight=w, key=KEY) for w in (None, weight)]
+    plain, heavy = (r2_score(y[2000:], fit.predict(x[2000:])) for fit in fits)
+    assert plain > 0.85 and heavy > plain - 0.05
+
+
+@pytest.mark.parametrize("loss", ["absolute_error", "poisson"])
+def test_leaf_steps_of_boosting_depend_on_ratios_of_weights(loss):
+    """One step of a boosted stump for weights around 1, and for the same weights with one very heavy row elsewhere."""
+    x = np.linspace(-1, 1, 200)[:, None]
+    y = np.where(x[:, 0] > 0, 5.0, 1.0)
+    weight = np.ones(200)
+    weight[-1] = 400.0
+    task = jtrees.Regression(loss_function=loss)
+    recipe = jtrees.Boosted(COMBINATORS[0].base.replace(depth=1), rounds=30, learning_rate=0.5, patience=None)
+    predictions = jtrees.fit(recipe, x, y, sample_weight=weight, task=task, key=KEY).predict(x)
+    np.testing.assert_allclose(predictions, y, rtol=0.1)
+
+
+def test_initial_probabilities_of_boosting_count_samples():
+    rng = np.random.default_rng(0)
+    label = (rng.random(2000) < 0.01).astype(int)
+    weight = np.ones(2000)
+    weight[0] = 1000.0
+    table = checked_table(rng.normal(size=(2000, 2)), label, weight, "classification")
+    initial = losses.LogLoss().initial(jnp.asarray(table.y), jnp.asarray(table.weight, jnp.float32), 2)
+    share = (weight @ label) / weight.sum()
+    assert jax.nn.softmax(initial)[1] == pytest.approx((2000 * share + 1) / 2002, rel=1e-4)
+
+
+def test_the_constant_that_models_are_compared_with_counts_samples():
+    rng = np.random.default_rng(0)
+    label = (rng.random(2000) < 0.01).astype(int)
+    weight = np.ones(2000)
+    weight[0] = 1e4
+    x = rng.normal(size=(2000, 2))
+    table = checked_table(x, label, weight, "classification")
+
+    class Even:
+        def predict(self, x):
+            return np.full((len(x), 2), 0.5)
+
+    recipe = jtrees.GET()
+    comparison = compared(Even(), table, recipe.scaling(table), held_out=table)
+    share = np.average(label, weights=weight)
+    entropy = -(share * np.log(share) + (1 - share) * np.log(1 - share))
+    assert comparison.losses["constant"] == pytest.approx(entropy, rel=0.05)
+
+
+# --- Samples of weight 0 ---------------------------------------------------------------------------------------------
+
+
+def test_a_sample_of_weight_zero_does_not_count_even_with_an_infinite_loss():
+    lost, weight = jnp.array([1.0, jnp.inf, 3.0]), jnp.array([2.0, 0.0, 1.0])
+    assert losses.mean_loss(lost, weight) == pytest.approx(5 / 3)
+    assert losses.weighted_mean(lost, weight) == pytest.approx(5 / 3)  # weights of mean 1
+    assert losses.mean_loss(lost[::2], None) == 2
+
+
+@pytest.mark.parametrize("batch_size", [4, 5, None])
+def test_mini_batches_have_samples_of_positive_weight_only(batch_size):
+    """The mean of the mini-batches of many epochs is the weighted mean of the data."""
+    weight = jnp.asarray(np.where(np.arange(20) % 3 == 0, 0.0, 1.0 + np.arange(20) % 2), jnp.float32)
+    x = jnp.asarray(np.where(weight > 0, np.arange(20), 1e6), jnp.float32)[:, None]
+    seen = []
+
+    def loss(params, batch, *, key, step):
+        jax.debug.callback(lambda weight: seen.append(np.asarray(weight)), batch.weight, ordered=True)
+        value = losses.weighted_mean(batch.x[:, 0] * params, batch.weight)
+        return value, value
+
+    import optax
+
+    method = jtrees.Method(lambda batch, *, key: jnp.float32(1.0), loss, lambda params, batch: None)
+    result = jtrees.train(
+        method,
+        jtrees.Batch(x, x[:, 0], weight),
+        key=KEY,
+        optimizer=optax.sgd(0.0),
+        steps=400,
+        batch_size=batch_size,
+    )
+    jax.effects_barrier()
+    expected = np.average(np.asarray(x)[:, 0], weights=np.asarray(weight))
+    assert result.losses.mean() == pytest.approx(expected, rel=0.05)
+    if batch_size is not None:
+        assert all((batch > 0).all() for batch in seen[:400])
