@@ -145,21 +145,23 @@ def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None):
     for node in range(2 * leaves - 1):
         level = (node + 1).bit_length() - 1
         here = leaf >> (depth - level) == node + 1 - 2**level
-        outer = models[(node - 1) // 2] if node else (np.zeros(p), 0.0, 1.0, weight.sum(), (y.min(), y.max()))
+        samples = weight.sum() ** 2 / (weight**2).sum()  # effective number, also of every node below
+        outer = models[(node - 1) // 2] if node else (np.zeros(p), 0.0, 1.0, samples, (y.min(), y.max()))
         slopes, intercept, df, total, bounds = outer
         if not here.any():
             models.append((slopes, intercept, 0.0, 0.0, bounds))
             chosen.append(-1)
             continue
-        n = weight[here].sum()
+        n = weight[here].sum() ** 2 / (weight[here] ** 2).sum()
+        counts, share = weight[here] * n / weight[here].sum(), df * min(n / total, 1)
         candidates = shrunk_candidates(
-            x[here], y[here], weight[here], slopes, intercept, df * n / total, split=2 * (p + 1) if node else 0
+            x[here], y[here], counts, slopes, intercept, share, split=2 * (p + 1) if node else 0
         )
         best = int(np.argmin([candidate[0] for candidate in candidates]))
         error, df, slopes, intercept = candidates[best]
         models.append((slopes, intercept, df, n, bounds if best == 0 else (y[here].min(), y[here].max())))
         chosen.append(best)
-        lost += n * error if node >= leaves - 1 else 0.0
+        lost += weight[here].sum() * error if node >= leaves - 1 else 0.0
     coefficients, intercepts, lower, upper = [], [], [], []
     for slopes, intercept, _, _, (low, high) in models[leaves - 1 :]:
         coefficients.append(slopes / spread)

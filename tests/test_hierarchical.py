@@ -14,10 +14,10 @@ DEPTH, LEAVES, N = 3, 8, 60
 
 
 def definition(leaf, y, weight, strength):
-    """Values of the leaves, and the diagonal of the linear map from targets to fitted values, by loops."""
+    """Values of the leaves, and weights times the diagonal of the map from targets to fitted values, by loops."""
     values, leverage = np.zeros(LEAVES), np.zeros(LEAVES)
     for one in range(LEAVES):
-        value = share = mean = parent = None
+        value = share = mean = parent = samples = None
         for level in range(DEPTH + 1):
             inside = (leaf >> (DEPTH - level)) == (one >> (DEPTH - level))
             count = weight[inside].sum()
@@ -28,12 +28,12 @@ def definition(leaf, y, weight, strength):
                 break
             else:
                 own = np.average(y[inside], weights=weight[inside])
-                value += (own - mean) / (1 + strength / parent)
-                share += (1 / count - 1 / parent) / (1 + strength / parent)
+                value += (own - mean) / (1 + strength / samples)
+                share += (1 / count - 1 / parent) / (1 + strength / samples)
                 mean = own
-            parent = count
+            parent, samples = count, count**2 / (weight[inside] ** 2).sum()
         values[one], leverage[one] = value, share
-    return values, leverage[leaf] * weight
+    return values, leverage[leaf] * weight**2
 
 
 def expected(leaf, y, weight):
@@ -53,7 +53,7 @@ def test_values_and_strength_are_those_of_the_definition(seed, noise):
     rng = np.random.default_rng(seed)
     leaf = rng.choice([0, 1, 2, 3, 4, 7], N)  # two leaves are empty
     y = np.arange(LEAVES)[leaf] + noise * rng.normal(size=N)
-    weight = rng.integers(0, 3, N).astype(float)
+    weight = rng.integers(0, 3, N) * rng.uniform(0.5, 2, N)
     _, strength, values = expected(leaf, y, weight)
     with jax.enable_x64(True):
         ours, chosen = leaves.fit_hierarchical(

@@ -112,14 +112,20 @@ def test_the_cases_above_choose_among_all_kinds_of_candidates():
     assert len({c // levels for c in chosen if 0 < c < own_mean}) > 4
 
 
-def test_weights_count_as_repetitions(in_blocks):
-    data = three_targets()
-    times = np.random.default_rng(2).multinomial(200, np.ones(200) / 200)
-    assert len(set(times.tolist())) > 3
-    repeated = tuple(np.repeat(a, times, axis=0) for a in data)
-    weighted, plain = ({"num_leaves": 8, "sample_weight": weight} for weight in (times.astype(float), np.ones(200)))
-    assert_equal_leaves(fit(*data, **weighted), fit(*repeated, **plain))
-    assert float(error(*data, **weighted)) == pytest.approx(float(error(*repeated, **plain)), rel=1e-9)
+def test_only_ratios_of_weights_matter(in_blocks):
+    data, weight = three_targets(), weightings(200)[1]
+    plain, scaled = ({"num_leaves": 8, "sample_weight": unit * weight} for unit in (1, 1000))
+    assert_equal_leaves(fit(*data, **plain), fit(*data, **scaled))
+    assert float(error(*data, **plain)) == pytest.approx(float(error(*data, **scaled)), rel=1e-9)
+
+
+def test_a_heavy_sample_does_not_shrink_the_leaves_of_others(in_blocks):
+    leaf, x, targets = three_targets()
+    weight = np.where(np.arange(200) == np.flatnonzero(leaf == 5)[0], 1000.0, 1.0)
+    heavy, plain = (fit(leaf, x, targets, num_leaves=8, sample_weight=w) for w in (weight, np.ones(200)))
+    others, y = leaf != 5, targets[:, 0]
+    lost = [np.mean((np.asarray(at(fitted, leaf, x))[others, 0] - y[others]) ** 2) for fitted in (heavy, plain)]
+    assert lost[0] < 2 * lost[1] < 0.1 * y[others].var()
 
 
 @pytest.mark.slow
@@ -137,13 +143,12 @@ def test_bounds_with_another_margin_and_the_shapes_of_one_output(in_blocks):
 def test_a_kind_of_leaves_refits_so_with_uneven_weights_counting_as_fewer_samples(in_blocks, monkeypatch, weighted):
     leaf, x, y = three_targets()
     weight = weightings(200)[int(weighted)]
-    kish = weight * weight.sum() / np.square(weight).sum()
     # The functions as compiled above; what is looked at is how they are called.
     calls = lambda fn: lambda leaf, x, y, leaves, **options: fn(leaf, x, y, num_leaves=leaves, **options)
     both = lambda *data, **options: (jax.tree.leaves(calls(fit)(*data, **options)), calls(error)(*data, **options))
     monkeypatch.setattr(linear, "shrunk_with_error", both)
-    expected = fit(leaf, x, y, num_leaves=8, sample_weight=kish)
-    lost = float(error(leaf, x, y, num_leaves=8, sample_weight=kish))
+    expected = fit(leaf, x, y, num_leaves=8, sample_weight=weight)
+    lost = float(error(leaf, x, y, num_leaves=8, sample_weight=weight))
     kind = Linear(np.zeros((8, 4, 3)), np.zeros((8, 3)))
     for unit in (1, 1000):
         found = kind.refit(leaf, x, y, unit * weight)

@@ -12,7 +12,7 @@ import sweeps
 import jtrees
 from jtrees import Batch
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
-from jtrees.segments import effective
+from jtrees.segments import mean_one
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -134,7 +134,7 @@ def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     target = y.reshape(400, -1) - design @ start
     change = (
         Ridge(alpha=1.0, fit_intercept=False, solver="cholesky")
-        .fit(design, target, sample_weight=np.asarray(effective(weight)))
+        .fit(design, target, sample_weight=np.asarray(mean_one(weight)))
         .coef_
     )
     values = np.concatenate(np.asarray(forest.trees.leaves.values)).reshape(start.shape)

@@ -12,6 +12,11 @@ The degrees of freedom df follow from the trace of this linear map. The trace is
 ``N / (N + strength)`` for each split of N samples into two parts. df counts the mean twice, and each split ``cost``
 times. The cost is at least 2, because the splits were fitted to the same targets. (In Friedman's MARS a degree of
 freedom counts two to four times.)
+
+Let W be the sum of the weights of a node, and S the sum of their squares. The node has ``N = W^2 / S`` samples (Kish).
+The weighted mean of a node lowers the weighted sum of squares of its targets by ``q = S / W`` times their variance more
+than on new targets. So ``q_left + q_right - q`` replaces the 1 of a split in df, q of the root replaces the 1 of the
+mean, and W of the root replaces n. All of this depends on the ratios of the weights alone.
 """
 
 from typing import Any
@@ -44,7 +49,7 @@ def fit_hierarchical(
       leaf_index: leaf of each sample.
       y: targets, ``(n,)`` or ``(n, k)``. All k targets share one strength.
       num_leaves: number of leaves, a power of 2.
-      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
+      sample_weight: nonnegative weights, of which only the ratios matter. Uneven weights count as fewer samples.
       strength: strength of the shrinkage, in samples. If None, generalised cross-validation selects it among 17 values
         from 0 to 10 000.
       cost: factor of a split's degrees of freedom in this criterion. A number, or an array ``(leaves - 1,)`` with a
@@ -63,25 +68,29 @@ def fit_hierarchical(
     n = segments.total(weight)
     mean = (segments.total(weight[:, None] * y) / n)[None]
     own = segments.means(leaf_index, y, num_leaves, weight)
-    columns = weight[:, None] * xp.pad(y - mean, ((0, 0), (1, 0)), constant_values=1)
-    levels = [segments.sums(columns, leaf_index, num_leaves)]  # sums of weights and targets, leaves first
+    columns = weight[:, None] * xp.column_stack([xp.ones_like(weight), weight, y - mean])
+    levels = [segments.sums(columns, leaf_index, num_leaves)]  # sums of weights, their squares, targets; leaves first
     while len(levels[-1]) > 1:
         levels.append(topology.pairs(levels[-1]).sum(1))
+    per_weight = [level[:, 1] / xp.where(level[:, 0] > 0, level[:, 0], 1) for level in levels]
     within = segments.total(weight[:, None] * xp.square(y - own[leaf_index])).sum()
     costs = xp.broadcast_to(cost, num_leaves - 1)
 
     def fitted(strength: Array) -> tuple[Array, Array]:
         """Returns the values, relative to the mean, and their generalised cross-validation."""
-        values, freedom = levels[-1][:, 1:] / n, _COST
-        for parents, children in zip(levels[:0:-1], levels[-2::-1], strict=True):
+        values, freedom = levels[-1][:, 2:] / n, _COST * per_weight[-1].sum()
+        pairs = zip(levels[:0:-1], levels[-2::-1], per_weight[:0:-1], per_weight[-2::-1], strict=True)
+        for parents, children, of_parents, of_children in pairs:
             some, first = children[:, 0] > 0, len(parents) - 1
-            total = parents[:, 0] + strength  # 0 at an empty node if the strength is 0
-            share = parents[:, 0] / xp.where(total > 0, total, 1)
-            safe = lambda of: of[:, 1:] / xp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
+            samples = xp.where(of_parents > 0, parents[:, 0] / xp.where(of_parents > 0, of_parents, 1), 0)
+            total = samples + strength  # 0 at an empty node if the strength is 0
+            share = samples / xp.where(total > 0, total, 1)
+            safe = lambda of: of[:, 2:] / xp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
             step = xp.repeat(share, 2)[:, None] * (safe(children) - xp.repeat(safe(parents), 2, axis=0))
             values = xp.repeat(values, 2, axis=0) + xp.where(some[:, None], step, 0)
             divided, of_level = topology.pairs(some).all(1), costs[first : first + len(parents)]
-            freedom += xp.where(divided, share * of_level, 0).sum()
+            more = topology.pairs(of_children).sum(1) - of_parents
+            freedom += xp.where(divided, share * of_level * more, 0).sum()
         count = levels[0][:, :1]
         rss = within + xp.where(count > 0, count * xp.square(mean + values - own), 0).sum()
         left = 1 - freedom / n
@@ -110,8 +119,8 @@ def refit_hierarchical(
     Only means and frequencies are shrunk. Values of other losses are refitted without shrinkage. Linear leaves are
     refitted with their own shrinkage.
 
-    Uneven weights count as fewer samples (Kish's effective sample size). Class frequencies are smoothed as in
-    :func:`jtrees.losses.fit_frequencies`. ``options`` are ``strength`` and ``cost`` of
+    Uneven weights count as fewer samples (Kish's effective sample size of each node). Class frequencies are smoothed as
+    in :func:`jtrees.losses.fit_frequencies`. ``options`` are ``strength`` and ``cost`` of
     :func:`jtrees.leaves.fit_hierarchical`.
 
     Example:

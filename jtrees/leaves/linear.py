@@ -12,7 +12,7 @@ from jtrees import io, pytree, sharding, validation
 from jtrees.leaves.shrunk import shrunk_with_error
 from jtrees.losses.errors import SquaredError
 from jtrees.losses.means import uniform_targets
-from jtrees.segments import Array, common, effective, module_of
+from jtrees.segments import Array, common, module_of
 from jtrees.text import model_text
 
 _BLOCK = 4096  # rows evaluated together on the host
@@ -110,7 +110,7 @@ class Linear:
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Linear":
         """Returns leaves shrunk towards the models of their ancestors (:func:`jtrees.leaves.fit_shrunk`).
 
-        Uneven weights count as fewer samples (Kish's effective sample size).
+        Uneven weights count as fewer samples (Kish's effective sample size of each node).
         """
         return self.refit_with_criterion(leaf_index, x, y, sample_weight)[0]
 
@@ -124,8 +124,7 @@ class Linear:
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None
     ) -> tuple["Linear", Array]:
         """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit."""
-        weight = effective(sample_weight)
-        fitted, error = shrunk_with_error(leaf_index, x, y, len(self.intercept), sample_weight=weight)
+        fitted, error = shrunk_with_error(leaf_index, x, y, len(self.intercept), sample_weight=sample_weight)
         return Linear(*fitted), error
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:

@@ -17,6 +17,7 @@ class Moments(NamedTuple):
 
     Attributes:
       count: weight of the samples, ``(m,)``.
+      squares: sum of the squared weights, ``(m,)``.
       mean: mean of the rows, ``(m, p + k)``.
       second: sums of centred second moments, ``(m, p + k, p + k)``.
       low: smallest target, ``(m, k)``; infinity for a node without samples.
@@ -24,6 +25,7 @@ class Moments(NamedTuple):
     """
 
     count: Float[Array, " m"]
+    squares: Float[Array, " m"]
     mean: Float[Array, "m r"]
     second: Float[Array, "m r r"]
     low: Float[Array, "m k"]
@@ -37,17 +39,18 @@ def merge(left: Moments, right: Moments) -> Moments:
     difference = right.mean - left.mean
     between = (count * share * other)[:, None, None] * difference[:, :, None] * difference[:, None, :]
     mean, second = share[:, None] * left.mean + other[:, None] * right.mean, left.second + right.second + between
-    return Moments(count, mean, second, jnp.minimum(left.low, right.low), jnp.maximum(left.high, right.high))
+    squares = left.squares + right.squares
+    return Moments(count, squares, mean, second, jnp.minimum(left.low, right.low), jnp.maximum(left.high, right.high))
 
 
 def of_leaves(
     rows: Float[Array, "n r"], p: int, weight: Float[Array, " n"], leaf_index: Int[Array, " n"], num_leaves: int
 ) -> Moments:
     """Returns the moments of the samples in each leaf. ``rows`` holds p features and the targets."""
-    columns = weight[:, None] * jnp.pad(rows, ((0, 0), (0, 1)), constant_values=1)
+    columns = weight[:, None] * jnp.column_stack([rows, jnp.ones_like(weight), weight])
     sums = segments.sums(columns, leaf_index, num_leaves)
-    count = sums[:, -1]
-    centre = sums[:, :-1] / jnp.where(count > 0, count, 1)[:, None]
+    count = sums[:, -2]
+    centre = sums[:, :-2] / jnp.where(count > 0, count, 1)[:, None]
 
     def block_sums(weight, row, leaf):
         row = row - centre[leaf]
@@ -59,7 +62,13 @@ def of_leaves(
     y = rows[:, p:]
     ends = jnp.where((weight > 0)[:, None], jnp.concatenate([y, -y], axis=1), jnp.inf)
     low, high = jnp.split(jax.ops.segment_min(ends, leaf_index, num_leaves), 2, axis=1)
-    return Moments(count, centre, second, low, -high)
+    return Moments(count, sums[:, -1], centre, second, low, -high)
+
+
+def effective(nodes: Moments) -> Moments:
+    """Returns moments of the same samples, whose weight is their effective number (Kish: ``(sum w)^2 / sum w^2``)."""
+    factor = jnp.where(nodes.squares > 0, nodes.count / jnp.where(nodes.squares > 0, nodes.squares, 1), 0)
+    return nodes._replace(count=factor * nodes.count, second=factor[:, None, None] * nodes.second)
 
 
 def with_ancestors(leaves: Moments) -> Moments:

@@ -41,6 +41,9 @@ from jtrees.segments import floating, ones_or
 # A split has p + 1 parameters. It costs twice this number, because it was selected among many splits. (MARS charges 2
 # to 3 per knot, Friedman 1991.) If splits cost nothing, the leaves of a deep tree fit the noise. If a split costs
 # p + 1, they still fit the noise on data from a noisy plane. (tests/test_get.py compares with a linear regression.)
+# The number n of samples of a node with uneven weights is Kish's effective number, (sum w)**2 / sum w**2, and the
+# moments of the node are scaled to it. It is computed for each node: a heavy sample makes its own nodes small only.
+#
 # Everything is computed from moments of the leaves, merged upwards pair by pair, in one pass over the samples.
 
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
@@ -130,7 +133,8 @@ def decomposed(matrices: Array) -> tuple[Array, Array]:
 @partial(jax.jit, static_argnums=(1, 4))  # traced once, for all uses within a program
 def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
     """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets."""
-    nodes = moments.with_ancestors(moments.of_leaves(rows, p, weight, leaf_index, num_leaves))
+    leaves = moments.of_leaves(rows, p, weight, leaf_index, num_leaves)
+    nodes = moments.effective(moments.with_ancestors(leaves))
     values, vectors = decomposed(nodes.second[:, :p, :p])
     zero = jnp.zeros(num_leaves, rows.dtype)
 
@@ -152,7 +156,10 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
         )
         ancestors = moments.ancestors(num_leaves)
         splits = np.where(np.arange(len(ancestors)) > 0, _COST_OF_SPLIT * (p + 1), 0).astype(rows.dtype)
-        return jax.lax.scan(down, mean, (jnp.asarray(ancestors), jnp.asarray(splits)))[0]
+        models = jax.lax.scan(down, mean, (jnp.asarray(ancestors), jnp.asarray(splits)))[0]
+        # The errors of leaves add up by weight, and not by the effective number of samples.
+        per_sample = leaves.count / jnp.where(models.count > 0, models.count, 1)
+        return models._replace(error=per_sample * models.error)
 
     cross, y = nodes.second[:, :p, p:], nodes.second[:, p:, p:]
     alone = jnp.diagonal(y, axis1=1, axis2=2)
@@ -175,7 +182,7 @@ def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
 
     # The candidates: pairs of strengths, ``(nodes, strengths s, strengths t)``, and the node's own mean, ``(nodes,)``.
     slopes_s, levels_t = jnp.asarray(_SLOPES, count.dtype), jnp.asarray(_LEVELS, count.dtype)
-    share = parents.df * count / jnp.where(parents.count > 0, parents.count, 1)
+    share = parents.df * jnp.minimum(count / jnp.where(parents.count > 0, parents.count, 1), 1)
     solve = 1 / (values[:, None] + slopes_s[:, None])  # 0 where the strength is infinite
     fitted = values[:, None] * solve
     moved_by = lambda t: count / jnp.maximum(count + t, tiny.tiny)
@@ -270,7 +277,8 @@ def fit_shrunk(
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves, a power of two.
       margin: extension of the range of outputs, as a fraction of its width, at least 0.
-      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
+      sample_weight: nonnegative weights, of which only the ratios matter. Uneven weights count as fewer samples: a node
+        has ``(sum w)^2 / sum w^2`` samples (Kish).
 
     Returns:
       Coefficients, intercepts, lower and upper bounds: the fields of :class:`jtrees.leaves.Linear`.

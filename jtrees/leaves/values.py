@@ -11,7 +11,7 @@ from jtrees import io, pytree, validation
 from jtrees.leaves.hierarchical import fit_hierarchical
 from jtrees.losses.base import Loss, at_every_sample, linked
 from jtrees.losses.errors import SquaredError
-from jtrees.segments import Array, common, effective, module_of
+from jtrees.segments import Array, common, module_of
 from jtrees.text import numbers_text, shares_text
 
 _SQUARED = SquaredError()
@@ -120,9 +120,9 @@ class Values:
         averaged = self.loss.averaged(self.values, y)
         if averaged is None:
             return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
-        weight = effective(sample_weight)
-        means, strength = fit_hierarchical(leaf_index, averaged, len(self.values), sample_weight=weight, **options)
-        return Values(*self.loss.of_means(means, leaf_index, y, weight)), strength
+        options["sample_weight"] = sample_weight
+        means, strength = fit_hierarchical(leaf_index, averaged, len(self.values), **options)
+        return Values(*self.loss.of_means(means, leaf_index, y, sample_weight)), strength
 
     def refit_with_criterion(
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None

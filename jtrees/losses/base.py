@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 import numpy as np
 
 from jtrees import segments
-from jtrees.segments import Array, effective, module_of, ones_or
+from jtrees.segments import Array, module_of, ones_or
 from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]
@@ -183,7 +183,7 @@ class Loss:
     ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
         """Returns values fitted to samples, and the loss of leaves that hold them.
 
-        The values are best constants. Uneven weights count as fewer samples (Kish's effective sample size).
+        The values are best constants.
 
         Args:
           values: the old values. Only their shape and dtype matter.
@@ -191,7 +191,7 @@ class Loss:
           y: targets.
           sample_weight: nonnegative weights, or None.
         """
-        weight = ones_or(effective(sample_weight), y, values.dtype)
+        weight = ones_or(sample_weight, y, values.dtype)
         return self.constants(leaf_index, y, len(values), weight), self
 
     def criterion(

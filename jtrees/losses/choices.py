@@ -12,8 +12,8 @@ import optax
 from jtrees import io, segments
 from jtrees._classes import is_soft, shares
 from jtrees.losses.base import Link, Loss, check_number, linked
-from jtrees.losses.frequencies import class_counts, fit_frequencies, frequencies_fit_error, prior_of, smoothed
-from jtrees.segments import Array, effective, module_of, ones_or
+from jtrees.losses.frequencies import class_counts, effective_counts, frequencies_error, smoothed
+from jtrees.segments import Array, module_of, ones_or
 
 _CERTAIN = 1e4  # an output with a softmax of exactly 1 if all other outputs are 0
 _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
@@ -23,7 +23,7 @@ _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
 class _OfClasses(Loss):
     """Base of the losses of classes: leaves are fitted as smoothed class frequencies.
 
-    Uneven weights count as fewer samples (Kish's effective sample size).
+    Uneven weights count as fewer samples (Kish's effective sample size of each leaf).
     """
 
     smoothing: float = 0.0
@@ -37,12 +37,15 @@ class _OfClasses(Loss):
     def fitted(
         self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
-        weight = ones_or(effective(sample_weight), y, values.dtype)
-        return self._of_labels(fit_frequencies(leaf_index, y, *values.shape, sample_weight=weight))
+        weight = ones_or(sample_weight, y, values.dtype)
+        counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
+        samples, prior = effective_counts(counts, leaf_index, weight)
+        return self._of_labels(smoothed(samples, prior))
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
-        weight = ones_or(effective(sample_weight), y, values.dtype)
-        return frequencies_fit_error(leaf_index, y, *values.shape, sample_weight=weight)
+        weight = ones_or(sample_weight, y, values.dtype)
+        counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
+        return frequencies_error(counts, smoothed(*effective_counts(counts, leaf_index, weight)))
 
     def averaged(self, values: Array, y: Array) -> Array:
         return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
@@ -50,9 +53,11 @@ class _OfClasses(Loss):
     def of_means(
         self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
-        counts = class_counts(leaf_index, y, *means.shape, sample_weight=sample_weight)
-        shrunk = module_of(leaf_index, y).maximum(means, 0) * counts.sum(1, keepdims=True)
-        return self._of_labels(smoothed(shrunk, prior_of(counts)))
+        weight = ones_or(sample_weight, y, means.dtype)
+        counts = class_counts(leaf_index, y, *means.shape, sample_weight=weight)
+        samples, prior = effective_counts(counts, leaf_index, weight)
+        shrunk = module_of(leaf_index, y).maximum(means, 0) * samples.sum(1, keepdims=True)
+        return self._of_labels(smoothed(shrunk, prior))
 
     def _of_labels(self, frequencies: Array) -> "tuple[Array, Frequencies]":
         """Returns frequencies of smoothed labels, given frequencies of labels."""

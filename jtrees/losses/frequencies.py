@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 
 from jtrees import segments
 from jtrees._classes import is_soft
-from jtrees.segments import Array, ones_or
+from jtrees.segments import Array, module_of, ones_or
 
 
 def class_counts(
@@ -77,6 +77,26 @@ def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Flo
     return (counts + smoothing * prior) / (counts.sum(1, keepdims=True) + smoothing)
 
 
+def effective_counts(
+    counts: Float[Array, "leaves k"], leaf_index: Int[Array, " n"], weight: Float[Array, " n"]
+) -> tuple[Float[Array, "leaves k"], Float[Array, " k"]]:
+    """Returns class counts that sum to the effective number of samples of each leaf, and the prior of the classes.
+
+    Uneven weights w of a leaf count as ``(sum w)^2 / sum w^2`` samples (Kish). A heavy sample therefore makes its own
+    leaf small, but no other leaf. The prior has the frequencies of the weighted classes.
+
+    Args:
+      counts: total weight of each class in each leaf.
+      leaf_index: leaf of each sample.
+      weight: nonnegative weights.
+    """
+    xp = module_of(counts, weight)
+    squares = segments.sums(weight * weight, leaf_index, len(counts))
+    factor = xp.where(squares > 0, counts.sum(1) / xp.where(squares > 0, squares, 1), 0)
+    samples = factor[:, None] * counts
+    return samples, prior_of(counts * (samples.sum() / counts.sum()))
+
+
 def frequencies_fit_error(
     leaf_index: Int[Array, " n"],
     y: Int[Array, " n"] | Float[Array, "n k"],
@@ -94,4 +114,9 @@ def frequencies_fit_error(
       0.409
     """
     counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
-    return -jax.scipy.special.xlogy(counts, smoothed(counts, prior_of(counts), smoothing)).sum() / counts.sum()
+    return frequencies_error(counts, smoothed(counts, prior_of(counts), smoothing))
+
+
+def frequencies_error(counts: Float[Array, "leaves k"], frequencies: Float[Array, "leaves k"]) -> Float[Array, ""]:
+    """Returns the mean log loss of the frequencies of each leaf, for the total weights of the classes in each leaf."""
+    return -jax.scipy.special.xlogy(counts, frequencies).sum() / counts.sum()

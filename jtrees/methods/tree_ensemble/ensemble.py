@@ -10,7 +10,7 @@ import optax
 
 from jtrees import io, leaves as kinds, ops, pytree, topology
 from jtrees.forest import Forest
-from jtrees.segments import effective, ones_or
+from jtrees.segments import mean_one, ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -77,9 +77,8 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
 
     In regression, the leaf values of all trees solve one ridge regression on the indicators of the leaves reached, by
     conjugate gradients. In classification, they solve one multinomial logistic regression, by L-BFGS. The values are
-    shrunk towards the trained values with the weight of one sample per leaf, so an empty leaf keeps its values. Uneven
-    weights count as fewer samples (Kish's effective sample size). The hard trees do not keep the accuracy that soft
-    decisions gain.
+    shrunk towards the trained values with the weight of one sample per leaf, so an empty leaf keeps its values. Weights
+    have mean 1. The hard trees do not keep the accuracy that soft decisions gain.
 
     Args:
       params: trained parameters.
@@ -91,7 +90,7 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
     """
     x, y, weight = jax.tree.map(jnp.asarray, batch)
     reached, values = params.hard_leaves(x), params.leaf_values
-    share = ones_or(effective(weight), x)
+    share = mean_one(ones_or(weight, x))
     outputs = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
     if task.is_least_squares:
         spread = jax.linear_transpose(outputs, values)
