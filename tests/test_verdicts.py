@@ -1,0 +1,249 @@
+"""Every loss of a report and of a verdict is computed again by hand, from predictions in the user's units."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from sklearn import metrics
+from small_recipes import COMBINATORS, OTHERS, QUICK
+
+import jtrees
+from jtrees import Classification, Regression, losses
+from jtrees.data import checked_table
+
+pytestmark = [
+    pytest.mark.usefixtures("standard_promotion"),
+    pytest.mark.filterwarnings("ignore::jtrees.data.baselines.BehindBaselineWarning"),
+]
+
+KEY = jax.random.key(0)
+WEAK = COMBINATORS[0].base
+
+
+def table(n, seed=0):
+    """Features, and counts around 30: a loss in wrong units is wrong by orders of magnitude."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 4))
+    return x, 1.0 + rng.poisson(np.exp(3 + 0.5 * (x[:, 0] + x[:, 1] > 0) + 0.3 * x[:, 2]))
+
+
+X, Y = table(600)
+X_NEW, Y_NEW = table(2000, seed=1)
+
+
+def huber(y, p):
+    error = np.abs(p - y)
+    return np.mean(np.where(error <= 5, error**2 / 2, 5 * (error - 2.5)))
+
+
+def pinball(level):
+    return lambda y, p: metrics.mean_pinball_loss(y, p, alpha=level)
+
+
+def log_loss(y, p):
+    return -np.mean(np.log(np.where(y > 30, p[:, 1], p[:, 0])))
+
+
+def of_two(y, p):
+    """Two targets, each divided by its range over the training rows."""
+    both = targets("two targets", y)
+    return np.mean(((p - both) / np.ptp(targets("two targets", Y), axis=0)) ** 2)
+
+
+# The task, and the mean loss of predictions.
+TASKS = {
+    "squared error": (Regression(), metrics.mean_squared_error),
+    "absolute error": (Regression(loss_function="absolute_error"), metrics.mean_absolute_error),
+    "huber": (Regression(loss_function=losses.Huber(5.0)), huber),
+    "quantile": (Regression(loss_function=losses.Quantile(0.8)), pinball(0.8)),
+    "quantiles": (
+        Regression(loss_function=losses.Quantile((0.1, 0.8))),
+        lambda y, p: (pinball(0.1)(y, p[:, 0]) + pinball(0.8)(y, p[:, 1])) / 2,
+    ),
+    "poisson": (Regression(loss_function="poisson"), metrics.mean_poisson_deviance),
+    "gamma": (Regression(loss_function="gamma"), metrics.mean_gamma_deviance),
+    "two targets": (Regression(2), of_two),
+    "classes": (Classification(2), log_loss),
+}
+SLOW = ("absolute error", "quantile", "gamma")
+EACH_TASK = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TASKS]
+)
+
+
+def targets(name, y):
+    if name == "classes":
+        return (y > 30).astype(int)
+    return np.stack([y, np.sqrt(y) * 1e3], axis=1) if name == "two targets" else y
+
+
+def fit(recipe, name, x=X, y=Y, **options):
+    return jtrees.fit(recipe, x, targets(name, y), task=TASKS[name][0], key=KEY, **options)
+
+
+def constant(name, y):
+    """The constant prediction with the lowest loss on y."""
+    if name == "classes":
+        share = np.bincount(targets(name, y)) + 0.5  # half a sample of each class is added
+        return share / share.sum()
+    if name == "two targets":
+        return targets(name, y).mean(0)
+    if name == "quantiles":
+        return np.quantile(y, (0.1, 0.8), method="inverted_cdf")
+    levels = {"absolute error": 0.5, "quantile": 0.8}
+    if name in levels:
+        return np.quantile(y, levels[name], method="inverted_cdf")
+    loss = lambda c: TASKS[name][1](y, np.full(len(y), c))
+    return minimize_scalar(loss, bounds=(y.min(), y.max()), method="bounded", options={"xatol": 1e-9}).x
+
+
+def check(report, name, predictions, x, y, trained, where):
+    """Compares the losses of a report with those of predictions for some rows, and of a constant for training rows."""
+    mean = TASKS[name][1]
+    constants = np.broadcast_to(constant(name, trained), (len(y), *np.shape(constant(name, trained))))
+    assert report.baselines["model"] == pytest.approx(mean(y, predictions), rel=1e-5)
+    assert report.baselines["constant"] == pytest.approx(mean(y, constants), rel=1e-3)
+    number = re.search(r": [a-zA-Z ]+ ([-0-9.e+]+), ", report.verdict)
+    assert float(number[1]) == pytest.approx(mean(y, predictions), rel=1e-3)
+    assert report.verdict.endswith(f"on {where}")
+
+
+@EACH_TASK
+def test_losses_on_a_validation_set(name):
+    result = fit(QUICK[0], name, validation=(X_NEW, targets(name, Y_NEW)))
+    predictions = result.predict(X_NEW)
+    check(result.report, name, predictions, X_NEW, Y_NEW, Y, "the validation set, which also chose the model")
+    assert result.loss == pytest.approx(TASKS[name][1](Y_NEW, predictions), rel=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [*OTHERS, *COMBINATORS], ids=lambda recipe: type(recipe).__name__)
+def test_losses_of_every_recipe(recipe):
+    """On a validation set, and on the rows that ``held_out`` sets aside."""
+    result = fit(recipe, "squared error", validation=(X_NEW, Y_NEW))
+    predictions = result.predict(X_NEW)
+    where = "the validation set, which also chose the model"
+    check(result.report, "squared error", predictions, X_NEW, Y_NEW, Y, where)
+    assert result.loss == pytest.approx(metrics.mean_squared_error(Y_NEW, predictions), rel=1e-5)
+
+    result = fit(recipe, "squared error", held_out=0.2)
+    kept, out = checked_table(X, Y, None, "regression").divided(0.2, KEY)
+    check(result.report, "squared error", result.predict(out.x), out.x, out.y, kept.y, "held-out rows")
+
+
+@EACH_TASK
+def test_losses_of_rows_that_a_sum_held_out(name):
+    """Rounds of few rows need no second fit, so the model is the one that held out the rows."""
+    recipe = jtrees.Boosted(WEAK.replace(rows=200), rounds=8, learning_rate=0.5, patience=3)
+    x, y = table(1200)
+    result = fit(recipe, name, x, y)
+    rows = result.report.held_out_rows
+    assert len(rows) == 240
+    expected = TASKS[name][1](y[rows], result.predict(x[rows]))
+    if name == "two targets":  # whose units are those of this table
+        both = targets(name, y)
+        expected = np.mean(((result.predict(x[rows]) - both[rows]) / np.ptp(both, axis=0)) ** 2)
+    assert result.report.held_out_loss == pytest.approx(expected, rel=1e-5)
+    assert result.report.baselines["model"] == pytest.approx(expected, rel=1e-5)
+    assert result.report.verdict.endswith("on rows left out in training, which also chose the model")
+
+
+@pytest.mark.parametrize(
+    "name", ["squared error", *(pytest.param(n, marks=pytest.mark.slow) for n in ("poisson", "classes"))]
+)
+def test_losses_of_out_of_bag_rows(name):
+    recipe = jtrees.Bagged(QUICK[0], trees=4, combine="mean")
+    result = fit(recipe, name)
+    out, mean = result.report.search.in_bag == 0, TASKS[name][1]
+    each = [result.model[i].predict(X) for i in range(4)]
+    count = out.sum(0)
+    rows = count > 0
+    few = mean(Y[rows], result.report.search.out_of_bag[rows])
+    of_row = lambda i, tree: (
+        mean(Y[i : i + 1], tree[i : i + 1]) if name != "classes" else -np.log(tree[i, int(Y[i] > 30)])
+    )
+    single = np.mean(
+        [
+            np.mean([of_row(i, tree) for tree, left in zip(each, out, strict=True) if left[i]])
+            for i in np.flatnonzero(rows)
+        ]
+    )
+    inverse = np.mean(1 / count[rows])
+    expected = few - (single - few) / (1 - inverse) * (inverse - 1 / 4)
+    assert result.report.held_out_loss == pytest.approx(expected, rel=1e-4)
+    assert result.report.baselines["model"] == pytest.approx(expected, rel=1e-4)
+    assert result.report.verdict.endswith("on rows left out in training")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        (OTHERS[4], "poisson"),
+        (OTHERS[4], "classes"),
+        pytest.param(OTHERS[5], "huber", marks=pytest.mark.slow),
+        pytest.param(OTHERS[5], "quantiles", marks=pytest.mark.slow),
+        pytest.param(jtrees.BestOf(OTHERS[4], runs=2), "absolute error", marks=pytest.mark.slow),
+        pytest.param(OTHERS[3], "squared error", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_losses_of_trials_are_near_the_losses_of_new_rows(recipe, name):
+    """In the units of the task, whatever the search minimises. Correlated features make searches try strengths."""
+    x, y = table(1000)
+    mix = np.array([[1, 1, 1, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0, 0, 0, 1]])
+    result = fit(recipe, name, x @ mix, y)
+    new = TASKS[name][1](Y_NEW, result.predict(X_NEW @ mix))
+    assert result.report.held_out_loss == result.report.baselines["model"] == pytest.approx(new, rel=0.35)
+    rows = result.report.held_out_rows
+    constants = np.broadcast_to(constant(name, np.delete(y, rows)), (len(rows), *np.shape(constant(name, y))))
+    assert result.report.baselines["constant"] == pytest.approx(TASKS[name][1](y[rows], constants), rel=1e-3)
+
+
+def test_losses_of_left_out_rows_are_weighted():
+    weight = np.random.default_rng(0).uniform(0.2, 3, 1200)
+    recipe = jtrees.Boosted(WEAK.replace(rows=200), rounds=8, learning_rate=0.5, patience=3)
+    x, y = table(1200)
+    result = fit(recipe, "squared error", x, y, sample_weight=weight)
+    rows = result.report.held_out_rows
+    expected = np.average((result.predict(x[rows]) - y[rows]) ** 2, weights=weight[rows])
+    assert result.report.held_out_loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_on_training_rows():
+    """Of a sum without a charge, and of a tree with a charge for its parameters."""
+    result = fit(COMBINATORS[0], "squared error")
+    assert result.report.held_out_loss is None and result.report.verdict.endswith("on the training rows")
+    trained = metrics.mean_squared_error(Y, result.predict(X))
+    assert result.report.baselines["model"] == pytest.approx(trained, rel=1e-5)
+    assert result.report.baselines["constant"] == pytest.approx(Y.var() / (1 - 1 / 600) ** 2, rel=1e-6)
+    result = fit(OTHERS[0], "squared error")
+    trained = metrics.mean_squared_error(Y, result.predict(X))
+    assert result.loss == pytest.approx(trained, rel=1e-5)
+    assert 1 < result.report.baselines["model"] / trained < 1.2
+    assert result.report.verdict.endswith("on the training rows, with a penalty for each parameter")
+
+
+# --- Searches that compare trees in the right units ------------------------------------------------------------------
+
+
+def test_polish_has_the_loss_of_the_task():
+    """Huber's delta is in the units of the targets: other units give the same tree."""
+    recipe = jtrees.Polished(jtrees.GET(depth=1, starts=1, epochs=10), epochs=20)
+    fits = [
+        jtrees.fit(recipe, X, unit * Y, task=Regression(loss_function=losses.Huber(5.0 * unit)), key=KEY)
+        for unit in (1.0, 2.0**-10)
+    ]
+    plain, scaled = (result.predict(X_NEW) for result in fits)
+    np.testing.assert_allclose(scaled, 2.0**-10 * plain, rtol=1e-5)
+    assert fits[0].report.search.accepted.any()
+
+
+def test_scores_of_monotone_trees_are_those_of_ordered_leaves():
+    recipe = jtrees.BestOf(jtrees.NonGreedy(depth=3, greedy_epochs=3, epochs=6, shrink=False, precondition=0), runs=2)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = -x[:, 0] + np.sin(3 * x[:, 1]) + 0.3 * rng.normal(size=400)  # falls, against the constraint
+    result = jtrees.fit(recipe, x[:200], y[:200], validation=(x[200:], y[200:]), monotone={0: 1}, key=KEY)
+    scores = result.report.search.scores * np.ptp(y[:200]) ** 2
+    assert scores.min() == pytest.approx(result.loss, rel=1e-3)
