@@ -171,6 +171,19 @@ def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None):
     return tuple(map(np.array, (coefficients, intercepts, lower, upper))), lost / weight.sum(), chosen
 
 
+def weighted_frequencies(leaf, y, leaves, classes, weight):
+    """Class frequencies of leaves after adding one sample of the prior; a leaf has Kish's effective number of samples.
+
+    The prior has the weighted frequencies of all samples, and one sample of each class more.
+    """
+    counts = np.zeros((leaves, classes))
+    np.add.at(counts, (leaf, y), weight)
+    squares = np.bincount(leaf, weight**2, leaves)
+    samples = counts * np.divide(counts.sum(1), squares, out=np.zeros(leaves), where=squares > 0)[:, None]
+    prior = (samples.sum() * counts.sum(0) / counts.sum() + 1) / (samples.sum() + classes)
+    return (samples + prior) / (samples.sum(1, keepdims=True) + 1)
+
+
 def path_violations(scores):
     """How far each path is from being followed: the sum over its nodes of the score of the wrong sign; over leaves."""
     leaves = scores.shape[0] + 1

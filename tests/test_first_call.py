@@ -56,10 +56,11 @@ def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(recipe, count_compi
     assert count_compilations(fit) == 0
 
 
-def test_boosting_then_compiles_the_predictions_of_its_number_of_trees_alone(count_compilations):
+def test_boosting_then_compiles_the_predictions_of_its_numbers_of_trees_alone(count_compilations):
     recipe = jtrees.Boosted(jtrees.GET(depth=2), rounds=12, learning_rate=0.3)
     jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)
-    assert count_compilations(lambda: jtrees.fit(recipe, *table(), key=KEY).loss) <= 1
+    # A small table has five sums, each of which predicts the rows that it left out, and their mean.
+    assert count_compilations(lambda: jtrees.fit(recipe, *table(), key=KEY).loss) <= 2
 
 
 CASES = {

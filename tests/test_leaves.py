@@ -213,12 +213,7 @@ def test_refitted_constants_and_their_criterion(x64, weighted):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_refitted_frequencies_and_their_criterion(x64, weighted, loss):
     leaf, y, weight = draw_classes(weighted)
-    counts = np.zeros((LEAVES, CLASSES))
-    np.add.at(counts, (leaf, y), weight)
-    squares = np.bincount(leaf, weight**2, LEAVES)  # a leaf has as many samples as Kish's effective number
-    samples = counts * np.divide(counts.sum(1), squares, out=np.zeros(LEAVES), where=squares > 0)[:, None]
-    prior = (samples.sum() * counts.sum(0) / counts.sum() + 1) / (samples.sum() + CLASSES)
-    expected = (samples + prior) / (samples.sum(1, keepdims=True) + 1)
+    expected = oracles.weighted_frequencies(leaf, y, LEAVES, CLASSES, weight)
     for unit in (1, 1000):
         given = unit * weight if weighted else None
         fitted, criterion = refits(Values(np.full((LEAVES, CLASSES), 0.25), loss), leaf, np.zeros((N, P)), y, given)
