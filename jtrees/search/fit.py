@@ -154,8 +154,8 @@ def fit(
       task: ``"regression"`` or ``"classification"``, or a task. ``jtrees.Classification(3)`` allows classes that have
         no sample.
       sample_weight: nonnegative weights, ``(n,)``. Only the ratios of the weights matter, and rows of weight 0 are
-        dropped. When leaves are regularised or smoothed, uneven weights count as fewer samples (Kish's effective sample
-        size).
+        dropped, as are rows whose weight relative to the largest is too small for float32. When leaves are regularised
+        or smoothed, uneven weights count as fewer samples (Kish's effective sample size of each node).
       validation: a validation set ``(x, y)``. Models are chosen by their loss on it and are not trained on it.
       held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.

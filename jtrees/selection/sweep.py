@@ -99,7 +99,8 @@ def sweep(
 
     Each combination of static options (depth, widths, epochs) is compiled once, for all values of numeric options. Run
     (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))``. The batch keeps the held-out rows of
-    a fold with weight 0. A raw table is encoded once, for all folds.
+    a fold with weight 0, and the other rows fill the mini-batches. A fold takes as many updates as a fit to all rows. A
+    raw table is encoded once, for all folds.
 
     On CPUs, each device (``jax_num_cpu_devices``) runs one fit after another. Other devices run many fits side by side.
     Ctrl-C ends the sweep after the current runs. Their results are kept.
