@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrees import distributed
+from jtrees import distributed, segments
 from jtrees.data.scaling import Scaling, row_losses
 from jtrees.data.table import Table
 from jtrees.description import count_free
@@ -209,19 +209,19 @@ def _guesses(
       evaluated: the rows to predict.
       scaling: scaling of the features.
     """
-    fitted = table.rows(trained).normalised()
-    width, y, weight = table.x.shape[1], fitted.y, fitted.weight
+    width, y = table.x.shape[1], table.y[trained]
+    weight = None if table.weight is None else segments.mean_one(table.weight[trained])
     if isinstance(table.task, Classification):
         none = np.zeros(len(y), int)
         share = class_counts(none, y, 1, table.task.classes, sample_weight=weight)[0] + 1 / table.task.classes
         constant, ends = share / share.sum(), table.task.classes
         limit = _WORK / 10 / (width * ends) if width else _ROWS
-        some = _some(fitted, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
+        some = _some(table, trained, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
         linear = _logistic(*_features(some, evaluated, scaling), table.task.indicators(some.y), _weights(some))
         free = ends - 1
     else:
         constant = table.task.loss_function.best(y, weight)
-        some = _some(fitted, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
+        some = _some(table, trained, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
         linear = _least_squares(*_features(some, evaluated, scaling), some, table.task)
         free = constant.size
     tiled = np.broadcast_to(constant, (len(evaluated.x), *np.shape(constant)))
@@ -296,9 +296,9 @@ def _weights(table: Table) -> np.ndarray:
     return np.ones(len(table.x)) if table.weight is None else table.weight
 
 
-def _some(table: Table, most: int = _ROWS) -> Table:
-    """Returns at most ``most`` evenly spaced rows of a table."""
-    return table.rows(_evenly(np.arange(len(table.x)), most)).normalised()
+def _some(table: Table, rows: np.ndarray | None = None, most: int = _ROWS) -> Table:
+    """Returns at most ``most`` evenly spaced rows of a table, or of the rows with the given numbers."""
+    return table.rows(_evenly(np.arange(len(table.x)) if rows is None else rows, most)).normalised()
 
 
 def _evenly(rows: np.ndarray, most: int) -> np.ndarray:

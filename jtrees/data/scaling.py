@@ -190,13 +190,13 @@ class Data(NamedTuple):
       table: the training data, in the user's units.
       validation: the validation set, or None.
       scaling: the scaling fitted on the table.
-      batch: the scaled table, in NumPy.
+      batch: the scaled table, in NumPy; None: it is made if linear leaves need it.
     """
 
     table: Table
     validation: Table | None
     scaling: Scaling
-    batch: Batch
+    batch: Any
 
     @property
     def loss_unit(self) -> float:
@@ -208,9 +208,9 @@ class Data(NamedTuple):
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
 
     def without(self, rows: np.ndarray) -> "Data":
-        """Returns the data without the rows with the given numbers, which are the validation set."""
+        """Returns the data without the rows with the given numbers, which are the validation set; ``batch`` is None."""
         kept = self.table.rows(np.setdiff1d(np.arange(len(self.table.x)), rows)).normalised()
-        return Data(kept, self.table.rows(rows), self.scaling, self.scaling.batch(kept))
+        return Data(kept, self.table.rows(rows), self.scaling, None)
 
     def refit(
         self, splits: ObliqueTree, leaves: str, *, shrink: bool = False, strength: float | None = None
@@ -233,7 +233,8 @@ class Data(NamedTuple):
         leaf = np.asarray(splits.leaf_index(x))
         empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
         if not empty.is_constant:
-            fitted, criterion = _refit(empty, np.pad(leaf, (0, len(self.batch.x) - len(x)), mode="edge"), self.batch)
+            batch = self.scaling.batch(self.table) if self.batch is None else self.batch
+            fitted, criterion = _refit(empty, np.pad(leaf, (0, len(batch.x) - len(x)), mode="edge"), batch)
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
         fit = partial(refit_hierarchical, empty, strength=strength) if shrink else empty.refit

@@ -8,7 +8,7 @@ import numpy as np
 from jtrees import pytree
 from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.bagged import joined
-from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
+from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult, options
 from jtrees.tasks import Task
 
 
@@ -78,15 +78,17 @@ class BestOf(Recipe):
             some = results[first : first + self.runs]
             scores = np.array([one.score if one.finite and np.isfinite(one.score) else np.inf for one in some])
             run = int(np.argmin(scores))
-            within = lambda result, run=run, scores=scores: result._replace(
-                report=BestOfReport(run=run, scores=scores, base=result.report)
-            )
-            held_out = tuple(one._replace(result=within(one.result)) for one in some[run].held_out)
-            history = joined([one.history for one in some])
-            chosen.append(within(some[run])._replace(history=history, held_out=held_out))
+            result = _of_run(some[run], run, scores)
+            held_out = tuple(HeldOut(trial and _of_run(trial, run, scores), rows) for trial, rows in result.held_out)
+            chosen.append(result._replace(history=joined([one.history for one in some]), held_out=held_out))
         return chosen
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        report = result.report
+        report: BestOfReport = result.report
         finished = self.base.finish(result._replace(report=report.base), data, **of_run)
         return finished._replace(report=report.replace(base=finished.report))
+
+
+def _of_run(result: SearchResult, run: int, scores: np.ndarray) -> SearchResult:
+    """Returns a result of the base with the report of the chosen run around its own."""
+    return result._replace(report=BestOfReport(run=run, scores=scores, base=result.report))

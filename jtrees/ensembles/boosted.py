@@ -273,6 +273,8 @@ class Boosted(Recipe):
         result = SearchResult(chosen.first(count), score, finite, count, report, np.array(chosen.before))
         if tried is None or not np.isfinite(lost).any():
             return result
+        if boosting.last is tried and len(boosting.parts) == 1:
+            return result._replace(held_out=(HeldOut(None, boosting.parts[0][1]),))
         trial = lambda part: result._replace(model=part.first(tried.best), finite=True)
         return result._replace(held_out=tuple(HeldOut(trial(part), rows) for part, rows in boosting.parts))
 

@@ -15,7 +15,7 @@ from jtrees.data import Data, Scaling, Table
 from jtrees.ensembles.boosted import Boosted, BoostedReport
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Finished, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.runs import MOST
@@ -147,16 +147,16 @@ class Refined(Recipe):
         result, refined = base.result(boosting, validates), is_better and (validates or last.complete)
         loss = float(min(first.losses))
         report = RefinedReport(refined=refined, boosted_loss=loss, losses=tried.losses, base=result.report)
-        within = lambda result: result._replace(report=report)
-        trials = tuple(one._replace(result=within(one.result)) for one in result.held_out)
-        result = within(result)._replace(held_out=trials)
+        trials = [(trial and trial._replace(report=report), rows) for trial, rows in result.held_out]
+        result = result._replace(report=report, held_out=tuple(HeldOut(*trial) for trial in trials))
         if is_better:
             result = result._replace(history=np.append(result.history, last.history))
         if not refined:
             return result
-        trials = tuple(one._replace(result=one.result._replace(model=tried.model)) for one in trials)
+        trial = result._replace(model=tried.model, held_out=())
+        held_out = tuple(HeldOut(trial, rows) for _, rows in boosting.parts)
         step = result.step + last.step
-        return result._replace(model=last.model, score=last.score, step=step, held_out=trials)
+        return result._replace(model=last.model, score=last.score, step=step, held_out=held_out)
 
     def _together(
         self, runs: Runs, sums: list[Any], steps: list[int], counts: list[int] | None = None

@@ -372,37 +372,45 @@ def fits_of(
             try:
                 with distributed.apart():
                     finished = recipes[i].finish(result, data[fold], **own)
-                    left_out = finished.left_out or _left_out(recipes[i], result, data[fold], numbers[fold], **own)
+                    row_losses = finished.left_out
+                    if result.held_out and row_losses is None and monitor.may_be_late():
+                        row_losses = _left_out(recipes[i], result, finished, data[fold], numbers[fold], **own)
             except FloatingPointError as error:
                 yield Fitted(error, data[fold], task)
                 continue
             seconds = time.monotonic() - began
-            fitted = _fitted(finished, left_out, result, unchecked[i], data[fold].table, monitor, seconds=seconds)
-            yield Fitted(fitted, data[fold], task, left_out)
+            fitted = _fitted(finished, row_losses, result, unchecked[i], data[fold].table, monitor, seconds=seconds)
+            yield Fitted(fitted, data[fold], task, row_losses)
 
 
 def _left_out(
-    recipe: Recipe, result: SearchResult, data: Data, numbers: np.ndarray, *, key: Array, monitor: Monitor
-) -> LeftOut | None:
-    """Returns the losses of the rows that results of a search held out, or None without such rows or without time.
+    recipe: Recipe,
+    result: SearchResult,
+    finished: Finished,
+    data: Data,
+    numbers: np.ndarray,
+    *,
+    key: Array,
+    monitor: Monitor,
+) -> LeftOut:
+    """Returns the losses of the rows that results of a search held out.
 
     The results are finished like the model, but on the rows that they were trained on.
 
     Args:
       recipe: the recipe.
       result: the result of the search.
+      finished: the finished result.
       data: the data of the fit.
       numbers: numbers of the rows of ``data`` in the batch of the search.
       key: random key of ``finish``.
       monitor: the monitor of the fit.
     """
-    if not result.held_out or not monitor.may_be_late():
-        return None
     losses = np.full(len(numbers), np.nan)
     for trial, batch_rows in result.held_out:
-        rows = np.flatnonzero(np.asarray(batch_rows)[numbers])
-        part = data.without(rows)
-        model = recipe.finish(trial, part, key=key, monitor=monitor).model
+        rows, model = np.flatnonzero(np.asarray(batch_rows)[numbers]), finished.model
+        if trial is not None:
+            model = recipe.finish(trial, data.without(rows), key=key, monitor=monitor).model
         losses[rows] = losses_of(model, data.table.rows(rows), data.scaling)
     return LeftOut(losses, chose=True, several=len(result.held_out) > 1)
 

@@ -44,11 +44,11 @@ class HeldOut(NamedTuple):
     """A result that was not trained on some rows. These rows chose a part of the final result.
 
     Attributes:
-      result: the result, which ``finish`` takes like the final result.
+      result: the result, which ``finish`` takes like the final result. None: the final result itself.
       rows: the rows of the batch that were held out, ``(n,)`` bool.
     """
 
-    result: SearchResult
+    result: SearchResult | None
     rows: np.ndarray
 
 
