@@ -1,13 +1,15 @@
 """Shared parts of the benchmarks: medians with spread, the description of the machine, and the files of the tables."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import importlib.util
 import json
 import os
 from pathlib import Path
 import platform
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -95,6 +97,27 @@ def child(module: str, *arguments: Any) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[3:])} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Context of a measurement. If Ctrl-C came, it raises KeyboardInterrupt at its end.
+
+    A fit listens for Ctrl-C, and returns the best result so far. Such a result must not be kept as a measurement.
+    """
+    out, into = os.pipe()
+    for end in (out, into):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(into)  # receives the number of each signal, whatever the handler
+    try:
+        yield
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGINT in os.read(out, 4096):
+                raise KeyboardInterrupt
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(out)
+        os.close(into)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

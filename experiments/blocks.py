@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
+import os
 from pathlib import Path
 from typing import Any, Protocol
+import zlib
 
 import numpy as np
 
@@ -29,6 +31,7 @@ class Blocks(Protocol):
       names: names of the features.
       described: plain data that must not change when a run is resumed.
       notes: messages for the user about the table.
+      stamps: size and time of modification of each file, by its name.
     """
 
     @property
@@ -40,6 +43,9 @@ class Blocks(Protocol):
     @property
     def notes(self) -> list[str]: ...
 
+    @property
+    def stamps(self) -> dict[str, list[int]]: ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> Block: ...
@@ -47,6 +53,44 @@ class Blocks(Protocol):
     def where(self, i: int, row: int) -> str:
         """Returns the place of a row of block i, for error messages."""
         ...
+
+    def file(self, i: int) -> str:
+        """Returns the name of the file of block i; an empty text if there are no files."""
+        ...
+
+
+class Checked:
+    """A table that records a checksum of every block that is read, and refuses a block that has changed.
+
+    Attributes:
+      table: the table.
+      checksums: a checksum of each block, ``(blocks,)`` uint32; 0 for a block that was not read.
+    """
+
+    def __init__(self, table: Blocks):
+        """Wraps a table of which no block was read."""
+        self.table, self.checksums = table, np.zeros(len(table), np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, i: int) -> Block:
+        block = self.table[i]
+        # Numbers are compared as they are read, so the byte order of a file does not matter.
+        now = 0
+        for part in block:
+            now = zlib.crc32(np.ascontiguousarray(part).data, now)
+        if self.checksums[i] not in (0, now := now or 1):
+            raise self.changed(i)
+        self.checksums[i] = now
+        return block
+
+    def changed(self, i: int) -> DataError:
+        """Returns the error for block i, which has changed."""
+        return DataError(
+            f"{self.table.where(i, 0)}: the block that begins there has changed since the run read it; restore the "
+            "data, or give another --out"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,6 +118,11 @@ class Synthetic:
         """An empty list: there are no notes."""
         return []
 
+    @property
+    def stamps(self) -> dict[str, list[int]]:
+        """Empty: there are no files."""
+        return {}
+
     def __len__(self) -> int:
         return self.rows // self.block
 
@@ -90,6 +139,10 @@ class Synthetic:
     def where(self, i: int, row: int) -> str:
         """Returns the block and the row."""
         return f"block {i}, row {row} (from 0)"
+
+    def file(self, i: int) -> str:
+        """Returns an empty text: there are no files."""
+        return ""
 
 
 class Shards:
@@ -124,6 +177,7 @@ class Shards:
         if not files:
             raise DataError(f"{folder} has no shards: .npy or .parquet files")
         self.block, self.classes = block, classes
+        self.stamps: dict[str, list[int]] = {file.name: _stamp(file) for file in files}
         self._shards: list[Any] = [kinds[file.suffix](file, target) for file in files]
         self._group = lru_cache(maxsize=_KEPT)(lambda shard, i: self._shards[shard].group(i))
         self.names: list[str] = self._shards[0].names
@@ -189,6 +243,10 @@ class Shards:
         k, first = self._place(i)
         return f"{self._shards[k].file}, row {first + row} (from 0)"
 
+    def file(self, i: int) -> str:
+        """Returns the name of the file."""
+        return self._shards[self._place(i)[0]].file.name
+
     def _place(self, i: int) -> tuple[int, int]:
         """Returns the number of the shard of block i, and the block's first row in the shard."""
         k = int(np.searchsorted(self._ends, i, side="right"))
@@ -203,6 +261,15 @@ def _advice(sizes: np.ndarray, block: int, batch: int) -> str:
         return ""
     best = len(steps) - 1 - int(np.argmin(left_out[::-1]))
     return f"; with --block {steps[best]} it is {100 * left_out[best]:.2g} %"
+
+
+def _stamp(file: Path) -> list[int]:
+    """Returns the size and the time of modification of a file on a disk or in a bucket."""
+    if "://" in str(file):
+        of_bucket: Any = file.stat()
+        return [of_bucket.length, of_bucket.mtime]
+    found = os.stat(file)
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _told(names: list[str]) -> str:

@@ -79,9 +79,51 @@ def _changed(was: dict[str, Any], now: dict[str, Any]) -> str:
     return f"{name} was {was.get(name)}, and is {now.get(name)} now"
 
 
-def mark_of(job: Job) -> int:
-    """Returns a checksum of the rows in memory, which identifies the data."""
-    mark = 0
-    for rows in (part for a in (job.sample, job.validation) for b in (a.x, a.y) for part in np.array_split(b, 16)):
-        mark = zlib.crc32(rows.astype(np.float64).tobytes(), mark)
-    return mark
+class Consumed:
+    """The blocks that a run has used, with their checksums and the state of their files.
+
+    Attributes:
+      used: mask of the blocks that this process has used, or that a checkpoint knows, ``(blocks,)``.
+    """
+
+    def __init__(self, job: Job):
+        """Begins with the blocks that every process has read, for the moments and the validation set."""
+        self._blocks = job.blocks
+        self.used = job.blocks.checksums != 0
+
+    def checksums(self) -> np.ndarray:
+        """Returns the checksum of each block that any process has used, else 0. All processes must call it."""
+        own = np.where(self.used, self._blocks.checksums, 0).astype(np.uint32)
+        return own if jax.process_count() == 1 else multihost_utils.process_allgather(own).max(0)
+
+    def compare(self, checksums: np.ndarray, stamps: dict[str, list[int]]) -> list[str]:
+        """Compares the data with a checkpoint; blocks that change from now on are an error where they are read.
+
+        Blocks that are in memory are compared. Other blocks are read again only if the size or the time of modification
+        of their file has changed.
+
+        Args:
+          checksums: checksums of the checkpoint.
+          stamps: stamps of the checkpoint.
+
+        Returns:
+          Notes on changed files, whose used blocks are the same.
+
+        Raises:
+          DataError: a used block has changed. The message names it.
+        """
+        before, now = np.asarray(checksums, np.uint32), self._blocks.checksums
+        for i in np.flatnonzero((before != 0) & (now != 0) & (before != now)):
+            raise self._blocks.changed(int(i))
+        now[:] = np.maximum(now, before)
+        self.used |= before != 0
+        changed = [file for file, stamp in self._blocks.table.stamps.items() if stamps.get(file) != stamp]
+        count = dict.fromkeys(changed, 0)
+        for i in np.flatnonzero(before) if changed else ():
+            if (file := self._blocks.table.file(int(i))) in count:
+                self._blocks[int(i)]  # raises an error if it has changed
+                count[file] += 1
+        return [
+            f"{file} was written again: its {number} blocks that the run has used are the same, its others may differ"
+            for file, number in count.items()
+        ]

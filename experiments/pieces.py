@@ -214,9 +214,10 @@ def run(pieces: list[Piece], folder: Path) -> None:
 
 
 def make(piece: Piece, folder: Path) -> None:
-    """Makes a piece."""
+    """Makes a piece; an interrupted piece is not kept."""
     start = time.perf_counter()
-    found = piece.make()
+    with benchmark.uninterrupted():
+        found = piece.make()
     record = {"settings": piece.settings, "machine": benchmark.machine(), "seconds": time.perf_counter() - start}
     benchmark.write_whole(piece.under(folder), json.dumps(record | {"found": found}, indent=1))
 

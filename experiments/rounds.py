@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from experiments.blocks import Block, Blocks, DataError, Shards, Synthetic
+from experiments.blocks import Block, Blocks, Checked, DataError, Shards, Synthetic
 import jtrees
 from jtrees import distributed, sharding, training
 from jtrees.data import Data, Scaling, Table
@@ -34,7 +34,7 @@ class Job(NamedTuple):
     """The parts of a training job.
 
     Attributes:
-      blocks: the table.
+      blocks: the table, with the checksums of the blocks that were read.
       order: order of the training blocks, pass after pass.
       blocks_per_round: blocks per round of all processes.
       rounds: number of planned rounds.
@@ -47,7 +47,7 @@ class Job(NamedTuple):
       matrix: preconditioner of scaled features, ``(p, p)``, from the correlations of the rows in memory; or None.
     """
 
-    blocks: Blocks
+    blocks: Checked
     order: Any
     blocks_per_round: int
     rounds: int
@@ -141,11 +141,13 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     held_out = drawn_blocks(len(blocks), options.held_out, options.seed)
     trained_on = np.setdiff1d(np.arange(len(blocks)), held_out).tolist()
     order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat().map(trained_on.__getitem__)
-    seen = [blocks[order[i]] for i in range(min(few, count))]
+    checked = Checked(blocks)
+    seen = [checked[order[i]] for i in range(min(few, count))]
     task = Classification(_classes(seen)) if options.task == "classification" else Regression()
     if len({float(one) for _, y in seen for one in (y.min(), y.max())}) == 1:
-        raise DataError(f"the target must vary, got {seen[0][1][0]} in all of the first {len(seen)} blocks")
-    of_validation = [blocks[i] for i in held_out]
+        first = f"all of the first {len(seen)} blocks of the shuffled order"
+        raise DataError(f"the target must vary, got {seen[0][1][0]} in {first}")
+    of_validation = [checked[i] for i in held_out]
     for i, (_, y) in zip(held_out, of_validation, strict=True):
         _check_classes(blocks, i, y, task)
     validation, sample = _table(of_validation, task), _table(seen, task)
@@ -163,7 +165,7 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     planned = jax.ShapeDtypeStruct(shape, np.float32), jax.ShapeDtypeStruct(shape[:1], np.float32)
     of = recipe.training(_run_on(recipe, task, training.Batch(*planned)))  # type: ignore[arg-type]
     mapping = jnp.asarray(matrix(spectrum(scaling.batch(sample)), strength)) if strength else None
-    return Job(blocks, order, blocks_per_round, rounds, updates, recipe, of, scaling, sample, validation, mapping)
+    return Job(checked, order, blocks_per_round, rounds, updates, recipe, of, scaling, sample, validation, mapping)
 
 
 def _run_on(recipe: Any, task: Task, batch: training.Batch, by: Any = None, matrix: Any = None) -> Run:
@@ -190,8 +192,8 @@ def _check_classes(blocks: Blocks, i: int, y: np.ndarray, task: Task) -> None:
     if isinstance(task, Classification) and y.max() >= task.classes:
         row = int(np.argmax(y >= task.classes))
         raise DataError(
-            f"classes must be among the {task.classes} of the first blocks, got {y[row]} in {blocks.where(i, row)}: "
-            "spread the rows of each class over the shards"
+            f"classes must be among the {task.classes} of the first blocks of the shuffled order, got {y[row]} in "
+            f"{blocks.where(i, row)}: spread the rows of each class over the shards"
         )
 
 
@@ -235,18 +237,23 @@ def scaling_of_counted(scaling: Scaling) -> Scaling:
     return scaling.replace(x_center=scaling.x_center - scaling.origin.x, y_low=low, origin=None)
 
 
+def share_of(job: Job, k: int) -> list[int]:
+    """Returns the numbers of the blocks that this process reads for round k."""
+    share = job.blocks_per_round // jax.process_count()
+    first = k * job.blocks_per_round + jax.process_index() * share
+    return [job.order[first + j] for j in range(share)]
+
+
 def stream(job: Job) -> Any:
     """Returns a Grain iterator of this process's rounds: its share of the blocks of each round, :func:`counted`."""
-    share = job.blocks_per_round // jax.process_count()
-    first = jax.process_index() * share
 
     def read(k: int) -> Block:
-        numbers = [job.order[k * job.blocks_per_round + first + j] for j in range(share)]
+        numbers = share_of(job, k)
         mine = [job.blocks[i] for i in numbers]
         for i, (_, y) in zip(numbers, mine, strict=True):
-            _check_classes(job.blocks, i, y, job.sample.task)
+            _check_classes(job.blocks.table, i, y, job.sample.task)
         x, y = zip(*(counted(job, *block) for block in mine), strict=True)
-        return (x[0], y[0]) if share == 1 else (np.concatenate(x), np.concatenate(y))
+        return (x[0], y[0]) if len(numbers) == 1 else (np.concatenate(x), np.concatenate(y))
 
     rounds = grain.MapDataset.range(job.rounds).map(read)
     threads = max(1, (os.cpu_count() or 1) // 2)  # the remaining cores compute
@@ -258,10 +265,9 @@ def stream(job: Job) -> Any:
 
 def first_state(job: Job, key: jax.Array) -> training.TrainState:
     """Returns the initial state of a run, the same on every device."""
-    rows = job.blocks_per_round * len(job.blocks[0][0])
-    scaled = job.batch(job.sample)
+    of, scaled = job.training, job.batch(job.sample)
+    rows = job.updates * of.schedule.batch_size
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(scaled.x, scaled.y))
-    of = job.training
     state = jax.jit(lambda data, key: training.start(of.method, data, key=key, optimizer=of.optimizer))(data, key)
     # A round donates the previous state. The state must therefore not contain the same buffer twice.
     return jax.device_put(jax.tree.map(jnp.copy, state), _places())

@@ -19,7 +19,7 @@ with constant leaves, use dgt, or fit GET to a sample of rows that fits in memor
 
 All blocks are used, and a pass may end within a round. Rows at the end of a shard that do not fill a block are not
 used; the run prints their number. Features and targets are standardised, in double precision, by the moments of the
-first blocks.
+first blocks of the shuffled order. A run does not resume if rows that it has used have changed.
 
 Exit status: 0 if all steps are done that --epochs plans or --max-steps allows. 75 if --max-seconds, SIGTERM or Ctrl-C
 ended the run earlier; the same command resumes it. 1 if options, data, checkpoints or the disk do not allow the run;
@@ -36,12 +36,13 @@ from typing import Any
 
 from etils import epath
 import jax
+import numpy as np
 
 from experiments.blocks import DataError
 from experiments.checkpoints import CheckpointError, Checkpoints, place, write_whole
-from experiments.identity import begun, mark_of
+from experiments.identity import Consumed, begun
 from experiments.logs import NAMES, Lines, Log
-from experiments.rounds import METHODS, Evaluator, Job, first_state, round_of, stream
+from experiments.rounds import METHODS, Evaluator, Job, first_state, round_of, share_of, stream
 from experiments.together import Agreement, Stop, Stopped
 import jtrees
 from jtrees import distributed, sharding, training
@@ -68,7 +69,7 @@ class Run:
         config, self.job = begun(options)
         if self.lead:
             write_whole(self.out / "config.json", json.dumps(config, indent=1))
-        for text in [*self.job.blocks.notes, *_notes(self.job)]:
+        for text in [*self.job.blocks.table.notes, *_notes(self.job)]:
             self.say(text)
         stop.check()
         self.mesh, self.program = sharding.mesh(), None
@@ -76,10 +77,11 @@ class Run:
         self.last = min(self.job.rounds, -(-(options.max_steps or sys.maxsize) // self.job.updates))
         with jax.set_mesh(self.mesh):
             self.state = first_state(self.job, jax.random.key(options.seed))
-        self.mark = mark_of(self.job)
+        self.consumed = Consumed(self.job)
         self.checkpoints, self.data = Checkpoints(self.out / "checkpoints"), stream(self.job)
         self.done, self.saved, self.position = 0, -1, self.data.get_state()
-        found, before = self.checkpoints.newest(self.state), None
+        none = np.zeros(len(self.job.blocks), np.uint32)
+        found, before = self.checkpoints.newest((self.state, none)), None
         if found is not None:
             before = self._go_on(*found)
             self.say(f"resumes at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
@@ -88,14 +90,14 @@ class Run:
         self.takes = {"save": 0.0, "evaluate": 0.0, "round": 0.0}  # seconds of the last call of each
         stop.check()
 
-    def _go_on(self, step: int, state: training.TrainState, told: dict[str, Any], wrong: list[str]) -> list[float]:
+    def _go_on(
+        self, step: int, tree: tuple[training.TrainState, Any], told: dict[str, Any], wrong: list[str]
+    ) -> list[float]:
         """Continues from a checkpoint; returns the sums of the rounds that have no line in the log yet."""
-        if told.get("mark") != self.mark:
-            raise DataError(
-                f"the data differ from the data of the run in {self.out}: some of the first {len(self.job.sample.x)} "
-                "rows, or of the validation rows, have changed; restore the data, or give another --out"
-            )
-        self.state, self.position, self.done = state, told["data"], step // self.job.updates
+        self.state, checksums = tree
+        for text in self.consumed.compare(checksums, told["stamps"]):
+            self.say(text)
+        self.position, self.done = told["data"], step // self.job.updates
         self.saved = self.done
         self.data.set_state(self.position)
         for text in wrong:
@@ -138,7 +140,7 @@ class Run:
             self.checkpoints.close()
         file = self.out / "model.jtrees"
         if self.lead:
-            jtrees.save(self.fit, file, feature_names=self.job.blocks.names)
+            jtrees.save(self.fit, file, feature_names=self.job.blocks.table.names)
         finished = self.done >= self.last
         limit = "--max-steps" if finished else "--max-seconds"
         ended = "all that was planned" if self.done == self.job.rounds else f"as far as {limit} allows"
@@ -177,6 +179,7 @@ class Run:
                     self.stop.check()  # this is also a barrier: collectives time out if a process is still compiling
                     began, lines = time.monotonic() - waited, Lines(self)
                 self.state, loss = self.program(self.state, x, y)
+            self.consumed.used[share_of(self.job, self.done)] = True
             self.done, self.position = self.done + 1, position
             # Wait for the previous round only. The current round computes while the next rows are fetched.
             waits = self.done % an_evaluation == 0 or self.done % a_save == 0 or self.done == self.last
@@ -219,8 +222,9 @@ class Run:
         start = time.monotonic()
         if self.saved != self.done:
             self._check_finite()
-            told = {"data": self.position, "devices": jax.device_count(), "mark": self.mark, "log": self.log.sums()}
-            self.checkpoints.save(self.step, self.state, told)
+            told = {"data": self.position, "devices": jax.device_count(), "log": self.log.sums()}
+            told["stamps"] = self.job.blocks.table.stamps
+            self.checkpoints.save(self.step, (self.state, self.consumed.checksums()), told)
             self.saved = self.done
         if wait:
             self.checkpoints.wait()
@@ -256,9 +260,10 @@ def _age() -> float:
 def _notes(job: Job) -> list[str]:
     """Returns notes on the data for the user."""
     notes = []
-    if constant := [name for name, same in zip(job.blocks.names, job.scaling.constant, strict=True) if same]:
+    if constant := [name for name, same in zip(job.blocks.table.names, job.scaling.constant, strict=True) if same]:
         some = ", ".join(constant[:3]) + (", ..." if len(constant) > 3 else "")
-        notes.append(f"constant in the first {len(job.sample.x)} rows, and not used: {some} ({len(constant)} in all)")
+        first = f"the first {len(job.sample.x)} rows of the shuffled order"
+        notes.append(f"constant in {first}, and not used: {some} ({len(constant)} in all)")
     if not job.validation.task.varies(job.validation.y):
         notes.append(f"the target is {job.validation.y[0]:.6g} in all validation rows: validation R2 is not defined")
     return notes

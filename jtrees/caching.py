@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import jax
+from jax._src import compilation_cache  # the public module cannot delete an entry
 
 from jtrees import validation as checks
 
@@ -32,9 +33,9 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     default folder, and ``JTREES_CACHE=FOLDER`` another folder. If the variable is 0 or empty, the import does not
     change JAX's settings. The command line keeps its programs except with ``JTREES_CACHE=0``.
 
-    The folder can grow without limit. It can be deleted whenever no process uses it. A program is found again only by
-    the same versions of jax and jaxlib. Machines with different processors need different folders. Anyone who can write
-    to the folder can run code in the processes that read it.
+    The folder can grow without limit. It can be deleted whenever no process uses it. An entry that cannot be read is
+    replaced. A program is found again only by the same versions of jax and jaxlib. Machines with different processors
+    need different folders. Anyone who can write to the folder can run code in the processes that read it.
 
     Args:
       folder: the folder, which is created if it is missing. None: the folder already set in JAX, for example by
@@ -65,11 +66,29 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     for name, value in _KEEPS_ALL.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    # JAX reads the folder's setting only once, at its first compilation.
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()
+    compilation_cache.reset_cache()  # JAX reads the folder's setting only once, at its first compilation
+    compilation_cache.get_executable_and_time = _read_or_delete
     return where
+
+
+_READ = compilation_cache.get_executable_and_time
+
+
+def _read_or_delete(key: str, *args: Any) -> Any:
+    """Returns the program of a key as JAX does, or deletes its entry if it cannot be read.
+
+    JAX then warns and compiles the program, but it does not write over an existing entry. Every later process would
+    compile the program again.
+    """
+    try:
+        return _READ(key, *args)
+    except (OSError, MemoryError):  # the entry may be right
+        raise
+    except Exception:
+        folder: Any = compilation_cache._get_cache(args[1])
+        with contextlib.suppress(OSError):
+            (folder._path / f"{key}-cache").unlink()
+        raise
 
 
 def _default_folder() -> str:

@@ -4,6 +4,7 @@ import dataclasses
 from functools import cache, partial
 import json
 import os
+import signal
 from types import SimpleNamespace
 
 import jax
@@ -49,6 +50,7 @@ from experiments import (
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
+from jtrees.search.monitor import Monitor
 from pallas_kernels.config import HEURISTIC
 
 # optax's schedules divide an integer step by an integer, and its Adam raises a float to one.
@@ -120,6 +122,25 @@ def test_pieces_made_with_other_settings_are_refused_before_anything_is_spent(lo
         with pytest.raises(SystemExit, match=r"b-three-0\.json was made with .*'budget': 1.*not .*'budget': 2"):
             run("--budget", "2", *more)
     assert made == ["b-three-0"] and (tmp_path / "x.md").read_text() == before
+
+
+def test_a_fit_that_ctrl_c_ended_early_is_no_piece(tmp_path):
+    """The fit listens for it and returns; the piece is not kept, and the script ends."""
+
+    def make():
+        os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    def listening():
+        with Monitor().listening():
+            return make()
+
+    for made in (listening, make):
+        with pytest.raises(KeyboardInterrupt):
+            pieces.make(pieces.Piece("a", "one", made, {}), tmp_path)
+    assert not list(tmp_path.iterdir())
+    pieces.make(pieces.Piece("a", "one", dict, {}), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["a-one.json"]
 
 
 def test_the_order_of_the_options_of_a_recipe_does_not_count():

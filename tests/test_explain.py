@@ -366,6 +366,57 @@ def test_models_of_raw_tables(raw):
         explain.path(model, gap, feature_names=["a"])
 
 
+@pytest.fixture(scope="module")
+def gappy():
+    """A year without gaps in training, a price with 60 % gaps, and a tree that splits on their sum."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"year": rng.integers(1990, 2020, 100) * 1.0, "price": rng.normal(50, 10, 100)})
+    frame.loc[rng.random(100) < 0.6, "price"] = np.nan
+    columns, _ = jtrees.data.Columns.fit(frame)
+    tree = jtrees.ObliqueTree(
+        jnp.array([[1.0, 0.5, 0.0]]), jnp.array([-2030.0]), jtrees.leaves.Values(jnp.array([0.0, 1.0]))
+    )
+    return frame, jtrees.data.FrameModel(tree, columns)
+
+
+@pytest.mark.parametrize("extrapolate", [False, True])
+def test_a_missing_value_does_not_change_whether_or_not_the_training_rows_had_gaps(gappy, extrapolate):
+    frame, model = gappy
+    row = pd.DataFrame({"year": [np.nan], "price": [30.0]})
+    with pytest.warns(jtrees.data.ColumnsWarning, match="replaced by typical values: 'year'") as said:
+        change = explain.nearest_change(model, row, frame, extrapolate=extrapolate)
+        assert change is None or set(change.changes) == {"price"}
+        assert explain.nearest_change(model, row, frame, columns=["year"], extrapolate=extrapolate) is None
+    assert len(said) == 2  # once a call
+    row = pd.DataFrame({"year": [2000.0], "price": [np.nan]})
+    change = explain.nearest_change(model, row, frame, extrapolate=extrapolate)
+    assert change is None or set(change.changes) == {"year"}
+    neither = pd.DataFrame({"year": [np.nan], "price": [np.nan]})
+    with pytest.warns(jtrees.data.ColumnsWarning):
+        assert explain.nearest_change(model, neither, frame, extrapolate=extrapolate) is None
+
+
+def test_changes_are_measured_by_the_values_that_are_not_missing(gappy):
+    frame, model = gappy
+    row = pd.DataFrame({"year": [2000.0], "price": [50.0]})
+    change = explain.nearest_change(model, row, frame, extrapolate=True)
+    moved = [change.changes["year"] - 2000, change.changes["price"] - 50]
+    deviations = [frame["year"].std(ddof=0), frame["price"].std(ddof=0)]
+    np.testing.assert_allclose(change.distance, np.linalg.norm(np.divide(moved, deviations)), rtol=1e-6)
+    scaled = np.array([1.0, 0.5]) * deviations  # the foot of the perpendicular, in deviations
+    np.testing.assert_allclose(change.distance, 5 / np.linalg.norm(scaled), rtol=1e-4)
+
+
+def test_the_range_of_a_column_is_that_of_its_values_that_are_not_missing(gappy):
+    """The typical value of the training rows, 50, is no value of these samples."""
+    _, model = gappy
+    few = pd.DataFrame({"year": [2000.0, 2001.0, 2008.0], "price": [10.0, 20.0, np.nan]})
+    assert explain.nearest_change(model, few[:1], few) is None
+    assert explain.nearest_change(model, few[:1], few.fillna(50.0)).x[1] > 20
+    without = few.assign(price=np.nan)
+    assert explain.nearest_change(model, few[:1], without, columns=["price"]) is None
+
+
 def test_errors():
     tree = drawn()
     forest = jtrees.Forest(jax.tree.map(lambda a: a[None], tree))

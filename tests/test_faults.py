@@ -1,6 +1,7 @@
 """Whatever may happen to experiments.train_large: what is left of it is a run that goes on, to the same bits."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -180,9 +181,60 @@ def test_a_run_does_not_go_on_with_other_data(folder, tmp_path):
     replaced(folder / "1.npy", table(300, 1)[:, [0, 1, 2, 2, 3]])
     refused("shards must have the same columns, but 1.npy has 4 features")
     replaced(folder / "1.npy", table(300, 1) * [1, 1, 1, 2])  # another target
-    refused("or of the validation rows, have changed; restore the data, or give another --out")
+    refused("the block that begins there has changed since the run read it; restore the data, or give another --out")
     replaced(folder / "1.npy", table(300, 1).astype(">f8"))  # the same numbers in another byte order
     assert "100 steps, all that was planned" in within(*command)
+
+
+@pytest.fixture
+def half(folder, tmp_path, monkeypatch):
+    """A run that has used four of ten blocks; its command, and the numbers of the blocks after those in memory."""
+    monkeypatch.setattr(rounds, "SAMPLE", 50)
+    command = [tmp_path / "run", "--data", folder, *OPTIONS]
+    within(*command, "--max-steps", 20)
+    options = train_large.parse(["--out", *map(str, command), "--blocks", "1"])
+    order = rounds.prepared(options, rounds.source(options)).order
+    return command, [order[k] for k in range(1, 10)]
+
+
+def changed_block(folder, i, stamp=False):
+    """Adds 1 to a number of block i; with ``stamp``, size and time of modification stay."""
+    file, kept = folder / f"{i // 6}.npy", (folder / f"{i // 6}.npy").stat()
+    rows = np.load(file)
+    rows[50 * (i % 6) + 7, 1] += 1
+    replaced(file, rows)
+    if stamp:
+        os.utime(file, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    return f"{file}, row {50 * (i % 6)} (from 0): the block that begins there has changed since the run read it"
+
+
+def test_a_run_does_not_go_on_if_a_block_that_it_has_used_has_changed(half, folder):
+    """Also a block that is not in memory: the time of modification says that the file must be compared."""
+    command, blocks = half
+    whole = {file: file.read_bytes() for file in folder.iterdir()}
+    said = changed_block(folder, blocks[1])
+    assert said in within(*command, status=1)
+    for file, content in whole.items():
+        file.write_bytes(content)
+    said = within(*command)
+    for i in range(2):
+        assert re.search(rf"{i}.npy was written again: its \d+ blocks that the run has used are the same", said)
+    assert "100 steps, all that was planned" in said
+
+
+def test_a_block_that_the_run_has_not_used_may_change_and_a_line_says_so(half, folder):
+    command, blocks = half
+    changed_block(folder, blocks[7])
+    said = within(*command)
+    assert f"{blocks[7] // 6}.npy was written again: its " in said and "its others may differ" in said
+    assert f"{1 - blocks[7] // 6}.npy was written again" not in said
+
+
+def test_a_block_that_changed_without_a_trace_is_refused_where_it_is_read_again(half, folder):
+    command, blocks = half
+    said = changed_block(folder, blocks[1], stamp=True)
+    assert said in within(*command, status=1)
+    assert 50 <= parameters(command[0])[0] < 100  # in the second pass
 
 
 @pytest.mark.parametrize("task", sweeps.slow(["regression", "classification"], ["classification"]))

@@ -154,6 +154,20 @@ def test_a_folder_keeps_small_programs_also_after_the_first_compilation(tmp_path
 
 
 @pytest.mark.usefixtures("no_folder")
+@pytest.mark.parametrize("broken", [lambda entry: b"", lambda entry: entry[:-9], lambda entry: b"text" + entry[4:]])
+def test_an_entry_that_cannot_be_read_is_replaced(tmp_path, broken):
+    """A killed process leaves half of an entry: the next compiles the program again, and the one after it reads it."""
+    double = lambda: jax.jit(lambda a: 2 * a)(np.ones(3))
+    jtrees.cache(tmp_path)
+    double()
+    [entry] = tmp_path.iterdir()
+    entry.write_bytes(broken(entry.read_bytes()))
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+        assert found_in_folder(double) == 0
+    assert found_in_folder(double) == 1
+
+
+@pytest.mark.usefixtures("no_folder")
 def test_the_folder_by_default(tmp_path, monkeypatch):
     assert jtrees.cache() == str(tmp_path / "user" / "jtrees")
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "of JAX"))

@@ -99,7 +99,7 @@ def test_ctrl_c_ends_a_fit_with_the_best_so_far(table):
         presses.join()
         assert signal.getsignal(signal.SIGINT) is ours
         assert not got
-    assert result.report.ended == "interrupted"
+    assert result.report.ended == "interrupted" and ", ended=interrupted, " in repr(result)
     assert 0 < result.step == len(result.history) < ENDLESS.steps
     assert np.isfinite(result.history).all()
     assert result.loss < 0.3 * np.var(table[1])  # after one round it is far below

@@ -99,7 +99,7 @@ def test_each_run_is_the_fit_of_its_draw():
 def test_drawn_values_are_columns_of_the_frame():
     result = jtrees.sweep(Polynomials(), X, Y, key=KEY, space=SPACE, samples=6, seeds=2)
     frame = result.frame()
-    assert list(frame.columns) == ["learning_rate", "depth", "seed", "loss", "size", "finite"] and len(frame) == 12
+    assert list(frame.columns) == ["learning_rate", "depth", "seed", "loss", "size", "state"] and len(frame) == 12
     assert set(zip(frame.learning_rate, frame.depth, strict=True)) == {tuple(d.values()) for d in result.options}
 
 
@@ -156,9 +156,9 @@ def halved(monkeypatch, losses, ends=None):
     def of_group(recipe, group, split, key, monitor):
         rows = len(split.table.x)
         calls.append((rows, [options["steps"] for options in group]))
-        if next(number) == ends:
-            monitor.ended = "interrupted"
-        return [tuning._Evaluated(one, np.full(4, losses(one, rows)), 1.0, rows) for one in group]
+        state = "interrupted" if next(number) == ends else "finished"
+        monitor.ended = state
+        return [tuning._Evaluated(one, np.full(4, losses(one, rows)), 1.0, rows, state) for one in group]
 
     monkeypatch.setattr(tuning, "_of_group", of_group)
     monkeypatch.setattr(Monitor, "has_time", lambda self: self.ended == "finished")

@@ -170,7 +170,8 @@ def test_the_best_and_ties(monkeypatch):
 
 def test_what_diverges_is_marked_and_not_fatal():
     result = sweep(grid={"learning_rate": (1e30, 0.5)})
-    assert [row["finite"] for row in result.rows()] == [False, True] and result.best == (1, 0)
+    assert [row["state"] for row in result.rows()] == ["diverged", "finished"] and result.best == (1, 0)
+    assert repr(result).startswith("SweepResult(2 combinations x 1 seeds x 1 folds, best: ")
     assert result.fits[0, 0, 0] is None and result.losses[0, 0, 0] == np.inf and np.isnan(result.sizes[0, 0, 0])
     with pytest.raises(FloatingPointError, match="no run has a finite loss"):
         sweep(grid={"learning_rate": (1e29, 1e30)})
@@ -179,7 +180,7 @@ def test_what_diverges_is_marked_and_not_fatal():
 def test_frame_and_repr():
     result = sweep(seeds=(2, 1))
     frame = result.frame()
-    assert list(frame.columns) == ["learning_rate", "seed", "loss", "size", "finite"]
+    assert list(frame.columns) == ["learning_rate", "seed", "loss", "size", "state"]
     assert len(frame) == 4 and frame.loss.is_monotonic_increasing and set(frame.seed) == {1, 2}
     assert frame.loss[0] == result.losses.min()
     assert repr(result).startswith("SweepResult(2 combinations x 2 seeds x 1 folds, best: {'learning_rate': 0.")
@@ -199,32 +200,79 @@ def test_one_program_for_each_combination_of_static_options(count_compilations):
     assert count_compilations(losses, 3, 0.1, 0.2, 0.4) == 0  # nor for another number of runs
 
 
-def time_for(monkeypatch, batches):
-    """The time is up after so many batches of runs."""
+def ctrl_c(monkeypatch, batch, after=True):
+    """Ctrl-C comes in a batch of runs, counted from 1: after its training or before."""
     search, done = Polynomials.search, itertools.count(1)
 
     def searched(self, runs):
+        now = next(done) == batch
+        if now and not after:
+            runs.monitor._interrupt()
         found = search(self, runs)
-        if next(done) == batches:
-            runs.monitor.ended = "interrupted"
+        if now and after:
+            runs.monitor._interrupt()
         return found
 
     monkeypatch.setattr(Polynomials, "search", searched)
 
 
-def test_an_interrupted_sweep_keeps_its_fits(monkeypatch):
-    time_for(monkeypatch, 2)
-    result = sweep(grid={"depth": (2, 3)}, seeds=6, batch=2)  # which are two programs
+def test_an_interrupted_sweep_says_which_runs_are_not_finished(monkeypatch):
+    """Of six batches of two, in two programs, the second is interrupted."""
+    ctrl_c(monkeypatch, 2)
+    with pytest.warns(UserWarning, match="interrupted: of 12 runs, 2 finished, 2 interrupted, 8 not started"):
+        result = sweep(grid={"depth": (2, 3)}, seeds=6, batch=2)
+    states = ["finished"] * 2 + ["interrupted"] * 2 + ["not started"] * 8
+    assert result.states.ravel().tolist() == [row["state"] for row in result.rows()] == states
     assert [fit is not None for fit in result.fits.ravel()] == [True] * 4 + [False] * 8
     assert np.isfinite(result.losses.ravel()[:4]).all() and np.isinf(result.losses.ravel()[4:]).all()
+    assert repr(result).startswith("SweepResult(2 of 12 runs, interrupted: 2 combinations x 6 seeds x 1 folds, best: ")
+    assert result.frame()["state"].tolist() == states
+    same(pickle.loads(pickle.dumps(result)).fit, result.fit)
+
+
+def test_a_run_that_came_to_its_end_is_the_best_whatever_an_interrupted_run_has_lost(monkeypatch):
+    """The options of a run that trained only partly do not give its loss again."""
+    ctrl_c(monkeypatch, 2, after=False)
+    with pytest.warns(UserWarning, match="of 3 runs, 1 finished, 1 interrupted, 1 not started"):
+        result = sweep(grid={"learning_rate": (1e-6, 0.5, 0.6)}, batch=1)
+    assert result.losses[1] < result.losses[0] and result.best == (0, 0)
+    assert result.frame()["learning_rate"].tolist()[0] == 1e-6
 
 
 def test_a_sweep_that_ended_before_any_combination_had_its_folds(monkeypatch):
     """The fits that there are decide."""
-    time_for(monkeypatch, 1)
-    result = single(validation=3, batch=2)
+    ctrl_c(monkeypatch, 1)
+    with pytest.warns(UserWarning, match="of 3 runs, 2 interrupted, 1 not started"):
+        result = single(validation=3, batch=2)
     assert [fit is not None for fit in result.fits.ravel()] == [True, True, False]
     assert result.best == (0, 0) and result.fit is result.fits[0, 0, 0]
+    assert repr(result).endswith(f"loss {result.losses[0, 0, :2].mean():.6g})")
+    assert [row["state"] for row in result.rows()] == ["interrupted"]
+
+
+FOLDS_OF_STATES = {
+    "finished": ["finished"] * 3,
+    "not started": ["not started"] * 3,
+    "interrupted": ["finished", "finished", "not started"],
+    "diverged": ["finished", "diverged", "not started"],
+}
+
+
+@pytest.mark.parametrize(("expected", "folds"), FOLDS_OF_STATES.items())
+def test_the_state_of_a_run_of_several_folds(expected, folds):
+    assert module.state_of_folds(np.array(folds)) == expected
+
+
+def test_folds_that_a_combination_does_not_have_are_not_compared():
+    """The first has an easy fold alone, the second all of them, the third two of which one is not finished."""
+    losses = np.array([[[0.1, np.inf, np.inf]], [[1.0, 1.0, 1.0]], [[0.2, 0.2, np.inf]]])
+    states = np.array(
+        [[["finished", "diverged", "diverged"]], [["finished"] * 3], [["finished", "interrupted", "not started"]]]
+    )
+    mean = lambda rows: module._mean_over_folds(losses[rows], states[rows]).ravel().tolist()
+    assert mean([0, 1, 2]) == [np.inf, 1.0, np.inf]
+    assert mean([0, 2]) == [np.inf, pytest.approx(0.2)]
+    assert mean([0]) == [np.inf]
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------

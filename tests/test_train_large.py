@@ -441,7 +441,7 @@ def test_validation_rows_of_one_target_and_constant_features(tmp_path):
     y[held_out] = 0.1
     of = table_of(tmp_path / "data", {3: y, 1: np.full(1030, 1e9 + 0.1)})
     assert train_large._notes(of) == [
-        "constant in the first 800 rows, and not used: x1 (1 in all)",
+        "constant in the first 800 rows of the shuffled order, and not used: x1 (1 in all)",
         "the target is 0.1 in all validation rows: validation R2 is not defined",
     ]
     evaluator = rounds.Evaluator(of)
@@ -480,8 +480,8 @@ def test_sums_of_the_log_outlive_the_process(tmp_path):
 
 
 def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monkeypatch):
-    of, asked = job(), []
-    monkeypatch.setattr(Synthetic, "__getitem__", lambda self, i: (asked.append(i), (np.zeros((1, 4)), np.zeros(1)))[1])
+    of, asked, read = job(), [], Synthetic.__getitem__
+    monkeypatch.setattr(Synthetic, "__getitem__", lambda self, i: (asked.append(i), read(self, i))[1])
     order = [of.order[i] for i in range(72)]
     trained_on = sorted(set(range(40)) - set(rounds.drawn_blocks(40, 4, 0)))
     assert sorted(order[:36]) == sorted(order[36:]) == trained_on and order[:36] != order[36:]

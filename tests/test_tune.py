@@ -124,6 +124,7 @@ def test_a_combination_that_diverges_is_not_chosen(table):
     result = tune(table, {"learning_rate": (0.5, 1e30)}, Polynomials(depth=3))
     assert result.report.tuning.options == {"learning_rate": 0.5}
     assert trials(result)[(1e30,)].loss == np.inf
+    assert [trial.state for trial in result.report.tuning.trials] == ["finished", "diverged"]
     with pytest.raises(FloatingPointError, match="no combination has a finite loss"):
         tune(table, {"learning_rate": (1e29, 1e30)}, Polynomials(depth=3))
 
@@ -208,10 +209,29 @@ def test_time_is_for_all_fits_together(table, monkeypatch):
 def test_interrupted_trials_are_not_compared(table, monkeypatch):
     """The second depth is interrupted in its first updates: it is no trial, and the fit follows."""
     watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 2 else None)
-    result = tune(table, {"depth": (1, 3)})
+    with pytest.warns(UserWarning, match="the trials were interrupted: the choice is among 1 of 2 combinations"):
+        result = tune(table, {"depth": (1, 3)})
     assert depths(result) == [1]
     assert result.report.ended == "interrupted"
     assert result.step == 103
+
+
+@pytest.mark.parametrize("halving", [None, 2])
+def test_finished_trials_of_an_interrupted_program_are_chosen_from(table, monkeypatch, halving):
+    """Of three of one program, one at a time, the second is interrupted: it is no trial, whatever its loss."""
+    monkeypatch.setattr(driver, "_AT_ONCE_CPU", 1)
+    watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 2 else None)
+    with pytest.warns(UserWarning, match="the choice is among 1 of 3 combinations"):
+        result = tune(table, {"learning_rate": (1e-6, 0.4, 0.5)}, Polynomials(depth=3), halving=halving)
+    [trial] = result.report.tuning.trials
+    assert (trial.options, trial.state) == ({"learning_rate": 1e-6}, "finished")
+
+
+def test_an_interrupted_trial_says_so_where_it_is_all_there_is(table, monkeypatch):
+    watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 1 else None)
+    with pytest.warns(UserWarning, match="the choice is among 2 of 2 combinations"):
+        result = tune(table, {"learning_rate": (0.4, 0.5)}, Polynomials(depth=3))
+    assert [trial.state for trial in result.report.tuning.trials] == ["interrupted", "interrupted"]
 
 
 def test_combinations_that_time_did_not_reach_are_no_trials(table, monkeypatch):

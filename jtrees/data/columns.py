@@ -123,11 +123,19 @@ class Columns:
             expected kind, and the value or the kind found. Also if no level of a column is known, and either the column
             has at least five values or its type differs from the training rows.
         """
-        wanted = {name: column.wanted for name, column in self._used.items()}
-        frame = self._found(_read(x, wanted if self.named else None, rows=0))
+        frame = self._frame(x)
         self._warn_of_gaps(frame)
         self._warn_of_levels(frame)
         return np.column_stack([self.columns[name].encode(raw) for name, raw in frame.columns.items()])
+
+    def gaps(self, x: Any) -> dict[str, np.ndarray]:
+        """Returns which values of new rows are missing, ``(n,)`` bool for each column that is not left out."""
+        return {name: raw.missing for name, raw in self._frame(x).columns.items()}
+
+    def _frame(self, x: Any) -> Frame:
+        """Returns the used columns of new rows."""
+        wanted = {name: column.wanted for name, column in self._used.items()}
+        return self._found(_read(x, wanted if self.named else None, rows=0))
 
     def _found(self, frame: Frame) -> Frame:
         """Returns the used columns of a table, found by name or position, in the kinds of the training rows."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees import exact
-from jtrees.explain.explained import ExplainedColumns, relative, tree_of
+from jtrees.explain.explained import ExplainedColumns, as_rows, relative, tree_of
 from jtrees.explain.least_distance import least_distance_within, nearest_leaves
 from jtrees.tree import ObliqueTree
 
@@ -58,7 +58,7 @@ def nearest_change(
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample, ``(p,)`` or a table of one row.
       x: samples, such as the training rows. Their standard deviations are the units of the change, and their ranges are
-        its bounds. Constant columns do not change.
+        its bounds. Missing values do not count. Constant columns do not change.
       columns: names of the columns that may change. None: all columns, and for raw tables all columns of numbers. A
         missing value does not change.
       target: the class to reach in classification, or the action of a policy. None: any answer that differs from the
@@ -83,9 +83,11 @@ def nearest_change(
     """
     tree, described = tree_of(model), ExplainedColumns.of(model, feature_names)
     given = described.row("row", row)
-    background = described.features(x)
-    deviation = np.where(described.free(columns, row), background.std(0), 0.0)
-    bounds = _bounds(given[0], background, deviation, extrapolate)
+    background = np.ma.array(described.features(x), mask=described.gaps(x))
+    free = described.free(columns) & ~described.gaps(as_rows(row))[0]
+    deviation = np.where(free, background.std(0).filled(0), 0.0)
+    low, high = _range(given[0], background, extrapolate)
+    bounds = (np.stack([low, high]) - given[0]) / np.where(deviation > 0, deviation, 1)
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
     leaf_at = lambda x: exact.row_leaf(exact.row_scores(weights, bias, relative(tree, x[None])[0]))
     margins = exact.row_scores(weights, bias, relative(tree, given)[0])
@@ -97,9 +99,7 @@ def nearest_change(
         for more in 10.0 ** np.arange(-6, 0):
             beyond = least_distance_within(directions, needed + more, bounds)
             changed = given[0] + deviation * (step if beyond is None else beyond)
-            if not extrapolate:  # corrects rounding errors
-                low, high = np.minimum(given[0], background.min(0)), np.maximum(given[0], background.max(0))
-                changed = changed.clip(low, high)
+            changed = changed.clip(low, high)  # corrects rounding errors
             if others[leaf := leaf_at(changed)]:
                 return _changed(tree, described, given[0], changed, leaf, deviation)
     return None
@@ -139,12 +139,12 @@ def _changed(
     return Change(after, length, leaf, np.asarray(tree.predict(after[None]))[0], values)
 
 
-def _bounds(given: np.ndarray, background: np.ndarray, deviation: np.ndarray, extrapolate: bool) -> np.ndarray:
-    """Returns the lowest and the highest step of each feature, in deviations, ``(2, p)``.
+def _range(given: np.ndarray, background: np.ma.MaskedArray, extrapolate: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lowest and the highest value of each feature in the samples and in the given sample, ``(p,)`` each.
 
-    The steps keep a feature within the range of its samples, extended to the given value.
+    With ``extrapolate``, the values are infinite.
     """
     if extrapolate:
-        return np.stack([np.full(len(given), -np.inf), np.full(len(given), np.inf)])
-    low, high = np.minimum(background.min(0), given) - given, np.maximum(background.max(0), given) - given
-    return np.stack([low, high]) / np.where(deviation > 0, deviation, 1)
+        return np.full(len(given), -np.inf), np.full(len(given), np.inf)
+    low, high = background.min(0).filled(given), background.max(0).filled(given)
+    return np.minimum(low, given), np.maximum(high, given)

@@ -45,10 +45,16 @@ class ExplainedColumns:
             return self.model.columns.transform(x)
         return np.asarray(validation.check_x(x, features=self.model.features), np.float64)
 
+    def gaps(self, x: Any) -> np.ndarray:
+        """Returns which features of rows come from missing values, ``(n, p)`` bool."""
+        if not isinstance(self.model, FrameModel):
+            return np.zeros(np.shape(x), bool)
+        gaps = self.model.columns.gaps(x)
+        return np.column_stack([gaps[name] for name in self.names])[:, self.owner]
+
     def row(self, name: str, row: Any) -> np.ndarray:
         """Returns one row as features, ``(1, p)``."""
-        row = np.asarray(row)[None] if not hasattr(row, "columns") and np.ndim(row) == 1 else row
-        x = self.features(row)
+        x = self.features(as_rows(row))
         if len(x) != 1:
             raise ValueError(f"{name} must be one row, got {len(x)}")
         return x
@@ -59,7 +65,7 @@ class ExplainedColumns:
         np.add.at(out, self.owner, terms)
         return out
 
-    def free(self, columns: Sequence[str] | None, row: Any) -> np.ndarray:
+    def free(self, columns: Sequence[str] | None) -> np.ndarray:
         """Returns a mask of the features that may change, ``(p,)`` bool: the first feature of each chosen column.
 
         Raises:
@@ -76,9 +82,12 @@ class ExplainedColumns:
                 named = validation.quoted_list(possible)
                 raise ValueError(f"columns must be among {named}, got {validation.quoted(name)}")
         chosen = [name in (possible if columns is None else columns) for name in self.names]
-        first = np.append(True, self.owner[1:] != self.owner[:-1])
-        missing = np.append((self.row("row", row)[0, 1:] != 0) & ~first[1:], False)  # the mask follows the value
-        return first & np.array(chosen)[self.owner] & ~missing
+        return np.append(True, self.owner[1:] != self.owner[:-1]) & np.array(chosen)[self.owner]
+
+
+def as_rows(row: Any) -> Any:
+    """Returns one row, ``(p,)`` or a table, as a table of one row."""
+    return np.asarray(row)[None] if not hasattr(row, "columns") and np.ndim(row) == 1 else row
 
 
 def tree_of(model: Any) -> ObliqueTree:

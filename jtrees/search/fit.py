@@ -102,7 +102,8 @@ class FitResult:
         return f"FitResult(model={self.model!r}, {self._numbers()})"
 
     def _numbers(self) -> str:
-        return f"loss={self.loss}, step={self.step}, report: {', '.join(self.report.names())}"
+        ended = "" if self.report.ended == "finished" else f"ended={self.report.ended}, "
+        return f"loss={self.loss}, step={self.step}, {ended}report: {', '.join(self.report.names())}"
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +200,8 @@ def fit(
         table.columns.warn_left_out()
     if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
         found = comparison_of(fitted, evaluated)
-        stopped = "max_seconds ended the training early" if result.report.ended == "max_seconds" else None
+        cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(result.report.ended)
+        stopped = None if cause is None else f"{cause} ended the training early"
         found.warn_if_behind(name := type(recipe).__name__, stopped)
         result = result.replace(report=result.report.replace(baselines=found.losses, verdict=found.verdict(name)))
     result = result.replace(report=result.report.replace(seconds=time.monotonic() - started))

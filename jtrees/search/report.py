@@ -127,6 +127,8 @@ class Trial(NamedTuple):
       size: number of parameters of a model, as a mean over folds.
       rows: number of rows of the last trial of the combination, including the rows that a fold holds out. It is below
         the number of training rows only if halving dropped the combination, or if a deadline or Ctrl-C ended halving.
+      state: ``"finished"``; ``"interrupted"``: a deadline or Ctrl-C ended its training early; ``"diverged"``: its
+        training was not finite.
     """
 
     options: dict[str, Any]
@@ -134,6 +136,7 @@ class Trial(NamedTuple):
     error: float
     size: float
     rows: int | None = None
+    state: str = "finished"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -142,7 +145,9 @@ class Tuning(Report):
 
     Attributes:
       options: the options of the fit, by name.
-      trials: the trials of all combinations; for each combination, the trial with the largest number of rows.
+      trials: the trials of the combinations that were tried; for each combination, the trial with the largest number of
+        rows. A deadline or Ctrl-C can end the trials before all combinations are tried: see ``ended`` of the report of
+        the fit.
     """
 
     options: dict[str, Any]

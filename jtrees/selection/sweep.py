@@ -1,6 +1,7 @@
 """Sweeps: many seeds and options of a recipe side by side, with a compiled program for each set of static options."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import itertools
 from typing import Any, Literal, NamedTuple
 
@@ -26,12 +27,15 @@ class SweepResult(NamedTuple):
     Attributes:
       options: options of each combination, by name.
       seeds: the seeds.
-      fits: fit of each run, ``(C, S, F)``; None if the run was not finite or the sweep ended before the run.
+      fits: fit of each run, ``(C, S, F)``; None if the run diverged or did not start.
       losses: mean loss of each run, ``(C, S, F)``, as in :class:`jtrees.FitResult`. The loss is on held-out rows if
         there are any, else on the training data. It is infinite if there is no fit.
       sizes: number of parameters of each model, ``(C, S, F)``; NaN if there is no fit.
+      states: state of each run, ``(C, S, F)``. ``"finished"``; ``"interrupted"``: Ctrl-C ended its training early;
+        ``"not started"``: Ctrl-C ended the sweep before it; ``"diverged"``: it became non-finite.
       best: indices of the combination and the seed with the lowest mean loss over the folds. If losses are equal, the
-        smaller model is the best.
+        smaller model is the best. Only runs that finished all folds are compared. If there are none, the runs with the
+        most fits are compared, because folds differ.
     """
 
     options: list[dict[str, Any]]
@@ -39,6 +43,7 @@ class SweepResult(NamedTuple):
     fits: np.ndarray
     losses: np.ndarray
     sizes: np.ndarray
+    states: np.ndarray
     best: tuple[int, int]
 
     @property
@@ -49,32 +54,37 @@ class SweepResult(NamedTuple):
     def rows(self) -> list[dict[str, Any]]:
         """Returns a row for each combination and seed.
 
-        A row has the options, ``seed``, ``loss`` and ``size`` (means over folds), and ``finite`` (whether the losses of
-        all folds are finite).
+        A row has the options, ``seed``, ``loss`` and ``size`` (means over folds), and ``state``. If the folds have
+        different states, the state is ``"diverged"`` if a fold diverged, else ``"interrupted"``.
         """
         cells = itertools.product(range(len(self.options)), range(len(self.seeds)))
         return [
             self.options[c]
             | {"seed": self.seeds[s], "loss": float(self.losses[c, s].mean()), "size": float(self.sizes[c, s].mean())}
-            | {"finite": bool(np.isfinite(self.losses[c, s]).all())}
+            | {"state": state_of_folds(self.states[c, s])}
             for c, s in cells
         ]
 
     def frame(self) -> Any:
-        """Returns :meth:`rows` as a pandas DataFrame, sorted from the best to the worst.
+        """Returns :meth:`rows` as a pandas DataFrame: finished rows from the best to the worst, then other rows.
 
         Raises:
           ImportError: if pandas is not installed.
         """
         import pandas as pd
 
-        return pd.DataFrame(self.rows()).sort_values(["loss", "size"], ignore_index=True)
+        frame = pd.DataFrame(self.rows())
+        order = np.lexsort((frame["size"], frame["loss"], frame["state"] != "finished"))
+        return frame.iloc[order].reset_index(drop=True)
 
     def __repr__(self) -> str:
         combination, seed = self.best
+        runs = f"{len(self.options)} combinations x {len(self.seeds)} seeds x {self.losses.shape[2]} folds"
+        if is_interrupted(self.states):
+            runs = f"{(self.states == 'finished').sum()} of {self.states.size} runs, interrupted: {runs}"
+        loss = np.ma.masked_invalid(self.losses[self.best]).mean()
         return (
-            f"SweepResult({len(self.options)} combinations x {len(self.seeds)} seeds x {self.losses.shape[2]} folds, "
-            f"best: {self.options[combination]}, seed {self.seeds[seed]}, loss {self.losses[self.best].mean():.6g})"
+            f"SweepResult({runs}, best: {self.options[combination]}, seed {self.seeds[seed]}, loss {float(loss):.6g})"
         )
 
 
@@ -103,7 +113,7 @@ def sweep(
     raw table is encoded once, for all folds.
 
     On CPUs, each device (``jax_num_cpu_devices``) runs one fit after another. Other devices run many fits side by side.
-    Ctrl-C ends the sweep after the current runs. Their results are kept.
+    Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
 
     Args:
       recipe: the recipe, with the options that all runs share. For a method: :class:`jtrees.FromMethod`.
@@ -127,6 +137,9 @@ def sweep(
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
       progress: whether to show a bar for each batch of runs.
+
+    Warns:
+      UserWarning: if Ctrl-C ended the sweep before all runs were finished.
 
     Raises:
       ValueError: if a grid or a space is empty or has unknown names, or if a grid is combined with samples or a space.
@@ -154,6 +167,7 @@ def sweep(
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     shape = len(combinations), len(seeds), len(split.left_out)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
+    states = np.full(shape, "not started")
     keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
     with compilation.promoting_ranks(), distributed.together("jtrees.selection.sweep"), monitor.listening():
         for group in groups_of(recipe, combinations):
@@ -163,9 +177,25 @@ def sweep(
             cells = itertools.product(group, range(len(seeds)), range(len(split.left_out)))
             for cell, run in zip(cells, runs_of(recipes, keys, split, monitor, batch), strict=False):
                 fits[cell] = None if run.fit is None else of_raw_table(run.fit, table)
-                losses[cell], sizes[cell] = run.loss, run.size
-    best = _best(_mean_over_folds(losses, monitor.ended), sizes.mean(2))
-    return SweepResult(combinations, seeds, fits, losses, sizes, best)
+                losses[cell], sizes[cell], states[cell] = run.loss, run.size, run.state
+    best = _best(_mean_over_folds(losses, states), sizes.mean(2))
+    if is_interrupted(states):
+        counts = ", ".join(f"{count} {state}" for state, count in Counter(states.ravel().tolist()).items())
+        distributed.warn(f"the sweep was interrupted: of {states.size} runs, {counts}")
+    return SweepResult(combinations, seeds, fits, losses, sizes, states, best)
+
+
+def is_interrupted(states: np.ndarray) -> bool:
+    """Returns whether a run did not come to its end."""
+    return bool(np.isin(states, ("interrupted", "not started")).any())
+
+
+def state_of_folds(states: Iterable[str]) -> str:
+    """Returns the common state of all folds; else ``"diverged"`` if a fold diverged, else ``"interrupted"``."""
+    distinct = set(map(str, states))
+    if len(distinct) == 1:
+        return distinct.pop()
+    return "diverged" if "diverged" in distinct else "interrupted"
 
 
 def _best(mean: np.ndarray, size: np.ndarray) -> tuple[int, int]:
@@ -180,16 +210,18 @@ def _best(mean: np.ndarray, size: np.ndarray) -> tuple[int, int]:
     return combination, seed
 
 
-def _mean_over_folds(losses: np.ndarray, ended: str) -> np.ndarray:
-    """Returns mean losses over folds, ``(C, S)``; infinite if a fold has no finite loss.
+def _mean_over_folds(losses: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """Returns mean losses over folds, ``(C, S)``; infinite for runs that are not compared.
 
-    If the sweep ended early, the mean is over the finite folds. A run with fewer finite folds than another run has an
-    infinite mean.
+    Runs are compared if all folds are finished and finite. If there are none because the sweep was interrupted, the
+    runs with the most finite folds are compared.
     """
     finite = np.isfinite(losses)
     count = finite.sum(2)
-    enough = losses.shape[2] if ended == "finished" else max(1, count.max())
-    return np.where(count >= enough, losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
+    compared = (finite & (states == "finished")).all(2)
+    if not compared.any() and is_interrupted(states):
+        compared = count == max(1, count.max())
+    return np.where(compared, losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
@@ -276,6 +308,13 @@ class Run(NamedTuple):
         if self.fit is None:
             return np.inf
         return float(np.average(self.rows, weights=self.weights)) if len(self.rows) else self.fit.loss
+
+    @property
+    def state(self) -> str:
+        """``"finished"``, ``"interrupted"`` by Ctrl-C or a deadline, or ``"diverged"``."""
+        if self.fit is None:
+            return "diverged"
+        return "finished" if self.fit.report.ended == "finished" else "interrupted"
 
     @property
     def size(self) -> float:

@@ -17,7 +17,7 @@ from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.halving import budgets, of_rows, survivors
 from jtrees.selection.space import LogUniform, Uniform
-from jtrees.selection.sweep import Split, runs_of, split_of
+from jtrees.selection.sweep import Split, runs_of, split_of, state_of_folds
 from jtrees.tasks import Task
 
 _PATIENCE = 2  # consecutive depths without improvement that end the trials of deeper trees
@@ -84,6 +84,9 @@ def tune(
     Returns:
       The fit to all rows with the chosen options. ``report.tuning`` is a :class:`jtrees.search.Tuning`.
 
+    Warns:
+      UserWarning: if Ctrl-C ended the trials.
+
     Raises:
       ValueError: if the arguments are not exactly one of a grid, a list of samples, and a space with a number of
         samples. Also in the cases of :func:`jtrees.sweep`.
@@ -115,6 +118,9 @@ def tune(
             evaluated, left = _evaluated(recipe, combinations, split, search_key, monitor), []
         else:
             evaluated, left = _halved(recipe, combinations, split, search_key, monitor, halving)
+    if monitor.ended == "interrupted":
+        compared = f"{len(evaluated)} of {len(combinations)} combinations"
+        distributed.warn(f"the trials were interrupted: the choice is among {compared}")
     trials, chosen = _chosen(evaluated, left)
     options: Any = {"task": task, "sample_weight": sample_weight, "monotone": monotone, "progress": progress}
     if max_seconds is not None:
@@ -131,12 +137,13 @@ def tune(
 
 
 class _Evaluated(NamedTuple):
-    """A combination, its loss on each held-out row, its size, and the number of rows of the comparison."""
+    """A combination, its loss on each held-out row, its size, the number of rows of the comparison, and its state."""
 
     options: dict[str, Any]
     losses: np.ndarray
     size: float
     rows: int | None = None
+    state: str = "finished"
 
     @property
     def loss(self) -> float:
@@ -188,8 +195,8 @@ def _evaluated(
 ) -> list[_Evaluated]:
     """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
 
-    If ``all_depths`` is True, all combinations are evaluated, in the given order. After a deadline, interrupted
-    combinations are returned only if there are no earlier trials. ``known`` says that the caller has earlier trials.
+    If ``all_depths`` is True, all combinations are evaluated, in the given order. Interrupted combinations are returned
+    only if there are no finite finished trials. ``known`` says that the caller has earlier trials.
     """
     names = () if all_depths else combinations[0]
     depths = (name for name in names if name.split("__")[-1] == "depth" and all(name in one for one in combinations))
@@ -203,10 +210,10 @@ def _evaluated(
         for group in groups_of_depth:
             if (trials or known) and not monitor.has_time():
                 return trials
-            of_group = _of_group(recipe, group, split, key, monitor)
-            if (trials or known) and monitor.ended != "finished":
-                return trials
-            trials += of_group
+            trials += _of_group(recipe, group, split, key, monitor)
+            if monitor.ended != "finished":
+                complete = [trial for trial in trials if trial.state != "interrupted"]
+                return complete if known or any(np.isfinite(trial.loss) for trial in complete) else trials
         current = min(trials, key=lambda trial: trial.loss)
         improved = best is None or best.loss - current.loss > best.error(current)
         best, since = (current, 0) if improved else (best, since + 1)
@@ -229,7 +236,8 @@ def _of_group(
             # Weights are normalised over all folds together, so a row has the same influence in every fold.
             losses = weights * np.concatenate([run.rows for run in some]) / weights.mean()
             size = float(np.mean([run.size for run in some]))
-            evaluated.append(_Evaluated(options, losses, size, len(split.table.x)))
+            state = state_of_folds([run.state for run in some] + ["not started"] * (folds - len(some)))
+            evaluated.append(_Evaluated(options, losses, size, len(split.table.x), state))
     return evaluated
 
 
@@ -243,6 +251,8 @@ def _chosen(trials: list[_Evaluated], left: Sequence[_Evaluated] = ()) -> tuple[
     best = min(trials, key=lambda trial: trial.loss)
     if not np.isfinite(best.losses).all():
         raise FloatingPointError("no combination has a finite loss: try a smaller learning_rate")
-    summaries = [Trial(one.options, one.loss, one.error(best), one.size, one.rows) for one in [*trials, *left]]
+    summaries = [
+        Trial(one.options, one.loss, one.error(best), one.size, one.rows, one.state) for one in [*trials, *left]
+    ]
     near = [trial for trial in summaries[: len(trials)] if trial.loss - best.loss <= trial.error]
     return summaries, min(near, key=lambda trial: (trial.size, trial.loss)).options
