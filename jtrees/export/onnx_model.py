@@ -15,8 +15,8 @@ _OPSET = 17
 _FOR_TEXT = "ai.onnx.ml"  # has the only standard operator that maps strings to numbers
 _TEXT = """\
 An input of strings takes the canonical text of a level, as in training. A whole number has no decimals: 1, not 1.0. \
-Another float is the shortest text that reads back as the same float. Booleans are True and False. An empty string is a \
-missing value. Any other string counts as a level that the training rows did not have."""
+Another float is the shortest text that reads back as the same float. Booleans are True and False. \
+An empty string is a missing value. Any other string counts as a level that the training rows did not have."""
 _SCORED = 7  # levels whose nodes are all scored by one matrix product; lower levels gather the weights on the path
 
 
