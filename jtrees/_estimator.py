@@ -158,9 +158,9 @@ class TreeEstimator(BaseEstimator):
             return read_frame(X) if training else X
         if training:
             return frame_of_objects(X, [f"x{j}" for j in range(X.shape[1])])
-        columns = self.columns_.columns
-        wanted = {name: column.wanted for name, column in columns.items() if not isinstance(column, LeftOut)}
-        return frame_of_objects(X, [*columns], wanted if self.columns_.named else None)
+        columns: Any = self.columns_
+        wanted = {name: column.wanted for name, column in columns.columns.items() if not isinstance(column, LeftOut)}
+        return frame_of_objects(X, [*columns.columns], wanted if columns.named else None)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""
