@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help accelerators compare test test-slow test-wide lint docs docs-examples docs-site wheel peers bench bench-kernels clean
+.PHONY: help accelerators compare test test-slow test-wide test-clients lint docs docs-examples docs-site wheel peers bench bench-kernels clean
 
 help:                      ## this list
 	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -24,6 +24,11 @@ test-slow: .venv/ready     ## the statistical ones and what takes long
 test-wide: .venv/ready     ## each recipe with each loss, relation and check of scikit-learn, and whole scripts: weekly
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "wide and not exact" $(ARGS)
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and wide" $(EXACT) $(ARGS)
+
+test-clients:              ## the estimators in packages of others, in an environment of its own, as they pin versions: weekly
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet --editable ".[tests,clients]"
+	build/clients/bin/python -m pytest -m wide tests/test_clients.py $(ARGS)
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .

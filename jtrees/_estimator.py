@@ -3,7 +3,6 @@
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator
@@ -13,6 +12,8 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from jtrees import caching, distributed, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
+from jtrees.data.columns import LeftOut
+from jtrees.data.frame import frame_of_objects
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
@@ -79,7 +80,10 @@ class TreeEstimator(BaseEstimator):
         numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
-        rng = check_random_state(self.random_state)
+        state = self.random_state
+        if isinstance(state, np.random.Generator):  # scikit-learn takes generators of the older kind
+            state = int(state.integers(np.iinfo(np.int32).max))
+        rng = check_random_state(state)
         if self.random_state is None and distributed.is_shared():  # each process has its own generator
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
@@ -87,8 +91,7 @@ class TreeEstimator(BaseEstimator):
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # imported here because the import is slow
 
-            by_class = y if self._TASK == "classification" else None
-            drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": by_class}
+            drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": self._strata(y)}
             training, held_out = train_test_split(np.arange(len(x)), **drawn)
             options["validation"] = x[held_out], y[held_out]
             x, y, weight = x[training], y[training], weight[training]
@@ -97,19 +100,30 @@ class TreeEstimator(BaseEstimator):
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         with caching.advising():
             fitted = fit(recipe, x, y, key=key, **options)
-        self.model_, self.tree_, self.loss_, self.report_ = fitted.model, fitted.tree, fitted.loss, fitted.report
-        self.columns_ = fitted.model.columns if isinstance(fitted.model, FrameModel) else None
+        # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.
+        self._keep(distributed.to_host(fitted.model))
+        self.loss_, self.report_ = fitted.loss, fitted.report
         if fitted.report.ended == "interrupted":
             distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
 
     def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
-        self.columns_ = Columns.fit(x)[0] if isinstance(x, Frame) else None
-        features = x.shape[1] if isinstance(x, np.ndarray) else len(self.get_feature_names_out())
-        self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
-        if self.columns_ is not None:
-            self.model_ = FrameModel(self.tree_, self.columns_)
+        columns = Columns.fit(x)[0] if isinstance(x, Frame) else None
+        features = len(columns.feature_names) if columns is not None else x.shape[1]
+        tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), of_leaf)
+        self._keep(tree if columns is None else FrameModel(tree, columns))
         self.loss_, self.report_ = 0.0, FitReport()
+
+    def _keep(self, model: Any) -> None:
+        """Sets the attributes that hold the model."""
+        self.model_, self.columns_, inner = model, None, model
+        if isinstance(model, FrameModel):
+            self.columns_, inner = model.columns, model.model
+        self.tree_ = inner if isinstance(inner, ObliqueTree) else None
+
+    def _strata(self, y: np.ndarray) -> np.ndarray | None:
+        """Returns what a validation set has in the same shares as the training rows, or None."""
+        return None
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
         """Returns X, or X and y, checked by scikit-learn. A DataFrame or an array with NaN becomes a raw table."""
@@ -119,10 +133,12 @@ class TreeEstimator(BaseEstimator):
         # scikit-learn converts dates to numbers, and its errors do not name an invalid column.
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
-        if hasattr(X, "columns") and raw:
-            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1 if y else 0)
+        if raw and (hasattr(X, "columns") or _has_text(X)):
+            least = options.pop("ensure_min_samples", 1 if y else 0)
+            frame = self._raw_table(X, training=True) if y else None
             targets = [validate_data(self, y=given, **options) for given in y]
             validate_data(self, X, skip_check_array=True, reset=bool(y))  # checks the columns
+            frame = self._raw_table(X, training=False) if frame is None else frame
             check_consistent_length(frame, *targets)
             if len(X) < least:
                 raise ValueError(f"X must have at least {least} rows, got {len(X)}")
@@ -132,6 +148,19 @@ class TreeEstimator(BaseEstimator):
             return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, **options)
         return read_frame(x) or x, targets
+
+    def _raw_table(self, X: Any, *, training: bool) -> Any:
+        """Returns the raw table of a DataFrame, or of an array of objects, whose columns are found by position.
+
+        A DataFrame for a prediction is returned unchanged.
+        """
+        if hasattr(X, "columns"):
+            return read_frame(X) if training else X
+        if training:
+            return frame_of_objects(X, [f"x{j}" for j in range(X.shape[1])])
+        columns: Any = self.columns_
+        wanted = {name: column.wanted for name, column in columns.columns.items() if not isinstance(column, LeftOut)}
+        return frame_of_objects(X, [*columns.columns], wanted if columns.named else None)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""
@@ -215,6 +244,12 @@ class TreeEstimator(BaseEstimator):
           AttributeError: if the model is not one tree.
         """
         return self._single().num_leaves
+
+
+def _has_text(x: Any) -> bool:
+    """Returns whether x is an array of objects ``(n, p)``, such as the cells of a DataFrame, that holds text."""
+    cells = isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 2
+    return cells and any(isinstance(cell, str) for cell in x.flat)
 
 
 def _options(name: str, value: Any) -> dict[str, Any]:

@@ -157,4 +157,9 @@ def leaf_probabilities(route: Any, z: Array) -> Array:
     """Returns the probabilities of the leaves, ``(leaves, n)``, from scores ``(nodes, n)``."""
     if route == "sigmoid":
         return routing.leaf_probabilities(jax.nn.sigmoid(z))
-    return routing.violation(z) if isinstance(route, str) else route(z)
+    if isinstance(route, str):
+        return routing.violation(z)
+    probabilities, expected = route(z), (z.shape[0] + 1, *z.shape[1:])
+    if (got := jnp.shape(probabilities)) != expected:
+        raise ValueError(f"route must return the probabilities of the leaves, {expected}, got shape {got}")
+    return probabilities

@@ -31,7 +31,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 
     ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Predictions are float64, in the shape of the targets.
     X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text.
-    :class:`jtrees.data.Columns` encodes them.
+    :class:`jtrees.data.Columns` encodes them. An array of objects with text is read like a DataFrame, by the positions
+    of its columns.
 
     :func:`jtrees.fit` gives the same model for the same rows. A row of weight 2 contributes to the training loss like
     two equal rows. The models can still differ, as they do for shuffled rows, because mini-batches and bootstrap
@@ -43,7 +44,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         ``recipe__base__depth`` for its base. None: ``default_recipe``. In regression, the default is one tree of GET of
         depth 5 with linear leaves. On average over eight data sets, it is better than a random forest
         (``experiments.estimators``).
-      random_state: seed or generator. None: every fit gives another model.
+      random_state: seed or generator, a ``RandomState`` or a ``Generator``. None: every fit gives another model.
       validation_fraction: fraction of the rows that are held out as an unweighted validation set. None: no validation
         set. The recipe determines its use.
       monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
@@ -58,7 +59,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 
     Attributes:
       model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`. For a raw table, a
-        :class:`jtrees.data.FrameModel`.
+        :class:`jtrees.data.FrameModel`. Its arrays are NumPy arrays.
       tree_: the model if it is a single tree, else None. For a raw table, the tree over the encoded features.
       columns_: the :class:`jtrees.data.Columns` of a DataFrame or of an array with NaN, else None.
       loss_: loss of the model, as in :class:`jtrees.FitResult`.
@@ -210,6 +211,9 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
             self._learn_nothing(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
         return self
 
+    def _strata(self, y: np.ndarray) -> np.ndarray:
+        return self.classes_[self._present[y]]  # labels, which errors name
+
     def _name_classes(self) -> None:
         """Uses labels instead of class numbers in the names of features that are means of classes."""
         if self.columns_ is not None:
@@ -222,6 +226,11 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         out = np.zeros((len(predictions), len(self.classes_)))
         out[:, self._present] = predictions / predictions.sum(1, keepdims=True)
         return out
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Returns the logarithms of :meth:`predict_proba`, ``(n, K)``: minus infinity for a probability of 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> np.ndarray:
         """Returns the most probable label of each sample."""

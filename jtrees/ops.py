@@ -69,7 +69,8 @@ def soft(
       bias: split biases.
       leaf_values: values of the leaves.
       x: samples.
-      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores.
+      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores
+        ``(nodes, n)`` that returns the probabilities of the leaves, ``(leaves, n)``.
       implementation: see :mod:`jtrees.ops`.
     """
 
@@ -226,6 +227,8 @@ def ensemble(
 ) -> Float[Array, "n k"]:
     """Returns the sum of trees under smooth-step routing: see :func:`jtrees.routing.conditional_ensemble`.
 
+    Only reverse mode is supported.
+
     Args:
       weights: split weights.
       bias: split biases.
@@ -299,13 +302,17 @@ def expected_loss(
       weight: nonnegative weights of the samples, with mean 1 over all data; by default 1. A mini-batch keeps the
         weights of its samples unchanged, so that a sample has the same influence in every batch.
       leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
-      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores. Automatic
-        differentiation computes the gradient, except for sigmoids. It also runs block by block.
+      route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores
+        ``(nodes, n)`` that returns the probabilities of the leaves, ``(leaves, n)``. Automatic differentiation computes
+        the gradient, except for sigmoids. It also runs block by block.
       implementation: see :mod:`jtrees.ops`. A kernel needs a route by name, and the losses of the leaves themselves.
         The leaves must hold values, or logits with labels as targets.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.
+
+    Raises:
+      ValueError: for an unknown route, or if a function of the scores returns another shape.
     """
     _check_route(route)
     able = isinstance(route, str) and leaf_losses is None and leaves.kernel is not None

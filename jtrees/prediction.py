@@ -184,13 +184,20 @@ class _Prepared(NamedTuple):
 
     Attributes:
       arrays: references to the arrays of the model, which do not keep them alive.
+      values: a copy of each NumPy array, because it may change; None for a JAX array.
       parts: arrays of the prepared form. A number is the index of an array of the model.
       structure: tree structure of the prepared form.
     """
 
     arrays: list[Any]
+    values: list[np.ndarray | None]
     parts: list[Any]
     structure: Any
+
+    def is_of(self, arrays: list[Any]) -> bool:
+        """Returns whether this is the prepared form of a model with these arrays."""
+        same = zip(self.arrays, self.values, arrays, strict=True)
+        return all(ref() is array and (value is None or np.array_equal(value, array)) for ref, value, array in same)
 
 
 # Preparing a forest takes longer than predicting one row. The entry of a model is written once, in one step, and is
@@ -199,18 +206,20 @@ _PREPARED: dict[Any, _Prepared] = {}
 
 
 def _prepared(prepare: Any, model: Any) -> Any:
-    """Returns ``prepare(model)``. The result is cached for a model of JAX arrays, which never change."""
+    """Returns ``prepare(model)`` on the device. The result is cached until the arrays of the model change."""
     arrays, structure = jax.tree.flatten(model)
-    if not all(isinstance(array, jax.Array) for array in arrays):
+    if not all(isinstance(array, (jax.Array, np.ndarray)) for array in arrays):
         return prepare(model)
     key = prepare, structure, *map(id, arrays)
     found = _PREPARED.get(key)
     # The id of an array can be the id of an earlier array, whose entry is about to be removed.
-    if found is not None and all(reference() is array for reference, array in zip(found.arrays, arrays, strict=True)):
+    if found is not None and found.is_of(arrays):
         return jax.tree.unflatten(found.structure, [arrays[a] if isinstance(a, int) else a for a in found.parts])
-    prepared = prepare(model)
-    if all(array.is_fully_addressable for array in arrays):  # else the arrays span several processes
-        prepared = jax.tree.map(sharding.from_host, prepared)
+    values = [array.copy() if isinstance(array, np.ndarray) else None for array in arrays]
+    kept = [array if value is None else value for array, value in zip(arrays, values, strict=True)]
+    prepared = prepare(jax.tree.unflatten(structure, kept))
+    if all(value is not None or array.is_fully_addressable for array, value in zip(arrays, values, strict=True)):
+        prepared = jax.tree.map(sharding.from_host, prepared)  # else the arrays span several processes
 
     def leave(reference: Any) -> None:
         entry = _PREPARED.get(key)
@@ -220,7 +229,7 @@ def _prepared(prepare: Any, model: Any) -> Any:
     places = {id(array): i for i, array in enumerate(arrays)}
     parts, structure = jax.tree.flatten(prepared)
     parts = [places.get(id(part), part) for part in parts]
-    _PREPARED[key] = _Prepared([weakref.ref(array, leave) for array in arrays], parts, structure)
+    _PREPARED[key] = _Prepared([weakref.ref(array, leave) for array in arrays], values, parts, structure)
     return prepared
 
 

@@ -108,8 +108,12 @@ def check_key(key: Any) -> None:
     """
     dtype = getattr(key, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not is_key and not (dtype == np.uint32 and key.shape[-1:] == (2,)):
-        raise ValueError(f"key must be a random key, such as jax.random.key(0), got {quoted(key)}")
+    if not is_key:
+        raw = dtype == np.uint32 and len(key.shape) > 0
+        # JAX reads a raw key as a key of the default generator, which determines its shape.
+        if not raw or key.shape[-1:] != jax.eval_shape(lambda: jax.random.PRNGKey(0)).shape:
+            repair = ': use jax.random.wrap_key_data(key, impl="rbg")' if raw and key.shape[-1] == 4 else ""
+            raise ValueError(f"key must be a random key, such as jax.random.key(0), got {quoted(key)}{repair}")
     if shape := key.shape if is_key else key.shape[:-1]:
         raise ValueError(f"key must be one random key, got keys of shape {shape}: choose one, such as key[0]")
 
@@ -185,6 +189,8 @@ def check_unmasked(name: str, array: Any) -> None:
 def as_numeric(name: str, array: Any) -> Any:
     """Returns an array of numbers. Raises ``ValueError`` if the array is not numeric, or has masked values."""
     check_unmasked(name, array)
+    if hasattr(array, "toarray"):  # a sparse array of SciPy
+        raise ValueError(f"{name} must be a dense array, got {quoted(array)}: use {name}.toarray()")
     if isinstance(array, jax.Array) and not jnp.issubdtype(array.dtype, jnp.complexfloating):
         return array
     try:
@@ -282,7 +288,7 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: i
     """
     x = as_numeric("x", x)
     if x.ndim != 2:
-        raise ValueError(f"x must have shape (n, p), got shape {x.shape}" + (": use x[:, None]" if x.ndim == 1 else ""))
+        raise ValueError(f"x must have shape (n, p), got shape {x.shape}{_repair_of_rank(x, features)}")
     if len(x) < rows or not x.shape[1]:
         expected = "at least one row and one column" if rows else "at least one column"
         raise ValueError(f"x must have {expected}, got shape {x.shape}")
@@ -291,6 +297,14 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: i
     if finite:
         check_finite("x", x)
     return x
+
+
+def _repair_of_rank(x: Any, features: int | None) -> str:
+    """Returns the message part with a repair for one row or one column without its second axis."""
+    if x.ndim != 1 or (features not in (None, 1, len(x))):
+        return ""
+    row, column = "x[None] for one row", "x[:, None] for one column"
+    return f": use {column if features == 1 else row if features else f'{column}, {row}'}"
 
 
 def check_weight(sample_weight: Any, n: int) -> Any:
@@ -331,6 +345,8 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
         and for fewer than two classes.
     """
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
+    if classes is not None:  # a validation set may lack classes, which would change the numbers
+        encode = "encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
     y, unclear = label_array(y)
     if y.ndim != 1 or len(y) == 0:
         raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")

@@ -20,7 +20,7 @@ import jtrees
 from jtrees import explain, selection
 from jtrees.data.baselines import BehindBaselineWarning
 
-KEY = jax.random.key(0)
+new_key = partial(jax.random.key, 0)  # each case has a key of its own: jax_debug_key_reuse
 rng = np.random.default_rng(0)
 X = rng.normal(size=(90, 3))
 Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
@@ -53,7 +53,7 @@ RECIPES = {
 def fitted(recipe, y, task, held_out):
     """A fit, and what its model predicts; a fit and its file predict the same."""
     validation = (X[HELD_OUT], y[HELD_OUT]) if held_out else None
-    fit = jtrees.fit(recipe, X[TRAINING], y[TRAINING], key=KEY, task=task, validation=validation)
+    fit = jtrees.fit(recipe, X[TRAINING], y[TRAINING], key=new_key(), task=task, validation=validation)
     predicted = np.asarray(fit.predict(X[HELD_OUT]))
     assert np.isfinite(predicted).all() and np.isfinite(fit.loss)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ def fitted(recipe, y, task, held_out):
 
 def clustering():
     """Clusters, which need no targets."""
-    fit = jtrees.fit(jtrees.LatentClustering(depth=2, epochs=101, batch_size=20), X[TRAINING], key=KEY)
+    fit = jtrees.fit(jtrees.LatentClustering(depth=2, epochs=101, batch_size=20), X[TRAINING], key=new_key())
     assert fit.tree.leaf_index(X).max() < 4
 
 
@@ -73,8 +73,8 @@ def bandit(regression):
     learner = methods.bandit_regressor(2) if regression else methods.bandit_classifier(2, 3)
     y = jnp.asarray(Y, jnp.float32) if regression else jnp.asarray(CLASS)
     loss = lambda i, action: jnp.square(action - y[i]) if regression else (action != y[i]).astype(jnp.float32)
-    state = jax.jit(lambda key: methods.run_bandit(learner, x, loss, key=key))(KEY).state
-    action, propensity = learner.act(state, x[0], key=KEY)
+    state = jax.jit(lambda key: methods.run_bandit(learner, x, loss, key=key))(new_key()).state
+    action, propensity = learner.act(state, x[0], key=new_key())
     learner.update(state, x[0], action, propensity, loss(0, action))
     assert np.isfinite(learner.predict(state.params, x)).all()
 
@@ -86,22 +86,22 @@ def loop():
         jtrees.train, jtrees.methods.dgt(2, widths=()), batch, optimizer=jtrees.training.rmsprop(0.01), steps=5
     )
     for every in (0, 2):
-        assert np.isfinite(one(key=KEY, score_every=every).score)
-    assert jtrees.training.multi_start(lambda key: one(key=key), jax.random.split(KEY, 2)).dropped == 0
+        assert np.isfinite(one(key=new_key(), score_every=every).score)
+    assert jtrees.training.multi_start(lambda key: one(key=key), jax.random.split(new_key(), 2)).dropped == 0
 
 
 def sweep(task):
     """A sweep over options, seeds and folds."""
     y = Y if task == "regression" else CLASS
     grid = {"learning_rate": [0.01, 0.02]}
-    swept = selection.sweep(DGT, X, y, key=KEY, grid=grid, seeds=2, validation=2, task=task)
+    swept = selection.sweep(DGT, X, y, key=new_key(), grid=grid, seeds=2, validation=2, task=task)
     assert np.isfinite(swept.losses).all()
 
 
 def tune(task):
     """Tuning over depths."""
     y = Y if task == "regression" else CLASS
-    selection.tune(DGT, X, y, grid={"depth": [1, 2]}, key=KEY, task=task)
+    selection.tune(DGT, X, y, grid={"depth": [1, 2]}, key=new_key(), task=task)
 
 
 def estimator(name, raw, **options):
@@ -123,7 +123,7 @@ def estimator(name, raw, **options):
 def loss(which):
     """A tree of another loss than the squared error."""
     y = 1 + Y - Y.min()
-    jtrees.fit(GET, X, y, key=KEY, task=jtrees.Regression(None, which)).predict(X)
+    jtrees.fit(GET, X, y, key=new_key(), task=jtrees.Regression(None, which)).predict(X)
 
 
 def on_a_split():
@@ -136,7 +136,7 @@ def on_a_split():
 
 def explained():
     """A path, a change, Shapley values and an importance."""
-    fit = jtrees.fit(DGT, X, Y, key=KEY)
+    fit = jtrees.fit(DGT, X, Y, key=new_key())
     explain.path(fit.tree, X[0])
     explain.shapley_values(fit.model, X[:2], X[:10])
     explain.permutation_importance(fit.model, X, Y, lambda y, found: -np.square(y - found).mean())

@@ -1,16 +1,19 @@
 """The two scikit-learn estimators. Scikit-learn's own checks: ``test_checks_*.py``."""
 
 import dataclasses
+import pickle
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import joblib
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -60,6 +63,13 @@ def test_classifier_of_names(classes):
     np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-12)
     np.testing.assert_array_equal(model.predict(x), model.classes_[chances.argmax(1)])
     assert chances.dtype == np.float64 and model.score(x, y) > 0.9
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(x)), chances, rtol=1e-12)
+
+
+def test_the_logarithm_of_a_probability_of_zero_is_minus_infinity(classes):
+    x, y = classes
+    model = TreeClassifier(SHORT, random_state=0).fit(x, y, sample_weight=y != "middle")
+    assert (model.predict_log_proba(x)[:, 2] == -np.inf).all()
 
 
 @pytest.mark.slow
@@ -158,6 +168,36 @@ def test_five_folds_compile_once(data, count_compilations):
     first = count_compilations(lambda: model.fit(x[120:], y[120:]).predict(x[:120]) is None)
     assert first > 0
     assert count_compilations(lambda: cross_val_score(model, x, y, cv=5)) == 0
+
+
+MODELS = {
+    "tree": (TreeRegressor, GET.replace(epochs=2)),
+    "linear leaves": (TreeRegressor, GET.replace(epochs=2, leaves="linear")),
+    "classifier": (TreeClassifier, SHORT),
+    "Boosted": (TreeClassifier, jtrees.Boosted(jtrees.GET(depth=2), rounds=3, patience=None)),
+    "LatentTree": (TreeRegressor, jtrees.LatentTree(depth=2, epochs=1)),
+    "TEL": (TreeRegressor, jtrees.TEL(depth=2, trees=2, epochs=1)),
+    "Refined": (TreeRegressor, jtrees.Refined(jtrees.Boosted(jtrees.GET(depth=2), rounds=3, patience=1), epochs=1)),
+    "Polished": (TreeRegressor, jtrees.Polished(GET.replace(epochs=2))),
+    "Sparse": (TreeRegressor, jtrees.Sparse(GET.replace(epochs=2), terms=1)),
+    "constant": (TreeRegressor, GET),
+}
+
+
+@pytest.mark.parametrize("name", sweeps.quick(MODELS, ["tree", "Boosted", "constant"]))
+@pytest.mark.parametrize("raw", [False, True])
+def test_fitted_estimators_hold_numpy_arrays(data, name, raw):
+    """A pickle needs no JAX arrays, whose form depends on the version of JAX."""
+    kind, recipe = MODELS[name]
+    x, y = data
+    y = np.ones_like(y) if name == "constant" else y > 0 if kind is TreeClassifier else y
+    x = pd.DataFrame(x, columns=[*"abc"]).assign(d=np.resize(["u", "v"], len(x))) if raw else x
+    model = kind(recipe, random_state=0).fit(x, y)
+    assert b"jax" not in pickle.dumps(model).replace(b"jaxtyping", b"")
+    expected = (model.predict_proba if kind is TreeClassifier else model.predict)(x)
+    inner, features = (model.model_.model, model.columns_.transform(x)) if raw else (model.model_, x)
+    on_device = jax.jit(lambda model, x: model.apply(x))(inner, jnp.asarray(features, jnp.float32))
+    np.testing.assert_allclose(on_device.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
 
 
 LABELS = {
@@ -271,6 +311,48 @@ def test_a_saved_estimator_without_scikit_learn(data, tmp_path):
     assert done(f"import jtrees; print(jtrees.load({str(path)!r}))").stdout.startswith("TreeRegressor(random_state=0")
 
 
+def objects_and_frame():
+    """A table with text, a date, a number with gaps and a constant, and targets."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "size": np.where(rng.random(120) < 0.1, np.nan, rng.normal(size=120)),
+            "colour": rng.choice(["red", "blue"], 120),
+            "same": 1.0,
+            "floor": pd.Series(rng.integers(0, 3, 120)).astype("category"),
+            "sold": pd.date_range("2020", periods=120)[rng.permutation(120)],
+        }
+    )
+    return frame, np.where(frame["size"].fillna(0) + 2 * (frame["colour"] == "red") > 1, 1.0, 0.0)
+
+
+def test_an_array_of_objects_predicts_as_the_frame_it_comes_from():
+    """By position, as the tools pass it that turn DataFrames into arrays."""
+    frame, y = objects_and_frame()
+    with pytest.warns(jtrees.data.ColumnsWarning, match="'same'"):
+        model = TreeRegressor(SHORT, random_state=0).fit(frame, y)
+    with pytest.warns(UserWarning, match="X does not have valid feature names"):
+        found = model.predict(frame.to_numpy(object))
+    np.testing.assert_array_equal(found, model.predict(frame))
+    with (
+        pytest.raises(ValueError, match="X has 4 features, but TreeRegressor is expecting 5"),
+        pytest.warns(UserWarning),
+    ):
+        model.predict(frame.to_numpy(object)[:, :4])
+
+
+def test_an_array_of_objects_is_learnt_as_a_frame():
+    frame, y = objects_and_frame()
+    frame = frame.drop(columns=["same", "floor"])  # numbers in an array of objects are no levels
+    cells = frame.to_numpy(object)
+    as_frame, as_cells = (TreeRegressor(SHORT, random_state=0).fit(x, y) for x in (frame, cells))
+    np.testing.assert_array_equal(as_cells.predict(cells), as_frame.predict(frame))
+    assert not hasattr(as_cells, "feature_names_in_") and as_cells.n_features_in_ == 3
+    assert as_cells.get_feature_names_out()[0] == "x0"
+    bag = BaggingRegressor(TreeRegressor(SHORT, random_state=0), n_estimators=2, random_state=0).fit(frame, y)
+    assert bag.score(frame, y) > 0
+
+
 def test_text_gaps_and_names_in_a_pipeline():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"size": rng.normal(size=120), "colour": rng.choice(["red", "blue"], 120)})
@@ -285,6 +367,13 @@ def test_text_gaps_and_names_in_a_pipeline():
 
 
 # --- Options of fit --------------------------------------------------------------------------------------------------
+
+
+def test_an_error_about_the_validation_set_names_the_class(classes):
+    x, y = classes
+    rare = np.where(np.arange(len(y)) == 3, "rare", y)
+    with pytest.raises(ValueError, match=r"Classes with too few members are: \['rare'\]"):
+        TreeClassifier(SHORT, validation_fraction=0.2).fit(x, rare)
 
 
 def test_validation_fraction(classes, monkeypatch):
@@ -364,6 +453,10 @@ def test_random_state(data):
     one, same, other, first, second = (TreeRegressor(SHORT, random_state=seed).fit(x, y).predict(x) for seed in seeds)
     assert (one == same).all() and (one != other).any()
     assert (first == one).all() and (second != first).any()
+    fits = [TreeRegressor(SHORT, random_state=np.random.default_rng(5)) for _ in range(2)]
+    drawn = [[model.fit(x, y).predict(x) for _ in range(2)] for model in fits]
+    np.testing.assert_array_equal(*drawn)
+    assert (drawn[0][0] != drawn[0][1]).any()
 
 
 @pytest.mark.parametrize(

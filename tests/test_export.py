@@ -684,6 +684,35 @@ def test_arrays_with_missing_values(tmp_path):
     np.testing.assert_array_equal(session.run(["leaf"], {"x": x})[0], leaves[:, 0])
 
 
+@needs_compiler
+def test_a_compiler_that_ignores_nan_refuses_a_header_that_reads_it(tmp_path):
+    """The header of a model that never reads NaN compiles with the same option."""
+    columns, features = jtrees.data.Columns.fit(np.array([[1.0, np.nan], [2.0, 3.0], [4.0, 5.0]]))
+    tree = drawn("constant", p=features.shape[1])[0]
+    export.to_c(jtrees.data.FrameModel(tree, columns), tmp_path / "gaps.h")
+    export.to_c(tree, tmp_path / "numbers.h")
+    for name, option, refused in (
+        ("gaps.h", "-ffast-math", True),
+        ("gaps.h", "-ffinite-math-only", True),
+        ("gaps.h", "-O2", False),
+        ("numbers.h", "-ffast-math", False),
+    ):
+        command = [COMPILER, "-std=c99", option, "-x", "c", "-fsyntax-only", tmp_path / name]
+        made = subprocess.run(command, capture_output=True, text=True)
+        assert (made.returncode != 0) == refused and ("NaN is a missing value here" in made.stderr) == refused
+
+
+def test_onnx_says_which_text_it_takes(tmp_path):
+    model, _ = raw_model()
+    export.to_onnx(model, tmp_path / "text.onnx")
+    export.to_onnx(drawn("constant", p=3)[0], tmp_path / "numbers.onnx")
+    texts = []
+    for name in ("text.onnx", "numbers.onnx"):
+        session = onnxruntime.InferenceSession(tmp_path / name, providers=["CPUExecutionProvider"])
+        texts.append(session.get_modelmeta().custom_metadata_map)
+    assert "canonical text of a level" in texts[0]["text"] and "1, not 1.0" in texts[0]["text"] and not texts[1]
+
+
 def test_months_and_weekdays_of_three_thousand_years(tmp_path):
     """The calendar of the C header and of the ONNX model is that of NumPy."""
     days = np.concatenate([np.arange(-600_000, 500_000, 17), np.arange(-1500, 1500)])

@@ -189,6 +189,27 @@ def test_encodings(tmp_path):
     with pytest.raises(DataError, match="--encoding must be the name of an encoding, got 'klingon'"):
         rows_of(tmp_path, latin, encoding="klingon")
     assert list(rows_of(tmp_path, b"\xef\xbb\xbfa,b\n1,2\n")[0]) == ["a", "b"]
+    unicode = "a,b\nZürich,1\n".encode("utf-16")
+    assert rows_of(tmp_path, unicode, encoding="utf-16")[0]["a"].tolist() == ["Zürich"]
+    for encoding in ("utf-8", "latin-1"):
+        with pytest.raises(DataError, match=f"as {encoding}, because it is UTF-16: use --encoding utf-16"):
+            rows_of(tmp_path, unicode, encoding=encoding)
+
+
+OTHER_FORMATS = {
+    "gzip": (lambda file, frame: frame.to_csv(file, compression="gzip"), "a gzip file: decompress it"),
+    "zip": (lambda file, frame: frame.to_csv(file, compression="zip"), "an Excel or zip file: save the table as CSV"),
+    "parquet": (lambda file, frame: frame.to_parquet(file), "Parquet under another name: give it the ending .parquet"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_files_of_other_formats_are_refused_with_a_remedy(tmp_path, name, encoding):
+    write, message = OTHER_FORMATS[name]
+    write(file := tmp_path / "t.csv", pd.DataFrame({"a": range(9), "b": "x"}))
+    with pytest.raises(DataError, match=f"t.csv must be CSV or Parquet, got {message}"):
+        read_rows(file, Rules(encoding=encoding))
 
 
 def test_columns_that_are_said_to_be_text(tmp_path):

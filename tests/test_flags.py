@@ -12,6 +12,7 @@ import pytest
 # A flag and its value in the environment. What is not here, docs/explanation/precision.md says why.
 FLAGS = {
     "JAX_DEBUG_NANS": "1",
+    "JAX_DEBUG_KEY_REUSE": "1",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_ENABLE_X64": "1",

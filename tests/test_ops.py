@@ -266,6 +266,16 @@ by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
 by_violation = lambda scores: routing.violation(scores, 3.0)
 
 
+@pytest.mark.parametrize("route", [jax.nn.sigmoid, lambda z: z.sum(0), lambda z: jnp.ones((8, 3))])
+def test_a_route_that_returns_no_probabilities_of_leaves_is_refused(route):
+    leaves, x = Values(jnp.zeros(8)), jnp.ones((5, 2))
+    message = r"route must return the probabilities of the leaves, \(8, 5\), got shape"
+    with pytest.raises(ValueError, match=message):
+        ops.expected_loss(jnp.ones((7, 2)), jnp.zeros(7), leaves, x, jnp.ones(5), route=route)
+    with pytest.raises(ValueError, match=message):
+        jax.jit(partial(ops.soft, route=route))(jnp.ones((7, 2)), jnp.zeros(7), leaves.values, x)
+
+
 @pytest.mark.parametrize(
     "linear_weighted_block",
     sweeps.quick([(True, True, 7), (False, False, None), (True, False, 49)], [(True, True, 7)]),

@@ -554,6 +554,33 @@ def test_labels_are_checked_where_they_are_known(plane):
             refused()
 
 
+@pytest.mark.slow
+def test_a_gradient_through_training_is_the_slope_of_a_soft_loss_and_the_score_has_none(xy, x64):
+    method, part = jtrees.methods.get(DEPTH, 5.0), jax.tree.map(lambda a: jnp.float64(a[:60]), xy)
+
+    def losses(log_rate):
+        best = jtrees.train(method, part, key=KEY, optimizer=optax.sgd(jnp.exp(log_rate)), steps=8)
+        tree = best.params
+        soft, _ = jtrees.ops.expected_loss(5 * tree.weights, 5 * tree.bias, tree.leaves, part.x, part.y)
+        return soft, best.score
+
+    slope, score_slope = jax.jit(jax.jacrev(losses))(0.0)
+    (above, _), (below, _) = map(jax.jit(losses), (1e-4, -1e-4))
+    assert score_slope == 0 and abs(slope) > 1e-3
+    np.testing.assert_allclose(slope, (above - below) / 2e-4, rtol=1e-3)
+
+
+def test_a_run_uses_each_key_once(plane):
+    """Under the flag that forbids more; and its keys are those of a split."""
+    method = nothing(lambda params, batch, *, key, step: 2 * (params + jax.random.normal(key),))
+    key = jax.random.key(3)
+    with jax.debug_key_reuse(True):
+        step = partial(training.train, method, plane, optimizer=optax.sgd(0.1), steps=4, **BATCHES)
+        assert jax.jit(lambda key: step(key=key))(key).finite and step(key=key).finite
+    expected = jax.random.key_data(jax.random.split(key))
+    np.testing.assert_array_equal(jax.random.key_data(jnp.stack(training.step.keys_of(key))), expected)
+
+
 def test_batches_of_another_number_of_rows_are_refused(plane):
     """The order would point beyond them, and jax answers that with the last row."""
     optimizer = optax.sgd(0.1)

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 
 from jtrees import validation
 
 ENCODE = ": encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
+KNOWN = ": encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +89,9 @@ def test_labels_become_int32(y):
         (np.array(["a", "b"], object), None, "in classification, got 'a'" + ENCODE),
         (np.array(["2020", "2021"], "M8[D]"), None, "classification, got np.datetime64('2020-01-01')" + ENCODE),
         ([-1, 0, 1], None, "y must hold classes 0..K-1, got labels from -1 to 1" + ENCODE),
-        ([0, 1, 3], 3, "y must hold classes 0..2, got labels from 0 to 3" + ENCODE),
-        ([-1, 1], 2, "y must hold classes 0..1, got labels from -1 to 1" + ENCODE),
+        ([0, 1, 3], 3, "y must hold classes 0..2, got labels from 0 to 3" + KNOWN),
+        ([-1, 1], 2, "y must hold classes 0..1, got labels from -1 to 1" + KNOWN),
+        (["a", "c"], 3, "y must hold whole numbers 0..K-1 in classification, got 'a'" + KNOWN),
         ([0, 1, 3], None, "y must hold every class 0..3, got no sample of class 2" + ENCODE),
         ([1, 2], None, "y must hold every class 0..2, got no sample of class 0" + ENCODE),
         ([0, 0], None, "y must hold at least two classes to learn from, got one"),
@@ -186,8 +189,11 @@ def test_labels_to_train_on():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.ones(4), "x must have shape (n, p), got shape (4,): use x[:, None]"),
+        (np.ones(4), "x must have shape (n, p), got shape (4,)"),
+        (np.ones(2), "x must have shape (n, p), got shape (2,): use x[None] for one row"),
         (np.ones((2, 2, 2)), "x must have shape (n, p), got shape (2, 2, 2)"),
+        (sparse.csr_array(np.ones((2, 2))), "x must be a dense array, got <"),
+        (sparse.csr_matrix(np.ones((2, 2))), "use x.toarray()"),
         (np.ones((0, 2)), "x must have at least one row and one column, got shape (0, 2)"),
         (np.ones((2, 0)), "x must have at least one row and one column, got shape (2, 0)"),
         (np.ones((2, 3)), "x must have 2 columns, got 3"),
@@ -220,6 +226,12 @@ def test_labels_to_train_on():
 def test_bad_features_are_refused(x, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         validation.check_x(x, features=2)
+
+
+def test_one_row_and_one_column_without_their_second_axis_are_told_apart():
+    for features, repair in ((None, "use x[:, None] for one column, x[None] for one row"), (1, "use x[:, None] for")):
+        with pytest.raises(ValueError, match=re.escape(repair)):
+            validation.check_x(np.ones(4), features=features)
 
 
 # --- Masked arrays ---------------------------------------------------------------------------------------------------
@@ -285,6 +297,10 @@ def test_counts_and_depths_may_be_any_whole_number():
             lambda: validation.check_key(jax.random.split(jax.random.PRNGKey(0))),
             "key must be one random key, got keys of",
         ),
+        (
+            lambda: validation.check_key(jax.random.PRNGKey(0, impl="rbg")),
+            ': use jax.random.wrap_key_data(key, impl="rbg")',
+        ),
         (lambda: validation.check_count("trees", 8, most=7), "trees must be at most 7"),
         (lambda: validation.check_seconds([1.0]), "max_seconds must be one number above 0, got [1.0]"),
         (lambda: validation.check_seconds(np.ones(2)), "max_seconds must be one number above 0, got array([1., 1.])"),
@@ -327,6 +343,9 @@ def test_good_options_pass():
     validation.check_choice("mode", "a", ("a", "b"))
     validation.check_key(jax.random.key(0))
     validation.check_key(jax.random.PRNGKey(0))
+    validation.check_key(jax.random.key(0, impl="rbg"))
+    with jax.default_prng_impl("rbg"):
+        validation.check_key(jax.random.PRNGKey(0))
     checks = (validation.check_number, validation.check_not_negative, validation.check_part)
     jax.eval_shape(lambda value: [check("rate", value) for check in checks], jnp.ones(()))  # traced values have none
 

@@ -1,5 +1,6 @@
 """Reading of tables from CSV and Parquet files, with clear errors for unreadable files."""
 
+import codecs
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -16,6 +17,13 @@ from jtrees.data.file_columns import FileColumns, read_cells
 from jtrees.data.frame import RawColumn
 
 _DAY = 86_400_000  # milliseconds
+# First bytes of other formats, and how to get a file that can be read. Some encodings would read their bytes as text.
+_OTHER_FORMATS = (
+    (b"\x1f\x8b", "a gzip file", "decompress it, such as by gunzip"),
+    (b"PK\x03\x04", "an Excel or zip file", "save the table as CSV"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel file", "save the table as CSV"),
+    (b"PAR1\x15", "Parquet under another name", "give it the ending .parquet"),
+)
 
 
 class DataError(ValueError):
@@ -149,7 +157,13 @@ def _decoded(file: Path, encoding: str) -> str:
         contents = file.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or one_line(error)}") from error
+    for start, kind, remedy in _OTHER_FORMATS:
+        if contents.startswith(start):
+            raise DataError(f"{file} must be CSV or Parquet, got {kind}: {remedy}")
     try:
+        marked = contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        if marked and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+            raise DataError(f"cannot read {file} as {encoding}, because it is UTF-16: use --encoding utf-16")
         # The file may begin with a byte-order mark.
         return contents.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
     except UnicodeDecodeError as error:

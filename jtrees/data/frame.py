@@ -4,7 +4,7 @@ A column of any library becomes one of four kinds: numbers, booleans, dates and 
 float64, and NaN is a missing value. Text is an array of objects, and None is a missing value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import datetime
 import decimal
 import numbers
@@ -103,6 +103,25 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | No
     by_column = np.array(values.T, np.float64, order="C")
     columns = {f"x{j}": RawColumn("numeric", column) for j, column in enumerate(by_column)}
     return _checked(Frame(columns, named=False))
+
+
+def frame_of_objects(x: np.ndarray, names: Sequence[str], wanted: Mapping[str, Wanted] | None = None) -> Frame:
+    """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
+
+    Args:
+      x: the cells.
+      names: names of the columns.
+      wanted: the columns to read, and their kinds, as for :func:`read_frame`.
+
+    Raises:
+      ValueError: in the cases of :func:`read_frame`.
+    """
+    columns = {}
+    for name, cells in zip(names, x.T, strict=True):
+        if wanted is None or name in wanted:
+            values = [None if is_missing(value) else value for value in cells.tolist()]
+            columns[name] = _of_objects(name, values, None if wanted is None else wanted[name])
+    return _checked(Frame(columns, named=True))
 
 
 def _series(x: Any, training: bool) -> dict[str, Any]:

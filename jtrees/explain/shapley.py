@@ -19,12 +19,14 @@ _BLOCK = 8192  # samples evaluated at once
 
 
 class Shapley(NamedTuple):
-    """Shapley values, in the order of the arguments of ``shap.Explanation(*values)``.
+    """Shapley values, with the names of the arguments of ``shap.Explanation``.
+
+    ``shap.Explanation(**shapley._asdict())`` is the form that the plots of shap take.
 
     Attributes:
       values: contribution of each column to the prediction of each sample, ``(n, p)``, or ``(n, p, k)`` for k outputs.
       base_values: mean prediction of the background, ``(n,)`` or ``(n, k)``. The base value plus the values of a sample
-        is the sample's prediction.
+        is the sample's prediction, up to rounding in float32.
       data: the samples as numbers, ``(n, p)``. None for raw tables, because a column may have several features.
       feature_names: names of the columns.
     """
@@ -51,7 +53,7 @@ def shapley_values(
 
     For up to 12 columns, the values are exact: all sets of columns are evaluated. For more columns, the values are
     means over random orders of the columns. Each order is paired with its reverse (antithetic sampling). In both cases
-    the base value and the values of a sample add up exactly to its prediction.
+    the base value and the values of a sample add up to its prediction, up to rounding in float32.
 
     Args:
       model: any fitted model.

@@ -60,6 +60,8 @@ class Columns:
             start += field.numbers + sum(features.shape[1] for features in field.tables.values())
         if any("month" in field.tables or "weekday" in field.tables for field in self.fields):
             parts.insert(0, _DATES)
+        if any(field.kind != "text" for field in self.fields):
+            parts.insert(0, _NO_FAST_MATH)
         if self.named:
             parts.append(self._struct())
         parts.append(f"static inline void $_encode(const {self.row} *x, double *out) {{\n" + "\n".join(body) + "\n}\n")
@@ -152,7 +154,7 @@ enum {{
 {constants}
 }};
 
-/* The level of a text. A null pointer has the level of a missing value. */
+/* The level of a canonical text, such as 1 instead of 1.0. A null pointer has the level of a missing value. */
 static inline int $_{member}_of(const char *text) {{
   static const char *const levels[] = {{{levels}}};
   if (!text) return $$_{names[-1]};
@@ -190,6 +192,13 @@ class _Names:
         self.taken.add(name)
         return name
 
+
+# Options for fast mathematics of GCC, Clang and MSVC. Under them, a comparison does not recognise NaN.
+_NO_FAST_MATH = """\
+#if (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__) || defined _M_FP_FAST
+#error "NaN is a missing value here: compile without -ffast-math, -ffinite-math-only or /fp:fast"
+#endif
+"""
 
 # The algorithm is from https://howardhinnant.github.io/date_algorithms.html. Years begin in March. The calendar repeats
 # after 400 years.

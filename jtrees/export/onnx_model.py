@@ -13,6 +13,10 @@ from jtrees.validation import quoted
 
 _OPSET = 17
 _FOR_TEXT = "ai.onnx.ml"  # has the only standard operator that maps strings to numbers
+_TEXT = """\
+An input of strings takes the canonical text of a level, as in training. A whole number has no decimals: 1, not 1.0. \
+Another float is the shortest text that reads back as the same float. Booleans are True and False. \
+An empty string is a missing value. Any other string counts as a level that the training rows did not have."""
 _SCORED = 7  # levels whose nodes are all scored by one matrix product; lower levels gather the weights on the path
 
 
@@ -28,6 +32,9 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
     Numbers, booleans (0 and 1) and dates are double, and NaN is a missing value. Dates are days since 1970-01-01, local
     days for dates with a time zone. Text is a string, and the empty string is a missing value. A model of arrays with
     missing values has the input ``x`` with NaN.
+
+    A string must be the canonical text of a level: ``1``, not ``1.0``. Any other string counts as a level that the
+    training rows did not have. The metadata of the file say so, as ``text``.
 
     Args:
       model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
@@ -126,6 +133,8 @@ def _model(of: Program) -> Any:
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_FOR_TEXT, 2)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name="jtrees")
     model.ir_version = 8  # the version of the operators, which older runtimes read
+    if any(value.type.tensor_type.elem_type == TensorProto.STRING for value in inputs):
+        helper.set_model_props(model, {"text": _TEXT})
     checker.check_model(model)
     return model
 

@@ -23,7 +23,8 @@ class TreeEnsemble(nnx.Module):
 
     All trees are one computation. For deep trees, the forward and backward passes evaluate only the nodes that samples
     reach (:func:`jtrees.routing.conditional_ensemble`). The paper places ``nnx.BatchNorm`` before the layer. Initial
-    scores are then near zero, where splits have gradients.
+    scores are then near zero, where splits have gradients. Only reverse mode is supported: ``jax.jvp`` raises a
+    ``TypeError``.
 
     Attributes:
       weights: weights of the splits, ``(num_trees, 2**depth - 1, features)``; right if ``weights x + bias > 0``, else

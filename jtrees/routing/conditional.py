@@ -38,8 +38,8 @@ def conditional_ensemble(
 ) -> Float[Array, "n k"]:
     """Returns the sum over trees under smooth-step routing. Evaluates only nodes that samples reach (TEL).
 
-    Reverse mode differentiates all arrays and gamma. Up to rounding, the result equals
-    ``sum_t leaf_probabilities(smooth_step(weights_t x + bias_t, gamma)).T @ leaf_values_t``.
+    Reverse mode differentiates all arrays and gamma, and forward mode raises a ``TypeError``. Up to rounding, the
+    result equals ``sum_t leaf_probabilities(smooth_step(weights_t x + bias_t, gamma)).T @ leaf_values_t``.
 
     Args:
       x: samples.

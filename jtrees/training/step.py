@@ -207,9 +207,12 @@ def _random_words(key: Array, epoch: Array, parts: int, rows: int) -> Array:
     return jax.vmap(of_part)((epoch.astype(jnp.uint32) * parts + jnp.arange(parts, dtype=jnp.uint32)) * rows)
 
 
-def keys_of(key: Array) -> Array:
-    """Returns keys for the initial parameters and for the loss."""
-    return jax.random.split(key)
+def keys_of(key: Array) -> tuple[Array, Array]:
+    """Returns keys for the initial parameters and for the loss.
+
+    Every step needs the key of the run, and a split would use it up (``jax_debug_key_reuse``).
+    """
+    return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
 
 def _pair(out: Any) -> tuple[Array, Array]:
