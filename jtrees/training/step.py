@@ -35,7 +35,7 @@ def one_step(
     n, dtype = data.x.shape[0], data.x.dtype
     _check_sizes(n, batch_size, score_every)
     data = sharding.keep_rows(normalised(data))
-    of_batches = data if batch_size is None else sharding.keep_rows(_of_batches(data))
+    of_batches = data if batch_size in (None, n) else sharding.keep_rows(_of_batches(data))
     scores = isinstance(score_every, jax.Array) or score_every > 0
     # On a full batch the score of the method is a by-product of its loss.
     free = not isinstance(score_every, jax.Array) and score_every == 1 and batch_size is None and score is None
@@ -151,7 +151,7 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
     """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch.
 
     A mini-batch has only samples of positive weight, and its weights are those of :func:`_of_batches`. If samples have
-    weight 0, an epoch takes some of the other samples twice.
+    weight 0, an epoch takes some of the other samples twice. A batch of all samples has each sample once.
     """
     n, parts = order.shape[0], sharding.parts(order.shape[0])
     per_epoch, per_part = n // batch_size, batch_size // parts
@@ -161,7 +161,7 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
     # not move between devices.
     def shuffle() -> Array:
         words = _random_words(key, epoch, parts, n // parts)
-        if data.weight is None:
+        if data.weight is None or batch_size == n:
             return words.argsort(axis=1).reshape(n).astype(order.dtype)
         inside = data.weight.reshape(words.shape) > 0
         shuffled = jnp.where(inside, words, jnp.asarray(_LAST, words.dtype)).argsort(axis=1)
