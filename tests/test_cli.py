@@ -32,7 +32,7 @@ def houses(n=300):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
-            "id": np.arange(n),
+            "id": [f"house {i}" for i in range(n)],
             "area": rng.uniform(20, 200, n).round(1),
             "heating": rng.choice(["gas", "wood", "oil & <b>"], n),
             "offered": (np.datetime64("2020-01-01") + rng.integers(0, 900, n)).astype(str),
@@ -91,9 +91,7 @@ def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     assert re.match(r"top columns, by how much R² falls without them: area \([\d.]+\), heating \(", columns)
     assert re.search(r"\n# .*; found by .*\n(if|->) ", said) and "GET fitted to all 300 rows" in said
     assert f"written to {out}" in said
-    assert warned.splitlines() == [
-        "jtrees: columns of x are left out: 'id' (different whole numbers, like row numbers)"
-    ]
+    assert warned.splitlines() == ["jtrees: columns of x are left out: 'id' (300 different texts in 300 rows)"]
     model = jtrees.load(out)
     assert isinstance(model, TreeRegressor) and model.recipe.depth == 2 and model.recipe.leaves == "linear"
 
@@ -214,7 +212,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     for name in ("jtrees, GET", "constant", "linear model", "CART, depth 2", "random forest", "gradient boosting"):
         assert name in parts.text
     assert "--target verdict --drop price --out" in parts.text and " ".join(QUICK) in parts.text  # the whole command
-    assert "left out: different whole numbers" in parts.text and "levels 'gas', 'oil & <b>', 'wood'" in parts.text
+    assert "left out: 225 different texts" in parts.text and "levels 'gas', 'oil & <b>', 'wood'" in parts.text
     names = [image["alt"] for image in parts.images]
     assert names == ["verdict in the training rows", "the tree", "splits", "leaves", "importances", "calibration"]
     for image in parts.images:

@@ -29,7 +29,6 @@ from jtrees.data.means import FOLDS, Targets
 from jtrees.data.parse import level_of
 
 MAX_LEVELS = 10
-_FEWEST = 5  # least number of rows for which a text column of unknown levels only is an error
 
 
 class ColumnsWarning(UserWarning):
@@ -120,8 +119,7 @@ class Columns:
 
         Raises:
           ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
-            expected kind, and the value or the kind found. Also if no level of a column is known, and either the column
-            has at least five values or its type differs from the training rows.
+            expected kind, and the value or the kind found.
         """
         wanted = {name: column.wanted for name, column in self._used.items()}
         frame = self._found(_read(x, wanted if self.named else None, rows=0))
@@ -181,23 +179,12 @@ class Columns:
             warnings.warn(message, ColumnsWarning, stacklevel=3)
 
     def _warn_of_levels(self, frame: Frame) -> None:
-        """Warns of levels that the training rows did not have.
-
-        Raises:
-          ValueError: if all levels of a column are unknown.
-        """
+        """Warns of levels that the training rows did not have."""
         counts = {}
         for name, raw in frame.columns.items():
             if isinstance(column := self.columns[name], (OneHot, TargetMeans)):
                 known = frozenset(column.known)
-                unknown = np.array([value is not None and value not in known for value in raw.values.tolist()], bool)
-                counts[name] = int(unknown.sum())
-                there = int((~raw.missing).sum())
-                if counts[name] == there > 0 and (there >= _FEWEST or not _may_name(raw.of, known)):
-                    expected = f"x must hold levels such as {checks.quoted_list(sorted(known))}"
-                    cell = f"{checks.quoted(raw.values[np.argmax(unknown)])} in row {int(np.argmax(unknown))}"
-                    came = _NAMES.get(raw.of, "text")
-                    raise ValueError(f"{expected} in column {checks.quoted(name)}, got unknown {came}: {cell}")
+                counts[name] = sum(level is not None and level not in known for level in raw.values.tolist())
         if which := _counted({name: count for name, count in counts.items() if count}):
             warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
@@ -324,13 +311,6 @@ def _levels(name: str, raw: RawColumn) -> RawColumn:
     values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
     values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
     return RawColumn("text", values, of=raw.kind)
-
-
-def _may_name(of: str, known: frozenset[str]) -> bool:
-    """Returns whether values of a type may be levels, that is, whether a known level has that type."""
-    if of == "boolean":
-        return bool(known & {"True", "False"})
-    return of != "numeric" or PLAIN["numeric"] in (find_reading([level], plain=True).reading for level in known)
 
 
 def _numbers(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:
