@@ -157,11 +157,11 @@ def fit(
       validation: a validation set ``(x, y)``. Models are chosen by their loss on it and are not trained on it.
       held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.
-      monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. If
-        only that column grows, predictions do not fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For
-        two classes, the prediction is the probability of class 1. The guarantee holds for the model and for files
-        exported from it. GET, RADDT, CO2, NonGreedy and DGT with constant leaves support it, and so do their sums, bags
-        and best runs.
+      monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. A
+        number is a position, or a name if columns are named by numbers. If only that column grows, predictions do not
+        fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For two classes, the prediction is the
+        probability of class 1. The guarantee holds for the model and for files exported from it. GET, RADDT, CO2,
+        NonGreedy and DGT with constant leaves support it, and so do their sums, bags and best runs.
       progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth of ``max_seconds`` plus half a
         second, and by the time of a compilation.
