@@ -222,6 +222,18 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     assert "jtrees_row" in base64.b64decode(parts.links["model.h"].split("base64,")[1]).decode()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_report_shows_dollar_signs(task, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"$a_{$": rng.normal(size=80), "$b$": rng.choice(["$u_{$", "$v$"], 80)})
+    frame["$y_{$"] = frame["$a_{$"] / 2 if task == "regression" else frame["$b$"].replace("$v$", "$1")
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    out = tmp_path / "page.html"
+    assert run("report", tmp_path / "table.csv", "--target", "$y_{$", "--out", out, *QUICK) == 0
+    assert "$y_{$" in Parts(out.read_text()).text
+
+
 @pytest.mark.wide
 def test_a_report_of_a_regression_and_of_a_model_that_is_no_tree(folder, tmp_path):
     arguments = [folder / "houses.csv", "--target", "price", "--drop", "verdict", "--out", tmp_path / "page.html"]

@@ -268,7 +268,7 @@ def test_numbers_are_names_where_columns_are_named_by_numbers(library, tmp_path)
         assert largest_fall(types.SimpleNamespace(predict=lambda x, model=model: model.predict(of(x)))) <= 0
     by_place = jtrees.fit(RECIPES["CO2"], of(x), y, key=KEY, monotone=[1, -1, 0, 0])
     np.testing.assert_array_equal(by_place.predict(of(x)), fit.predict(of(x)))
-    with pytest.raises(ValueError, match="monotone must name columns of x, .*, got 4"):
+    with pytest.raises(ValueError, match=r"monotone must name columns of x, .*, got 4"):
         jtrees.fit(RECIPES["CO2"], of(x), y, key=KEY, monotone={4: 1})
     if library == "pandas":
         model = TreeRegressor(RECIPES["CO2"], monotonic_cst={3: 1, 1: -1}, random_state=0).fit(of(x), y)
@@ -278,7 +278,7 @@ def test_numbers_are_names_where_columns_are_named_by_numbers(library, tmp_path)
 def test_a_position_is_no_name_where_columns_are_named_by_numbers():
     """Position 0 is not meant, where the columns are called 1, 2 and 3, or years."""
     for names in ([1, 2, 3], ["age", "2019", "2020"]):
-        with pytest.raises(ValueError, match="monotone must name columns of x, .*, got 0"):
+        with pytest.raises(ValueError, match=r"monotone must name columns of x, .*, got 0"):
             jtrees.fit(RECIPES["CO2"], pd.DataFrame(X3, columns=names), X3[:, 0], key=KEY, monotone={0: 1})
 
 

@@ -21,6 +21,7 @@ from jtrees import explain, export, io, losses, plotting
 from jtrees.cli.rivals import HeldOut, divided, kind_of_model, quiet
 from jtrees.cli.tables import Frame, Task, targets_of
 from jtrees.data.baselines import BehindBaselineWarning
+from jtrees.plotting._common import literal
 
 MAX_TERMS = 5  # largest number of terms of a condition
 _HELD_OUT = 0.25
@@ -110,9 +111,9 @@ class _Page:
             ax.hist(self.y_train, bins=40, color="#4472a8")
         else:
             counts = np.bincount(self.held_out.codes(self.y_train), minlength=len(self.classes))
-            ax.bar(self.classes, counts, color="#4472a8")
+            ax.bar(list(map(literal, self.classes)), counts, color="#4472a8")
             ax.tick_params(axis="x", rotation=45 if sum(map(len, self.classes)) > _TICKS else 0)
-        ax.set(xlabel=self.target, ylabel="rows")
+        ax.set(xlabel=literal(self.target), ylabel="rows")
         return ax
 
     # --- Comparison --------------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class _Page:
         ax = plt.subplots(figsize=(5, 4.5), layout="tight")[1]
         ax.scatter(predicted, self.y_test - predicted, s=6, alpha=0.4)
         ax.axhline(0, color="0.3", lw=0.8)
-        ax.set(xlabel="prediction", ylabel=f"{self.target} - prediction")
+        ax.set(xlabel="prediction", ylabel=f"{literal(self.target)} - prediction")
         return _section("Residuals", _figure(ax, "residuals on held-out rows"))
 
     def _calibration(self, predicted: np.ndarray) -> Any:
@@ -184,7 +185,7 @@ class _Page:
         ax = plt.subplots(figsize=(4.5, 4.5), layout="tight")[1]
         codes = self.held_out.codes(self.y_test)
         for k in range(1 if len(self.classes) == 2 else 0, len(self.classes)):
-            of_class: Any = {"name": str(self.classes[k]), "n_bins": 10, "strategy": "quantile"}
+            of_class: Any = {"name": literal(str(self.classes[k])), "n_bins": 10, "strategy": "quantile"}
             CalibrationDisplay.from_predictions(codes == k, predicted[:, k].clip(0, 1), ax=ax, **of_class)
         ax.set(xlabel="predicted probability", ylabel="share of the rows")
         return ax

@@ -90,7 +90,7 @@ def _name_of(column: Any, names: list[Any], argument: str) -> Any:
     A number is a name if the table has columns that are named by numbers, else it is a position. Names of a table are
     text here, whatever type they have in the DataFrame.
     """
-    numbered = {float(name): name for name in names if isinstance(name, str) and NUMBER.fullmatch(name)}
+    numbered: dict[Any, Any] = {float(name): name for name in names if isinstance(name, str) and NUMBER.fullmatch(name)}
     is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
     name = (numbered or dict(enumerate(names))).get(column) if is_number else str(column)
     if name not in names:
