@@ -1,5 +1,6 @@
 """The common base of the scikit-learn estimators (needs scikit-learn)."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -13,6 +14,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from jtrees import caching, distributed, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
+from jtrees.data.columns import checked_missing
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
@@ -32,6 +34,7 @@ class TreeEstimator(BaseEstimator):
         random_state: Any = None,
         validation_fraction: float | None = None,
         monotonic_cst: Any = None,
+        missing: Sequence[str] = (),
         max_seconds: float | None = None,
         progress: bool = False,
     ):
@@ -39,6 +42,7 @@ class TreeEstimator(BaseEstimator):
         self.random_state = random_state
         self.validation_fraction = validation_fraction
         self.monotonic_cst = monotonic_cst
+        self.missing = missing
         self.max_seconds = max_seconds
         self.progress = progress
 
@@ -83,7 +87,7 @@ class TreeEstimator(BaseEstimator):
         if self.random_state is None and distributed.is_shared():  # each process has its own generator
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
-        options["monotone"] = self.monotonic_cst
+        options |= {"monotone": self.monotonic_cst, "missing": self.missing}
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # imported here because the import is slow
 
@@ -104,7 +108,7 @@ class TreeEstimator(BaseEstimator):
 
     def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
-        self.columns_ = Columns.fit(x)[0] if isinstance(x, Frame) else None
+        self.columns_ = Columns.fit(x, missing=self.missing)[0] if isinstance(x, Frame) else None
         features = x.shape[1] if isinstance(x, np.ndarray) else len(self.get_feature_names_out())
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
         if self.columns_ is not None:
@@ -120,7 +124,8 @@ class TreeEstimator(BaseEstimator):
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         if hasattr(X, "columns") and raw:
-            frame, least = read_frame(X) if y else X, options.pop("ensure_min_samples", 1 if y else 0)
+            frame = read_frame(X, missing=checked_missing(self.missing)) if y else X
+            least = options.pop("ensure_min_samples", 1 if y else 0)
             targets = [validate_data(self, y=given, **options) for given in y]
             validate_data(self, X, skip_check_array=True, reset=bool(y))  # checks the columns
             check_consistent_length(frame, *targets)

@@ -2,6 +2,7 @@
 
 import datetime
 from decimal import Decimal
+import runpy
 import warnings
 
 from hypothesis import given, settings, strategies as st
@@ -355,7 +356,7 @@ def test_arrow_levels_of_single_precision_match_their_decimals():
     levels = pa.table({"c": pa.array(np.float32([0.1, 0.2] * 10)).dictionary_encode()})
     for training, new in (
         (levels, pd.DataFrame({"c": ["0.1", "0.2"]})),
-        (pd.DataFrame({"c": ["0.1", "0.2"] * 10}), levels[:2]),
+        (pd.DataFrame({"c": pd.Categorical(["0.1", "0.2"] * 10)}), levels[:2]),
     ):
         assert Columns.fit(training)[0].transform(new).tolist() == [[1, 0], [0, 1]]
 
@@ -480,9 +481,89 @@ def test_money_and_percentages_in_text_are_numbers():
     assert columns.transform(pd.DataFrame({"price": [7.5], "part": [2]})).tolist() == [[7.5, 2]]
 
 
-def test_text_without_a_unit_stays_text_in_a_frame():
-    assert isinstance(fitted(["1", "2", "3"] * 10).columns["c"], OneHot)
-    assert isinstance(fitted(pd.Categorical(["1%", "2%"] * 10)).columns["c"], OneHot)  # the way to keep text
+def test_plain_numbers_in_text_are_numbers_as_in_a_file_and_warned_of():
+    frame = pd.DataFrame({"age": ["34", "51", "?", "28", None, "N/A"] * 10, "zip": ["01067", "99084"] * 30})
+    columns, features = Columns.fit(frame)
+    np.testing.assert_array_equal(features[:6, 0], [34, 51, 34, 28, 34, 34])
+    assert columns.feature_names == ["age", "[age missing]", "[zip = 01067]", "[zip = 99084]"]
+    note = "numbers in text; a column of categories keeps the text as levels"
+    with pytest.warns(ColumnsWarning) as warned:
+        columns.warn_left_out()
+    assert [str(one.message) for one in warned] == [f"columns of x may mean something else: 'age' ({note})"]
+    for values in (["1", "2", "3"], ["1%", "2%", "3%"]):  # the way to keep text
+        assert isinstance(fitted(pd.Categorical(values * 10)).columns["c"], OneHot)
+
+
+STRAYS = {
+    "age": [*map(str, range(20, 58)), "-", "n.a."],
+    "when": [f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["-", "soon"],
+    "income": [f"${i},000" for i in range(1, 39)] + ["-", "secret"],
+    "rate": [f"{i},5" for i in range(40)],
+    "size": list(map(float, range(40))),
+}
+
+
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_texts_among_numbers_and_dates_are_refused_all_at_once(library):
+    table = library(STRAYS)
+    said = (
+        r"got 'age' holds numbers or dates, and the texts '-', 'n.a.'; 'when' holds .* '-', 'soon'; 'income' holds .* "
+        r"'-', 'secret'; 'rate' has a decimal comma, as in '0,5'\. Read such texts as missing values with missing="
+    )
+    with pytest.raises(ValueError, match=said):
+        jtrees.fit(GET, table, np.arange(40.0), key=KEY)
+    with pytest.raises(ValueError, match=r"missing must be texts, such as .*, got '-'"):
+        jtrees.fit(GET, table, np.arange(40.0), key=KEY, missing="-")
+
+
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_missing_says_which_texts_are_missing_values(library, tmp_path):
+    names = ("age", "when", "income")
+    table = library({name: STRAYS[name] for name in names} | {"kind": ["a", "b", "-", "?"] * 10})
+    missing = ("-", "n.a.", "soon", "secret")
+    columns, features = Columns.fit(table, missing=missing)
+    kinds = {name: column.wanted.kind for name, column in columns.columns.items()}
+    assert kinds == {"age": "numeric", "when": "date", "income": "numeric", "kind": "text"}
+    assert columns.columns["kind"].levels == ("?", "a", "b") and columns.columns["kind"].missing == 10
+    np.testing.assert_array_equal(columns.transform(table), features)
+    new = pd.DataFrame({"age": [31, "-"], "when": ["2024-01-05", "soon"], "income": ["-", "$7"], "kind": ["-", "N/A"]})
+    found = dict(zip(columns.feature_names, columns.transform(new).T, strict=True))
+    assert found["[age missing]"].tolist() == [0, 1] == found["[when missing]"].tolist()
+    assert found["[income missing]"].tolist() == [1, 0] and found["[kind missing]"].tolist() == [1, 1]
+    tree = jtrees.ObliqueTree(
+        np.eye(features.shape[1], dtype="f4")[-1:], np.float32([-0.5]), jtrees.leaves.Values(np.float32([1, 2]))
+    )
+    jtrees.export.to_numpy(FrameModel(tree, columns), tmp_path / "model.py")
+    exported = runpy.run_path(str(tmp_path / "model.py"))
+    np.testing.assert_array_equal(exported["predict"](new), FrameModel(tree, columns).predict(new))
+
+
+@pytest.mark.slow
+def test_missing_is_an_argument_of_every_fit():
+    frame, y = pd.DataFrame({"age": STRAYS["age"]}), np.arange(40.0) % 11
+    given = {"key": KEY, "missing": ("-", "n.a.")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ColumnsWarning)
+        fits = [
+            jtrees.fit(GET, frame, y, **given),
+            jtrees.tune(GET, frame, y, grid={"depth": [1, 2]}, **given),
+            *jtrees.sweep(GET, frame, y, **given).fits.ravel(),
+        ]
+        model = TreeRegressor(GET, random_state=0, missing=("-", "n.a.")).fit(frame, y)
+    for columns in (*(fit.model.columns for fit in fits), model.columns_):
+        assert columns.feature_names == ["age", "[age missing]"]
+
+
+def test_objects_of_numbers_and_texts():
+    """As Excel gives them."""
+    values = np.array([34, "?", 51, None, 28.5] * 10, object)
+    assert Columns.fit(pd.DataFrame({"c": values}))[1][:5].tolist() == [[34, 0], [34, 1], [51, 0], [34, 1], [28.5, 0]]
+    values[[1, 6]] = "-", "n.a."
+    with pytest.raises(ValueError, match=r"got 34 in row 0 and '-' in row 1 of 'c'; missing=\('-', 'n.a.'\) reads"):
+        Columns.fit(pd.DataFrame({"c": values}))
+    columns, features = Columns.fit(pd.DataFrame({"c": values}), missing=("-", "n.a."))
+    assert columns.columns["c"].missing == 20
+    np.testing.assert_array_equal(columns.transform(pd.DataFrame({"c": values})), features)
 
 
 def test_the_wrong_cell_is_blamed():

@@ -28,15 +28,16 @@ class Rules:
 
     Attributes:
       separator: the field separator of CSV.
-      decimal: the decimal separator of CSV.
+      decimal: the decimal separator of CSV; None: a point, unless the numbers of a column need a comma.
       encoding: the character encoding of CSV.
-      missing: texts that mean a missing value in CSV. An empty cell is always a missing value.
+      missing: texts that mean a missing value in CSV. An empty cell is always a missing value. In text of Parquet,
+        only the texts that are not in ``MISSING`` count, because Parquet has missing values.
       order: the order of day and month, ``"dmy"`` or ``"mdy"``, for columns of ambiguous dates.
       text: names of columns that are text.
     """
 
     separator: str = ","
-    decimal: str = "."
+    decimal: str | None = None
     encoding: str = "utf-8"
     missing: tuple[str, ...] = MISSING
     order: str | None = None
@@ -50,11 +51,11 @@ def add_rules(parser: Any, *, training: bool) -> None:
     """Adds the options for reading a file, and, if ``training``, the options for the kinds of its columns."""
     add = parser.add_argument
     add("--separator", default=",", help="field separator of CSV (default: a comma)")
-    decimal = "a point" if training else "as in training"
+    decimal = "as the cells say, else a point" if training else "as in training"
     add("--decimal", metavar="MARK", help=f"decimal separator of CSV (default: {decimal})")
     add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
-    default = "NA, nan, null, ? and others" if training else "as in training"
-    said = f"texts that mean a missing value in CSV, besides an empty cell (default: {default})"
+    default = "NA, nan, null, ? and others" if training else "those of the training"
+    said = f"further texts that mean a missing value, besides {default}; without TEXT, only an empty cell does"
     add("--missing", nargs="*", metavar="TEXT", help=said)
     if training:
         add("--text", nargs="+", default=[], metavar="COLUMN", help="columns to read as text")
@@ -67,15 +68,16 @@ def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
     Raises:
       DataError: for an invalid separator, or if the two separators are equal.
     """
-    decimal = "." if options.decimal is None else options.decimal
-    if decimal not in (".", ","):
+    decimal = options.decimal
+    if decimal not in (".", ",", None):
         raise DataError(f"--decimal must be a point or a comma, got {checks.quoted(decimal)}")
     separator = "\t" if options.separator == "\\t" else options.separator
     if decimal == separator:
         raise DataError(f"--decimal and --separator must differ, got {checks.quoted(decimal)} for both")
     if len(separator) != 1:
         raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
-    missing = missing if options.missing is None else ("", *options.missing)
+    if options.missing is not None:
+        missing = (*dict.fromkeys((*missing, *options.missing)),) if options.missing else ("",)
     text, order = tuple(getattr(options, "text", ())), getattr(options, "dates", None)
     return Rules(separator, decimal, options.encoding, missing, order, text)
 
@@ -91,7 +93,10 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
       ImportError: if the file is Parquet and pyarrow is not installed.
     """
     if file.suffix == ".parquet":
-        return _read_parquet(file), []
+        frame, texts = _read_parquet(file), [text for text in rules.missing if text not in MISSING]
+        for name in frame.select_dtypes(["object", "string"]) if texts else ():
+            frame[name] = frame[name].where(~frame[name].isin(texts), None)
+        return frame, []
     frame = _read_csv(file, rules)
     gaps, said = frozenset(("", *rules.missing)), []
     stripped: dict[str, int] = {}
@@ -198,7 +203,7 @@ def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
     Raises:
       DataError: if a cell is not a number. The message names the column and the row.
     """
-    values, wrong = Reading("numeric", decimal=rules.decimal).read(cells.tolist())
+    values, wrong = Reading("numeric", decimal=rules.decimal or ".").read(cells.tolist())
     if wrong.any():
         row = int(np.argmax(wrong))
         cell = f"{checks.quoted(cells.iloc[row])} in row {row}"

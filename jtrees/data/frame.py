@@ -4,7 +4,7 @@ A column of any library becomes one of four kinds: numbers, booleans, dates and 
 float64, and NaN is a missing value. Text is an array of objects, and None is a missing value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import datetime
 import decimal
 import numbers
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.data.cells import OFFSETS, zone_name
+from jtrees.data.cells import MISSING, OFFSETS, zone_name
 from jtrees.data.parse import DAY, WHOLE, at, is_missing, level_of, since_1970
 
 
@@ -73,7 +73,7 @@ class Frame:
         return Frame(chosen, named=self.named)
 
 
-def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | None:
+def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None, missing: Sequence[str] = ()) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
     Args:
@@ -81,6 +81,8 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | No
       wanted: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
         If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
         training rows. None: all columns, without conversion.
+      missing: texts that mean a missing value, in training in all columns of a DataFrame, for new rows in columns that
+        are not text.
 
     Raises:
       ImportError: if x is a DataFrame and narwhals is not installed.
@@ -93,7 +95,7 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | No
         series = {name: one for name, one in _series(x, wanted is None).items() if wanted is None or name in wanted}
         kinds = wanted or {}
         return _checked(
-            Frame({name: _of_series(name, one, kinds.get(name)) for name, one in series.items()}, named=True)
+            Frame({name: _of_series(name, one, kinds.get(name), missing) for name, one in series.items()}, named=True)
         )
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
@@ -123,7 +125,7 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
     return {name: frame.get_column(own) for name, own in zip(names, frame.columns, strict=True)}
 
 
-def _of_series(name: str, series: Any, wanted: Wanted | None) -> RawColumn:
+def _of_series(name: str, series: Any, wanted: Wanted | None, missing: Sequence[str]) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
@@ -139,6 +141,8 @@ def _of_series(name: str, series: Any, wanted: Wanted | None) -> RawColumn:
     if dtype == nw.Duration:
         return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY), of="durations")
     values = _values(series)
+    if missing and (wanted is None or wanted.kind != "text"):
+        values = [None if isinstance(value, str) and value.strip() in missing else value for value in values]
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), of="text" if dtype == nw.String else "levels")
     return _of_objects(name, values, wanted)
@@ -201,6 +205,9 @@ _TYPES: dict[str, Any] = {
 def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColumn:
     """Returns a column of Python objects, which must all have the same kind."""
     kinds = [None if value is None else _kind(value) for value in values]
+    if len({*kinds} - {None, "text"}) == 1 and (wanted is None or wanted.kind != "text"):  # numbers and ``"?"``
+        values = [None if isinstance(value, str) and value.strip() in MISSING else value for value in values]
+        kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
     there = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not there:
         return RawColumn("numeric", np.full(len(values), np.nan))
@@ -212,7 +219,9 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
     if wanted is not None and wanted.kind == "text" and {kind for _, kind in there} <= named:
         return RawColumn("text", _texts(values), of=kind if all(other == kind for _, other in there) else "text")
     if other := next((row for row, other in there if other != kind), None):
-        raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}")
+        texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
+        hint = f"; missing={checks.quoted(texts)} reads its texts as missing values" if texts else ""
+        raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}{hint}")
     if kind == "text":
         return RawColumn("text", _texts(values), of=kind)
     if kind == "durations":
