@@ -377,6 +377,21 @@ def test_durations_are_days_and_nothing_else_is_a_duration():
             features(columns, values)
 
 
+def test_times_of_day_are_durations_since_midnight():
+    times = [datetime.time(6), datetime.time(12, 30), None] * 10
+    arrow = pd.array(times, dtype=pd.ArrowDtype(pa.time64("us")))
+    for table in (
+        pd.DataFrame({"c": times}),
+        pl.DataFrame({"c": times}),
+        pa.table({"c": times}),
+        pd.DataFrame({"c": arrow}),
+    ):
+        columns, found = Columns.fit(table)
+        assert found[:3].tolist() == [[0.25, 0], [12.5 / 24, 0], [18.5 / 48, 1]]
+        np.testing.assert_array_equal(columns.transform(table), found)
+    assert features(columns, pd.to_timedelta([6], "h")) == [[0.25, 0]]
+
+
 @pytest.mark.parametrize(
     ("training", "values"),
     [

@@ -1,6 +1,7 @@
 """Tables in files: what their cells are, and that no row's answer depends on the other rows of its file."""
 
 import datetime
+from decimal import Decimal
 import runpy
 
 from hypothesis import given, settings, strategies as st
@@ -12,7 +13,7 @@ import jtrees
 from jtrees import cli
 from jtrees.cli import commands
 from jtrees.cli.files import DataError, Rules, read_rows, read_table, rules_of
-from jtrees.cli.tables import read_labelled, usable
+from jtrees.cli.tables import guess, read_labelled, usable
 from jtrees.data import Columns, ColumnsWarning, FrameModel
 from jtrees.data.cells import MISSING
 from jtrees.estimators import TreeRegressor
@@ -281,11 +282,37 @@ def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
     assert ColumnsWarning.__doc__
 
 
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def test_parquet_has_decimals_times_and_a_named_index(tmp_path):
+    rng = np.random.default_rng(0)
+    hours = rng.integers(0, 24, 60)
+    frame = pd.DataFrame(
+        {
+            "at": [datetime.time(int(hour), 30) for hour in hours],
+            "cost": [Decimal(int(cents)) / 100 if cents else None for cents in rng.integers(0, 9, 60)],
+            "y": [Decimal(int(hour)) / 4 for hour in hours],
+        },
+        index=pd.Index(np.arange(60) + 7, name="customer"),
+    )
+    frame.to_parquet(tmp_path / "table.parquet")
+    whole = read_labelled(tmp_path / "table.parquet", "y")
+    assert guess(whole.y)[0] == "regression" and whole.y.tolist() == (hours / 4).tolist()
+    usable_rows, _ = usable(whole, "regression")
+    columns, features = Columns.fit(usable_rows.x, usable_rows.y.to_numpy())
+    assert columns.feature_names == ["customer", "at", "cost", "[cost missing]"]
+    assert features[:, 0].tolist() == list(range(7, 67)) and "durations in days" in str(columns.columns["at"])
+    np.testing.assert_allclose(features[:, 1], (hours + 0.5) / 24, rtol=1e-15)
+    np.testing.assert_array_equal(columns.transform(read_rows(tmp_path / "table.parquet", Rules())[0]), features)
+
+
 # --- Exported files --------------------------------------------------------------------------------------------------
 
 
 DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])
 BERLIN = pd.date_range("2024-03-01", periods=40, tz="Europe/Berlin")
+TIMES = [datetime.time(hour, 59, 59, 999) for hour in range(24)]
 
 
 def stump(frame):
@@ -306,8 +333,19 @@ def stump(frame):
         (["\0", "a", "b"] * 10 + ["c"], ["\0", "a", "new"]),
         (pd.to_timedelta(np.arange(40) % 7, "us"), pd.to_timedelta([3, 5], "us")),
         (BERLIN, BERLIN[:3].tz_convert("UTC")),
+        (TIMES, TIMES[::-1]),
+        (TIMES, pd.to_timedelta([11, 13], "h")),
     ],
-    ids=["float32", "categories of float32", "categories of dates", "null character", "durations", "zones"],
+    ids=[
+        "float32",
+        "categories of float32",
+        "categories of dates",
+        "null character",
+        "durations",
+        "zones",
+        "times",
+        "times as durations",
+    ],
 )
 def test_the_numpy_file_gives_the_leaves_of_the_model(training, rows, tmp_path):
     model = stump(pd.DataFrame({"a": training}))

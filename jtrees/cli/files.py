@@ -1,6 +1,7 @@
 """Reading of tables from CSV and Parquet files, with clear errors for unreadable files."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 import re
@@ -94,8 +95,9 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
     """
     if file.suffix == ".parquet":
         frame, texts = _read_parquet(file), [text for text in rules.missing if text not in MISSING]
-        for name in frame.select_dtypes(["object", "string"]) if texts else ():
-            frame[name] = frame[name].where(~frame[name].isin(texts), None)
+        for name in frame if texts else ():
+            if pd.api.types.is_string_dtype(frame[name]) or frame[name].dtype == "object":
+                frame[name] = frame[name].where(~frame[name].isin(texts), None)
         return frame, []
     frame = _read_csv(file, rules)
     gaps, said = frozenset(("", *rules.missing)), []
@@ -232,6 +234,7 @@ def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
 def _read_parquet(file: Path) -> pd.DataFrame:
     try:
         frame = pd.read_parquet(file)
+        frame = frame.reset_index([name for name in frame.index.names if name is not None]).reset_index(drop=True)
     except ImportError as error:
         raise ImportError('Parquet needs pyarrow: pip install "jtrees[cli]"') from error
     except OSError as error:
@@ -239,6 +242,9 @@ def _read_parquet(file: Path) -> pd.DataFrame:
     except ValueError as error:  # includes the errors of pyarrow
         raise DataError(f"cannot read {file}: {one_line(error)}") from error
     frame.columns = pd.Index([str(name) for name in frame.columns])
+    for name in frame:
+        if frame[name].dtype == "object" and any(isinstance(value, Decimal) for value in frame[name]):
+            frame[name] = pd.to_numeric(frame[name])
     return frame
 
 

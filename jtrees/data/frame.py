@@ -15,7 +15,7 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.data.cells import MISSING, OFFSETS, zone_name
-from jtrees.data.parse import DAY, WHOLE, at, is_missing, level_of, since_1970
+from jtrees.data.parse import DAY, WHOLE, at, is_missing, level_of, since_1970, since_midnight
 
 
 class RawColumn(NamedTuple):
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
     Attributes:
       kind: ``"text"`` for levels, ``"numeric"``, ``"boolean"`` or ``"date"``.
       zone: the zone of the dates, as in :class:`RawColumn`.
-      durations: whether the numbers are durations in days.
+      durations: whether the numbers are durations in days. The duration of a time of day is the time since midnight.
     """
 
     kind: str
@@ -198,7 +198,7 @@ _TYPES: dict[str, Any] = {
     "boolean": (bool, np.bool_),
     "date": (datetime.date, np.datetime64),
     "numeric": (numbers.Real, decimal.Decimal),
-    "durations": (datetime.timedelta, np.timedelta64),
+    "durations": (datetime.timedelta, np.timedelta64, datetime.time),
 }
 
 
@@ -225,7 +225,8 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
     if kind == "text":
         return RawColumn("text", _texts(values), of=kind)
     if kind == "durations":
-        days = [np.nan if value is None else np.timedelta64(value) / np.timedelta64(1, "D") for value in values]
+        day = np.timedelta64(1, "D")
+        days = [np.nan if value is None else np.timedelta64(since_midnight(value)) / day for value in values]
         return RawColumn("numeric", np.array(days), of=kind)
     if kind != "date":
         return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))

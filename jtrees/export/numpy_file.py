@@ -215,6 +215,7 @@ def _number(value, kind, of_text):
         if number is None or kind == "durations":
             raise ValueError(f"x must hold values of kind {kind}, got {value[:80]!r}")
         return number
+    value = since_midnight(value)
     if kind != "date":
         if isinstance(value, (datetime.timedelta, np.timedelta64)) != (kind == "durations"):
             raise ValueError(f"x must hold values of kind {kind}, got {value!r}"[:120])
