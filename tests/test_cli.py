@@ -19,7 +19,9 @@ import sweeps
 import jtrees
 from jtrees import cli
 from jtrees.cli import arguments, commands, rivals
-from jtrees.estimators import TreeRegressor
+from jtrees.cli.report import write_report
+from jtrees.cli.tables import Frame
+from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.losses.names import measure, named
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
@@ -220,6 +222,31 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     (tmp_path / "model.py").write_bytes(base64.b64decode(parts.links["model.py"].split("base64,")[1]))
     assert runpy.run_path(str(tmp_path / "model.py"))["predict"](houses()).shape == (300, 2)
     assert "jtrees_row" in base64.b64decode(parts.links["model.h"].split("base64,")[1]).decode()
+
+
+@pytest.mark.slow
+def test_leaves_and_rows_of_a_report_agree(tmp_path):
+    """Also if a feature is a target mean, which a row must not influence."""
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame({"shop": rng.choice([f"shop {i}" for i in range(60)], 400), "size": rng.normal(size=400)})
+    y = pd.Series(np.where(rng.random(400) < 0.4, "yes", "no"), name="y")
+    recipe = jtrees.GET(depth=3, starts=2, epochs=30, shrink=False)
+    model = TreeClassifier(recipe, random_state=0)
+    out, how = tmp_path / "page.html", {"seed": 0, "command": "jtrees report"}
+    write_report(out, Frame("shops", x, y), "classification", model, jtrees.losses.SquaredError(), **how)
+    train, _ = rivals.divided(y.to_numpy(), "classification", 0.25, 0)
+    codes = (y[train] == "yes").to_numpy().astype(int)
+    leaf = model.tree_.leaf_index(jtrees.data.Columns.fit(x.iloc[train], codes, task="classification")[1])
+    rows, yes = np.bincount(leaf), np.bincount(leaf, codes)
+    shares = (yes + codes.mean()) / (rows + 1)  # smoothed by one row of the mean
+    expected = sorted((share, n) for share, n in zip(shares, rows, strict=True) if n)
+    text = Parts(out.read_text()).text
+    shown = re.findall(r"-> (yes|no): ([\d.e-]+)[^(\n]*\((\d+) rows?\)", text)
+    found = sorted((float(p) if label == "yes" else 1 - float(p), int(n)) for label, p, n in shown)
+    np.testing.assert_allclose(found, expected, atol=1e-3)  # three digits
+    assert len(
+        found
+    ) > 3 and "numbers of rows in the tree, the rules and the charts are of the 300 training" in " ".join(text.split())
 
 
 @pytest.mark.slow

@@ -141,20 +141,17 @@ class _Page:
         """Returns the sections on the tree; an empty list if the model is not a tree."""
         if self.model.tree_ is None:
             return []
-        shown: Any = {"x": self.x_train, "class_names": self.class_names}
-        drawn = plotting.plot_tree(self.model.model_, max_terms=3, **shown)
-        rules = self.model.model_.to_text(max_terms=MAX_TERMS, **shown)
-        bars = (
-            plotting.plot_splits(self.model.model_, self.x_train, class_names=self.class_names)[0]
-            if self.model.tree_.splits.any()
-            else None
-        )
-        leaves = plotting.plot_leaves(
-            self.model.model_, self.x_train, self.held_out.codes(self.y_train), class_names=self.class_names
-        )
+        tree, x, names = self.model.tree_, self.held_out.features, self.model.columns_.feature_names
+        shown: Any = {"feature_names": names, "class_names": self.class_names}
+        drawn = plotting.plot_tree(tree, max_terms=3, x=x, **shown)
+        rules = tree.to_text(max_terms=MAX_TERMS, x=x, **shown)
+        bars = plotting.plot_splits(tree, x, **shown)[0] if tree.splits.any() else None
+        leaves = plotting.plot_leaves(tree, x, self.held_out.codes(self.y_train), class_names=self.class_names)
         explained = (
             "The root is at the top on the left. A row follows the branch > if the sum in the box is above the number "
-            "in the box, else the branch ≤. The terms shown have the largest weight times standard deviation."
+            "in the box, else the branch ≤. The terms shown have the largest weight times standard deviation. "
+            f"All numbers of rows in the tree, the rules and the charts are of the {len(x)} training rows, with the "
+            "features that the tree was trained on. A mean target of a level is then a mean over other rows."
         )
         return [
             _section("The tree", _figure(drawn, "the tree", svg=True) + _paragraph(explained)),
