@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from jtrees import caching, distributed, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
-from jtrees.data.columns import checked_missing
+from jtrees.data.columns import checked_missing, warn_of_gaps
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
@@ -98,6 +98,7 @@ class TreeEstimator(BaseEstimator):
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
+        self._medians: Any = None if isinstance(x, Frame) else np.median(x, axis=0)
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         with caching.advising():
             fitted = fit(recipe, x, y, key=key, **options)
@@ -109,6 +110,7 @@ class TreeEstimator(BaseEstimator):
     def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
         self.columns_ = Columns.fit(x, missing=self.missing)[0] if isinstance(x, Frame) else None
+        self._medians: Any = None if isinstance(x, Frame) else np.median(x, axis=0)
         features = x.shape[1] if isinstance(x, np.ndarray) else len(self.get_feature_names_out())
         self.model_ = self.tree_ = ObliqueTree(jnp.zeros((1, features)), -jnp.ones(1), of_leaf)
         if self.columns_ is not None:
@@ -132,7 +134,7 @@ class TreeEstimator(BaseEstimator):
             if len(X) < least:
                 raise ValueError(f"X must have at least {least} rows, got {len(X)}")
             return (frame, *targets) if y else frame
-        options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan" if raw else True}
+        options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan"}
         if not y:
             return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, **options)
@@ -142,7 +144,16 @@ class TreeEstimator(BaseEstimator):
         """Returns the features of new rows, ``(n, p)``."""
         check_is_fitted(self)
         x = self._checked(X)
-        return x if self.columns_ is None else self.columns_.transform(x)
+        return self._filled(x) if self.columns_ is None else self.columns_.transform(x)
+
+    def _filled(self, x: np.ndarray) -> np.ndarray:
+        """Returns an array in which missing values are the medians of the training rows, which had none."""
+        gaps = np.isnan(x)
+        if not gaps.any():
+            return x
+        names = [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(x.shape[1])])]
+        warn_of_gaps(dict(zip(names, gaps.sum(0).tolist(), strict=True)), stacklevel=4)
+        return np.where(gaps, self._medians, x)
 
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)

@@ -726,6 +726,26 @@ def test_estimators_take_arrays_with_gaps():
         model.predict(np.where(np.isnan(x), np.inf, x))
 
 
+@pytest.mark.parametrize("estimator", [TreeRegressor, TreeClassifier])
+def test_estimators_fill_gaps_that_the_training_array_did_not_have(estimator, tmp_path):
+    """They say that they allow NaN."""
+    x = np.random.default_rng(0).normal(size=(60, 3)) + np.array([0, 5, 0])
+    y = (x[:, 0] > 0).astype(int)
+    new = x.copy()
+    new[[1, 4], 1], new[2, 2] = np.nan, np.nan
+    filled = np.where(np.isnan(new), np.median(x, axis=0), new)
+    for targets in (y, np.ones(60, int)):
+        model = estimator(jtrees.CO2(depth=2, epochs=2), random_state=0).fit(x, targets)
+        assert model.__sklearn_tags__().input_tags.allow_nan
+        jtrees.save(model, tmp_path / "model")
+        for fitted_model in (model, jtrees.load(tmp_path / "model")):
+            with pytest.warns(ColumnsWarning, match=r"typical values: 'x1' \(2 rows\), 'x2' \(1 row\)"):
+                found = fitted_model.predict(new)
+            np.testing.assert_array_equal(found, model.predict(filled))
+        with pytest.raises(ValueError, match="infinity"):
+            model.predict(np.where(np.isnan(new), np.inf, new))
+
+
 def test_numbers_of_many_kinds():
     frame = pd.DataFrame(
         {

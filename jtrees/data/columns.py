@@ -196,9 +196,7 @@ class Columns:
     def _warn_of_gaps(self, frame: Frame) -> None:
         """Warns of missing values in columns that had none in the training rows."""
         counts = {name: int(raw.missing.sum()) for name, raw in frame.columns.items() if not self.columns[name].missing}
-        if which := _counted({name: count for name, count in counts.items() if count}):
-            message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
-            warnings.warn(message, ColumnsWarning, stacklevel=3)
+        warn_of_gaps(counts, stacklevel=4)
 
     def _warn_of_levels(self, frame: Frame) -> None:
         """Warns of levels that the training rows did not have."""
@@ -302,6 +300,13 @@ def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1, missin
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)
     return Frame({f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values.T)}, named=False)
+
+
+def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
+    """Warns of missing values, counted by column, in columns that had none in the training rows."""
+    if which := _counted({name: count for name, count in counts.items() if count}):
+        message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
+        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
 
 def _counted(counts: Mapping[str, int]) -> str:
