@@ -1,5 +1,6 @@
 """The common base of the scikit-learn estimators (needs scikit-learn)."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -12,7 +13,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from jtrees import caching, distributed, processes, topology, validation as checks
 from jtrees.data import Columns, Frame, FrameModel, read_frame
-from jtrees.data.columns import LeftOut
+from jtrees.data.columns import LeftOut, checked_missing, warn_of_gaps
 from jtrees.data.frame import frame_of_objects
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
@@ -33,6 +34,7 @@ class TreeEstimator(BaseEstimator):
         random_state: Any = None,
         validation_fraction: float | None = None,
         monotonic_cst: Any = None,
+        missing: Sequence[str] = (),
         max_seconds: float | None = None,
         progress: bool = False,
     ):
@@ -40,6 +42,7 @@ class TreeEstimator(BaseEstimator):
         self.random_state = random_state
         self.validation_fraction = validation_fraction
         self.monotonic_cst = monotonic_cst
+        self.missing = missing
         self.max_seconds = max_seconds
         self.progress = progress
 
@@ -87,7 +90,7 @@ class TreeEstimator(BaseEstimator):
         if self.random_state is None and distributed.is_shared():  # each process has its own generator
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
-        options["monotone"] = self.monotonic_cst
+        options |= {"monotone": self.monotonic_cst, "missing": self.missing}
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # imported here because the import is slow
 
@@ -97,6 +100,7 @@ class TreeEstimator(BaseEstimator):
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
+        self._medians: Any = None if isinstance(x, Frame) else np.median(x, axis=0)
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         with caching.advising():
             fitted = fit(recipe, x, y, key=key, **options)
@@ -108,7 +112,8 @@ class TreeEstimator(BaseEstimator):
 
     def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
-        columns = Columns.fit(x)[0] if isinstance(x, Frame) else None
+        columns = Columns.fit(x, missing=self.missing)[0] if isinstance(x, Frame) else None
+        self._medians: Any = None if isinstance(x, Frame) else np.median(x, axis=0)
         features = len(columns.feature_names) if columns is not None else x.shape[1]
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), of_leaf)
         self._keep(tree if columns is None else FrameModel(tree, columns))
@@ -143,7 +148,7 @@ class TreeEstimator(BaseEstimator):
             if len(X) < least:
                 raise ValueError(f"X must have at least {least} rows, got {len(X)}")
             return (frame, *targets) if y else frame
-        options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan" if raw else True}
+        options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan"}
         if not y:
             return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, **options)
@@ -155,18 +160,28 @@ class TreeEstimator(BaseEstimator):
         A DataFrame for a prediction is returned unchanged.
         """
         if hasattr(X, "columns"):
-            return read_frame(X) if training else X
+            return read_frame(X, missing=checked_missing(self.missing)) if training else X
         if training:
-            return frame_of_objects(X, [f"x{j}" for j in range(X.shape[1])])
+            missing = checked_missing(self.missing)
+            return frame_of_objects(X, [f"x{j}" for j in range(X.shape[1])], missing=missing)
         columns: Any = self.columns_
         wanted = {name: column.wanted for name, column in columns.columns.items() if not isinstance(column, LeftOut)}
-        return frame_of_objects(X, [*columns.columns], wanted if columns.named else None)
+        return frame_of_objects(X, [*columns.columns], wanted if columns.named else None, columns.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""
         check_is_fitted(self)
         x = self._checked(X)
-        return x if self.columns_ is None else self.columns_.transform(x)
+        return self._filled(x) if self.columns_ is None else self.columns_.transform(x)
+
+    def _filled(self, x: np.ndarray) -> np.ndarray:
+        """Returns an array in which missing values are the medians of the training rows, which had none."""
+        gaps = np.isnan(x)
+        if not gaps.any():
+            return x
+        names = [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(x.shape[1])])]
+        warn_of_gaps(dict(zip(names, gaps.sum(0).tolist(), strict=True)), stacklevel=4)
+        return np.where(gaps, self._medians, x)
 
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)

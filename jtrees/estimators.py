@@ -3,6 +3,7 @@
 Shapes, labels and weights follow scikit-learn. Otherwise, the estimators behave like :func:`jtrees.fit`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from jax.typing import ArrayLike
@@ -50,6 +51,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
       monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
         :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
         leaves.
+      missing: texts that mean a missing value in every column of text of a DataFrame, as for :func:`jtrees.fit`.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
       loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,
@@ -92,12 +94,14 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         random_state: Any = None,
         validation_fraction: float | None = None,
         monotonic_cst: Any = None,
+        missing: Sequence[str] = (),
         max_seconds: float | None = None,
         progress: bool = False,
         loss: Any = "squared_error",
         quantile: float | tuple[float, ...] | None = None,
     ):
         common: Any = {"validation_fraction": validation_fraction, "monotonic_cst": monotonic_cst}
+        common["missing"] = missing
         super().__init__(recipe, random_state=random_state, max_seconds=max_seconds, progress=progress, **common)
         self.loss = loss
         self.quantile = quantile

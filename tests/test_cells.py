@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jtrees.data.cells import PLAIN, Reading, find_reading
+from jtrees.data.cells import PLAIN, Reading, find_reading, find_strays
 from jtrees.data.parse import level_of, number_of
 
 
@@ -31,7 +31,12 @@ def day(year, month, day):
     ("cells", "expected"),
     [
         (["$1,200", "$900.50", "-$3"], [1200, 900.5, -3]),
-        (["1.200 €", "900 €"], [1.2, 900]),
+        (["1.200 €", "900 €"], [1200, 900]),
+        (["1.983 €", "955 €", "12.050 €"], [1983, 955, 12050]),
+        (["1.983,50 €", "955 €"], [1983.5, 955]),
+        (["1,50 €", "955 €"], [1.5, 955]),
+        (["0.755 kg", "1.250 kg"], [0.755, 1.25]),
+        (["12.345%", "7.250%"], [12.345, 7.25]),
         (["12%", "12.5 %"], [12, 12.5]),
         (["3 kg", "10 kg"], [3, 10]),
         (["3kg", "10kg"], [3, 10]),
@@ -49,7 +54,7 @@ def day(year, month, day):
     ],
 )
 def test_numbers_with_a_unit_and_dates_are_read_in_files_and_frames(cells, expected):
-    assert values(cells) == values(cells, plain=True) == expected
+    assert values(cells) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,35 +79,35 @@ def test_numbers_with_a_unit_and_dates_are_read_in_files_and_frames(cells, expec
     ],
 )
 def test_other_text_stays_text(cells):
-    assert values(cells) is None and values(cells, plain=True) is None
+    assert values(cells) is None
 
 
-def test_plain_numbers_and_booleans_are_read_in_files_alone():
+def test_plain_numbers_and_booleans():
     for cells, expected in ((["1", "2.5", "-3e2", "+.5"], [1, 2.5, -300, 0.5]), (["TRUE", "false"], [1, 0])):
-        assert values(cells, plain=True) == expected and values(cells) is None
+        assert values(cells) == expected
 
 
 @pytest.mark.parametrize("codes", ["01 02 13", "-007 1", "00.5 1", "1 2A", "1_000 2", "0x1 2"])
 def test_codes_stay_text(codes):
     codes = codes.split()
-    assert values(codes, plain=True) is None
+    assert values(codes) is None
 
 
 def test_zero_is_a_number():
-    assert values(["0", "0.5", "-0", "10"], plain=True) == [0, 0.5, 0, 10]
+    assert values(["0", "0.5", "-0", "10"]) == [0, 0.5, 0, 10]
 
 
 def test_whole_numbers_that_double_precision_merges_stay_text():
     ids = [str(10**18 + i) for i in range(50)]
-    assert values(ids, plain=True) is None
-    assert "double precision" in find_reading(ids, plain=True).note
-    assert values([str(1000 * i + 10**18) for i in range(50)], plain=True) == [1000.0 * i + 10**18 for i in range(50)]
+    assert values(ids) is None
+    assert "double precision" in find_reading(ids).note
+    assert values([str(1000 * i + 10**18) for i in range(50)]) == [1000.0 * i + 10**18 for i in range(50)]
 
 
 def test_a_decimal_comma():
-    assert values(["1,5", "2"], plain=True, decimal=",") == [1.5, 2]
+    assert values(["1,5", "2"], decimal=",") == [1.5, 2]
     assert values(["1.200,50 €", "3 €"], decimal=",") == [1200.5, 3]
-    assert values(["1.5", "2"], plain=True, decimal=",") is None
+    assert values(["1.5", "2"], decimal=",") is None
     swapped = Reading("numeric", "1,200.5", thousands=",").with_decimal(",")
     assert swapped.read(["1.200,5"])[0].tolist() == [1200.5]
 
@@ -113,11 +118,57 @@ def test_an_open_reading_names_the_option_that_decides():
     assert found.reading is None and "--dates dmy or --dates mdy" in found.note and "'03/04/2024'" in found.note
     assert values(cells, order="dmy") == [day(2024, 4, 3), day(2024, 6, 5)]
     assert values(cells, order="mdy") == [day(2024, 3, 4), day(2024, 5, 6)]
-    found = find_reading(["1,200", "3,400"])
-    assert found.note == "'1,200' is read as 1200; --decimal , reads it otherwise"
-    assert not find_reading(["1,200", "3,400.5"]).note and not find_reading(["1,200,000", "3,400"]).note
-    assert find_reading(["1.200 €", "900 €"]).note == "'1.200 €' is read as 1.2; --decimal , reads it otherwise"
-    assert not find_reading(["1.20 €", "3.200 €"]).note
+
+
+@pytest.mark.parametrize(
+    ("cells", "number", "decimal", "otherwise"),
+    [
+        (["1,200", "3,400"], "1200", ",", "1.2"),
+        (["1.983 €", "955 €"], "1983", ".", "1.983"),
+        (["1,983 €", "955 €"], "1983", ",", "1.983"),
+        (["1.250 kg", "2.500 kg"], "1.25", ",", "1250"),  # all numbers have three decimals
+        (["1.983", "955"], "1.983", ",", "1983"),
+    ],
+)
+def test_an_open_decimal_separator_is_named_with_the_option(cells, number, decimal, otherwise):
+    reading, note = find_reading(cells)
+    assert note.startswith(f"{cells[0]!r} is read as {number}; --decimal {decimal} reads it as {otherwise}, ")
+    assert reading.read(cells)[0][0] == float(number)
+    decided, no_note = find_reading(cells, decimal=decimal)
+    assert decided.read(cells)[0][0] == float(otherwise) and not no_note
+
+
+@pytest.mark.parametrize(
+    "cells",
+    ["1,200 3,400.5", "1,200,000 3,400.5", "1.20€ 3.200€", "0.755kg 1.250kg", "1.983 2.500", "0.123 5"],
+)
+def test_a_plain_decimal_separator_has_no_note(cells):
+    assert not find_reading(cells.split()).note
+
+
+@pytest.mark.parametrize(
+    ("cells", "strays"),
+    [
+        (["34", "51", "-", "28", "n.a.", "-"], ("-", "n.a.")),
+        (["34"] * 9 + ["many"], ("many",)),
+        (["1"] + ["-"] * 5 + ["2"] * 2, ("-",)),  # most different cells
+        (["2024-01-01", "2024-01-02", "-"], ("-",)),
+        (["03/04/2024", "04/05/2024", "-"], ("-",)),
+        (["1,5", "2,25", "-"], ("-",)),
+        (["$5", "$1,200", "-"], ("-",)),
+        (["01", "02", "2A"], ()),
+        (["gas", "oil", "3"], ()),
+        (["12A", "13A", "7"], ()),
+        (["34", "51"], ()),
+    ],
+)
+def test_texts_among_numbers_or_dates_are_found_all_at_once(cells, strays):
+    assert find_strays(cells) == strays
+
+
+def test_numbers_with_and_without_a_unit_are_text_with_a_note():
+    note = "numbers with and without '%', and therefore text: give all cells the unit"
+    assert find_reading(["12%", "13%", "5"]) == (None, note)
 
 
 def test_a_cell_that_cannot_be_read_is_marked():

@@ -19,7 +19,9 @@ import sweeps
 import jtrees
 from jtrees import cli
 from jtrees.cli import arguments, commands, rivals
-from jtrees.estimators import TreeRegressor
+from jtrees.cli.report import write_report
+from jtrees.cli.tables import Frame
+from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.losses.names import measure, named
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
@@ -32,7 +34,7 @@ def houses(n=300):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
-            "id": np.arange(n),
+            "id": [f"house {i}" for i in range(n)],
             "area": rng.uniform(20, 200, n).round(1),
             "heating": rng.choice(["gas", "wood", "oil & <b>"], n),
             "offered": (np.datetime64("2020-01-01") + rng.integers(0, 900, n)).astype(str),
@@ -91,9 +93,7 @@ def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     assert re.match(r"top columns, by how much R² falls without them: area \([\d.]+\), heating \(", columns)
     assert re.search(r"\n# .*; found by .*\n(if|->) ", said) and "GET fitted to all 300 rows" in said
     assert f"written to {out}" in said
-    assert warned.splitlines() == [
-        "jtrees: columns of x are left out: 'id' (different whole numbers, like row numbers)"
-    ]
+    assert warned.splitlines() == ["jtrees: columns of x are left out: 'id' (300 different texts in 300 rows)"]
     model = jtrees.load(out)
     assert isinstance(model, TreeRegressor) and model.recipe.depth == 2 and model.recipe.leaves == "linear"
 
@@ -214,7 +214,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     for name in ("jtrees, GET", "constant", "linear model", "CART, depth 2", "random forest", "gradient boosting"):
         assert name in parts.text
     assert "--target verdict --drop price --out" in parts.text and " ".join(QUICK) in parts.text  # the whole command
-    assert "left out: different whole numbers" in parts.text and "levels 'gas', 'oil & <b>', 'wood'" in parts.text
+    assert "left out: 225 different texts" in parts.text and "levels 'gas', 'oil & <b>', 'wood'" in parts.text
     names = [image["alt"] for image in parts.images]
     assert names == ["verdict in the training rows", "the tree", "splits", "leaves", "importances", "calibration"]
     for image in parts.images:
@@ -222,6 +222,42 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     (tmp_path / "model.py").write_bytes(base64.b64decode(parts.links["model.py"].split("base64,")[1]))
     assert runpy.run_path(str(tmp_path / "model.py"))["predict"](houses()).shape == (300, 2)
     assert "jtrees_row" in base64.b64decode(parts.links["model.h"].split("base64,")[1]).decode()
+
+
+@pytest.mark.slow
+def test_leaves_and_rows_of_a_report_agree(tmp_path):
+    """Also if a feature is a target mean, which a row must not influence."""
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame({"shop": rng.choice([f"shop {i}" for i in range(60)], 400), "size": rng.normal(size=400)})
+    y = pd.Series(np.where(rng.random(400) < 0.4, "yes", "no"), name="y")
+    recipe = jtrees.GET(depth=3, starts=2, epochs=30, shrink=False)
+    model = TreeClassifier(recipe, random_state=0)
+    out, how = tmp_path / "page.html", {"seed": 0, "command": "jtrees report"}
+    write_report(out, Frame("shops", x, y), "classification", model, jtrees.losses.SquaredError(), **how)
+    train, _ = rivals.divided(y.to_numpy(), "classification", 0.25, 0)
+    codes = (y[train] == "yes").to_numpy().astype(int)
+    leaf = model.tree_.leaf_index(jtrees.data.Columns.fit(x.iloc[train], codes, task="classification")[1])
+    rows, yes = np.bincount(leaf), np.bincount(leaf, codes)
+    shares = (yes + codes.mean()) / (rows + 1)  # smoothed by one row of the mean
+    expected = sorted((share, n) for share, n in zip(shares, rows, strict=True) if n)
+    text = Parts(out.read_text()).text
+    shown = re.findall(r"-> (yes|no): ([\d.e-]+)[^(\n]*\((\d+) rows?\)", text)
+    found = sorted((float(p) if label == "yes" else 1 - float(p), int(n)) for label, p, n in shown)
+    np.testing.assert_allclose(found, expected, atol=1e-3)  # three digits
+    said = " ".join(text.split())
+    assert len(found) > 3 and "rows in the tree, the rules and the charts are of the 300 training rows" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_report_shows_dollar_signs(task, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"$a_{$": rng.normal(size=80), "$b$": rng.choice(["$u_{$", "$v$"], 80)})
+    frame["$y_{$"] = frame["$a_{$"] / 2 if task == "regression" else frame["$b$"].replace("$v$", "$1")
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    out = tmp_path / "page.html"
+    assert run("report", tmp_path / "table.csv", "--target", "$y_{$", "--out", out, *QUICK) == 0
+    assert "$y_{$" in Parts(out.read_text()).text
 
 
 @pytest.mark.wide

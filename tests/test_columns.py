@@ -2,6 +2,7 @@
 
 import datetime
 from decimal import Decimal
+import runpy
 import warnings
 
 from hypothesis import given, settings, strategies as st
@@ -239,17 +240,11 @@ def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
 
 @pytest.mark.slow
 def test_columns_that_teach_nothing_are_left_out():
-    frame = pd.DataFrame({"id": range(5, 65), "one": 1, "none": np.nan, "text": [f"row {i}" for i in range(60)]})
-    with pytest.raises(
-        ValueError,
-        match=r"x must have a column to learn from, got 'id' \(different whole numbers, like row",
-    ):
+    frame = pd.DataFrame({"one": 1, "none": np.nan, "text": [f"row {i}" for i in range(60)]})
+    with pytest.raises(ValueError, match=r"must have a column to learn from, got 'one' \(constant\), 'none' \(without"):
         Columns.fit(frame)
     frame["size"] = np.random.default_rng(0).permutation(60) ** 2
     columns, features = Columns.fit(frame)
-    some = np.random.default_rng(0).permutation(60)[:40]
-    assert Columns.fit(frame.iloc[some])[0].feature_names == ["size"]  # the numbers of some rows, in another order
-    assert Columns.fit(pd.DataFrame({"year": [2000 + i // 2 for i in range(60)]}))[0].feature_names == ["year"]
     assert columns.feature_names == ["size"] and features.shape == (60, 1)
     np.testing.assert_array_equal(columns.transform(frame[["size"]]), features)  # the others need not be there
     other = frame.assign(text=[[i] for i in range(60)], more=np.inf)  # nor hold anything that can be read
@@ -257,9 +252,17 @@ def test_columns_that_teach_nothing_are_left_out():
     with pytest.warns(ColumnsWarning) as warned:
         jtrees.fit(GET, frame, frame["size"] % 7, key=KEY)
     assert [str(one.message) for one in warned if one.category is ColumnsWarning] == [
-        "columns of x are left out: 'id' (different whole numbers, like row numbers), 'one' "
-        "(constant), 'none' (without values), 'text' (60 different texts in 60 rows)"
+        "columns of x are left out: 'one' (constant), 'none' (without values), 'text' (60 different texts in 60 rows)"
     ]
+
+
+def test_counters_are_numbers():
+    """A trend of a series, with or without a gap in another column."""
+    t = np.arange(60)
+    for counter in (t, t[::-1], 1960 + t, 2 * t, np.random.default_rng(0).permutation(t)):
+        np.testing.assert_array_equal(Columns.fit(pd.DataFrame({"t": counter}))[1], counter[:, None])
+    array = np.column_stack([t, np.where(t == 7, np.nan, t % 5)])
+    assert Columns.fit(array)[0].feature_names == ["x0", "x1", "[x1 missing]"]
 
 
 def test_description():
@@ -353,7 +356,7 @@ def test_arrow_levels_of_single_precision_match_their_decimals():
     levels = pa.table({"c": pa.array(np.float32([0.1, 0.2] * 10)).dictionary_encode()})
     for training, new in (
         (levels, pd.DataFrame({"c": ["0.1", "0.2"]})),
-        (pd.DataFrame({"c": ["0.1", "0.2"] * 10}), levels[:2]),
+        (pd.DataFrame({"c": pd.Categorical(["0.1", "0.2"] * 10)}), levels[:2]),
     ):
         assert Columns.fit(training)[0].transform(new).tolist() == [[1, 0], [0, 1]]
 
@@ -374,24 +377,37 @@ def test_durations_are_days_and_nothing_else_is_a_duration():
             features(columns, values)
 
 
+def test_times_of_day_are_durations_since_midnight():
+    times = [datetime.time(6), datetime.time(12, 30), None] * 10
+    arrow = pd.array(times, dtype=pd.ArrowDtype(pa.time64("us")))
+    for table in (
+        pd.DataFrame({"c": times}),
+        pl.DataFrame({"c": times}),
+        pa.table({"c": times}),
+        pd.DataFrame({"c": arrow}),
+    ):
+        columns, found = Columns.fit(table)
+        assert found[:3].tolist() == [[0.25, 0], [12.5 / 24, 0], [18.5 / 48, 1]]
+        np.testing.assert_array_equal(columns.transform(table), found)
+    assert features(columns, pd.to_timedelta([6], "h")) == [[0.25, 0]]
+
+
 @pytest.mark.parametrize(
-    ("training", "values", "found"),
+    ("training", "values"),
     [
-        (["01", "02"] * 10, [1], "unknown numbers: '1' in row 0"),
-        (["01", "02"] * 10, [True], "unknown booleans: 'True' in row 0"),
-        (pd.Categorical([False, True] * 10), [0, 1], "unknown numbers: '0' in row 0"),
-        (
-            pd.Categorical([2**60, 2**60 + 1] * 10),
-            np.float64([2**60] * 5),
-            r"unknown numbers: '1.15.*e\+18' in",
-        ),
-        (["gas", "oil"] * 10, ["GAS"] * 5, "unknown text: 'GAS' in row 0"),
+        (["01", "02"] * 10, [1]),
+        (["01", "02"] * 10, [True]),
+        (pd.Categorical([False, True] * 10), [0, 1]),
+        (pd.Categorical([2**60, 2**60 + 1] * 10), np.float64([2**60])),
+        (["gas", "oil"] * 10, ["GAS"]),
     ],
 )
-def test_a_column_in_which_no_level_is_known_is_refused(training, values, found):
+def test_unseen_levels_are_counted_for_any_number_of_rows(training, values):
     columns = fitted(training)
-    with pytest.raises(ValueError, match=f"x must hold levels such as .* in column 'c', got {found}"):
-        features(columns, values)
+    for times in (1, 5, 100):
+        rows = len(values) * times
+        with pytest.warns(ColumnsWarning, match=rf"training rows did not have: 'c' \({rows} rows?\)$"):
+            assert features(columns, np.tile(values, times)) == [[0, 0]] * rows
 
 
 def test_unseen_levels_are_counted_in_one_warning():
@@ -480,9 +496,89 @@ def test_money_and_percentages_in_text_are_numbers():
     assert columns.transform(pd.DataFrame({"price": [7.5], "part": [2]})).tolist() == [[7.5, 2]]
 
 
-def test_text_without_a_unit_stays_text_in_a_frame():
-    assert isinstance(fitted(["1", "2", "3"] * 10).columns["c"], OneHot)
-    assert isinstance(fitted(pd.Categorical(["1%", "2%"] * 10)).columns["c"], OneHot)  # the way to keep text
+def test_plain_numbers_in_text_are_numbers_as_in_a_file_and_warned_of():
+    frame = pd.DataFrame({"age": ["34", "51", "?", "28", None, "N/A"] * 10, "zip": ["01067", "99084"] * 30})
+    columns, features = Columns.fit(frame)
+    np.testing.assert_array_equal(features[:6, 0], [34, 51, 34, 28, 34, 34])
+    assert columns.feature_names == ["age", "[age missing]", "[zip = 01067]", "[zip = 99084]"]
+    note = "numbers in text; a column of categories keeps the text as levels"
+    with pytest.warns(ColumnsWarning) as warned:
+        columns.warn_left_out()
+    assert [str(one.message) for one in warned] == [f"columns of x may mean something else: 'age' ({note})"]
+    for values in (["1", "2", "3"], ["1%", "2%", "3%"]):  # the way to keep text
+        assert isinstance(fitted(pd.Categorical(values * 10)).columns["c"], OneHot)
+
+
+STRAYS = {
+    "age": [*map(str, range(20, 58)), "-", "n.a."],
+    "when": [f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["-", "soon"],
+    "income": [f"${i},000" for i in range(1, 39)] + ["-", "secret"],
+    "rate": [f"{i},5" for i in range(40)],
+    "size": list(map(float, range(40))),
+}
+
+
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_texts_among_numbers_and_dates_are_refused_all_at_once(library):
+    table = library(STRAYS)
+    said = (
+        r"got 'age' holds numbers or dates, and the texts '-', 'n.a.'; 'when' holds .* '-', 'soon'; 'income' holds .* "
+        r"'-', 'secret'; 'rate' has a decimal comma, as in '0,5'\. Read such texts as missing values with missing="
+    )
+    with pytest.raises(ValueError, match=said):
+        jtrees.fit(GET, table, np.arange(40.0), key=KEY)
+    with pytest.raises(ValueError, match=r"missing must be texts, such as .*, got '-'"):
+        jtrees.fit(GET, table, np.arange(40.0), key=KEY, missing="-")
+
+
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_missing_says_which_texts_are_missing_values(library, tmp_path):
+    names = ("age", "when", "income")
+    table = library({name: STRAYS[name] for name in names} | {"kind": ["a", "b", "-", "?"] * 10})
+    missing = ("-", "n.a.", "soon", "secret")
+    columns, features = Columns.fit(table, missing=missing)
+    kinds = {name: column.wanted.kind for name, column in columns.columns.items()}
+    assert kinds == {"age": "numeric", "when": "date", "income": "numeric", "kind": "text"}
+    assert columns.columns["kind"].levels == ("?", "a", "b") and columns.columns["kind"].missing == 10
+    np.testing.assert_array_equal(columns.transform(table), features)
+    new = pd.DataFrame({"age": [31, "-"], "when": ["2024-01-05", "soon"], "income": ["-", "$7"], "kind": ["-", "N/A"]})
+    found = dict(zip(columns.feature_names, columns.transform(new).T, strict=True))
+    assert found["[age missing]"].tolist() == [0, 1] == found["[when missing]"].tolist()
+    assert found["[income missing]"].tolist() == [1, 0] and found["[kind missing]"].tolist() == [1, 1]
+    tree = jtrees.ObliqueTree(
+        np.eye(features.shape[1], dtype="f4")[-1:], np.float32([-0.5]), jtrees.leaves.Values(np.float32([1, 2]))
+    )
+    jtrees.export.to_numpy(FrameModel(tree, columns), tmp_path / "model.py")
+    exported = runpy.run_path(str(tmp_path / "model.py"))
+    np.testing.assert_array_equal(exported["predict"](new), FrameModel(tree, columns).predict(new))
+
+
+@pytest.mark.slow
+def test_missing_is_an_argument_of_every_fit():
+    frame, y = pd.DataFrame({"age": STRAYS["age"]}), np.arange(40.0) % 11
+    given = {"key": KEY, "missing": ("-", "n.a.")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ColumnsWarning)
+        fits = [
+            jtrees.fit(GET, frame, y, **given),
+            jtrees.tune(GET, frame, y, grid={"depth": [1, 2]}, **given),
+            *jtrees.sweep(GET, frame, y, **given).fits.ravel(),
+        ]
+        model = TreeRegressor(GET, random_state=0, missing=("-", "n.a.")).fit(frame, y)
+    for columns in (*(fit.model.columns for fit in fits), model.columns_):
+        assert columns.feature_names == ["age", "[age missing]"]
+
+
+def test_objects_of_numbers_and_texts():
+    """As Excel gives them."""
+    values = np.array([34, "?", 51, None, 28.5] * 10, object)
+    assert Columns.fit(pd.DataFrame({"c": values}))[1][:5].tolist() == [[34, 0], [34, 1], [51, 0], [34, 1], [28.5, 0]]
+    values[[1, 6]] = "-", "n.a."
+    with pytest.raises(ValueError, match=r"got 34 in row 0 and '-' in row 1 of 'c'; missing=\('-', 'n.a.'\) reads"):
+        Columns.fit(pd.DataFrame({"c": values}))
+    columns, features = Columns.fit(pd.DataFrame({"c": values}), missing=("-", "n.a."))
+    assert columns.columns["c"].missing == 20
+    np.testing.assert_array_equal(columns.transform(pd.DataFrame({"c": values})), features)
 
 
 def test_the_wrong_cell_is_blamed():
@@ -628,6 +724,26 @@ def test_estimators_take_arrays_with_gaps():
         model.predict(x)
     with pytest.raises(ValueError, match="Input X contains infinity"):
         model.predict(np.where(np.isnan(x), np.inf, x))
+
+
+@pytest.mark.parametrize("estimator", [TreeRegressor, TreeClassifier])
+def test_estimators_fill_gaps_that_the_training_array_did_not_have(estimator, tmp_path):
+    """They say that they allow NaN."""
+    x = np.random.default_rng(0).normal(size=(60, 3)) + np.array([0, 5, 0])
+    y = (x[:, 0] > 0).astype(int)
+    new = x.copy()
+    new[[1, 4], 1], new[2, 2] = np.nan, np.nan
+    filled = np.where(np.isnan(new), np.median(x, axis=0), new)
+    for targets in (y, np.ones(60, int)):
+        model = estimator(jtrees.CO2(depth=2, epochs=2), random_state=0).fit(x, targets)
+        assert model.__sklearn_tags__().input_tags.allow_nan
+        jtrees.save(model, tmp_path / "model")
+        for fitted_model in (model, jtrees.load(tmp_path / "model")):
+            with pytest.warns(ColumnsWarning, match=r"typical values: 'x1' \(2 rows\), 'x2' \(1 row\)"):
+                found = fitted_model.predict(new)
+            np.testing.assert_array_equal(found, model.predict(filled))
+        with pytest.raises(ValueError, match="infinity"):
+            model.predict(np.where(np.isnan(new), np.inf, new))
 
 
 def test_numbers_of_many_kinds():

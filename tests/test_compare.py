@@ -450,7 +450,7 @@ B, SEMICOLON = ["--target", "b"], ["--target", "b", "--separator", ";"]
         (
             "a,b,c,d\n" + "".join(f'{i or "inf"},{i or "many"},"{i},5",{i}\n' for i in range(40)),
             ["--target", "d"],
-            "'a' has 1 infinite values; 'b' holds numbers and texts such as 'many': use --text, or "
+            "'a' has 1 infinite values; 'b' holds numbers or dates, and the texts 'many': use --text, or "
             "--missing for missing values; 'c' has a decimal comma, as in",
         ),
         (

@@ -141,7 +141,7 @@ def test_parameters_of_the_recipe():
     assert clone(model).recipe == model.recipe
     assert set(model.get_params(deep=False)) == {
         *("recipe", "random_state", "validation_fraction", "monotonic_cst", "max_seconds", "progress", "loss"),
-        "quantile",
+        *("missing", "quantile"),
     }
     default = TreeRegressor().set_params(recipe__depth=2)
     assert default.recipe == TreeRegressor()._recipe().replace(depth=2)

@@ -1,6 +1,7 @@
 """Tables in files: what their cells are, and that no row's answer depends on the other rows of its file."""
 
 import datetime
+from decimal import Decimal
 import runpy
 
 from hypothesis import given, settings, strategies as st
@@ -10,9 +11,11 @@ import pytest
 
 import jtrees
 from jtrees import cli
-from jtrees.cli.files import DataError, Rules, read_rows, read_table
-from jtrees.cli.tables import read_labelled, usable
+from jtrees.cli import commands
+from jtrees.cli.files import DataError, Rules, read_rows, read_table, rules_of
+from jtrees.cli.tables import guess, read_labelled, usable
 from jtrees.data import Columns, ColumnsWarning, FrameModel
+from jtrees.data.cells import MISSING
 from jtrees.estimators import TreeRegressor
 
 pytestmark = [
@@ -181,6 +184,42 @@ def test_spaces_and_missing_values(tmp_path):
     assert rows_of(tmp_path, text, missing=("-",))[0]["b"].tolist() == ["NA", "n/a", None]
 
 
+def test_missing_values_of_the_command_line_are_added_to_the_list():
+    fit = ["fit", "t.csv", "--target", "y", "--out", "m"]
+    rules = lambda *given: rules_of(commands._parser().parse_args([*fit, *given]))
+    assert rules().missing == MISSING and rules("--missing").missing == ("",)
+    assert rules("--missing", "-", "none").missing == (*MISSING, "-", "none")
+
+
+def test_numbers_among_texts_are_refused_with_all_texts_in_csv_and_parquet(tmp_path):
+    cells = pd.DataFrame({"age": [*map(str, range(20, 58)), "-", "n.a."], "y": np.arange(40) / 8})
+    said = r"'age' holds numbers or dates, and the texts '-', 'n.a.': use --text, or --missing for missing values"
+    cells.to_parquet(tmp_path / "table.parquet")
+    for file in (written(tmp_path, cells), tmp_path / "table.parquet"):
+        with pytest.raises(DataError, match=said):
+            usable(read_labelled(file, "y"), "regression")
+        frame, _ = usable(read_labelled(file, "y", Rules(missing=(*MISSING, "-", "n.a."))), "regression")
+        assert Columns.fit(frame.x)[0].feature_names == ["age", "[age missing]"]
+    with pytest.raises(DataError, match=r"got '-' in row 38; it holds numbers or dates, and the texts '-', 'n\.a\.'"):
+        usable(read_labelled(written(tmp_path, cells[["y", "age"]]), "age"), "regression")
+
+
+def test_european_thousands_are_read_alike_in_features_and_targets(tmp_path):
+    prices = [f"{1000 + 37 * i:,} €".replace(",", ".") if i % 2 else f"{900 + i} €" for i in range(40)]
+    numbers = [1000 + 37 * i if i % 2 else 900 + i for i in range(40)]
+    file = written(tmp_path, pd.DataFrame({"a": prices, "b": np.arange(40) % 7, "y": prices}))
+    frame = read_labelled(file, "y")
+    assert frame.y.tolist() == frame.x["a"].tolist() == numbers
+    assert "'1.037 €' is read as 1037; --decimal . reads it as 1.037" in frame.said[0]
+    columns = frame.remember(Columns.fit(frame.x)[0])
+    assert "'1.037 €' is read as 1037; --decimal . reads it as 1.037" in columns.described()["a"]
+    rows = pd.DataFrame({"a": ["1.983 €", "955 €", "1.983,50 €"], "b": "1"})
+    assert columns.transform(rows)[:, 0].tolist() == [1983, 955, 1983.5]
+    assert read_labelled(file, "y", Rules(decimal=".")).y[1] == 1.037
+    frame = pd.DataFrame({"a": prices})
+    assert Columns.fit(frame)[1][:, 0].tolist() == numbers
+
+
 def test_encodings(tmp_path):
     latin = "a,b\nZürich,1\n".encode("latin-1")
     assert rows_of(tmp_path, latin, encoding="latin-1")[0]["a"].tolist() == ["Zürich"]
@@ -229,7 +268,10 @@ def test_labels_keep_their_text(tmp_path):
     assert read_labelled(file, "y").y.tolist()[:2] == ["2024-01-01", "2024-01-02"]
     file.write_text("a,y\n" + '1,"$1,200"\n2,$7\n' * 20)
     frame = read_labelled(file, "y")
-    assert frame.y.tolist()[:2] == [1200, 7] and frame.said == ("target 'y': numbers in text such as '$1,200'",)
+    assert frame.y.tolist()[:2] == [1200, 7] and frame.said == (
+        "target 'y': numbers in text such as '$1,200'; '$1,200' is read as 1200; --decimal , reads it as 1.2, in a "
+        "DataFrame a column of numbers decides",
+    )
 
 
 def test_a_decimal_comma_and_the_order_of_dates_are_remembered(tmp_path):
@@ -261,11 +303,37 @@ def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
     assert ColumnsWarning.__doc__
 
 
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def test_parquet_has_decimals_times_and_a_named_index(tmp_path):
+    rng = np.random.default_rng(0)
+    hours = rng.integers(0, 24, 60)
+    frame = pd.DataFrame(
+        {
+            "at": [datetime.time(int(hour), 30) for hour in hours],
+            "cost": [Decimal(int(cents)) / 100 if cents else None for cents in rng.integers(0, 9, 60)],
+            "y": [Decimal(int(hour)) / 4 for hour in hours],
+        },
+        index=pd.Index(np.arange(60) + 7, name="customer"),
+    )
+    frame.to_parquet(tmp_path / "table.parquet")
+    whole = read_labelled(tmp_path / "table.parquet", "y")
+    assert guess(whole.y)[0] == "regression" and whole.y.tolist() == (hours / 4).tolist()
+    usable_rows, _ = usable(whole, "regression")
+    columns, features = Columns.fit(usable_rows.x, usable_rows.y.to_numpy())
+    assert columns.feature_names == ["customer", "at", "cost", "[cost missing]"]
+    assert features[:, 0].tolist() == list(range(7, 67)) and "durations in days" in str(columns.columns["at"])
+    np.testing.assert_allclose(features[:, 1], (hours + 0.5) / 24, rtol=1e-15)
+    np.testing.assert_array_equal(columns.transform(read_rows(tmp_path / "table.parquet", Rules())[0]), features)
+
+
 # --- Exported files --------------------------------------------------------------------------------------------------
 
 
 DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])
 BERLIN = pd.date_range("2024-03-01", periods=40, tz="Europe/Berlin")
+TIMES = [datetime.time(hour, 59, 59, 999) for hour in range(24)]
 
 
 def stump(frame):
@@ -286,8 +354,19 @@ def stump(frame):
         (["\0", "a", "b"] * 10 + ["c"], ["\0", "a", "new"]),
         (pd.to_timedelta(np.arange(40) % 7, "us"), pd.to_timedelta([3, 5], "us")),
         (BERLIN, BERLIN[:3].tz_convert("UTC")),
+        (TIMES, TIMES[::-1]),
+        (TIMES, pd.to_timedelta([11, 13], "h")),
     ],
-    ids=["float32", "categories of float32", "categories of dates", "null character", "durations", "zones"],
+    ids=[
+        "float32",
+        "categories of float32",
+        "categories of dates",
+        "null character",
+        "durations",
+        "zones",
+        "times",
+        "times as durations",
+    ],
 )
 def test_the_numpy_file_gives_the_leaves_of_the_model(training, rows, tmp_path):
     model = stump(pd.DataFrame({"a": training}))

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from oracles import path_to
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from scipy.optimize import linprog, minimize
 
@@ -18,6 +20,7 @@ from jtrees.monotone import ordered_values
 
 KEY = jax.random.key(0)
 SIGNS = {0: 1, 1: -1}
+X3 = np.random.default_rng(0).normal(size=(40, 3))
 
 
 # --- The projection of the leaves ------------------------------------------------------------------------------------
@@ -245,6 +248,38 @@ def test_columns_by_name_with_missing_values():
         assert (sign * (fit.predict(high) - fit.predict(low))).min() >= 0
     again = jtrees.fit(RECIPES["GET"], columns, y, key=KEY, monotone=[1, -1, 0, 0, 0])
     np.testing.assert_array_equal(again.predict(columns), fit.predict(columns))
+
+
+NUMBERED = {
+    "pandas": lambda x: pd.DataFrame(x, columns=[3, 1, 2, 0]),
+    "floats": lambda x: pd.DataFrame(x, columns=[3.0, 1.0, 2.0, 0.0]),
+    "polars": lambda x: pl.DataFrame(dict(zip("3120", x.T, strict=True))),
+    "Arrow": lambda x: pa.table(dict(zip("3120", x.T, strict=True))),
+}
+
+
+@pytest.mark.parametrize("library", NUMBERED)
+def test_numbers_are_names_where_columns_are_named_by_numbers(library, tmp_path):
+    x, y, _ = table()
+    of = NUMBERED[library]
+    fit = jtrees.fit(RECIPES["CO2"], of(x), y, key=KEY, monotone={3: 1, np.int64(1): -1})
+    jtrees.save(fit.model, tmp_path / "model")
+    for model in (fit.model, jtrees.load(tmp_path / "model")):
+        assert largest_fall(types.SimpleNamespace(predict=lambda x, model=model: model.predict(of(x)))) <= 0
+    by_place = jtrees.fit(RECIPES["CO2"], of(x), y, key=KEY, monotone=[1, -1, 0, 0])
+    np.testing.assert_array_equal(by_place.predict(of(x)), fit.predict(of(x)))
+    with pytest.raises(ValueError, match=r"monotone must name columns of x, .*, got 4"):
+        jtrees.fit(RECIPES["CO2"], of(x), y, key=KEY, monotone={4: 1})
+    if library == "pandas":
+        model = TreeRegressor(RECIPES["CO2"], monotonic_cst={3: 1, 1: -1}, random_state=0).fit(of(x), y)
+        assert largest_fall(types.SimpleNamespace(predict=lambda x: model.predict(of(x)))) <= 0
+
+
+def test_a_position_is_no_name_where_columns_are_named_by_numbers():
+    """Position 0 is not meant, where the columns are called 1, 2 and 3, or years."""
+    for names in ([1, 2, 3], ["age", "2019", "2020"]):
+        with pytest.raises(ValueError, match=r"monotone must name columns of x, .*, got 0"):
+            jtrees.fit(RECIPES["CO2"], pd.DataFrame(X3, columns=names), X3[:, 0], key=KEY, monotone={0: 1})
 
 
 def test_exported_programs_are_monotone(tmp_path):

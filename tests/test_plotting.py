@@ -1,5 +1,7 @@
 """The drawing shows what the tree is: one box a node that splits or ends a branch."""
 
+import html
+import io
 import re
 
 import jax
@@ -336,3 +338,26 @@ def test_a_tree_of_a_raw_table_is_drawn_in_its_names():
             plot(jtrees.Forest(jax.tree.map(lambda a: jnp.stack([a, a]), _tree())), x=np.zeros((3, 2)))
     with pytest.raises(ValueError, match="feature_names must be None: the columns of this model have names"):
         plot_tree(model, feature_names=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("name", ["$p_1$", "a $ and $ b", "$x_{", "100 $", r"\$y$"])
+def test_dollar_signs_are_drawn_as_they_are(name):
+    """Between two dollar signs, matplotlib would read mathematics, and fail where it is none."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({name: rng.normal(size=90), "level": rng.choice([name, "other"], 90)})
+    columns, x = jtrees.data.Columns.fit(frame)
+    leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
+    model = jtrees.data.FrameModel(jtrees.ObliqueTree(np.float32([[1, 1, 0]]), np.float32([0]), leaves), columns)
+    named = {"class_names": [name, "no"]}
+    plots = {
+        "tree": plot_tree(model, x=frame, **named),
+        "splits": plotting.plot_splits(model, frame, **named)[0],
+        "leaves": plotting.plot_leaves(model, frame, (x[:, 0] > 0).astype(int), **named),
+        "importances": plotting.plot_importances({name: 1.0, "level": 0.5}),
+        "regions": plotting.plot_regions(model, frame, (name, columns.feature_names[1]), resolution=4),
+    }
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text remains text
+        for plot, ax in plots.items():
+            file = io.StringIO()
+            ax.figure.savefig(file, format="svg")
+            assert name in html.unescape(re.sub("<!--.*?-->", "", file.getvalue())), plot

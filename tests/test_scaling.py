@@ -329,3 +329,20 @@ def test_an_outlier_in_a_column_costs_a_fit_hardly_anything(standard_promotion, 
     of_ridge = RECIPE.replace(ridge=True, epochs=1)
     plain, spoilt = (jtrees.fit(of_ridge, a, Y, key=jax.random.key(0)).report.search.ridge_loss for a in (X, x))
     assert spoilt <= 1.1 * plain
+
+
+@pytest.mark.parametrize("far", [1e3, 1e8])
+def test_slopes_of_linear_leaves_are_those_of_an_outlier_as_it_is(far):
+    """Training clips features at 100 deviations, and a prediction does not."""
+    x = X.copy()
+    x[0, 0] = far
+    y = 3 * x[:, 0] + x[:, 1]
+    training = table(x, y)
+    scaling = Scaling.fit(training)
+    batch = scaling.batch(training)
+    assert batch.x.max() == scaling.x_most
+    splits = ObliqueTree(np.zeros((1, 3), np.float32), np.float32([-1]), None)
+    tree, _ = Data(training, None, scaling, batch).refit(splits, "linear")
+    rms = np.sqrt(np.mean((tree.predict(x) - y)[1:] ** 2))
+    assert rms < 1e-4 * far
+    assert tree.predict(x[:1])[0] == pytest.approx(y[0], rel=1e-2)

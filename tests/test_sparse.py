@@ -11,6 +11,7 @@ import pytest
 import sweeps
 
 import jtrees
+from jtrees.data.constraints import checked_groups
 from jtrees.ensembles import sparse
 from jtrees.search import options as kinds
 from jtrees.training import Batch
@@ -194,6 +195,13 @@ def test_a_split_has_the_columns_of_one_group(groups):
     assert report.groups[0] == 3 and report.groups[-1] == 1 and len(report.groups) == len(report.losses)
     true_groups = groups == [[0, 1], [2, 3]]
     assert (fit.loss < 0.2) == true_groups  # the targets step along columns 0 and 1, and along 2 and 3
+
+
+def test_groups_by_names_that_are_numbers():
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(9, 3)), columns=[2, 0, 1])
+    columns = jtrees.data.Columns.fit(frame)[0]
+    np.testing.assert_array_equal(checked_groups([[0, 1]], columns, 3), [3, 0, 0])
+    np.testing.assert_array_equal(checked_groups([[0, 1]], None, 3), [0, 0, 3])
 
 
 def test_without_interactions_splits_are_axis_aligned_and_trained():

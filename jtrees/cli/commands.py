@@ -130,8 +130,12 @@ def _fit(options: argparse.Namespace) -> int:
     print(f"\n{model.columns_}\n")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
-        print(f"# {kind_of_model(model)}")
-        print(model.model_.to_text(x=frame.x, class_names=classes, max_terms=MAX_TERMS))
+        x, y = (first.x_train, first.y_train) if first is not None and model is first.model else (frame.x, y)
+        # The rows as the tree was trained on them: their target means are means over other rows.
+        features = Columns.fit(x, np.unique(y, return_inverse=True)[1] if classes else y, task=task)[1]
+        print(f"# {kind_of_model(model)}; rows are of the {len(y)} training rows")
+        names = model.columns_.feature_names
+        print(model.tree_.to_text(names, x=features, class_names=classes, max_terms=MAX_TERMS))
     io.save(model, options.out)
     print(f"written to {options.out}")
     if model.report_.ended == "interrupted":

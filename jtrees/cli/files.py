@@ -2,6 +2,7 @@
 
 import codecs
 from dataclasses import dataclass
+from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 import re
@@ -36,15 +37,16 @@ class Rules:
 
     Attributes:
       separator: the field separator of CSV.
-      decimal: the decimal separator of CSV.
+      decimal: the decimal separator of CSV; None: a point, unless the numbers of a column need a comma.
       encoding: the character encoding of CSV.
-      missing: texts that mean a missing value in CSV. An empty cell is always a missing value.
+      missing: texts that mean a missing value in CSV. An empty cell is always a missing value. In text of Parquet,
+        only the texts that are not in ``MISSING`` count, because Parquet has missing values.
       order: the order of day and month, ``"dmy"`` or ``"mdy"``, for columns of ambiguous dates.
       text: names of columns that are text.
     """
 
     separator: str = ","
-    decimal: str = "."
+    decimal: str | None = None
     encoding: str = "utf-8"
     missing: tuple[str, ...] = MISSING
     order: str | None = None
@@ -58,11 +60,11 @@ def add_rules(parser: Any, *, training: bool) -> None:
     """Adds the options for reading a file, and, if ``training``, the options for the kinds of its columns."""
     add = parser.add_argument
     add("--separator", default=",", help="field separator of CSV (default: a comma)")
-    decimal = "a point" if training else "as in training"
+    decimal = "as the cells say, else a point" if training else "as in training"
     add("--decimal", metavar="MARK", help=f"decimal separator of CSV (default: {decimal})")
     add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
-    default = "NA, nan, null, ? and others" if training else "as in training"
-    said = f"texts that mean a missing value in CSV, besides an empty cell (default: {default})"
+    default = "NA, nan, null, ? and others" if training else "those of the training"
+    said = f"further texts that mean a missing value, besides {default}; without TEXT, only an empty cell does"
     add("--missing", nargs="*", metavar="TEXT", help=said)
     if training:
         add("--text", nargs="+", default=[], metavar="COLUMN", help="columns to read as text")
@@ -75,15 +77,16 @@ def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
     Raises:
       DataError: for an invalid separator, or if the two separators are equal.
     """
-    decimal = "." if options.decimal is None else options.decimal
-    if decimal not in (".", ","):
+    decimal = options.decimal
+    if decimal not in (".", ",", None):
         raise DataError(f"--decimal must be a point or a comma, got {checks.quoted(decimal)}")
     separator = "\t" if options.separator == "\\t" else options.separator
     if decimal == separator:
         raise DataError(f"--decimal and --separator must differ, got {checks.quoted(decimal)} for both")
     if len(separator) != 1:
         raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
-    missing = missing if options.missing is None else ("", *options.missing)
+    if options.missing is not None:
+        missing = (*dict.fromkeys((*missing, *options.missing)),) if options.missing else ("",)
     text, order = tuple(getattr(options, "text", ())), getattr(options, "dates", None)
     return Rules(separator, decimal, options.encoding, missing, order, text)
 
@@ -99,7 +102,11 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
       ImportError: if the file is Parquet and pyarrow is not installed.
     """
     if file.suffix == ".parquet":
-        return _read_parquet(file), []
+        frame, texts = _read_parquet(file), [text for text in rules.missing if text not in MISSING]
+        for name in frame if texts else ():
+            if pd.api.types.is_string_dtype(frame[name]) or frame[name].dtype == "object":
+                frame[name] = frame[name].where(~frame[name].isin(texts), None)
+        return frame, []
     frame = _read_csv(file, rules)
     gaps, said = frozenset(("", *rules.missing)), []
     stripped: dict[str, int] = {}
@@ -212,7 +219,7 @@ def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
     Raises:
       DataError: if a cell is not a number. The message names the column and the row.
     """
-    values, wrong = Reading("numeric", decimal=rules.decimal).read(cells.tolist())
+    values, wrong = Reading("numeric", decimal=rules.decimal or ".").read(cells.tolist())
     if wrong.any():
         row = int(np.argmax(wrong))
         cell = f"{checks.quoted(cells.iloc[row])} in row {row}"
@@ -241,6 +248,7 @@ def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
 def _read_parquet(file: Path) -> pd.DataFrame:
     try:
         frame = pd.read_parquet(file)
+        frame = frame.reset_index([name for name in frame.index.names if name is not None]).reset_index(drop=True)
     except ImportError as error:
         raise ImportError('Parquet needs pyarrow: pip install "jtrees[cli]"') from error
     except OSError as error:
@@ -248,6 +256,9 @@ def _read_parquet(file: Path) -> pd.DataFrame:
     except ValueError as error:  # includes the errors of pyarrow
         raise DataError(f"cannot read {file}: {one_line(error)}") from error
     frame.columns = pd.Index([str(name) for name in frame.columns])
+    for name in frame:
+        if frame[name].dtype == "object" and any(isinstance(value, Decimal) for value in frame[name]):
+            frame[name] = pd.to_numeric(frame[name])
     return frame
 
 

@@ -21,6 +21,7 @@ from jtrees import explain, export, io, losses, plotting
 from jtrees.cli.rivals import HeldOut, divided, kind_of_model, quiet
 from jtrees.cli.tables import Frame, Task, targets_of
 from jtrees.data.baselines import BehindBaselineWarning
+from jtrees.plotting._common import literal
 
 MAX_TERMS = 5  # largest number of terms of a condition
 _HELD_OUT = 0.25
@@ -110,9 +111,9 @@ class _Page:
             ax.hist(self.y_train, bins=40, color="#4472a8")
         else:
             counts = np.bincount(self.held_out.codes(self.y_train), minlength=len(self.classes))
-            ax.bar(self.classes, counts, color="#4472a8")
+            ax.bar(list(map(literal, self.classes)), counts, color="#4472a8")
             ax.tick_params(axis="x", rotation=45 if sum(map(len, self.classes)) > _TICKS else 0)
-        ax.set(xlabel=self.target, ylabel="rows")
+        ax.set(xlabel=literal(self.target), ylabel="rows")
         return ax
 
     # --- Comparison --------------------------------------------------------------------------------------------------
@@ -140,20 +141,17 @@ class _Page:
         """Returns the sections on the tree; an empty list if the model is not a tree."""
         if self.model.tree_ is None:
             return []
-        shown: Any = {"x": self.x_train, "class_names": self.class_names}
-        drawn = plotting.plot_tree(self.model.model_, max_terms=3, **shown)
-        rules = self.model.model_.to_text(max_terms=MAX_TERMS, **shown)
-        bars = (
-            plotting.plot_splits(self.model.model_, self.x_train, class_names=self.class_names)[0]
-            if self.model.tree_.splits.any()
-            else None
-        )
-        leaves = plotting.plot_leaves(
-            self.model.model_, self.x_train, self.held_out.codes(self.y_train), class_names=self.class_names
-        )
+        tree, x, names = self.model.tree_, self.held_out.features, self.model.columns_.feature_names
+        shown: Any = {"feature_names": names, "class_names": self.class_names}
+        drawn = plotting.plot_tree(tree, max_terms=3, x=x, **shown)
+        rules = tree.to_text(max_terms=MAX_TERMS, x=x, **shown)
+        bars = plotting.plot_splits(tree, x, **shown)[0] if tree.splits.any() else None
+        leaves = plotting.plot_leaves(tree, x, self.held_out.codes(self.y_train), class_names=self.class_names)
         explained = (
             "The root is at the top on the left. A row follows the branch > if the sum in the box is above the number "
-            "in the box, else the branch ≤. The terms shown have the largest weight times standard deviation."
+            "in the box, else the branch ≤. The terms shown have the largest weight times standard deviation. "
+            f"All numbers of rows in the tree, the rules and the charts are of the {len(x)} training rows, with the "
+            "features that the tree was trained on. A mean target of a level is then a mean over other rows."
         )
         return [
             _section("The tree", _figure(drawn, "the tree", svg=True) + _paragraph(explained)),
@@ -176,7 +174,7 @@ class _Page:
         ax = plt.subplots(figsize=(5, 4.5), layout="tight")[1]
         ax.scatter(predicted, self.y_test - predicted, s=6, alpha=0.4)
         ax.axhline(0, color="0.3", lw=0.8)
-        ax.set(xlabel="prediction", ylabel=f"{self.target} - prediction")
+        ax.set(xlabel="prediction", ylabel=f"{literal(self.target)} - prediction")
         return _section("Residuals", _figure(ax, "residuals on held-out rows"))
 
     def _calibration(self, predicted: np.ndarray) -> Any:
@@ -184,7 +182,7 @@ class _Page:
         ax = plt.subplots(figsize=(4.5, 4.5), layout="tight")[1]
         codes = self.held_out.codes(self.y_test)
         for k in range(1 if len(self.classes) == 2 else 0, len(self.classes)):
-            of_class: Any = {"name": str(self.classes[k]), "n_bins": 10, "strategy": "quantile"}
+            of_class: Any = {"name": literal(str(self.classes[k])), "n_bins": 10, "strategy": "quantile"}
             CalibrationDisplay.from_predictions(codes == k, predicted[:, k].clip(0, 1), ax=ax, **of_class)
         ax.set(xlabel="predicted probability", ylabel="share of the rows")
         return ax

@@ -67,6 +67,8 @@ class HeldOut:
       model: the fitted estimator.
       loss: the loss of regression.
       classes: the labels as text; empty in regression.
+      features: the training rows as features, ``(n, p)``, as all models were trained on them. Target means are means
+        over other rows.
       predictions: predictions, or class probabilities, by name of the model. The first model is the estimator.
       seconds: seconds to fit, by name of the model.
     """
@@ -83,17 +85,17 @@ class HeldOut:
         self.seconds = {self.name: seconds}
         for name, rival in self._kinds(seed, forests).items():
             started = time.perf_counter()
-            quiet(lambda rival=rival: rival.fit(self._x, self.codes(self.y_train)))
+            quiet(lambda rival=rival: rival.fit(self.features, self.codes(self.y_train)))
             self.seconds[name] = time.perf_counter() - started
-            self.predictions[name] = self.predicted(rival, self._x_test)
+            self.predictions[name] = self.predicted(rival, self._features_test)
 
     def _kinds(self, seed: int, forests: bool) -> dict[str, Any]:
         """Returns the rivals by name, before their fits."""
         task: Any = "classification" if self.classes else "regression"
-        columns, self._x = Columns.fit(self.x_train, self.codes(self.y_train), task=task)
-        self._x_test = quiet(lambda: columns.transform(self.x_test))
+        columns, self.features = Columns.fit(self.x_train, self.codes(self.y_train), task=task)
+        self._features_test = quiet(lambda: columns.transform(self.x_test))
         depth = _CART_DEPTH if self.model.tree_ is None else max(1, self.model.tree_.depth)
-        kinds = classifiers(depth, seed) if self.classes else regressors(self.loss, depth, seed, len(self._x))
+        kinds = classifiers(depth, seed) if self.classes else regressors(self.loss, depth, seed, len(self.features))
         return kinds if forests else {name: kind for name, kind in kinds.items() if name not in FORESTS}
 
     def codes(self, y: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from jtrees import validation as checks
 from jtrees.cli.files import PLAIN_RULES, DataError, Rules, read_table
-from jtrees.data.columns import Columns
+from jtrees.data.columns import Columns, doubt_of
 
 _FEWEST = 20  # least number of rows to train, to validate and to test
 _LABELS = 20  # largest number of different whole numbers that are read as classes
@@ -29,6 +29,7 @@ class Frame:
       y: the target.
       said: changes made while reading the file, one line for each change.
       settled: whether text must remain text, because all cells of a file have been read.
+      decimal: the decimal separator of the file, or None.
       remember: ``columns -> columns``, which makes the columns of a model read text like this file.
     """
 
@@ -37,6 +38,7 @@ class Frame:
     y: pd.Series
     said: tuple[str, ...] = ()
     settled: bool = False
+    decimal: str | None = None
     remember: Callable[[Columns], Columns] = lambda columns: columns
 
 
@@ -57,12 +59,14 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
         raise DataError(f"--text must name columns among {_listed(names)}; got {checks.quoted(absent[0])}")
     y: Any = frame[target]
     if (reading := read.readings.get(target)) is not None and reading.kind == "numeric":
-        said.append(f"target {checks.quoted(target)}: {reading}")
+        note = read.notes.get(target)
+        said.append(f"target {checks.quoted(target)}: {reading}{f'; {note}' if note else ''}")
 
     def remember(columns: Columns) -> Columns:
         return columns.with_readings(read.readings, read.notes, rules.missing)
 
-    return Frame(file.stem, frame.drop(columns=target), y, tuple(said), file.suffix != ".parquet", remember)
+    settled = file.suffix != ".parquet"
+    return Frame(file.stem, frame.drop(columns=target), y, tuple(said), settled, rules.decimal, remember)
 
 
 def _listed(names: list[str]) -> str:
@@ -115,14 +119,15 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
     keep = y.notna()
     if not keep.all():
         said.append(f"{(~keep).sum()} rows without {name} left out")
-    comma = None if pd.api.types.is_numeric_dtype(y) else _decimal_comma(y[keep].astype(str))
-    if task == "regression" and comma:
-        raise DataError(f"target {name} {comma}")
+    doubt = None if pd.api.types.is_numeric_dtype(y) else _doubt(y[keep], frame.decimal)
+    if task == "regression" and doubt and "decimal comma" in doubt:
+        raise DataError(f"target {name} {doubt}")
     if task == "regression" and (not pd.api.types.is_numeric_dtype(y) or not np.isfinite(y[keep].astype(float)).all()):
         number = pd.to_numeric(y[keep], errors="coerce").astype(float)
         row = int(np.argmax(~np.isfinite(number)))
         got = f"{checks.quoted(str(y[keep].iloc[row]))} in row {y[keep].index[row]}"
-        raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}")
+        every = f"; it {doubt}" if doubt else ""
+        raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}{every}")
     if task == "regression" and len(far := beyond_float32(y[keep].to_numpy(np.float64))):
         raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
     if task == "classification":
@@ -130,7 +135,7 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         rare = sorted({str(label) for label in y[keep & (members < _MEMBERS)]})
         if len(rare) > _LABELS:
             many = f"has {len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
-            raise DataError(f"target {name} {comma or many}")
+            raise DataError(f"target {name} {doubt or many}")
         if rare:
             said.append(f"classes of fewer than {_MEMBERS} rows left out: {_listed(rare)}")
             keep &= members >= _MEMBERS
@@ -140,7 +145,7 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
-    if bad := [what for name in x.columns if (what := _fault(x[name]))]:
+    if bad := [what for name in x.columns if (what := _fault(x[name], frame.decimal))]:
         raise DataError(f"columns must hold numbers or text: {checks.listed(bad, '; ')}")
     if frame.settled:
         text = [name for name in x.columns if x[name].dtype == object]
@@ -153,8 +158,8 @@ def targets_of(y: pd.Series) -> np.ndarray:
     return y.to_numpy(str) if not pd.api.types.is_numeric_dtype(y) else y.to_numpy()
 
 
-def _fault(values: Any) -> str | None:
-    """Returns the fault of a column as text, or None."""
+def _fault(values: Any, decimal: str | None) -> str | None:
+    """Returns the fault of a column as text, or None; ``decimal`` is the decimal separator of the file."""
     name = checks.quoted(values.name)
     if pd.api.types.is_numeric_dtype(values):
         infinite = int(np.isinf(values.to_numpy(np.float64, na_value=0.0)).sum())
@@ -164,18 +169,15 @@ def _fault(values: Any) -> str | None:
         return f"{name} has values beyond the range of float32, such as {far[0]:.6g}" if len(far) else None
     if pd.api.types.is_datetime64_any_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype):
         return None
-    text = values.dropna().astype(str)
-    number = pd.to_numeric(text, errors="coerce").notna()
-    if len(text) and 0.5 < number.mean() < 1 and not text.str.match(r"[+-]?0\d").any():  # leading zeros mean text
-        cell = checks.quoted(text[~number].iloc[0])
-        return f"{name} holds numbers and texts such as {cell}: use --text, or --missing for missing values"
-    return f"{name} {comma}" if (comma := _decimal_comma(text)) else None
+    doubt = _doubt(values, decimal)
+    return f"{name} {doubt}" if doubt else None
 
 
-def _decimal_comma(text: pd.Series) -> str | None:
-    """Returns advice if all texts are numbers with a decimal comma, else None."""
-    comma = text.str.fullmatch(r"[-+]?\d+,\d+")
-    return f"has a decimal comma, as in '{text.iloc[0]}': try --decimal ," if len(text) and comma.all() else None
+def _doubt(values: pd.Series, decimal: str | None) -> str | None:
+    """Returns why text that looks like numbers or dates is not read as such, and the remedy; None for other text."""
+    doubt = doubt_of(values.dropna().astype(str).tolist(), decimal)
+    remedy = "try --decimal ," if "decimal comma" in doubt else "use --text, or --missing for missing values"
+    return f"{doubt}: {remedy}" if doubt else None
 
 
 def beyond_float32(values: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 A :class:`Reading` is found once, on the training rows (:func:`find_reading`), and kept with the columns of the model.
 """
 
+import collections
 from collections.abc import Callable, Iterable
 import dataclasses
 import datetime
@@ -13,7 +14,7 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io, validation as checks
-from jtrees.data.parse import BOOLEANS, DATES, ISO, TIME, WHOLE, days_of, number_of
+from jtrees.data.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, number_of
 
 #: Texts of a file that mean a missing value.
 MISSING = (
@@ -54,6 +55,8 @@ _WITH_UNIT = re.compile(
     rf"(?P<body>(?:\d|[.,](?=\d))(?:[\d.,'’{_SPACES}]*\d)?)"
     rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_]{{2}}[^\d]{{0,13}}))?"
 )
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+", re.ASCII)
+_IN_THOUSANDS = re.compile(r"[-+]?(?:0|[1-9]\d{0,2}(?:\.\d{3})*)", re.ASCII)
 #: Orders of day and month by the name of the option.
 ORDERS = {"dmy": ("%d/%m/%Y", "%d-%m-%Y"), "mdy": ("%m/%d/%Y", "%m-%d-%Y")}
 
@@ -153,34 +156,59 @@ class Found(NamedTuple):
     note: str = ""
 
 
-def find_reading(
-    cells: Iterable[str | None], *, plain: bool = False, decimal: str = ".", order: str | None = None
-) -> Found:
+def find_reading(cells: Iterable[str | None], *, decimal: str | None = None, order: str | None = None) -> Found:
     """Returns how all cells of a column are read as numbers or dates, if all cells are numbers or dates.
 
-    Numbers have a common unit or a thousands separator. Dates have a common format, and only one format may be
-    possible. A column with leading zeros is text.
+    Numbers have a common unit or none. Dates have a common format, and only one format may be possible. A column with
+    leading zeros is text.
 
     Args:
       cells: the cells, None if missing.
-      plain: whether plain numbers, ``true`` and ``false`` are also read. It is True for a file, in which all cells are
-        text. In a DataFrame, a text column of plain numbers remains text.
-      decimal: the decimal separator.
+      decimal: the decimal separator. None: a point, or a comma in numbers with a unit or with a thousands separator if
+        the cells say so.
       order: ``"dmy"`` or ``"mdy"``, for dates in which day and month could be exchanged. None: such dates remain text.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     if not distinct:
         return Found(None)
-    if plain and all(cell.lower() in ("true", "false") for cell in distinct):
+    if all(cell.lower() in ("true", "false") for cell in distinct):
         return Found(PLAIN["boolean"])
-    for find in (_plain_numbers if plain else None, _dates, _numbers_with_unit):
-        if find is not None and (found := find(distinct, decimal, order)) is not None:
+    for find in (_plain_numbers, _dates, _numbers_with_unit):
+        if (found := find(distinct, decimal, order)) is not None:
             return found
     return Found(None)
 
 
-def _plain_numbers(cells: list[str], decimal: str, order: str | None) -> Found | None:
-    reading = Reading("numeric", "" if decimal == "." else cells[0], decimal=decimal)
+def find_strays(
+    cells: Iterable[str | None], *, decimal: str | None = None, order: str | None = None
+) -> tuple[str, ...]:
+    """Returns the texts that keep a column from being numbers or dates; empty if the column is plainly text.
+
+    Most cells, or most different cells, are then numbers or dates, and would be read as such without the strays.
+    """
+    counts = collections.Counter(cell.strip() for cell in cells if cell is not None)
+    for readable in (NUMBER.fullmatch, _WITH_UNIT.fullmatch, _is_date):
+        right = [cell for cell in counts if readable(cell)]
+        strays = tuple(cell for cell in counts if not readable(cell))
+        most = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
+        if strays and most and (find_reading(right, decimal=decimal, order=order) != Found(None) or has_comma(right)):
+            return strays
+    return ()
+
+
+def _is_date(cell: str) -> bool:
+    return any(re.fullmatch(pattern + TIME, cell, re.ASCII) for pattern in DATES.values())
+
+
+def has_comma(cells: Iterable[str | None]) -> bool:
+    """Returns whether all cells are numbers with a decimal comma, such as ``1,5``."""
+    there = [cell.strip() for cell in cells if cell is not None]
+    return bool(there) and all(map(_DECIMAL_COMMA.fullmatch, there))
+
+
+def _plain_numbers(cells: list[str], decimal: str | None, order: str | None) -> Found | None:
+    point = decimal or "."
+    reading = Reading("numeric", "" if point == "." else cells[0], decimal=point)
     numbers, parser = [], reading.parser()
     for cell in cells:
         if _LEADING_ZERO.match(cell) or (number := parser(cell)) is None:
@@ -190,10 +218,13 @@ def _plain_numbers(cells: list[str], decimal: str, order: str | None) -> Found |
         whole = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
         if len({float(cell) for cell in whole}) < len(set(whole)):
             return Found(None, "whole numbers that double precision cannot distinguish, and therefore text")
+    marked = [cell for cell in cells if "." in cell]
+    if decimal is None and 0 < len(marked) < len(cells) and all(map(_IN_THOUSANDS.fullmatch, cells)):
+        return Found(reading, _open_note(marked[0], reading, Reading("numeric", thousands=".", decimal=",")))
     return Found(reading)
 
 
-def _dates(cells: list[str], decimal: str, order: str | None) -> Found | None:
+def _dates(cells: list[str], decimal: str | None, order: str | None) -> Found | None:
     possible = []
     for style, pattern in DATES.items():
         first = re.fullmatch(pattern + TIME, cells[0], re.ASCII)
@@ -208,7 +239,7 @@ def _dates(cells: list[str], decimal: str, order: str | None) -> Found | None:
     return Found(possible[0]) if possible else None
 
 
-def _numbers_with_unit(cells: list[str], decimal: str, order: str | None) -> Found | None:
+def _numbers_with_unit(cells: list[str], decimal: str | None, order: str | None) -> Found | None:
     parts = []
     for cell in cells:
         part = _WITH_UNIT.fullmatch(cell)
@@ -216,27 +247,50 @@ def _numbers_with_unit(cells: list[str], decimal: str, order: str | None) -> Fou
             return None
         parts.append(part)
     before, after = ({(part[name] or "").strip() for part in parts} for name in ("before", "after"))
-    bodies = [part["body"] for part in parts]
-    separators = {c for body in bodies for c in body.partition(decimal)[0] if not c.isdigit()}
-    if max(len(before), len(after), len(separators)) > 1 or not (separators or before | after != {""}):
+    if max(len(before), len(after)) > 1:
+        units = sorted((before | after) - {""})
+        note = f"numbers with and without {checks.quoted(units[-1])}, and therefore text: give all cells the unit"
+        return Found(None, note) if len(units) == 1 else None
+    unit, bodies = (before.pop(), after.pop()), [part["body"] for part in parts]
+    points = (".", ",") if decimal is None else (decimal,)
+    possible = [reading for point in points if (reading := _with_point(cells, bodies, unit, point)) is not None]
+    # Points in all numbers are decimal points of numbers with a fixed number of decimals, such as 7.250%.
+    fixed = all("." in body for body in bodies) and not re.fullmatch(_CURRENCY, "".join(unit))
+    reading = next((one for one in possible if one.thousands and not (fixed and one.thousands == ".")), None)
+    reading = next(iter(possible), None) if reading is None else reading
+    if reading is None or not (reading.thousands or any(unit)):
+        return None
+    for other in possible:
+        if other is not reading and (cell := _differently_read(cells, reading, other)) is not None:
+            return Found(reading, _open_note(cell, reading, other))
+    return Found(reading)
+
+
+def _with_point(cells: list[str], bodies: list[str], unit: tuple[str, str], point: str) -> Reading | None:
+    """Returns the reading of numbers with a given decimal separator, or None if they cannot be read with it."""
+    separators = {c for body in bodies for c in body.partition(point)[0] if not c.isdigit()}
+    if len(separators) > 1:
         return None
     thousands = separators.pop() if separators else ""
-    if thousands == " " and before | after == {""}:  # the cells may hold two codes
+    if thousands == " " and unit == ("", ""):  # the cells may hold two codes
         return None
-    reading = Reading("numeric", cells[0], before.pop(), after.pop(), thousands, decimal)
+    if thousands == "." and any(body.startswith("0.") for body in bodies):  # 0.755 kg
+        return None
+    reading = Reading("numeric", cells[0], *unit, thousands, point)
     parser = reading.parser()
-    if any(parser(cell) is None for cell in cells):
-        return None
-    mark = thousands or decimal
-    if not _is_open(bodies, mark, decimal if thousands else None):
-        return Found(reading)
-    example, other = next(cell for cell, body in zip(cells, bodies, strict=True) if mark in body), {".": ",", ",": "."}
-    value = f"{checks.quoted(example)} is read as {parser(example):g}"
-    return Found(reading, f"{value}; --decimal {other[decimal]} reads it otherwise")
+    return None if any(parser(cell) is None for cell in cells) else reading
 
 
-def _is_open(bodies: list[str], mark: str, other: str | None) -> bool:
-    """Returns whether a mark in numbers may separate thousands or decimals: it occurs once, before three digits."""
-    marked = [body for body in bodies if mark in body]
-    once = all(re.fullmatch(rf"\d{{1,3}}{re.escape(mark)}\d{{3}}", body) for body in marked)
-    return bool(marked) and mark in (".", ",") and once and not any(other and other in body for body in bodies)
+def _differently_read(cells: list[str], reading: Reading, other: Reading) -> str | None:
+    """Returns the first cell that two readings read as different numbers, or None."""
+    first, second = reading.parser(), other.parser()
+    return next((cell for cell in cells if first(cell) != second(cell)), None)
+
+
+def _open_note(cell: str, reading: Reading, other: Reading) -> str:
+    """Returns the two numbers that a cell may mean, and the option that decides."""
+    number, otherwise = (f"{one.parser()(cell):.12g}" for one in (reading, other))
+    return (
+        f"{checks.quoted(cell)} is read as {number}; --decimal {other.decimal} reads it as {otherwise}, in a DataFrame "
+        "a column of numbers decides"
+    )

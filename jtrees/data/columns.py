@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import distributed, io, tasks, validation as checks
-from jtrees.data.cells import MISSING, OFFSETS, PLAIN, Reading, find_reading
+from jtrees.data.cells import MISSING, OFFSETS, PLAIN, Reading, find_reading, find_strays, has_comma
 from jtrees.data.frame import Frame, RawColumn, check_numbers, read_frame
 from jtrees.data.kinds import (
     Column,
@@ -29,7 +29,6 @@ from jtrees.data.means import FOLDS, Targets
 from jtrees.data.parse import level_of
 
 MAX_LEVELS = 10
-_FEWEST = 5  # least number of rows for which a text column of unknown levels only is an error
 
 
 class ColumnsWarning(UserWarning):
@@ -49,7 +48,8 @@ class Columns:
       named: whether columns are found by name. The columns of an array are found by position.
       readings: how text becomes numbers or dates, by column. A column without an entry reads plain numbers, ``true``
         and ``false``, and ISO 8601 dates.
-      missing: texts that mean a missing value in files, and in text that becomes numbers or dates.
+      missing: texts that mean a missing value in files, in text that becomes numbers or dates, and in text of levels
+        unless they are levels of the training rows.
       notes: the ambiguity of a column and how to resolve it, by column.
     """
 
@@ -68,6 +68,7 @@ class Columns:
         task: Literal["regression", "classification"] | tasks.Task = "regression",
         sample_weight: ArrayLike | None = None,
         max_levels: int = MAX_LEVELS,
+        missing: Sequence[str] = (),
     ) -> tuple["Columns", np.ndarray]:
         """Returns the columns of a table, and the rows of the table as numbers.
 
@@ -80,28 +81,37 @@ class Columns:
           task: as for :func:`jtrees.fit`.
           sample_weight: weights of the rows in target means.
           max_levels: largest number of levels for which each level is a feature. All rare levels count as one level.
+          missing: texts that mean a missing value in every column of text, such as ``("-", "unknown")``. In text of
+            numbers and dates, texts such as ``"?"`` and ``"N/A"`` always do.
 
         Returns:
           The columns, and the features ``(n, p')`` in float64.
 
         Raises:
           ValueError: if the table cannot be read, or has no usable column. The message names the column and the row.
+            Also if the text of a column is numbers or dates except for other texts, which the message lists.
           ImportError: if x is a DataFrame and narwhals is not installed.
         """
-        frame = _read(x)
+        frame = _read(x, missing=checked_missing(missing))
         checks.check_count("max_levels", max_levels)
         targets = _targets(y, len(frame), task, sample_weight)
-        columns, encoded, readings, notes = {}, [], {}, {}
+        columns, encoded, readings, notes, doubts = {}, [], {}, {}, {}
         for name, raw in frame.columns.items():
             if raw.kind == "text" and raw.of == "text":
                 cells = _with_gaps(raw, MISSING)
                 reading, note = find_reading(cells.values.tolist())
+                note = note or (_PLAIN_NOTE if reading == PLAIN["numeric"] else "")
                 notes |= {name: note} if note else {}
+                doubts |= {name: doubt} if reading is None and (doubt := doubt_of(cells.values.tolist())) else {}
                 if reading is not None:
-                    readings[name], raw = reading, _numbers(name, cells, reading)
+                    readings |= {} if reading == PLAIN[reading.kind] else {name: reading}
+                    raw = _numbers(name, cells, reading)
             columns[name], features = fitted(raw, targets, max_levels)
             encoded.append(columns[name].encode(raw) if features is None else features)
-        found = cls(columns, frame.named, readings, MISSING, notes)
+        if doubts:
+            listed = checks.listed((f"{checks.quoted(name)} {doubt}" for name, doubt in doubts.items()), "; ")
+            raise ValueError(f"x must hold numbers, dates or text in each column, got {listed}. {_REMEDY}")
+        found = cls(columns, frame.named, readings, (*dict.fromkeys((*MISSING, *missing)),), notes)
         if not any(features.shape[1] for features in encoded):
             raise ValueError(f"x must have a column to learn from, got {found._left_out()}")
         return found, np.column_stack(encoded)
@@ -120,8 +130,7 @@ class Columns:
 
         Raises:
           ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
-            expected kind, and the value or the kind found. Also if no level of a column is known, and either the column
-            has at least five values or its type differs from the training rows.
+            expected kind, and the value or the kind found.
         """
         frame = self._frame(x)
         self._warn_of_gaps(frame)
@@ -135,7 +144,7 @@ class Columns:
     def _frame(self, x: Any) -> Frame:
         """Returns the used columns of new rows."""
         wanted = {name: column.wanted for name, column in self._used.items()}
-        return self._found(_read(x, wanted if self.named else None, rows=0))
+        return self._found(_read(x, wanted if self.named else None, rows=0, missing=self.missing))
 
     def _found(self, frame: Frame) -> Frame:
         """Returns the used columns of a table, found by name or position, in the kinds of the training rows."""
@@ -159,7 +168,7 @@ class Columns:
         if raw.missing.all():
             return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
         if kind == "text":
-            return _levels(name, raw)
+            return self._levels(name, raw)
         expected, came = "durations" if durations else _NAMES[kind], _name_of(raw)
         if durations != (came == "durations"):
             raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
@@ -176,6 +185,17 @@ class Columns:
             _check(name, ~wrong, "booleans, or 0 and 1,", raw.values)
         return raw
 
+    def _levels(self, name: str, raw: RawColumn) -> RawColumn:
+        """Returns a column of levels as canonical text; a text that means a missing value may also be a level."""
+        if (came := _name_of(raw)) in ("dates", "durations"):
+            raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
+        if raw.kind == "text":
+            known = getattr(self.columns[name], "known", ())
+            return _with_gaps(raw, [text for text in self.missing if text not in known])
+        values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
+        values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
+        return RawColumn("text", values, of=raw.kind)
+
     def text_reading(self, name: str) -> Reading:
         """Returns how the text of a column is read; the text of levels is not converted."""
         kind, zone, _ = self.columns[name].wanted
@@ -184,28 +204,15 @@ class Columns:
     def _warn_of_gaps(self, frame: Frame) -> None:
         """Warns of missing values in columns that had none in the training rows."""
         counts = {name: int(raw.missing.sum()) for name, raw in frame.columns.items() if not self.columns[name].missing}
-        if which := _counted({name: count for name, count in counts.items() if count}):
-            message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
-            warnings.warn(message, ColumnsWarning, stacklevel=3)
+        warn_of_gaps(counts, stacklevel=4)
 
     def _warn_of_levels(self, frame: Frame) -> None:
-        """Warns of levels that the training rows did not have.
-
-        Raises:
-          ValueError: if all levels of a column are unknown.
-        """
+        """Warns of levels that the training rows did not have."""
         counts = {}
         for name, raw in frame.columns.items():
             if isinstance(column := self.columns[name], (OneHot, TargetMeans)):
                 known = frozenset(column.known)
-                unknown = np.array([value is not None and value not in known for value in raw.values.tolist()], bool)
-                counts[name] = int(unknown.sum())
-                there = int((~raw.missing).sum())
-                if counts[name] == there > 0 and (there >= _FEWEST or not _may_name(raw.of, known)):
-                    expected = f"x must hold levels such as {checks.quoted_list(sorted(known))}"
-                    cell = f"{checks.quoted(raw.values[np.argmax(unknown)])} in row {int(np.argmax(unknown))}"
-                    came = _NAMES.get(raw.of, "text")
-                    raise ValueError(f"{expected} in column {checks.quoted(name)}, got unknown {came}: {cell}")
+                counts[name] = sum(level is not None and level not in known for level in raw.values.tolist())
         if which := _counted({name: count for name, count in counts.items() if count}):
             warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
@@ -276,7 +283,7 @@ class Columns:
         """Warns with :class:`ColumnsWarning` of columns that are left out or ambiguous."""
         if left_out := self._left_out():
             distributed.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
-        notes = [f"{checks.quoted(name)} ({note})" for name, note in self.notes.items() if name not in self.readings]
+        notes = [f"{checks.quoted(name)} ({note})" for name, note in self.notes.items()]
         if notes:
             distributed.warn(
                 f"columns of x may mean something else: {checks.listed(notes)}", ColumnsWarning, stacklevel=3
@@ -294,13 +301,20 @@ class Columns:
         return "\n".join(f"{name}: {what}" for name, what in self.described().items())
 
 
-def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1) -> Frame:
+def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1, missing: Sequence[str] = ()) -> Frame:
     """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows."""
-    frame = read_frame(x, wanted)
+    frame = read_frame(x, wanted, missing)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)
     return Frame({f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values.T)}, named=False)
+
+
+def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
+    """Warns of missing values, counted by column, in columns that had none in the training rows."""
+    if which := _counted({name: count for name, count in counts.items() if count}):
+        message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
+        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
 
 def _counted(counts: Mapping[str, int]) -> str:
@@ -315,30 +329,36 @@ def _with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
     return raw._replace(values=np.where(gaps, np.array(None), raw.values)) if gaps.any() else raw
 
 
+def checked_missing(missing: Any) -> tuple[str, ...]:
+    """Returns texts that mean a missing value; raises ``ValueError`` if they are not a sequence of texts."""
+    if isinstance(missing, str) or not all(isinstance(text, str) for text in missing):
+        raise ValueError(f'missing must be texts, such as ("-", "unknown"), got {checks.quoted(missing)}')
+    return tuple(missing)
+
+
+_PLAIN_NOTE = "numbers in text; a column of categories keeps the text as levels"
+_REMEDY = (
+    'Read such texts as missing values with missing=("-",), convert the column to numbers or dates, or convert it to '
+    "categories to keep its text"
+)
+_MOST_STRAYS = 20  # largest number of texts that a message lists
+
+
+def doubt_of(cells: list[str | None], decimal: str | None = None, order: str | None = None) -> str:
+    """Returns why text that looks like numbers or dates is not read as such; empty if it does not look so."""
+    if strays := find_strays(cells, decimal=decimal, order=order):
+        more = f" and {len(strays) - _MOST_STRAYS} more" if len(strays) > _MOST_STRAYS else ""
+        return f"holds numbers or dates, and the texts {', '.join(map(checks.quoted, strays[:_MOST_STRAYS]))}{more}"
+    there = [cell for cell in cells if cell is not None]
+    return f"has a decimal comma, as in {checks.quoted(there[0])}" if has_comma(there) else ""
+
+
 _NAMES = {"numeric": "numbers", "boolean": "booleans", "date": "dates", "text": "text"}
 
 
 def _name_of(raw: RawColumn) -> str:
     """Returns the word of messages for the values of a column."""
     return raw.of if raw.of == "durations" else _NAMES[raw.kind]
-
-
-def _levels(name: str, raw: RawColumn) -> RawColumn:
-    """Returns a column of levels as canonical text."""
-    if (came := _name_of(raw)) in ("dates", "durations"):
-        raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
-    if raw.kind == "text":
-        return raw
-    values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
-    values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
-    return RawColumn("text", values, of=raw.kind)
-
-
-def _may_name(of: str, known: frozenset[str]) -> bool:
-    """Returns whether values of a type may be levels, that is, whether a known level has that type."""
-    if of == "boolean":
-        return bool(known & {"True", "False"})
-    return of != "numeric" or PLAIN["numeric"] in (find_reading([level], plain=True).reading for level in known)
 
 
 def _numbers(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:

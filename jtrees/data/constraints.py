@@ -1,6 +1,7 @@
 """Constraints by column: monotone predictions, and groups of columns that may share a split."""
 
 from collections.abc import Mapping, Sequence
+import numbers
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.data.columns import Columns
 from jtrees.data.kinds import Numeric
+from jtrees.data.parse import NUMBER
 
 
 def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tuple[int, ...] | None:
@@ -27,10 +29,11 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
     if not isinstance(monotone, Mapping):
         if not isinstance(monotone, (Sequence, np.ndarray)) or isinstance(monotone, str) or len(monotone) != len(names):
             raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
-        monotone = dict(enumerate(monotone))
+        by_name = list(zip(names, monotone, strict=True))
+    else:
+        by_name = [(_name_of(column, names, "monotone"), sign) for column, sign in monotone.items()]
     signs, place, seen = [0] * features, _places(columns, features), set()
-    for column, sign in monotone.items():
-        name = _name_of(column, names, "monotone")
+    for name, sign in by_name:
         if name in seen:
             raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
         seen.add(name)
@@ -82,13 +85,17 @@ def _names(columns: Columns | None, features: int) -> list[Any]:
 
 
 def _name_of(column: Any, names: list[Any], argument: str) -> Any:
-    """Returns the name of a column given by name or by number."""
-    if column in names and not isinstance(column, bool):
-        return column
-    whole = isinstance(column, (int, np.integer)) and not isinstance(column, bool)
-    if not whole or not 0 <= column < len(names):
+    """Returns the name of a column given by name or by number.
+
+    A number is a name if the table has columns that are named by numbers, else it is a position. Names of a table are
+    text here, whatever type they have in the DataFrame.
+    """
+    numbered: dict[Any, Any] = {float(name): name for name in names if isinstance(name, str) and NUMBER.fullmatch(name)}
+    is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
+    name = (numbered or dict(enumerate(names))).get(column) if is_number else str(column)
+    if name not in names:
         raise ValueError(f"{argument} must name columns of x, {checks.quoted_list(names)}, got {checks.quoted(column)}")
-    return names[int(column)]
+    return name
 
 
 def _places(columns: Columns | None, features: int) -> dict[Any, int]:

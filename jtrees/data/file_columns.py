@@ -24,13 +24,13 @@ class FileColumns(NamedTuple):
 
 
 def read_cells(
-    cells: Mapping[str, np.ndarray], *, decimal: str = ".", order: str | None = None, text: Sequence[str] = ()
+    cells: Mapping[str, np.ndarray], *, decimal: str | None = None, order: str | None = None, text: Sequence[str] = ()
 ) -> FileColumns:
     """Returns the columns of a file whose cells are text; the kind of a column is inferred from all of its cells.
 
     Args:
       cells: the cells of each column, ``(n,)`` str, None if missing.
-      decimal: the decimal separator.
+      decimal: the decimal separator, as for :func:`jtrees.data.cells.find_reading`.
       order: the order of day and month, ``"dmy"`` or ``"mdy"``, for columns of ambiguous dates.
       text: names of columns that are not converted.
     """
@@ -38,7 +38,7 @@ def read_cells(
     for name, values in cells.items():
         raw = RawColumn("text", values, of="levels" if name in text else "text")
         if raw.of == "text":
-            reading, note = find_reading(values.tolist(), plain=True, decimal=decimal, order=order)
+            reading, note = find_reading(values.tolist(), decimal=decimal, order=order)
             found.notes.update({name: note} if note else {})
             if reading is not None:
                 numbers, _ = reading.read(values.tolist())

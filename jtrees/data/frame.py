@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.data.cells import OFFSETS, zone_name
-from jtrees.data.parse import DAY, WHOLE, at, is_missing, level_of, since_1970
+from jtrees.data.cells import MISSING, OFFSETS, zone_name
+from jtrees.data.parse import DAY, WHOLE, at, is_missing, level_of, since_1970, since_midnight
 
 
 class RawColumn(NamedTuple):
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
     Attributes:
       kind: ``"text"`` for levels, ``"numeric"``, ``"boolean"`` or ``"date"``.
       zone: the zone of the dates, as in :class:`RawColumn`.
-      durations: whether the numbers are durations in days.
+      durations: whether the numbers are durations in days. The duration of a time of day is the time since midnight.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Frame:
         return Frame(chosen, named=self.named)
 
 
-def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | None:
+def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None, missing: Sequence[str] = ()) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
     Args:
@@ -81,6 +81,8 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | No
       wanted: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
         If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
         training rows. None: all columns, without conversion.
+      missing: texts that mean a missing value, in training in all columns of a DataFrame, for new rows in columns that
+        are not text.
 
     Raises:
       ImportError: if x is a DataFrame and narwhals is not installed.
@@ -93,7 +95,7 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | No
         series = {name: one for name, one in _series(x, wanted is None).items() if wanted is None or name in wanted}
         kinds = wanted or {}
         return _checked(
-            Frame({name: _of_series(name, one, kinds.get(name)) for name, one in series.items()}, named=True)
+            Frame({name: _of_series(name, one, kinds.get(name), missing) for name, one in series.items()}, named=True)
         )
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
@@ -105,13 +107,16 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None) -> Frame | No
     return _checked(Frame(columns, named=False))
 
 
-def frame_of_objects(x: np.ndarray, names: Sequence[str], wanted: Mapping[str, Wanted] | None = None) -> Frame:
+def frame_of_objects(
+    x: np.ndarray, names: Sequence[str], wanted: Mapping[str, Wanted] | None = None, missing: Sequence[str] = ()
+) -> Frame:
     """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
 
     Args:
       x: the cells.
       names: names of the columns.
       wanted: the columns to read, and their kinds, as for :func:`read_frame`.
+      missing: texts that mean a missing value, as for :func:`read_frame`.
 
     Raises:
       ValueError: in the cases of :func:`read_frame`.
@@ -119,8 +124,9 @@ def frame_of_objects(x: np.ndarray, names: Sequence[str], wanted: Mapping[str, W
     columns = {}
     for name, cells in zip(names, x.T, strict=True):
         if wanted is None or name in wanted:
+            kind = None if wanted is None else wanted[name]
             values = [None if is_missing(value) else value for value in cells.tolist()]
-            columns[name] = _of_objects(name, values, None if wanted is None else wanted[name])
+            columns[name] = _of_objects(name, _with_missing(values, missing, kind), kind)
     return _checked(Frame(columns, named=True))
 
 
@@ -142,7 +148,7 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
     return {name: frame.get_column(own) for name, own in zip(names, frame.columns, strict=True)}
 
 
-def _of_series(name: str, series: Any, wanted: Wanted | None) -> RawColumn:
+def _of_series(name: str, series: Any, wanted: Wanted | None, missing: Sequence[str]) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
@@ -157,7 +163,7 @@ def _of_series(name: str, series: Any, wanted: Wanted | None) -> RawColumn:
         return _dates(series, wanted)
     if dtype == nw.Duration:
         return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY), of="durations")
-    values = _values(series)
+    values = _with_missing(_values(series), missing, wanted)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), of="text" if dtype == nw.String else "levels")
     return _of_objects(name, values, wanted)
@@ -174,6 +180,13 @@ def _merged(series: Any, values: np.ndarray) -> bool:
     if not len(values) or not np.nanmax(np.abs(values), initial=0.0) > WHOLE:
         return False
     return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
+
+
+def _with_missing(values: list[Any], missing: Sequence[str], wanted: Wanted | None) -> list[Any]:
+    """Returns the values of a column in which texts that mean a missing value are None."""
+    if not missing or (wanted is not None and wanted.kind == "text"):
+        return values
+    return [None if isinstance(value, str) and value.strip() in missing else value for value in values]
 
 
 _NARROW = {"Float16": np.float16, "halffloat": np.float16, "Float32": np.float32, "float": np.float32}
@@ -213,13 +226,16 @@ _TYPES: dict[str, Any] = {
     "boolean": (bool, np.bool_),
     "date": (datetime.date, np.datetime64),
     "numeric": (numbers.Real, decimal.Decimal),
-    "durations": (datetime.timedelta, np.timedelta64),
+    "durations": (datetime.timedelta, np.timedelta64, datetime.time),
 }
 
 
 def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColumn:
     """Returns a column of Python objects, which must all have the same kind."""
     kinds = [None if value is None else _kind(value) for value in values]
+    if len({*kinds} - {None, "text"}) == 1 and (wanted is None or wanted.kind != "text"):  # numbers and ``"?"``
+        values = [None if isinstance(value, str) and value.strip() in MISSING else value for value in values]
+        kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
     there = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not there:
         return RawColumn("numeric", np.full(len(values), np.nan))
@@ -231,11 +247,14 @@ def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColum
     if wanted is not None and wanted.kind == "text" and {kind for _, kind in there} <= named:
         return RawColumn("text", _texts(values), of=kind if all(other == kind for _, other in there) else "text")
     if other := next((row for row, other in there if other != kind), None):
-        raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}")
+        texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
+        hint = f"; missing={checks.quoted(texts)} reads its texts as missing values" if texts else ""
+        raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}{hint}")
     if kind == "text":
         return RawColumn("text", _texts(values), of=kind)
     if kind == "durations":
-        days = [np.nan if value is None else np.timedelta64(value) / np.timedelta64(1, "D") for value in values]
+        day = np.timedelta64(1, "D")
+        days = [np.nan if value is None else np.timedelta64(since_midnight(value)) / day for value in values]
         return RawColumn("numeric", np.array(days), of=kind)
     if kind != "date":
         return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))

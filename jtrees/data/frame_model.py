@@ -45,8 +45,9 @@ class FrameModel:
         """Returns the rules in terms of the columns, such as ``0.31 area - 0.4 [area missing] > 0.7``.
 
         Arguments are passed to :meth:`jtrees.ObliqueTree.to_text`, which gets the names of the features from the
-        columns. x is a raw table. ``class_names`` also appear in features that are means of classes:
-        ``[mean sold by city]``.
+        columns. x is a raw table, whose rows count as new rows. Training rows had target means over other rows in
+        training, so they may be in other leaves here. ``class_names`` also appear in features that are means of
+        classes: ``[mean sold by city]``.
 
         Raises:
           AttributeError: if the model is not a single tree.

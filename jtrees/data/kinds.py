@@ -15,7 +15,7 @@ from jtrees.data.frame import RawColumn, Wanted
 from jtrees.data.means import FOLDS, Targets, shrunk_means, variances
 
 _RARE = 5  # levels with fewer rows are rare, and share a feature
-_IDENTIFIES = 20  # least number of distinct values of a column that identifies rows
+_IDENTIFIES = 20  # least number of distinct texts of a column that identifies rows
 _HELPS = 0.01  # least fraction of the variance that months or weekdays must explain beyond a trend
 
 
@@ -301,18 +301,7 @@ def fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, n
         return TargetMeans.fit(raw, targets)
     if not missing and (there == there[0]).all():
         return LeftOut("whole numbers that double precision cannot distinguish" if raw.merged else "constant"), None
-    if raw.kind == "numeric" and not missing and _numbers_rows(there):
-        return LeftOut("different whole numbers, like row numbers"), None
     return Date.fit(raw, targets) if raw.kind == "date" else (Numeric.fit(raw), None)
-
-
-def _numbers_rows(values: np.ndarray) -> bool:
-    """Returns whether values look like row numbers.
-
-    Such values are different whole numbers, in any order, and at least a third of the numbers in their range occur.
-    """
-    dense = len(values) >= _IDENTIFIES and np.ptp(values) < 3 * len(values)
-    return bool(dense and (values == np.floor(values)).all() and len(np.unique(values)) == len(values))
 
 
 # --- Levels and dates ------------------------------------------------------------------------------------------------

@@ -105,6 +105,13 @@ def since_1970(moment):
     return (moment - datetime.datetime(1970, 1, 1)) // datetime.timedelta(milliseconds=1) / DAY
 
 
+def since_midnight(value):
+    """Returns a time of day as a duration since midnight, and any other value unchanged."""
+    if not isinstance(value, datetime.time):
+        return value
+    return datetime.datetime.combine(datetime.date.min, value.replace(tzinfo=None)) - datetime.datetime.min
+
+
 def is_missing(value):
     """Returns whether a value is None, NaN, or NA or NaT of pandas."""
     if type(value).__name__ in ("NoneType", "NAType", "NaTType"):

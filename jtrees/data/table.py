@@ -1,6 +1,6 @@
 """Checked tables in the user's units."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import math
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, segments, sharding, tasks, validation as checks
-from jtrees.data.columns import Columns
+from jtrees.data.columns import Columns, checked_missing
 from jtrees.data.constraints import checked_signs
 from jtrees.data.frame import read_frame
 from jtrees.training import Batch
@@ -96,16 +96,17 @@ def checked_table(
     task: Literal["regression", "classification"] | tasks.Task,
     targets: Callable[[Any, Any], Any] = lambda x, y: y,
     monotone: Any = None,
+    missing: Sequence[str] = (),
 ) -> Table:
     """Returns the checked training data, without rows of weight 0, and with weights of mean 1.
 
-    ``targets(x, y)`` returns the targets, which a recipe may derive from the features. ``monotone`` is the argument of
-    :func:`jtrees.fit`.
+    ``targets(x, y)`` returns the targets, which a recipe may derive from the features. ``monotone`` and ``missing`` are
+    the arguments of :func:`jtrees.fit`.
 
     Raises:
       ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
     """
-    columns, frame = None, read_frame(x)
+    columns, frame = None, read_frame(x, missing=checked_missing(missing))
     if frame is not None:
         if sample_weight is not None:  # rows of weight 0 must not affect medians and levels
             weight = checks.relative_weight(sample_weight, len(frame))
@@ -113,7 +114,7 @@ def checked_table(
                 checks.check_rows(y := np.asarray(y), len(frame))
                 y = y[weight > 0]
             frame, sample_weight = frame[weight > 0], weight[weight > 0]
-        columns, x = Columns.fit(frame, y, task=task, sample_weight=sample_weight)
+        columns, x = Columns.fit(frame, y, task=task, sample_weight=sample_weight, missing=missing)
     x = _rows(checks.check_x(x))
     y = targets(x, y)
     if y is None:

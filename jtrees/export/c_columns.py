@@ -81,8 +81,9 @@ class Columns:
         }
         lines = []
         for field, member in zip(self.fields, self.members, strict=True):
-            kind = "int" if field.kind == "text" else "double"
-            lines.append(f"  {kind} {member}; /* {_comment(field.name)}: {kinds[field.kind]} */")
+            kind, what = "int" if field.kind == "text" else "double", kinds[field.kind]
+            what = "a duration in days, a time of day since midnight" if field.durations else what
+            lines.append(f"  {kind} {member}; /* {_comment(field.name)}: {what} */")
         return "/* A row. NaN is a missing number. */\ntypedef struct {\n" + "\n".join(lines) + "\n} $_row;\n"
 
     def test_rows(self, rows: Frame) -> tuple[str, str]:

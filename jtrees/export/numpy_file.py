@@ -215,6 +215,7 @@ def _number(value, kind, of_text):
         if number is None or kind == "durations":
             raise ValueError(f"x must hold values of kind {kind}, got {value[:80]!r}")
         return number
+    value = since_midnight(value)
     if kind != "date":
         if isinstance(value, (datetime.timedelta, np.timedelta64)) != (kind == "durations"):
             raise ValueError(f"x must hold values of kind {kind}, got {value!r}"[:120])
@@ -250,6 +251,8 @@ def _features(x):
         if kind == "text":
             codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
             texts = [level_of(value) for value in _items(x[name])]
+            gaps = [text is not None and text.strip() in MISSING and text not in codes for text in texts]
+            texts = [None if gap else text for text, gap in zip(texts, gaps)]
             places = {"level": np.array([codes.get(text, len(levels)) for text in texts], np.int64)}
         else:
             values = _numbers(x[name], kind, of_text)

@@ -23,6 +23,11 @@ def new_axes(ax: Any, **size: Any) -> Any:
     return plt.subplots(**size)[1] if ax is None else ax
 
 
+def literal(text: str) -> str:
+    """Returns a text for matplotlib that shows each dollar sign, instead of starting mathematics."""
+    return text.replace("$", r"\$")
+
+
 def features_of(
     model: Any, x: Any, feature_names: Sequence[str] | None, class_names: Sequence[str] | None = None
 ) -> tuple[Any, Any, list[str]]:

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import validation
-from jtrees.plotting._common import features_of, new_axes, tree_of
+from jtrees.plotting._common import features_of, literal, new_axes, tree_of
 from jtrees.text import class_labels, largest_terms, measured
 from jtrees.tree import ObliqueTree
 
@@ -68,7 +68,7 @@ def plot_splits(
         size = weights[node] * deviations
         shown, left_out = largest_terms(weights[node], max_terms, deviations, by_size=True)
         share = size[shown] / (np.abs(size).sum() or 1)
-        ax.barh([names[i] for i in shown], share, color=np.where(share > 0, _RIGHT, _LEFT))
+        ax.barh([literal(names[i]) for i in shown], share, color=np.where(share > 0, _RIGHT, _LEFT))
         ax.axvline(0, color="0.3", lw=0.8)
         ax.invert_yaxis()
         others = f", {left_out} smaller" if left_out else ""
@@ -108,7 +108,10 @@ def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names
     reached = np.unique(leaf)
     rewards = tree.mean_rewards(leaf, y)[reached] if tree.is_policy else None
     ax = new_axes(ax, figsize=(max(5, 0.6 * len(reached) + 2), 4), layout="tight")
-    labels, names = [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached], class_labels(tree, class_names)
+    labels, names = (
+        [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached],
+        list(map(literal, class_labels(tree, class_names))),
+    )
     if rewards is not None:
         width = 0.8 / len(names)
         for k, name in enumerate(names):
@@ -151,7 +154,12 @@ def plot_importances(falls: Mapping[str, Any], ax: Any = None, *, most: int = 15
     mean = {name: float(np.mean(values)) for name, values in falls.items()}
     names = sorted(mean, key=lambda name: -mean[name])[:most]
     ax = new_axes(ax, figsize=(6, 0.35 * len(names) + 1), layout="tight")
-    ax.barh(names, [mean[name] for name in names], xerr=[float(np.std(falls[name])) for name in names], color=_RIGHT)
+    ax.barh(
+        list(map(literal, names)),
+        [mean[name] for name in names],
+        xerr=[float(np.std(falls[name])) for name in names],
+        color=_RIGHT,
+    )
     ax.invert_yaxis()
     ax.axvline(0, color="0.3", lw=0.8)
     ax.set_xlabel("fall of the score without the column")
@@ -236,5 +244,5 @@ def plot_regions(
     of_classes = "action" if isinstance(inner, ObliqueTree) and inner.is_policy else "most probable class"
     ax.figure.colorbar(shown, ax=ax, label=of_classes if classes else "prediction")
     ax.scatter(features[:, across], features[:, down], s=4, color="white", alpha=0.4, edgecolors="none")
-    ax.set(xlabel=chosen[0], ylabel=chosen[1])
+    ax.set(xlabel=literal(chosen[0]), ylabel=literal(chosen[1]))
     return ax

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import text
-from jtrees.plotting._common import features_of, new_axes, tree_of
+from jtrees.plotting._common import features_of, literal, new_axes, tree_of
 
 _POINTS = 10  # font size
 _WIDTH = 18  # width of the text of a leaf in characters
@@ -191,4 +191,4 @@ def _filled(text: str, max_terms: int | None) -> str:
 
 def _place(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:
     frame = {"boxstyle": "round", "fc": colour, "ec": "0.5"}
-    ax.text(*at, text, ha="center", va="center", fontsize=_POINTS, bbox=frame)
+    ax.text(*at, literal(text), ha="center", va="center", fontsize=_POINTS, bbox=frame)

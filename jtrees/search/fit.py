@@ -1,6 +1,6 @@
 """Fits of recipes: one run, or many side by side, from a table to models in the user's units."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -124,6 +124,7 @@ def fit(
     validation: tuple[Any, ArrayLike] | None = None,
     held_out: float = 0.0,
     monotone: Any = None,
+    missing: Sequence[str] = (),
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
@@ -160,17 +161,20 @@ def fit(
       validation: a validation set ``(x, y)``. Models are chosen by their loss on it and are not trained on it.
       held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.
-      monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. If
-        only that column grows, predictions do not fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For
-        two classes, the prediction is the probability of class 1. The guarantee holds for the model and for files
-        exported from it. GET, RADDT, CO2, NonGreedy and DGT with constant leaves support it, and so do their sums, bags
-        and best runs.
+      monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. A
+        number is a position, or a name if columns are named by numbers. If only that column grows, predictions do not
+        fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For two classes, the prediction is the
+        probability of class 1. The guarantee holds for the model and for files exported from it. GET, RADDT, CO2,
+        NonGreedy and DGT with constant leaves support it, and so do their sums, bags and best runs.
+      missing: texts that mean a missing value in every column of text of a raw table, such as ``("-", "unknown")``. In
+        text of numbers and dates, texts such as ``"?"`` and ``"N/A"`` always do.
       progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth of ``max_seconds`` plus half a
         second, and by the time of a compilation.
 
     Warns:
-      jtrees.data.ColumnsWarning: if columns of a raw table are dropped because they are constant or identify rows.
+      jtrees.data.ColumnsWarning: if columns of a raw table are left out because they are constant or identify rows, or
+        if their text may have another meaning.
       jtrees.data.baselines.BehindBaselineWarning: if a linear model or a constant is better.
 
     Raises:
@@ -184,7 +188,7 @@ def fit(
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
-    table = table_of(recipe, x, y, sample_weight, task, monotone)
+    table = table_of(recipe, x, y, sample_weight, task, monotone, missing)
     evaluated, chosen_by = None, None if validation is None else validation_of(recipe, validation, table)
     if checked_share(held_out):
         if chosen_by is not None:
@@ -240,6 +244,7 @@ def table_of(
     sample_weight: Any,
     task: Literal["regression", "classification"] | Task,
     monotone: Any = None,
+    missing: Sequence[str] = (),
 ) -> Table:
     """Returns the checked table that a recipe is trained on.
 
@@ -248,7 +253,7 @@ def table_of(
     """
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
-    return checked_table(x, y, sample_weight, task, recipe.targets, monotone)
+    return checked_table(x, y, sample_weight, task, recipe.targets, monotone, missing)
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:

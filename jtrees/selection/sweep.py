@@ -103,6 +103,7 @@ def sweep(
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
+    missing: Sequence[str] = (),
     progress: bool = False,
 ) -> SweepResult:
     """Fits a recipe for many combinations of options and many seeds.
@@ -136,6 +137,7 @@ def sweep(
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
+      missing: as for :func:`jtrees.fit`.
       progress: whether to show a bar for each batch of runs.
 
     Warns:
@@ -158,7 +160,7 @@ def sweep(
     if batch != "auto":
         checks.check_count("batch", batch)
     seeds = _seeds(seeds)
-    table = table_of(recipe, x, y, sample_weight, task, monotone)
+    table = table_of(recipe, x, y, sample_weight, task, monotone, missing)
     if table.columns is not None:
         table.columns.warn_left_out()
     split = split_of(recipe, table, validation, jax.random.fold_in(key, 2**31 - 1))

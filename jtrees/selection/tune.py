@@ -38,6 +38,7 @@ def tune(
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
+    missing: Sequence[str] = (),
     progress: bool = False,
     max_seconds: float | None = None,
 ) -> FitResult:
@@ -78,6 +79,7 @@ def tune(
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
+      missing: as for :func:`jtrees.fit`.
       progress: as for :func:`jtrees.fit`.
       max_seconds: deadline for all fits, in seconds from now. The last quarter is reserved for the fit to all rows.
 
@@ -108,7 +110,7 @@ def tune(
         checks.check_count("halving", halving, minimum=2)
     if validation is None:
         raise ValueError("validation must be a pair (x, y), a fraction or a number of folds, got None")
-    table = table_of(recipe, x, y, sample_weight, task, monotone)
+    table = table_of(recipe, x, y, sample_weight, task, monotone, missing)
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     split = split_of(recipe, table, validation, split_key)
@@ -123,6 +125,7 @@ def tune(
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
     trials, chosen = _chosen(evaluated, left)
     options: Any = {"task": task, "sample_weight": sample_weight, "monotone": monotone, "progress": progress}
+    options["missing"] = missing
     if max_seconds is not None:
         options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
     if isinstance(validation, (tuple, list)):
