@@ -22,8 +22,8 @@ used; the run prints their number. Features and targets are standardised, in dou
 first blocks of the shuffled order. A run does not resume if rows that it has used have changed.
 
 Exit status: 0 if all steps are done that --epochs plans or --max-steps allows. 75 if --max-seconds, SIGTERM or Ctrl-C
-ended the run earlier; the same command resumes it. 1 if options, data, checkpoints or the disk do not allow the run;
-stderr explains the reason. 2 if the command line cannot be parsed.
+ended the run earlier, or if another process ended; the same command resumes it. 1 if options, data, checkpoints or the
+disk do not allow the run; stderr explains the reason. 2 if the command line cannot be parsed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from experiments.checkpoints import CheckpointError, Checkpoints, place, write_w
 from experiments.identity import Consumed, begun
 from experiments.logs import NAMES, Lines, Log
 from experiments.rounds import METHODS, Evaluator, Job, first_state, round_of, share_of, stream
-from experiments.together import Agreement, Stop, Stopped
+from experiments.together import Agreement, Stop, Stopped, leave_if_another_ended
 import jtrees
 from jtrees import distributed, sharding, training
 
@@ -136,6 +136,9 @@ class Run:
             where = self.out / "checkpoints" / str(self.step)
             self.say(f"stopped at step {self.step}: the same command resumes from {where}")
             return False
+        except Exception as error:
+            leave_if_another_ended(error)  # before the checkpoints are closed, which waits for the other process
+            raise
         finally:
             self.checkpoints.close()
         file = self.out / "model.jtrees"
@@ -372,7 +375,10 @@ def main(arguments: list[str] | None = None) -> int:
         if jax.process_index() == 0:
             print("stopped before the first step: nothing is lost", flush=True)
         return os.EX_TEMPFAIL
-    except (DataError, CheckpointError, OSError, ImportError, FloatingPointError) as error:
+    except Exception as error:
+        leave_if_another_ended(error)
+        if not isinstance(error, (DataError, CheckpointError, OSError, ImportError, FloatingPointError)):
+            raise
         print(f"train_large: {error}", file=sys.stderr)
         return 1
 

@@ -202,6 +202,18 @@ def interrupted():
     return numbers(fit)
 
 
+def interrupted_sweep():
+    """The last process alone has a Ctrl-C: all have the same states, and the first warns."""
+    long = GET.replace(depth=4, epochs=10**6, halving=False, cart=False, ridge=False, precondition=0)
+    print("begins", flush=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = jtrees.selection.sweep(long, X, Y, key=key(), grid={"l1": (0.0, 1e-3, 1e-2)}, batch=1)
+    assert result.states.ravel().tolist() == ["interrupted", "not started", "not started"], result.states
+    assert sum("the sweep was interrupted" in str(one.message) for one in caught) == (i == 0)
+    return [float(result.losses[0, 0, 0]), *result.best]
+
+
 def folders():
     """Which process is told of folders that are not one; of one folder nothing is left."""
     distributed.check_folder(shared := folder / f"shared-{count}" / "run", seconds=20)
@@ -251,6 +263,7 @@ CASES = {
     "progress": shown,
     "deadline": late,
     "interruption": interrupted,
+    "interrupted sweep": interrupted_sweep,
     "folders": folders,
     "missing": missing,
 }

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 # Cases in which processes differ.
-APART = ("without a seed", "alone", "warnings", "progress", "deadline", "interruption", "folders", "missing")
+APART = ("without a seed", "alone", "warnings", "progress", "deadline", "folders", "missing")
+APART += ("interruption", "interrupted sweep")
 SOME = [f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "Boosted")]
 SOME += ["GET without a mesh", "sweep", "saved model", "saved state", "joined rows", "predictions", "starts"]
 OTHERS = [case for case in CASES if case not in (*APART, *SOME)]
@@ -110,8 +111,9 @@ def begun(process):
     time.sleep(10)
 
 
-def test_ctrl_c_in_one_process_ends_all_with_one_result(tmp_path):
-    processes = started(2, tmp_path, ["interruption"])
+@pytest.mark.parametrize("case", ["interruption", "interrupted sweep"])
+def test_ctrl_c_in_one_process_ends_all_with_one_result(tmp_path, case):
+    processes = started(2, tmp_path, [case])
     begun(processes[1])
     processes[1].send_signal(signal.SIGINT)
     first, second = told(processes, 100)

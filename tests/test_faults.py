@@ -7,13 +7,14 @@ import signal
 import subprocess
 import time
 
+import jax
 from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
 import pytest
 import sweeps
 
-from experiments import identity, rounds, train_large
-from experiments.checkpoints import Checkpoints
+from experiments import identity, rounds, together, train_large
+from experiments.checkpoints import CheckpointError, Checkpoints
 
 
 @pytest.mark.wide
@@ -132,6 +133,49 @@ def test_one_of_two_processes_is_told_to_stop(tmp_path):
         assert "must be started with the same options" in ended(process, status=1)
     first, second = (ended(process, status=1) for process in both("blind", "--data", tmp_path / "nowhere"))
     assert "see the same data" in first and "give either --data FOLDER or --synthetic" in second
+
+
+@pytest.mark.wide
+def test_the_others_end_at_once_if_a_process_dies(tmp_path):
+    """With the status that means to run the command again, and one line."""
+    where, both = free_address(), []
+    for i in range(2):
+        of = ["--epochs", 10_000, "--coordinator", where, "--processes", 2, "--process", i]
+        both.append(script(tmp_path / "run", *SMALL, *of))
+    first, second = both
+    assert any(line.startswith("step ") for line in first.stderr)  # until it trains
+    second.kill()
+    second.communicate()
+    died = time.monotonic()
+    _, said = first.communicate(timeout=100)
+    assert first.returncode == os.EX_TEMPFAIL and time.monotonic() - died < 5, said
+    lines = [line for line in said.splitlines() if not line.startswith("step ")]
+    assert lines == ["train_large: another process has ended: the same command resumes the run"]
+
+
+ERRORS = {
+    "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error [127.0.0.1]:1: Connection reset by peer": 75,
+    "UNAVAILABLE: Task 1 heartbeat timeout.": 75,
+    "RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes": None,
+    "--target must be a column, got 'barrier'": None,
+}
+
+
+@pytest.mark.parametrize(("message", "status"), ERRORS.items())
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_only_errors_of_other_processes_mean_run_again(monkeypatch, capsys, message, status, wrapped):
+    left: list = []
+    monkeypatch.setattr(together.os, "_exit", left.append)
+    error: Exception = ValueError(message)
+    if wrapped:
+        error, cause = CheckpointError("cannot write a checkpoint"), error
+        error.__cause__ = cause
+    together.leave_if_another_ended(error)
+    assert not left  # a single process
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    together.leave_if_another_ended(error)
+    assert left == ([] if status is None else [status])
+    assert capsys.readouterr().err.count("another process has ended") == len(left)
 
 
 # --- Data that change, and data that will not do ---------------------------------------------------------------------
