@@ -40,14 +40,14 @@ SEEDS = 3
 def houses(n: int = 4000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
     """Returns a made table of houses and whether each is sold; one house in eight is sold.
 
-    The table has numbers and text with missing values, 40 cities, dates and a row number.
+    The table has numbers and text with missing values, 40 cities, dates and an identifier.
     """
     rng = np.random.default_rng(seed)
     city = rng.choice(40, n, p=rng.dirichlet(np.full(40, 2.0)))
     of_city = rng.normal(size=40)
     frame = pd.DataFrame(
         {
-            "id": np.arange(1, n + 1),
+            "id": [f"house {i}" for i in range(1, n + 1)],
             "area": rng.lognormal(4.4, 0.4, n),
             "built": rng.integers(1900, 2024, n).astype(float),
             "heating": rng.choice(["gas", "oil", "wood", "district"], n, p=[0.5, 0.3, 0.15, 0.05]),

@@ -191,7 +191,9 @@ def find_strays(
         right = [cell for cell in counts if readable(cell)]
         strays = tuple(cell for cell in counts if not readable(cell))
         most = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
-        if strays and most and (find_reading(right, decimal=decimal, order=order) != Found(None) or has_comma(right)):
+        if not strays or len(right) < 2 or not most:
+            continue
+        if find_reading(right, decimal=decimal, order=order) != Found(None) or has_comma(right):
             return strays
     return ()
 

@@ -235,7 +235,7 @@ class Data(NamedTuple):
         empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
         if not empty.is_constant:
             batch = self.scaling.batch(self.table) if self.batch is None else self.batch
-            if max(batch.x.max(), -batch.x.min()) >= self.scaling.x_most:
+            if max(batch.x.max(), -batch.x.min()) >= np.float32(self.scaling.x_most):
                 # The tree is evaluated on features that are not clipped. Slopes for clipped features would be wrong.
                 batch = self.scaling.replace(x_most=_FARTHEST).batch(self.table)
             fitted, criterion = _refit(empty, np.pad(leaf, (0, len(batch.x) - len(x)), mode="edge"), batch)

@@ -332,7 +332,7 @@ class Annealed(Recipe):
         loss = data.loss(tree)
         if data.validation is not None or self.leaves == "constant":
             return tree, loss
-        # The loss is at least the tree's training loss, which exceeds the criterion if the scaled data clip outliers.
+        # The loss is at least the tree's training loss, which can exceed the criterion in rows with outliers.
         # If too few rows have weight for an expected error, the loss is the training loss alone.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
