@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import jax
-from jax._src import compilation_cache  # the public module cannot delete an entry
 
 from jtrees import validation as checks
 
@@ -66,29 +65,37 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     for name, value in _KEEPS_ALL.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    compilation_cache.reset_cache()  # JAX reads the folder's setting only once, at its first compilation
-    compilation_cache.get_executable_and_time = _read_or_delete
+    _delete_unreadable()
     return where
 
 
-_READ = compilation_cache.get_executable_and_time
+def _delete_unreadable() -> None:
+    """Makes JAX delete an entry that cannot be read, and read the folder's setting again.
 
-
-def _read_or_delete(key: str, *args: Any) -> Any:
-    """Returns the program of a key as JAX does, or deletes its entry if it cannot be read.
-
-    JAX then warns and compiles the program, but it does not write over an existing entry. Every later process would
-    compile the program again.
+    JAX warns and compiles the program, but it does not write over an existing entry. Every later process would compile
+    the program again.
     """
-    try:
-        return _READ(key, *args)
-    except (OSError, MemoryError):  # the entry may be right
-        raise
-    except Exception:
-        folder: Any = compilation_cache._get_cache(args[1])
-        with contextlib.suppress(OSError):
-            (folder._path / f"{key}-cache").unlink()
-        raise
+    from jax._src import compilation_cache  # the public module cannot delete an entry
+
+    compilation_cache.reset_cache()
+    read = compilation_cache.get_executable_and_time
+    if getattr(read, "deletes", False):
+        return
+
+    def read_or_delete(key: str, *args: Any) -> Any:
+        try:
+            return read(key, *args)
+        except (OSError, MemoryError):  # the entry may be right
+            raise
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                folder: Any = compilation_cache._get_cache(args[1])
+                with contextlib.suppress(OSError, AttributeError):
+                    (folder._path / f"{key}-cache").unlink()
+            raise
+
+    read_or_delete.deletes = True  # type: ignore[attr-defined]
+    compilation_cache.get_executable_and_time = read_or_delete
 
 
 def _default_folder() -> str:

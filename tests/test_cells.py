@@ -213,3 +213,7 @@ def test_levels_are_exact_in_their_own_precision():
 
 def test_zones_exist():
     assert zoneinfo.ZoneInfo("Europe/Berlin")  # the tests above need the data base of time zones
+
+
+def test_whole_numbers_that_cannot_be_told_apart_do_not_make_other_texts_strays():
+    assert find_strays(["9007199254740993", "9007199254740992", "9007199254740994", "unknown"]) == ()

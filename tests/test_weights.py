@@ -184,6 +184,23 @@ def test_the_constant_that_models_are_compared_with_counts_samples():
     assert comparison.losses["constant"] == pytest.approx(entropy, rel=0.05)
 
 
+@pytest.mark.parametrize("unit", [1e-20, 1e20])
+def test_leaves_depend_on_ratios_of_weights_alone(unit):
+    """Squares of these weights are beyond single precision."""
+    leaf, x, y = jnp.asarray(np.arange(40) % 2), jnp.asarray(X[:40], jnp.float32), jnp.asarray(Y[:40], jnp.float32)
+    weight = jnp.asarray(np.linspace(1, 2, 40), jnp.float32)
+    label = (y > 0).astype(jnp.int32)
+    for kind, targets in (
+        (jtrees.leaves.Values(jnp.zeros(2)), y),
+        (jtrees.leaves.Linear(jnp.zeros((2, 4)), jnp.zeros(2)), y),
+    ):
+        plain, scaled = (kind.refit_shrunk(leaf, x, targets, w)[0].at(leaf, x) for w in (weight, unit * weight))
+        np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-4)
+    kind = jtrees.leaves.Values(jnp.full((2, 2), 0.5), losses.LogLoss())
+    plain, scaled = (kind.refit(leaf, x, label, w).values for w in (weight, unit * weight))
+    np.testing.assert_allclose(scaled, plain, rtol=1e-5)
+
+
 # --- Samples of weight 0 ---------------------------------------------------------------------------------------------
 
 

@@ -284,8 +284,7 @@ def _logistic(x: np.ndarray, x_new: np.ndarray, shares: np.ndarray, weight: np.n
 
 
 def _features(some: Table, evaluated: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
-    """Returns standardised features of two tables, which are not clipped, and a column of ones."""
-    scaling = scaling.replace(x_most=np.inf)
+    """Returns standardised features of two tables, and a column of ones."""
     x, x_new = (np.asarray(scaling.transform(each.x), np.float64) for each in (some, evaluated))
     mean, deviation = x.mean(0), x.std(0)
     unit = np.where(deviation > 0, deviation, 1)

@@ -187,19 +187,29 @@ def find_strays(
     Most cells, or most different cells, are then numbers or dates, and would be read as such without the strays.
     """
     counts = collections.Counter(cell.strip() for cell in cells if cell is not None)
+    if not any(map(_DIGIT.search, counts)):
+        return ()
     for readable in (NUMBER.fullmatch, _WITH_UNIT.fullmatch, _is_date):
-        right = [cell for cell in counts if readable(cell)]
-        strays = tuple(cell for cell in counts if not readable(cell))
+        is_right = {cell: bool(readable(cell)) for cell in counts}
+        right = [cell for cell in counts if is_right[cell]]
+        strays = tuple(cell for cell in counts if not is_right[cell])
         most = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
         if not strays or len(right) < 2 or not most:
             continue
-        if find_reading(right, decimal=decimal, order=order) != Found(None) or has_comma(right):
+        reading, note = find_reading(right, decimal=decimal, order=order)
+        if reading is not None or (note and note != _NOT_DISTINCT) or has_comma(right):
             return strays
     return ()
 
 
+_DIGIT = re.compile(r"\d")
+_UNNAMED = [re.sub(r"\(\?P<\w+>", "(?:", pattern + TIME) for pattern in DATES.values()]  # a name may occur once only
+_DATE = re.compile("|".join(_UNNAMED), re.ASCII)
+_NOT_DISTINCT = "whole numbers that double precision cannot distinguish, and therefore text"
+
+
 def _is_date(cell: str) -> bool:
-    return any(re.fullmatch(pattern + TIME, cell, re.ASCII) for pattern in DATES.values())
+    return _DATE.fullmatch(cell) is not None
 
 
 def has_comma(cells: Iterable[str | None]) -> bool:
@@ -219,7 +229,7 @@ def _plain_numbers(cells: list[str], decimal: str | None, order: str | None) -> 
     if max(map(abs, numbers)) > WHOLE and len(set(numbers)) < len(cells):
         whole = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
         if len({float(cell) for cell in whole}) < len(set(whole)):
-            return Found(None, "whole numbers that double precision cannot distinguish, and therefore text")
+            return Found(None, _NOT_DISTINCT)
     marked = [cell for cell in cells if "." in cell]
     if decimal is None and 0 < len(marked) < len(cells) and all(map(_IN_THOUSANDS.fullmatch, cells)):
         return Found(reading, _open_note(marked[0], reading, Reading("numeric", thousands=".", decimal=",")))

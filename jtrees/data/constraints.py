@@ -92,7 +92,8 @@ def _name_of(column: Any, names: list[Any], argument: str) -> Any:
     """
     numbered: dict[Any, Any] = {float(name): name for name in names if isinstance(name, str) and NUMBER.fullmatch(name)}
     is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
-    name = (numbered or dict(enumerate(names))).get(column) if is_number else str(column)
+    by_number = numbered or dict(enumerate(names))
+    name = by_number.get(column) if is_number and str(column) not in names else str(column)
     if name not in names:
         raise ValueError(f"{argument} must name columns of x, {checks.quoted_list(names)}, got {checks.quoted(column)}")
     return name

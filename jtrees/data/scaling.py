@@ -23,7 +23,7 @@ _FAR = 8.0
 # Values are clipped at this number of deviations from the mean. In 24 real data sets, a single value is clipped. At 30
 # deviations, informative tails of several data sets would be clipped.
 _OUTLIER = 100.0
-_FARTHEST = 1e12  # the same for slopes of linear leaves; sums of squares stay within the range of float32
+_CLIPPED = 1e-6  # factor of the weight of a row with a clipped feature, where slopes of leaves are fitted
 _RARE = 1e-3  # largest fraction of a column that can be outliers; two values are always allowed
 _ROUNDING = 1e-5  # rounding error of float32 in predictions of scaled targets
 _TINY = 1e-30  # the square of a smaller deviation underflows in float32, and a quotient by it overflows
@@ -235,9 +235,12 @@ class Data(NamedTuple):
         empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
         if not empty.is_constant:
             batch = self.scaling.batch(self.table) if self.batch is None else self.batch
-            if max(batch.x.max(), -batch.x.min()) >= np.float32(self.scaling.x_most):
-                # The tree is evaluated on features that are not clipped. Slopes for clipped features would be wrong.
-                batch = self.scaling.replace(x_most=_FARTHEST).batch(self.table)
+            clipped = np.maximum(batch.x.max(1), -batch.x.min(1)) >= np.float32(self.scaling.x_most)
+            if clipped.any():
+                # A prediction does not clip features, so a clipped row has hardly any weight for slopes. Its target
+                # still extends the range of the outputs.
+                weight = ones_or(batch.weight, batch.x)
+                batch = batch._replace(weight=np.where(clipped, _CLIPPED * weight, weight).astype(np.float32))
             fitted, criterion = _refit(empty, np.pad(leaf, (0, len(batch.x) - len(x)), mode="edge"), batch)
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit

@@ -200,7 +200,7 @@ def _out_of_bag_losses(
         losses[rows] = 1 - table.task.hits(out_of_bag[rows], table.y[rows])
         return losses
     of_rows = lambda answers, rows: row_losses(table.task, answers[rows], table.y[rows], data.scaling)
-    losses[rows] = of_rows(out_of_bag, rows)
+    losses[rows] = np.nan_to_num(of_rows(out_of_bag, rows), nan=np.inf, posinf=np.inf)
     mean = lambda values: float(np.average(values[rows], weights=None if table.weight is None else table.weight[rows]))
     safe = np.maximum(count, 1)
     inverse = mean(1 / safe)
@@ -209,7 +209,7 @@ def _out_of_bag_losses(
         for answers, left_out in zip(predictions, out, strict=True):
             single[left_out] += of_rows(answers, left_out)
         slope = (mean(single / safe) - mean(losses)) / (1 - inverse)
-        losses -= slope * (inverse - 1 / len(predictions))
+        losses -= slope * (inverse - 1 / len(predictions)) if np.isfinite(slope) else 0.0
     return losses
 
 

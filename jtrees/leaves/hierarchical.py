@@ -63,7 +63,7 @@ def fit_hierarchical(
       [0.5 4.5 8.5 8.5]
     """
     shape, y = (num_leaves, *y.shape[1:]), floating(y).reshape(y.shape[0], -1)
-    weight = ones_or(sample_weight, y)
+    weight = segments.mean_one(ones_or(sample_weight, y))
     xp = module_of(leaf_index, y, weight)
     n = segments.total(weight)
     mean = (segments.total(weight[:, None] * y) / n)[None]

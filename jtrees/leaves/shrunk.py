@@ -102,7 +102,7 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
     All columns are centred. Features have unit variance, except that constant features are 0. Gradients are stopped.
     """
     x, y, sample_weight = jax.lax.stop_gradient((x, y, sample_weight))
-    weight = ones_or(sample_weight, x)
+    weight = segments.mean_one(ones_or(sample_weight, x))
     joined = jnp.concatenate([x, floating(y).astype(x.dtype).reshape(len(x), -1)], axis=1)
     mean_of = lambda columns: segments.total(weight[:, None] * columns) / segments.total(weight)
     mean = mean_of(joined)

@@ -13,7 +13,7 @@ from jtrees import io, segments
 from jtrees._classes import is_soft, shares
 from jtrees.losses.base import Link, Loss, check_number, linked
 from jtrees.losses.frequencies import class_counts, effective_counts, frequencies_error, smoothed
-from jtrees.segments import Array, module_of, ones_or
+from jtrees.segments import Array, mean_one, module_of, ones_or
 
 _CERTAIN = 1e4  # an output with a softmax of exactly 1 if all other outputs are 0
 _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
@@ -37,13 +37,13 @@ class _OfClasses(Loss):
     def fitted(
         self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
-        weight = ones_or(sample_weight, y, values.dtype)
+        weight = mean_one(ones_or(sample_weight, y, values.dtype))
         counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
         samples, prior = effective_counts(counts, leaf_index, weight)
         return self._of_labels(smoothed(samples, prior))
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
-        weight = ones_or(sample_weight, y, values.dtype)
+        weight = mean_one(ones_or(sample_weight, y, values.dtype))
         counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
         return frequencies_error(counts, smoothed(*effective_counts(counts, leaf_index, weight)))
 
@@ -53,7 +53,7 @@ class _OfClasses(Loss):
     def of_means(
         self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
-        weight = ones_or(sample_weight, y, means.dtype)
+        weight = mean_one(ones_or(sample_weight, y, means.dtype))
         counts = class_counts(leaf_index, y, *means.shape, sample_weight=weight)
         samples, prior = effective_counts(counts, leaf_index, weight)
         shrunk = module_of(leaf_index, y).maximum(means, 0) * samples.sum(1, keepdims=True)

@@ -55,7 +55,8 @@ def weighted_mean(lost: Float[Array, " n"], weight: Float[Array, " n"] | None) -
     """Returns the weighted mean of losses. Weights must have mean 1 over the data set.
 
     The sum is divided by the number of samples, not by the sum of weights. A sample's contribution therefore does not
-    depend on its mini-batch. A sample of weight 0 does not count, even if its loss is infinite.
+    depend on its mini-batch. A sample of weight 0 does not count, even if its loss is infinite. (Its gradient must be
+    finite: 0 times infinity is not a number.)
     """
     return lost.mean() if weight is None else jnp.where(weight > 0, weight * lost, 0).mean()
 

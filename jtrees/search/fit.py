@@ -380,7 +380,7 @@ def fits_of(
                 with distributed.apart():
                     finished = recipes[i].finish(result, data[fold], **own)
                     row_losses = finished.left_out
-                    if result.held_out and row_losses is None and monitor.may_be_late():
+                    if result.held_out and row_losses is None:
                         row_losses = _left_out(recipes[i], result, finished, data[fold], numbers[fold], **own)
             except FloatingPointError as error:
                 yield Fitted(error, data[fold], task)
@@ -399,8 +399,8 @@ def _left_out(
     *,
     key: Array,
     monitor: Monitor,
-) -> LeftOut:
-    """Returns the losses of the rows that results of a search held out.
+) -> LeftOut | None:
+    """Returns the losses of the rows that results of a search held out; None without time, or if one is not finite.
 
     The results are finished like the model, but on the rows that they were trained on.
 
@@ -413,12 +413,19 @@ def _left_out(
       key: random key of ``finish``.
       monitor: the monitor of the fit.
     """
-    losses = np.full(len(numbers), np.nan)
+    losses, began, longest = np.full(len(numbers), np.nan), time.monotonic(), 0.0
     for trial, batch_rows in result.held_out:
+        if not monitor.may_be_late(longest):
+            return None
         rows, model = np.flatnonzero(np.asarray(batch_rows)[numbers]), finished.model
         if trial is not None:
-            model = recipe.finish(trial, data.without(rows), key=key, monitor=monitor).model
-        losses[rows] = losses_of(model, data.table.rows(rows), data.scaling)
+            try:
+                model = recipe.finish(trial, data.without(rows), key=key, monitor=monitor).model
+            except FloatingPointError:
+                return None
+        # A loss that is not a number is as bad as any.
+        losses[rows] = np.nan_to_num(losses_of(model, data.table.rows(rows), data.scaling), nan=np.inf, posinf=np.inf)
+        began, longest = time.monotonic(), max(longest, time.monotonic() - began)
     return LeftOut(losses, chose=True, several=len(result.held_out) > 1)
 
 

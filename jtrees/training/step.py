@@ -151,7 +151,7 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
     """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch.
 
     A mini-batch has only samples of positive weight, and its weights are those of :func:`_of_batches`. If samples have
-    weight 0, an epoch takes some of the other samples twice. A batch of all samples has each sample once.
+    weight 0, an epoch takes some of the other samples several times. A batch of all samples has each sample once.
     """
     n, parts = order.shape[0], sharding.parts(order.shape[0])
     per_epoch, per_part = n // batch_size, batch_size // parts
