@@ -331,8 +331,7 @@ def test_an_outlier_in_a_column_costs_a_fit_hardly_anything(standard_promotion, 
     assert spoilt <= 1.1 * plain
 
 
-@pytest.mark.parametrize("is_linear", [True, False])
-@pytest.mark.parametrize("far", [1e3, 1e6, 1e8])
+@pytest.mark.parametrize(("far", "is_linear"), [(1e3, True), (1e3, False), (1e6, False), (1e8, False)])
 def test_an_outlier_does_not_change_the_slopes_of_linear_leaves(far, is_linear):
     """Training clips features at 100 deviations, and a prediction does not. An outlier may follow the line, or not."""
     x = X.copy()
@@ -346,6 +345,6 @@ def test_an_outlier_does_not_change_the_slopes_of_linear_leaves(far, is_linear):
     splits = ObliqueTree(np.zeros((1, 3), np.float32), np.float32([-1]), None)
     tree, _ = Data(training, None, scaling, batch).refit(splits, "linear")
     rms = np.sqrt(np.mean((tree.predict(x) - y)[1:] ** 2))
-    assert rms < 0.1 + 1e-6 * np.ptp(y)  # targets are scaled to [0, 1] in single precision
-    if is_linear and far == 1e3:  # the range of the targets includes that of the outlier
+    assert rms < 0.1
+    if is_linear:  # the range of the targets includes that of the outlier
         assert tree.predict(x[:1])[0] == pytest.approx(y[0], rel=0.11)
