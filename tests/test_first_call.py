@@ -59,7 +59,7 @@ def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(recipe, count_compi
 def test_boosting_then_compiles_the_predictions_of_its_numbers_of_trees_alone(count_compilations):
     recipe = jtrees.Boosted(jtrees.GET(depth=2), rounds=12, learning_rate=0.3)
     jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)
-    # A small table has five sums, each of which predicts the rows that it left out, and their mean.
+    # A small table has five sums. Each predicts the rows that it left out with the program of their mean.
     assert count_compilations(lambda: jtrees.fit(recipe, *table(), key=KEY).loss) <= 2
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import math
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jtrees import pytree
@@ -275,8 +276,15 @@ class Boosted(Recipe):
             return result
         if boosting.last is tried and len(boosting.parts) == 1:
             return result._replace(held_out=(HeldOut(None, boosting.parts[0][1]),))
-        trial = lambda part: result._replace(model=part.first(tried.best), finite=True)
-        return result._replace(held_out=tuple(HeldOut(trial(part), rows) for part, rows in boosting.parts))
+        parts = [part.first(tried.best) for part, _ in boosting.parts]
+        if len(parts) > 1:
+            parts = [
+                _of_part(chosen.first(tried.best), len(parts), i, part) for i, (part, _) in enumerate(boosting.parts)
+            ]
+        held_out = zip(parts, (rows for _, rows in boosting.parts), strict=True)
+        return result._replace(
+            held_out=tuple(HeldOut(result._replace(model=model, finite=True), rows) for model, rows in held_out)
+        )
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
@@ -313,3 +321,16 @@ def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:
     """Returns the number of rows that a round draws from n rows, at most ``most``."""
     count = max(1, round(subsample * n))
     return count if most is None else min(count, most)
+
+
+def _of_part(
+    mean: tuple[ObliqueTree, np.ndarray], parts: int, number: int, part: Sum
+) -> tuple[ObliqueTree, np.ndarray]:
+    """Returns a sum as the trees of the mean of sums, with leaves of 0 in the trees of the other sums.
+
+    It has the shape of the mean, so both predict with one program.
+    """
+    trees, _ = mean
+    of_part = np.arange(len(trees.bias)) % parts == number
+    scaled = lambda a: np.where(of_part.reshape(-1, *[1] * (a.ndim - 1)), np.float32(parts) * a, 0)
+    return trees.replace(leaves=jax.tree.map(scaled, trees.leaves)), part.initial
