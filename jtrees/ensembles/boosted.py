@@ -331,6 +331,6 @@ def _of_part(
     It has the shape of the mean, so both predict with one program.
     """
     trees, _ = mean
-    of_part = np.arange(len(trees.bias)) % parts == number
-    scaled = lambda a: np.where(of_part.reshape(-1, *[1] * (a.ndim - 1)), np.float32(parts) * a, 0)
+    mask = np.arange(len(trees.bias)) % parts == number
+    scaled = lambda a: np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), np.float32(parts) * a, 0)
     return trees.replace(leaves=jax.tree.map(scaled, trees.leaves)), part.initial
