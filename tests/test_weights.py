@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from sklearn.metrics import r2_score
 from small_recipes import COMBINATORS, OTHERS, QUICK
@@ -222,8 +223,6 @@ def test_mini_batches_have_samples_of_positive_weight_only(batch_size):
         jax.debug.callback(lambda weight: seen.append(np.asarray(weight)), batch.weight, ordered=True)
         value = losses.weighted_mean(batch.x[:, 0] * params, batch.weight)
         return value, value
-
-    import optax
 
     method = jtrees.Method(lambda batch, *, key: jnp.float32(1.0), loss, lambda params, batch: None)
     result = jtrees.train(

@@ -276,15 +276,13 @@ class Boosted(Recipe):
             return result
         if boosting.last is tried and len(boosting.parts) == 1:
             return result._replace(held_out=(HeldOut(None, boosting.parts[0][1]),))
-        parts = [part.first(tried.best) for part, _ in boosting.parts]
-        if len(parts) > 1:
-            parts = [
-                _of_part(chosen.first(tried.best), len(parts), i, part) for i, (part, _) in enumerate(boosting.parts)
-            ]
-        held_out = zip(parts, (rows for _, rows in boosting.parts), strict=True)
-        return result._replace(
-            held_out=tuple(HeldOut(result._replace(model=model, finite=True), rows) for model, rows in held_out)
-        )
+        held_out, count = [], len(boosting.parts)
+        for number, (part, rows) in enumerate(boosting.parts):
+            model = part.first(tried.best)
+            if count > 1:
+                model = _part_of_mean(chosen.first(tried.best)[0], count, number), part.initial
+            held_out.append(HeldOut(result._replace(model=model, finite=True), rows))
+        return result._replace(held_out=tuple(held_out))
 
     def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
         check_finite(result)
@@ -323,14 +321,11 @@ def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:
     return count if most is None else min(count, most)
 
 
-def _of_part(
-    mean: tuple[ObliqueTree, np.ndarray], parts: int, number: int, part: Sum
-) -> tuple[ObliqueTree, np.ndarray]:
-    """Returns a sum as the trees of the mean of sums, with leaves of 0 in the trees of the other sums.
+def _part_of_mean(trees: ObliqueTree, parts: int, number: int) -> ObliqueTree:
+    """Returns the trees of the mean of sums, with leaves of 0 in the trees of all sums but one.
 
-    It has the shape of the mean, so both predict with one program.
+    This sum has the shape of the mean, so both predict with one program.
     """
-    trees, _ = mean
     mask = np.arange(len(trees.bias)) % parts == number
     scaled = lambda a: np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), np.float32(parts) * a, 0)
-    return trees.replace(leaves=jax.tree.map(scaled, trees.leaves)), part.initial
+    return trees.replace(leaves=jax.tree.map(scaled, trees.leaves))

@@ -413,10 +413,11 @@ def _left_out(
       key: random key of ``finish``.
       monitor: the monitor of the fit.
     """
-    losses, began, longest = np.full(len(numbers), np.nan), time.monotonic(), 0.0
+    losses, seconds = np.full(len(numbers), np.nan), 0.0  # seconds of the previous result, which the next one may take
     for trial, batch_rows in result.held_out:
-        if not monitor.may_be_late(longest):
+        if not monitor.may_be_late(seconds):
             return None
+        began = time.monotonic()
         rows, model = np.flatnonzero(np.asarray(batch_rows)[numbers]), finished.model
         if trial is not None:
             try:
@@ -425,7 +426,7 @@ def _left_out(
                 return None
         # A loss that is not a number is as bad as any.
         losses[rows] = np.nan_to_num(losses_of(model, data.table.rows(rows), data.scaling), nan=np.inf, posinf=np.inf)
-        began, longest = time.monotonic(), max(longest, time.monotonic() - began)
+        seconds = time.monotonic() - began
     return LeftOut(losses, chose=True, several=len(result.held_out) > 1)
 
 
