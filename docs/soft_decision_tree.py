@@ -9,28 +9,13 @@ A method is three functions, and a recipe is its options and a search. :class:`S
 swept, bagged (``jtrees.Bagged(SoftDecisionTree())``), polished, saved, and put into the scikit-learn estimators.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import jtrees
 from jtrees import leaves, ops, pytree, routing, topology
-from jtrees.search import (
-    Run,
-    Runs,
-    Schedule,
-    SearchResult,
-    Training,
-    advanced,
-    held_out_rows,
-    initial,
-    options,
-    result_of,
-    trained,
-)
+from jtrees.search import Fitted, Problem, Run, Schedule, Training, fitted_tree, fold_rows, gather, options, trained
 
 
 @pytree.dataclass
@@ -92,10 +77,10 @@ def soft_decision_tree(depth: int, *, task: jtrees.tasks.Task, balance: float) -
 class SoftDecisionTree(jtrees.Recipe):
     """The hard tree of a soft decision tree that Adam trains on mini-batches.
 
-    Each start first trains for a tenth of the updates on four fifths of the rows. The start with the lowest held-out
-    loss then trains again from the beginning, with all updates on all rows. If the time is up before, the result is
-    the tree of the short training. Features are scaled to mean 0 and standard deviation 1, targets to [0, 1]. The
-    report is a :class:`jtrees.search.TreeReport`.
+    Each start first has a trial: a tenth of the updates on four fifths of the rows. The start with the lowest held-out
+    loss then trains again from the beginning, with all updates on all rows. If the time is up before, the result has
+    the splits of the trial. Features are scaled to mean 0 and standard deviation 1, targets to [0, 1]. The report is a
+    :class:`jtrees.search.TreeReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
@@ -113,32 +98,23 @@ class SoftDecisionTree(jtrees.Recipe):
     balance: float = options.not_negative(0.1)
     starts: int = options.count(4)
 
-    def schedule(self, n: int) -> Schedule:
-        """Returns the number and the size of the mini-batches for n rows."""
-        return Schedule.of(n, self.epochs, self.batch_size)
-
     def training(self, run: Run) -> Training:
-        """Returns the training of one run, as pure functions. Numeric options of the recipe are traced."""
+        """Returns the training of a run, as pure functions. Numeric options of the recipe are traced."""
         method = soft_decision_tree(self.depth, task=run.task, balance=self.balance)
-        return Training(method, optax.adam(self.learning_rate), self.schedule(len(run.batch.x)))
+        schedule = Schedule.of(len(run.batch.x), self.epochs, self.batch_size)
+        return Training(method, optax.adam(self.learning_rate), schedule)
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        """Returns the result of each run. A fit has one run; a sweep or a bag has several."""
-        if self.starts == 1:
-            return trained(runs)
-        starts = runs.repeat(self.starts)  # start k of run i is number i * self.starts + k
-        held_out = [rows for rows in held_out_rows(runs) for _ in range(self.starts)]
-        trial = starts.on(held_out=held_out)
-        steps = math.ceil(self.schedule(runs.shape[0]).steps / 10)
-        found = trial.train(advanced, trial.map(initial), steps, name="starts")
-        losses = np.reshape(trial.fetch(trial.map(held_out_loss, found.states)), (len(runs), self.starts))
-        best = np.where(np.isfinite(losses), losses, np.inf).argmin(1) + self.starts * np.arange(len(runs))
-        if runs.monitor.has_time():
-            return trained(starts.select(best))
-        results = trial.fetch(trial.map(result_of, found.states))  # a new training would make no update
-        return [results[i]._replace(history=found.losses[i]) for i in best]
-
-
-def held_out_loss(run: Run, state: jtrees.training.TrainState) -> jax.Array:
-    """Returns the loss of a run's hard tree on its held-out rows. The function is compiled once for all runs."""
-    return run.recipe.training(run).loss_on(run, state.params)
+    async def search(self, problem: Problem) -> Fitted:
+        best = problem
+        if self.starts > 1:
+            starts = problem.repeat(self.starts)
+            [held_out] = fold_rows(problem)
+            trials = await gather(*(trained(start.without(held_out), part=0.1) for start in starts))
+            finite = [k for k, trial in enumerate(trials) if isinstance(trial, Fitted)]
+            if not finite:
+                raise trials[0]
+            k = min(finite, key=lambda k: trials[k].score)
+            if not problem.monitor.has_time():
+                return fitted_tree(problem, trials[k], refit=True)
+            best = starts[k]
+        return fitted_tree(problem, await trained(best), refit=True)

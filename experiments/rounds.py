@@ -19,7 +19,8 @@ from experiments.blocks import Block, Blocks, Checked, DataError, Shards, Synthe
 import jtrees
 from jtrees import distributed, sharding, training
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import FitReport, Run, SearchResult, Training, options as kinds
+from jtrees.search import Engine, FitReport, Fitted, Problem, Run, Training, options as kinds
+from jtrees.search.minibatch import Result
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, spectrum
 from jtrees.selection.grid import with_options
@@ -319,20 +320,25 @@ class Evaluator:
         held = distributed.to_host(state.replace(key=jax.random.key_data(key)))
         held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
         result = jax.device_get(self._result(held, *self._batches))
-        data = Data(job.sample, job.validation, job.scaling, self._scaled)
-        done = job.recipe.finish(result, data, key=jax.random.key(0), monitor=Monitor())
+        if not np.isfinite(result.score):
+            raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+        task = job.sample.task.scaled(job.scaling.y_unit)
+        engine, data = Engine(Monitor(), "threefry2x32"), Data(job.sample, job.validation, job.scaling, self._scaled)
+        problem = Problem(job.recipe, task, self._scaled, None, np.zeros(2, np.uint32), engine, data)
+        fitted = Fitted(result.model, float(result.score), int(result.step), np.zeros(0), report=result.report)
+        done = job.recipe.restored(problem, fitted)
         return jtrees.FitResult(
-            done.model, done.tree, done.loss, int(result.step), np.zeros(0), FitReport(search=done.report)
+            done.model, done.tree, done.loss, done.step, done.history, FitReport(search=done.report)
         )
 
-    def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> SearchResult:
+    def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> Result:
         """Returns the result of the run; its models take scaled features."""
         job, of = self._job, self._job.training
         run = _run_on(job.recipe, job.sample.task, batch, by, job.matrix)
         best = training.best(of.method, state, batch, score=partial(of.loss_on, run))
         model = (of.method.harden if of.model is None else of.model)(best.params, batch)
         report = of.report(best.params, batch)
-        return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), best.step, report)
+        return Result(run.on_x(model), best.score, best.step, report)
 
     def score(self, fit: jtrees.FitResult) -> float:
         """Returns accuracy, or R^2, on the validation set; NaN for R^2 if all its targets are equal."""

@@ -100,16 +100,6 @@ def prediction_block(n: int) -> int:
     return 256 if platform() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
 
 
-def seconds_of_step(elements: int) -> float:
-    """Returns the expected seconds of a training step on arrays of ``elements`` elements."""
-    return elements / _rate()
-
-
-def _rate() -> int:
-    """Returns the number of elements that a training step computes in a second."""
-    return 2**26 if platform() == "cpu" else 2**32
-
-
 def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:
     """Returns arrays ``(n, ...)`` as ``(blocks, block, ...)``. Padding by default repeats the last sample."""
 

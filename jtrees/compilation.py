@@ -42,7 +42,8 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, outside of tracing.
 
     On a CPU the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
-    rounding errors.
+    rounding errors. The decorated function has ``compiled(*args)``, which returns the compiled program for such
+    arguments, without the static arguments.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
@@ -50,14 +51,12 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         quickest, quickly = (jax.jit(fn, compiler_options=_options(level), **options) for level in (0, 1))
         _OURS.extend((as_usual, quickest, quickly))
 
-        @functools.wraps(fn)
-        def call(*args: Any) -> Any:
+        def program(args: tuple) -> Any:
             if jax.default_backend() != "cpu":
-                return as_usual(*args)
-            small = sum(np.size(a) for a in jax.tree.leaves(args)) <= _SMALL
-            return (quickest if small else quickly)(*args)
+                return as_usual
+            return quickest if sum(np.size(a) for a in jax.tree.leaves(args)) <= _SMALL else quickly
 
-        return call
+        return _with_programs(fn, program)
 
     return compiled
 
@@ -66,8 +65,8 @@ def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls many times.
 
     On a CPU the program is compiled at level 1, which takes two thirds of the default time. Its code runs equally fast.
-    A level in ``XLA_FLAGS`` takes precedence. The decorated function has ``programs()``, which returns the number of
-    programs compiled so far.
+    A level in ``XLA_FLAGS`` takes precedence. The decorated function has ``compiled(*args)``, as of :func:`once`, and
+    ``programs()``, which returns the number of programs compiled so far.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
@@ -75,16 +74,24 @@ def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         if _LEVEL not in os.environ.get("XLA_FLAGS", ""):
             on_cpu = jax.jit(fn, compiler_options={_LEVEL: 1}, **options)
 
-        @functools.wraps(fn)
-        def call(*args: Any) -> Any:
-            return (on_cpu if jax.default_backend() == "cpu" else as_usual)(*args)
-
+        call = _with_programs(fn, lambda args: on_cpu if jax.default_backend() == "cpu" else as_usual)
         both = {as_usual, on_cpu}
         _OURS.extend(both)
         call.programs = lambda: _count(both)  # type: ignore[attr-defined]
         return call
 
     return compiled
+
+
+def _with_programs(fn: Callable[..., Any], program: Callable[[tuple], Any]) -> Any:
+    """Returns a function that calls ``program(args)``, a function of ``jax.jit``."""
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return program(args)(*args)
+
+    call.compiled = lambda *args: program(args).lower(*args).compile()  # type: ignore[attr-defined]
+    return call
 
 
 def bound_memory() -> None:

@@ -128,7 +128,7 @@ class Forest:
         return self.replace(trees=self.trees.without_scaling())
 
     def restored(self, scaling: Any) -> "Forest":
-        """Returns a forest in the user's units, from a forest of scaled data with summed outputs.
+        """Returns a forest in the user's units, from a forest of trees of scaled data with summed outputs.
 
         Each tree predicts an equal share of the offset of the targets.
         """
@@ -142,8 +142,11 @@ class Forest:
             additive = origin.y is not None and self.link != "exp"
             origin = origin.replace(y=np.asarray(origin.y) / np.float32(trees) if additive else None)
         scaling = scaling.replace(y_low=low / trees, y_unit=unit, origin=origin)
-        each = [scaling.restore(self[i]) for i in range(trees)]
-        return self.replace(trees=jax.tree.map(lambda *arrays: sharding.from_host(np.stack(arrays)), *each))
+        on_host = jax.tree.map(np.asarray, self.trees.leaves)
+        leaves = [scaling.restore_leaves(jax.tree.map(lambda a, i=i: a[i], on_host)) for i in range(trees)]
+        leaves, origins = (jax.tree.map(lambda *a: np.stack(a), *parts) for parts in (leaves, [origin] * trees))
+        restored = scaling.restore_splits(self.trees).replace(leaves=leaves, origin=origins).merged()
+        return self.replace(trees=jax.tree.map(sharding.from_host, restored))
 
     def padded(self, count: int) -> "Forest":
         """Returns a forest of ``count`` trees with the same sum. The outputs of the added trees are 0."""

@@ -246,27 +246,29 @@ class ObliqueTree:
         return self._one_way(~(reached[1::2] & reached[2::2]), right=reached[2::2])
 
     def merged(self) -> "ObliqueTree":
-        """Returns the tree without splits whose reachable leaves are all equal, bit for bit.
+        """Returns the tree, or stacked trees, without splits whose reachable leaves are all equal, bit for bit.
 
         Predictions do not change.
         """
-        self._single()
-        rows = [np.asarray(a).reshape(len(self.bias) + 1, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
-        values = np.concatenate(rows, axis=1)
-        split, goes_right = np.any(np.asarray(self.weights) != 0, axis=1), np.asarray(self.bias) > 0
-        chosen, only = np.zeros(len(self.bias), bool), np.arange(len(values))  # the value below each node, or -1
+        split, goes_right = np.any(np.asarray(self.weights) != 0, axis=-1), np.asarray(self.bias) > 0
+        shape = *split.shape[:-1], split.shape[-1] + 1
+        rows = [np.ascontiguousarray(a).reshape(*shape, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
+        values = np.concatenate(rows, axis=-1)
+        at_leaf = lambda leaf: np.take_along_axis(values, leaf[..., None], axis=-2)
+        chosen, leaf = np.zeros(split.shape, bool), np.broadcast_to(np.arange(shape[-1]), shape)
         for level in map(topology.level, reversed(range(self.depth))):
-            left, right = only[::2], only[1::2]
-            alike = (left >= 0) & (right >= 0) & (values[left] == values[right]).all(axis=1)
-            only = np.where(split[level], np.where(alike, left, -1), np.where(goes_right[level], right, left))
-            chosen[level] = only >= 0
+            left, right = leaf[..., ::2], leaf[..., 1::2]  # a leaf with the value below each node, or -1
+            equal = (left >= 0) & (right >= 0) & (at_leaf(left) == at_leaf(right)).all(axis=-1)
+            is_split, is_right = split[..., level], goes_right[..., level]
+            leaf = np.where(is_split, np.where(equal, left, -1), np.where(is_right, right, left))
+            chosen[..., level] = leaf >= 0
         return self._one_way(chosen, right=goes_right & ~split)
 
     def _one_way(self, chosen: np.ndarray, *, right: np.ndarray) -> "ObliqueTree":
         """Returns the tree in which the chosen nodes send all samples to one side."""
         weights, bias = np.asarray(self.weights), np.asarray(self.bias)  # on the host: no compilation
         bias = np.where(chosen, np.where(right, 1.0, -1.0).astype(bias.dtype), bias)
-        weights = np.where(chosen[:, None], 0, weights)
+        weights = np.where(chosen[..., None], 0, weights)
         return self.replace(weights=sharding.from_host(weights), bias=sharding.from_host(bias))
 
     def to_text(

@@ -9,8 +9,8 @@ import numpy as np
 import jtrees
 from jtrees import pytree, validation as checks
 from jtrees.data import Scaling
-from jtrees.search import Finished, Recipe, Run, SearchResult, check_finite, options as kinds
-from jtrees.search.runs import MOST
+from jtrees.search import Fitted, Problem, Recipe, Run, options as kinds
+from jtrees.search.engine import MOST
 from jtrees.training.state import NOT_TAKEN
 
 
@@ -34,11 +34,11 @@ class Polynomial:
 def values(coefficients: Any, x: Any) -> Any:
     """A sum of Chebyshev's polynomials of the first feature, which gradient descent fits in some ten steps."""
     x = x[:, 0] / 2
-    before, now, out = x, 1 + 0 * x, 0 * x
+    before, term, total = x, 1 + 0 * x, 0 * x
     for coefficient in coefficients:
-        out = out + coefficient * now
-        before, now = now, 2 * x * now - before
-    return out
+        total = total + coefficient * term
+        before, term = term, 2 * x * term - before
+    return total
 
 
 def mse(coefficients: Any, batch: jtrees.Batch) -> jax.Array:
@@ -60,38 +60,40 @@ class Polynomials(Recipe):
     learning_rate: float = kinds.positive(0.5)
     momentum: Any = kinds.traced(None, _checked_momentum)
 
-    def search(self, runs):
-        found = runs.train(moved, runs.map(begun), self.steps, name=type(self).__name__)
-        ends = zip(runs.fetch(runs.map(ended, found.states)), found.losses, strict=True)
-        return [SearchResult(*end, history=lost) for end, lost in ends]
+    async def search(self, problem: Problem) -> Fitted:
+        state = await problem.map(initial)
+        state, losses = await problem.train(updated, state, self.steps, name=type(self).__name__)
+        coefficients, score, steps = (await problem.map(result, state)).host
+        if not np.isfinite(score):
+            raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+        if problem.data is None:
+            return Fitted(coefficients, float(score), int(steps), losses)
+        with problem.finishing():
+            model = Polynomial(coefficients, problem.data.scaling)
+            loss = problem.data.loss(model)
+        return Fitted(coefficients, float(score), int(steps), losses, model=model, loss=loss)
 
-    def finish(self, result, data, **of_run):
-        check_finite(result)
-        model = Polynomial(np.asarray(result.model), data.scaling)
-        return Finished(model, None, data.loss(model))
 
-
-def begun(run: Run):
+def initial(run: Run):
     """Coefficients, their speed, and the number of updates."""
-    first = jax.random.uniform(run.key, (run.recipe.depth + 1,))
-    return first, jnp.zeros_like(first), jnp.int32(0)
+    coefficients = jax.random.uniform(run.key, (run.recipe.depth + 1,))
+    return coefficients, jnp.zeros_like(coefficients), jnp.int32(0)
 
 
-def moved(run: Run, state: Any, before: jax.Array, count: jax.Array, evaluates: jax.Array):
+def updated(run: Run, state: Any, before: jax.Array, count: jax.Array):
     """The state after ``count`` updates, their losses, and whether it is not finite."""
     momentum, rate = run.recipe.momentum, run.recipe.learning_rate
 
-    def step(i: jax.Array, carry: Any) -> Any:
-        (now, speed, steps), losses = carry
-        loss, slope = jax.value_and_grad(mse)(now, run.batch)
+    def update(i: jax.Array, carry: Any) -> Any:
+        (coefficients, speed, steps), losses = carry
+        loss, slope = jax.value_and_grad(mse)(coefficients, run.batch)
         speed = (0 if momentum is None else momentum * speed) - rate * slope
-        return (now + speed, speed, steps + 1), losses.at[i].set(loss)
+        return (coefficients + speed, speed, steps + 1), losses.at[i].set(loss)
 
-    state, losses = jax.lax.fori_loop(0, count, step, (state, jnp.full(MOST, NOT_TAKEN)))
+    state, losses = jax.lax.fori_loop(0, count, update, (state, jnp.full(MOST, NOT_TAKEN)))
     return state, losses, ~jnp.isfinite(state[0]).all()
 
 
-def ended(run: Run, state: Any):
-    """The coefficients, their score, whether it is finite, and the number of updates."""
-    score = mse(state[0], run.by)
-    return state[0], score, jnp.isfinite(score), state[2]
+def result(run: Run, state: Any):
+    """The coefficients, their score, and the number of updates."""
+    return state[0], mse(state[0], run.by), state[2]

@@ -15,8 +15,8 @@ from jtrees import Classification
 from jtrees.data import Scaling, checked_table
 from jtrees.methods.annealed import starts
 from jtrees.methods.annealed.algorithm import beside_cart
-from jtrees.methods.annealed.stages import Start, train_stages
-from jtrees.search import Runs, options
+from jtrees.methods.annealed.stages import train_stages
+from jtrees.search import Engine, Problem, options
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import drawn_folds
 
@@ -142,17 +142,17 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     )
 
 
-def runs_of(x, y, recipe=GET):
-    """The run of a recipe on a table, with one key, on scaled data."""
+def problem_of(x, y, recipe=GET):
+    """The problem of a recipe on a table, with one key, on scaled data."""
     table = checked_table(x, y, None, "regression")
     scaling = Scaling.fit(table, starts.DEVIATIONS)
     batch, key = scaling.batch(table), np.array([0, 7], np.uint32)
     task = table.task.scaled(scaling.y_unit)
-    return Runs([options.checked(recipe)], [key], task, batch, None, Monitor(), impl="threefry2x32")
+    return Problem(options.checked(recipe), task, batch, None, key, Engine(Monitor(), "threefry2x32"))
 
 
-def searched(runs):
-    [result] = runs.recipes[0].search(runs)
+def searched(problem):
+    [result] = problem.engine.run(problem.recipe.search(problem))
     return result
 
 
@@ -161,15 +161,15 @@ def searched(runs):
 def test_short_stages_do_not_see_the_rows_that_they_leave_out(data, folds, monkeypatch):
     """A start leaves out one fold in its short stages: other targets there change nothing that it learns."""
     monkeypatch.setattr(starts, "_FEW_ROWS", 200 if folds > 1 else 199)
-    runs = runs_of(*data, GET.replace(starts=10, epochs=30, halving=True, ridge=False))
-    rows = runs.rows(0)
-    fold = drawn_folds(rows, runs.rng(0, starts._FOLD), folds)
+    problem = problem_of(*data, GET.replace(starts=10, epochs=30, halving=True, ridge=False))
+    rows = problem.batch
+    fold = drawn_folds(rows, problem.rng(starts._FOLD), folds)
     assert (np.bincount(fold[fold >= 0]) == [len(data[0]) // 5] * folds).all()
-    short, of_validation = slice(0, 6), searched(runs).history
+    short, of_validation = slice(0, 6), searched(problem).history
     for i in range(folds):
         y = rows.y.copy()
         y[fold == i] = y[fold == i][::-1]  # the range, of which empty leaves have the middle, stays
-        other = searched(runs.on(y=[y])).history
+        other = searched(problem.replace(batch=rows._replace(y=y))).history
         np.testing.assert_array_equal(of_validation[i::folds, short], other[i::folds, short])
         if folds > 1:
             others = np.arange(10) % folds != i
@@ -198,11 +198,11 @@ def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, folds):
     """995 rows are few, also where a program has 1024."""
     x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
     recipe = GET.replace(starts=6, epochs=2, halving=True, ridge=False, precondition=0.0, cart=True)
-    history = searched(runs_of(x, x[:, 0], recipe)).history
+    history = searched(problem_of(x, x[:, 0], recipe)).history
     cart = [0]  # which begins with other splits
     first = np.delete(history[:, 0], cart)
     assert len(np.unique(first)) == 5  # all starts differ
-    drawn = starts.folds_of(recipe, runs_of(x, x[:, 0], recipe))[0]
+    drawn = starts.drawn_fold(recipe, problem_of(x, x[:, 0], recipe))
     assert drawn.max() + 1 == folds and (np.bincount(drawn[drawn >= 0]) == rows // 5).all()
 
 
@@ -262,16 +262,16 @@ def test_a_single_start_has_all_epochs_at_once(data):
 
 def started(data, *changes):
     """The stages of some starts, each a change of a sound one."""
-    runs = runs_of(*data, GET.replace(starts=len(changes), cart=False))
+    problem = problem_of(*data, GET.replace(starts=len(changes), cart=False))
     rng = np.random.default_rng(0)
     splits = jtrees.ObliqueTree(rng.normal(size=(3, 3)).astype(np.float32), np.zeros(3, np.float32), None)
-    sound = Start(splits, np.array([10, 100], np.float32), None)
-    return train_stages(runs.repeat(len(changes)), [change(sound) for change in changes], 20)
+    sound = splits, np.array([10, 100], np.float32)
+    return problem.engine.run(*(train_stages(problem, *change(*sound), 20) for change in changes))
 
 
-sound = lambda start: start
-without_bias = lambda start: start._replace(splits=start.splits.replace(bias=np.full(3, np.nan, np.float32)))
-ends_at_once = lambda start: start._replace(sharpness=np.array([10, np.nan], np.float32))
+sound = lambda splits, sharpness: (splits, sharpness)
+without_bias = lambda splits, sharpness: (splits.replace(bias=np.full(3, np.nan, np.float32)), sharpness)
+ends_at_once = lambda splits, sharpness: (splits, np.array([10, np.nan], np.float32))
 
 
 def test_a_start_that_is_not_finite_leaves_the_others_alone(data):

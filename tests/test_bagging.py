@@ -1,21 +1,23 @@
 """Bagging: each tree from its own bootstrap sample, by any recipe."""
 
 from dataclasses import dataclass
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+from problems import key_data, problem_of, problem_of_table, search
 import pytest
 import sweeps
 
 import jtrees
-from jtrees import Batch, pytree, training
+from jtrees import Batch, pytree, segments, training
 from jtrees.data import Data, checked_table
 from jtrees.data.table import without_padding
-from jtrees.search import Finished, Run, Runs, SearchResult, options
+from jtrees.search import Fitted, Problem, Run
 from jtrees.search.monitor import Monitor
-from jtrees.search.runs import derived
+from jtrees.search.problem import derived
 
 SLOW = pytest.mark.slow
 N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140
@@ -28,32 +30,28 @@ def key(seed=0):
 
 @dataclass(frozen=True)
 class SampleReport(jtrees.search.Report):
-    """The number of rows of a sample when it was finished and when it was prepared, its weights, and the key."""
+    """The rows of a sample in the user's units, the sum of its weights on the host, its weights, and the key."""
 
-    rows: int
-    prepared: np.ndarray
+    x: np.ndarray
+    total: float
     weight: np.ndarray
     key: np.ndarray
 
 
 @pytree.dataclass
 class OneSplit(jtrees.Recipe):
-    """A recipe whose result can be checked by hand: one split at the mean of the first column of the whole table, and
-    in each leaf the mean of the targets (or the class frequencies) of the samples that it is given.
+    """A recipe whose result can be checked by hand: one split at the mean of the first column of all rows, and in each
+    leaf the mean of the targets (or the class frequencies) of the samples that it is fitted to.
     """
 
-    def search(self, runs):
-        results = []
-        for i, (tree, *of_run) in enumerate(runs.fetch(runs.map(stump))):
-            prepared = np.float32(without_padding(runs.rows(i)).weight.sum())  # the sample on the host
-            results.append(SearchResult(tree, 0.0, True, 7, (prepared, *of_run), history=np.zeros(1, np.float32)))
-        return results
-
-    def finish(self, result, data, *, key, monitor):
-        leaves = data.scaling.restore_leaves(result.model.leaves)
-        tree = data.scaling.restore_splits(result.model).replace(leaves=leaves)
-        rows = len(data.table.x)
-        return Finished(tree, tree, float(rows), SampleReport(rows, *result.report))
+    async def search(self, problem):
+        scaled, weight, key = (await problem.map(stump)).host
+        scaling, x = problem.data.scaling, problem.data.table.x
+        with problem.finishing():
+            tree = scaling.restore_splits(scaled).replace(leaves=scaling.restore_leaves(scaled.leaves))
+        report = SampleReport(x, float(without_padding(problem.batch).weight.sum()), weight, key)
+        history = np.zeros(1, np.float32)
+        return Fitted(scaled, 0.0, 7, history, model=tree, tree=tree, loss=float(len(x)), report=report)
 
 
 def stump(run: Run):
@@ -72,29 +70,6 @@ def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
 def each(result, x):
     """Predictions of each tree of a forest."""
     return np.stack([tree.predict(x) for tree in result.model])
-
-
-def searched(recipe, batch, of=None, task=None):
-    """The result of a search of a recipe on a scaled batch, with the data of a key."""
-    of = jax.random.key_data(key()) if of is None else of
-    runs = Runs(
-        [options.checked(recipe)],
-        [np.asarray(of)],
-        jtrees.Regression() if task is None else task,
-        batch,
-        None,
-        Monitor(),
-        impl=str(jax.random.key_impl(key())),
-    )
-    [result] = recipe.search(runs)
-    return result
-
-
-def prepared(recipe, x, y, weight=None):
-    """The table, the scaling of a recipe, and the scaled batch."""
-    table = checked_table(x, y, weight, "regression")
-    scaling = options.checked(recipe).scaling(table)
-    return table, scaling, scaling.batch(table)
 
 
 def by_hand(x, y, in_bag, weight=None, classes=None):
@@ -126,7 +101,7 @@ def test_samples_hold_real_rows_and_never_padding(table):
     assert in_bag[:, -1].max() < 8  # of the last row padding is made: at most so many come by chance (p = 1e-6)
     assert len({tuple(row) for row in in_bag}) == TREES
     for report in result.report.search.bases:
-        assert report.rows == report.prepared == 138
+        assert len(report.x) == report.total == 138
         assert report.weight.shape == (140,)
         assert report.weight.sum() == 138  # two rows of padding weigh nothing
     assert len({tuple(report.key) for report in result.report.search.bases}) == TREES
@@ -136,29 +111,25 @@ def test_samples_hold_real_rows_and_never_padding(table):
 
 def test_drawn_evenly_with_replacement(table):
     x, y, _ = table
-    recipe = jtrees.Bagged(OneSplit(), trees=400)
-    _, _, batch = prepared(recipe, x[:20], y[:20])
-    result = searched(recipe, batch)
-    in_bag = np.stack([np.bincount(rows, minlength=20) for _, rows in result.model])
-    assert in_bag.shape == (400, 20) and (in_bag.sum(1) == 20).all()
-    weights = np.stack([of_tree.report[1] for of_tree, _ in result.model])
+    report = stumps(x[:20], y[:20], trees=400, fraction=1.0).report.search
+    assert report.in_bag.shape == (400, 20) and (report.in_bag.sum(1) == 20).all()
+    weights = np.stack([tree.weight for tree in report.bases])
     assert weights.shape == (400, 32) and (weights[:, 20:] == 0).all()  # as padded as the table
     # 400 x 20 draws of 20 rows: mean 400, deviation 19.5; and a row is left out by a sample with 0.95^20 = 0.358.
-    assert np.abs(in_bag.sum(0) - 400).max() < 4 * 19.5
-    assert abs(np.mean(in_bag == 0) - 0.358) < 0.02
+    assert np.abs(report.in_bag.sum(0) - 400).max() < 4 * 19.5
+    assert abs(np.mean(report.in_bag == 0) - 0.358) < 0.02
 
 
-def test_rows_without_weight_are_not_drawn_wherever_they_lie(table):
+def test_held_out_rows_are_not_drawn_wherever_they_lie(table):
     x, y, _ = table
-    weight = np.ones(N, np.float32)
-    weight[::3] = 0  # the last row has weight
-    result = searched(jtrees.Bagged(OneSplit(), trees=20), Batch(x, y, weight))
-    count = int(weight.sum())
-    for of_tree, rows in result.model:
-        assert len(rows) == count and rows.min() >= 0 and rows.max() < count
-        prepared, weights, _ = of_tree.report
-        assert weights.shape == (N,) and (weights == 1).sum() == count  # a row drawn without weight would have 0
-        assert prepared == count
+    problem = problem_of_table(jtrees.Bagged(OneSplit(), trees=20), checked_table(x, y, None, "regression"))
+    held_out = np.arange(len(problem.batch.x)) % 3 == 0  # the last row is not held out
+    report = search(problem.without(held_out & (problem.rows >= 0))).report
+    rest = x[np.arange(N) % 3 > 0]
+    assert report.in_bag.shape == (20, len(rest)) and (report.in_bag.sum(1) == len(rest)).all()
+    for tree, in_bag in zip(report.bases, report.in_bag, strict=True):
+        assert sorted(map(tuple, tree.x)) == sorted(map(tuple, np.repeat(rest, in_bag, axis=0)))
+        assert (tree.weight == 1).sum() == tree.total == len(rest)  # a row drawn without weight would have 0
 
 
 # --- Predictions of a forest ------------------------------------------------------------------------------------------
@@ -255,17 +226,20 @@ def bagged(base, **options):
 
 
 def alone(recipe, x, y, weight, i):
-    """The base's fit to the i-th bootstrap sample with the i-th key, and the losses of its steps."""
-    base, of = options.checked(recipe.base), np.asarray(jax.random.key_data(key()))
-    table, scaling, batch = prepared(recipe, x, y, weight)
-    numbers = searched(recipe.replace(base=OneSplit()), batch).model[i].rows  # the samples are those of any base
-    drawn = np.pad(numbers, (0, round(0.7 * len(batch.x)) - len(numbers)), constant_values=-1)
-    bag = Batch(batch.x[drawn], batch.y[drawn], np.where(drawn >= 0, batch.weight[drawn], 0))
-    result = searched(base, bag, derived(of, i), table.task.scaled(scaling.y_unit))
-    rows = table.rows(numbers)
-    data = Data(rows, None, scaling, scaling.batch(rows))
-    done = base.finish(result, data, key=key(), monitor=Monitor())  # none of the bases draws anything here
-    return done, result.history, np.bincount(numbers, minlength=len(table.x))
+    """The base's result on the i-th bootstrap sample with the i-th key, and how often the sample has each row."""
+    table = checked_table(x, y, weight, "regression")
+    sample = search(problem_of_table(recipe.replace(base=OneSplit()), table)).report.bases[i].x  # as of any base
+    numbers = np.array([np.flatnonzero((table.x == row).all(1))[0] for row in sample])
+    whole, rows = problem_of_table(recipe.base, table), table.rows(numbers)
+    size = round(0.7 * len(whole.batch.x))
+    drawn = np.pad(numbers, (0, size - len(numbers)), constant_values=-1)
+    weight = segments.mean_one(np.where(drawn >= 0, whole.batch.weight[drawn], 0))
+    bag = Batch(whole.batch.x[drawn], whole.batch.y[drawn], weight)
+    data = Data(rows, None, whole.data.scaling, None)
+    numbered = np.where(drawn < 0, -1, np.arange(size))
+    problem = problem_of(recipe.base, bag, task=whole.task, data=data, rows=numbered)
+    fitted = search(problem.replace(key=derived(key_data(), i)))
+    return fitted, np.bincount(numbers, minlength=len(table.x))
 
 
 @pytest.mark.parametrize("name", sweeps.slow(BASES, ["DGT", "LatentTree"]))
@@ -273,9 +247,9 @@ def alone(recipe, x, y, weight, i):
 def test_each_tree_is_the_fit_of_the_base_to_its_sample(table, name):
     x, y, _ = table
     result = jtrees.fit(bagged(BASES[name]), x, y, key=key(), sample_weight=WEIGHT)
-    fit, history, in_bag = alone(bagged(BASES[name]), x, y, WEIGHT, i=1)
+    fit, in_bag = alone(bagged(BASES[name]), x, y, WEIGHT, i=1)
     np.testing.assert_array_equal(result.report.search.in_bag[1], in_bag)
-    np.testing.assert_allclose(result.history[1], history, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(result.history[1], fit.history, rtol=1e-3, atol=1e-6)
     assert np.isfinite(result.history).all()
     predictions = each(result, x)
     assert np.mean(np.abs(predictions[1] - fit.model.predict(x)) > 1e-2 * np.ptp(y)) < 0.02
@@ -305,6 +279,40 @@ def test_better_than_its_trees_on_new_rows():
     forest = jtrees.fit(jtrees.Bagged(base, trees=10), x[:500], y[:500], key=key()).model
     off = lambda predictions: np.mean((predictions - y[500:]) ** 2)
     assert off(forest.predict(x[500:])) < min(off(tree.predict(x[500:])) for tree in forest)
+
+
+@pytest.mark.parametrize(
+    ("base", "trees"),
+    [(DGT, 1), (jtrees.BestOf(DGT, runs=2), 1), pytest.param(jtrees.Bagged(DGT, trees=2), 1, marks=SLOW)],
+    ids=["DGT", "BestOf", "Bagged"],
+)
+def test_trees_without_time_are_left_out(table, base, trees, monkeypatch):
+    """There is no time for any, and the first tree is finished in any case."""
+    monkeypatch.setattr(Monitor, "may_be_late", lambda monitor, seconds=0.0: False)
+    x, y, _ = table
+    fit = jtrees.fit(bagged(base), x, y, key=key(), max_seconds=1e-6)
+    assert len(fit.model) == len(fit.report.search.bases) == trees and fit.report.ended == "max_seconds"
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monkeypatch):
+    """The forest is the same; after a deadline, trees that have not begun are left out."""
+    x, y, _ = table
+    fit = lambda **options: jtrees.fit(bagged(DGT), x, y, key=key(), **options)
+    whole, samples, take = fit(), [], Problem.take
+    monkeypatch.setattr("jtrees.ensembles.bagged._MEMORY", at_once * 16 * 200 * 3)
+
+    def counted(problem, rows):
+        sample = take(problem, rows)
+        samples.append(weakref.ref(sample))
+        assert sum(reference() is not None for reference in samples) <= at_once
+        return sample
+
+    monkeypatch.setattr(Problem, "take", counted)
+    np.testing.assert_array_equal(fit().predict(x), whole.predict(x))
+    assert len(samples) == TREES
+    late = fit(max_seconds=1e-6)
+    assert len(late.model) == at_once and late.report.ended == "max_seconds"
 
 
 # --- Bad input -------------------------------------------------------------------------------------------------------

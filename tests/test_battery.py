@@ -273,7 +273,8 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
 # each sharpness, of which GET has two and RADDT five, and after its last step. CO2 decides node by node.
 EVALUATIONS = {"GET": 2 * 2 * 21, "RADDT": 2 * 5 * 21, "CO2": 0, "Bagged": 2 * 41, "BestOf": 2 * 41}
 EVALUATIONS["Boosted"] = 0  # of single trees
-EVALUATIONS["TEL"] = 2 * 41  # of the trial that says when to stop, and of the last run
+# Of the trial that says when to stop or how much to shrink, and of the last run.
+EVALUATIONS["TEL"] = EVALUATIONS["NonGreedy"] = 2 * 41
 
 # The searches of Polished and Sparse are those of their bases, and Refined evaluates no parameters by a score.
 SWEPT = [name for name in RECIPES if name not in ("Polished", "Refined", "Sparse")]

@@ -2,15 +2,15 @@
 
 import jax
 import numpy as np
+from problems import key_data, problem_of_table, search
 import pytest
 
 import jtrees
-from jtrees.data import Data, Scaling, checked_table
+from jtrees.data import checked_table
 from jtrees.data.table import held_out_table
 from jtrees.methods.annealed import starts
-from jtrees.search import Runs, options
 from jtrees.search.monitor import Monitor
-from jtrees.search.runs import derived
+from jtrees.search.problem import OutOfTimeError, derived
 
 KEY = jax.random.key(1)
 BASE = jtrees.DGT(depth=2, epochs=6, batch_size=32, widths=(), cycles=1, clip=1.0)
@@ -36,34 +36,26 @@ def fit(validation):
 
 @pytest.fixture(scope="module")
 def alone(validation):
-    """The fits of the base with the keys of the runs."""
-    table, base = checked_table(X, Y, None, "regression"), options.checked(BASE)
+    """The results of the base with the keys of the runs."""
+    table = checked_table(X, Y, None, "regression")
     held_out = None if validation is None else held_out_table(*validation, table)
-    scaling = Scaling.fit(table)
-    batch, by = scaling.batch(table), None if held_out is None else scaling.batch(held_out)
-    impl, fits = str(jax.random.key_impl(KEY)), []
-    for i in range(RUNS):
-        of_run = derived(np.asarray(jax.random.key_data(KEY)), i)
-        task = table.task.scaled(scaling.y_unit)
-        [result] = base.search(Runs([base], [of_run], task, batch, by, Monitor(), impl=impl))
-        data = Data(table, held_out, scaling, batch)
-        fits.append((result, base.finish(result, data, key=KEY, monitor=Monitor())))
-    return fits
+    problem = problem_of_table(BASE, table, validation=held_out)
+    return [search(problem.replace(key=derived(key_data(KEY), i))) for i in range(RUNS)]
 
 
 @pytest.mark.slow
 def test_the_model_is_that_of_the_lowest_score(fit, alone):
-    scores = np.array([result.score for result, _ in alone])
+    scores = np.array([result.score for result in alone])
     assert len(set(scores)) == RUNS and np.argmin(scores) > 0  # the first would also be what argmin of equals finds
     np.testing.assert_allclose(fit.report.search.scores, scores, rtol=1e-4)
     assert fit.report.search.run == np.argmin(scores)
-    result, chosen = alone[fit.report.search.run]
-    assert fit.step == result.step
+    chosen = alone[fit.report.search.run]
+    assert fit.step == chosen.step
     np.testing.assert_allclose(fit.predict(X), chosen.model.predict(X), rtol=1e-4, atol=1e-4)
     assert fit.loss == pytest.approx(chosen.loss, rel=1e-4)
     assert fit.report.search.base.reached == chosen.report.reached  # the base's own report is there, too
     assert fit.history.shape == (RUNS, 18)
-    np.testing.assert_allclose(fit.history, [result.history for result, _ in alone], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(fit.history, [result.history for result in alone], rtol=1e-3, atol=1e-6)
 
 
 def test_runs_share_the_tree_of_cart(monkeypatch):
@@ -81,11 +73,14 @@ def test_runs_share_the_tree_of_cart(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_that_diverges_is_not_chosen(monkeypatch):
+    """The first run becomes non-finite."""
     search = jtrees.DGT.search
 
-    def diverged(self, runs):
-        first, *others = search(self, runs)
-        return [first._replace(score=np.nan, finite=False), *others]
+    async def diverged(self, problem):
+        result = await search(self, problem)
+        if np.array_equal(problem.key, derived(key_data(KEY), 0)):
+            raise FloatingPointError
+        return result
 
     monkeypatch.setattr(jtrees.DGT, "search", diverged)
     fit = jtrees.fit(jtrees.BestOf(BASE, runs=3), X, Y, key=KEY)
@@ -94,6 +89,37 @@ def test_a_run_that_diverges_is_not_chosen(monkeypatch):
     assert fit.report.search.run == np.argmin(scores) > 0 and scores[0] == np.inf
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
         jtrees.fit(jtrees.BestOf(BASE.replace(learning_rate=1e30), runs=2), X, Y, key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"), [([None, np.inf, 0.5], 2), ([None, np.inf, np.inf], 1), ([None, None, None], None)]
+)
+@pytest.mark.parametrize("error", [FloatingPointError, OutOfTimeError])
+def test_the_best_is_a_run_with_a_result(scores, best, error, monkeypatch):
+    """A run without a result is not chosen, also if no other run has a finite score."""
+    search, number = jtrees.DGT.search, iter(range(3))
+
+    async def scored(self, problem):
+        result, score = await search(self, problem), scores[next(number)]
+        if score is None:
+            raise error("no result")
+        return result._replace(score=score)
+
+    monkeypatch.setattr(jtrees.DGT, "search", scored)
+    problem = problem_of_table(jtrees.BestOf(BASE, runs=3), checked_table(X, Y, None, "regression"), key=KEY)
+    [result] = problem.engine.run(problem.recipe.search(problem))
+    if best is None:
+        assert isinstance(result, error)
+    else:
+        assert result.report.run == best and result.score == scores[best]
+        np.testing.assert_array_equal(result.report.scores, [np.inf, *scores[1:]])
+
+
+def test_runs_that_could_not_be_finished_in_time_are_left_out(monkeypatch):
+    """The first is finished in any case."""
+    monkeypatch.setattr(Monitor, "may_be_late", lambda monitor, seconds=0.0: False)
+    fit = jtrees.fit(jtrees.BestOf(BASE, runs=3), X, Y, key=KEY, max_seconds=1e-6)
+    assert fit.report.search.run == 0 and np.isfinite(fit.report.search.scores).tolist() == [True, False, False]
 
 
 def test_a_second_fit_with_another_key_compiles_nothing(count_compilations):

@@ -9,10 +9,9 @@ import pytest
 
 import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
-from jtrees.data import checked_table
+from jtrees.data import Data, checked_table
 from jtrees.losses.base import linked
-from jtrees.search import Run, Runs, SearchResult, options
-from jtrees.search.monitor import Monitor
+from jtrees.search import Fitted, Run, options
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -29,9 +28,8 @@ WEAK = jtrees.GET(depth=2, starts=1, epochs=6, cart="binned", halving=False, pre
 class Corner(jtrees.Recipe):
     """One split, at 0 of the column with the largest absolute weighted covariance with the targets."""
 
-    def search(self, runs):
-        history = np.zeros(0, np.float32)
-        return [SearchResult(tree, 0.0, True, 0, history=history) for tree in runs.fetch(runs.map(corner))]
+    async def search(self, problem):
+        return Fitted((await problem.map(corner)).host, 0.0, 0, np.zeros(0, np.float32))
 
 
 def corner(run: Run):
@@ -43,18 +41,6 @@ def corner(run: Run):
     leaves = jtrees.leaves.kind_of("constant", run.task).empty(2, 0, run.task.shape)
     tree = jtrees.ObliqueTree(jax.nn.one_hot(column, x.shape[1])[None], jnp.zeros(1), leaves)
     return tree.refit(*run.batch)
-
-
-def searched(recipe, x, y, task):
-    """The result of the search on scaled data, the scaling and the batch."""
-    table = checked_table(x, y, None, task)
-    recipe = options.checked(recipe)
-    scaling = recipe.scaling(table)
-    batch, key = scaling.batch(table), np.asarray(jax.random.key_data(KEY))
-    of_runs = {"impl": str(jax.random.key_impl(KEY))}
-    runs = Runs([recipe], [key], table.task.scaled(scaling.y_unit), batch, None, Monitor(), **of_runs)
-    [result] = recipe.search(runs)
-    return result, scaling, batch
 
 
 def by_hand(x, y, loss, rounds, rate, l2):
@@ -98,9 +84,12 @@ def by_hand(x, y, loss, rounds, rate, l2):
     ],
     ids=["squared", "poisson", "classes"],
 )
-def test_boosting_is_that_of_a_plain_loop(task, y, loss):
+def test_boosting_is_that_of_a_plain_loop(task, y, loss, monkeypatch):
+    monkeypatch.setattr("jtrees.ensembles.boosted._MANY_ROWS", 0)  # the loss is the loss of the last round
     recipe = jtrees.Boosted(Corner(), rounds=7, learning_rate=0.3, subsample=1.0, patience=None, l2=2.0)
-    result, scaling, batch = searched(recipe, X, y, task)
+    table = checked_table(X, y, None, task)
+    scaling = options.checked(recipe).scaling(table)
+    batch = scaling.batch(table)
     x = np.asarray(batch.x[: len(X)], np.float64)
     scaled = np.asarray(scaling.transform_y(y + 0.0 if task.in_units and loss.link != "softmax" else y))
     expected = by_hand(x, scaled.astype(np.float64) if scaled.dtype.kind == "f" else y, loss, 7, 0.3, 2.0)
@@ -109,7 +98,7 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     predictions = np.asarray(linked(loss.link, jnp.asarray(expected, jnp.float32)), np.float64)
     np.testing.assert_allclose(fit.predict(X), scaling.inverse(predictions), rtol=2e-4, atol=2e-5)
     mean = np.asarray(loss.samples(jnp.asarray(expected, jnp.float32), jnp.asarray(scaled))).mean()
-    assert float(result.score) == pytest.approx(mean, rel=1e-4)
+    assert fit.loss / Data(table, None, scaling, batch).loss_unit == pytest.approx(mean, rel=1e-4)
     assert fit.history.shape == (7,) and fit.step == 7
     assert (np.diff(fit.history) < 0).all()  # the loss before each round
 
@@ -185,10 +174,10 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(ended_in, monkeypatch):
     recipe = jtrees.Boosted(WEAK, rounds=8, learning_rate=0.5, patience=8)
     search, rounds = jtrees.GET.search, itertools.count(1)
 
-    def interrupted(self, runs):
+    def interrupted(self, problem):
         if next(rounds) == ended_in:
-            runs.monitor.ended = "interrupted"
-        return search(self, runs)
+            problem.monitor.ended = "interrupted"
+        return search(self, problem)
 
     monkeypatch.setattr(jtrees.GET, "search", interrupted)
     monkeypatch.setattr("jtrees.ensembles.boosted._FEW_ROWS", 0)
@@ -220,12 +209,12 @@ def test_a_tree_of_a_sum_needs_less_than_a_tree_on_its_own(base):
 
 def test_splits_of_many_outputs_are_found_for_five_combinations_of_them(monkeypatch):
     seen, search = [], Corner.search
-    monkeypatch.setattr(Corner, "search", lambda self, runs: (seen.append(runs), search(self, runs))[1])
+    monkeypatch.setattr(Corner, "search", lambda self, problem: (seen.append(problem), search(self, problem))[1])
     labels = np.digitize(X[:, 0], np.quantile(X[:, 0], np.arange(1, 8) / 8))
     recipe = jtrees.Boosted(Corner(), rounds=6, learning_rate=0.5, patience=None)
     fit = jtrees.fit(recipe, X, labels, key=KEY, task="classification")
-    assert len(seen) == 6 and all(runs.task == Regression(5) for runs in seen)
-    first, second = (np.asarray(runs.targets(0)[0]) for runs in seen[:2])
+    assert len(seen) == 6 and all(problem.task == Regression(5) for problem in seen)
+    first, second = (np.asarray(problem.batch.y) for problem in seen[:2])
     assert first.shape[1] == 5 and first.min() == 0 and first.max() == 1 and not np.allclose(first, second)
     assert fit.predict(X).shape == (256, 8) and (np.diff(fit.history) < 0).all()
     few = jtrees.fit(recipe, X, CLASSES, key=KEY, task="classification")
@@ -285,25 +274,54 @@ def test_loss_of_a_long_table_is_that_of_the_last_round(monkeypatch):
     assert fit.loss != exact.loss and fit.loss == pytest.approx(np.mean((fit.predict(X) - Y) ** 2), rel=1e-4)
 
 
-def test_a_base_does_not_try_out_what_its_leaves_are_replaced_for(monkeypatch):
-    """A greedy tree of 300 rows by itself has a trial, which finds out how far to shrink its leaves."""
-    train, counts = Runs.train, []
+def test_a_base_does_not_choose_the_shrinkage_of_leaves_that_are_replaced(monkeypatch):
+    """A greedy tree of 300 rows by itself has a trial for it."""
+    shrinks, search = [], jtrees.CO2.search
 
-    def counted(self, *args, **options):
-        found = train(self, *args, **options)
-        counts.extend(map(len, found.losses))
-        return found
+    def spied(self, problem):
+        shrinks.extend([self.shrink, problem.recipe.shrink])
+        return search(self, problem)
 
-    def updates(recipe):
-        counts.clear()
-        jtrees.fit(recipe, x, x[:, 0] + x[:, 1], key=KEY)
-        return sum(counts)
+    monkeypatch.setattr(jtrees.CO2, "search", spied)
+    recipe = jtrees.Boosted(jtrees.CO2(depth=2, epochs=3), rounds=5, subsample=1.0, patience=None)
+    jtrees.fit(recipe, X, Y, key=KEY)
+    assert shrinks == 10 * [False]
 
-    monkeypatch.setattr(Runs, "train", counted)
-    x, base = np.random.default_rng(0).normal(size=(300, 3)), jtrees.CO2(depth=2, epochs=3)
-    alone, without = updates(base), updates(base.replace(shrink=False))
-    assert alone == 2 * without > 0
-    assert updates(jtrees.Boosted(base, rounds=5, subsample=1.0, patience=None)) == 5 * without
+
+@pytest.mark.parametrize("patience", [None, 6], ids=["one sum", "five sums"])
+@pytest.mark.parametrize("failing", [(0,), (2, 3)])
+def test_a_round_whose_base_is_not_finite_adds_nothing(failing, patience, monkeypatch):
+    """Also if only one of five sums has no tree."""
+    calls, search, recipe = itertools.count(), Corner.search, jtrees.Boosted(Corner(), rounds=6, patience=patience)
+
+    async def fails(self, problem):
+        if next(calls) in failing:
+            raise FloatingPointError
+        return await search(self, problem)
+
+    plain = jtrees.fit(recipe, X, Y, key=KEY)
+    monkeypatch.setattr(Corner, "search", fails)
+    fit = jtrees.fit(recipe, X, Y, key=KEY)
+    report, sums = fit.report.search, 1 if patience is None else 5
+    assert report.rounds == 6 and len(fit.model) == 6 * sums
+    assert np.isfinite(fit.predict(X)).all() and fit.loss < Y.var()
+    assert report.dropped == (len(failing) if sums == 1 else 0)
+    zero = ~np.any(np.asarray(fit.model.trees.weights) != 0, axis=(1, 2))
+    assert zero.sum() == len(failing)  # merged: all leaves are equal
+    if sums == 1:
+        assert all(fit.history[k] == fit.history[k + 1] for k in failing)
+    elif failing == (0,):
+        assert fit.history[0] == plain.history[0] and fit.history[1] > plain.history[1]
+
+
+def test_a_sum_without_a_finite_tree_is_an_error(monkeypatch):
+    async def fails(self, problem):
+        raise FloatingPointError
+
+    monkeypatch.setattr(Corner, "search", fails)
+    for patience in (None, 3):
+        with pytest.raises(FloatingPointError, match="training became non-finite"):
+            jtrees.fit(jtrees.Boosted(Corner(), rounds=3, patience=patience), X, Y, key=KEY)
 
 
 def test_a_second_fit_with_another_key_compiles_nothing(count_compilations):

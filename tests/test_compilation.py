@@ -8,7 +8,7 @@ import pytest
 import jtrees
 from jtrees import compilation
 from jtrees.data import scaling
-from jtrees.search import run, runs
+from jtrees.search import engine, run
 
 
 def test_equals_the_plain_function_and_compiles_once_for_each_shape_and_static_option(count_compilations):
@@ -58,10 +58,10 @@ def test_code_compiled_quickly_makes_the_same_model(monkeypatch, data, recipe, s
     fit = lambda: jtrees.fit(recipe, x, y, key=jax.random.key(0))
     monkeypatch.setattr(compilation, "_SMALL", small)
     quickly = fit().predict(x)
-    well = jax.jit(run.mapped, static_argnums=0)
+    well = jax.jit(run.called, static_argnums=0)
     well.programs = lambda: 0
-    monkeypatch.setattr(runs, "rarely_compiled", well)
-    monkeypatch.setattr(runs, "often_compiled", well)
+    monkeypatch.setattr(engine, "rarely_compiled", well)
+    monkeypatch.setattr(engine, "often_compiled", well)
     monkeypatch.setattr(scaling, "_refit", jax.jit(scaling._refit.__wrapped__))
     # Rounding of float32, through some hundred updates.
     np.testing.assert_allclose(quickly, fit().predict(x), rtol=1e-3, atol=1e-3 * np.ptp(y))

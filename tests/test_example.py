@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jtrees
-from jtrees.search import Runs
+from jtrees.search import Problem
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -57,19 +57,38 @@ def test_starts_that_are_chosen_on_rows_left_out_are_better_than_one(example):
     assert of_seeds(six).mean() < 0.9 * of_seeds(one).mean()
 
 
-def test_starts_of_one_run_are_compared_on_the_same_rows(example, monkeypatch):
-    """Rows that a trial leaves out, each start in turn; the last training has all rows again."""
-    seen, train = [], Runs.train
+@pytest.fixture
+def trainings(monkeypatch):
+    """The problems that are trained, in this order."""
+    problems, train = [], Problem.train
 
-    def watched(runs, *args, **how):
-        seen.append([np.asarray(runs.rows(i).weight) == 0 for i in range(len(runs))])
-        return train(runs, *args, **how)
+    async def recorded(self, *args, **options):
+        problems.append(self)
+        return await train(self, *args, **options)
 
-    monkeypatch.setattr(Runs, "train", watched)
+    monkeypatch.setattr(Problem, "train", recorded)
+    return problems
+
+
+def test_starts_of_one_run_are_compared_on_the_same_rows(example, trainings):
+    """The trials leave out the same rows; the last training has all rows again."""
     jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY)
-    trial, [last] = seen
-    assert len(trial) == 3 and (trial[0] == trial[1]).all() and (trial[0] == trial[2]).all()
-    assert (trial[0] & ~last).sum() == len(X) // 5 and last.sum() == len(last) - len(X)  # of padding
+    *trials, last = trainings
+    assert len(trials) == 3 and last.count == len(X) and any(last.key is trial.key for trial in trials)
+    for trial in trials:
+        np.testing.assert_array_equal(trial.weighed, trials[0].weighed)
+        assert trial.count == (trial.evaluation.weight == 0).sum() - (last.batch.weight == 0).sum() == 4 * len(X) // 5
+
+
+def test_the_best_trial_is_the_result_if_the_time_is_up(example, trainings):
+    fit = jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY, max_seconds=1e-6)
+    assert len(trainings) == 3 and fit.report.ended == "max_seconds" and fit.step == 1
+    np.testing.assert_allclose(fit.loss, np.mean((fit.predict(X) - Y) ** 2))
+
+
+def test_starts_that_became_non_finite_are_an_error(example):
+    with pytest.raises(FloatingPointError, match="smaller learning_rate"):
+        jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, learning_rate=1e30), X, Y, key=KEY)
 
 
 def test_its_loss_is_the_papers(example):

@@ -12,6 +12,7 @@ from jax.extend.core import jaxprs_in_params
 import jax.numpy as jnp
 import numpy as np
 import optax
+from problems import problem_of, run
 import pytest
 from sklearn.datasets import load_digits
 from sklearn.metrics import r2_score
@@ -22,8 +23,7 @@ from jtrees.data import Scaling, checked_table
 from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import Network
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on
-from jtrees.search import Runs, options
-from jtrees.search.monitor import Monitor
+from jtrees.search import minibatch
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -350,14 +350,14 @@ def test_a_padded_fit_is_the_search_without_padding(table):
     rows = checked_table(x, y, None, "regression")
     scaling = Scaling.fit(rows)
     batch = Batch(np.asarray(scaling.transform(rows.x)), np.asarray(scaling.transform_y(rows.y)))
-    numbers, impl = np.asarray(jax.random.key_data(KEY)), str(jax.random.key_impl(KEY))
-    recipe = options.checked(recipe)
-    [found] = recipe.search(Runs([recipe], [numbers], Regression(), batch, None, Monitor(), impl=impl))
+    problem = problem_of(recipe, batch._replace(weight=np.ones(67, np.float32)), key=KEY)
+    fitted = run(minibatch.trained(problem), engine=problem.engine)[0]
+    network = fitted.scaled.network
     # float32, thirty updates
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
-    jax.tree.map(close, result.model.network.params, found.model.network.params)
-    close(result.model.network.active, found.model.network.active)
-    np.testing.assert_allclose(result.loss / jtrees.Regression().loss_unit(scaling.y_unit), found.score, rtol=1e-3)
+    jax.tree.map(close, result.model.network.params, network.params)
+    close(result.model.network.active, network.active)
+    np.testing.assert_allclose(result.loss / jtrees.Regression().loss_unit(scaling.y_unit), fitted.score, rtol=1e-3)
 
 
 # --- Many rows -------------------------------------------------------------------------------------------------------

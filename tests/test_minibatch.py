@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+from problems import problem_of, run
 import pytest
 import sweeps
 
@@ -11,7 +12,6 @@ import jtrees
 from jtrees import Classification, Regression
 from jtrees.data import Scaling, checked_table
 from jtrees.data.table import held_out_table, without_padding
-from jtrees.search import Runs, options
 from jtrees.search.minibatch import Schedule, advanced, initial
 from jtrees.search.monitor import Monitor, Pace
 
@@ -172,19 +172,27 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data):
     result = jtrees.fit(recipe, x, y, key=KEY, task=task, validation=(x_new, y_new))
 
     # The same training, epoch by epoch.
-    table, recipe = checked_table(x, y, None, task), options.checked(recipe)
+    table = checked_table(x, y, None, task)
     scaling = Scaling.fit(table)
     batch, validation = scaling.batch(table), scaling.batch(held_out_table(x_new, y_new, table))
-    numbers = [np.asarray(jax.random.key_data(KEY))]
-    runs = Runs([recipe], numbers, table.task, batch, validation, Monitor(), impl=str(jax.random.key_impl(KEY)))
-    states, real, params = runs.map(initial), without_padding(validation), []
-    for epoch in range(13):
-        params += runs.fetch(states.map(lambda state: state.params))
-        states = runs.train(advanced, states, 4, name="DGT", begins=4 * epoch).states
+    problem, real = (
+        problem_of(recipe, batch, task=table.task, key=KEY, validation=validation),
+        without_padding(validation),
+    )
+
+    async def epochs():
+        state = await problem.map(initial)
+        params = [state.host.params]
+        for epoch in range(12):
+            state, _ = await problem.train(advanced, state, 4, name="DGT", begins=4 * epoch)
+            params.append(state.host.params)
+        return params
+
+    [params] = run(epochs(), engine=problem.engine)
     assert len(params) == 13
     losses, normalised = [], []
-    for each in params:
-        joined, values = np.asarray(each.factors[0]), np.asarray(each.leaves.values, np.float64)
+    for chain in params:
+        joined, values = np.asarray(chain.factors[0]), np.asarray(chain.leaves.values, np.float64)
         logits = values[oracles.walk(joined[:, :-1], joined[:, -1], real.x)]
         probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         losses.append(np.mean((logits - np.eye(3)[real.y]) ** 2))

@@ -12,11 +12,11 @@ from sklearn.tree import DecisionTreeClassifier
 import sweeps
 
 import jtrees
-from jtrees import Batch, leaves as kinds, losses, splitting
+from jtrees import Batch, leaves as kinds, losses
 from jtrees.leaves import refit_hierarchical
 from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree import surrogate
-from jtrees.methods.nongreedy_tree.greedy import _PUSHING, _lengths
+from jtrees.methods.nongreedy_tree.greedy import PUSHING, pushing_lengths
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -375,24 +375,20 @@ def test_a_search_that_is_stopped_has_the_levels_so_far():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_axis_aligned_splits_start_at_the_length_at_which_a_part_of_their_samples_push(weighted):
+def test_splits_start_at_the_length_at_which_a_part_of_their_samples_push(weighted):
     rng = np.random.default_rng(0)
-    x, local = rng.normal(size=(60, 3)), rng.integers(0, 4, 60)
-    local[local == 3] = 2  # node 3 has no samples
+    score, node = np.abs(rng.normal(size=60)), rng.integers(0, 4, 60)
+    node[node == 3] = 2  # node 3 has no samples
     suits, weight = rng.normal(size=60), rng.integers(0, 3, 60) if weighted else np.ones(60, int)
-    suits[local == 1] = -1  # and node 1 none that is suited
-    thresholds = splitting.Thresholds(np.array([0, 1, 2, 0]), np.array([0.1, 0, -0.4, 0]), np.ones(4))
-    made = jax.jit(_lengths)(thresholds, x, local, suits, weight * 1.0)
-    for node in (0, 2):
+    suits[node == 1] = -1  # and node 1 none that is suited
+    lengths = jax.jit(pushing_lengths, static_argnums=4)(score, suits, weight * 1.0, node, 4)
+    for split in (0, 2):
         rows = np.repeat(np.arange(60), weight)  # a weight is a repetition
-        rows = rows[(local[rows] == node) & (suits[rows] > 0)]
-        score = np.abs(x[rows, thresholds.feature[node]] - thresholds.threshold[node]) / np.hypot(
-            1, thresholds.threshold[node]
-        )
-        pushing = lambda length, rows=rows, score=score: np.mean(2 * length * score < suits[rows])
-        longest = made[node] / 0.999  # at which the last of them would push
-        assert pushing(longest * 1.0001) <= _PUSHING < pushing(longest * 0.9999) + 1 / len(rows) + 1e-9
-    assert np.isinf(made[1]) and np.isinf(made[3])
+        rows = rows[(node[rows] == split) & (suits[rows] > 0)]
+        pushing = lambda length, rows=rows: np.mean(2 * length * score[rows] < suits[rows])
+        longest = lengths[split] / 0.999  # at which the last of them would push
+        assert pushing(longest * 1.0001) <= PUSHING < pushing(longest * 0.9999) + 1 / len(rows) + 1e-9
+    assert np.isinf(lengths[1]) and np.isinf(lengths[3])
 
 
 @pytest.mark.slow

@@ -6,18 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+from problems import key_data, problem_of, problem_of_table, run, search
 import pytest
 from sklearn.tree import DecisionTreeClassifier
 import sweeps
 
 import jtrees
 from jtrees import losses, pytree
-from jtrees.data import Data, Scaling, checked_table
+from jtrees.data import Scaling, checked_table
 from jtrees.ensembles.polished import subtree_nodes
 from jtrees.leaves import Values
-from jtrees.methods.annealed.stages import Start, train_stages
-from jtrees.search import Finished, Runs, SearchResult, options as kinds
+from jtrees.methods.annealed.stages import train_stages
+from jtrees.search import Engine, Fitted
 from jtrees.search.monitor import Monitor
+from jtrees.search.problem import derived
 from jtrees.warmstart import cart_regressor, from_sklearn
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -32,13 +34,29 @@ class Result(NamedTuple):
     accepted: np.ndarray
 
 
+REPORT = jtrees.search.Report()
+
+
+@pytree.dataclass
+class Given(jtrees.Recipe):
+    """A recipe that returns a given tree."""
+
+    tree: Any
+
+    async def search(self, problem):
+        history = np.zeros(1, np.float32)
+        return Fitted((), 0.0, 7, history, model=self.tree, tree=self.tree, loss=99.0, report=REPORT)
+
+    def scaling(self, table):
+        return Scaling.fit(table, 3.0)
+
+
 def polish(tree, x, y, *, task="regression", sample_weight=None, monitor=None, **options):
-    """The polish of a given tree, as the recipe does it to the tree of its base."""
+    """The polish of a given tree, with leaves that are not shrunk."""
     table = checked_table(x, y, sample_weight, task)
-    recipe = kinds.checked(jtrees.Polished(BASE, **{"epochs": EPOCHS, **options}))
-    scaling = Scaling.fit(table, 3.0)
-    data = Data(table, None, scaling, scaling.batch(table))
-    return Result(*recipe._polish(tree, data, jax.random.key(0), monitor or Monitor()))
+    recipe = jtrees.Polished(Given(tree), **{"epochs": EPOCHS, "shrink": False, **options})
+    fitted = search(problem_of_table(recipe, table, engine=Engine(monitor or Monitor(), "threefry2x32")))
+    return Result(fitted.tree, fitted.report.losses, fitted.report.accepted)
 
 
 def random_tree(seed, classes=None, depth=DEPTH):
@@ -189,7 +207,7 @@ def test_subtrees_without_anything_to_learn_stay_as_they_are(data, alone, left):
     y = np.where(x[:, 0] > threshold, 5.0, np.where(x[:, 1] > 0, left, 0.0))
     result = polish(tree, x, y)
     assert result.accepted.tolist() == [0, 0]
-    check_unchanged(result, tree)
+    check_unchanged(result, tree.refit(x, y.astype(np.float32)).merged())  # a fit merges leaves of equal values
 
 
 # --- One subtree after the other -------------------------------------------------------------------------------------
@@ -216,8 +234,8 @@ def polish_one_by_one(tree, x, y, key):
         depth = tree.depth - level
         reached = np.asarray(tree.decision_path(x))[level]
         roots = [r for r in range(2**level - 1, 2 ** (level + 1) - 1) if len(np.unique(y[reached == r])) > 1]
-        recipe = kinds.checked(jtrees.GET(depth=depth, epochs=EPOCHS, starts=2, precondition=0.0, halving=False))
-        for root, of_root in zip(roots, jax.random.split(jax.random.fold_in(key, level), len(roots)), strict=True):
+        recipe = jtrees.GET(depth=depth, epochs=EPOCHS, starts=2, precondition=0.0, halving=False)
+        for number, root in enumerate(roots):
             here, nodes = reached == root, walk_below(root, depth)
             low, span = x[here].astype(np.float64).mean(0), 3 * x[here].astype(np.float64).std(0)
             x01 = ((x[here] - low) / span).astype(np.float32)
@@ -226,12 +244,13 @@ def polish_one_by_one(tree, x, y, key):
             w, b = np.asarray(tree.weights, np.float64)[nodes], np.asarray(tree.bias, np.float64)[nodes]
             now = jtrees.ObliqueTree(*(np.asarray(a, np.float32) for a in (w * span, b + w @ low)), None)
             batch = jtrees.Batch(x01, y01.astype(np.float32), np.ones(len(x01), np.float32))
-            of = {"impl": str(jax.random.key_impl(key))}
-            of_key = [np.asarray(jax.random.key_data(of_root))]
-            runs = Runs([recipe], of_key, jtrees.Regression(), batch, None, Monitor(), **of)
-            drawn = [runs.rng(0, k).uniform(*np.float32(recipe.alpha_ranges).T).astype(np.float32) for k in (0, 1)]
-            starts = [Start(splits, drawn[k], None) for k, splits in enumerate((grown, now))]
-            ended = [train_stages(runs, [start], EPOCHS)[0] for start in starts]
+            problem = problem_of(recipe, batch).replace(key=derived(derived(key_data(key), 3000 + level), number))
+            stages = []
+            for start, splits in enumerate((grown, now)):
+                low_high = np.float32(problem.recipe.alpha_ranges).T
+                sharpness = problem.rng(start).uniform(*low_high).astype(np.float32)
+                stages.append(train_stages(problem, splits, sharpness, EPOCHS))
+            ended = run(*stages, engine=problem.engine)
             trained = min(ended, key=lambda end: end.score).splits
             for candidate in (grown, trained):
                 w, b = np.array(tree.weights), np.array(tree.bias)
@@ -258,22 +277,6 @@ def test_side_by_side_is_one_after_the_other(data):
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
-
-
-OWN = jtrees.search.Report()
-
-
-@pytree.dataclass
-class Given(jtrees.Recipe):
-    """A recipe that returns a given tree."""
-
-    tree: Any
-
-    def search(self, runs):
-        return [SearchResult((), 0.0, True, 7, history=np.zeros(1, np.float32)) for _ in range(len(runs))]
-
-    def finish(self, result, data, *, key, monitor):
-        return Finished(self.tree, self.tree, 99.0, OWN)
 
 
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -318,7 +321,7 @@ def test_the_loss_reported_is_that_on_validation(data):
     assert losses[0] == pytest.approx(squared_loss(random_tree(0), x, y), rel=1e-5)
     assert losses[-1] == pytest.approx(squared_loss(fit.tree, x, y), rel=1e-5)
     assert losses[-1] < 0.9 * losses[0] < fit.loss
-    assert fit.step == 7 and fit.report.search.base is OWN and fit.report.ended == "finished"
+    assert fit.step == 7 and fit.report.search.base is REPORT and fit.report.ended == "finished"
 
 
 @pytest.mark.slow

@@ -3,17 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from problems import problem_of_table, run, search
 import pytest
 import sweeps
 
 import jtrees
 from jtrees import leaves, topology
-from jtrees.data import Scaling, checked_table
+from jtrees.data import checked_table
 from jtrees.data.table import bucket
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
-from jtrees.search import Runs, SearchResult, options
+from jtrees.search import Fitted
 from jtrees.search.minibatch import trained
-from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, preconditioned, spectrum
 from jtrees.training import Batch
 
@@ -93,12 +93,9 @@ def test_composed_trees_and_ensembles_are_functions_of_the_features():
     np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
 
 
-def runs_of(recipe, x, y):
-    """The run of a recipe on a table, with one key, on scaled data."""
-    table = checked_table(x, y, None, "regression")
-    scaling = Scaling.fit(table)
-    key, task = np.array([0, 7], np.uint32), table.task.scaled(scaling.y_unit)
-    return Runs([options.checked(recipe)], [key], task, scaling.batch(table), None, Monitor(), impl="threefry2x32")
+def problem_of(recipe, x, y):
+    """The problem of a recipe on a table."""
+    return problem_of_table(recipe, checked_table(x, y, None, "regression"), key=7)
 
 
 @pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], pytest.mark.wide))
@@ -108,13 +105,13 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     Left out is TEL, whose number of steps is chosen on held-out rows; NonGreedy begins with CO2.
     """
     few = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
-    runs = runs_of(SMALL[name].replace(precondition=0.5, **few), *collinear)
-    plain = runs_of(SMALL[name].replace(precondition=0.0, **few), *collinear)
-    batch, m = runs.rows(0), matrix(spectrum(runs.rows(0)), 0.5)
-    [result], [expected] = (some.recipes[0].search(some) for some in (runs, plain.on(x=[batch.x @ m])))
-    apply = lambda model, x: (model.apply if isinstance(model, jtrees.ObliqueTree) else model.outputs)(x)
-    outputs = lambda model, x: apply(*jax.tree.map(jnp.asarray, (model, x)))
-    ours, theirs = np.asarray(outputs(result.model, batch.x)), np.asarray(outputs(expected.model, batch.x @ m))
+    problem, plain = (problem_of(SMALL[name].replace(precondition=p, **few), *collinear) for p in (0.5, 0.0))
+    x, m = problem.batch.x, matrix(spectrum(problem.batch), 0.5)
+    mapped = plain.replace(batch=plain.batch._replace(x=x @ m))
+    fitted, expected = (search(part).scaled for part in (problem, mapped))
+    apply = lambda model, x: model.apply(x) if isinstance(model, jtrees.ObliqueTree) else model.network.outputs(x)
+    outputs = lambda model, x: np.asarray(apply(*jax.tree.map(jnp.asarray, (model, x))))
+    ours, theirs = outputs(fitted, x), outputs(expected, x @ m)
     # A sample at a split may fall to its other side.
     assert np.mean(np.abs(ours - theirs) > 1e-3) < 0.02
 
@@ -122,71 +119,79 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
 # --- The choice ------------------------------------------------------------------------------------------------------
 
 
+def preconditioned_by(train, problem, **options):
+    """The result of a training on preconditioned features, of which the strength is chosen."""
+    return run(preconditioned(problem, "auto", train, **options), engine=problem.engine)[0]
+
+
 def chosen(losses, collinear):
-    """The result of a search whose trials have given losses; the last training has the strength of the best."""
-    given = iter(losses)
+    """The result of a search whose trials have these losses."""
+    scores = iter(losses)
 
-    def train(runs, trials):
-        out = runs.rows(0).weight == 0
-        score = next(given) if out.sum() > len(runs.rows(0).x) - len(collinear[0]) else 0.0
-        return [SearchResult(None, score, True, 0)]
+    async def train(problem, trial):
+        return Fitted(None, next(scores) if problem.count < len(collinear[0]) else 0.0, 0, None)
 
-    [result] = preconditioned(runs_of(SMALL["DGT"], *collinear), "auto", train)
-    return result
+    return preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
 
 
 @pytest.mark.parametrize(
-    ("losses", "strength"),
-    [((1.0, 0.95, 0.97), 0.0), ((1.0, 0.94, 0.97), 0.9), ((1.0, 2.0, 0.5), 0.99), ((1.0, 2.0, 3.0), 0.0)],
+    ("losses", "best"),
+    [((1.0, 0.96, 0.97), 0), ((1.0, 0.95, 0.97), 1), ((1.0, 2.0, 0.5), 2), ((1.0, 2.0, 3.0), 0)],
 )
-def test_a_strength_must_be_clearly_better_than_none(losses, strength, collinear):
+def test_a_strength_must_be_clearly_better_than_none(losses, best, collinear):
     """With 120 held-out rows, by half of the root of their inverse number: 0.046."""
     result = chosen(losses, collinear)
-    assert result.preconditioning.strength == pytest.approx(strength if losses[1] != 0.95 else 0.9)
+    assert result.preconditioning.strength == (0.0, 0.9, 0.99)[best]
     np.testing.assert_allclose(result.preconditioning.losses, losses)
-    [trial] = result.held_out
-    assert trial.result.score == losses[int(np.argmin(losses)) if strength or losses[1] == 0.95 else 0]
-    assert trial.rows.sum() == 120
+    assert result.fitted.score == 0 and result.trial.score == losses[best]  # also where others had lower losses
+    assert result.held_out.sum() == 120
+
+
+def test_a_trial_that_became_non_finite_is_not_chosen(collinear):
+    async def train(problem, trial):
+        if trial is None and problem.matrix is not None and not np.array_equal(problem.matrix, np.eye(5)):
+            raise FloatingPointError
+        return Fitted(None, 1.0, 0, None)
+
+    result = preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
+    assert result.preconditioning.strength == 0
+    np.testing.assert_array_equal(result.preconditioning.losses, [1, np.inf, np.inf])
 
 
 def test_the_best_trial_is_the_result_if_the_time_is_up_after_it(collinear):
-    runs, trained_on = runs_of(SMALL["DGT"], *collinear), []
+    trained_on = []
 
-    def train(runs, trials):
-        runs.monitor.ended = "max_seconds"
-        trained_on.append(runs)
-        return [SearchResult("the trial's", 0.5, True, 3)]
+    async def train(problem, trial):
+        problem.monitor.ended = "max_seconds"
+        trained_on.append(problem)
+        return Fitted("the trial's", 0.5, 3, None)
 
-    [result] = preconditioned(runs, "auto", train)
-    assert len(trained_on) == 1 and result.model == "the trial's"
+    result = preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
+    assert len(trained_on) == 1 and result.fitted.scaled == "the trial's"
     np.testing.assert_array_equal(result.preconditioning.losses, np.float32([0.5, np.inf, np.inf]))
-
-
-def test_a_gain_within_the_margin_is_none(collinear):
-    """The held-out result is then that of strength 0, although other strengths had lower losses."""
-    result = chosen((1.0, 0.97, 0.96), collinear)
-    assert result.preconditioning.strength == 0 and [trial.result.score for trial in result.held_out] == [1.0]
 
 
 def test_trials_do_not_see_the_held_out_rows(collinear):
     """Other targets there change the loss of a trial, not what it learns."""
-    recipe = SMALL["DGT"].replace(epochs=6)
-    runs, seen = runs_of(recipe, *collinear), []
+    problem = problem_of(SMALL["DGT"].replace(epochs=6), *collinear)
 
-    def train(runs, trials):
-        results = trained(runs)
-        seen.append((runs.rows(0), results[0]))
-        return results
+    def first_trial(problem):
+        trials = []
 
-    preconditioned(runs, "auto", train, trial=train)
-    held_out = (seen[0][0].weight == 0)[: len(collinear[0])]
-    assert held_out.sum() == len(collinear[0]) // 5
-    y = runs.rows(0).y.copy()
-    y[np.flatnonzero(held_out)] = 1 - y[np.flatnonzero(held_out)]
-    first, seen = seen[0][1], []
-    preconditioned(runs.on(y=[y]), "auto", train, trial=train)
-    np.testing.assert_array_equal(seen[0][1].history, first.history)
-    assert seen[0][1].score != first.score
+        async def train(problem, trial):
+            trials.append((problem, await trained(problem)))
+            return trials[-1][1]
+
+        preconditioned_by(train, problem, trial=train)
+        return trials[0]
+
+    trial, fitted = first_trial(problem)
+    held_out = trial.evaluation.weight > 0
+    assert held_out.sum() == len(collinear[0]) // 5 and not (held_out & trial.weighed).any()
+    y = np.where(held_out, 1 - problem.batch.y, problem.batch.y)
+    _, changed = first_trial(problem.replace(batch=problem.batch._replace(y=y)))
+    np.testing.assert_array_equal(changed.history, fitted.history)
+    assert changed.score != fitted.score
 
 
 @pytest.mark.parametrize("name", sweeps.slow(["DGT", "TEL"], ["DGT"]))
@@ -248,7 +253,7 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
         jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=jax.random.key(4))
         for options in ({}, {"precondition": 0.0}, {"shrink": False})
     )
-    within = 100 <= bucket(rows) <= 1024
+    within = 100 <= rows <= 1024
     tried = lambda fit: [] if (found := fit.report.search.preconditioning) is None else np.isfinite(found.losses)
     assert sum(tried(fit)) == within and sum(tried(unshrunk)) == 0
     assert np.isfinite(fit.report.search.shrinkage) == within
@@ -258,7 +263,7 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     if not within:
         assert spread(fit) == spread(by_gcv)
     elif rows >= 300:
-        assert spread(fit) < 0.02
+        assert spread(fit) < 0.5 * spread(by_gcv)
 
 
 @pytest.mark.parametrize(

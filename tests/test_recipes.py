@@ -13,13 +13,14 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-from polynomials import Polynomials, begun, mse
+from polynomials import Polynomials, initial, mse
+from problems import problem_of, run as results_of
 import pytest
 
 import jtrees
 from jtrees import pytree
 from jtrees.data import Scaling, checked_table
-from jtrees.search import Runs, fit as driver, monitor, options, runs as loop
+from jtrees.search import engine as loop, fit as driver, monitor
 from jtrees.search.monitor import Monitor
 
 KEY = jax.random.key(0)
@@ -47,10 +48,13 @@ def test_a_fit_has_the_losses_before_its_updates(table):
     assert result.report.recipe["name"] == "Polynomials"
     assert result.history.shape == (103,) and np.isfinite(result.history).all()  # no tail of NaN
     checked = checked_table(*table, None, "regression")
-    batch, number = Scaling.fit(checked).batch(checked), np.asarray(jax.random.key_data(KEY))
-    impl = str(jax.random.key_impl(KEY))
-    runs = Runs([options.checked(recipe)], [number], jtrees.Regression(), batch, None, Monitor(), impl=impl)
-    [(first, *_)] = runs.fetch(runs.map(begun))
+    batch = Scaling.fit(checked).batch(checked)
+    problem = problem_of(recipe, batch, key=KEY)
+
+    async def coefficients():
+        return (await problem.map(initial)).host[0]
+
+    [first] = results_of(coefficients(), engine=problem.engine)
     np.testing.assert_allclose(result.history[0], mse(first, batch), rtol=1e-6)
     np.testing.assert_array_equal(result.predict(table[0]), result.model.predict(table[0]))
     assert result.loss == pytest.approx(np.mean((result.predict(table[0]) - table[1]) ** 2), rel=1e-12)

@@ -200,25 +200,25 @@ def test_one_program_for_each_combination_of_static_options(count_compilations):
     assert count_compilations(losses, 3, 0.1, 0.2, 0.4) == 0  # nor for another number of runs
 
 
-def ctrl_c(monkeypatch, batch, after=True):
-    """Ctrl-C comes in a batch of runs, counted from 1: after its training or before."""
-    search, done = Polynomials.search, itertools.count(1)
+def ctrl_c(monkeypatch, run, after=True):
+    """Ctrl-C comes in the search of a run, counted from 1: after its training or before."""
+    search, number = Polynomials.search, itertools.count(1)
 
-    def searched(self, runs):
-        now = next(done) == batch
-        if now and not after:
-            runs.monitor._interrupt()
-        found = search(self, runs)
-        if now and after:
-            runs.monitor._interrupt()
-        return found
+    async def searched(self, problem):
+        interrupts = next(number) == run
+        if interrupts and not after:
+            problem.monitor._interrupt()
+        result = await search(self, problem)
+        if interrupts and after:
+            problem.monitor._interrupt()
+        return result
 
     monkeypatch.setattr(Polynomials, "search", searched)
 
 
 def test_an_interrupted_sweep_says_which_runs_are_not_finished(monkeypatch):
     """Of six batches of two, in two programs, the second is interrupted."""
-    ctrl_c(monkeypatch, 2)
+    ctrl_c(monkeypatch, 4)
     with pytest.warns(UserWarning, match="interrupted: of 12 runs, 2 finished, 2 interrupted, 8 not started"):
         result = sweep(grid={"depth": (2, 3)}, seeds=6, batch=2)
     states = ["finished"] * 2 + ["interrupted"] * 2 + ["not started"] * 8
@@ -241,7 +241,7 @@ def test_a_run_that_came_to_its_end_is_the_best_whatever_an_interrupted_run_has_
 
 def test_a_sweep_that_ended_before_any_combination_had_its_folds(monkeypatch):
     """The fits that there are decide."""
-    ctrl_c(monkeypatch, 1)
+    ctrl_c(monkeypatch, 2)
     with pytest.warns(UserWarning, match="of 3 runs, 2 interrupted, 1 not started"):
         result = single(validation=3, batch=2)
     assert [fit is not None for fit in result.fits.ravel()] == [True, True, False]

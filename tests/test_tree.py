@@ -129,6 +129,8 @@ def test_merging_keeps_every_prediction_and_leaves_no_split_of_equal_leaves(seed
     assert merged.leaves is tree.leaves
     assert merged.num_parameters <= tree.num_parameters
     assert jax.tree.all(jax.tree.map(np.array_equal, merged.merged(), merged))
+    stacked = jax.tree.map(lambda *a: np.stack(a), tree, draw(seed + 1).replace(leaves=tree.leaves)).merged()
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a[0], b), stacked, merged))
 
 
 def test_leaves_that_differ_in_one_bit_are_not_merged():
@@ -400,7 +402,7 @@ def test_batches_of_trees_are_refused(small_tree):
     of_rows = [
         lambda name=name: getattr(batch, name)(x) for name in ("predict", "leaf_index", "decision_path", "prune")
     ]
-    of_tree = [lambda name=name: getattr(batch, name)() for name in ("to_text", "merged")]
+    of_tree = [batch.to_text]
     sizes = [lambda name=name: getattr(batch, name) for name in ("splits", "num_leaves", "num_parameters")]
     for ask in of_rows + of_tree + sizes:
         with pytest.raises(ValueError) as error:

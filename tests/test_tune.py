@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import optax
 from polynomials import Polynomial, Polynomials
+from problems import problem_of, search
 import pytest
 import sweeps
 
 import jtrees
 from jtrees.data import Scaling, checked_table
 from jtrees.data.scaling import losses_of
-from jtrees.search import Runs, fit as driver, monitor, options as kinds, runs as of_runs
+from jtrees.search import engine, fit as driver, monitor
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import groups_of, with_options
 from jtrees.tasks import Regression
@@ -140,22 +141,20 @@ def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
     grid = {"depth": (2, 3), "learning_rate": (0.1, 0.5)}
     result = tune(table, grid, validation=3, sample_weight=weight)
     split_key, search_key, _ = jax.random.split(KEY, 3)
-    of_key = {"keys": [np.asarray(jax.random.key_data(search_key))], "impl": str(jax.random.key_impl(KEY))}
     folds = np.array_split(np.asarray(jax.random.permutation(split_key, len(x))), 3)
     whole = checked_table(x, y, weight, "regression")
     scaling = Scaling.fit(whole)
     batch = scaling.batch(whole)
     for depth, rate in itertools.product(*grid.values()):
-        recipe = kinds.checked(Polynomials(depth=depth, learning_rate=rate))
-        lost = []
+        recipe = Polynomials(depth=depth, learning_rate=rate)
+        losses = []
         for fold in folds:
             rest = batch.weight.copy()
             rest[fold] = 0
-            some = {"batch": batch._replace(weight=rest), "validation": None}
-            [found] = recipe.search(Runs([recipe], task=whole.task, monitor=Monitor(), **some, **of_key))
-            lost.append((Polynomial(found.model, scaling).predict(x[fold]) - y[fold]) ** 2)
+            fitted = search(problem_of(recipe, batch._replace(weight=rest), key=search_key))
+            losses.append((Polynomial(fitted.scaled, scaling).predict(x[fold]) - y[fold]) ** 2)
         trial = trials(result)[(depth, rate)]
-        loss = np.average(np.concatenate(lost), weights=weight[np.concatenate(folds)] if weighted else None)
+        loss = np.average(np.concatenate(losses), weights=weight[np.concatenate(folds)] if weighted else None)
         assert trial.loss == pytest.approx(loss, rel=1e-5)  # one by one or together
         assert trial.size == depth + 1
     assert set(trials(result)) == set(itertools.product(*grid.values()))
@@ -177,9 +176,14 @@ def test_a_pair_chooses_epochs_and_options(table):
 
 
 def watched(monkeypatch, before):
-    """Calls ``before(number, runs)`` before each search, which are counted from 1."""
+    """Calls ``before(number, monitor)`` before each search, which are counted from 1."""
     search, number = Polynomials.search, itertools.count(1)
-    monkeypatch.setattr(Polynomials, "search", lambda self, runs: (before(next(number), runs), search(self, runs))[1])
+
+    async def searched(self, problem):
+        before(next(number), problem.monitor)
+        return await search(self, problem)
+
+    monkeypatch.setattr(Polynomials, "search", searched)
 
 
 def test_time_is_for_all_fits_together(table, monkeypatch):
@@ -190,9 +194,9 @@ def test_time_is_for_all_fits_together(table, monkeypatch):
         ticks[0] += 1
         return float(ticks[0])
 
-    for where in (driver, monitor, of_runs, module):
+    for where in (driver, monitor, engine, module):
         monkeypatch.setattr(where, "time", types.SimpleNamespace(monotonic=read))
-    watched(monkeypatch, lambda number, runs: began.append(ticks[0]))
+    watched(monkeypatch, lambda number, monitor: began.append(ticks[0]))
     result = tune(table, {"depth": (1, 3)}, max_seconds=1e6)
     assert result.report.ended == "finished" and depths(result) == [1, 3]
     # Three quarters of the time end amid the updates of the second depth, which is no trial then.
@@ -208,7 +212,7 @@ def test_time_is_for_all_fits_together(table, monkeypatch):
 
 def test_interrupted_trials_are_not_compared(table, monkeypatch):
     """The second depth is interrupted in its first updates: it is no trial, and the fit follows."""
-    watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 2 else None)
+    watched(monkeypatch, lambda number, monitor: monitor._interrupt() if number == 2 else None)
     with pytest.warns(UserWarning, match="the trials were interrupted: the choice is among 1 of 2 combinations"):
         result = tune(table, {"depth": (1, 3)})
     assert depths(result) == [1]
@@ -220,7 +224,7 @@ def test_interrupted_trials_are_not_compared(table, monkeypatch):
 def test_finished_trials_of_an_interrupted_program_are_chosen_from(table, monkeypatch, halving):
     """Of three of one program, one at a time, the second is interrupted: it is no trial, whatever its loss."""
     monkeypatch.setattr(driver, "_AT_ONCE_CPU", 1)
-    watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 2 else None)
+    watched(monkeypatch, lambda number, monitor: monitor._interrupt() if number == 2 else None)
     with pytest.warns(UserWarning, match="the choice is among 1 of 3 combinations"):
         result = tune(table, {"learning_rate": (1e-6, 0.4, 0.5)}, Polynomials(depth=3), halving=halving)
     [trial] = result.report.tuning.trials
@@ -228,7 +232,7 @@ def test_finished_trials_of_an_interrupted_program_are_chosen_from(table, monkey
 
 
 def test_an_interrupted_trial_says_so_where_it_is_all_there_is(table, monkeypatch):
-    watched(monkeypatch, lambda number, runs: runs.monitor._interrupt() if number == 1 else None)
+    watched(monkeypatch, lambda number, monitor: monitor._interrupt() if number == 1 else None)
     with pytest.warns(UserWarning, match="the choice is among 2 of 2 combinations"):
         result = tune(table, {"learning_rate": (0.4, 0.5)}, Polynomials(depth=3))
     assert [trial.state for trial in result.report.tuning.trials] == ["interrupted", "interrupted"]

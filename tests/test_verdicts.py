@@ -239,11 +239,14 @@ def test_polish_has_the_loss_of_the_task():
     assert fits[0].report.search.accepted.any()
 
 
-def test_scores_of_monotone_trees_are_those_of_ordered_leaves():
+@pytest.mark.parametrize("name", ["squared error", pytest.param("poisson", marks=pytest.mark.slow)])
+def test_scores_of_monotone_trees_are_those_of_ordered_leaves(name):
     recipe = jtrees.BestOf(jtrees.NonGreedy(depth=3, greedy_epochs=3, epochs=6, shrink=False, precondition=0), runs=2)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 2))
     y = -x[:, 0] + np.sin(3 * x[:, 1]) + 0.3 * rng.normal(size=400)  # falls, against the constraint
-    result = jtrees.fit(recipe, x[:200], y[:200], validation=(x[200:], y[200:]), monotone={0: 1}, key=KEY)
-    scores = result.report.search.scores * np.ptp(y[:200]) ** 2
-    assert scores.min() == pytest.approx(result.loss, rel=1e-3)
+    y, task = (y, "regression") if name == "squared error" else (np.exp(y), TASKS[name][0])
+    unit = np.ptp(y[:200]) ** 2 if name == "squared error" else y[:200].mean()
+    validation = x[200:], y[200:]
+    result = jtrees.fit(recipe, x[:200], y[:200], validation=validation, monotone={0: 1}, task=task, key=KEY)
+    assert unit * result.report.search.scores.min() == pytest.approx(result.loss, rel=1e-3)

@@ -1,34 +1,24 @@
 """Bagging of any recipe: models of bootstrap samples, trained side by side."""
 
 from dataclasses import dataclass
-import time
-from typing import Any, Literal, NamedTuple
+import math
+from typing import Any, Literal
 
 import jax
-from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, sharding, validation as checks
-from jtrees.data import Data, Scaling, Table
+from jtrees.data import Data, Table
 from jtrees.data.scaling import row_losses
+from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest, votes
-from jtrees.search import Finished, LeftOut, Recipe, Report, Runs, SearchResult, options
-from jtrees.search.monitor import Monitor
+from jtrees.search import Fitted, LeftOut, OutOfTimeError, Problem, Recipe, Report, gather, options
 from jtrees.tasks import Classification, Task
 
-_DRAWN = 4  # purpose number of the random generator: see ``Runs.rng``
-
-
-class Bag(NamedTuple):
-    """The tree of a bootstrap sample.
-
-    Attributes:
-      result: the result of the base recipe.
-      rows: the rows of the sample, numbered among the rows of positive weight.
-    """
-
-    result: SearchResult
-    rows: np.ndarray
+_DRAWN = 4  # purpose number of the random generator: see ``Problem.rng``
+# The samples of the trees that are trained at a time take at most about this number of bytes. A sample has its features
+# in float32, on the device too, and in the user's units in double precision.
+_MEMORY, _COPIES = 2**30, 4
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -53,7 +43,7 @@ class BaggedReport(Report):
 
 
 @pytree.dataclass(kw_only=True)
-class Bagged(Recipe):
+class Bagged(Wrapper):
     """Bagging (Breiman 1996): many models of one recipe, each fitted to a bootstrap sample, as in DGT-Forest.
 
     Rows are drawn uniformly, and keep their weights. The model is a :class:`jtrees.Forest`; ``tree`` is None. The
@@ -80,8 +70,7 @@ class Bagged(Recipe):
     fraction: float = options.share(1.0)
     combine: Literal["mean", "vote"] | None = options.choice(None, ("mean", "vote"), optional=True)
 
-    def targets(self, x: Any, y: Any) -> Any:
-        return options.checked_base("base", self.base).targets(x, y)
+    is_tree = False
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         if self.combine == "vote" and not isinstance(task, Classification):
@@ -89,69 +78,71 @@ class Bagged(Recipe):
         checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // self._size(shape[0]))
         self.base.check(task, (self._size(shape[0]), shape[1]))
 
-    def scaling(self, table: Table) -> Scaling:
-        return self.base.scaling(table)
-
-    def keeps_monotone(self, task: Task) -> bool:
-        return self.base.keeps_monotone(task)
-
-    def tree_leaves(self, task: Task) -> None:
-        return None
-
     def _size(self, n: int) -> int:
         """Returns the number of rows in a bootstrap sample of n rows."""
         return max(1, round(self.fraction * n))
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        bags = [numbers for i in range(len(runs)) for numbers in self._drawn(runs, i)]
-        each = runs.using([recipe.base for recipe in runs.recipes]).repeat(self.trees)
-        results = self.base.search(each.on(rows=[rows for rows, _ in bags]))
-        forests = []
-        for first in range(0, len(results), self.trees):
-            some = results[first : first + self.trees]
-            numbers = [own[own >= 0] for _, own in bags[first : first + len(some)]]
-            model = [Bag(*of_tree) for of_tree in zip(some, numbers, strict=True)]
-            score, finite = np.mean([one.score for one in some]), all(one.finite for one in some)
-            history = joined([one.history for one in some])
-            step = max(int(one.step) for one in some)
-            forests.append(SearchResult(model, score, finite, step, history=history))
-        return forests
+    async def search(self, problem: Problem) -> Fitted:
+        bags, trees = self._bags(problem), problem.replace(recipe=problem.recipe.base).repeat(self.trees)
+        trees[1:] = [tree.replace(is_optional=True) for tree in trees[1:]]
+        at_once = max(1, _MEMORY // (_COPIES * 4 * math.prod(problem.shape)))
+        samples = zip(trees, bags, np.arange(self.trees) >= at_once, strict=True)
+        results = await gather(*(self._tree(*sample) for sample in samples), at_once=at_once)
+        finished = [(tree, rows) for tree, rows in zip(results, bags, strict=True) if isinstance(tree, Fitted)]
+        failed = [error for error in results if isinstance(error, FloatingPointError)]
+        if failed or not finished:
+            raise (failed or results)[0]
+        with problem.finishing():
+            return self._forest(problem, *zip(*finished, strict=True))
 
-    def _drawn(self, runs: Runs, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the rows of each bag of a run, -1 for padding, also as numbers among the rows of positive weight."""
-        weight = runs.targets(i)[1]
-        real = np.arange(runs.shape[0]) if weight is None else np.flatnonzero(np.asarray(weight) > 0)
-        drawn = runs.rng(i, _DRAWN).choice(real, (self.trees, self._size(runs.shape[0]))).astype(np.int32)
+    async def _tree(self, problem: Problem, rows: np.ndarray, begins_late: bool) -> Fitted:
+        """Returns the result on a bootstrap sample, whose arrays are in memory while the search runs.
+
+        Raises:
+          OutOfTimeError: if the search would begin after the deadline.
+        """
+        if begins_late and not problem.monitor.has_time():
+            raise OutOfTimeError("the deadline passed before the search of the tree began")
+        return await self.base.search(problem.take(rows))
+
+    def _bags(self, problem: Problem) -> np.ndarray:
+        """Returns the rows of each bag, ``(trees, m)``, -1 for padding."""
+        real, size = np.flatnonzero(problem.weighed), self._size(problem.shape[0])
+        drawn = problem.rng(_DRAWN).choice(real, (self.trees, size)).astype(np.int32)
         drawn[:, self._size(len(real)) :] = -1  # a bag of a padded batch has the same fraction of padding
-        return [(rows, np.where(rows < 0, -1, np.searchsorted(real, rows))) for rows in drawn]
+        return drawn
 
-    def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
+    def _forest(self, problem: Problem, trees: tuple[Fitted, ...], bags: tuple[np.ndarray, ...]) -> Fitted:
+        """Returns the forest of trees that were fitted to bags."""
+        data: Any = problem.data
         combine: Any = self.combine or ("vote" if isinstance(data.table.task, Classification) else "mean")
-        fitted, bags, began = [], [], time.monotonic()
-        for i, (of_tree, rows) in enumerate(result.model):
-            if i and not monitor.may_be_late(time.monotonic() - began):  # the remaining work takes about the same time
-                break
-            bags.append(rows)
-            table = data.table.rows(rows).normalised()
-            bag = data._replace(table=table, batch=data.scaling.batch(table))
-            fitted.append(self.base.finish(of_tree, bag, key=jax.random.fold_in(key, i), monitor=monitor))
-        models = [one.model for one in fitted]
+        models = [tree.model for tree in trees]
         if isinstance(models[0], Forest):  # the held-out rows of each bag choose its number of trees
             longest = max(map(len, models))
-            models = [one.padded(longest) if len(one) < longest else one for one in models]
+            models = [model.padded(longest) if len(model) < longest else model for model in models]
         forest = Forest(jax.tree.map(_stacked, *models), combine)
-        in_bag = np.stack([np.bincount(rows, minlength=len(data.table.x)) for rows in bags])
+        numbers: Any = problem.rows
+        in_bag = np.stack([np.bincount(numbers[rows[rows >= 0]], minlength=len(data.table.x)) for rows in bags])
         predictions = _predictions(models, combine, data.table)
         out_of_bag = _out_of_bag(predictions, in_bag)
         report = BaggedReport(
             out_of_bag_score=_score(out_of_bag, data.table),
             out_of_bag=out_of_bag,
             in_bag=in_bag,
-            losses=np.array([one.loss for one in fitted]),
-            bases=[one.report for one in fitted],
+            losses=np.array([tree.loss for tree in trees]),
+            bases=[tree.report for tree in trees],
         )
-        lost = _out_of_bag_losses(predictions, out_of_bag, in_bag, data, combine == "vote")
-        return Finished(forest, None, data.loss(forest), report, LeftOut(lost, chose=False, several=True))
+        losses = _out_of_bag_losses(predictions, out_of_bag, in_bag, data, combine == "vote")
+        return Fitted(
+            scaled=None,
+            score=float(np.mean([tree.score for tree in trees])),
+            step=max(tree.step for tree in trees),
+            history=joined([tree.history for tree in trees]),
+            model=forest,
+            loss=data.loss(forest),
+            report=report,
+            left_out=LeftOut(losses, chose=False, several=True),
+        )
 
 
 def joined(histories: list[np.ndarray]) -> np.ndarray:

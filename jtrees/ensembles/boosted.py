@@ -19,15 +19,16 @@ import jax
 import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Data, Scaling, Table
-from jtrees.ensembles.boosting_round import Sum, added_to, begun, of_base, target
+from jtrees.data import Data
+from jtrees.ensembles.boosting_round import Sum, added_to, base_task, initial_state, target
+from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Finished, HeldOut, Recipe, Report, Runs, SearchResult, Stacked, check_finite, options
-from jtrees.search.precondition import fold_rows
+from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, options
 from jtrees.search.recipe import check_keeps_splits, loss_of
 from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Task, check_log_loss
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
@@ -35,7 +36,7 @@ _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of roun
 # In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
-_DRAWN = 1000  # this plus the round is the purpose number of the random generator of a round: see ``Runs.rng``
+_DRAWN = 1000  # this plus the round is the purpose number of the random generator of a round: see ``Problem.rng``
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -58,7 +59,7 @@ class BoostedReport(Report):
 
 
 @pytree.dataclass(kw_only=True)
-class Boosted(Recipe):
+class Boosted(Wrapper):
     """Gradient boosting with Newton steps (Friedman 2001 and 2002; Friedman, Hastie & Tibshirani 2000).
 
     In each round, the base recipe finds the splits of a tree by weighted least squares on newly drawn rows. The targets
@@ -120,133 +121,127 @@ class Boosted(Recipe):
     l2: float = options.not_negative(1.0)
     patience: int | None = options.optional_count(30)
 
-    def targets(self, x: Any, y: Any) -> Any:
-        return options.checked_base("base", self.base).targets(x, y)
+    is_tree = False
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         if isinstance(task, Policy):
             raise ValueError("task must not be a Policy: a sum of trees plays no single action in a leaf")
         check_log_loss(task)
-        self.base.check(of_base(task), shape)
+        super().check(base_task(task), shape)
         check_keeps_splits(self.base)
-        if self.base.tree_leaves(of_base(task)) is None:
+        if self.base.tree_leaves(base_task(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
     def settled(self, weak: bool = False) -> Any:
         return self.replace(base=self.base.settled(weak=True))
 
-    def scaling(self, table: Table) -> Scaling:
-        return self.base.scaling(table)
-
     def keeps_monotone(self, task: Task) -> bool:
-        return self.base.keeps_monotone(of_base(task))
-
-    def tree_leaves(self, task: Task) -> None:
-        return None
+        return super().keeps_monotone(base_task(task))
 
     # --- The procedure ---
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        folds = _FOLDS if runs.count <= _FEW_ROWS else 1
-        return [self.result(one, runs.validation is not None) for one in self.boosted(runs, folds)]
+    async def search(self, problem: Problem) -> Fitted:
+        boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1)
+        fitted, data = self.scaled(problem, boosting), problem.data
+        if data is None:
+            return fitted
+        with problem.finishing():
+            model = _forest(data, *fitted.scaled)
+            # Predicting all rows of a long table takes half the time of boosting.
+            is_long = problem.count > _MANY_ROWS and not problem.validates
+            loss = fitted.score * data.loss_unit if is_long else loss_of(fitted, model, data)
+            return fitted._replace(model=model, loss=loss, left_out=_left_out(problem, boosting, model))
 
-    def boosted(self, runs: Runs, folds: int = 1) -> list["Boosting"]:
-        """Boosts every run. If there is no validation set, a first fit on four fifths of the rows finds the rounds.
+    async def boosted(self, problem: Problem, folds: int = 1) -> "Boosting":
+        """Returns boosted sums. If there is no validation set, a fit on four fifths of the rows finds the rounds.
 
         Args:
-          runs: the runs.
-          folds: number of sums of each run. Each sum holds out a different fifth of the rows. The mean loss of the sums
-            chooses the number of rounds, and the result is the mean of the sums.
+          problem: the problem.
+          folds: number of sums. Each sum holds out a different fifth of the rows. The mean loss of the sums chooses the
+            number of rounds, and the model is the mean of the sums.
         """
-        all_rounds = [self.rounds] * len(runs)
-        if self.patience is None or runs.validation is not None:
-            return [Boosting(one, None, ()) for one in self._sums(runs, all_rounds, self.patience)]
-        of_folds = [rows for i in range(len(runs)) for rows in fold_rows(runs, i, folds)]
-        if min(rows.sum() for rows in of_folds) * folds < _FEWEST_HELD_OUT:
-            least = -(-_FEWEST_HELD_OUT // folds) * 5
-            raise ValueError(f"patience must be None for fewer than {least} rows without a validation set")
-        each = runs if folds == 1 else runs.repeat(folds, together=folds)
-        share = [np.average(rows, weights=runs.targets(k // folds)[1]) for k, rows in enumerate(of_folds)]
-        tried = self._sums(each.on(held_out=of_folds), all_rounds * folds, self.patience, folds, share)
-        if folds > 1:
-            parts = list(zip(tried, of_folds, strict=True))
-            by_run = [tuple(parts[first : first + folds]) for first in range(0, len(parts), folds)]
-            means = [Sum.mean([part for part, _ in parts]) for parts in by_run]
-            return [Boosting(mean, mean, parts) for mean, parts in zip(means, by_run, strict=True)]
-        kept = min(np.count_nonzero(~rows & runs.weighed(i)) for i, rows in enumerate(of_folds))
-        parts = [((part, rows),) for part, rows in zip(tried, of_folds, strict=True)]
-        if self._most_rows is not None and self._most_rows <= self.subsample * kept:
+        scaled = problem.replace(data=None)
+        if self.patience is None or problem.validates:
+            [only] = await self._sums([scaled], self.rounds, self.patience)
+            return Boosting(only, only, [])
+        masks = fold_rows(problem, folds)
+        if min(mask.sum() for mask in masks) * folds < _FEWEST_HELD_OUT:
+            needed_rows = -(-_FEWEST_HELD_OUT // folds) * 5
+            raise ValueError(f"patience must be None for fewer than {needed_rows} rows without a validation set")
+        parts = scaled.repeat(folds) if folds > 1 else [scaled]
+        parts = [part.without(mask) for part, mask in zip(parts, masks, strict=True)]
+        shares = [np.average(mask, weights=problem.batch.weight) for mask in masks]
+        sums = await self._sums(parts, self.rounds, self.patience, shares)
+        judged = sums[0] if folds == 1 else Sum.mean(sums)
+        held_out = list(zip(sums, masks, strict=True))
+        limit, rows = self._most_rows, np.count_nonzero(problem.weighed & ~masks[0])
+        if folds > 1 or (limit is not None and limit <= self.subsample * rows):
             # A second fit would draw the same number of rows for its splits.
-            return [Boosting(part, part, of_run) for part, of_run in zip(tried, parts, strict=True)]
-        none = [np.zeros_like(rows) for rows in of_folds]
-        sums = self._sums(runs.on(held_out=none), [one.best for one in tried], None)
-        return [Boosting(*of_run) for of_run in zip(sums, tried, parts, strict=True)]
+            return Boosting(judged, judged, held_out)
+        [last] = await self._sums([scaled.without(np.zeros_like(masks[0]))], judged.best, None)
+        return Boosting(last if len(last.trees) >= judged.best else judged, judged, held_out)
 
-    def _sums(
-        self, runs: Runs, rounds: list[int], patience: int | None, folds: int = 1, share: Any = None
-    ) -> list["Sum"]:
-        """Adds trees to every run, up to its number of rounds, or until ``patience`` rounds did not lower the loss.
+    async def _sums(
+        self, problems: list[Problem], rounds: int, patience: int | None, shares: list[float] | None = None
+    ) -> list[Sum]:
+        """Returns sums of trees, with a tree for each round, until ``patience`` rounds did not lower the loss.
 
-        The loss is the mean over each group of ``folds`` successive runs, weighted by the ``share`` of the rows of each
-        run.
+        The loss is the mean over the problems, weighted by ``shares``.
         """
-        name, states = type(self).__name__, runs.map(begun)
-        sums = [Sum(one, [], [], [], [], []) for one in runs.fetch(states.map(lambda state: state.initial))]
-        going = list(range(len(runs)))
-        with runs.monitor.over(max(rounds), name) as show:
-            for number in range(max(rounds)):
-                still = [i for i in going if number < rounds[i] and (patience is None or sums[i].stalled < patience)]
-                if not still or runs.monitor.is_rehearsed(number) or (number and not runs.monitor.has_time()):
+        name, monitor = type(self).__name__, problems[0].monitor
+        states = await gather(*(problem.map(initial_state) for problem in problems))
+        sums = [Sum(state.part(0).host, [], [], [], [], []) for state in states]
+        with monitor.over(rounds, name) as show:
+            for number in range(rounds):
+                is_over = patience is not None and sums[0].stalled >= patience
+                if is_over or monitor.is_rehearsed(number) or (number and not monitor.has_time()):
                     break
-                if still != going:
-                    listed = dict(zip(going, runs.select(going).fetch(states), strict=True))
-                    going, states = still, [listed[i] for i in still]
-                states, added = self._round(runs.select(going), states, number)
-                losses_of = np.reshape([one[1] for one in added], (-1, folds))
-                shares = None if share is None else np.reshape([share[i] for i in going], (-1, folds))
-                means = np.average(losses_of, 1, shares).repeat(folds)
-                for i, mean, (tree, _, *others) in zip(going, means, added, strict=True):
-                    sums[i].add(tree, mean, *others)
-                show(number + 1, [np.array(one.before[-1:]) for one in sums])
-            runs.monitor.where = f"{name}: {max(len(one.trees) for one in sums)} of at most {max(rounds)} rounds"
-        return sums
+                pairs = zip(problems, states, strict=True)
+                added = await gather(*(self._round(problem, state, number) for problem, state in pairs))
+                states, results = [value.part(0) for value in added], [value.part(1).host for value in added]
+                loss = np.average([result[1] for result in results], weights=shares)
+                for total, (tree, _, *numbers) in zip(sums, results, strict=True):
+                    total.add(tree, loss, *numbers)
+                show(number + 1, [np.array(total.before[-1:]) for total in sums])
+            monitor.where = f"{name}: {len(sums[0].trees)} of at most {rounds} rounds"
+        return _of_equal_size(sums)
 
-    def _round(self, runs: Runs, states: Any, number: int) -> tuple[Stacked, list[Any]]:
-        """Fits a tree of the base to the Newton steps of every run; returns the results of :func:`added_to`."""
-        drawn = [self._drawn(runs, i, number) for i in range(len(runs))]
-        rows, features, mixes = ([one[k] for one in drawn] for k in (0, 1, 2))
-        targets = runs.map(target, states, rows, mixes, often=True)
-        y, weight = (targets.map(lambda both, k=k: both[k]) for k in (0, 1))
+    async def _round(self, problem: Problem, state: Any, number: int) -> Any:
+        """Returns the result of :func:`added_to` for a tree of the base, fitted to the Newton steps."""
+        rows, features, mixes = self._draw(problem, number)
+        batch = await problem.map(target, state, rows, features, mixes, often=True)
         # Only the splits of the base are used: boosting replaces its leaves. So the base does not choose a shrinkage.
-        bases = [recipe.base for recipe in runs.recipes]
-        bases = [base.replace(shrink=False) if hasattr(base, "shrink") else base for base in bases]
-        of_round: Any = {"task": of_base(runs.task), "rows": rows, "y": y, "weight": weight, "features": features}
-        on_steps = runs.on(**of_round, held_out=None, validation=None).keyed(number).using(bases)
-        found = bases[0].search(on_steps)
-        splits = [ObliqueTree(np.asarray(one.model.weights), np.asarray(one.model.bias), None) for one in found]
-        finite = [np.bool_(one.finite) for one in found]
-        added = runs.map(added_to, states, splits, features, finite, often=True)
-        return added.map(lambda both: both[0]), runs.fetch(added.map(lambda both: both[1]))
+        base = problem.recipe.base
+        base = base.replace(shrink=False) if hasattr(base, "shrink") else base
+        steps: Any = [batch.part(number) for number in range(3)]
+        on_steps: Any = {"task": base_task(problem.task), "batch": Batch(*steps), "rows": None}
+        on_steps |= {"evaluation": None, "validates": False, "evaluates": False, "separate": False}
+        try:
+            tree, finite = (await base.search(problem.keyed(number).replace(recipe=base, **on_steps))).scaled, True
+        except FloatingPointError:
+            weights: Any = np.zeros((1, problem.shape[1]), np.float32)
+            tree, finite = ObliqueTree(weights, weights[:, 0], None), False
+        splits = ObliqueTree(np.asarray(tree.weights), np.asarray(tree.bias), None)  # type: ignore[arg-type]
+        return await problem.map(added_to, state, splits, features, np.bool_(finite), often=True)
 
-    def _drawn(self, runs: Runs, i: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def _draw(self, problem: Problem, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Returns the rows of a round, the factors of its features, and its combinations of outputs.
 
         Rows are -1 for padding, and factors are 1 or 0. The combinations are ``(outputs, targets)``, or None for all
         outputs.
         """
-        (n, p), rng, real = runs.shape, runs.rng(i, _DRAWN + number), np.flatnonzero(runs.weighed(i))
+        (n, p), rng, real = problem.shape, problem.rng(_DRAWN + number), np.flatnonzero(problem.weighed)
         rows = np.full(rows_of_round(n, self.subsample, self._most_rows), -1, np.int32)
         count = rows_of_round(len(real), self.subsample, self._most_rows)
-        some = np.sort(rng.choice(real, count, replace=False, shuffle=False))
-        rows[: len(some)] = some
+        rows[:count] = np.sort(rng.choice(real, count, replace=False, shuffle=False))
         features = np.zeros(p, np.float32)
         features[rng.permutation(p)[: max(1, round(self.columns * p))]] = 1
-        outputs, few = math.prod(runs.task.shape), math.prod(of_base(runs.task).shape)
-        if few == outputs:
+        outputs, targets = (math.prod(task.shape) for task in (problem.task, base_task(problem.task)))
+        if targets == outputs:
             return rows, features, None
-        mixes = rng.normal(size=(outputs, few)).astype(np.float32)
+        mixes = rng.normal(size=(outputs, targets)).astype(np.float32)
         # Nonnegative combinations keep the order of the outputs.
-        return rows, features, mixes if runs.monotone is None else np.abs(mixes)
+        return rows, features, mixes if problem.monotone is None else np.abs(mixes)
 
     @property
     def _most_rows(self) -> int | None:
@@ -258,67 +253,85 @@ class Boosted(Recipe):
 
     # --- The result ---
 
-    def result(self, boosting: "Boosting", validates: bool) -> SearchResult:
-        """Returns the rounds up to the lowest loss, from the first fit if the last fit was interrupted."""
-        tried, last = boosting.tried, boosting.last
-        chosen = last if tried is None or len(last.trees) >= tried.best else tried
-        count = last.best if tried is None else min(tried.best, len(chosen.trees))
-        judged = last if tried is None else tried
-        lost = np.full(self.rounds, np.inf, np.float32)
-        if self.patience is not None:
-            lost[: len(judged.losses)] = judged.losses
-        dropped = sum(not ok for ok in chosen.finite)
-        score = float((chosen.losses if validates else chosen.after)[count - 1])
-        finite = np.isfinite(score) and dropped < len(chosen.trees)
-        report = BoostedReport(rounds=count, dropped=dropped, losses=lost)
-        result = SearchResult(chosen.first(count), score, finite, count, report, np.array(chosen.before))
-        if tried is None or not np.isfinite(lost).any():
-            return result
-        if boosting.last is tried and len(boosting.parts) == 1:
-            return result._replace(held_out=(HeldOut(None, boosting.parts[0][1]),))
-        held_out, count = [], len(boosting.parts)
-        for number, (part, rows) in enumerate(boosting.parts):
-            model = part.first(tried.best)
-            if count > 1:
-                model = _part_of_mean(chosen.first(tried.best)[0], count, number), part.initial
-            held_out.append(HeldOut(result._replace(model=model, finite=True), rows))
-        return result._replace(held_out=tuple(held_out))
+    def scaled(self, problem: Problem, boosting: "Boosting") -> Fitted:
+        """Returns the result on scaled data: the trees up to the lowest loss, and the initial outputs.
 
-    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        check_finite(result)
-        trees, initial = result.model
-        task = data.table.task
-        # The initial outputs are part of the first tree.
-        leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
-        forest = Forest(trees.replace(leaves=leaves), "sum", task.link_name).restored(data.scaling)
-        rows = len(data.table.x)
-        kept = rows - rows // _FOLDS if len(result.held_out) > 1 else rows
-        rows = rows_of_round(kept, self.subsample, self._most_rows)
-        report = result.report.replace(rows=rows)
-        # Predicting all rows of a long table takes half the time of boosting.
-        known = len(data.table.x) > _MANY_ROWS and data.validation is None
-        loss = float(result.score) * data.loss_unit if known else loss_of(result, forest, data, task)
-        return Finished(forest, None, loss, report)
+        Raises:
+          FloatingPointError: if the loss is not finite, or if no tree is.
+        """
+        chosen, judged, count, rows = boosting.chosen, boosting.judged, boosting.judged.best, problem.count
+        losses = np.full(self.rounds, np.inf, np.float32)
+        if self.patience is not None:
+            losses[: len(judged.losses)] = judged.losses
+        score, dropped = (chosen.losses if problem.validates else chosen.after)[count - 1], chosen.finite.count(False)
+        if not np.isfinite(score) or dropped == len(chosen.trees):
+            raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+        rows = rows_of_round(rows - rows // _FOLDS if boosting.is_mean else rows, self.subsample, self._most_rows)
+        report = BoostedReport(rounds=count, dropped=dropped, losses=losses, rows=rows)
+        return Fitted(chosen.first(count), score, count, np.array(chosen.before), report=report)
 
 
 class Boosting(NamedTuple):
-    """The boosting of a run.
+    """The sums of a boosting.
 
     Attributes:
-      last: the sum fitted to all rows, or ``tried`` if there is no second fit.
-      tried: the sum fitted without the held-out rows, or None. If there are several folds, the mean of their sums.
-      parts: the sums that held out rows, with these rows, ``(n,)`` bool: ``tried``, or the sums of the folds.
+      chosen: the sum of the model.
+      judged: the sum whose losses chose the number of rounds: ``chosen``, or the sum of a first fit.
+      parts: the sums that held out rows, with these rows, ``(n,)`` bool. If there are several, ``chosen`` is their
+        mean.
     """
 
-    last: Sum
-    tried: Sum | None
-    parts: tuple[tuple[Sum, np.ndarray], ...]
+    chosen: Sum
+    judged: Sum
+    parts: list[tuple[Sum, np.ndarray]]
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the model is the mean of several sums."""
+        return len(self.parts) > 1
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether there are losses of held-out rows."""
+        return bool(self.parts) and bool(np.isfinite(self.judged.losses).any())
 
 
-def rows_of_round(n: int, subsample: float, most: int | None = None) -> int:
-    """Returns the number of rows that a round draws from n rows, at most ``most``."""
+def rows_of_round(n: int, subsample: float, limit: int | None = None) -> int:
+    """Returns the number of rows that a round draws from n rows, at most ``limit``."""
     count = max(1, round(subsample * n))
-    return count if most is None else min(count, most)
+    return count if limit is None else min(count, limit)
+
+
+def _of_equal_size(sums: list[Sum]) -> list[Sum]:
+    """Returns the sums with trees of one size. A smaller tree, whose outputs are 0, stands for a base that failed."""
+    largest = max((tree for total in sums for tree in total.trees), key=lambda tree: tree.bias.size)
+    empty = jax.tree.map(np.zeros_like, largest)
+    resized = lambda tree: tree if tree.bias.size == empty.bias.size else empty
+    return [total._replace(trees=[*map(resized, total.trees)]) for total in sums]
+
+
+def _forest(data: Data, trees: ObliqueTree, initial: np.ndarray) -> Forest:
+    """Returns a sum in the user's units. The initial outputs are part of the first tree."""
+    leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
+    return Forest(trees.replace(leaves=leaves), "sum", data.table.task.link_name).restored(data.scaling)
+
+
+def _left_out(problem: Problem, boosting: Boosting, model: Forest) -> LeftOut | None:
+    """Returns the losses of held-out rows by the sums that were not trained on them."""
+    if not boosting.has_losses:
+        return None
+    data: Any = problem.data
+    (chosen, judged, parts), losses = boosting, []
+    for number, (part, held_out) in enumerate(parts):
+        trees, initial = part.first(judged.best)
+        if boosting.is_mean:
+            trees = _part_of_mean(chosen.first(judged.best)[0], len(parts), number)
+        without = model if chosen is part else _forest(data, trees, initial)
+        left_out = problem.left_out(without, held_out)
+        if left_out is None:
+            return None
+        losses.append(left_out.losses)
+    return LeftOut(np.fmin.reduce(losses), chose=True, several=boosting.is_mean)
 
 
 def _part_of_mean(trees: ObliqueTree, parts: int, number: int) -> ObliqueTree:

@@ -12,6 +12,7 @@ from jtrees import leaves as kinds, losses, ops, segments, sharding
 from jtrees.monotone import ordered_leaves, signs_of
 from jtrees.search import Run
 from jtrees.tasks import Regression, Task
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _MOST_OUTPUTS = 5  # largest number of targets for the splits of a tree
@@ -37,21 +38,21 @@ class Sum(NamedTuple):
     after: list[float]
     finite: list[bool]
 
-    def add(self, tree: ObliqueTree, lost: Any, before: Any, after: Any, finite: Any) -> None:
+    def add(self, tree: ObliqueTree, loss: Any, before: Any, after: Any, finite: Any) -> None:
         """Adds the tree of a round."""
         self.trees.append(jax.tree.map(lambda a: a[None], tree))
-        for numbers, number in zip(self[2:], (lost, before, after, finite), strict=True):
+        for numbers, number in zip(self[2:], (loss, before, after, finite), strict=True):
             numbers.append(number.item())
 
     @classmethod
     def mean(cls, sums: list["Sum"]) -> "Sum":
         """Returns the mean of sums with equal ``losses``."""
         share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
-        of_round = lambda *trees: jax.tree.map(lambda *a: np.concatenate(a), *map(share, trees))
-        trees = [of_round(*some) for some in zip(*(one.trees for one in sums), strict=True)]
-        numbers = lambda name: np.mean(np.array([getattr(one, name) for one in sums]), 0)
+        joined = lambda *trees: jax.tree.map(lambda *a: np.concatenate(a), *map(share, trees))
+        trees = [joined(*trees) for trees in zip(*(part.trees for part in sums), strict=True)]
+        numbers = lambda name: np.mean(np.array([getattr(part, name) for part in sums]), 0)
         initial, before, after = map(numbers, ("initial", "before", "after"))
-        finite = [any(some) for some in zip(*(one.finite for one in sums), strict=True)]
+        finite = [any(parts) for parts in zip(*(part.finite for part in sums), strict=True)]
         return cls(initial, trees, sums[0].losses, list(before), list(after), finite)
 
     def first(self, count: int) -> tuple[ObliqueTree, np.ndarray]:
@@ -69,12 +70,12 @@ class Sum(NamedTuple):
         return len(self.losses) - 1 - int(np.argmin(np.nan_to_num(self.losses, nan=np.inf))) if self.losses else 0
 
 
-def steps_of(task: Task) -> Regression:
+def step_task(task: Task) -> Regression:
     """Returns the regression of the Newton steps of all outputs."""
     return Regression(task.shape[0] if task.shape else None)
 
 
-def of_base(task: Task) -> Regression:
+def base_task(task: Task) -> Regression:
     """Returns the task of the base: least squares of the steps, or of a few combinations of many steps."""
     return Regression(min(task.shape[0], _MOST_OUTPUTS) if task.shape else None)
 
@@ -98,22 +99,30 @@ class State(NamedTuple):
     validated: Any
 
 
-def begun(run: Run) -> State:
+def initial_state(run: Run) -> State:
     """Returns the state before the first round."""
     shape = run.task.shape
     initial = run.task.loss_function.initial(run.batch.y, run.weight, math.prod(shape))
-    of = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
-    loss, outputs = run.task.loss_function, of(run.batch)
+    outputs_on = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
+    loss, outputs = run.task.loss_function, outputs_on(run.batch)
     curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.smooth else jnp.ones_like(outputs)
     # The curvature at the current outputs would vanish as rows are fitted, and the shrinkage would vanish with it.
     curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
-    return State(initial, curvature, of(run.batch), of(run.by) if run.validates else None)
+    return State(initial, curvature, outputs, outputs_on(run.by) if run.validates else None)
 
 
-def target(run: Run, state: State, rows: Array, mixes: Array | None) -> tuple[Array, Array]:
-    """Returns the targets and weights of the rows of a round."""
-    of_all = sharding.keep_rows((run.batch.y, state.outputs, run.weight))
-    y, outputs, weight = jax.tree.map(lambda a: a[rows], of_all)
+def target(run: Run, state: State, rows: Array, features: Array, mixes: Array | None) -> Batch:
+    """Returns the rows of a round, with their targets and weights.
+
+    Args:
+      run: the run.
+      state: the state before the round.
+      rows: numbers of the rows, ``(m,)``, -1 for padding.
+      features: factors of the features, 1 or 0, ``(p,)``.
+      mixes: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
+    """
+    every_row = sharding.keep_rows((run.batch.x, run.batch.y, state.outputs, run.weight))
+    x, y, outputs, weight = jax.tree.map(lambda a: a[rows], every_row)
     step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
     if run.monotone is not None:  # the base keeps all targets non-decreasing in the monotone features
         step = step * jnp.asarray(signs_of(run.task), step.dtype).reshape(run.task.shape)
@@ -121,7 +130,7 @@ def target(run: Run, state: State, rows: Array, mixes: Array | None) -> tuple[Ar
     inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
-    return (step - low) / jnp.where(unit > 0, unit, 1), share
+    return Batch(x * features, (step - low) / jnp.where(unit > 0, unit, 1), share)
 
 
 def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[State, Any]:
@@ -136,14 +145,14 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     validated = state.validated
     if run.validates:
         validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
-    before, after = (losses.mean_loss(loss.samples(one, batch.y), weight) for one in (state.outputs, outputs))
-    lost = losses.mean_loss(loss.samples(validated if run.validates else outputs, run.by.y), run.by.weight)
-    return state._replace(outputs=outputs, validated=validated), (tree, lost, before, after, finite)
+    before, after = (losses.mean_loss(loss.samples(total, batch.y), weight) for total in (state.outputs, outputs))
+    evaluated = losses.mean_loss(loss.samples(validated if run.validates else outputs, run.by.y), run.by.weight)
+    return state._replace(outputs=outputs, validated=validated), (tree, evaluated, before, after, finite)
 
 
 def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: Array) -> Any:
     """Returns the leaves of a tree, times the learning rate: its contributions to the outputs."""
-    recipe, steps, batch, weight = run.recipe, steps_of(run.task), run.batch, run.weight
+    recipe, steps, batch, weight = run.recipe, step_task(run.task), run.batch, run.weight
     leaves = len(splits.bias) + 1
     if recipe.base.tree_leaves(steps) == "linear":
         step, share = _newton(run.task.loss_function, state.outputs, batch.y, weight)

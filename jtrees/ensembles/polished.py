@@ -7,21 +7,19 @@ of each subtree to a common number.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, topology
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import losses_of, mean_loss
 from jtrees.data.table import without_padding
+from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
-from jtrees.methods.annealed.stages import Start, train_stages
+from jtrees.methods.annealed.stages import Ended, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
-from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
+from jtrees.search import Fitted, Problem, Recipe, Report, gather, options
 from jtrees.search.cart import grown_cart
-from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import check_keeps_splits
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
@@ -29,6 +27,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _LEVELS = 5  # polished subtrees have their roots on the first five levels, as in the authors' code
+_DRAWN = 3000  # this plus the level derives the keys of a level
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -47,7 +46,7 @@ class PolishedReport(Report):
 
 
 @pytree.dataclass(kw_only=True)
-class Polished(Recipe):
+class Polished(Wrapper):
     """Subtree polish of the tree of another recipe, with constant leaves or class frequencies.
 
     The polish goes level by level from the root, over the first five levels. GET's Algorithm 1 refits every subtree
@@ -56,8 +55,7 @@ class Polished(Recipe):
     hard tree on its samples. So the training loss of the whole tree never rises.
 
     Before the polish, leaves are set to the means (or smoothed class frequencies) of the training data. After the
-    polish, leaves are shrunk towards their ancestors' values, which raises the training loss. The polish is part of
-    ``finish``, as sizes of subtrees depend on the data.
+    polish, leaves are shrunk towards their ancestors' values, which raises the training loss.
 
     The report is a :class:`jtrees.ensembles.PolishedReport`.
 
@@ -83,109 +81,112 @@ class Polished(Recipe):
     learning_rate: float = options.positive(0.01)
     shrink: bool = options.flag(True)
 
-    def targets(self, x: Any, y: Any) -> Any:
-        return options.checked_base("base", self.base).targets(x, y)
+    keeps_order = False
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        self.base.check(task, shape)
+        super().check(task, shape)
         check_keeps_splits(self.base)
         if self.base.tree_leaves(task) != "constant":
             raise ValueError(
                 f"base must end in a tree with constant leaves or class frequencies, got {quoted(self.base)}"
             )
 
-    def scaling(self, table: Table) -> Scaling:
-        return self.base.scaling(table)
-
-    def search(self, runs: Runs) -> list[SearchResult]:
-        results = self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
-        return [result._replace(held_out=()) for result in results]  # the polish of all rows changes the model
-
-    def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
-        base_key, polish_key = jax.random.split(key)
-        finished = self.base.finish(result, data, key=base_key, monitor=monitor)
-        assert finished.tree is not None
-        tree, losses, accepted = self._polish(finished.tree, data, polish_key, monitor)
-        if self.shrink:
-            tree = data.refit(tree, "constant", shrink=True)[0]
-        tree = tree.merged()
-        loss = losses[-1] if data.validation is None and not self.shrink else data.loss(tree)
-        report = PolishedReport(losses=losses, accepted=accepted, base=finished.report)
-        return Finished(tree, tree, float(loss), report)
-
-    def _polish(
-        self, tree: ObliqueTree, data: Data, key: Array, monitor: Monitor
-    ) -> tuple[ObliqueTree, np.ndarray, np.ndarray]:
-        """Returns the polished tree, its losses before and after each level, and the numbers of subtrees replaced."""
-        table = data.table
-        training_loss = lambda tree: mean_loss(tree, table, data.scaling)
-        tree = data.refit(tree, "constant")[0]
-        losses, accepted = [training_loss(tree)], []
+    async def search(self, problem: Problem) -> Fitted:
+        base, data = await self.base.search(problem.replace(recipe=self.base)), problem.data
+        if data is None:  # in a larger model, whose leaves replace those of the tree
+            return base
+        assert base.tree is not None
+        training_loss = lambda tree: mean_loss(tree, data.table, data.scaling)
+        with problem.finishing():
+            tree = data.refit(base.tree, "constant")[0]
+            losses, accepted = [training_loss(tree)], []
         for level in range(min(tree.depth, _LEVELS)):
-            if not monitor.has_time():
+            if not problem.monitor.has_time():
                 break
-            candidate, count = self._polish_level(tree, level, data, jax.random.fold_in(key, level), monitor)
-            loss = training_loss(candidate)
+            candidate, count = await self._polish_level(problem.keyed(_DRAWN + level), tree, level)
+            with problem.finishing():
+                loss = training_loss(candidate)
             better = loss < losses[-1]
             tree = candidate if better else tree
             losses.append(loss if better else losses[-1])
             accepted.append(count if better else 0)
-        return tree, np.array(losses), np.array(accepted)
+        with problem.finishing():
+            if self.shrink:
+                tree = data.refit(tree, "constant", shrink=True)[0]
+            tree = tree.merged()
+            loss = float(losses[-1]) if data.validation is None and not self.shrink else data.loss(tree)
+        report = PolishedReport(losses=np.array(losses), accepted=np.array(accepted), base=base.report)
+        # Held-out rows of the base say nothing about the tree, because the polish of all rows changes it.
+        return base._replace(scaled=None, model=tree, tree=tree, loss=loss, report=report, left_out=None)
 
-    def _polish_level(self, tree: ObliqueTree, level: int, data: Data, key: Array, monitor: Monitor):
+    async def _polish_level(self, problem: Problem, tree: ObliqueTree, level: int) -> tuple[ObliqueTree, int]:
         """Returns the tree with every improved subtree of a level replaced, and the number of replaced subtrees."""
-        table, task, depth = data.table, data.table.task, tree.depth - level
-        of_get: Any = {"epochs": self.epochs, "alpha_ranges": self.alpha_ranges, "learning_rate": self.learning_rate}
-        recipe = options.checked(GET(depth=depth, starts=2, ridge=False, precondition=0.0, halving=False, **of_get))
-        reached = np.asarray(tree.decision_path(table.x))[level]
-        subtrees = []
-        for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
-            inside = np.flatnonzero(reached == root)
-            varied = np.ptp(table.y[inside], axis=0) > 0 if len(inside) >= 2 else np.zeros(1, bool)
-            # A class that is absent from the subtree does not vary, so one class that varies is enough.
-            if varied.any() if isinstance(task, Classification) else varied.all():
-                subtrees.append(_Subtree.of(tree, root, depth, table.rows(inside).normalised(), data.scaling))
+        data: Any = problem.data
+        with problem.finishing():
+            reached = np.asarray(tree.decision_path(data.table.x))[level]
+            subtrees = _subtrees(tree, level, reached, data)
         if not subtrees:
             return tree, 0
-        result, finite = self._trained(recipe, task.scaled(data.scaling.y_unit), subtrees, key, monitor)
+        width = 1 << (max(len(subtree.batch.x) for subtree in subtrees) - 1).bit_length()
+        recipe = options.checked(
+            GET(
+                depth=tree.depth - level,
+                starts=2,
+                ridge=False,
+                precondition=0.0,
+                halving=False,
+                epochs=self.epochs,
+                alpha_ranges=self.alpha_ranges,
+                learning_rate=self.learning_rate,
+            )
+        )
+        changes: Any = {"task": data.table.task.scaled(data.scaling.y_unit), "evaluation": None, "validates": False}
+        changes |= {"recipe": recipe, "data": None, "rows": None, "monotone": None}
+        stages = []
+        for subtree, part in zip(subtrees, problem.replace(**changes).repeat(len(subtrees)), strict=True):
+            part = part.replace(batch=subtree.padded(width))
+            for start, splits in enumerate((subtree.cart, subtree.now)):
+                low, high = np.asarray(self.alpha_ranges, np.float32).T
+                sharpness = part.rng(start).uniform(low, high).astype(np.float32)
+                stages.append(train_stages(part, splits, sharpness, self.epochs))
+        ended = await gather(*stages)
+        best = [min(starts, key=lambda start: start.score) for starts in zip(ended[::2], ended[1::2], strict=True)]
+        with problem.finishing():
+            return self._replaced(tree, subtrees, best, reached, data)
 
-        # Candidates are evaluated within the whole tree, because its predictions are the result. A replaced subtree
-        # moves no sample of a different subtree. So a single tree evaluates a candidate of every subtree.
-        refit = lambda splits: data.refit(splits, "constant")[0]
-        candidates = [[None] * len(subtrees), [one.cart for one in subtrees], result]
+    def _replaced(
+        self, tree: ObliqueTree, subtrees: list["_Subtree"], trained: list[Ended], reached: np.ndarray, data: Data
+    ) -> tuple[ObliqueTree, int]:
+        """Returns the tree with the best candidate of each subtree, and the number of replaced subtrees.
+
+        Candidates are evaluated within the whole tree, because its predictions are the result. A replaced subtree moves
+        no sample of a different subtree. So a single tree evaluates a candidate of every subtree.
+        """
+        table, refit = data.table, lambda splits: data.refit(splits, "constant")[0]
+        splits = [subtree.splits for subtree in trained]
+        candidates = [[None] * len(subtrees), [subtree.cart for subtree in subtrees], splits]
         weights = np.ones(len(table.x)) if table.weight is None else table.weight
         losses = []
-        for splits in candidates:
-            whole = refit(_grafted(tree, subtrees, splits))
-            each = weights * losses_of(whole, table, data.scaling)
-            losses.append([each[reached == one.root].sum() for one in subtrees])
-        losses[-1] = np.where(finite, losses[-1], np.inf)
+        for candidate in candidates:
+            row_losses = weights * losses_of(refit(_grafted(tree, subtrees, candidate)), table, data.scaling)
+            losses.append([row_losses[reached == subtree.root].sum() for subtree in subtrees])
+        losses[-1] = np.where(np.isfinite([subtree.score for subtree in trained]), losses[-1], np.inf)
         best = np.argmin(losses, axis=0)  # a tie keeps the subtree
         chosen = [candidates[k][i] for i, k in enumerate(best)]
         return refit(_grafted(tree, subtrees, chosen)), int((best > 0).sum())
 
-    def _trained(
-        self, recipe: GET, task: Task, subtrees: list["_Subtree"], key: Array, monitor: Monitor
-    ) -> tuple[list[ObliqueTree], list[bool]]:
-        """Returns the best splits of each subtree in GET's stages, and whether they are finite."""
-        width = 1 << (max(len(one.batch.x) for one in subtrees) - 1).bit_length()
-        batches = [one.padded(width) for one in subtrees]
-        impl, keys = str(jax.random.key_impl(key)), jax.random.split(key, len(subtrees))
-        options: Any = {"impl": impl, "at_once": len(subtrees)}
-        numbers = list(np.asarray(jax.random.key_data(keys)))
-        runs = Runs([recipe] * len(subtrees), numbers, task, batches[0], None, monitor, **options)
-        runs = runs.on(
-            x=[one.x for one in batches], y=[one.y for one in batches], weight=[one.weight for one in batches]
-        )
-        low, high = np.asarray(self.alpha_ranges, np.float32).T
-        starts = []
-        for i, one in enumerate(subtrees):
-            for splits in (one.cart, one.now):
-                sharpness = runs.rng(i, len(starts) % 2).uniform(low, high).astype(np.float32)
-                starts.append(Start(splits, sharpness, None))
-        ended = train_stages(runs.repeat(2, together=2), starts, self.epochs)
-        best = [min(ended[k : k + 2], key=lambda end: end.score) for k in range(0, len(ended), 2)]
-        return [one.splits for one in best], [bool(np.isfinite(one.score)) for one in best]
+
+def _subtrees(tree: ObliqueTree, level: int, reached: np.ndarray, data: Data) -> list["_Subtree"]:
+    """Returns the subtrees of a level whose samples have targets that vary; ``reached`` is the node of each sample."""
+    table, subtrees = data.table, []
+    for root in range(topology.num_nodes(level), topology.num_nodes(level + 1)):
+        inside = np.flatnonzero(reached == root)
+        varied = np.ptp(table.y[inside], axis=0) > 0 if len(inside) >= 2 else np.zeros(1, bool)
+        # A class that is absent from the subtree does not vary, so one class that varies is enough.
+        if varied.any() if isinstance(table.task, Classification) else varied.all():
+            rows = table.rows(inside).normalised()
+            subtrees.append(_Subtree.of(tree, root, tree.depth - level, rows, data.scaling))
+    return subtrees
 
 
 def subtree_nodes(root: int, depth: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,14 +12,15 @@ import numpy as np
 import optax
 
 from jtrees import losses, ops, pytree, training
-from jtrees.data import Data, Scaling, Table
-from jtrees.ensembles.boosted import Boosted, BoostedReport
+from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
+from jtrees.ensembles.boosting_round import Sum
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
+from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Finished, HeldOut, Recipe, Report, Run, Runs, SearchResult, Stacked, check_finite, options
+from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
+from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
-from jtrees.search.runs import MOST
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
@@ -51,7 +53,7 @@ class RefinedReport(Report):
 
 
 @pytree.dataclass(kw_only=True)
-class Refined(Recipe):
+class Refined(Wrapper):
     """Trains all trees of a boosted sum jointly. Boosting fits each tree only to the residuals of the earlier trees.
 
     Splits become soft: sigmoids of their scores times a sharpness, with split weights scaled to length 1. The sharpness
@@ -99,109 +101,69 @@ class Refined(Recipe):
     first_sharpness: float = options.positive(10.0)
     last_sharpness: float = options.positive(100.0)
 
-    def targets(self, x: Any, y: Any) -> Any:
-        return options.checked_base("base", self.base).targets(x, y)
+    is_tree = keeps_order = False
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         if not isinstance(self.base, Boosted) or self.base.patience is None:
             raise ValueError(
                 f"base must be a jtrees.Boosted with patience, which holds rows out, got {quoted(self.base)}"
             )
-        self.base.check(task, shape)
+        super().check(task, shape)
         self._schedule(shape[0])
 
     def _schedule(self, n: int) -> Schedule:
         return Schedule.of(n, self.epochs, self.batch_size, passes=_PASSES, fewest=_FEWEST)
 
-    def scaling(self, table: Table) -> Scaling:
-        return self.base.scaling(table)
-
-    def tree_leaves(self, task: Task) -> None:
-        return None
-
     # --- The procedure ---
 
-    def search(self, runs: Runs) -> list[SearchResult]:
+    async def search(self, problem: Problem) -> Fitted:
         """Boosts, then trains all trees jointly. If there is no validation set, a first training holds out rows."""
         base: Any = self.base
-        boosting, validates = base.boosted(runs.using([one.base for one in runs.recipes])), runs.validation is not None
-        first = [one.last if one.tried is None else one.tried for one in boosting]
-        some = runs if validates else runs.on(held_out=[one.parts[0][1] for one in boosting]).watching()
-        tried = self._together(some, first, [self._schedule(runs.shape[0]).steps] * len(runs))
-        better = [i for i, (one, of) in enumerate(zip(tried, first, strict=True)) if one.loss < min(of.losses)]
-        last = tried
-        if not validates and better:
-            none = [np.zeros(runs.shape[0], bool)] * len(better)
-            on_all, sums = runs.select(better).on(held_out=none).watching(False), [boosting[i].last for i in better]
-            counts = [first[i].best for i in better]
-            found = self._together(on_all, sums, [tried[i].step for i in better], counts)
-            last = [found[better.index(i)] if i in better else tried[i] for i in range(len(runs))]
-        each = zip(boosting, first, tried, last, strict=True)
-        return [self._result(*of_run, i in better, validates) for i, of_run in enumerate(each)]
+        boosting = await base.boosted(problem.replace(recipe=problem.recipe.base))
+        fitted, judged, scaled = base.scaled(problem, boosting), boosting.judged, problem.replace(data=None)
+        on_part = scaled.without(boosting.parts[0][1]).replace(evaluates=True) if boosting.parts else scaled
+        last = first = await self._together(on_part, judged, judged.best, self._schedule(problem.shape[0]).steps)
+        boosted_loss = float(np.min(judged.losses))
+        is_better = first.losses.min() < boosted_loss
+        if is_better and boosting.parts:
+            on_all = scaled.without(np.zeros(problem.shape[0], bool)).replace(evaluates=False)
+            last = await self._together(on_all, boosting.chosen, judged.best, first.step)
+        refined = is_better and (problem.validates or last.is_complete)
+        report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=fitted.report)
+        history = np.append(fitted.history, last.history) if is_better else fitted.history
+        fitted = fitted._replace(scaled=_hard(*fitted.scaled), history=history, report=report)
+        if refined:
+            fitted = fitted._replace(scaled=last.model, score=last.score, step=fitted.step + last.step)
+        trial = first.model if refined else _hard(*judged.first(judged.best))
+        return fitted if problem.data is None else _restored(problem, fitted, trial, boosting)
 
-    def _result(
-        self, boosting: Any, first: Any, tried: "_Together", last: "_Together", is_better: bool, validates: bool
-    ) -> SearchResult:
-        """Returns the result of a run: the jointly trained trees, or the boosted trees."""
+    async def _together(self, problem: Problem, boosted: Sum, count: int, steps: int) -> "_Together":
+        """Trains the first ``count`` trees of a boosted sum jointly, with ``steps`` updates."""
         base: Any = self.base
-        result, refined = base.result(boosting, validates), is_better and (validates or last.complete)
-        loss = float(min(first.losses))
-        report = RefinedReport(refined=refined, boosted_loss=loss, losses=tried.losses, base=result.report)
-        trials = [(trial and trial._replace(report=report), rows) for trial, rows in result.held_out]
-        result = result._replace(report=report, held_out=tuple(HeldOut(*trial) for trial in trials))
-        if is_better:
-            result = result._replace(history=np.append(result.history, last.history))
-        if not refined:
-            return result
-        trial = result._replace(model=tried.model, held_out=())
-        held_out = tuple(HeldOut(trial, rows) for _, rows in boosting.parts)
-        step = result.step + last.step
-        return result._replace(model=last.model, score=last.score, step=step, held_out=held_out)
-
-    def _together(
-        self, runs: Runs, sums: list[Any], steps: list[int], counts: list[int] | None = None
-    ) -> list["_Together"]:
-        """Trains all trees of each sum jointly.
-
-        Args:
-          runs: the runs.
-          sums: the boosted sum of each run.
-          steps: the number of updates of each run.
-          counts: the number of trees of each run. None: the number of rounds with the lowest loss.
-        """
-        base: Any = self.base
-        counts = [one.best for one in sums] if counts is None else counts
-        some = [one.trees[:count] for one, count in zip(sums, counts, strict=True)]
-        stacked = [_padded(trees, base.rounds) for trees in some]
-        states = runs.map(_begun, stacked, [one.initial for one in sums], [np.int32(len(trees)) for trees in some])
-        losses = []
-
-        def evaluated(states: Stacked, done: int) -> Stacked:
-            found = runs.map(_evaluated, states, often=True)
-            losses.append([float(one) for one in runs.fetch(found.map(lambda both: both[1]))])
-            return found.map(lambda both: both[0])
-
-        parts = max(1, self._schedule(runs.shape[0]).steps // _PART)
-        options: Any = {"parts": parts, "between": evaluated} if runs.watches else {}
-        found = runs.train(_advanced, states, steps, name=f"{type(self).__name__}, all trees", **options)
-        ends = runs.fetch(runs.map(_model_of, found.states))
-        of_each = np.array(losses or [[np.inf] * len(runs)]).T
-        together = []
-        for (model, score, step, finite), lost, history, wanted in zip(ends, of_each, found.losses, steps, strict=True):
-            complete = bool(finite) and len(history) == wanted
-            together.append(_Together(model, float(score), int(step), float(lost.min()), lost, history, complete))
-        return together
-
-    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        model, report = result.model, result.report
-        if not report.refined:
-            trees, initial = model
-            lower = np.full(initial.shape, -np.inf, initial.dtype)
-            unit = _of_unit_length(jax.tree.map(np.asarray, trees))
-            model = SoftTrees(unit, initial, np.asarray(_HARD, initial.dtype), lower, -lower)  # type: ignore[arg-type]
-        check_finite(result)
-        soft = data.scaling.restore(SoftForest(on_device(model), None, data.table.task.of_models))
-        return Finished(soft, None, loss_of(result, soft, data, data.table.task), report)
+        name, monitor, (trees, initial) = f"{type(self).__name__}, all trees", problem.monitor, boosted.first(count)
+        state = await problem.map(_initial_state, _padded(trees, base.rounds), initial, np.int32(len(trees.bias)))
+        parts = max(1, steps // _PART) if problem.evaluates else 1
+        stops = [-(-steps * part // parts) for part in range(parts + 1)]
+        history, losses = [np.zeros(0, np.float32)], []
+        with monitor.over(steps, name) as show:
+            for part, (start, stop) in enumerate(itertools.pairwise(stops)):
+                if monitor.is_rehearsed(part):
+                    break
+                state, updates = await problem.train(_advanced, state, stop - start, name=name, begins=start)
+                history.append(updates)
+                is_over = len(updates) < stop - start or not np.isfinite(updates[-1])
+                if is_over and not monitor.rehearses:
+                    break
+                if problem.evaluates:
+                    evaluated = await problem.map(_evaluated, state, often=True)
+                    state = evaluated.part(0)
+                    losses.append(evaluated.part(1))
+                show(stop, [updates])
+        updates = np.concatenate(history)
+        monitor.where = f"{name}: {len(updates)} of at most {steps} updates"
+        model, score, step, finite = (await problem.map(_model_of, state)).host
+        losses = np.array([float(loss.host) for loss in losses] or [np.inf])
+        return _Together(model, float(score), int(step), losses, updates, bool(finite) and len(updates) == steps)
 
 
 class _Together(NamedTuple):
@@ -211,25 +173,40 @@ class _Together(NamedTuple):
       model: the :class:`SoftTrees` of the best evaluation, or of the last update if there was no evaluation.
       score: the loss of the model on the rows for evaluation.
       step: number of updates before the model.
-      loss: the lowest loss of all evaluations.
-      losses: the loss at each evaluation.
+      losses: the loss at each evaluation; infinite without evaluations.
       history: loss of each update.
-      complete: whether all updates were taken and were finite.
+      is_complete: whether all updates were taken and were finite.
     """
 
     model: SoftTrees
     score: float
     step: int
-    loss: float
     losses: np.ndarray
     history: np.ndarray
-    complete: bool
+    is_complete: bool
 
 
-def _padded(trees: list[ObliqueTree], count: int) -> ObliqueTree:
-    """Returns stacked trees, padded with trees of zeros: one compiled program then serves all numbers of trees."""
-    empty = jax.tree.map(np.zeros_like, trees[0])
-    return jax.tree.map(lambda *a: np.concatenate(a), *trees, *[empty] * (count - len(trees)))
+def _restored(problem: Problem, fitted: Fitted, trial: SoftTrees, boosting: Boosting) -> Fitted:
+    """Returns the result in the user's units; ``trial`` is the model that was not trained on held-out rows."""
+    data: Any = problem.data
+    restored = lambda network: data.scaling.restore(SoftForest(on_device(network), None, data.table.task.of_models))
+    with problem.finishing():
+        model, left_out = restored(fitted.scaled), None
+        if boosting.has_losses:
+            left_out = problem.left_out(restored(trial), boosting.parts[0][1])
+        return fitted._replace(model=model, loss=loss_of(fitted, model, data), left_out=left_out)
+
+
+def _hard(trees: ObliqueTree, initial: np.ndarray) -> SoftTrees:
+    """Returns the boosted trees as soft trees that are as sharp as hard trees."""
+    endless = np.full(initial.shape, np.inf, initial.dtype)
+    unit = _of_unit_length(jax.tree.map(np.asarray, trees))
+    return SoftTrees(unit, initial, np.asarray(_HARD, initial.dtype), -endless, endless)  # type: ignore[arg-type]
+
+
+def _padded(trees: ObliqueTree, count: int) -> ObliqueTree:
+    """Returns trees, padded with trees of zeros to ``count``, so that one program serves all numbers of trees."""
+    return jax.tree.map(lambda a: np.pad(a, [(0, count - len(a))] + [(0, 0)] * (a.ndim - 1)), trees)
 
 
 # --- Compiled functions of a run -------------------------------------------------------------------------------------
@@ -251,9 +228,9 @@ class _State(NamedTuple):
     unit: Array
 
 
-def _begun(run: Run, trees: ObliqueTree, initial: Array, count: Array) -> _State:
+def _initial_state(run: Run, trees: ObliqueTree, initial: Array, count: Array) -> _State:
     """Returns the state before the first update, from boosted trees."""
-    some = jnp.arange(len(trees.bias)) < count
+    mask = jnp.arange(len(trees.bias)) < count
 
     def add(i: Array, outputs: Array) -> Array:
         tree = jax.tree.map(lambda a: a[i], trees)
@@ -261,7 +238,7 @@ def _begun(run: Run, trees: ObliqueTree, initial: Array, count: Array) -> _State
 
     zero = jnp.zeros((len(run.batch.x), *initial.shape), run.batch.x.dtype)
     unit = _deviation(jax.lax.fori_loop(0, count, add, zero), run.batch.weight)
-    scaled = lambda a: jnp.where(some.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
+    scaled = lambda a: jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a / unit, 0)
     params = _of_unit_length(trees).replace(leaves=jax.tree.map(scaled, trees.leaves.trainable()))
     state = training.loop.init_state(params, run.batch, key=run.key, optimizer=_optimizer(run))
     return _State(state, initial, count, unit)
@@ -281,22 +258,22 @@ def _sharpness(run: Run, step: Any) -> Array:
     return first * (last / first) ** (jnp.asarray(step, jnp.float32) / _steps(run))
 
 
-def _advanced(run: Run, state: _State, before: Array, count: Array, evaluates: Array) -> tuple[_State, Array, Array]:
+def _advanced(run: Run, state: _State, before: Array, count: Array) -> tuple[_State, Array, Array]:
     """Returns the state after ``count`` updates, their losses, and whether it is non-finite."""
 
     def loss(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        each = jax.vmap(lambda tree: expected(tree, batch.x, _sharpness(run, step)))(params)
-        some = jnp.arange(len(each)) < state.count
-        outputs = jnp.tensordot(state.unit * some.astype(each.dtype), each, 1, precision="highest")
-        lost = run.task.loss_function.samples(state.initial + outputs, batch.y)
-        value = losses.weighted_mean(lost, batch.weight)
+        tree_outputs = jax.vmap(lambda tree: expected(tree, batch.x, _sharpness(run, step)))(params)
+        mask = jnp.arange(len(tree_outputs)) < state.count
+        outputs = jnp.tensordot(state.unit * mask.astype(tree_outputs.dtype), tree_outputs, 1, precision="highest")
+        row_losses = run.task.loss_function.samples(state.initial + outputs, batch.y)
+        value = losses.weighted_mean(row_losses, batch.weight)
         return value, value
 
     method = training.Method(lambda batch, *, key: None, loss, lambda params, batch: None)
     size = run.recipe._schedule(len(run.batch.x)).batch_size
     once = training.step.one_step(method, run.batch, _optimizer(run), batch_size=size)
-    after, history = training.loop.advance_up_to(once, state.training, count, MOST, step=before)
-    return state._replace(training=after), history.losses, ~after.finite
+    trained, history = training.loop.advance_up_to(once, state.training, count, MOST, step=before)
+    return state._replace(training=trained), history.losses, ~trained.finite
 
 
 def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTrees:
@@ -319,28 +296,29 @@ def _loss(run: Run, model: SoftTrees) -> Array:
 
 def _evaluated(run: Run, state: _State) -> tuple[_State, Array]:
     """Returns the state, with the current parameters as the best if their loss is lower, and their loss."""
-    of = state.training
-    lost = _loss(run, _model(run, state, of.params, of.step))
-    lost = jnp.where(of.finite, lost, jnp.inf).astype(of.best.score.dtype)
-    best = jax.tree.map(partial(jnp.where, lost < of.best.score), training.Best(of.params, lost, of.step), of.best)
-    return state._replace(training=of.replace(best=best)), lost
+    trained, best = state.training, state.training.best
+    loss = _loss(run, _model(run, state, trained.params, trained.step))
+    loss = jnp.where(trained.finite, loss, jnp.inf).astype(best.score.dtype)
+    last = training.Best(trained.params, loss, trained.step)
+    best = jax.tree.map(partial(jnp.where, loss < best.score), last, best)
+    return state._replace(training=trained.replace(best=best)), loss
 
 
 def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
     """Returns the best model (the last without evaluations), its loss, its step, and whether training was finite."""
-    of = state.training
-    evaluated = jnp.isfinite(of.best.score)
-    params, step = jax.tree.map(partial(jnp.where, evaluated), (of.best.params, of.best.step), (of.params, of.step))
+    trained, best = state.training, state.training.best
+    pairs = (best.params, best.step), (trained.params, trained.step)
+    params, step = jax.tree.map(partial(jnp.where, jnp.isfinite(best.score)), *pairs)
     model = _model(run, state, params, step)
-    return model, _loss(run, model), step, of.finite
+    return model, _loss(run, model), step, trained.finite
 
 
 def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:
     """Returns the same trees with split weights of length 1. A split without weights sends all rows to one side."""
     length = jnp.linalg.norm(trees.weights, axis=-1)
-    some = length > 0
-    length = jnp.where(some, length, 1)
-    bias = jnp.where(some, trees.bias / length, jnp.where(trees.bias > 0, 1.0, -1.0).astype(trees.bias.dtype))
+    has_weights = length > 0
+    length = jnp.where(has_weights, length, 1)
+    bias = jnp.where(has_weights, trees.bias / length, jnp.where(trees.bias > 0, 1.0, -1.0).astype(trees.bias.dtype))
     return trees.replace(weights=trees.weights / length[..., None], bias=bias)
 
 

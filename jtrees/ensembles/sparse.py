@@ -10,15 +10,15 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import blocking, leaves as kinds, pytree, topology, training
-from jtrees.data import Data, Scaling, Table
+from jtrees import leaves as kinds, pytree, topology, training
+from jtrees.data import Scaling, Table
 from jtrees.data.constraints import checked_groups, column_of_features
+from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import get
-from jtrees.search import Finished, Recipe, Report, Runs, SearchResult, options
+from jtrees.search import MOST, Fitted, Problem, Recipe, Report, Run, options
 from jtrees.search.minibatch import prediction_loss
-from jtrees.search.monitor import Monitor
 from jtrees.tasks import Task
-from jtrees.training import Batch
+from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
@@ -26,7 +26,6 @@ _KEPT = 0.85  # part of the terms that a step keeps
 _SHARPNESS = 8.0, 60.0  # sharpness of the first and the last update of a step, for scores of deviation 1
 _WEIGHT_DECAY = 1e-2  # the same as GET's
 _EVALUATIONS = 20  # evaluations in a step, if an evaluation has the cost of an update
-_FEATURES_OF_AN_ELEMENT = 32  # number of features whose cost equals the remaining cost of a score in an update
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -58,7 +57,7 @@ def _checked_interactions(name: str, value: Any) -> Any:
 
 
 @pytree.dataclass(kw_only=True)
-class Sparse(Recipe):
+class Sparse(Wrapper):
     """The tree of another recipe, with at most ``terms`` columns in a split, and optionally columns of one group only.
 
     Terms are removed step by step. A step removes about a seventh of the terms of each split, the smallest ones first.
@@ -103,63 +102,50 @@ class Sparse(Recipe):
     learning_rate: float = options.positive(0.01)
     shrink: bool = options.flag(True)
 
-    def targets(self, x: Any, y: Any) -> Any:
-        return options.checked_base("base", self.base).targets(x, y)
+    keeps_order = False
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        self.base.check(task, shape)
+        super().check(task, shape)
         if self.base.tree_leaves(task) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
     def scaling(self, table: Table) -> Scaling:
         checked_groups(self.interactions, table.columns, table.x.shape[1])  # raises before the search
-        return self.base.scaling(table)
+        return super().scaling(table)
 
     @property
     def thins_splits(self) -> bool:
         return True
 
-    def tree_leaves(self, task: Task) -> str | None:
-        return self.base.tree_leaves(task)
+    async def search(self, problem: Problem) -> Fitted:
+        base, data = await self.base.search(problem.replace(recipe=self.base)), problem.data
+        assert base.tree is not None and data is not None
+        table_shape = data.table.columns, data.table.x.shape[1]
+        columns, groups = column_of_features(*table_shape), checked_groups(self.interactions, *table_shape)
+        trees = await self._thinned(problem, base.tree, columns, groups)
+        with problem.finishing():
+            tree = trees[-1].merged()
+            largest = lambda owner: np.array([_most(np.asarray(tree.weights), owner) for tree in trees])
+            losses = np.array([data.loss(tree) for tree in trees])
+            most_groups = None if groups is None else largest(groups)
+            report = SparseReport(terms=largest(columns), losses=losses, base=base.report, groups=most_groups)
+            loss = data.loss(tree)
+        # Held-out rows of the base say nothing about the tree, because the removal of terms changes it.
+        return base._replace(scaled=None, model=tree, tree=tree, loss=loss, report=report, left_out=None)
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        results = self.base.search(runs.using([recipe.base for recipe in runs.recipes]))
-        return [result._replace(held_out=()) for result in results]  # the removal of terms changes the model
-
-    def finish(self, result: SearchResult, data: Data, *, key: Array, monitor: Monitor) -> Finished:
-        finished = self.base.finish(result, data, key=key, monitor=monitor)
-        leaves = self.base.tree_leaves(data.table.task)
-        assert finished.tree is not None and leaves is not None
-        of_table = data.table.columns, data.table.x.shape[1]
-        columns, groups = column_of_features(*of_table), checked_groups(self.interactions, *of_table)
-        trees = self._thinned(finished.tree, leaves, data, monitor, columns, groups)
-        tree = trees[-1].merged()
-        largest = lambda owner: np.array([_most(np.asarray(one.weights), owner) for one in trees])
-        losses = np.array([data.loss(one) for one in trees])
-        of_groups = None if groups is None else largest(groups)
-        report = SparseReport(terms=largest(columns), losses=losses, base=finished.report, groups=of_groups)
-        return Finished(tree, tree, data.loss(tree), report)
-
-    def _thinned(
-        self,
-        tree: ObliqueTree,
-        leaves: str,
-        data: Data,
-        monitor: Monitor,
-        columns: np.ndarray,
-        groups: np.ndarray | None,
+    async def _thinned(
+        self, problem: Problem, tree: ObliqueTree, columns: np.ndarray, groups: np.ndarray | None
     ) -> list[ObliqueTree]:
         """Returns the tree, followed by trees with decreasing numbers of groups and terms.
 
         Args:
+          problem: the problem.
           tree: the tree.
-          leaves: the kind of its leaves.
-          data: the data.
-          monitor: the monitor.
           columns: the column of each feature.
           groups: the group of each feature, or None.
         """
-        task, p = data.table.task, data.table.x.shape[1]
+        data: Any = problem.data
+        leaves, monitor = self.base.tree_leaves(data.table.task), problem.monitor
         splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
         weights, bias = np.array(splits.weights, np.float64), np.array(splits.bias, np.float64)
         trees, most = [tree], _most(weights, columns)
@@ -167,22 +153,21 @@ class Sparse(Recipe):
         if groups is not None:
             most = min(most, max(len(np.unique(columns[groups == group])) for group in np.unique(groups)))
         steps += [(columns, count) for count in _steps(most, self.terms)]
-        if monitor.rehearses and p > self.terms:  # the tree of different data may have more terms
+        if monitor.rehearses and len(columns) > self.terms:  # the tree of different data may have more terms
             steps = steps or [(columns, self.terms)]
-        validation = None if data.validation is None else data.scaling.batch(data.validation)
-        elements = self.epochs * bias.size * len(data.batch.x) * max(1, p // _FEATURES_OF_AN_ELEMENT)
-        with monitor.over(len(steps), type(self).__name__) as show:
-            for done, (owner, terms) in enumerate(steps):
-                in_time = monitor.has_time(blocking.seconds_of_step(elements)) and not monitor.is_rehearsed(done)
-                if not in_time and terms != (self.terms if owner is columns else 1):
-                    continue
-                weights, bias = _without_least(weights, bias, owner, terms, data.batch)
-                if in_time:
-                    arguments = np.float32(weights), np.float32(bias), data.batch, validation, self.learning_rate
-                    weights, bias, loss = _trained(*arguments, task=task, leaves=leaves, steps=self.epochs)
-                    show(done + 1, [np.asarray(loss)[None]])
-                    weights, bias = np.array(weights, np.float64), np.array(bias, np.float64)
-                thin = ObliqueTree(jnp.asarray(weights, jnp.float32), jnp.asarray(bias, jnp.float32), None)
+        for done, (owner, terms) in enumerate(steps):
+            in_time = monitor.has_time() and not monitor.is_rehearsed(done)
+            if not in_time and terms != (self.terms if owner is columns else 1):
+                continue
+            weights, bias = _without_least(weights, bias, owner, terms, problem.batch)
+            thin = ObliqueTree(np.float32(weights), np.float32(bias), None)  # type: ignore[arg-type]
+            if in_time:
+                state, kept = await problem.map(_begun, thin), weights != 0
+                name = f"{type(self).__name__}, {terms} {'terms' if owner is columns else 'groups'}"
+                state, _ = await problem.train(_advanced, state, self.epochs, kept, name=name)
+                thin = (await problem.map(_ended, state, thin, kept)).host
+                weights, bias = np.array(thin.weights, np.float64), np.array(thin.bias, np.float64)
+            with problem.finishing():
                 restored = data.scaling.replace(origin=tree.origin).restore_splits(thin)
                 trees.append(data.refit(restored, leaves, shrink=self.shrink and leaves == "constant")[0])
         return trees
@@ -238,38 +223,52 @@ def _without_least(
     return weights, bias
 
 
-@partial(jax.jit, static_argnames=("task", "leaves", "steps"))
-def _trained(
-    weights: Array,
-    bias: Array,
-    batch: Batch,
-    validation: Batch | None,
-    learning_rate: Array,
-    *,
-    task: Task,
-    leaves: str,
-    steps: int,
-) -> tuple[Array, Array, Array]:
-    """Returns trained splits and the score of their hard tree; terms of weight 0 are not trained."""
+# --- Compiled functions of a step ------------------------------------------------------------------------------------
+
+
+def _leaves(run: Run) -> str:
+    return run.recipe.base.tree_leaves(run.task)
+
+
+def _method(run: Run, kept: Array) -> training.Method:
+    """Returns GET under increasing sharpness; terms that are not ``kept`` have weight 0."""
     low, high = _SHARPNESS
-    sharpness = lambda step: low * (high / low) ** (step / steps)
-    plain = get(topology.depth_of(len(bias)), sharpness, leaves=leaves, task=task)  # type: ignore[arg-type]
-    there = weights != 0
-    method = plain._replace(project=lambda tree: tree.replace(weights=jnp.where(there, tree.weights, 0)))
-    empty = kinds.kind_of(leaves, task).empty(len(bias) + 1, weights.shape[1], task.shape, weights.dtype)
-    batch, validation = jax.tree.map(jnp.asarray, (batch, validation))
-    hard = ObliqueTree(weights, bias, empty).refit(*batch)
-    optimizer = optax.adamw(optax.cosine_decay_schedule(learning_rate, steps), weight_decay=_WEIGHT_DECAY)
+    sharpness = lambda step: low * (high / low) ** (step / run.recipe.epochs)
+    depth = topology.depth_of(len(kept))
+    method = get(depth, sharpness, leaves=_leaves(run), task=run.task)  # type: ignore[arg-type]
+    return method._replace(project=lambda tree: tree.replace(weights=jnp.where(kept, tree.weights, 0)))
+
+
+def _optimizer(run: Run) -> optax.GradientTransformation:
+    schedule = optax.cosine_decay_schedule(run.recipe.learning_rate, run.recipe.epochs)
+    return optax.adamw(schedule, weight_decay=_WEIGHT_DECAY)
+
+
+def _score(run: Run) -> Any:
+    """Returns the loss on the validation set as a function of the parameters; None: the score of the method."""
+    return (lambda params: prediction_loss(run.task, params.refit(*run.batch), run.by)) if run.validates else None
+
+
+def _begun(run: Run, splits: ObliqueTree) -> TrainState:
+    """Returns the initial state: the hard tree of the splits."""
+    kind, x = kinds.kind_of(_leaves(run), run.task), run.batch.x
+    hard = splits.replace(leaves=kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype))
+    hard = hard.refit(*run.batch)
     params = hard.replace(leaves=hard.leaves.trainable())
-    state = training.start(method, batch, key=jax.random.key(0), optimizer=optimizer, params=params)
-    score = None
-    if validation is not None:
-        score = lambda params: prediction_loss(task, params.refit(*batch), validation)
-    every = 1 if score is None and leaves == "constant" else max(1, steps // _EVALUATIONS)
-    how: Any = {"optimizer": optimizer, "steps": steps, "score_every": every, "score": score}
-    state, _ = training.advance(method, state, batch, **how)
-    best = training.best(method, state, batch, score=score)
-    finite = jnp.isfinite(best.score)  # otherwise the splits are unchanged
-    of_best = best.params.weights, best.params.bias
-    kept = jax.tree.map(partial(jnp.where, finite), of_best, (weights, bias))
-    return *kept, best.score
+    # The key has no effect: the batch is full, and the loss is not random.
+    return training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run))
+
+
+def _advanced(run: Run, state: TrainState, kept: Array, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
+    """Returns the state after ``count`` updates, their losses, and whether it is non-finite."""
+    every = 1 if not run.validates and _leaves(run) == "constant" else max(1, run.recipe.epochs // _EVALUATIONS)
+    options: Any = {"score_every": every, "score": _score(run)}
+    update = training.step.one_step(_method(run, kept), run.batch, _optimizer(run), **options)
+    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    return state, history.losses, ~state.finite
+
+
+def _ended(run: Run, state: TrainState, splits: ObliqueTree, kept: Array) -> ObliqueTree:
+    """Returns the splits of the best hard tree; the given splits if the training became non-finite."""
+    best = training.best(_method(run, kept), state, run.batch, score=_score(run))
+    return jax.tree.map(partial(jnp.where, jnp.isfinite(best.score)), best.params.replace(leaves=None), splits)

@@ -20,8 +20,7 @@ from jtrees.methods.latent_tree.latent import (
     LatentTree as LatentTree,
     latent as latent,
 )
-from jtrees.methods.nongreedy_tree.co2 import CO2 as CO2
-from jtrees.methods.nongreedy_tree.greedy_recipe import GreedyReport as GreedyReport
+from jtrees.methods.nongreedy_tree.co2 import CO2 as CO2, GreedyReport as GreedyReport
 from jtrees.methods.nongreedy_tree.nongreedy import NonGreedy as NonGreedy, nongreedy as nongreedy
 from jtrees.methods.tree_ensemble.ensemble import Ensemble as Ensemble
 from jtrees.methods.tree_ensemble.tel import (

@@ -9,7 +9,7 @@ from jtrees import pytree, validation as checks
 from jtrees.data import Scaling, Table
 from jtrees.methods.latent_tree.architecture import INPUTS, MAX_DEPTH
 from jtrees.methods.latent_tree.latent import LatentTree
-from jtrees.search import Runs, SearchResult, options
+from jtrees.search import Fitted, Problem, options
 from jtrees.search.minibatch import trained
 from jtrees.tasks import Task
 
@@ -31,10 +31,8 @@ class LatentClustering(LatentTree):
     Attributes:
       target_features: columns to predict from the remaining columns: at least one column, but not all.
       depth: depth of the tree, 1 to 10.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
-        than 128 samples may take more updates, up to 960,000 samples in total.
-      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped until the next shuffle.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters.
@@ -81,8 +79,8 @@ class LatentClustering(LatentTree):
     def tree_leaves(self, task: Task) -> str:
         return "constant"  # the hierarchy is always a tree, also if the predictor has the inputs "xz"
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        return trained(runs)
+    async def search(self, problem: Problem) -> Fitted:
+        return self.restored(problem, await trained(problem))
 
     def _bounded(self, task: Task) -> bool:
         return False

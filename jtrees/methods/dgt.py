@@ -16,9 +16,8 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
-from jtrees.data import Data
 from jtrees.monotone import ascending, without_negative
-from jtrees.search import Finished, Recipe, Run, Runs, SearchResult, finished_tree, options
+from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Run, fitted_tree, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
 from jtrees.tasks import Regression, Task
@@ -237,9 +236,14 @@ class DGT(Recipe):
     def _schedule(self, n: int) -> Schedule:
         return Schedule.of(n, self.epochs, self.batch_size)
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        once, shortly = (lambda runs, _, part=part: trained(runs, part) for part in (1.0, _TRIAL))
-        return preconditioned(runs, self.precondition, once, trial=shortly)
+    async def search(self, problem: Problem) -> Fitted:
+        train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
+        result = await preconditioned(problem, self.precondition, train, trial=trial)
+        return self.restored(problem, result.fitted, result.preconditioning)
+
+    def restored(self, problem: Problem, fitted: Fitted, how: Preconditioning | None = None) -> Fitted:
+        """Returns the result of a training in the user's units; ``how`` says how the features were preconditioned."""
+        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=how)
 
     def training(self, run: Run) -> Training:
         """Returns the training of a run."""
@@ -261,6 +265,3 @@ class DGT(Recipe):
             loss=loss,
             patience=int(_PATIENCE * schedule.steps / cycles) if self.early_stopping else None,
         )
-
-    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        return finished_tree(result, data, data.table.task, fitted=self.refit)

@@ -1,14 +1,15 @@
-"""Recipes, the runs that their searches train, and the driver that fits them."""
+"""Recipes, their searches, the engine that runs searches side by side, and the driver that fits recipes."""
 
-from jtrees.search.recipe import (
-    Finished as Finished,
-    HeldOut as HeldOut,
-    LeftOut as LeftOut,
-    Recipe as Recipe,
-    SearchResult as SearchResult,
-    check_finite as check_finite,
-    finished_tree as finished_tree,
+from jtrees.search.engine import MOST as MOST, Engine as Engine
+from jtrees.search.fitted import Fitted as Fitted, LeftOut as LeftOut
+from jtrees.search.problem import (
+    DeviceValue as DeviceValue,
+    OutOfTimeError as OutOfTimeError,
+    Problem as Problem,
+    Trained as Trained,
+    gather as gather,
 )
+from jtrees.search.recipe import Recipe as Recipe, fitted_tree as fitted_tree
 from jtrees.search.report import (
     FitReport as FitReport,
     Preconditioning as Preconditioning,
@@ -17,15 +18,16 @@ from jtrees.search.report import (
     Trial as Trial,
     Tuning as Tuning,
 )
-from jtrees.search.runs import Run as Run, Runs as Runs, Stacked as Stacked, Trained as Trained
+from jtrees.search.run import Run as Run
 
 from jtrees.search import options as options  # isort: skip
 from jtrees.search.minibatch import (  # isort: skip
     Schedule as Schedule,
     Training as Training,
-    advanced as advanced,
-    initial as initial,
-    result_of as result_of,
     trained as trained,
 )
-from jtrees.search.precondition import held_out_rows as held_out_rows, preconditioned as preconditioned  # isort: skip
+from jtrees.search.precondition import (  # isort: skip
+    Preconditioned as Preconditioned,
+    fold_rows as fold_rows,
+    preconditioned as preconditioned,
+)

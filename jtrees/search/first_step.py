@@ -8,17 +8,17 @@ For Poisson, gamma and Tweedie losses, t equals the original targets up to an af
 curvature, t is the sign of the residual. The leaves of the resulting tree are then fitted to the loss itself.
 """
 
-from collections.abc import Callable
 import math
 
 import jax.numpy as jnp
 from jaxtyping import Array
-import numpy as np
 
-from jtrees import leaves as kinds
-from jtrees.search.minibatch import prediction_loss
-from jtrees.search.recipe import SearchResult
-from jtrees.search.runs import Run, Runs
+from jtrees import leaves as kinds, ops
+from jtrees.search.fitted import Fitted
+from jtrees.search.minibatch import Result, prediction_loss
+from jtrees.search.problem import Problem
+from jtrees.search.run import Run
+from jtrees.segments import mean_one
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -29,30 +29,28 @@ def is_direct(task: Task) -> bool:
     return task.is_least_squares or isinstance(task, Classification)
 
 
-def by_first_step(runs: Runs, search: Callable[[Runs], list[SearchResult]]) -> list[SearchResult]:
-    """Returns ``search(runs)`` for squared errors and classes, else the results of a search on Newton steps.
-
-    Args:
-      runs: the runs.
-      search: a search for trees with constant leaves.
-    """
-    task = runs.task
-    if is_direct(task):
-        return search(runs)
-    y, weight, of_validation = zip(*runs.fetch(runs.map(_stepped)), strict=True)
+async def newton_steps(problem: Problem) -> Problem:
+    """Returns the problem of the Newton steps, which has no result in the user's units."""
+    task = problem.task
+    y, weight, evaluation_y = (await problem.map(_newton_steps)).host
+    batch, evaluation = problem.batch._replace(y=y, weight=weight), problem.evaluation
+    if evaluation is not None:
+        evaluation = evaluation._replace(y=evaluation_y)
     steps = Regression(task.shape[0] if task.shape else None)
-    on_steps = runs.on(task=steps, y=y, weight=weight, validation_y=None if runs.validation is None else of_validation)
-    results = search(on_steps)
-    some = runs.select(range(len(results)))
-    splits = [ObliqueTree(one.model.weights, one.model.bias, None) for one in results]
-    refitted = some.fetch(some.map(_refitted, splits))
-    return [
-        result._replace(model=tree, score=score, finite=result.finite & np.isfinite(score))
-        for result, (tree, score) in zip(results, refitted, strict=True)
-    ]
+    return problem.replace(task=steps, batch=batch, evaluation=evaluation, data=None)
 
 
-def _stepped(run: Run) -> tuple[Array, Array, Array]:
+async def refitted(problem: Problem, fitted: Fitted) -> Fitted:
+    """Returns the result of a search on Newton steps with leaves and a score of the task itself.
+
+    Raises:
+      FloatingPointError: if the score is not finite.
+    """
+    tree, score = (await problem.map(_refitted, fitted.scaled.replace(leaves=None))).host
+    return Result(tree, score, fitted.step, fitted.report).fitted(fitted.history)  # type: ignore[arg-type]
+
+
+def _newton_steps(run: Run) -> tuple[Array, Array, Array]:
     """Returns the Newton steps scaled to [0, 1], their weights, and the steps of the evaluation rows."""
     batch, weight, loss, task = run.batch, run.weight, run.task.loss_function, run.task
     first = loss.initial(batch.y, weight, math.prod(task.shape))
@@ -66,12 +64,13 @@ def _stepped(run: Run) -> tuple[Array, Array, Array]:
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
     scaled = lambda step: (step - low) / jnp.where(unit > 0, unit, 1)
-    return scaled(step), weight * curvature, scaled(targets(run.by)[0])
+    return scaled(step), mean_one(weight * curvature), scaled(targets(run.by)[0])
 
 
 def _refitted(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
     """Returns the tree with leaves fitted to the loss itself, and the loss of the tree."""
     batch, kind = run.batch, kinds.kind_of("constant", run.task)
     empty = kind.empty(len(splits.bias) + 1, batch.x.shape[1], run.task.shape, batch.x.dtype)
-    tree = splits.replace(leaves=empty).refit(*batch)
+    leaf = ops.hard(splits.weights, splits.bias, batch.x)
+    tree = run.ordered(splits.replace(leaves=empty.refit(leaf, *batch)), leaf)
     return tree, prediction_loss(run.task, tree, run.by)

@@ -15,23 +15,22 @@ import numpy as np
 from jtrees import compilation, distributed, io, processes, pytree, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
-from jtrees.data.scaling import losses_of
 from jtrees.data.table import bucket, held_out_table
 from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
+from jtrees.search.engine import Engine
+from jtrees.search.fitted import Fitted, LeftOut
 from jtrees.search.monitor import Monitor
-from jtrees.search.recipe import Finished, LeftOut, Recipe, SearchResult
+from jtrees.search.problem import Problem
+from jtrees.search.recipe import Recipe
 from jtrees.search.report import FitReport
-from jtrees.search.runs import Runs
 from jtrees.tasks import Classification, Policy, Regression, Task
-from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 # Concurrent runs per CPU device. The device runs them one after another, so a larger number would not save time.
 _AT_ONCE_CPU = 16
 _AT_ONCE = 64  # concurrent runs on other devices
-_FINISH = 2**30  # derives the key of ``finish`` from the key of the fit
 _END = 2.0  # estimated time of the end of a fit, as a multiple of the time to scale the data
 
 
@@ -212,7 +211,7 @@ def fit(
     return of_raw_table(result, table)
 
 
-def comparison_of(fitted: "Fitted", evaluated: Table | None) -> Comparison:
+def comparison_of(fitted: "RunFit", evaluated: Table | None) -> Comparison:
     """Returns the comparison of a fit with a linear model and a constant.
 
     The comparison uses the rows ``evaluated``, else the validation set, else the rows that the search left out. If
@@ -299,8 +298,8 @@ def plain(value: Any) -> Any:
 # --- Many searches ---------------------------------------------------------------------------------------------------
 
 
-class Fitted(NamedTuple):
-    """The fit of a search.
+class RunFit(NamedTuple):
+    """The fit of a run.
 
     Attributes:
       result: the fit, or the error of a search that became non-finite.
@@ -323,7 +322,7 @@ def fits_of(
     validation: Table | None,
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
-) -> Iterator[Fitted]:
+) -> Iterator[RunFit]:
     """Yields the fits of recipes that share one program, for each recipe, key and fold, in this order.
 
     The iteration ends early if the monitor stops it.
@@ -349,99 +348,58 @@ def fits_of(
     task = task.scaled(scaling.y_unit)
     scaled = scaling.batch(table)
     monitor.keep(_END * (time.monotonic() - before))  # reserves the time to evaluate results on all rows
-    numbers, weights = _folds(table, scaled, left_out)
-    tables = [table] if weights is None else [table.rows(rows).normalised() for rows in numbers]
-    data = [Data(fold, validation, scaling, scaled if weights is None else scaling.batch(fold)) for fold in tables]
-    cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(tables))))
-    searched = Runs(
-        [recipes[i] for i, _, _ in cells],
-        [np.asarray(jax.random.key_data(keys[k])) for _, k, _ in cells],
+    impl = str(jax.random.key_impl(keys[0]))
+    engine = Engine(monitor, impl, max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch)
+    whole = Problem(
+        None,
         task,
         scaled,
         None if validation is None else scaling.batch(validation),
-        monitor,
-        impl=str(jax.random.key_impl(keys[0])),
-        at_once=max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch,
+        np.zeros(0, np.uint32),
+        engine,
+        data=Data(table, validation, scaling, scaled),
+        rows=np.append(np.arange(len(table.x)), np.full(len(scaled.x) - len(table.x), -1)),
+        monotone=None if table.monotone is None else np.not_equal(table.monotone, 0),
+        validates=validation is not None,
+        evaluates=validation is not None,
+        separate=validation is not None,
+        source=scaled,
     )
-    if weights is not None:
-        of_folds = list(weights)
-        searched = searched.on(weight=[of_folds[fold] for _, _, fold in cells])
-    if table.monotone is not None:
-        searched = searched.on(monotone=[np.not_equal(table.monotone, 0)] * len(cells))
+    folds = [whole if rows is None else _fold(whole, rows) for rows in left_out]
+    cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
     at_once = _at_once(len(cells), batch)
     for low in range(0, len(cells), at_once):
         if low and not monitor.has_time():
             return
-        some = range(low, min(low + at_once, len(cells)))
-        results = first.search(searched.select(some).afresh())
-        for n, ((i, _, fold), result) in enumerate(zip(cells[low:], results, strict=False)):
-            own: Any = {"key": searched.keyed(_FINISH).key(low + n), "monitor": monitor}
-            try:
-                with distributed.apart():
-                    finished = recipes[i].finish(result, data[fold], **own)
-                    row_losses = finished.left_out
-                    if result.held_out and row_losses is None:
-                        row_losses = _left_out(recipes[i], result, finished, data[fold], numbers[fold], **own)
-            except FloatingPointError as error:
-                yield Fitted(error, data[fold], task)
+        some = cells[low : low + at_once]
+        problems = [
+            folds[k].replace(recipe=recipes[i], key=np.asarray(jax.random.key_data(keys[j]))) for i, j, k in some
+        ]
+        results = engine.run(*(problem.recipe.search(problem) for problem in problems))
+        for (i, _, _), problem, result in zip(some, problems, results, strict=True):
+            data: Any = problem.data
+            if isinstance(result, FloatingPointError):
+                yield RunFit(result, data, task)
                 continue
             seconds = time.monotonic() - began
-            fitted = _fitted(finished, row_losses, result, unchecked[i], data[fold].table, monitor, seconds=seconds)
-            yield Fitted(fitted, data[fold], task, row_losses)
+            yield RunFit(_fit_result(result, unchecked[i], data.table, monitor, seconds), data, task, result.left_out)
 
 
-def _left_out(
-    recipe: Recipe,
-    result: SearchResult,
-    finished: Finished,
-    data: Data,
-    numbers: np.ndarray,
-    *,
-    key: Array,
-    monitor: Monitor,
-) -> LeftOut | None:
-    """Returns the losses of the rows that results of a search held out; None without time, or if one is not finite.
-
-    The results are finished like the model, but on the rows that they were trained on.
-
-    Args:
-      recipe: the recipe.
-      result: the result of the search.
-      finished: the finished result.
-      data: the data of the fit.
-      numbers: numbers of the rows of ``data`` in the batch of the search.
-      key: random key of ``finish``.
-      monitor: the monitor of the fit.
-    """
-    losses, seconds = np.full(len(numbers), np.nan), 0.0  # seconds of the previous result, which the next one may take
-    for trial, batch_rows in result.held_out:
-        if not monitor.may_be_late(seconds):
-            return None
-        began = time.monotonic()
-        rows, model = np.flatnonzero(np.asarray(batch_rows)[numbers]), finished.model
-        if trial is not None:
-            try:
-                model = recipe.finish(trial, data.without(rows), key=key, monitor=monitor).model
-            except FloatingPointError:
-                return None
-        # A loss that is not a number is as bad as any.
-        losses[rows] = np.nan_to_num(losses_of(model, data.table.rows(rows), data.scaling), nan=np.inf, posinf=np.inf)
-        seconds = time.monotonic() - began
-    return LeftOut(losses, chose=True, several=len(result.held_out) > 1)
+def _fold(problem: Problem, held_out: np.ndarray) -> Problem:
+    """Returns the problem without the rows of the table that a fold holds out. It has no evaluation rows."""
+    rows: Any = problem.rows
+    fold, data = problem.without(np.isin(rows, held_out)), problem.data
+    assert fold.data is not None and data is not None
+    table = fold.data.table
+    changes: Any = {"data": Data(table, data.validation, data.scaling, data.scaling.batch(table))}
+    if not problem.validates:
+        changes |= {"evaluation": None, "separate": False}
+    return fold.replace(**changes)
 
 
-def _fitted(
-    finished: Finished,
-    left_out: LeftOut | None,
-    result: SearchResult,
-    recipe: Recipe,
-    table: Table,
-    monitor: Monitor,
-    *,
-    seconds: float,
-) -> FitResult:
+def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, seconds: float) -> FitResult:
     """Returns the fit of a finished search."""
-    history = np.asarray(result.history)
+    history, left_out = np.asarray(fitted.history), fitted.left_out
     taken = np.isfinite(history)
     history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
     rows = np.zeros(0, int) if left_out is None else left_out.rows
@@ -454,9 +412,9 @@ def _fitted(
         held_out_loss=float(np.average(left_out.losses[rows], weights=weight)) if left_out and len(rows) else None,
         held_out_rows=rows if left_out and not left_out.several else None,
         recipe=described(recipe.settled()),
-        search=finished.report,
+        search=fitted.report,
     )
-    return FitResult(finished.model, finished.tree, finished.loss, int(result.step), history, report)
+    return FitResult(fitted.model, fitted.tree, fitted.loss, int(fitted.step), history, report)
 
 
 def check_link(task: Task, table: Table) -> None:
@@ -476,18 +434,6 @@ def check_monotone(recipe: Recipe, table: Table) -> None:
     if not recipe.keeps_monotone(task):
         which = "GET, RADDT, CO2, NonGreedy or DGT with constant leaves, or Boosted, Bagged or BestOf of one"
         raise ValueError(f"monotone needs a recipe that keeps it, {which}, got {checks.quoted(recipe)}")
-
-
-def _folds(
-    table: Table, scaled: Batch, left_out: list[np.ndarray | None]
-) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Returns the rows of each fold, and the weights ``(folds, n)`` of the padded batch, 0 for held-out rows."""
-    if left_out[0] is None:
-        return [np.arange(len(table.x))], None
-    weights = np.tile(np.asarray(scaled.weight), (len(left_out), 1))
-    for weight, rows in zip(weights, left_out, strict=True):
-        weight[rows] = 0
-    return [np.flatnonzero(weight[: len(table.x)] > 0) for weight in weights], weights
 
 
 def _at_once(count: int, batch: int | Literal["auto"]) -> int:

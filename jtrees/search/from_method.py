@@ -12,9 +12,11 @@ import optax
 from jtrees import pytree, training, validation
 from jtrees.leaves import kind_of
 from jtrees.search import options as kinds
+from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import Schedule, Training, trained
-from jtrees.search.recipe import Recipe, SearchResult
-from jtrees.search.runs import Run, Runs
+from jtrees.search.problem import Problem
+from jtrees.search.recipe import Recipe, fitted_tree
+from jtrees.search.run import Run
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -41,10 +43,8 @@ class FromMethod(Recipe):
         compiles its own program, so reuse one ``partial`` for all fits.
       options: numeric arguments of ``make`` by name. They may be traced. The name in a grid is ``"options__alpha"``.
       rule: ``learning_rate -> optax transformation``. The learning rate follows a cosine decay to zero.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
-        than 128 samples may take more updates, up to 960,000 samples in total.
-      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped until the next shuffle.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate.
 
     Example:
@@ -84,8 +84,12 @@ class FromMethod(Recipe):
             raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
         return method
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        return trained(runs)
+    async def search(self, problem: Problem) -> Fitted:
+        return self.restored(problem, await trained(problem))
+
+    def restored(self, problem: Problem, fitted: Fitted) -> Fitted:
+        """Returns the result of a training in the user's units."""
+        return fitted_tree(problem, fitted, refit=None)
 
     def training(self, run: Run) -> Training:
         """Returns the training of a run."""

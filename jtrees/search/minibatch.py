@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
+import numpy as np
 import optax
 
 from jtrees import losses, training, validation as checks
-from jtrees.search.recipe import SearchResult
-from jtrees.search.runs import MOST, Run, Runs
+from jtrees.search.engine import MOST
+from jtrees.search.fitted import Fitted
+from jtrees.search.problem import Problem
+from jtrees.search.run import Run
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.training.state import NOT_TAKEN
@@ -125,59 +128,82 @@ def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
 
 def initial(run: Run) -> TrainState:
     """Returns the initial state of a run."""
-    of = run.recipe.training(run)
-    return training.start(of.method, run.batch, key=run.key, optimizer=of.optimizer)
+    training_run = run.recipe.training(run)
+    return training.start(training_run.method, run.batch, key=run.key, optimizer=training_run.optimizer)
 
 
-def advanced(
-    run: Run, state: TrainState, before: Array, count: Array, evaluates: Array
-) -> tuple[TrainState, Array, Array]:
+def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended.
 
     A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
     """
-    of = run.recipe.training(run)
-    every = jnp.where(evaluates, of.schedule.every, 0) if run.evaluates else 0
-    score = partial(of.loss_on, run) if run.evaluates else None
-    options: Any = {"batch_size": of.schedule.batch_size, "patience": of.patience}
-    once = training.step.one_step(of.method, run.batch, of.optimizer, score_every=every, score=score, **options)
-    state, history = training.loop.advance_up_to(once, state, count, MOST, step=before)
-    length = of.length(state)
+    training_run = run.recipe.training(run)
+    schedule, every, score = training_run.schedule, 0, None
+    if run.evaluates is not False:
+        every, score = jnp.where(run.evaluates, schedule.every, 0), partial(training_run.loss_on, run)
+    options: Any = {"batch_size": schedule.batch_size, "patience": training_run.patience}
+    method, optimizer = training_run.method, training_run.optimizer
+    update = training.step.one_step(method, run.batch, optimizer, score_every=every, score=score, **options)
+    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    length = training_run.length(state)
     # Updates after the end of a run count as not made, so the history does not depend on the length of a call.
-    lost = jnp.where(before + jnp.arange(MOST) < length, history.losses, NOT_TAKEN)
-    return state, lost, length <= state.step
+    losses = jnp.where(before + jnp.arange(MOST) < length, history.losses, NOT_TAKEN)
+    return state, losses, length <= state.step
 
 
-def result_of(run: Run, state: TrainState) -> SearchResult:
+class Result(NamedTuple):
+    """The result of a training on scaled data: the model, its score and step, and values for the report."""
+
+    model: Any
+    score: Array
+    step: Array
+    report: Any
+
+    def fitted(self, losses: np.ndarray) -> Fitted:
+        """Returns the result on the host, with the losses of all updates as its history.
+
+        Raises:
+          FloatingPointError: if the score is not finite.
+        """
+        if not np.isfinite(self.score):
+            raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+        return Fitted(self.model, float(self.score), int(self.step), losses, report=self.report)
+
+
+def result_of(run: Run, state: TrainState) -> Result:
     """Returns the result of a run.
 
     The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
     evaluation.
     """
-    of = run.recipe.training(run)
-    if of.patience is not None:
-        over, last = training.state.is_over(state, of.patience), state.params
+    training_run = run.recipe.training(run)
+    method, patience = training_run.method, training_run.patience
+    if patience is not None:
+        over, last = training.state.is_over(state, patience), state.params
         state = state.replace(params=jax.tree.map(partial(jnp.where, over), state.best.params, last))
-    best = training.best(of.method, state, run.batch, score=partial(of.loss_on, run))
-    model = (of.method.harden if of.model is None else of.model)(best.params, run.batch)
-    report, step = of.report(best.params, run.batch), jnp.minimum(best.step, of.length(state))
-    return SearchResult(run.on_x(model), best.score, jnp.isfinite(best.score), step, report)
+    best = training.best(method, state, run.batch, score=partial(training_run.loss_on, run))
+    model = (method.harden if training_run.model is None else training_run.model)(best.params, run.batch)
+    report, step = training_run.report(best.params, run.batch), jnp.minimum(best.step, training_run.length(state))
+    return Result(run.on_x(model), best.score, step, report)
 
 
 # --- The procedure ---------------------------------------------------------------------------------------------------
 
 
-def trained(runs: Runs, part: float = 1.0, steps: list[int] | None = None) -> list[SearchResult]:
-    """Trains each run once on mini-batches and returns the results.
+async def trained(problem: Problem, part: float = 1.0, steps: int | None = None) -> Fitted:
+    """Trains on mini-batches and returns the result on scaled data, with the values of ``Training.report``.
 
     Args:
-      runs: the runs; their recipes have a method ``training(run)``.
+      problem: the problem; its recipe has a method ``training(run)``.
       part: fraction of the updates of the schedule to make.
-      steps: number of updates of each run; None: ``part`` of the schedule.
+      steps: number of updates; None: ``part`` of the schedule.
+
+    Raises:
+      FloatingPointError: if the training became non-finite.
     """
-    recipe, (n, _) = runs.recipes[0], runs.shape
+    recipe = problem.recipe
     if steps is None:
-        steps = [math.ceil(part * Schedule.of(n, recipe.epochs, recipe.batch_size).steps)] * len(runs)
-    found = runs.train(advanced, runs.map(initial), steps, name=type(recipe).__name__)
-    results = runs.fetch(runs.map(result_of, found.states))
-    return [result._replace(history=lost) for result, lost in zip(results, found.losses, strict=True)]
+        steps = math.ceil(part * Schedule.of(problem.shape[0], recipe.epochs, recipe.batch_size).steps)
+    state = await problem.map(initial)
+    state, losses = await problem.train(advanced, state, steps, name=type(recipe).__name__)
+    return (await problem.map(result_of, state)).host.fitted(losses)

@@ -12,7 +12,8 @@ C is shrunk towards the identity, ``(1 - s) I + s C``, because small eigenvalues
 Strength s = 0 does not change the features. Near s = 1 the features become uncorrelated.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+import contextlib
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -20,9 +21,9 @@ import numpy as np
 
 from jtrees import blocking
 from jtrees.data.table import without_padding
-from jtrees.search.recipe import HeldOut, SearchResult
+from jtrees.search.fitted import Fitted
+from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
-from jtrees.search.runs import Runs
 from jtrees.training import Batch
 
 TRIED = (0.0, 0.9, 0.99)  # candidate strengths
@@ -97,96 +98,125 @@ def drawn_folds(batch: Batch, rng: np.random.Generator, folds: int) -> np.ndarra
     return fold
 
 
-def held_out_rows(runs: Runs) -> list[np.ndarray]:
-    """Returns which rows of each run to hold out, ``(n,)`` bool: a fifth of the rows of positive weight."""
-    return [fold_rows(runs, i, 1)[0] for i in range(len(runs))]
-
-
-def fold_rows(runs: Runs, i: int, folds: int) -> list[np.ndarray]:
-    """Returns the rows of at most five folds of run i, each ``(n,)`` bool: fifths of the rows of positive weight."""
-    fold = drawn_folds(runs.rows(i), runs.rng(i, _DRAWN), folds)
+def fold_rows(problem: Problem, folds: int = 1) -> list[np.ndarray]:
+    """Returns the rows of at most five folds, each ``(n,)`` bool: fifths of the rows of positive weight."""
+    fold = drawn_folds(problem.batch, problem.rng(_DRAWN), folds)
     return [fold == number for number in range(folds)]
 
 
-_DRAWN = 1  # purpose number of the random generator: see ``Runs.rng``
+_DRAWN = 1  # purpose number of the random generator: see ``Problem.rng``
 
-# ``(runs, result of the best trial of each run, or None) -> results``
-Train = Callable[[Runs, list[SearchResult | None]], list[SearchResult]]
+Train = Callable[[Problem, Fitted | None], Awaitable[Fitted]]  # (problem, result of the best trial) -> result
+# (problem, result on scaled data, how the features were preconditioned) -> result in the user's units
+Finish = Callable[[Problem, Fitted, Preconditioning | None], Fitted]
 
 
-def preconditioned(
-    runs: Runs,
+class Preconditioned(NamedTuple):
+    """The result of a search on preconditioned features.
+
+    Attributes:
+      fitted: the result.
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
+      trial: the result of the best trial if a trial is the same procedure as the last training, else None.
+      held_out: the rows that the trial was not trained on, ``(n,)`` bool.
+    """
+
+    fitted: Fitted
+    preconditioning: Preconditioning | None = None
+    trial: Fitted | None = None
+    held_out: np.ndarray | None = None
+
+    def finished(self, problem: Problem, sample: Problem, finish: Finish) -> Fitted:
+        """Returns the result in the user's units, with the losses of the rows that the trial was not trained on.
+
+        Args:
+          problem: the problem.
+          sample: the problem with the rows that the search used: a sample of the rows, or ``problem``.
+          finish: returns a result in the user's units.
+        """
+        fitted = finish(problem, self.fitted, self.preconditioning)
+        if self.trial is None or self.held_out is None or problem.data is None:
+            return fitted
+        if not problem.monitor.may_be_late(problem.engine.seconds_of_results):
+            return fitted
+        trial = finish(sample.without(self.held_out).replace(is_optional=False), self.trial, self.preconditioning)
+        return fitted._replace(left_out=sample.left_out(trial.model, self.held_out))
+
+
+async def preconditioned(
+    problem: Problem,
     strength: float | str,
     train: Train,
     *,
     trial: Train | None = None,
     always_tries: bool = False,
     tries_few_rows: bool = False,
-) -> list[SearchResult]:
-    """Returns the results of training on preconditioned features.
+) -> Preconditioned:
+    """Returns the result of training on preconditioned features.
 
-    If there are several candidate strengths, each run first has a trial of each strength. A trial trains on four fifths
-    of the rows and is evaluated on the held-out fifth, or on the validation set if there is one. The last training
-    uses all rows and the best strength. If the deadline passes before the last training, the trials are the results.
-    Strengths are not compared if the smallest eigenvalue of the correlations is large.
-
-    The results have ``preconditioning``.
+    If there are several candidate strengths, each strength first has a trial. A trial trains on four fifths of the rows
+    and is evaluated on the held-out fifth, or on the validation set if there is one. The last training uses all rows
+    and the best strength. If the deadline passes before the last training, the best trial is the result. Strengths are
+    not compared if the smallest eigenvalue of the correlations is large.
 
     Args:
-      runs: the runs.
+      problem: the problem.
       strength: strength of the preconditioner, at least 0 and below 1; ``"auto"``: the best of 0, 0.9 and 0.99 in a
         trial. ``"auto"`` is 0 if the features are nearly uncorrelated, or if there are fewer than 500 rows or more than
         512 features.
-      train: function that trains runs. Its second argument is the result of the best trial of each run. The entry is
-        None in a trial, and for a run that had no trial.
+      train: training, whose second argument is the result of the best trial. It is None in a trial, and without trials.
       trial: shorter training for trials, with the arguments of ``train``; None: ``train``.
-      always_tries: whether each run has a trial if the table has at least 100 rows. The last training can use the
-        result of the trial. The trial then evaluates on its held-out rows during training.
+      always_tries: whether there is a trial if the table has at least 100 rows. The last training can use the result of
+        the trial. The trial then evaluates on its held-out rows during training.
       tries_few_rows: whether ``"auto"`` has a trial in tables of 100 to 1024 rows and at most 512 features.
+
+    Raises:
+      FloatingPointError: if the last training became non-finite.
     """
-    n, p = runs.count, runs.shape[1]
+    n, p = problem.count, problem.shape[1]
     compares = strength == "auto" and p <= WIDEST
     needed = n >= _FEWEST_TRIED and (always_tries or (tries_few_rows and compares and n <= _FEW))
     strengths = TRIED if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needed and strengths == (0.0,):
-        return train(runs, [None] * len(runs))
+        return Preconditioned(await train(problem, None))
     with_matrix = p <= WIDEST or any(strengths)
-    spectra = runs.each_once(lambda i: spectrum(runs.rows(i), runs.monotone)) if with_matrix else [None] * len(runs)
-    compared = lambda i: len(strengths) > 1 and spectra[i] is not None and spectra[i].values[0] < _UNCORRELATED
+    features = problem.host(spectrum, problem.batch, problem.monotone) if with_matrix else None
 
-    def on(indices: list[int], strengths: list[float], held_out: list[np.ndarray]) -> Runs:
-        found = {}  # runs on the same data share a matrix
-        of = lambda i, s: found.setdefault((id(spectra[i]), s), matrix(spectra[i], s))
-        matrices = [of(i, s) for i, s in zip(indices, strengths, strict=True)] if with_matrix else None
-        some = runs.select(indices).on(held_out=held_out, matrix=matrices)
-        return some.watching(bool(np.any(held_out)) or runs.validation is not None) if always_tries else some
+    scaled = problem.replace(data=None, rows=None)  # a training needs no table
 
-    every, out = list(range(len(runs))), held_out_rows(runs)
-    losses, found = np.full((len(runs), len(strengths)), np.inf), {}
-    for k, tried in enumerate(strengths):
-        tries = [i for i in every if compared(i) or (needed and k == 0)]
-        if not tries or (k and not runs.monitor.has_time()):
-            continue
-        none: list[SearchResult | None] = [None] * len(tries)
-        results = (trial or train)(on(tries, [tried] * len(tries), [out[i] for i in tries]), none)
-        for i, result in zip(tries, results, strict=False):
-            losses[i, k] = result.score if np.isfinite(result.score) and result.finite else np.inf
-            found[i, k] = result
-    best = [_best(losses[i], out[i].sum()) for i in every]
-    last = on(every, [strengths[k] for k in best], [np.zeros_like(rows) for rows in out])
-    of_trials = [found.get((i, best[i])) for i in every]
-    results = [one for one in of_trials if one is not None and one.finite]
-    # After the deadline the trials are the best results so far, because a last training would start from scratch.
-    if len(results) < len(runs) or runs.monitor.has_time():
-        results = train(last, of_trials)
-    same_procedure = trial is None and runs.validation is None  # as the last training
-    finished = []
-    for i, result in enumerate(results):
-        tried = of_trials[i] if same_procedure and np.isfinite(losses[i, best[i]]) else None
-        how = Preconditioning(strength=float(strengths[best[i]]), losses=losses[i].astype(np.float32))
-        held_out = () if tried is None else (HeldOut(tried, out[i]),)
-        finished.append(result._replace(preconditioning=how, held_out=held_out))
-    return finished
+    def on(strength: float, held_out: np.ndarray) -> Problem:
+        on_rows = scaled.without(held_out)
+        if always_tries:
+            on_rows = on_rows.replace(evaluates=bool(held_out.any()))
+        if features is None:
+            return on_rows
+        by = problem.host(matrix, features, strength)
+        return on_rows.times(by if strength else None).replace(matrix=by)
+
+    [held_out], none = fold_rows(problem), np.zeros(len(problem.batch.x), bool)
+    losses, trials = np.full(len(strengths), np.inf), {}
+    if len(strengths) > 1 and features is not None and features.values[0] < _UNCORRELATED:
+        tried = strengths
+    else:
+        tried = strengths[:1] if needed else ()
+    for k, candidate in enumerate(tried):
+        if k and not problem.monitor.has_time():
+            break
+        with contextlib.suppress(FloatingPointError):
+            trials[k] = await (trial or train)(on(candidate, held_out), None)
+            losses[k] = trials[k].score
+    best = _best(losses, held_out.sum())
+    best_trial, how = (
+        trials.get(best),
+        Preconditioning(strength=float(strengths[best]), losses=losses.astype(np.float32)),
+    )
+    same_procedure = trial is None and not problem.validates
+    held_out_trial = (best_trial, held_out) if same_procedure and best_trial else (None, None)
+    # After the deadline the trial is the best result so far, because a last training would start from scratch.
+    if best_trial is not None and not problem.monitor.has_time():
+        return Preconditioned(best_trial, how, *held_out_trial)
+    fitted = await train(on(strengths[best], none), best_trial)
+    return Preconditioned(fitted, how, *held_out_trial)
 
 
 def _best(losses: np.ndarray, rows: Any) -> int:

@@ -1,17 +1,19 @@
-"""One run as the argument of compiled functions, and the programs that map a function over the runs of a group."""
+"""One run of a recipe, as the argument of compiled functions, and the programs that call such functions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
+import numpy as np
 
 from jtrees import compilation, segments, sharding
 from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
-from jtrees.training import Batch, map_starts
+from jtrees.training import Batch
 
 
 class Run(NamedTuple):
@@ -57,101 +59,63 @@ class Run(NamedTuple):
         """Returns a pytree in which every model takes the features before they were mapped by ``matrix``."""
         if self.matrix is None:
             return model
-        is_model = lambda one: hasattr(one, "composed")
-        return jax.tree.map(lambda one: one.composed(self.matrix) if is_model(one) else one, model, is_leaf=is_model)
-
-
-class Stacked(NamedTuple):
-    """Values of all runs on the device: a pytree for each group, with a leading axis over the runs of the group."""
-
-    groups: tuple[Any, ...]
-
-    def map(self, fn: Callable[[Any], Any]) -> "Stacked":
-        """Returns ``fn`` of the pytree of each group."""
-        return Stacked(tuple(fn(group) for group in self.groups))
-
-
-class Own(NamedTuple):
-    """Data of runs that replace the shared batch: lists over the runs, :class:`Stacked` values, or None.
-
-    Attributes:
-      rows: indices of the run's rows in the shared batch, ``(m,)``, -1 for padding.
-      x: features of the run's rows, ``(m, p)``.
-      y: targets of the run's rows.
-      weight: weights of the run's rows.
-      held_out: which of the run's rows are held out to evaluate on, ``(m,)`` bool.
-      matrix: matrix that maps the features, ``(p, p)``.
-      features: factors that multiply the features, ``(p,)``.
-      validation_y: targets of the validation set.
-      monotone: the features in which predictions must not fall, ``(p,)`` bool.
-    """
-
-    rows: Any = None
-    x: Any = None
-    y: Any = None
-    weight: Any = None
-    held_out: Any = None
-    matrix: Any = None
-    features: Any = None
-    validation_y: Any = None
-    monotone: Any = None
+        is_model = lambda value: hasattr(value, "composed")
+        return jax.tree.map(
+            lambda value: value.composed(self.matrix) if is_model(value) else value, model, is_leaf=is_model
+        )
 
 
 # --- Programs --------------------------------------------------------------------------------------------------------
 
 
 class Form(NamedTuple):
-    """Static arguments of a program."""
+    """The static arguments of a program; the last three are for stacked calls."""
 
     fn: Callable[..., Any]
-    task: Task
-    side_by_side: int | None
+    task: Any
+    validates: bool
     impl: str
-    watches: bool
+    axes: tuple | None = None
+    shares: int = 1
+    devices: tuple | None = None
 
 
-def mapped(form: Form, recipes: Any, keys: Any, data: Any, args: tuple, shared: tuple) -> Any:
-    """Returns ``form.fn`` of each run of a group; the devices share the runs."""
-    batch, validation, own = data
+def called(form: Form, values: Any, counts: tuple) -> Any:
+    """Returns ``form.fn`` of each run of a stack, or of a single run."""
+    leaves, structure = jax.tree.flatten(values)
 
-    def one(recipe: Any, key: Any, own: Own, args: tuple) -> Any:
-        run = _run_of(recipe, form, jax.random.wrap_key_data(key, impl=form.impl), batch, validation, own)
-        return form.fn(run, *args, *shared)
+    def single(*leaves: Any) -> Any:
+        state, (recipe, key, batch, evaluation, monotone, matrix, evaluates, separate), args = jax.tree.unflatten(
+            structure, leaves
+        )
+        key = jax.random.wrap_key_data(key, impl=form.impl)
+        by, has_rows = (batch, False) if evaluation is None else (evaluation, True)
+        separate = form.validates or (has_rows and separate)
+        evaluates = form.validates or (has_rows and evaluates)
+        run = Run(recipe, form.task, batch, by, key, evaluates, form.validates, separate, matrix, monotone)
+        return form.fn(run, *state, *args, *counts)
 
-    return map_starts(one, recipes, keys, own, args, batch_size=form.side_by_side)
+    if form.axes is None:
+        return single(*leaves)
 
+    axes: tuple = form.axes
 
-often = compilation.often(static_argnums=0)(mapped)
-rarely = compilation.once(static_argnums=0)(mapped)
+    def share(*leaves: Any) -> Any:
+        sizes = [len(leaf) for leaf, axis in zip(leaves, axes, strict=True) if axis == 0]
+        if sizes[0] > 1:
+            return jax.vmap(single, in_axes=axes)(*leaves)
+        arrays = (leaf if axis is None else leaf[0] for leaf, axis in zip(leaves, axes, strict=True))
+        return jax.tree.map(lambda a: jnp.asarray(a)[None], single(*arrays))
 
-
-def _run_of(recipe: Any, form: Form, key: Array, batch: Batch, validation: Batch | None, own: Own) -> Run:
-    if own.rows is not None:
-        inside, whole = own.rows >= 0, sharding.keep_rows(batch)
-        picked = jax.tree.map(lambda a: a[own.rows], whole)
-        weight = inside.astype(batch.x.dtype) if batch.weight is None else jnp.where(inside, picked.weight, 0)
-        batch = picked._replace(weight=weight)
-    batch = batch if own.x is None else batch._replace(x=own.x)
-    batch = batch if own.y is None else batch._replace(y=own.y)
-    batch = batch if own.weight is None else batch._replace(weight=own.weight)
-    batch, by = _mapped_features(batch, own), batch if validation is None else _mapped_features(validation, own)
-    if own.held_out is not None:
-        weight = ones_or(batch.weight, batch.x)
-        outside = jnp.where(own.held_out.any(), jnp.where(own.held_out, weight, 0), weight)
-        by = batch._replace(weight=outside) if validation is None else by
-        batch = batch._replace(weight=jnp.where(own.held_out, 0, weight))
-    elif validation is None:
-        by = batch
-    if own.validation_y is not None:
-        by = by._replace(y=own.validation_y)
-    validates = validation is not None
-    if batch.weight is not None and any(a is not None for a in (own.rows, own.weight, own.held_out)):
-        batch = batch._replace(weight=segments.mean_one(batch.weight))  # of the rows that are left to train on
-    separate = validates or (own.held_out is not None and own.held_out.any())
-    evaluates = validates or form.watches
-    return Run(recipe, form.task, batch, by, key, evaluates, validates, separate, own.matrix, own.monotone)
+    if form.shares == 1:
+        return share(*leaves)
+    over = PartitionSpec(sharding.STARTS)
+    placement: Any = {"axis_names": sharding.axes_of_starts()}
+    if form.devices is not None:
+        placement = {"mesh": Mesh(np.array(form.devices), (sharding.STARTS,))}
+    specs = tuple(PartitionSpec() if axis is None else over for axis in axes)
+    return jax.shard_map(share, in_specs=specs, out_specs=over, check_vma=False, **placement)(*leaves)
 
 
-def _mapped_features(batch: Batch, own: Own) -> Batch:
-    x = batch.x if own.features is None else batch.x * own.features
-    return batch._replace(x=x if own.matrix is None else jnp.matmul(x, own.matrix, precision="highest"))
+often_compiled = compilation.often(static_argnums=0)(called)
+rarely_compiled = compilation.once(static_argnums=0)(called)

@@ -7,13 +7,13 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.data.table import bucket
-from jtrees.search.runs import Runs
+from jtrees.search.problem import Problem
 from jtrees.tasks import Task
 
 # ``rows="auto"``: number of rows, and least number of rows per leaf. No alternatives were compared.
 _ROWS, _OF_LEAF = 20_000, 16
 _FEWEST = 2  # a class of which fewer rows would be drawn keeps all of its rows, up to a limit
-_DRAWN = 7  # purpose number of the random generator: see ``Runs.rng``
+_DRAWN = 7  # purpose number of the random generator: see ``Problem.rng``
 
 
 def drawn_rows(
@@ -50,7 +50,7 @@ def drawn_rows(
         rows = real[labels == label]
         count = max(round(share * len(rows)), min(len(rows), least))
         parts.append(_priority_sample(rows, weight[rows], count, rng))
-    rows, weights = (np.concatenate(one) for one in zip(*parts, strict=True))
+    rows, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     order = np.argsort(rows)
     return rows[order], weights[order].astype(np.float32)
 
@@ -68,37 +68,35 @@ def _priority_sample(
     last = np.argpartition(priority, -count - 1)[-count - 1 :]  # the rows of the count + 1 highest priorities
     least = last[priority[last].argmin()]
     chosen = last[last != least]
-    found = np.maximum(weight[chosen], priority[least])
-    return rows[chosen], found * (weight.sum() / found.sum())
+    estimates = np.maximum(weight[chosen], priority[least])
+    return rows[chosen], estimates * (weight.sum() / estimates.sum())
 
 
-def sampled(runs: Runs, most: int | None, number: int = 0) -> Runs:
-    """Returns the runs on samples of their rows, or the same runs if a padded sample would not be smaller.
+def sampled(problem: Problem, most: int | None, number: int = 0) -> Problem:
+    """Returns the problem on a sample of its rows, or the same problem if a padded sample would not be smaller.
+
+    Problems with the same rows and the same key share the arrays of the sample.
 
     Args:
-      runs: the runs.
-      most: approximate number of rows of a sample; None: all rows.
+      problem: the problem.
+      most: approximate number of rows of the sample; None: all rows.
       number: number of the sample. Each number draws a different sample.
     """
-    if most is None or runs.shape[0] <= bucket(most):
-        return runs
-    # Runs with the same data and key share the arrays of the sample, and values that ``each_once`` computes from them.
-    drawn = runs.each_once(lambda i: _sample(runs, i, most, number), keyed=True)
-    length = bucket(max(len(rows) for rows, _ in drawn))
-    padded = {id(one): _padded(one[0], one[1], length) for one in drawn}
-    rows, weight = zip(*(padded[id(one)] for one in drawn), strict=True)
-    return runs.on(rows=list(rows), weight=list(weight))
+    if most is None or problem.shape[0] <= bucket(most):
+        return problem
+    _, y, weight = problem.batch
+    rows, weight = problem.host(_sample, y, weight, most, problem.task, problem.key.tobytes(), _DRAWN + number)
+    return problem.sample(rows, weight)
 
 
-def _padded(rows: np.ndarray, weight: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows padded with -1, and weights of mean 1 padded with 0, to a length."""
-    more = 0, length - len(rows)
+def _sample(
+    y: np.ndarray, weight: np.ndarray, most: int, task: Task, key: bytes, purpose: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows of a sample, -1 for padding, and their weights, 0 for padding."""
+    rng = np.random.default_rng([*np.frombuffer(key, np.uint32).tolist(), purpose])
+    rows, weight = drawn_rows(y, weight, most, task, rng)
+    more = 0, bucket(len(rows)) - len(rows)
     return np.pad(rows.astype(np.int32), more, constant_values=-1), np.pad(segments.mean_one(weight), more)
-
-
-def _sample(runs: Runs, i: int, most: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    y, weight = runs.targets(i)
-    return drawn_rows(y, weight, most, runs.task, runs.rng(i, _DRAWN + number))
 
 
 def rows_used(recipe: Any, n: int) -> int:

@@ -113,7 +113,7 @@ def sweep(
     a fold with weight 0, and the other rows fill the mini-batches. A fold takes as many updates as a fit to all rows. A
     raw table is encoded once, for all folds.
 
-    On CPUs, each device (``jax_num_cpu_devices``) runs one fit after another. Other devices run many fits side by side.
+    On CPUs, as many fits run at once as there are devices (``jax_num_cpu_devices``). Other devices stack many fits.
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
 
     Args:

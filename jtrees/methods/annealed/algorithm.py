@@ -3,22 +3,19 @@
 :class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm. Each recipe adds its soft routing and its
 sharpnesses.
 
-1. ``initial_starts`` (starts.py) draws the sharpnesses and the random splits of all starts, and grows CART (lines 3-5).
-2. ``train_stages`` (stages.py) trains all starts under one sharpness after another (lines 7-15). Each stage refits the
+1. ``grown_carts`` and ``initial_starts`` (starts.py) grow CART, and draw the sharpnesses and the random splits (lines
+   3-5).
+2. ``train_stages`` (stages.py) trains a start under one sharpness after another (lines 7-15). Each stage refits the
    leaves by hard routing, takes the updates, and evaluates hard trees during training. It passes the best splits to the
    next stage.
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
-4. :meth:`Annealed.finish` refits the best tree in the user's units and compares it with CART (lines 16-18).
-
-A run is a fit with its own recipe, key and rows. Start k of run i has the number ``i * starts + k``. A start has two
-sharpnesses for each stage. The first half of its sharpnesses is for the short stages, and the second half for the long
-stages.
+4. At the end, the best tree is refitted in the user's units and compared with CART (lines 16-18).
 """
 
 from dataclasses import dataclass
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Array
 import numpy as np
@@ -26,56 +23,30 @@ import numpy as np
 from jtrees import leaves as kinds, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.methods.annealed import context
-from jtrees.methods.annealed.stages import Ended, Start, held_out_loss, train_stages
+from jtrees.methods.annealed.stages import Ended, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
     DEVIATIONS,
-    Grown,
+    Carts,
+    Start,
+    cart_of_table,
     composed,
-    folds_of,
-    grown_trees,
-    held_out_rows,
+    drawn_fold,
+    grown_carts,
     initial_starts,
     strengths_of,
 )
-from jtrees.search import Finished, Recipe, Report, Run, Runs, SearchResult
-from jtrees.search.cart import grown_cart
-from jtrees.search.monitor import Monitor
-from jtrees.search.sample import drawn_rows, most_rows, rows_used, sampled
+from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
+from jtrees.search.precondition import WIDEST
+from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
-from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 # Bounds of the slopes of linear leaves in the user's units. A slope within the bounds, times a fraction of a deviation,
 # stays in float32's range.
 _FLATTEST, _STEEPEST = 1e-37, 1e36
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
-# With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two: on
-# one CPU, two starts take the time of one start.
+# With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
-
-
-class _Found(NamedTuple):
-    """The values that ``finish`` needs besides the best splits.
-
-    Attributes:
-      start: number of the best start.
-      grown: CART's trees on all rows.
-      beaten_by: number of the CART tree that predicts the held-out rows at least as well as every start, or -1.
-      sharpness: sharpness of each start in each stage, ``(starts, stages)``.
-      scores: score of each start in each stage, ``(starts, stages)``.
-      steps: the update with that score, ``(starts, stages)``.
-      strengths: strength of the preconditioner of each start, ``(starts,)``, or None.
-      dropped: number of starts that became non-finite.
-    """
-
-    start: int
-    grown: list[ObliqueTree]
-    beaten_by: int
-    sharpness: np.ndarray
-    scores: np.ndarray
-    steps: np.ndarray
-    strengths: np.ndarray | None
-    dropped: int
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -144,7 +115,17 @@ class Annealed(Recipe):
         """Number of updates in each stage."""
         raise NotImplementedError
 
-    def between(self, run: Run, splits: ObliqueTree, matrix: Array | None, score: Array) -> tuple[ObliqueTree, Array]:
+    @property
+    def _kept(self) -> int:
+        """Number of starts that continue after the short stages."""
+        return max(_FEWEST_KEPT, self.starts // _KEPT)
+
+    @property
+    def _halves(self) -> bool:
+        """Whether there are short stages."""
+        return self.halving and self.starts > self._kept
+
+    def between(self, run: Run, splits: ObliqueTree, score: Array) -> tuple[ObliqueTree, Array]:
         """Returns the initial splits of the next stage and their score."""
         return splits, score
 
@@ -171,160 +152,144 @@ class Annealed(Recipe):
 
     # --- The procedure ---
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        """Trains all starts for a tenth of the updates, then the best starts for all updates; returns the best trees.
+    async def search(self, problem: Problem) -> Fitted:
+        """Trains all starts for a tenth of the updates, then the best starts for all updates.
 
         The short stages hold out rows. The losses on the held-out rows compare the starts with each other and with
         CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
         is an expected error on new data.
         """
-        all_rows, runs = runs, sampled(runs, most_rows(self))
-        kept = max(_FEWEST_KEPT, self.starts // _KEPT)
-        halves = self.halving and self.starts > kept
-        holds_out = halves and self.leaves == "constant" and runs.validation is None
-        folds = folds_of(self, runs) if holds_out else None
-        grown = grown_trees(self, runs, folds)
-        starts, each = initial_starts(self, runs, grown), runs.repeat(self.starts, together=2)
-        first, last = slice(0, self.stages), slice(self.stages, None)  # of the sharpnesses of a start
-        if not halves:
-            starts = [one.in_stages(last) for one in starts]
-            ended = train_stages(each, starts, self.updates)
-            return self._results(starts, grown, [], dict(enumerate(ended)), [-1] * len(runs))
+        scaled = problem.replace(data=None)  # a training needs no table
+        sample = sampled(scaled, most_rows(self))
+        holds_out = self._halves and self.leaves == "constant" and not problem.validates
+        fold = drawn_fold(self, sample) if holds_out else None
+        carts = await grown_carts(self, sample, fold)
+        starts = initial_starts(self, sample, carts)
+        if not self._halves:
+            stages = (train_stages(sample.times(s.matrix), s.splits, s.long, self.updates) for s in starts)
+            return self._fitted(problem, starts, carts, [[ended] for ended in await gather(*stages)])
 
-        out = None if folds is None else [rows for fold in folds for rows in held_out_rows(fold, self.starts)]
-        short = each.on(held_out=out)
-        ended = train_stages(short, [one.in_stages(first) for one in starts], max(1, self.updates // _SHORT))
-        scores, beaten_by = np.array([end.score for end in ended]), [-1] * len(runs)
-        if folds is not None:
-            scores, beaten_by = self._compared(short, starts, ended, grown, folds, kept)
-        chosen = _lowest(scores.reshape(len(runs), -1), kept, beaten_by)
-        going = [starts[k].in_stages(last)._replace(splits=ended[k].splits) for k in chosen]
-        alike, longer = folds is None, []
-        goes_on = chosen and (not alike or runs.monitor.has_time())
-        if goes_on:
+        folds = [sample] if fold is None else [sample.without(fold == number) for number in range(fold.max() + 1)]
+        on_fold = [folds[k % len(folds)] for k in range(self.starts)]
+        epochs = max(1, self.updates // _SHORT)
+        stages = (
+            train_stages(p.times(s.matrix), s.splits, s.short, epochs) for p, s in zip(on_fold, starts, strict=True)
+        )
+        short = await gather(*stages)
+        scores, beaten_by = np.array([ended.score for ended in short]), -1
+        if fold is not None:
+            scores, beaten_by = await self._compared(on_fold, starts, short, carts, sample, fold)
+        order = np.argsort(scores, kind="stable")[: self._kept] if beaten_by < 0 else []
+        chosen = [int(k) for k in order if np.isfinite(scores[k])]
+        stages_of_start = [[ended] for ended in short]
+        if chosen and (fold is not None or problem.monitor.has_time()):
             # If the scores of all stages are compared, all stages must train on one sample of the rows.
-            number = 0 if alike and runs.validation is None else 1
-            anew = sampled(all_rows, most_rows(self), number).repeat(self.starts, together=2).select(chosen)
-            # An empty mask instead of None: the program of the short stages serves the long stages too.
-            none = None if out is None else [np.zeros(anew.shape[0], bool)] * len(chosen)
-            longer = train_stages(anew.on(held_out=none), going, self.updates)
-        of_chosen = dict(zip(chosen, longer, strict=True)) if goes_on else {}
-        return self._results(starts, grown, ended, of_chosen, beaten_by, alike)
-
-    def _compared(
-        self,
-        runs: Runs,
-        starts: list[Start],
-        ended: list[Ended],
-        grown: list[Grown],
-        folds: list[np.ndarray],
-        kept: int,
-    ) -> tuple[np.ndarray, list[int]]:
-        """Returns the scores of all starts, and the CART tree that beats each run, of :func:`beside_cart`."""
-        index = [*range(len(starts))]
-        splits = [composed(end.splits, one.matrix) for one, end in zip(starts, ended, strict=True)]
-        for i, of_run in enumerate(grown):
-            for fold, trees in enumerate(of_run.without):
-                index += [i * self.starts + fold] * len(trees)
-                splits += trees
-        judges = runs.select(index)
-        losses = judges.fetch(judges.map(held_out_loss, splits))
-        of_starts, of_grown = np.array(losses[: len(starts)]).reshape(len(grown), -1), iter(losses[len(starts) :])
-        scores, beaten_by = np.where(np.reshape([end.finite for end in ended], of_starts.shape), of_starts, np.inf), []
-        for i, (of_run, fold) in enumerate(zip(grown, folds, strict=True)):
-            beaten_by.append(-1)
-            if of_run.trees:
-                lost = np.array([[next(of_grown) for _ in trees] for trees in of_run.without])
-                weight = runs.on(held_out=None).rows(i * self.starts).weight
-                share = np.bincount(fold + 1, weight)[1:]
-                scores[i], beaten_by[i] = beside_cart(scores[i], lost, share, kept)
-        return scores.ravel(), beaten_by
-
-    def _results(
-        self,
-        starts: list[Start],
-        grown: list[Grown],
-        short: list[Ended],
-        long: dict[int, Ended],
-        beaten_by: list[int],
-        alike: bool = False,
-    ) -> list[SearchResult]:
-        """Returns the result of each run.
-
-        Args:
-          starts: all starts of all runs.
-          grown: CART's trees of each run.
-          short: the short stages of all starts, or an empty list.
-          long: the long stages of the starts that continued, by the number of the start.
-          beaten_by: for each run, the number of the CART tree that beats all its starts, or -1.
-          alike: whether the short stages held out no rows. Only then can the tree of a short stage be returned.
-        """
-        results = []
-        for i, of_run in enumerate(grown):
-            numbers = range(i * self.starts, (i + 1) * self.starts)
-            stages = [[*short[k : k + 1], *([long[k]] if k in long else [])] for k in numbers]
-            counted = [some if alike else some[bool(short) :] for some in stages]
-            results.append(
-                self._result(starts[numbers.start : numbers.stop], of_run.trees, stages, counted, beaten_by[i])
+            fresh = sampled(scaled, most_rows(self), 0 if fold is None and not problem.validates else 1)
+            if fold is not None:  # the program of the short stages serves the long stages too
+                fresh = fresh.without(np.zeros(fresh.shape[0], bool))
+            stages = (
+                train_stages(fresh.times(starts[k].matrix), short[k].splits, starts[k].long, self.updates)
+                for k in chosen
             )
-        return results
+            for k, ended in zip(chosen, await gather(*stages), strict=True):
+                stages_of_start[k].append(ended)
+        return self._fitted(problem, starts, carts, stages_of_start, beaten_by, skipped=0 if fold is None else 1)
 
-    def _result(
+    async def _compared(
         self,
+        on_fold: list[Problem],
         starts: list[Start],
-        trees: list[ObliqueTree],
-        stages: list[list[Ended]],
-        counted: list[list[Ended]],
-        beaten_by: int,
-    ) -> SearchResult:
-        """Returns the result of a run, from all stages of each start and from the stages whose trees compete."""
-        lowest = [min((end.score for end in some), default=np.inf) for some in counted]
-        start = int(np.argmin(lowest))
-        scores = _table([[end.scores for end in some] for some in stages], np.inf)
-        steps = _table([[end.steps for end in some] for some in stages], 0)
-        history = _table([[end.losses for end in some] for some in stages], np.nan)
-        dropped = sum(not all(end.finite for end in some) for some in stages)
-        sharpness = np.array([one.sharpness for one in starts])[:, : scores.shape[1]]
-        strengths = None if starts[0].matrix is None else strengths_of(self, len(trees) > 1)
-        found = _Found(start, trees, beaten_by, sharpness, scores, steps, strengths, dropped)
-        if not np.isfinite(lowest[start]):
-            splits = trees[0] if trees else starts[0].splits
-            return SearchResult(splits, np.inf, bool(trees), 0, found, history)
-        best = min(counted[start], key=lambda end: end.score)
-        splits = composed(best.splits, starts[start].matrix)
-        return SearchResult(splits, best.score, True, best.step, found, history)
+        short: list[Ended],
+        carts: Carts,
+        sample: Problem,
+        fold: np.ndarray,
+    ) -> tuple[np.ndarray, int]:
+        """Returns the scores of all starts, and the CART tree that beats the starts, of :func:`beside_cart`."""
+        judged = [(p, composed(s.splits, start.matrix)) for p, s, start in zip(on_fold, short, starts, strict=True)]
+        judged += [(on_fold[number], tree) for number, trees in enumerate(carts.without) for tree in trees]
+        values = await gather(*(problem.map(held_out_loss, splits) for problem, splits in judged))
+        losses = np.array([value.host for value in values])
+        scores = np.where([ended.finite for ended in short], losses[: len(starts)], np.inf)
+        if not carts.trees:
+            return scores, -1
+        share = np.bincount(fold + 1, sample.batch.weight)[1:]
+        return beside_cart(scores, losses[len(starts) :].reshape(len(share), -1), share, self._kept)
 
     # --- The result ---
 
-    def finish(self, result: SearchResult, data: Data, *, key: Any = None, monitor: Monitor | None = None) -> Finished:
-        found: _Found = result.report
-        if not result.finite:
+    def _fitted(
+        self,
+        problem: Problem,
+        starts: list[Start],
+        carts: Carts,
+        stages: list[list[Ended]],
+        beaten_by: int = -1,
+        skipped: int = 0,
+    ) -> Fitted:
+        """Returns the result.
+
+        Args:
+          problem: the problem.
+          starts: the starts.
+          carts: CART's trees.
+          stages: the short and long stages of each start.
+          beaten_by: the number of the CART tree that beats all starts, or -1.
+          skipped: 1 if the short stages held out rows. Then the tree of a short stage cannot be returned.
+        """
+        lowest = [min((ended.score for ended in of_start[skipped:]), default=np.inf) for of_start in stages]
+        best = int(np.argmin(lowest))
+        history = _table([[ended.losses for ended in of_start] for of_start in stages], np.nan)
+        splits, step = None, 0
+        if np.isfinite(lowest[best]):
+            ended = min(stages[best][skipped:], key=lambda ended: ended.score)
+            splits, step = composed(ended.splits, starts[best].matrix), ended.step
+        if splits is None and not carts.trees:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
-        carts = self._carts(found.grown, data, Monitor() if monitor is None else monitor)
-        by_cart = [[(*self._refitted(splits, data), -1 - i) for splits in trees] for i, trees in enumerate(carts)]
-        losses = [min(loss for _, loss, _ in one) for one in by_cart]
-        cart_loss, ridge_loss = (*losses, np.nan, np.nan)[:2]
-        candidates = by_cart[found.beaten_by] if found.beaten_by >= 0 else [*itertools.chain(*by_cart)]
-        if np.isfinite(result.score) and found.beaten_by < 0:
-            splits = data.scaling.restore_splits(result.model)
-            candidates.append((*self._refitted(splits, data), found.start))
+        fitted = Fitted(carts.trees[0] if splits is None else splits, lowest[best], step, history)
+        if problem.data is None:
+            return fitted
+        with problem.finishing():
+            return self._finished(problem, fitted, starts, carts, stages, None if splits is None else best, beaten_by)
+
+    def _finished(
+        self,
+        problem: Problem,
+        fitted: Fitted,
+        starts: list[Start],
+        carts: Carts,
+        stages: list[list[Ended]],
+        best: int | None,
+        beaten_by: int,
+    ) -> Fitted:
+        """Returns the best tree in the user's units, of the best start and CART (GET, Algorithm 1, lines 16 to 18)."""
+        data: Any = problem.data
+        cart_splits = self._carts(carts.trees, problem)
+        by_cart = [[(*self._refitted(splits, data), -1 - i) for splits in trees] for i, trees in enumerate(cart_splits)]
+        cart_losses = [min(loss for _, loss, _ in trees) for trees in by_cart]
+        cart_loss, ridge_loss = (*cart_losses, np.nan, np.nan)[:2]
+        candidates = by_cart[beaten_by] if beaten_by >= 0 else [*itertools.chain(*by_cart)]
+        if best is not None and beaten_by < 0:
+            candidates.append((*self._refitted(data.scaling.restore_splits(fitted.scaled), data), best))
         tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
+        scores = _table([[ended.scores for ended in of_start] for of_start in stages], np.inf)
+        sharpness = np.array([np.append(start.short, start.long) for start in starts])
+        is_preconditioned = self.precondition != 0 and (self.precondition != "auto" or problem.shape[1] <= WIDEST)
         report = AnnealedReport(
             chosen=chosen,
-            dropped=found.dropped,
+            dropped=sum(not all(ended.finite for ended in of_start) for of_start in stages),
             cart_loss=float(cart_loss),
             ridge_loss=float(ridge_loss),
-            sharpness=found.sharpness,
-            losses=found.scores.astype(np.float64) * data.loss_unit,
-            steps=found.steps,
-            strengths=found.strengths,
+            sharpness=sharpness[:, 0 if self._halves else self.stages :][:, : scores.shape[1]],
+            losses=scores.astype(np.float64) * data.loss_unit,
+            steps=_table([[ended.steps for ended in of_start] for of_start in stages], 0),
+            strengths=strengths_of(self, len(carts.trees) > 1) if is_preconditioned else None,
             rows=rows_used(self, len(data.table.x)),
         )
         if self.shrink and self.leaves == "constant":
             tree = data.refit(tree, "constant", shrink=True)[0]
             loss = data.loss(tree)
         tree = tree.merged()
-        return Finished(tree, tree, loss, report)
+        return fitted._replace(model=tree, tree=tree, loss=loss, report=report)
 
     def _refitted(self, splits: ObliqueTree, data: Data) -> tuple[ObliqueTree, float]:
         """Returns the tree refitted in the user's units, and the loss that decides between the trees."""
@@ -336,28 +301,19 @@ class Annealed(Recipe):
         # If too few rows have weight for an expected error, the loss is the training loss alone.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
-    def _carts(self, grown: list[ObliqueTree], data: Data, monitor: Monitor) -> list[list[ObliqueTree]]:
-        """Returns the splits of the grown trees in the user's units: a list of candidates for each grown tree.
+    def _carts(self, trees: list[ObliqueTree], problem: Problem) -> list[list[ObliqueTree]]:
+        """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
 
         CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
         scaled features, and on raw features if float32 represents them.
         """
-        carts = [[data.scaling.restore_splits(tree)] for tree in grown]
-        if carts and data.scaling.origin is None and monitor.has_time():
-            table, task = data.table, data.table.task
-            rows = Batch(table.x, table.y, table.weight)  # type: ignore[arg-type]
-            most = most_rows(self)
-            if most is not None and most < len(table.x):
-                some, weight = drawn_rows(table.y, table.weight, most, task, np.random.default_rng(0))
-                rows = Batch(table.x[some], table.y[some], weight)  # type: ignore[arg-type]
-            # As in scaled data, a feature with a non-increasing effect changes its sign.
-            monotone, signs = None, np.ones(table.x.shape[1], np.float32)
-            if table.monotone is not None:
-                monotone, signs = np.not_equal(table.monotone, 0), np.where(np.less(table.monotone, 0), -signs, signs)
-                rows = rows._replace(x=rows.x * signs.astype(rows.x.dtype))
-            of_cart = lambda rows: grown_cart(rows, task, self.depth, self.leaves, monotone=monotone)
-            tree = monitor.part(0.5).on_rows(of_cart, rows)
-            carts[0].append(tree.replace(weights=np.asarray(tree.weights) * signs))
+        data: Any = problem.data
+        carts = [[data.scaling.restore_splits(tree)] for tree in trees]
+        if carts and data.scaling.origin is None and problem.monitor.has_time():
+            table = data.table
+            options = table.task, table.monotone, self.depth, self.leaves, most_rows(self)
+            arrays = table.x, table.y, table.weight
+            carts[0].append(problem.host(cart_of_table, *arrays, *options, monitor=problem.monitor.part(0.5)))
         return carts
 
 
@@ -381,15 +337,6 @@ def beside_cart(own: np.ndarray, grown: np.ndarray, share: np.ndarray, kept: int
     lowest = lowest[np.isfinite(lowest)]
     is_better = len(lowest) > 0 and lowest.mean() < 0
     return ahead if several else own, -1 if is_better else best
-
-
-def _lowest(scores: np.ndarray, kept: int, beaten_by: list[int]) -> list[int]:
-    """Returns the numbers of the starts that continue: the lowest scores of each run that CART does not beat."""
-    chosen = []
-    for i, (own, beaten) in enumerate(zip(scores, beaten_by, strict=True)):
-        order = np.argsort(own, kind="stable")[:kept] if beaten < 0 else []
-        chosen += [i * len(own) + k for k in order if np.isfinite(own[k])]
-    return chosen
 
 
 def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:

@@ -15,7 +15,7 @@ from jtrees import ops, pytree, topology, training
 from jtrees.methods.annealed import context
 from jtrees.methods.annealed.algorithm import Annealed
 from jtrees.methods.annealed.soft_method import soft_method
-from jtrees.methods.annealed.stages import on_x, score_of
+from jtrees.methods.annealed.stages import score_of
 from jtrees.search import Run, options
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
@@ -68,27 +68,18 @@ class RADDT(Annealed):
 
     Attributes:
       depth: depth of the tree, 1 to 16.
-      leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, including the starts from CART. None: 10, or 1 in a boosted sum.
       epochs: updates under each sharpness (in the long stages, if halving is used). None: 1000, or 20 in a boosted sum.
-      learning_rate: peak learning rate. None: 0.01, or 0.03 in a boosted sum.
-      l1: strength of the L1 penalty on split weights (of scaled data).
-      cart: whether start 0 is CART (needs scikit-learn). If it is False, the tree may be worse than CART. ``"binned"``:
-        CART over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
-      ridge: whether start 1 is CART on the outputs of a ridge regression. This needs ``cart=True``, constant leaves, at
-        least two starts, and at most 2048 features or at most 2048 samples. None: True, or False in a boosted sum.
-      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
-        correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or 0.999 for the
-        other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
-      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end.
-        Generalised cross-validation chooses the strength (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False
-        in a boosted sum.
-      halving: whether only the best fifth of the starts (at least two) trains for all epochs, after a tenth of the
-        epochs for all starts. None: True, or False in a boosted sum.
-      rows: approximate number of rows that a stage is trained on. A longer table is sampled, once for the short stages
-        and again for the long stages. The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least
-        16 for each leaf; in a boosted sum 4000, and at least 60 for each leaf. None: all rows.
-      implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
+      leaves: see :class:`jtrees.GET`.
+      starts: see :class:`jtrees.GET`.
+      learning_rate: see :class:`jtrees.GET`.
+      l1: see :class:`jtrees.GET`.
+      cart: see :class:`jtrees.GET`.
+      ridge: see :class:`jtrees.GET`.
+      precondition: see :class:`jtrees.GET`.
+      shrink: see :class:`jtrees.GET`.
+      halving: see :class:`jtrees.GET`.
+      rows: see :class:`jtrees.GET`.
+      implementation: see :class:`jtrees.GET`.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -135,13 +126,12 @@ class RADDT(Annealed):
     def updates(self) -> int:
         return _EPOCHS if self.epochs is None else self.epochs
 
-    def between(self, run: Run, splits: ObliqueTree, matrix: Array | None, score: Array) -> tuple[ObliqueTree, Array]:
-        centred = centre_thresholds(on_x(splits, matrix), run.batch.x, run.batch.weight)
-        splits = splits.replace(bias=centred.bias)
+    def between(self, run: Run, splits: ObliqueTree, score: Array) -> tuple[ObliqueTree, Array]:
+        splits = splits.replace(bias=centre_thresholds(splits, run.batch.x, run.batch.weight).bias)
         if not run.validates:
             return splits, score
         # The moved thresholds can change the leaf of a validation row, so the score is computed again.
-        return splits, jnp.where(jnp.isfinite(score), score_of(run, on_x(splits, matrix)), jnp.inf)
+        return splits, jnp.where(jnp.isfinite(score), score_of(run, splits), jnp.inf)
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:

@@ -11,9 +11,8 @@ import optax
 
 from jtrees import leaves as kinds, ops, training
 from jtrees.monotone import keeping_signs, ordered_leaves
-from jtrees.search import Run, Runs
+from jtrees.search import MOST, Problem, Run
 from jtrees.search.minibatch import prediction_loss
-from jtrees.search.runs import MOST
 from jtrees.training import Best, TrainState
 from jtrees.tree import ObliqueTree
 
@@ -24,29 +23,11 @@ _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs mo
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
 
 
-class Start(NamedTuple):
-    """A start: its initial splits and its hyperparameters, on the host.
-
-    Attributes:
-      splits: the initial splits, on preconditioned features, without leaves.
-      sharpness: sharpness of each stage, ``(stages,)``.
-      matrix: the preconditioner, ``(p, p)``, or None.
-    """
-
-    splits: ObliqueTree
-    sharpness: np.ndarray
-    matrix: np.ndarray | None
-
-    def in_stages(self, some: slice) -> "Start":
-        """Returns the start with only some of its stages."""
-        return self._replace(sharpness=self.sharpness[some])
-
-
 class Ended(NamedTuple):
     """The result of the stages of a start.
 
     Attributes:
-      splits: the best splits of all stages, on preconditioned features.
+      splits: the best splits of all stages.
       score: the score of the best splits; infinite if a stage became non-finite.
       step: number of the update, within its stage, that gave the best splits.
       scores: best score of each stage, ``(stages,)``.
@@ -67,50 +48,61 @@ class Ended(NamedTuple):
         return bool(np.isfinite(self.scores).all())
 
 
-def train_stages(runs: Runs, starts: list[Start], epochs: int) -> list[Ended]:
-    """Trains every start under one sharpness after another.
+async def train_stages(problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int) -> Ended:
+    """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 15).
 
-    A stage starts with the hard tree of the splits of the previous stage. Hard trees are evaluated during training, and
-    the best tree is kept. They are evaluated after every update if the evaluation is a by-product of the update, else
-    about 20 times in a stage. After the deadline, further stages keep the splits unchanged.
+    A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
+    splits unchanged.
 
     Args:
-      runs: a run for each start, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
-      starts: the starts.
+      problem: a problem, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
+      splits: the initial splits.
+      sharpness: sharpness of each stage, ``(stages,)``.
       epochs: number of updates in each stage.
     """
-    recipe: Any = runs.recipes[0]
-    # An update computes the criterion of leaves in any order, so monotone features need a separate evaluation.
-    free = runs.validation is None and recipe.leaves == "constant" and runs.monotone is None
-    parts = 1 if free else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
-    often = recipe.cart == "binned"  # in the rounds of boosting
-    splits, matrices = [one.splits for one in starts], [one.matrix for one in starts]
-    steps, best, stages = [np.float32(epochs)] * len(starts), [], []
-    for stage, sharpness in enumerate(np.transpose([one.sharpness for one in starts])):
-        if stages and not runs.monitor.has_time():
-            left = [end.replace(step=np.zeros_like(end.step)) for end in stages[-1][0]]
-            stages.append((left, [np.zeros(0, np.float32)] * len(starts)))
+    trees, histories = [], []
+    for stage, stage_sharpness in enumerate(sharpness):
+        if stage and not problem.monitor.has_time():
+            trees.append(trees[-1].replace(step=np.zeros_like(trees[-1].step)))
             continue
-        states = runs.map(_begun, splits, often=often)
-        keep = lambda states, done=0, begins=False: runs.map(
-            _evaluated, states, matrices, [np.bool_(begins)] * len(starts), often=often or not free
+        name = f"{type(problem.recipe).__name__}, stage {stage + 1}"
+        tree, losses = await _train_stage(problem, splits, stage_sharpness, epochs, name)
+        splits = tree.params
+        trees.append(tree)
+        histories += losses
+    best = min(trees, key=lambda tree: tree.score)
+    scores = np.array([tree.score for tree in trees], np.float32)
+    score = float(best.score) if np.isfinite(scores).all() else np.inf
+    steps = np.array([tree.step for tree in trees])
+    return Ended(best.params, score, int(best.step), scores, steps, np.concatenate(histories))
+
+
+async def _train_stage(
+    problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, name: str
+) -> tuple[Best, list[np.ndarray]]:
+    """Returns the best hard tree of a stage, and the losses of its updates.
+
+    Hard trees are evaluated after every update if the evaluation is a by-product of the update, else about 20 times.
+    """
+    recipe = problem.recipe
+    # An update computes the criterion of leaves in any order, so monotone features need a separate evaluation.
+    by_product = not problem.validates and recipe.leaves == "constant" and problem.monotone is None
+    parts = 1 if by_product else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
+    often = recipe.cart == "binned"  # in the rounds of boosting
+    state = await problem.map(_begun, splits, often=often)
+    state = await problem.map(_evaluated, state, np.bool_(True), often=often or not by_product)
+    ends, losses = [-(-epochs * part // parts) for part in range(parts + 1)], []
+    for part in range(parts):
+        steps = ends[part + 1] - ends[part]
+        arguments = np.float32(sharpness), np.float32(epochs)
+        state, part_losses = await problem.train(
+            _advanced, state, steps, *arguments, name=name, begins=ends[part], total=epochs
         )
-        states = keep(states, begins=True)
-        name, between = f"{type(recipe).__name__}, stage {stage + 1}", None if free else keep
-        found = runs.train(
-            _advanced, states, epochs, list(sharpness), matrices, steps, name=name, parts=parts, between=between
-        )
-        states = keep(found.states) if free else found.states
-        ends = runs.fetch(runs.map(_ended, states, matrices, often=often))
-        splits = [end.params for end in ends]
-        best = [now if not stage or now.score < old.score else old for old, now in zip(best or ends, ends, strict=True)]
-        stages.append((ends, found.losses))
-    scores = np.array([[end.score for end in ends] for ends, _ in stages], np.float32).T
-    numbers = np.array([[end.step for end in ends] for ends, _ in stages]).T
-    losses = [np.concatenate(one) for one in zip(*(lost for _, lost in stages), strict=True)]
-    lowest = np.where(np.isfinite(scores).all(1), [one.score for one in best], np.inf)
-    columns = zip(best, lowest, scores, numbers, losses, strict=True)
-    return [Ended(one.params, float(low), int(one.step), *of_stages) for one, low, *of_stages in columns]
+        losses.append(part_losses)
+        state = await problem.map(_evaluated, state, np.bool_(False), often=often or not by_product)
+        if len(part_losses) < steps or problem.monitor.is_rehearsed(part + 1):
+            break
+    return (await problem.map(_ended, state, often=often)).host, losses
 
 
 # --- Compiled functions of a start -----------------------------------------------------------------------------------
@@ -125,32 +117,25 @@ def _begun(run: Run, splits: ObliqueTree) -> TrainState:
 
 
 def _advanced(
-    run: Run,
-    state: TrainState,
-    sharpness: Array,
-    matrix: Array | None,
-    steps: Array,
-    before: Array,
-    count: Array,
-    evaluates: Array,
+    run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array
 ) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite."""
-    free = not run.validates and run.recipe.leaves == "constant" and run.monotone is None
-    plain = run.recipe.method(sharpness, run.task, scored=free)
-    loss = lambda params, *data, **options: plain.loss(_in_order(run, on_x(params, matrix)), *data, **options)
+    by_product = not run.validates and run.recipe.leaves == "constant" and run.monotone is None
+    plain = run.recipe.method(sharpness, run.task, scored=by_product)
+    loss = lambda params, *data, **options: plain.loss(_in_order(run, params), *data, **options)
     method = plain._replace(loss=loss)
-    once = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(free))
-    state, history = training.loop.advance_up_to(once, state, count, MOST, step=before)
+    update = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(by_product))
+    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
     return state, history.losses, ~state.finite
 
 
-def _evaluated(run: Run, state: TrainState, matrix: Array | None, begins: Array) -> TrainState:
+def _evaluated(run: Run, state: TrainState, begins: Array) -> TrainState:
     """Returns the state, with the current parameters as the best if their hard tree has a lower score.
 
     At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
     linear leaves takes long to compile.
     """
-    leaves, score = _scored(run, on_x(state.params.replace(leaves=None), matrix))
+    leaves, score = _scored(run, state.params.replace(leaves=None))
     fitted = jax.tree.map(partial(jnp.where, begins), leaves.trainable(), state.params.leaves)
     score = jnp.where(state.finite, score, jnp.inf).astype(state.best.score.dtype)
     now = Best(state.params.replace(leaves=fitted), score, state.step)
@@ -158,10 +143,9 @@ def _evaluated(run: Run, state: TrainState, matrix: Array | None, begins: Array)
     return state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), now, state.best))
 
 
-def _ended(run: Run, state: TrainState, matrix: Array | None) -> Best:
+def _ended(run: Run, state: TrainState) -> Best:
     """Returns the best splits of a stage, with an infinite score if the stage became non-finite."""
-    splits, score = state.best.params.replace(leaves=None), state.best.score
-    splits, score = run.recipe.between(run, splits, matrix, score)
+    splits, score = run.recipe.between(run, state.best.params.replace(leaves=None), state.best.score)
     return Best(splits, jnp.where(state.finite, score, jnp.inf), state.best.step)
 
 
@@ -197,11 +181,6 @@ def _refitted(run: Run, splits: ObliqueTree) -> ObliqueTree:
 def _hard_tree_in_order(run: Run, tree: ObliqueTree) -> ObliqueTree:
     """Returns a hard tree with leaves in the order of the monotone features, if the run has any."""
     return tree if run.monotone is None else run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x))
-
-
-def on_x(splits: ObliqueTree, matrix: Array | None) -> ObliqueTree:
-    """Returns splits of preconditioned features as splits of the features."""
-    return splits if matrix is None else splits.composed(matrix)
 
 
 def with_leaves(run: Run, splits: ObliqueTree) -> ObliqueTree:

@@ -1,7 +1,5 @@
 """The starts of the annealed algorithm: CART trees, random splits, their preconditioners and held-out rows."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
@@ -9,12 +7,12 @@ import numpy as np
 
 from jtrees import splitting, topology
 from jtrees.data.table import without_padding
-from jtrees.methods.annealed.stages import Start
 from jtrees.monotone import without_negative
-from jtrees.search import Run, Runs
+from jtrees.search import Problem, Run
 from jtrees.search.cart import grown_cart, grown_in_bins, grown_on_ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import WIDEST, drawn_folds, matrix, spectrum
+from jtrees.search.sample import drawn_rows
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -30,32 +28,28 @@ _WIDEST_RIDGE = 2048  # largest min(n, p) for a ridge regression, which costs mi
 # Short stages hold out a fifth of the rows. In tables with at most _FEW_ROWS rows, different starts hold out different
 # fifths: a single fifth is too small to compare the starts with CART.
 _FOLDS, _FEW_ROWS = 5, 1000
-_DRAWN, _FOLD, _ORDERING = 2, 3, 1000  # purpose numbers of the random generators: see ``Runs.rng``
+_DRAWN, _FOLD, _ORDERING = 2, 3, 1000  # purpose numbers of the random generators: see ``Problem.rng``
 _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 
-# --- Held-out rows ---------------------------------------------------------------------------------------------------
+class Start(NamedTuple):
+    """A start: its initial splits and its hyperparameters, on the host.
+
+    Attributes:
+      splits: the initial splits, on preconditioned features, without leaves.
+      short: sharpness of each short stage, ``(stages,)``.
+      long: sharpness of each long stage, ``(stages,)``.
+      matrix: the preconditioner, ``(p, p)``. None: the identity.
+    """
+
+    splits: ObliqueTree
+    short: np.ndarray
+    long: np.ndarray
+    matrix: np.ndarray | None
 
 
-def folds_of(recipe: Any, runs: Runs) -> list[np.ndarray] | None:
-    """Returns the fold of each row of each run, -1 for no fold; or None if there are too few rows to hold any out."""
-    batches = [runs.rows(i) for i in range(len(runs))]
-    count = min(_FOLDS, recipe.starts) if runs.count <= _FEW_ROWS and recipe.cart is True else 1
-    folds = [drawn_folds(rows, runs.rng(i, _FOLD), count) for i, rows in enumerate(batches)]
-    return folds if all((fold >= 0).any() for fold in folds) else None
-
-
-def held_out_rows(fold: np.ndarray, starts: int) -> list[np.ndarray]:
-    """Returns the held-out rows of each start: start i holds out fold i, and the folds repeat after the last fold."""
-    rows = [fold == number for number in range(fold.max() + 1)]
-    return [rows[start % len(rows)] for start in range(starts)]
-
-
-# --- CART ------------------------------------------------------------------------------------------------------------
-
-
-class Grown(NamedTuple):
-    """The CART trees of a run: a tree of the features and, with ``ridge``, a tree of the outputs of a ridge regression.
+class Carts(NamedTuple):
+    """The CART trees of a problem: a tree of the features and, with ``ridge``, a tree of outputs of a ridge regression.
 
     Attributes:
       trees: the trees grown on all rows.
@@ -70,48 +64,94 @@ class Grown(NamedTuple):
         return self.without[k % len(self.without)]
 
 
-def grown_trees(recipe: Any, runs: Runs, folds: list[np.ndarray] | None) -> list[Grown]:
-    """Returns the CART trees of each run."""
-    monitor = runs.monitor.part(_PREPARATION)
-    grown = partial(_grown, recipe, task=runs.task, monotone=runs.monotone)
+def drawn_fold(recipe: Any, problem: Problem) -> np.ndarray | None:
+    """Returns the fold of each row, -1 for no fold; or None if there are too few rows to hold any out.
+
+    Start k holds out fold k, and the folds repeat after the last fold.
+    """
+    count = min(_FOLDS, recipe.starts) if problem.count <= _FEW_ROWS and recipe.cart is True else 1
+    fold = drawn_folds(problem.batch, problem.rng(_FOLD), count)
+    return fold if (fold >= 0).any() else None
+
+
+# --- CART ------------------------------------------------------------------------------------------------------------
+
+
+async def grown_carts(recipe: Any, problem: Problem, fold: np.ndarray | None) -> Carts:
+    """Returns the CART trees of a problem (GET, Algorithm 1, line 3)."""
+    monitor = problem.monitor.part(_PREPARATION)
     if recipe.cart == "binned":
-        edges = runs.shared_once("edges", lambda rows: monitor.on_rows(_edges_of, without_padding(rows)))
-        return [Grown([], [[tree]]) for tree in runs.fetch(runs.map(_binned_cart, shared=(edges,), often=True))]
+        source = problem.source or problem.batch
+        edges = problem.host(_edges_of, source.x, source.weight, monitor=monitor)
+        return Carts([], [[(await problem.map(_binned_cart, edges, often=True)).host]])
     if not recipe.cart:
-        return [Grown([], [[]])] * len(runs)
-    on_all = runs.each_once(lambda i: grown(runs.rows(i), monitor=monitor.part(0.5)))
-    if folds is None:
-        return [Grown(trees, [trees]) for trees in on_all]
-    without = runs.each_once(lambda i: _without_folds(grown, runs.rows(i), folds[i], monitor), keyed=True)
-    return [Grown(*both) for both in zip(on_all, without, strict=True)]
+        return Carts([], [[]])
+    options = problem.task, problem.monotone, recipe.depth, recipe.leaves, has_ridge(recipe, problem.shape)
+    trees = problem.host(_grown, problem.batch, *options, monitor=monitor.part(0.5))
+    if fold is None:
+        return Carts(trees, [trees])
+    without, count = [], fold.max() + 1
+    for number in range(count):
+        arrays: Any = [np.asarray(array)[fold != number] for array in problem.batch]
+        rows = Batch(*arrays)
+        without.append(_grown(rows, *options, monitor=monitor.part(1 / (count - number))))
+    return Carts(trees, without)
 
 
-def _grown(recipe: Any, rows: Batch, *, task: Task, monotone: np.ndarray | None, monitor: Monitor) -> list[ObliqueTree]:
+def _grown(
+    rows: Batch, task: Task, monotone: np.ndarray | None, depth: int, leaves: str, ridge: bool, *, monitor: Monitor
+) -> list[ObliqueTree]:
     """Returns CART of the features and, with ``ridge``, CART of the outputs of a ridge regression."""
-    real, ridge = without_padding(rows), _has_ridge(recipe, rows.x.shape)
-    of_cart = lambda rows: grown_cart(rows, task, recipe.depth, recipe.leaves, monotone=monotone)
-    trees = [monitor.part(0.5 if ridge else 1).on_rows(of_cart, real)]
+    real = without_padding(rows)
+    grow = lambda rows: grown_cart(rows, task, depth, leaves, monotone=monotone)
+    trees = [monitor.part(0.5 if ridge else 1).on_rows(grow, real)]
     if ridge:
-        trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, recipe.depth, 1 / DEVIATIONS), real))
+        trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, depth, 1 / DEVIATIONS), real))
     signed = lambda tree: without_negative(np.asarray(tree.weights), monotone)
-    return [ObliqueTree(signed(one), np.asarray(one.bias), None) for one in trees]  # type: ignore[arg-type]
+    return [ObliqueTree(signed(tree), np.asarray(tree.bias), None) for tree in trees]  # type: ignore[arg-type]
 
 
-def _without_folds(
-    grown: Callable[..., list[ObliqueTree]], rows: Batch, fold: np.ndarray, monitor: Monitor
-) -> list[list[ObliqueTree]]:
-    """Returns the trees grown without each fold."""
-    some: Any = lambda f: Batch(*(None if a is None else np.asarray(a)[fold != f] for a in rows))  # type: ignore[arg-type]
-    count = fold.max() + 1
-    return [grown(some(f), monitor=monitor.part(1 / (count - f))) for f in range(count)]
+def cart_of_table(
+    x: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray | None,
+    task: Task,
+    signs: tuple[int, ...] | None,
+    depth: int,
+    leaves: str,
+    most: int | None,
+    *,
+    monitor: Monitor,
+) -> ObliqueTree:
+    """Returns CART of a table in the user's units, grown on at most about ``most`` rows.
+
+    ``signs`` has the sign of each monotone feature: see :class:`jtrees.data.Table`.
+    """
+    if most is not None and most < len(x):
+        rows, weight = drawn_rows(y, weight, most, task, np.random.default_rng(0))
+        x, y = x[rows], y[rows]
+    # As in scaled data, a feature with a non-increasing effect changes its sign.
+    monotone, factors = None, np.ones(x.shape[1], np.float32)
+    if signs is not None:
+        monotone, factors = np.not_equal(signs, 0), np.where(np.less(signs, 0), -factors, factors)
+        x = x * factors.astype(x.dtype)
+    grow = lambda rows: grown_cart(rows, task, depth, leaves, monotone=monotone)
+    tree = monitor.on_rows(grow, Batch(x, y, weight))  # type: ignore[arg-type]
+    return tree.replace(weights=np.asarray(tree.weights) * factors)
 
 
-def _has_ridge(recipe: Any, shape: tuple[int, ...]) -> bool:
+def has_ridge(recipe: Any, shape: tuple[int, ...]) -> bool:
+    """Returns whether a start is CART on the outputs of a ridge regression."""
     several = recipe.cart is True and recipe.leaves == "constant" and recipe.starts > 1
     return recipe.ridge and several and min(shape) <= _WIDEST_RIDGE
 
 
-def _edges_of(rows: Batch) -> np.ndarray:
+def _edges_of(x: np.ndarray, weight: np.ndarray, *, monitor: Monitor) -> np.ndarray:
+    rows: Any = without_padding(Batch(x, np.zeros(len(x)), weight))  # type: ignore[arg-type]
+    return monitor.on_rows(_edges_of_rows, rows)
+
+
+def _edges_of_rows(rows: Batch) -> np.ndarray:
     x = np.asarray(rows.x)
     if len(x) > _ROWS_OF_BINS:
         x = x[np.random.default_rng(0).choice(len(x), _ROWS_OF_BINS, replace=False, shuffle=False)]
@@ -125,32 +165,26 @@ def _binned_cart(run: Run, edges: Array) -> ObliqueTree:
 # --- The starts ------------------------------------------------------------------------------------------------------
 
 
-def initial_starts(recipe: Any, runs: Runs, grown: list[Grown]) -> list[Start]:
-    """Returns all starts of all runs: the starts from CART first, then the random starts.
-
-    The first half of the sharpnesses of a start is for its short stages.
-    """
-    p, nodes, numbers = runs.shape[1], topology.num_nodes(recipe.depth), 2 * recipe.stages
-    monotone = runs.monotone
-    spectra: list[Any] = [None] * len(runs)
+def initial_starts(recipe: Any, problem: Problem, carts: Carts) -> list[Start]:
+    """Returns the starts: those from CART first, then the random starts (GET, Algorithm 1, lines 3 to 5)."""
+    p, nodes, numbers = problem.shape[1], topology.num_nodes(recipe.depth), 2 * recipe.stages
+    monotone, features = problem.monotone, None
     if recipe.precondition != 0 and (recipe.precondition != "auto" or p <= WIDEST):
-        spectra = runs.each_once(lambda i: spectrum(runs.rows(i), monotone))
-    strengths = strengths_of(recipe, _has_ridge(recipe, runs.shape))
-    starts: list[Start] = []
-    for i, (trees, of) in enumerate(zip(grown, spectra, strict=True)):
-        drawn = runs.rng(i, _DRAWN).random((recipe.starts, numbers + nodes * (p + 1)), np.float32)
-        sharpness = [runs.recipes[i].sharpness(part) for part in np.split(drawn[:, :numbers], 2, axis=1)]
-        splits = 2 * drawn[:, numbers:].reshape(-1, nodes, p + 1) - 1
-        matrices = {} if of is None else {strength: matrix(of, strength) for strength in set(strengths)}
-        for k, strength in enumerate(strengths):
-            weights = splits[k, :, :-1]
-            if monotone is not None:  # half of the splits ignores the monotone features, so it orders no leaves
-                ordering = runs.rng(i, _ORDERING + k).random(nodes) < 0.5
-                weights = np.where(monotone, np.where(ordering[:, None], np.abs(weights), 0), weights)
-            first = ObliqueTree(weights, splits[k, :, -1], None)  # type: ignore[arg-type]
-            if k < len(given := trees.of_start(k)):
-                first = composed(given[k], matrix(of, strength, 0.5) if of is not None and strength else None)
-            starts.append(Start(first, np.append(sharpness[0][k], sharpness[1][k]), matrices.get(strength)))
+        features = problem.host(spectrum, problem.batch, monotone)
+    drawn = problem.rng(_DRAWN).random((recipe.starts, numbers + nodes * (p + 1)), np.float32)
+    short, long = (problem.recipe.sharpness(part) for part in np.split(drawn[:, :numbers], 2, axis=1))
+    random_splits = 2 * drawn[:, numbers:].reshape(-1, nodes, p + 1) - 1
+    starts = []
+    for k, strength in enumerate(strengths_of(recipe, has_ridge(recipe, problem.shape))):
+        weights, is_mapped = random_splits[k, :, :-1], features is not None and strength > 0
+        if monotone is not None:  # half of the splits ignores the monotone features, so it orders no leaves
+            ordering = problem.rng(_ORDERING + k).random(nodes) < 0.5
+            weights = np.where(monotone, np.where(ordering[:, None], np.abs(weights), 0), weights)
+        splits = ObliqueTree(weights, random_splits[k, :, -1], None)  # type: ignore[arg-type]
+        if k < len(trees := carts.of_start(k)):
+            splits = composed(trees[k], matrix(features, strength, 0.5) if is_mapped else None)  # type: ignore[arg-type]
+        by = problem.host(matrix, features, float(strength)) if is_mapped else None
+        starts.append(Start(splits, short[k], long[k], by))
     return starts
 
 

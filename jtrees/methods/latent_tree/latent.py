@@ -17,7 +17,6 @@ import numpy as np
 import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
-from jtrees.data import Data
 from jtrees.methods.latent_tree.architecture import (
     INPUTS,
     MAX_DEPTH,
@@ -29,7 +28,7 @@ from jtrees.methods.latent_tree.architecture import (
     is_tree,
 )
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
-from jtrees.search import Finished, Preconditioning, Recipe, Report, Run, Runs, SearchResult, check_finite, options
+from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
 from jtrees.search.recipe import loss_of, on_device
@@ -149,10 +148,8 @@ class LatentTree(Recipe):
 
     Attributes:
       depth: depth of the tree, 1 to 10.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
-        than 128 samples may take more updates, up to 960,000 samples in total.
-      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped until the next shuffle.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters, relative to the learning rate. The paper has no decay.
@@ -168,10 +165,7 @@ class LatentTree(Recipe):
         unit is a hundredth of all updates.
       early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
         value, or after a quarter of the updates without a lower loss on ``validation``.
-      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
-        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows. It is 0 if the
-        features are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. User-defined
-        splits always have 0.
+      precondition: strength of the preconditioner, as in :class:`jtrees.DGT`. User-defined splits always have 0.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -212,9 +206,11 @@ class LatentTree(Recipe):
     def tree_leaves(self, task: Task) -> str | None:
         return "constant" if is_tree(self._architecture) else None
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        once, shortly = (lambda runs, _, part=part: trained(runs, part) for part in (1.0, _TRIAL))
-        return preconditioned(runs, 0.0 if callable(self.split) else self.precondition, once, trial=shortly)
+    async def search(self, problem: Problem) -> Fitted:
+        train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
+        strength = 0.0 if callable(self.split) else self.precondition
+        result = await preconditioned(problem, strength, train, trial=trial)
+        return self.restored(problem, result.fitted, result.preconditioning)
 
     def _bounded(self, task: Task) -> bool:
         """Returns whether predictions are clipped to values near the training targets."""
@@ -251,12 +247,15 @@ class LatentTree(Recipe):
             vanished=(lambda state: (state[1].vanished, state[1].updates)) if self.early_stopping else None,
         )
 
-    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        check_finite(result)
-        task = data.table.task
-        found: _Hardened = result.model
-        network = on_device(found.network).replace(task=task.of_models)
-        model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
-        tree = None if found.tree is None else data.scaling.restore(found.tree)
-        report = LatentReport(active=np.asarray(network.active), preconditioning=result.preconditioning)
-        return Finished(model, tree, loss_of(result, model, data, task), report)
+    def restored(self, problem: Problem, fitted: Fitted, how: Preconditioning | None = None) -> Fitted:
+        """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
+        network, tree = fitted.scaled
+        if (data := problem.data) is None:
+            return fitted._replace(scaled=tree)
+        with problem.finishing():
+            task = data.table.task
+            network = on_device(network).replace(task=task.of_models)
+            model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
+            tree = None if tree is None else data.scaling.restore(tree)
+            report = LatentReport(active=np.asarray(network.active), preconditioning=how)
+            return fitted._replace(model=model, tree=tree, loss=loss_of(fitted, model, data), report=report)

@@ -4,20 +4,50 @@ Each node is trained on the surrogate loss of a tree of depth one. CO2's tree is
 (Norouzi et al., NeurIPS 2015).
 """
 
+import dataclasses
 from typing import Literal
 
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import pytree
-from jtrees.methods.nongreedy_tree.greedy import Growing
-from jtrees.methods.nongreedy_tree.greedy_recipe import GreedyRecipe, grow, strengths_of
+from jtrees import pytree, splitting
+from jtrees.data.table import without_padding
+from jtrees.methods.nongreedy_tree.greedy import Growing, advanced, finished_level, first_level, next_level, result_of
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Run, Runs, SearchResult, options
+from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, fitted_tree, options
+from jtrees.search.first_step import is_direct, newton_steps, refitted
+from jtrees.search.minibatch import Result, Schedule
+from jtrees.search.monitor import Monitor
+from jtrees.search.precondition import preconditioned
+from jtrees.search.problem import DeviceValue
+from jtrees.search.sample import most_rows, rows_used, sampled
+from jtrees.tasks import Task, check_log_loss
+from jtrees.training import Batch
+
+_EDGES = 0.4  # part of the time before a deadline for the edges of bins
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GreedyReport(Report):
+    """The report of :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`.
+
+    Attributes:
+      reached: the number of internal nodes that at least one training row reaches.
+      active_leaves: the number of leaves that at least one training row reaches.
+      shrinkage: the strength of the shrinkage with the lowest loss on held-out rows or the validation set, else NaN.
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
+      rows: the number of rows that the splits were trained on.
+    """
+
+    reached: int
+    active_leaves: int
+    shrinkage: float
+    preconditioning: Preconditioning | None = None
+    rows: int | None = None
 
 
 @pytree.dataclass(kw_only=True)
-class CO2(GreedyRecipe):
+class CO2(Recipe):
     """CO2's recipe: a greedy oblique tree, with all nodes of a level trained side by side.
 
     The tree grows from the root down. Each node is initialised with the split of the largest information gain (in
@@ -35,10 +65,8 @@ class CO2(GreedyRecipe):
 
     Attributes:
       depth: depth of the tree, 1 to 20.
-      epochs: number of passes over the data for each level. None: 100, with at least 300 and at most 7500 updates.
-        Batches of fewer than 128 samples may take more updates, up to 960,000 samples for each level.
-      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped until the next shuffle.
+      epochs: number of passes over the data for each level; None: as in :class:`jtrees.DGT`.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate. None: 0.5, or 8 divided by the number of features if that is less.
       nu: squared radius of the ball, above 0.
       momentum: momentum of the steps, in [0, 1) (see :func:`jtrees.training.lazy_momentum`).
@@ -48,13 +76,11 @@ class CO2(GreedyRecipe):
         than 1024 features.
       shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end
         (:func:`jtrees.leaves.fit_hierarchical`). It has an effect only for the squared error and the log loss. The
-        strength has the lowest loss on the validation set. If there is no validation set, the held-out rows of the runs
-        of ``precondition="auto"`` are used instead. If there are no such runs, generalised cross-validation chooses the
-        strength.
-      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
-        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
-        are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features. If ``shrink`` is True, a
-        table of 100 to 1024 rows and at most 512 features has at least one such run.
+        strength has the lowest loss on the validation set. If there is no validation set, the held-out rows of the
+        trials of ``precondition="auto"`` are used instead. If there are no trials, generalised cross-validation chooses
+        the strength.
+      precondition: strength of the preconditioner, as in :class:`jtrees.DGT`. A trial has all updates. If ``shrink`` is
+        True, a table of 100 to 1024 rows and at most 512 features has at least one trial.
       rows: approximate number of rows that splits are trained on; a longer table is sampled. Leaves are fitted to all
         rows. ``"auto"``: 20,000, and at least 16 for each leaf. None: all rows.
 
@@ -77,17 +103,78 @@ class CO2(GreedyRecipe):
     precondition: float | Literal["auto"] = options.precondition()
     rows: int | Literal["auto"] | None = options.rows()
 
-    @property
-    def level_epochs(self) -> int | None:
-        return self.epochs
+    def keeps_monotone(self, task: Task) -> bool:
+        return True
 
-    def trained(self, runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
-        states, losses = grow(runs)
-        results = runs.fetch(runs.map(_result, states, strengths_of(runs, trials)))
-        return [one._replace(history=np.concatenate(lost)) for one, lost in zip(results, losses, strict=True)]
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        check_log_loss(task)
+        most_rows(self)
+
+    def level(self, n: int) -> Schedule:
+        """Returns the schedule of the mini-batches of a level, for n samples."""
+        return Schedule.of(n, self.epochs, self.batch_size)
+
+    async def search(self, problem: Problem) -> Fitted:
+        direct = is_direct(problem.task)
+        recipe = self.replace(shrink=self.shrink and direct)
+        problem = problem.replace(recipe=recipe)
+        sample = sampled(problem, most_rows(self))
+        steps = sample if direct else await newton_steps(sample)
+        result = await preconditioned(steps, recipe.precondition, recipe.trained, tries_few_rows=recipe.shrink)
+        if not direct:
+            result = result._replace(fitted=await refitted(sample, result.fitted))
+        return result.finished(problem, sample, recipe.finished)
+
+    async def trained(self, problem: Problem, trial: Fitted | None) -> Fitted:
+        """Returns the tree of scaled data. The report is a ``Shrinkage``, whose strength the trial gives, if any."""
+        state, losses = await grow(problem)
+        return (await problem.map(_result, state, strength_of(trial))).host.fitted(losses)
+
+    def finished(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None) -> Fitted:
+        """Returns the result in the user's units. Its leaves are fitted to all rows of the table of the problem."""
+        if (data := problem.data) is None:
+            return fitted
+        best, used = map(float, fitted.report)
+        with problem.finishing():
+            fitted = fitted_tree(problem, fitted, refit=True, shrink=self.shrink, strength=used)
+            report = GreedyReport(
+                reached=fitted.report.reached,
+                active_leaves=len(np.unique(fitted.model.leaf_index(data.table.x))),
+                shrinkage=best if best >= 0 else np.nan,
+                preconditioning=preconditioning,
+                rows=rows_used(self, len(data.table.x)),
+            )
+        return fitted._replace(report=report)
 
 
-def _result(run: Run, state: Growing, strength: Array) -> SearchResult:
-    greedy = run.recipe.greedy(run)
-    tree, _ = greedy.finished_level(state, run.batch)
-    return greedy.result(tree, state.run.step, state.run.finite, run, strength)
+async def grow(problem: Problem) -> tuple[DeviceValue, np.ndarray]:
+    """Grows a tree level by level; returns its state, a ``Growing``, and the losses of all updates."""
+    recipe, losses = problem.recipe, []
+    steps = recipe.level(problem.shape[0]).steps
+    edges = problem.host(_edges, problem.batch, recipe.bins, monitor=problem.monitor)
+    state = await problem.map(first_level, edges)
+    for level in range(recipe.depth):
+        if level:
+            if not problem.monitor.has_time():
+                break
+            state = await problem.map(next_level, state)
+        name = f"{type(recipe).__name__}, level {level}"
+        state, level_losses = await problem.train(advanced, state, steps, name=name, begins=level * steps)
+        losses.append(level_losses)
+    return state, np.concatenate(losses)
+
+
+def _edges(batch: Batch, bins: int, *, monitor: Monitor) -> np.ndarray:
+    """Returns the edges of the bins of each feature; of a sample of the rows if there is no time for all rows."""
+    edges_of_rows = lambda rows: splitting.edges_of(np.asarray(rows.x), bins)
+    return monitor.part(_EDGES).on_rows(edges_of_rows, without_padding(batch))
+
+
+def strength_of(trial: Fitted | None) -> np.float32:
+    """Returns the strength of the shrinkage that was best in the trial; negative if there was no trial."""
+    return np.float32(-1 if trial is None else trial.report.best)
+
+
+def _result(run: Run, state: Growing, strength: Array) -> Result:
+    tree, _ = finished_level(run, state)
+    return result_of(run, state.training, tree, state.training.step, strength)

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jtrees import blocking, leaves as kinds, ops, routing, topology
-from jtrees.methods.nongreedy_tree.lazy_rows import move_rows, touched
+from jtrees import leaves as kinds, ops, routing, topology
 from jtrees.monotone import without_negative
 from jtrees.routing import inference as loss_augmented
 from jtrees.tasks import Task
@@ -97,52 +96,32 @@ def surrogate_loss(
         """Returns the nodes on the path to a leaf, their scores, and slopes of minus twice the violation."""
         nodes = topology.ancestors(leaf, params.depth)
         level = jnp.arange(params.depth - 1, -1, -1)[:, None]
-        right, own = (leaf >> level) & 1 == 1, scores_at(nodes)
-        return nodes, own, jnp.where((own > 0) != right, flip_slope(own), 0)
+        right, path_scores = (leaf >> level) & 1 == 1, scores_at(nodes)
+        return nodes, path_scores, jnp.where((path_scores > 0) != right, flip_slope(path_scores), 0)
 
     if inference == "exact":
         assert scores is not None
         leaf = loss_augmented.augmented_leaf(scores, params.leaves.losses(batch.x, y))
-        nodes, own, slopes = against_path(leaf)
+        nodes, node_scores, slopes = against_path(leaf)
         reached = leaf_loss(routing.leaf_index(scores))
     else:
         alternatives = loss_augmented.flips(*splits, batch.x) if scores is None else loss_augmented.flips_of(scores)
         leaf_losses = jax.vmap(leaf_loss)(alternatives.leaf)
         best = jnp.argmax(leaf_losses - 2 * alternatives.violations(), axis=0)[None]
         leaf, flipped = _rows_of(alternatives.leaf, best)[0], jnp.maximum(best - 1, 0)
-        nodes, own = _rows_of(alternatives.path, flipped), _rows_of(alternatives.scores, flipped)
-        slopes, reached = jnp.where(best > 0, flip_slope(own), 0), leaf_losses[0]
+        nodes, node_scores = (_rows_of(values, flipped) for values in (alternatives.path, alternatives.scores))
+        slopes, reached = jnp.where(best > 0, flip_slope(node_scores), 0), leaf_losses[0]
     if assigned is not None:
         # Subtracts the maximum of ``h.z`` over the decisions h that lead to the assigned leaf.
         second = against_path(assigned)
-        nodes, own, slopes = (jnp.concatenate(pair) for pair in zip((nodes, own, slopes), second, strict=True))
+        pairs = zip((nodes, node_scores, slopes), second, strict=True)
+        nodes, node_scores, slopes = (jnp.concatenate(pair) for pair in pairs)
         slopes = slopes.at[-params.depth :].multiply(-1)
-    return Surrogate(leaf, nodes, own, slopes, reached)
+    return Surrogate(leaf, nodes, node_scores, slopes, reached)
 
 
 def _rows_of(array: Array, rows: Array) -> Array:
     return jnp.take_along_axis(array, rows, axis=0)
-
-
-def mean_surrogate(tree: ObliqueTree, batch: Batch, *, task: Task, nu: Any, inference: str, block: int) -> Array:
-    """Returns the mean surrogate loss over a batch, relative to the leaf that each sample reaches.
-
-    Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1).
-    So the scaling makes the comparison of trees independent of the lengths of their splits.
-    """
-    norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
-    factor = jnp.where(norm > 0, jnp.sqrt(nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
-    tree = tree.replace(weights=factor[:, None] * tree.weights, bias=factor * tree.bias)
-
-    def block_sum(weight: Array, x: Array, y: Array) -> tuple[Array, Array]:
-        surrogate = surrogate_loss(tree, Batch(x, y), scores_of(tree, x, inference), inference, task)
-        value = task.loss(tree.leaves.values[surrogate.leaf], y) + (surrogate.slopes * surrogate.scores).sum(0)
-        return (weight * value).sum(), value
-
-    weight = jnp.ones(len(batch.x), batch.x.dtype) if batch.weight is None else batch.weight
-    block = min(block, len(weight))
-    total, _ = blocking.sum_over_blocks(block_sum, weight, batch.x, batch.y, block=block)
-    return total / weight.sum()
 
 
 def projection(nu: Any, monotone: Array | None) -> Callable[[tuple[Array, Array]], tuple[Array, Array]]:
@@ -184,35 +163,59 @@ def surrogate_step(
     n = len(batch.x)
     share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
     leaf_loss = lambda values: (share * task.loss(values, batch.y)).sum()
-    at_leaf, d_values = jax.value_and_grad(leaf_loss)(params.leaves.values[surrogate.leaf])
+    loss, d_values = jax.value_and_grad(leaf_loss)(params.leaves.values[surrogate.leaf])
+    value = loss + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
+    surrogate = surrogate._replace(slopes=share * surrogate.slopes)
     step = _step_in_all if len(params.bias) <= _MOVED_WHOLE * surrogate.nodes.size else _step_in_rows
-    updated, velocity = step(
-        params, state.velocity, batch.x, surrogate, share * surrogate.slopes, d_values, rate, decay, project
-    )
-    value = at_leaf + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
+    move = lambda gradient, velocity: momentum_step(gradient, velocity, rate, decay)
+    updated, velocity = step(params, state.velocity, batch.x, surrogate, d_values, move, project)
     return updated, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
 
 
-def _step_in_all(params, velocity, x, surrogate, slopes, d_values, rate, decay, project):
-    shares = jnp.zeros((len(params.bias), len(x)), x.dtype).at[surrogate.nodes, jnp.arange(len(x))].add(slopes)
+def _step_in_all(params, velocity, x, surrogate, d_values, move, project):
+    shares = (
+        jnp.zeros((len(params.bias), len(x)), x.dtype).at[surrogate.nodes, jnp.arange(len(x))].add(surrogate.slopes)
+    )
     weights = jnp.matmul(shares, x, precision="highest")
     leaves = params.leaves.replace(values=jnp.zeros_like(params.leaves.values).at[surrogate.leaf].add(d_values))
-    gradient = ObliqueTree(weights, shares.sum(1), leaves)
-    moved, velocity = momentum_step(gradient, velocity, rate, decay)
-    moved: Any = jax.tree.map(jnp.add, params, moved)
+    updates, velocity = move(ObliqueTree(weights, shares.sum(1), leaves), velocity)
+    moved: Any = jax.tree.map(jnp.add, params, updates)
     weights, bias = project((moved.weights, moved.bias))
     return moved.replace(weights=weights, bias=bias), velocity
 
 
-def _step_in_rows(params, velocity, x, surrogate, slopes, d_values, rate, decay, project):
-    product = lambda shares, rows_of_samples: jnp.tensordot(shares, rows_of_samples, ((1,), (0,)), precision="highest")
-    rates: Any = {"rate": rate, "decay": decay}
-    rows, shares = touched(surrogate.nodes, slopes, len(params.bias))
-    gradient = product(shares, x), shares.sum(1)
+def _step_in_rows(params, velocity, x, surrogate, d_values, move, project):
+    """Takes the step of :func:`_step_in_all` on the rows that the samples touch, for trees with many other rows."""
+    product = lambda shares, sample_rows: jnp.tensordot(shares, sample_rows, ((1,), (0,)), precision="highest")
+    rows, shares = _touched(surrogate.nodes, surrogate.slopes, len(params.bias))
     splits, speed = (params.weights, params.bias), (velocity.weights, velocity.bias)
-    splits, speed = move_rows(splits, speed, rows, gradient, project=project, **rates)
+    splits, speed = _moved_rows(splits, speed, rows, (product(shares, x), shares.sum(1)), move, project)
     values, leaf_velocity = params.leaves.values, velocity.leaves.values
-    rows, shares = touched(surrogate.leaf[None], jnp.ones_like(slopes[:1]), len(values))
-    values, leaf_velocity = move_rows(values, leaf_velocity, rows, product(shares, d_values), **rates)
+    rows, shares = _touched(surrogate.leaf[None], jnp.ones_like(surrogate.slopes[:1]), len(values))
+    values, leaf_velocity = _moved_rows(values, leaf_velocity, rows, product(shares, d_values), move)
     tree = lambda splits, values: ObliqueTree(splits[0], splits[1], params.leaves.replace(values=values))
     return tree(splits, values), tree(speed, leaf_velocity)
+
+
+def _touched(
+    rows: Int[Array, "r n"], slopes: Float[Array, "r n"], count: int
+) -> tuple[Int[Array, " u"], Float[Array, "u n"]]:
+    """Returns the distinct rows that samples touch, padded with ``count``, and the sum of coefficients of each sample.
+
+    ``rows`` are indices of an array of ``count`` rows, r for each sample. ``slopes`` are the coefficients of the
+    samples in their rows. A coefficient of 0 touches no row. The product of the summed coefficients with the features
+    of the samples is the gradient of the rows.
+    """
+    rows = jnp.where(slopes != 0, rows, count).ravel()
+    distinct, position = jnp.unique(rows, size=min(rows.size, count + 1), fill_value=count, return_inverse=True)
+    sample = jnp.broadcast_to(jnp.arange(slopes.shape[1]), slopes.shape).ravel()
+    shares = jnp.zeros((len(distinct), slopes.shape[1]), slopes.dtype)
+    return distinct, shares.at[position.ravel(), sample].add(slopes.ravel())
+
+
+def _moved_rows(params, velocity, rows, gradient, move, project=lambda rows: rows):
+    """Returns pytrees of arrays and velocities after a step on distinct rows alone; other indices are ignored."""
+    gather = lambda tree: jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), tree)
+    scatter = lambda tree, new: jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), tree, new)
+    updates, new_velocity = move(gradient, gather(velocity))
+    return scatter(params, project(jax.tree.map(jnp.add, gather(params), updates))), scatter(velocity, new_velocity)

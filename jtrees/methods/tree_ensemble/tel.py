@@ -11,15 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-import numpy as np
 import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
-from jtrees.data import Data
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
-from jtrees.search import Finished, Preconditioning, Recipe, Report, Run, Runs, SearchResult, check_finite, options
+from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained
 from jtrees.search.precondition import preconditioned
 from jtrees.search.recipe import loss_of, on_device
@@ -187,10 +185,8 @@ class TEL(Recipe):
     Attributes:
       depth: depth of the trees, 1 to 16.
       trees: number of trees.
-      epochs: number of passes over the data. None: 100, with at least 300 and at most 7500 updates. Batches of fewer
-        than 128 samples may take more updates, up to 960,000 samples in total.
-      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped until the next shuffle.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: learning rate of Adam.
       gamma: width of the uncertain region of a split's score, above 0. A sample reaches fewer leaves if gamma is
         smaller.
@@ -203,9 +199,7 @@ class TEL(Recipe):
         default for the depth; all splits are scored if the trees have fewer than 7 levels.
       early_stopping: whether a trial run chooses the number of updates, at the lowest loss on its held-out rows, or on
         ``validation`` if given. The trial trains on four fifths of the rows. There is no trial for fewer than 100 rows.
-      precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
-        correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in runs on four fifths of the rows. It is 0 if the features
-        are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features.
+      precondition: strength of the preconditioner, as in :class:`jtrees.DGT`. A trial has all updates.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -239,15 +233,13 @@ class TEL(Recipe):
     def tree_leaves(self, task: Task) -> None:
         return None
 
-    def search(self, runs: Runs) -> list[SearchResult]:
-        steps = self._schedule(runs.shape[0]).steps
+    async def search(self, problem: Problem) -> Fitted:
+        async def train(problem: Problem, trial: Fitted | None) -> Fitted:
+            """Trains up to the update at which the trial had its lowest loss."""
+            return await trained(problem, steps=None if trial is None or not self.early_stopping else trial.step)
 
-        def train(runs: Runs, trials: list[SearchResult | None]) -> list[SearchResult]:
-            """Trains each run up to the update at which its trial had its lowest loss."""
-            is_known = lambda one: one is not None and self.early_stopping and np.isfinite(one.score)
-            return trained(runs, steps=[int(one.step) if is_known(one) else steps for one in trials])  # type: ignore[union-attr]
-
-        return preconditioned(runs, self.precondition, train, always_tries=self.early_stopping)
+        result = await preconditioned(problem, self.precondition, train, always_tries=self.early_stopping)
+        return result.finished(problem, problem, self.restored)
 
     def training(self, run: Run) -> Training:
         """Returns the training of a run."""
@@ -281,15 +273,16 @@ class TEL(Recipe):
         real = jnp.ones(len(batch.x)) if batch.weight is None else batch.weight > 0
         return _Reached(jnp.average(count.mean(0), weights=real.astype(batch.x.dtype)), overflows)
 
-    def finish(self, result: SearchResult, data: Data, **of_run: Any) -> Finished:
-        check_finite(result)
-        task = data.table.task
-        model = result.model if self.hard else EnsembleModel(on_device(result.model), None, task.of_models)
-        model, reached = data.scaling.restore(model), result.report
-        report = TELReport(
-            reachable_leaves=float(reached.leaves),
-            overflows=bool(reached.overflows),
-            preconditioning=result.preconditioning,
-        )
-        loss = data.loss(model) if self.hard else loss_of(result, model, data, task)
-        return Finished(model, None, loss, report)
+    def restored(self, problem: Problem, fitted: Fitted, how: Preconditioning | None = None) -> Fitted:
+        """Returns the result in the user's units; the report of ``fitted`` is a :class:`_Reached`."""
+        if (data := problem.data) is None:
+            return fitted
+        with problem.finishing():
+            task, reached = data.table.task, fitted.report
+            model = fitted.scaled if self.hard else EnsembleModel(on_device(fitted.scaled), None, task.of_models)
+            model = data.scaling.restore(model)
+            report = TELReport(
+                reachable_leaves=float(reached.leaves), overflows=bool(reached.overflows), preconditioning=how
+            )
+            loss = data.loss(model) if self.hard else loss_of(fitted, model, data)
+            return fitted._replace(model=model, loss=loss, report=report)

@@ -1,0 +1,376 @@
+"""A problem: one run of a recipe. A procedure is an ``async`` function of a problem, which an engine runs.
+
+A procedure waits for three things: ``problem.map(fn, ...)``, ``problem.train(fn, ...)`` and ``gather(...)``. ``fn`` is
+a module-level pure function of a :class:`Run`, which is the problem as a compiled function sees it. Everything else is
+plain Python on numbers of the host.
+"""
+
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+import contextlib
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jtrees import distributed, segments
+from jtrees.data import Data
+from jtrees.data.scaling import losses_of
+from jtrees.search.fitted import LeftOut
+from jtrees.tasks import Task
+from jtrees.training import Batch
+
+if TYPE_CHECKING:
+    from jtrees.search.engine import Engine
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """One run of a recipe: its rows, task and key. Arrays are in NumPy and must not change, or values on the device.
+
+    Attributes:
+      recipe: the recipe, whose numeric options compiled functions receive.
+      task: what is predicted, on scaled targets.
+      batch: the training rows, scaled and padded. Padding and held-out rows have weight 0.
+      evaluation: rows to evaluate on: the validation set, or held-out rows. None: the training rows.
+      key: data of the random key.
+      engine: the engine that runs the procedure.
+      data: the table and its scaling. None: the problem is a part of a larger model, and needs no result in the user's
+        units.
+      rows: the row of the table for each row of ``batch``, -1 for padding and held-out rows, ``(n,)``.
+      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None.
+      validates: whether ``evaluation`` is the validation set.
+      evaluates: whether training evaluates while it runs, if there are evaluation rows.
+      separate: whether ``evaluation`` has other rows than ``batch``.
+      is_optional: whether the problem is dropped if its result cannot be finished in time, as a tree of a bag is.
+      matrix: matrix that mapped the features of ``batch`` and ``evaluation``, ``(p, p)``, or None.
+      source: all rows of the fit, of which ``batch`` has a part, or None. Values that suit every part are computed from
+        them, such as the edges of bins.
+    """
+
+    recipe: Any
+    task: Task
+    batch: Batch
+    evaluation: Batch | None
+    key: np.ndarray
+    engine: "Engine" = dataclasses.field(repr=False)
+    data: Data | None = dataclasses.field(default=None, repr=False)
+    rows: np.ndarray | None = None
+    monotone: np.ndarray | None = None
+    validates: bool = False
+    evaluates: bool = False
+    separate: bool = False
+    is_optional: bool = False
+    matrix: np.ndarray | None = None
+    source: Batch | None = dataclasses.field(default=None, repr=False)
+
+    # --- Other problems ---
+
+    def replace(self, **changes: Any) -> "Problem":
+        """Returns the problem with changed attributes."""
+        return dataclasses.replace(self, **changes)
+
+    def repeat(self, count: int) -> list["Problem"]:
+        """Returns the problem ``count`` times, with different keys."""
+        return [self.keyed(number) for number in range(count)]
+
+    def keyed(self, number: int) -> "Problem":
+        """Returns the problem with a new key, which is derived from the old key and a number."""
+        return self.replace(key=derived(self.key, number))
+
+    def without(self, held_out: np.ndarray) -> "Problem":
+        """Returns the problem without held-out rows, ``(n,)`` bool.
+
+        The rows are for evaluation, unless there is a validation set. If no row is held out, the evaluation is on the
+        training rows. Such a problem has the compiled programs of the problems that hold rows out.
+        """
+        weight = np.asarray(self.batch.weight)
+        inside = self.batch._replace(weight=segments.mean_one(np.where(held_out, 0, weight).astype(weight.dtype)))
+        evaluation = self.evaluation
+        if not self.validates:
+            evaluation = self.batch._replace(weight=np.where(held_out, weight, 0) if held_out.any() else inside.weight)
+        separate = self.validates or bool(held_out.any())
+        return self.replace(batch=inside, evaluation=evaluation, separate=separate, **self._rest(held_out))
+
+    def _rest(self, held_out: np.ndarray) -> dict[str, Any]:
+        """Returns the data and the row numbers of the problem without the held-out rows."""
+        if self.data is None or self.rows is None or not held_out.any():
+            return {}
+        out = self.rows[held_out & (self.rows >= 0)]
+        kept = np.setdiff1d(np.arange(len(self.data.table.x)), out)
+        rows = np.where(held_out | (self.rows < 0), -1, np.searchsorted(kept, self.rows))
+        data = self.data.without(out)
+        return {"data": data._replace(validation=self.data.validation) if self.validates else data, "rows": rows}
+
+    def take(self, rows: np.ndarray) -> "Problem":
+        """Returns the problem on rows of ``batch``, ``(m,)``, which may repeat.
+
+        The rows have positive weight, except for padding at the end, which is -1.
+        """
+        changes: dict[str, Any] = {"batch": _picked(*self.batch, rows), "rows": None}
+        if self.data is not None and self.rows is not None:
+            numbers = self.rows[rows[rows >= 0]]
+            data = self.data._replace(table=self.data.table.rows(numbers).normalised(), batch=None)
+            changes |= {"data": data, "rows": np.append(np.arange(len(numbers)), np.full((rows < 0).sum(), -1))}
+        return self.replace(**changes, source=self.source or self.batch)
+
+    def sample(self, rows: np.ndarray, weight: np.ndarray) -> "Problem":
+        """Returns the problem that trains on rows of ``batch`` with new weights. Its table keeps all rows.
+
+        Problems with the same rows share the arrays of the sample.
+        """
+        numbers = None if self.rows is None else np.where(rows < 0, -1, self.rows[rows])
+        x, y, _ = self.batch
+        batch = self.host(_picked, x, y, weight, rows, weight)
+        return self.replace(batch=batch, rows=numbers, source=self.source or self.batch)
+
+    def times(self, matrix: np.ndarray | None) -> "Problem":
+        """Returns the problem on features times a matrix, ``(p, p)``; problems with equal arrays share the product.
+
+        None is the identity matrix.
+        """
+        if matrix is None:
+            return self
+        product = lambda rows: rows._replace(x=self.host(np.matmul, rows.x, matrix))
+        evaluation = None if self.evaluation is None else product(self.evaluation)
+        return self.replace(batch=product(self.batch), evaluation=evaluation)
+
+    # --- Numbers on the host ---
+
+    @property
+    def monitor(self) -> Any:
+        """The monitor, which shows progress and enforces the deadline."""
+        return self.engine.monitor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the features, with padding."""
+        return self.batch.x.shape  # type: ignore[return-value]
+
+    @property
+    def weighed(self) -> np.ndarray:
+        """Which rows have a positive weight, ``(n,)`` bool."""
+        return np.asarray(self.batch.weight) > 0
+
+    @property
+    def count(self) -> int:
+        """Number of rows of positive weight."""
+        return int(np.count_nonzero(self.weighed))
+
+    def rng(self, purpose: int = 0) -> np.random.Generator:
+        """Returns a random generator; each purpose number has its own generator."""
+        return np.random.default_rng([*self.key.ravel().tolist(), purpose])
+
+    def host(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Returns ``fn(*args, **options)``, which is computed once for the same ``args`` of all problems of the engine.
+
+        Arrays are the same if they are the same object. ``fn`` is a module-level function.
+        """
+        return self.engine.computed_once(fn, args, options)
+
+    def left_out(self, model: Any, held_out: np.ndarray) -> LeftOut | None:
+        """Returns the losses of held-out rows of ``batch`` by a model in the user's units; None without time for it."""
+        assert self.data is not None and self.rows is not None
+        if not self.monitor.may_be_late():
+            return None
+        rows, table = self.rows[held_out & (self.rows >= 0)], self.data.table
+        losses = np.full(len(table.x), np.nan)
+        with distributed.apart():
+            row_losses = losses_of(model, table.rows(rows), self.data.scaling)
+        # A loss that is not a number is as bad as any.
+        losses[rows] = np.nan_to_num(row_losses, nan=np.inf, posinf=np.inf)
+        return LeftOut(losses, chose=True, several=False)
+
+    @contextlib.contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Context in which a search makes its result in the user's units; each process makes the same result.
+
+        Raises:
+          OutOfTimeError: if the problem is optional and there is no time.
+        """
+        engine = self.engine
+        # What follows, such as the predictions of a forest, takes about as long as the results so far.
+        if self.is_optional and not self.monitor.may_be_late(engine.seconds_of_results):
+            raise OutOfTimeError("the deadline passed before the result was finished")
+        began = time.monotonic()
+        with distributed.apart():
+            yield
+        engine.seconds_of_results += time.monotonic() - began
+
+    # --- Calls ---
+
+    async def map(self, fn: Callable[..., Any], *args: Any, often: bool = False) -> "DeviceValue":
+        """Returns ``fn(run, *args)``, on the device.
+
+        Args:
+          fn: a module-level pure function of a :class:`Run`. It is compiled once for all problems.
+          *args: pytrees of arrays, or values on the device.
+          often: whether ``fn`` is called many times in a fit. If so, it is compiled with more optimisation.
+        """
+        return await Call(fn, self, args, often=often)
+
+    async def train(
+        self,
+        fn: Callable[..., Any],
+        state: Any,
+        steps: int,
+        *args: Any,
+        name: str,
+        begins: int = 0,
+        total: int | None = None,
+    ) -> "Trained":
+        """Returns the state after ``steps`` updates; after fewer updates if the deadline passes or the run ends.
+
+        The updates are made in compiled calls of about half a second; this is the only loop of updates. The result does
+        not depend on the division of the updates into calls. The first training of procedures that run together always
+        makes at least one call.
+
+        Args:
+          fn: a module-level pure function ``fn(run, state, *args, before, count)``. It returns the state after
+            ``count`` more updates, the losses of the updates, and whether the run has ended. ``before`` is the number
+            of updates so far and ``count`` is at most :data:`MOST`. The losses are ``(MOST,)``, with
+            :data:`jtrees.training.state.NOT_TAKEN` after the last update.
+          state: the initial state.
+          steps: number of updates.
+          *args: further arguments.
+          name: name of the training, for the progress bar.
+          begins: number of updates before this training, which is added to ``before``.
+          total: number of updates with later trainings, for the progress bar. None: ``begins + steps``.
+        """
+        return await Call(fn, self, (state, *args), steps, name, begins, total, often=True)
+
+
+# --- What a procedure waits for ---------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A call of a compiled function; ``steps`` is None for :meth:`Problem.map`."""
+
+    fn: Callable[..., Any]
+    problem: Problem
+    args: tuple
+    steps: int | None = None
+    name: str = ""
+    begins: int = 0
+    total: int | None = None
+    often: bool = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self)
+
+
+class Children(NamedTuple):
+    """Procedures that run side by side, at most ``at_once`` at a time."""
+
+    procedures: Sequence[Any]
+    at_once: int
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self)
+
+
+async def gather(*procedures: Any, at_once: int | None = None) -> list[Any]:
+    """Returns the results of procedures that run side by side.
+
+    The result of a procedure that became non-finite is its ``FloatingPointError``. The result of an optional procedure
+    without time is its :class:`OutOfTimeError`. The other procedures continue.
+
+    Args:
+      *procedures: the procedures.
+      at_once: largest number of procedures that run at a time. The next procedure begins when one has ended. None: all.
+    """
+    return await Children(procedures, at_once or len(procedures)) if procedures else []
+
+
+class OutOfTimeError(Exception):
+    """The deadline passed before the result of an optional problem was finished."""
+
+
+class DeviceValue:
+    """A result on the device, alone or as an element of stacked results.
+
+    Attributes:
+      arrays: the pytree of arrays, with a leading axis if ``index`` is given. Results of one stack share the object.
+      index: index in the stack, or None for a single result.
+    """
+
+    def __init__(self, arrays: "Arrays", index: int | None = None):
+        self.arrays, self.index = arrays, index
+
+    @property
+    def host(self) -> Any:
+        """The pytree in NumPy. A stack is copied once for all of its results."""
+        tree = self.arrays.host
+        return tree if self.index is None else jax.tree.map(lambda a: a[self.index], tree)
+
+    def part(self, number: int) -> "DeviceValue":
+        """Returns an element of a tuple, on the device."""
+        return DeviceValue(self.arrays.part(number), self.index)
+
+    # The value of a single array can stand for the array in a problem. It is copied to the host when NumPy needs it.
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return np.shape(self.arrays.tree)[self.index is not None :]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the array."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.host, dtype)
+
+
+class Arrays:
+    """A pytree on the device, and its copy on the host."""
+
+    def __init__(self, tree: Any, fetch: Callable[[Any], Any]):
+        self.tree, self._fetch, self._host = tree, fetch, None
+        self._parts: dict[int, Arrays] = {}
+
+    def part(self, number: int) -> "Arrays":
+        """Returns an element of a tuple; always the same object."""
+        return self._parts.setdefault(number, Arrays(self.tree[number], self._fetch))
+
+    @property
+    def host(self) -> Any:
+        """The copy in NumPy, which is made once."""
+        if self._host is None:
+            self._host = (self._fetch(self.tree),)
+        return self._host[0]
+
+
+class Trained(NamedTuple):
+    """The state after a training, on the device, and the losses of its updates, ``(updates,)``."""
+
+    state: DeviceValue
+    losses: np.ndarray
+
+
+def _picked(x: Any, y: Any, weight: Any, rows: np.ndarray, new_weight: np.ndarray | None = None) -> Batch:
+    """Returns rows of a batch, with weights of mean 1; -1 is padding of weight 0."""
+    weight = np.asarray(weight)[rows] if new_weight is None else new_weight
+    weight = segments.mean_one(np.where(rows < 0, 0, weight).astype(np.float32))
+    return Batch(np.asarray(x)[rows], np.asarray(y)[rows], weight)  # type: ignore[arg-type]
+
+
+def derived(key: np.ndarray, number: int) -> np.ndarray:
+    """Returns the data of a new key, derived from a key and a number; on the host, without compilation."""
+    return np.random.SeedSequence([*key.ravel().tolist(), number]).generate_state(key.size).reshape(key.shape)
+
+
+def identity_of(value: Any) -> Hashable:
+    """Returns a value that is equal for the same arguments: the identity of an array, and the value of other leaves."""
+    leaves, structure = jax.tree.flatten(value)
+    return structure, tuple(id(leaf) if has_identity(leaf) else leaf for leaf in leaves)
+
+
+def has_identity(leaf: Any) -> bool:
+    """Returns whether an argument is an array, which is the same argument only if it is the same object."""
+    return isinstance(leaf, (np.ndarray, jax.Array, DeviceValue))
