@@ -229,8 +229,8 @@ class Problem:
         Args:
           fn: a module-level pure function ``fn(run, state, *args, before, count)``. It returns the state after
             ``count`` more updates, the losses of the updates, and whether the run has ended. ``before`` is the number
-            of updates so far and ``count`` is at most :data:`MOST`. The losses are ``(MOST,)``, with
-            :data:`jtrees.training.state.NOT_TAKEN` after the last update.
+            of updates so far and ``count`` is at most ``jtrees.search.MOST``. The losses are ``(MOST,)``, with
+            ``jtrees.training.state.NOT_TAKEN`` after the last update.
           state: the initial state.
           steps: number of updates.
           *args: further arguments.
@@ -295,7 +295,7 @@ class DeviceValue:
       index: index in the stack, or None for a single result.
     """
 
-    def __init__(self, arrays: "Arrays", index: int | None = None):
+    def __init__(self, arrays: Any, index: int | None = None):
         self.arrays, self.index = arrays, index
 
     @property
