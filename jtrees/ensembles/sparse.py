@@ -148,11 +148,11 @@ class Sparse(Wrapper):
         leaves, monitor = self.base.tree_leaves(data.table.task), problem.monitor
         splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
         weights, bias = np.array(splits.weights, np.float64), np.array(splits.bias, np.float64)
-        trees, most = [tree], _most(weights, columns)
+        trees, limit = [tree], _most(weights, columns)
         steps = [] if groups is None else [(groups, count) for count in _steps(_most(weights, groups), 1)]
         if groups is not None:
-            most = min(most, max(len(np.unique(columns[groups == group])) for group in np.unique(groups)))
-        steps += [(columns, count) for count in _steps(most, self.terms)]
+            limit = min(limit, max(len(np.unique(columns[groups == group])) for group in np.unique(groups)))
+        steps += [(columns, count) for count in _steps(limit, self.terms)]
         if monitor.rehearses and len(columns) > self.terms:  # the tree of different data may have more terms
             steps = steps or [(columns, self.terms)]
         for done, (owner, terms) in enumerate(steps):
@@ -162,10 +162,10 @@ class Sparse(Wrapper):
             weights, bias = _without_least(weights, bias, owner, terms, problem.batch)
             thin = ObliqueTree(np.float32(weights), np.float32(bias), None)  # type: ignore[arg-type]
             if in_time:
-                state, kept = await problem.map(_begun, thin), weights != 0
+                state, mask = await problem.map(_initial_state, thin), weights != 0
                 name = f"{type(self).__name__}, {terms} {'terms' if owner is columns else 'groups'}"
-                state, _ = await problem.train(_advanced, state, self.epochs, kept, name=name)
-                thin = (await problem.map(_ended, state, thin, kept)).host
+                state, _ = await problem.train(_advanced, state, self.epochs, mask, name=name)
+                thin = (await problem.map(_best_splits, state, thin, mask)).host
                 weights, bias = np.array(thin.weights, np.float64), np.array(thin.bias, np.float64)
             with problem.finishing():
                 restored = data.scaling.replace(origin=tree.origin).restore_splits(thin)
@@ -173,9 +173,9 @@ class Sparse(Wrapper):
         return trees
 
 
-def _steps(most: int, wanted: int) -> list[int]:
+def _steps(limit: int, wanted: int) -> list[int]:
     """Returns the numbers of terms after each step."""
-    steps, terms = [], most
+    steps, terms = [], limit
     while terms > wanted:
         terms = max(wanted, int(_KEPT * terms))
         steps.append(terms)
@@ -230,13 +230,13 @@ def _leaves(run: Run) -> str:
     return run.recipe.base.tree_leaves(run.task)
 
 
-def _method(run: Run, kept: Array) -> training.Method:
-    """Returns GET under increasing sharpness; terms that are not ``kept`` have weight 0."""
+def _method(run: Run, mask: Array) -> training.Method:
+    """Returns GET under increasing sharpness; terms that are not in ``mask`` have weight 0."""
     low, high = _SHARPNESS
     sharpness = lambda step: low * (high / low) ** (step / run.recipe.epochs)
-    depth = topology.depth_of(len(kept))
+    depth = topology.depth_of(len(mask))
     method = get(depth, sharpness, leaves=_leaves(run), task=run.task)  # type: ignore[arg-type]
-    return method._replace(project=lambda tree: tree.replace(weights=jnp.where(kept, tree.weights, 0)))
+    return method._replace(project=lambda tree: tree.replace(weights=jnp.where(mask, tree.weights, 0)))
 
 
 def _optimizer(run: Run) -> optax.GradientTransformation:
@@ -249,7 +249,7 @@ def _score(run: Run) -> Any:
     return (lambda params: prediction_loss(run.task, params.refit(*run.batch), run.by)) if run.validates else None
 
 
-def _begun(run: Run, splits: ObliqueTree) -> TrainState:
+def _initial_state(run: Run, splits: ObliqueTree) -> TrainState:
     """Returns the initial state: the hard tree of the splits."""
     kind, x = kinds.kind_of(_leaves(run), run.task), run.batch.x
     hard = splits.replace(leaves=kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype))
@@ -259,16 +259,16 @@ def _begun(run: Run, splits: ObliqueTree) -> TrainState:
     return training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run))
 
 
-def _advanced(run: Run, state: TrainState, kept: Array, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
+def _advanced(run: Run, state: TrainState, mask: Array, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates, their losses, and whether it is non-finite."""
     every = 1 if not run.validates and _leaves(run) == "constant" else max(1, run.recipe.epochs // _EVALUATIONS)
     options: Any = {"score_every": every, "score": _score(run)}
-    update = training.step.one_step(_method(run, kept), run.batch, _optimizer(run), **options)
+    update = training.step.one_step(_method(run, mask), run.batch, _optimizer(run), **options)
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
     return state, history.losses, ~state.finite
 
 
-def _ended(run: Run, state: TrainState, splits: ObliqueTree, kept: Array) -> ObliqueTree:
+def _best_splits(run: Run, state: TrainState, splits: ObliqueTree, mask: Array) -> ObliqueTree:
     """Returns the splits of the best hard tree; the given splits if the training became non-finite."""
-    best = training.best(_method(run, kept), state, run.batch, score=_score(run))
+    best = training.best(_method(run, mask), state, run.batch, score=_score(run))
     return jax.tree.map(partial(jnp.where, jnp.isfinite(best.score)), best.params.replace(leaves=None), splits)

@@ -80,7 +80,7 @@ class Training(NamedTuple):
       loss: ``(params, batch, by) -> scalar``, the loss on ``by`` of the model built from ``params`` and ``batch``.
         None: the loss of the model that ``method.harden`` returns.
       model: ``(params, batch) -> model`` of scaled data; None: ``method.harden``.
-      report: ``(params, batch) -> values`` for the report that the recipe's ``finish`` makes.
+      report: ``(params, batch) -> values``, from which the recipe makes its report.
       patience: number of updates without a lower evaluation loss after which the run ends; None: no early stopping.
       vanished: ``opt_state -> (whether all further updates are zero, number of updates before)``. The run ends when
         its updates are zero. None: updates do not become zero.

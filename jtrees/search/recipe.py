@@ -63,12 +63,12 @@ class Recipe:
         Args:
           weak: whether the recipe fits the trees of a boosted sum. Such a tree needs less training than a single tree.
         """
-        own = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
-        return self.replace(**{name: value.settled(weak) for name, value in own if isinstance(value, Recipe)})
+        options = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return self.replace(**{name: value.settled(weak) for name, value in options if isinstance(value, Recipe)})
 
     @property
     def thins_splits(self) -> bool:
-        """Whether ``finish`` removes columns from splits. A recipe around this recipe would skip that step."""
+        """Whether the end of the search removes columns from splits. A part of a larger model would skip that step."""
         return False
 
     def keeps_monotone(self, task: Task) -> bool:
@@ -85,7 +85,7 @@ class Recipe:
 
 
 def check_keeps_splits(base: Recipe) -> None:
-    """Raises ``ValueError`` for a base whose ``finish`` thins splits, because only the search of a base is used."""
+    """Raises ``ValueError`` for a base that thins its splits at the end, because parts of a model have no end."""
     if base.thins_splits:
         raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
 

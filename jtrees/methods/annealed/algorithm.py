@@ -101,7 +101,7 @@ class Annealed(Recipe):
         """Returns the method under a sharpness. If ``scored``, its loss also returns the score of the hard tree."""
         raise NotImplementedError
 
-    def sharpness(self, drawn: np.ndarray) -> np.ndarray:
+    def sharpness(self, uniform: np.ndarray) -> np.ndarray:
         """Maps draws from U(0, 1), ``(starts, stages)``, to the sharpness of each start in each stage."""
         raise NotImplementedError
 
@@ -116,14 +116,14 @@ class Annealed(Recipe):
         raise NotImplementedError
 
     @property
-    def _kept(self) -> int:
+    def _continuing(self) -> int:
         """Number of starts that continue after the short stages."""
         return max(_FEWEST_KEPT, self.starts // _KEPT)
 
     @property
     def _halves(self) -> bool:
         """Whether there are short stages."""
-        return self.halving and self.starts > self._kept
+        return self.halving and self.starts > self._continuing
 
     def between(self, run: Run, splits: ObliqueTree, score: Array) -> tuple[ObliqueTree, Array]:
         """Returns the initial splits of the next stage and their score."""
@@ -167,7 +167,7 @@ class Annealed(Recipe):
         starts = initial_starts(self, sample, carts)
         if not self._halves:
             stages = (train_stages(sample.times(s.matrix), s.splits, s.long, self.updates) for s in starts)
-            return self._fitted(problem, starts, carts, [[ended] for ended in await gather(*stages)])
+            return self._fitted(problem, starts, carts, [[result] for result in await gather(*stages)])
 
         folds = [sample] if fold is None else [sample.without(fold == number) for number in range(fold.max() + 1)]
         on_fold = [folds[k % len(folds)] for k in range(self.starts)]
@@ -176,12 +176,12 @@ class Annealed(Recipe):
             train_stages(p.times(s.matrix), s.splits, s.short, epochs) for p, s in zip(on_fold, starts, strict=True)
         )
         short = await gather(*stages)
-        scores, beaten_by = np.array([ended.score for ended in short]), -1
+        scores, beaten_by = np.array([result.score for result in short]), -1
         if fold is not None:
             scores, beaten_by = await self._compared(on_fold, starts, short, carts, sample, fold)
-        order = np.argsort(scores, kind="stable")[: self._kept] if beaten_by < 0 else []
+        order = np.argsort(scores, kind="stable")[: self._continuing] if beaten_by < 0 else []
         chosen = [int(k) for k in order if np.isfinite(scores[k])]
-        stages_of_start = [[ended] for ended in short]
+        stages_of_start = [[result] for result in short]
         if chosen and (fold is not None or problem.monitor.has_time()):
             # If the scores of all stages are compared, all stages must train on one sample of the rows.
             fresh = sampled(scaled, most_rows(self), 0 if fold is None and not problem.validates else 1)
@@ -191,8 +191,8 @@ class Annealed(Recipe):
                 train_stages(fresh.times(starts[k].matrix), short[k].splits, starts[k].long, self.updates)
                 for k in chosen
             )
-            for k, ended in zip(chosen, await gather(*stages), strict=True):
-                stages_of_start[k].append(ended)
+            for k, result in zip(chosen, await gather(*stages), strict=True):
+                stages_of_start[k].append(result)
         return self._fitted(problem, starts, carts, stages_of_start, beaten_by, skipped=0 if fold is None else 1)
 
     async def _compared(
@@ -209,11 +209,11 @@ class Annealed(Recipe):
         judged += [(on_fold[number], tree) for number, trees in enumerate(carts.without) for tree in trees]
         values = await gather(*(problem.map(held_out_loss, splits) for problem, splits in judged))
         losses = np.array([value.host for value in values])
-        scores = np.where([ended.finite for ended in short], losses[: len(starts)], np.inf)
+        scores = np.where([result.finite for result in short], losses[: len(starts)], np.inf)
         if not carts.trees:
             return scores, -1
         share = np.bincount(fold + 1, sample.batch.weight)[1:]
-        return beside_cart(scores, losses[len(starts) :].reshape(len(share), -1), share, self._kept)
+        return beside_cart(scores, losses[len(starts) :].reshape(len(share), -1), share, self._continuing)
 
     # --- The result ---
 
@@ -236,13 +236,13 @@ class Annealed(Recipe):
           beaten_by: the number of the CART tree that beats all starts, or -1.
           skipped: 1 if the short stages held out rows. Then the tree of a short stage cannot be returned.
         """
-        lowest = [min((ended.score for ended in of_start[skipped:]), default=np.inf) for of_start in stages]
+        lowest = [min((result.score for result in start_stages[skipped:]), default=np.inf) for start_stages in stages]
         best = int(np.argmin(lowest))
-        history = _table([[ended.losses for ended in of_start] for of_start in stages], np.nan)
+        history = _table([[result.losses for result in start_stages] for start_stages in stages], np.nan)
         splits, step = None, 0
         if np.isfinite(lowest[best]):
-            ended = min(stages[best][skipped:], key=lambda ended: ended.score)
-            splits, step = composed(ended.splits, starts[best].matrix), ended.step
+            result = min(stages[best][skipped:], key=lambda result: result.score)
+            splits, step = composed(result.splits, starts[best].matrix), result.step
         if splits is None and not carts.trees:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         fitted = Fitted(carts.trees[0] if splits is None else splits, lowest[best], step, history)
@@ -264,24 +264,26 @@ class Annealed(Recipe):
         """Returns the best tree in the user's units, of the best start and CART (GET, Algorithm 1, lines 16 to 18)."""
         data: Any = problem.data
         cart_splits = self._carts(carts.trees, problem)
-        by_cart = [[(*self._refitted(splits, data), -1 - i) for splits in trees] for i, trees in enumerate(cart_splits)]
-        cart_losses = [min(loss for _, loss, _ in trees) for trees in by_cart]
+        refitted_carts = [
+            [(*self._refitted(splits, data), -1 - i) for splits in trees] for i, trees in enumerate(cart_splits)
+        ]
+        cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted_carts]
         cart_loss, ridge_loss = (*cart_losses, np.nan, np.nan)[:2]
-        candidates = by_cart[beaten_by] if beaten_by >= 0 else [*itertools.chain(*by_cart)]
+        candidates = refitted_carts[beaten_by] if beaten_by >= 0 else [*itertools.chain(*refitted_carts)]
         if best is not None and beaten_by < 0:
             candidates.append((*self._refitted(data.scaling.restore_splits(fitted.scaled), data), best))
         tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
-        scores = _table([[ended.scores for ended in of_start] for of_start in stages], np.inf)
+        scores = _table([[result.scores for result in start_stages] for start_stages in stages], np.inf)
         sharpness = np.array([np.append(start.short, start.long) for start in starts])
         is_preconditioned = self.precondition != 0 and (self.precondition != "auto" or problem.shape[1] <= WIDEST)
         report = AnnealedReport(
             chosen=chosen,
-            dropped=sum(not all(ended.finite for ended in of_start) for of_start in stages),
+            dropped=sum(not all(result.finite for result in start_stages) for start_stages in stages),
             cart_loss=float(cart_loss),
             ridge_loss=float(ridge_loss),
             sharpness=sharpness[:, 0 if self._halves else self.stages :][:, : scores.shape[1]],
             losses=scores.astype(np.float64) * data.loss_unit,
-            steps=_table([[ended.steps for ended in of_start] for of_start in stages], 0),
+            steps=_table([[result.steps for result in start_stages] for start_stages in stages], 0),
             strengths=strengths_of(self, len(carts.trees) > 1) if is_preconditioned else None,
             rows=rows_used(self, len(data.table.x)),
         )
@@ -317,7 +319,9 @@ class Annealed(Recipe):
         return carts
 
 
-def beside_cart(own: np.ndarray, grown: np.ndarray, share: np.ndarray, kept: int) -> tuple[np.ndarray, int]:
+def beside_cart(
+    losses: np.ndarray, cart_losses: np.ndarray, share: np.ndarray, continuing: int
+) -> tuple[np.ndarray, int]:
     """Returns the scores of the starts of a run, and the number of the CART tree that beats all of them, or -1.
 
     CART is grown without the held-out rows. If CART predicts the held-out rows as well as the best start, no start
@@ -326,22 +330,22 @@ def beside_cart(own: np.ndarray, grown: np.ndarray, share: np.ndarray, kept: int
     The mean over several starts guards against a lucky loss.
 
     Args:
-      own: loss of each start on the rows that it holds out, infinite if it is not finite, ``(starts,)``.
-      grown: loss of each CART tree on each fold, ``(folds, trees)``.
+      losses: loss of each start on the rows that it holds out, infinite if it is not finite, ``(starts,)``.
+      cart_losses: loss of each CART tree on each fold, ``(folds, trees)``.
       share: total weight of each fold, ``(folds,)``.
-      kept: number of starts that would continue.
+      continuing: number of starts that would continue.
     """
-    best = int((share @ grown).argmin())
-    ahead, several = own - np.resize(grown[:, best], len(own)), len(grown) > 1
-    lowest = np.sort(ahead)[: kept if several else 1]
+    best = int((share @ cart_losses).argmin())
+    differences, several = losses - np.resize(cart_losses[:, best], len(losses)), len(cart_losses) > 1
+    lowest = np.sort(differences)[: continuing if several else 1]
     lowest = lowest[np.isfinite(lowest)]
     is_better = len(lowest) > 0 and lowest.mean() < 0
-    return ahead if several else own, -1 if is_better else best
+    return differences if several else losses, -1 if is_better else best
 
 
 def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
     """Returns a table with the numbers of each start in a row; short rows are filled with ``gap``."""
-    joined = [np.concatenate(one) if one else np.zeros(0) for one in rows]
+    joined = [np.concatenate(parts) if parts else np.zeros(0) for parts in rows]
     table = np.full((len(joined), max(map(len, joined))), gap, joined[0].dtype)
     for row, numbers in zip(table, joined, strict=True):
         row[: len(numbers)] = numbers

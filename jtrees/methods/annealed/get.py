@@ -163,9 +163,9 @@ class GET(Annealed):
         options |= {"implementation": self.implementation}
         return get(self.depth, sharpness, **options)
 
-    def sharpness(self, drawn: np.ndarray) -> np.ndarray:
+    def sharpness(self, uniform: np.ndarray) -> np.ndarray:
         low, high = np.asarray(self.alpha_ranges, np.float32).T
-        return low + (high - low) * drawn
+        return low + (high - low) * uniform
 
     @property
     def stages(self) -> int:

@@ -111,8 +111,8 @@ class RADDT(Annealed):
         settled = super().settled(weak)
         return settled.replace(epochs=_EPOCHS) if settled.epochs is None else settled
 
-    def sharpness(self, drawn: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(np.asarray(self._levels, np.float32), drawn.shape)
+    def sharpness(self, uniform: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.asarray(self._levels, np.float32), uniform.shape)
 
     @property
     def _levels(self) -> tuple[float, ...]:
