@@ -21,7 +21,7 @@ from jtrees import leaves as kinds
 
 BATCH, ROWS, CLASSES = 256, 2560, 10
 DEPTHS = {126: (8, 10, 12, 14, 16, 18), 784: (8, 10, 12, 14, 16, 18)}  # the features of connect-4 and MNIST
-FOLLOWS = 14  # the depth from which steps of such batches follow paths (surrogate._MOVED_WHOLE)
+FOLLOWS = 14  # the depth from which steps of such batches follow paths (surrogate._DENSE)
 EXACT = {126: 16, 784: 16}  # the depth up to which exact inference tries all leaves
 CONNECT_4 = 43_236  # training rows of connect-4, for seconds per epoch
 STEPS = 5  # steps per timed call

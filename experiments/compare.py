@@ -37,7 +37,7 @@ import jtrees
 from jtrees.cli import keep_programs
 from jtrees.data import Columns, ColumnsWarning
 from jtrees.data.columns import Numeric
-from jtrees.search.fit import described
+from jtrees.search.result import described
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,13 @@ def checked_classes(y: Any, classes: int | None = None) -> tuple[np.ndarray, int
 
     Raises:
       ValueError: for soft labels with the wrong number of classes, or with rows that hold negative numbers or do not
-        sum to 1. Also in the cases of :func:`jtrees.validation.check_labels`.
+        sum to 1. Also in the cases of :func:`check_labels`.
     """
     checks.check_unmasked("y", y)
     if np.ndim(y) != 2:
-        return checks.check_labels(y, classes)
-    y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
-    _check_width(y.shape, classes)
-    checks.check_finite("y", y)
+        return check_labels(y, classes)
+    _check_width(np.shape(y), classes)
+    y = checks.as_finite("y", y)
     if (y < 0).any():
         row, column = np.argwhere(y < 0)[0].tolist()
         raise ValueError(f"y must hold probabilities of at least 0, got {y[row, column]:.6g} at {(row, column)}")
@@ -50,6 +49,65 @@ def checked_classes(y: Any, classes: int | None = None) -> tuple[np.ndarray, int
     return y / sums, y.shape[1]
 
 
+def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
+    """Returns checked class labels 0..K-1 as int32, and the number of classes K, at least two.
+
+    Args:
+      y: labels, ``(n,)``.
+      classes: number of classes, of which some may be absent. None: inferred, and every class must be present.
+    """
+    encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
+    if classes is not None:  # a validation set may lack classes, which would change the numbers
+        encode = "encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
+    y, unclear = label_array(y)
+    if y.ndim != 1 or len(y) == 0:
+        raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")
+    if unclear:
+        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {unclear}")
+    if y.dtype.kind == "f":
+        checks.check_finite("y", y)
+    odd = y if y.dtype.kind not in "biuf" else y[y != np.floor(y)] if y.dtype.kind == "f" else y[:0]
+    if len(odd):
+        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {checks.quoted(odd[0])}: {encode}")
+    present = np.unique(y)
+    low, high = int(present[0]), int(present[-1])
+    if low < 0 or (classes is not None and high >= classes):
+        allowed = "0..K-1" if classes is None else f"0..{classes - 1}"
+        raise ValueError(f"y must hold classes {allowed}, got labels from {low} to {high}: {encode}")
+    if classes is None:
+        absent = np.flatnonzero(present != np.arange(len(present)))
+        if len(absent):
+            raise ValueError(f"y must hold every class 0..{high}, got no sample of class {absent[0]}: {encode}")
+        classes = high + 1
+    if classes < 2:
+        raise ValueError("y must hold at least two classes to learn from, got one")
+    return y.astype(np.int32), classes
+
+
+def label_array(y: Any) -> tuple[np.ndarray, str]:
+    """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``.
+
+    The array is numeric if all labels are numbers. It must have no masked values.
+    """
+    checks.check_unmasked("y", y)
+    labels = np.asarray(y)
+    if isinstance(y, (list, tuple)) and labels.dtype.kind in "SU":  # NumPy would convert all to text
+        labels = np.asarray(y, object)
+    if labels.ndim != 1 or labels.dtype.kind != "O" or not len(labels):
+        return labels, ""
+    for i, label in enumerate(labels):
+        if checks.is_missing(label):
+            return labels, f"{checks.quoted(label)} in row {i}: leave rows without a label out"
+    if all(isinstance(label, (int, float, np.number, np.bool_)) for label in labels):
+        return np.array(labels.tolist()), ""
+    first = labels[0]
+    for i, label in enumerate(labels):
+        if not isinstance(label, type(first)) and not isinstance(first, type(label)):
+            got = f"{checks.quoted(first)} and {checks.quoted(label)} (in row {i})"
+            return labels, f"{got}: make labels one type, then encode them"
+    return labels, ""
+
+
 def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
     """Returns the checked class weights.
 
@@ -58,8 +116,8 @@ def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
     """
     weights = np.asarray(class_weight, np.float64)
     if weights.shape != (classes,) or not (np.isfinite(weights) & (weights > 0)).all():
-        given = checks.quoted(class_weight)
-        raise ValueError(f"class_weight must be {classes} numbers above 0, one a class, got {given}")
+        got = checks.quoted(class_weight)
+        raise ValueError(f"class_weight must be {classes} numbers above 0, one a class, got {got}")
     return tuple(weights.tolist())
 
 
@@ -67,8 +125,14 @@ def check_traced(y: Any, classes: int) -> None:
     """Raises ``ValueError`` if the targets, which may be traced, are not labels or soft labels of these classes."""
     if is_soft(y) and jnp.issubdtype(y.dtype, jnp.floating):
         _check_width(y.shape, classes)
-    else:
-        checks.check_classes(y, classes)
+        return
+    if not jnp.issubdtype(y.dtype, jnp.integer):
+        raise ValueError(f"y must hold whole numbers 0..{classes - 1} in classification, got {y.dtype}")
+    if checks.is_traced(y) or not y.size:
+        return
+    y = np.asarray(y)  # NumPy operations are not traced
+    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(f"y must hold classes 0..{classes - 1}, got labels from {y.min()} to {y.max()}")
 
 
 def _check_width(shape: tuple[int, ...], classes: int | None) -> None:
@@ -105,9 +169,9 @@ def weighed(y: np.ndarray, class_weight: tuple[float, ...]) -> tuple[np.ndarray,
     The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
     normalised, so that the factor times the loss is ``sum_k class_weight_k y_k loss_k``.
     """
-    each = np.asarray(class_weight) * shares(y, len(class_weight))
-    factors = each.sum(1)
-    return (each / factors[:, None] if is_soft(y) else y), factors
+    weighted = np.asarray(class_weight) * shares(y, len(class_weight))
+    factors = weighted.sum(1)
+    return (weighted / factors[:, None] if is_soft(y) else y), factors
 
 
 def share_of(y: np.ndarray, label: np.ndarray) -> np.ndarray:
@@ -115,7 +179,7 @@ def share_of(y: np.ndarray, label: np.ndarray) -> np.ndarray:
     return y[np.arange(len(y)), label] if is_soft(y) else (y == label).astype(np.float64)
 
 
-def expected(y: Array, of_class: Any) -> Array:
-    """Returns the expected loss under soft labels. ``of_class(label) -> (n,)`` is the loss of a label."""
-    each = jax.vmap(of_class)(jnp.arange(y.shape[1], dtype=jnp.int32))
-    return (y.T.astype(each.dtype) * each).sum(0)
+def expected(y: Array, label_losses: Any) -> Array:
+    """Returns the expected loss under soft labels. ``label_losses(label) -> (n,)`` are the losses of a label."""
+    losses = jax.vmap(label_losses)(jnp.arange(y.shape[1], dtype=jnp.int32))
+    return (y.T.astype(losses.dtype) * losses).sum(0)

@@ -94,13 +94,13 @@ class TreeEstimator(BaseEstimator):
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # imported here because the import is slow
 
-            drawn: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": self._strata(y)}
-            training, held_out = train_test_split(np.arange(len(x)), **drawn)
+            split: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": self._strata(y)}
+            training, held_out = train_test_split(np.arange(len(x)), **split)
             options["validation"] = x[held_out], y[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
-        self._medians: Any = None if isinstance(x, Frame) else _medians(x)
+        self._medians = _medians(x)
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         with caching.advising():
             fitted = fit(recipe, x, y, key=key, **options)
@@ -110,12 +110,12 @@ class TreeEstimator(BaseEstimator):
         if fitted.report.ended == "interrupted":
             distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
 
-    def _learn_nothing(self, x: np.ndarray | Frame, of_leaf: Any) -> None:
+    def _learn_constant(self, x: np.ndarray | Frame, constant_leaves: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
         columns = Columns.fit(x, missing=self.missing)[0] if isinstance(x, Frame) else None
-        self._medians: Any = None if isinstance(x, Frame) else _medians(x)
+        self._medians = _medians(x)
         features = len(columns.feature_names) if columns is not None else x.shape[1]
-        tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), of_leaf)
+        tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
         self._keep(tree if columns is None else FrameModel(tree, columns))
         self.loss_, self.report_ = 0.0, FitReport()
 
@@ -139,14 +139,14 @@ class TreeEstimator(BaseEstimator):
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
         if raw and (hasattr(X, "columns") or _has_text(X)):
-            least = options.pop("ensure_min_samples", 1 if y else 0)
+            min_rows = options.pop("ensure_min_samples", 1 if y else 0)
             frame = self._raw_table(X, training=True) if y else None
-            targets = [validate_data(self, y=given, **options) for given in y]
+            targets = [validate_data(self, y=target, **options) for target in y]
             validate_data(self, X, skip_check_array=True, reset=bool(y))  # checks the columns
             frame = self._raw_table(X, training=False) if frame is None else frame
             check_consistent_length(frame, *targets)
-            if len(X) < least:
-                raise ValueError(f"X must have at least {least} rows, got {len(X)}")
+            if len(X) < min_rows:
+                raise ValueError(f"X must have at least {min_rows} rows, got {len(X)}")
             return (frame, *targets) if y else frame
         options |= {"dtype": (np.float64, np.float32), "ensure_all_finite": "allow-nan"}
         if not y:
@@ -165,8 +165,8 @@ class TreeEstimator(BaseEstimator):
             missing = checked_missing(self.missing)
             return frame_of_objects(X, [f"x{j}" for j in range(X.shape[1])], missing=missing)
         columns: Any = self.columns_
-        wanted = {name: column.wanted for name, column in columns.columns.items() if not isinstance(column, LeftOut)}
-        return frame_of_objects(X, [*columns.columns], wanted if columns.named else None, columns.missing)
+        kinds = {name: column.raw_kind for name, column in columns.columns.items() if not isinstance(column, LeftOut)}
+        return frame_of_objects(X, [*columns.columns], kinds if columns.named else None, columns.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""
@@ -181,7 +181,8 @@ class TreeEstimator(BaseEstimator):
             return x
         names = [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(x.shape[1])])]
         warn_of_gaps(dict(zip(names, gaps.sum(0).tolist(), strict=True)), stacklevel=4)
-        return np.where(gaps, self._medians, x)
+        medians: Any = self._medians
+        return np.where(gaps, medians, x)
 
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)
@@ -237,8 +238,8 @@ class TreeEstimator(BaseEstimator):
         """
         path = self._path(X)
         n, levels = path.shape
-        ones, ends = np.ones(path.size, np.int64), np.arange(n + 1) * levels
-        return sparse.csr_matrix((ones, path.ravel(), ends), shape=(n, topology.num_nodes(levels)))
+        values, ends = np.ones(path.size, np.int64), np.arange(n + 1) * levels
+        return sparse.csr_matrix((values, path.ravel(), ends), shape=(n, topology.num_nodes(levels)))
 
     def get_depth(self) -> int:
         """Returns the largest number of splits on a path.
@@ -261,9 +262,9 @@ class TreeEstimator(BaseEstimator):
         return self._single().num_leaves
 
 
-def _medians(x: np.ndarray) -> np.ndarray:
-    """Returns the median of each column, ``(p,)``, of at most 50,000 evenly spaced rows."""
-    return np.median(x[:: -(-len(x) // 50_000)], axis=0)
+def _medians(x: np.ndarray | Frame) -> np.ndarray | None:
+    """Returns the median of each column, ``(p,)``, of at most 50,000 evenly spaced rows; None for a raw table."""
+    return None if isinstance(x, Frame) else np.median(x[:: -(-len(x) // 50_000)], axis=0)
 
 
 def _has_text(x: Any) -> bool:
@@ -274,10 +275,10 @@ def _has_text(x: Any) -> bool:
 
 def _options(name: str, value: Any) -> dict[str, Any]:
     """Returns the options of a recipe and of its bases, by name."""
-    found = {}
+    options = {}
     for option, setting in options_of(value).items():
-        found |= {f"{name}__{option}": setting} | _options(f"{name}__{option}", setting)
-    return found
+        options |= {f"{name}__{option}": setting} | _options(f"{name}__{option}", setting)
+    return options
 
 
 def weighed(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:

@@ -39,11 +39,15 @@ def expected(leaf_losses, route, how, *operands):
 # of slices and additions for every consumer. (2) Each level is multiplied with x separately, because joining the levels
 # first costs more than the products. (3) Value, gradient and hard routing share one visit: the forward rule computes
 # the gradient, and the backward rule only scales it.
-def _forward(leaf_losses, route, how, *given):
-    operands = jax.tree.map(lambda one: one.value, given)
+def _forward(leaf_losses, route, how, *arguments):
+    operands = jax.tree.map(lambda argument: argument.value, arguments)
     (loss, gradient), leaf = _visited(leaf_losses, route, how, *operands)
-    of_data = tuple(one.perturbed for one in given[3:])
-    return (loss, leaf), (*gradient, *_data_gradient(leaf_losses, route, of_data, *operands))
+    perturbed = tuple(argument.perturbed for argument in arguments[3:])
+    return (loss, leaf), (*gradient, *_data_gradient(leaf_losses or _losses, route, perturbed, operands))
+
+
+def _losses(leaves, x, y):
+    return leaves.losses(x, y)
 
 
 def _visited(leaf_losses, route, how, *operands):
@@ -56,29 +60,27 @@ def _visited(leaf_losses, route, how, *operands):
 # The loss of a sample is w sum_l P_l loss_l. Its derivative for z is given above. The derivative for x is a product of
 # this derivative with the splits, plus the derivative of the leaf losses that depend on x. The derivative for w is the
 # expected loss.
-def _data_gradient(leaf_losses, route, wanted, weights, bias, leaves, x, y, share):
-    """Returns the gradients for x, y and share, with None for each gradient that is not wanted."""
-    if not any(wanted):
+def _data_gradient(leaf_losses, route, perturbed, operands):
+    """Returns the gradients for x, y and share, with None for each operand that is not perturbed."""
+    if not any(perturbed):
         return None, None, None
-    losses_of = leaf_losses or (lambda leaves, x, y: leaves.losses(x, y))
+    weights, bias, leaves, x, y, share = operands
 
-    some = [place for place in (0, 1) if wanted[place]]
-
-    def of_block(share, *data):
-        def by_sample(*chosen):
-            at_x, at_y = (chosen[some.index(place)] if place in some else data[place] for place in (0, 1))
-            z = jnp.matmul(weights, at_x.T, precision="highest") + bias[:, None]
-            lost = losses_of(leaves, at_x, at_y)
+    def block_gradient(share, *data):
+        def sample_losses(*variables):
+            x, y = (constant if value is None else value for value, constant in zip(variables, data, strict=True))
+            z = jnp.matmul(weights, x.T, precision="highest") + bias[:, None]
+            losses = leaf_losses(leaves, x, y)
             if route == "sigmoid":
-                return routing.expected_value(jax.nn.sigmoid(z), lost)
-            return (leaf_probabilities(route, z) * lost).sum(0)
+                return routing.expected_value(jax.nn.sigmoid(z), losses)
+            return (leaf_probabilities(route, z) * losses).sum(0)
 
-        expected, pull_back = jax.vjp(by_sample, *(data[place] for place in some))
-        found = dict(zip(some, pull_back(share.astype(expected.dtype)), strict=True))
-        return (), (found.get(0), found.get(1), expected.astype(share.dtype) if wanted[2] else None)
+        variables = (array if varies else None for array, varies in zip(data, perturbed[:2], strict=True))
+        expected, pull_back = jax.vjp(sample_losses, *variables)
+        return (), (*pull_back(share.astype(expected.dtype)), expected.astype(share.dtype) if perturbed[2] else None)
 
     size = blocking.block_size(weights.shape[0], x.shape[0])
-    return blocking.sum_over_blocks(of_block, share, x, y, block=size)[1]
+    return blocking.sum_over_blocks(block_gradient, share, x, y, block=size)[1]
 
 
 def _visit_fused(route, how, weights, bias, leaves, x, y, share):
@@ -97,38 +99,37 @@ def _visit(leaf_losses, route, *operands):
     width = sharp.width_of(topology.depth_of(len(operands[0])))
     if width is None or route != "sigmoid" or leaf_losses is not None or blocking.platform() != "cpu":
         return dense(*operands)
-    block, losses = blocking.samples_on_paths(1), lambda leaves, x, y: leaves.losses(x, y)
 
-    def by_device(weights, bias, leaves, x, y, share):
-        of_block = lambda share, x, y: sharp.visit(losses, width, dense, weights, bias, leaves, x, y, share)
-        return blocking.sum_over_blocks(of_block, share, x, y, block=block)
+    def visit_on_device(weights, bias, leaves, x, y, share):
+        visit_block = lambda share, x, y: sharp.visit(_losses, width, dense, weights, bias, leaves, x, y, share)
+        return blocking.sum_over_blocks(visit_block, share, x, y, block=blocking.samples_on_paths(1))
 
     # A batched condition would compute both branches, so the trees of a vmap are visited sequentially. Each device of a
     # mesh visits its own samples, because a single list of all paths would be on a single device.
-    return sharding.each_part(jax.custom_batching.sequential_vmap(by_device), *operands, rows=(3, 4, 5))
+    return sharding.each_part(jax.custom_batching.sequential_vmap(visit_on_device), *operands, rows=(3, 4, 5))
 
 
 def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
     joined = jnp.concatenate([weights, bias[:, None]], axis=1)
-    losses_of = leaf_losses or (lambda leaves, x, y: leaves.losses(x, y))
+    losses_of = leaf_losses or _losses
 
-    def by_sigmoid(share, x, y):
+    def visit_sigmoid(share, x, y):
         ones_x = with_one(x)
         z = jnp.matmul(joined, ones_x.T, precision="highest")
         right = jax.nn.sigmoid(z)
         reach = leaf_weights(right, share)
         loss, pull_back = jax.vjp(lambda leaves: losses_of(leaves, x, y), leaves)
-        lost, d_joined = reach * loss, []
+        passing, d_joined = reach * loss, []  # R of the derivation, above
         for s in reversed(topology.levels(right)):
-            below = topology.pairs(lost)
+            below = topology.pairs(passing)
             d_z = (1 - s) * below[:, 1] - s * below[:, 0]
             # "high" is three passes of bfloat16 parts on a TPU, with an error of 2^-16 per product.
             d_joined.append(jnp.matmul(d_z, ones_x, precision="high"))
-            lost = below.sum(1)
+            passing = below.sum(1)
         gradient = jnp.concatenate(d_joined[::-1]), *pull_back(reach)
-        return (lost.sum(), gradient), routing.leaf_index(z)
+        return (passing.sum(), gradient), routing.leaf_index(z)
 
-    def by_route(share, x, y):
+    def visit_route(share, x, y):
         def loss(joined, leaves):
             z = jnp.matmul(joined, with_one(x).T, precision="highest")
             reach = leaf_probabilities(route, z)
@@ -137,9 +138,9 @@ def _visit_in_blocks(leaf_losses, route, weights, bias, leaves, x, y, share):
         (value, leaf), gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(joined, leaves)
         return (value, gradient), leaf
 
-    block = by_sigmoid if route == "sigmoid" else by_route
+    visit = visit_sigmoid if route == "sigmoid" else visit_route
     block_size = blocking.block_size(weights.shape[0], x.shape[0])
-    (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(block, share, x, y, block=block_size)
+    (loss, (d_joined, d_leaves)), leaf = blocking.sum_over_blocks(visit, share, x, y, block=block_size)
     return (loss, (d_joined[:, :-1], d_joined[:, -1], d_leaves)), leaf
 
 

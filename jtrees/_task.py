@@ -1,7 +1,7 @@
 """The common base of the tasks."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from jaxtyping import Array, Float, Num
 import numpy as np
@@ -64,3 +64,27 @@ class TaskOfLoss:
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Returns the stratum of each sample, ``(n,)``: here 0. Samples of rows are drawn by stratum."""
         return np.zeros(len(y), int)
+
+
+class TaskOfChoices(TaskOfLoss):
+    """The common base of tasks with an output for each class or action. Targets and losses are not scaled."""
+
+    is_least_squares = False
+    outputs: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the outputs for one sample: ``(outputs,)``."""
+        return (self.outputs,)
+
+    def scaled(self, unit: Any) -> Self:
+        """Returns the task itself."""
+        return self
+
+    def loss_unit(self, unit: Any) -> float:
+        """Returns 1."""
+        return 1.0
+
+    def varies(self, y: np.ndarray) -> bool:
+        """Returns True, because a single class or action can be fitted."""
+        return True

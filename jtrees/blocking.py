@@ -81,8 +81,8 @@ def paths_at_once(paths: int) -> tuple[int, int]:
     Only a few of the moved paths append another path. CPU: measured on two cores at depths 6 to 14. Half of the first
     number, or twice the second number, is about equally fast. Accelerators: not measured.
     """
-    many, few = (1024, 128) if platform() == "cpu" else (2**18, 2**14)
-    return min(many, paths), min(few, paths)
+    moved, appended = (1024, 128) if platform() == "cpu" else (2**18, 2**14)
+    return min(moved, paths), min(appended, paths)
 
 
 def samples_on_paths(trees: int) -> int:
@@ -148,8 +148,8 @@ def sum_over_blocks(
             part, per_sample = fn(*arrays_of_block)
             total = jax.tree.map(jnp.add, carry[0], part)
             # Adding up the rounding errors as well keeps all digits in a sum over thousands of blocks.
-            lost = lambda error, old, new, total: error + ((old - (total - (total - old))) + (new - (total - old)))
-            return (total, jax.tree.map(lost, carry[1], carry[0], part, total)), per_sample
+            add = lambda error, old, new, total: error + ((old - (total - (total - old))) + (new - (total - old)))
+            return (total, jax.tree.map(add, carry[1], carry[0], part, total)), per_sample
 
         (total, error), per_sample = jax.lax.scan(body, (zeros, zeros), blocks)
         total = jax.tree.map(jnp.add, total, error)
@@ -165,6 +165,6 @@ def _each_shard(fn: Callable[..., tuple[Any, Any]], *arrays: jax.Array) -> tuple
     if parts == 1:
         return fn(*arrays)
     split = [sharding.keep_rows(a.reshape(parts, n // parts, *a.shape[1:])) for a in arrays]
-    sums, by_row = jax.vmap(fn)(*split)
-    whole = lambda a: a.reshape(n, *a.shape[2:])
-    return jax.tree.map(lambda a: a.sum(0), sums), jax.tree.map(whole, by_row)
+    sums, rows = jax.vmap(fn)(*split)
+    joined = lambda a: a.reshape(n, *a.shape[2:])
+    return jax.tree.map(lambda a: a.sum(0), sums), jax.tree.map(joined, rows)

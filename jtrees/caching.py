@@ -113,10 +113,10 @@ def cache_by_environment() -> None:
     Raises:
       ValueError: in the cases of :func:`cache`. The message names the variable.
     """
-    if (wanted := os.environ.get(_VARIABLE, "")) in ("", "0"):
+    if (setting := os.environ.get(_VARIABLE, "")) in ("", "0"):
         return
     try:
-        cache(None if wanted == "1" else wanted)
+        cache(None if setting == "1" else setting)
     except ValueError as error:
         raise ValueError(f"{_VARIABLE}: {error}") from None
 

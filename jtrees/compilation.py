@@ -17,6 +17,7 @@ _LEVEL = "xla_backend_optimization_level"
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 _KEPT = 128
 _OURS: list[Any] = []  # the functions that are compiled here, which hold their programs
+_AHEAD: set[Any] = set()  # the programs that ``compiled`` returned; the functions hold them, but do not count them
 
 
 def _options(level: int) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     On a CPU the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
     rounding errors. The decorated function has ``compiled(*args)``, which returns the compiled program for such
-    arguments, without the static arguments.
+    arguments, without the static argument, which is the first.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
@@ -75,9 +76,9 @@ def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             on_cpu = jax.jit(fn, compiler_options={_LEVEL: 1}, **options)
 
         call = _with_programs(fn, lambda args: on_cpu if jax.default_backend() == "cpu" else as_usual)
-        both = {as_usual, on_cpu}
-        _OURS.extend(both)
-        call.programs = lambda: _count(both)  # type: ignore[attr-defined]
+        functions = {as_usual, on_cpu}
+        _OURS.extend(functions)
+        call.programs = lambda: _count(functions)  # type: ignore[attr-defined]
         return call
 
     return compiled
@@ -90,7 +91,12 @@ def _with_programs(fn: Callable[..., Any], program: Callable[[tuple], Any]) -> A
     def call(*args: Any) -> Any:
         return program(args)(*args)
 
-    call.compiled = lambda *args: program(args).lower(*args).compile()  # type: ignore[attr-defined]
+    def compiled(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args[1:])
+        _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
+        return program(args).lower(*args).compile()
+
+    call.compiled = compiled  # type: ignore[attr-defined]
     return call
 
 
@@ -99,11 +105,12 @@ def bound_memory() -> None:
 
     Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
     """
-    if _count(_OURS) > _KEPT:
-        for one in _OURS:
-            if hasattr(one, "clear_cache"):
-                one.clear_cache()
+    if _count(_OURS) + len(_AHEAD) > _KEPT:
+        _AHEAD.clear()
+        for function in _OURS:
+            if hasattr(function, "clear_cache"):
+                function.clear_cache()
 
 
 def _count(functions: Iterable[Any]) -> int:
-    return sum(one._cache_size() for one in functions if hasattr(one, "_cache_size"))
+    return sum(function._cache_size() for function in functions if hasattr(function, "_cache_size"))

@@ -37,9 +37,9 @@ def _kind(tree: ObliqueTree) -> str:
         return "no split: " + ("one answer for all rows" if tree.leaves.is_constant else "one linear model")
     if (columns == 1).all():
         used = int(directions.any(0).sum())
-        each = {1: "the only split has", 2: "both splits have"}.get(splits, f"each of the {splits} splits has")
+        subject = {1: "the only split has", 2: "both splits have"}.get(splits, f"each of the {splits} splits has")
         which = ", and all the same" if used == 1 and splits > 1 else ""
-        return f"axis-aligned, as trees of CART: {each} one column{which}"
+        return f"axis-aligned, as trees of CART: {subject} one column{which}"
     if splits == 1:
         return f"oblique: the only split combines {columns[0]} columns"
     if _count(directions) == 1:
@@ -48,8 +48,8 @@ def _kind(tree: ObliqueTree) -> str:
     oblique = int((columns > 1).sum())
     which = f"{oblique} of the {splits}" if oblique < splits else "both" if splits == 2 else f"all {splits}"
     along = _count(directions)
-    most = f"up to {columns.max()} columns" + (f", along {along} directions" if along < splits else "")
-    return f"oblique: {which} splits combine several columns, {most}"
+    extent = f"up to {columns.max()} columns" + (f", along {along} directions" if along < splits else "")
+    return f"oblique: {which} splits combine several columns, {extent}"
 
 
 def count_free(tree: ObliqueTree) -> float:
@@ -87,8 +87,8 @@ def _directions(tree: ObliqueTree) -> np.ndarray:
 
 def _count(directions: np.ndarray) -> int:
     """Returns the number of different directions. A direction and its opposite count as one."""
-    alike = np.abs(directions @ directions.T) > 1 - _PARALLEL**2
-    return int((~np.tril(alike, -1).any(1)).sum())
+    parallel = np.abs(directions @ directions.T) > 1 - _PARALLEL**2
+    return int((~np.tril(parallel, -1).any(1)).sum())
 
 
 def _rank(directions: np.ndarray) -> int:

@@ -72,10 +72,10 @@ class DistillResult:
         return f"DistillResult(model={self.model!r}, {self._agreement()})"
 
     def _agreement(self) -> str:
-        said = f"fidelity={self.fidelity:.4g}"
+        scores = f"fidelity={self.fidelity:.4g}"
         if self.score is not None and self.teacher_score is not None:
-            said += f", score={self.score:.4g}, teacher_score={self.teacher_score:.4g}"
-        return f"{said}, on {self.held_out} held-out rows; fitted to {self.rows} rows, of which {self.made} were made"
+            scores += f", score={self.score:.4g}, teacher_score={self.teacher_score:.4g}"
+        return f"{scores}, on {self.held_out} held-out rows; fitted to {self.rows} rows, of which {self.made} were made"
 
 
 def distill(
@@ -138,40 +138,42 @@ def distill(
     started = time.monotonic()
     processes.require_xla("jtrees.distill")
     checks.check_key(key)
-    predicts, rows = _predictor(teacher), Rows.of(x)
+    predicts, rows = _predictor(teacher), Rows.from_table(x)
     _check(recipe, rows.width, task, made, max_seconds)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.fold_in(key, _MADE), (4,))))
     weight = None if sample_weight is None else np.asarray(checks.check_weight(sample_weight, len(rows)), np.float64)
     train, (x_out, y_out, weight_out) = _split(rows, y, weight, held_out, rng)
 
-    some = rows[train]
-    count = _number_made(made, len(some))
-    mixed, of = some.mixed(count, rng)
-    whole = some.followed_by(mixed)
+    table = rows[train]
+    count = _number_made(made, len(train))
+    mixed, first_rows = table.mixed(count, rng)
+    table = table.followed_by(mixed)
     if weight is not None:
-        weight = weight[train][np.concatenate([np.arange(len(some)), of])]
-    asked = _asked(predicts, whole)
-    task = _task_of(teacher, asked) if task is None else task
+        weight = weight[train][np.concatenate([np.arange(len(train)), first_rows])]
+    targets = _predictions(predicts, table)
+    task = _task_of(teacher, targets) if task is None else task
     try:
-        task, _ = tasks.checked_targets(task, asked, len(whole))
+        task, _ = tasks.checked_targets(task, targets, len(table))
     except ValueError as error:
         raise ValueError(f"predictions of the teacher: {error}") from None
 
     options: Any = {"task": task, "sample_weight": weight, "progress": progress}
     if max_seconds is not None:
         options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
-    student = fit(recipe, whole.values, asked, key=key, **options)
-    answers, given = np.asarray(student.predict(x_out.values), np.float64), _asked(predicts, x_out)
-    given = task.held_out_targets(given, len(x_out))
+    student = fit(recipe, table.values, targets, key=key, **options)
+    predictions = np.asarray(student.predict(x_out.values), np.float64)
+    teacher_targets = task.held_out_targets(_predictions(predicts, x_out), len(x_out))
     score = teacher_score = None
+    labels = teacher_predictions = teacher_targets
+    if isinstance(task, Classification):
+        labels, teacher_predictions = _classes.most_probable(labels), _classes.shares(labels, task.classes)
     if y_out is not None:
-        target = task.held_out_targets(_encoded(teacher, task, y_out), len(x_out))
-        both = answers, _classes.shares(given, task.classes) if isinstance(task, Classification) else given
-        score, teacher_score = (task.score(one, target, weight_out) for one in both)
-    chosen = _classes.most_probable(given) if isinstance(task, Classification) else given
-    fidelity = task.score(answers, chosen, weight_out)
+        y_out = task.held_out_targets(_encoded(teacher, task, y_out), len(x_out))
+        score = task.score(predictions, y_out, weight_out)
+        teacher_score = task.score(teacher_predictions, y_out, weight_out)
+    fidelity = task.score(predictions, labels, weight_out)
     seconds = time.monotonic() - started
-    return DistillResult(student, fidelity, score, teacher_score, len(whole), count, len(x_out), seconds)
+    return DistillResult(student, fidelity, score, teacher_score, len(table), count, len(x_out), seconds)
 
 
 # --- Checks ----------------------------------------------------------------------------------------------------------
@@ -209,13 +211,11 @@ def _split(
     if isinstance(held_out, (tuple, list)) and len(held_out) == 2:
         if y is not None:
             raise ValueError("y must be None if held_out is a pair (x, y), as y only scores held-out rows of x")
-        others, of_others = Rows.of(held_out[0]), held_out[1]
-        if of_others is not None:
-            of_others = np.asarray(of_others)
-            if of_others.shape[:1] != (len(others),):
-                expected = f"{len(others)} targets, one a row"
-                raise ValueError(f"held_out must hold {expected}, got targets of shape {of_others.shape}")
-        return np.arange(n), (others, of_others, None)
+        x_out, y_out = Rows.from_table(held_out[0]), None if held_out[1] is None else np.asarray(held_out[1])
+        if y_out is not None and y_out.shape[:1] != (len(x_out),):
+            expected = f"{len(x_out)} targets, one a row"
+            raise ValueError(f"held_out must hold {expected}, got targets of shape {y_out.shape}")
+        return np.arange(n), (x_out, y_out, None)
     share = float(held_out) if isinstance(held_out, (int, float, np.number)) else np.nan
     if not 0 < share < 1:
         got = checks.quoted(held_out)
@@ -225,10 +225,9 @@ def _split(
     if n - count < 2:
         raise ValueError(f"held_out must leave at least 2 rows to train on, got {share:g} of {n}")
     out, train = np.sort(order[:count]), np.sort(order[count:])
-    of_rows = None if weight is None else weight[out]
     if weight is not None and not (weight[out].any() and weight[train].any()):
         raise ValueError("sample_weight must be above 0 in a held-out row and in a training row, got all 0 in one part")
-    return train, (rows[out], None if y is None else y[out], of_rows)
+    return train, (rows[out], None if y is None else y[out], None if weight is None else weight[out])
 
 
 # --- The teacher -----------------------------------------------------------------------------------------------------
@@ -237,8 +236,8 @@ def _split(
 def _predictor(teacher: Any) -> Callable[[Any], Any]:
     """Returns the teacher's prediction function of rows."""
     for name in ("predict_proba", "predict"):
-        if callable(found := getattr(teacher, name, None)):
-            return found
+        if callable(method := getattr(teacher, name, None)):
+            return method
     if callable(teacher) and not isinstance(teacher, type):
         return teacher
     raise ValueError(
@@ -246,16 +245,16 @@ def _predictor(teacher: Any) -> Callable[[Any], Any]:
     )
 
 
-def _asked(predicts: Callable[[Any], Any], rows: Rows) -> np.ndarray:
+def _predictions(predicts: Callable[[Any], Any], rows: Rows) -> np.ndarray:
     """Returns the teacher's predictions.
 
     Raises:
       ValueError: if the teacher does not predict numbers for every row.
     """
-    found = np.asarray(checks.as_numeric("predictions of the teacher", predicts(rows.values)))
-    if found.ndim not in (1, 2) or len(found) != len(rows):
-        raise ValueError(f"teacher must return ({len(rows)},) or ({len(rows)}, k) predictions, got {found.shape}")
-    return found
+    predictions = np.asarray(checks.as_numeric("predictions of the teacher", predicts(rows.values)))
+    if predictions.ndim not in (1, 2) or len(predictions) != len(rows):
+        raise ValueError(f"teacher must return ({len(rows)},) or ({len(rows)}, k) predictions, got {predictions.shape}")
+    return predictions
 
 
 def _task_of(teacher: Any, predictions: np.ndarray) -> Literal["regression", "classification"]:

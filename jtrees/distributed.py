@@ -2,7 +2,7 @@
 
 All processes run the same Python code with the same arguments. Compiled programs span the devices of all processes, and
 :func:`to_host` copies their results to every host. Every process then makes its decisions from the same numbers. For
-numbers that differ between processes, such as clock times, the processes agree on the least (:func:`least`). In a
+numbers that differ between processes, such as clock times, the processes agree on the least (:func:`minimum`). In a
 single process these functions do nothing.
 """
 
@@ -60,10 +60,10 @@ def initialize(
             ) from error
 
 
-def _number(given: int | None, name: str) -> int | None:
+def _number(argument: int | None, name: str) -> int | None:
     """Returns the given number, or else the number in an environment variable."""
-    if given is not None or name not in os.environ:
-        return given
+    if argument is not None or name not in os.environ:
+        return argument
     if not (text := os.environ[name]).isdecimal():
         raise ValueError(f"{name} must be a number, got {text!r:.80}")
     return int(text)
@@ -92,17 +92,18 @@ def check_folder(folder: Any, seconds: float = 30) -> None:
     # No process looks for the file before it exists, because a network disk would cache its absence for a while.
     file = folder / f".seen-{int(multihost_utils.broadcast_one_to_all(np.int32(mine)))}"
     end = time.monotonic() + seconds
-    while wrong is None and not (found := file.exists()) and time.monotonic() < end:
+    while wrong is None and not (exists := file.exists()) and time.monotonic() < end:
         time.sleep(0.2)
-    seen = multihost_utils.process_allgather(np.array(wrong is None and found)).ravel()
+    visible = multihost_utils.process_allgather(np.array(wrong is None and exists)).ravel()
     if jax.process_index() == 0:
         with contextlib.suppress(OSError):
             file.unlink()
-    if not seen.all():
-        blind = ", ".join(map(str, np.flatnonzero(~seen)))
-        said = f"folder must be one that all processes see, such as a shared disk or a bucket, got {folder}"
+    if not visible.all():
+        blind = ", ".join(map(str, np.flatnonzero(~visible)))
+        message = f"folder must be one that all processes see, such as a shared disk or a bucket, got {folder}"
         why = f" ({wrong})" if wrong else ""
-        raise OSError(f"{said}: a file of process 0 did not come to process {blind} in {seconds:g} s{why}") from wrong
+        message += f": a file of process 0 did not come to process {blind} in {seconds:g} s{why}"
+        raise OSError(message) from wrong
 
 
 def is_shared() -> bool:
@@ -158,7 +159,7 @@ def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 
         warnings.warn(message, category, stacklevel + 1)
 
 
-def least(number: float) -> float:
+def minimum(number: float) -> float:
     """Returns the least number among all processes that share the work. All of them must call it."""
     if not is_shared():
         return number
@@ -203,7 +204,7 @@ def apart() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def together(what: str) -> Iterator[None]:
+def together(operation: str) -> Iterator[None]:
     """Context of work that all processes share. If no mesh is in context, the runs are divided among all devices.
 
     Raises:
@@ -212,7 +213,7 @@ def together(what: str) -> Iterator[None]:
     if not is_shared():
         yield
         return
-    _meet(what)
+    _meet(operation)
     if sharding.share_of_starts() is not None:
         yield
         return
@@ -220,17 +221,17 @@ def together(what: str) -> Iterator[None]:
         yield
 
 
-def _meet(what: str) -> None:
+def _meet(operation: str) -> None:
     """Waits until all processes have called it."""
     client = coordinator.global_state.client  # JAX has no public function with a timeout
     if client is None:
         return
     try:
-        client.wait_at_barrier(f"{what}, {next(_MEETINGS)}", 1000 * _WAIT)
+        client.wait_at_barrier(f"{operation}, {next(_MEETINGS)}", 1000 * _WAIT)
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
         raise RuntimeError(
-            f"{what} must be called by all {jax.process_count()} processes, got a process without a call in {_WAIT} s; "
-            "a process can work alone in the context jtrees.distributed.alone()"
+            f"{operation} must be called by all {jax.process_count()} processes, got a process without a call in "
+            f"{_WAIT} s; a process can work alone in the context jtrees.distributed.alone()"
         ) from error

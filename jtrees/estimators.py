@@ -9,7 +9,7 @@ from typing import Any, Self
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import distributed, leaves, losses, validation as checks
+from jtrees import _classes, distributed, leaves, losses, validation as checks
 from jtrees.ensembles import Boosted
 from jtrees.losses.names import named
 from jtrees.methods import GET
@@ -128,8 +128,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         Raises:
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
         """
-        given = np.asarray(y)
-        if given.ndim and given.dtype.kind in "OSUmM":  # scikit-learn does not locate invalid entries
+        raw = np.asarray(y)
+        if raw.ndim and raw.dtype.kind in "OSUmM":  # scikit-learn does not locate invalid entries
             checks.as_numeric("y", y)
         options: Any = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         x, targets = self._checked(X, y, **options)
@@ -146,7 +146,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         if varying.shape[1]:
             self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight)
         else:
-            self._learn_nothing(x, leaves.Values(np.broadcast_to(columns[:1], (2, *(task.shape or (1,)))).copy()))
+            self._learn_constant(x, leaves.Values(np.broadcast_to(columns[:1], (2, *(task.shape or (1,)))).copy()))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -183,8 +183,10 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
     _TASK = "classification"
 
     def _recipe_for(self, rows: int) -> Any:
-        recipe, few = self._recipe(), self.recipe is None and rows < _FEWEST_FOR_ROUNDS
-        return recipe.replace(patience=None, rounds=_FEW_ROUNDS) if few and isinstance(recipe, Boosted) else recipe
+        recipe = self._recipe()
+        if self.recipe is None and isinstance(recipe, Boosted) and rows < _FEWEST_FOR_ROUNDS:
+            return recipe.replace(patience=None, rounds=_FEW_ROUNDS)
+        return recipe
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
@@ -198,7 +200,7 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
         """
         if y is not None:
-            labels, unclear = checks.label_array(y)
+            labels, unclear = _classes.label_array(y)
             if unclear:
                 raise ValueError(f"y must hold labels of one type, got {unclear}")
             y = labels if labels.dtype.kind in "biuf" else y
@@ -212,7 +214,7 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
             self._learn(x, labels, weight)
             self._name_classes()
         else:
-            self._learn_nothing(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
+            self._learn_constant(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
         return self
 
     def _strata(self, y: np.ndarray) -> np.ndarray:
@@ -244,8 +246,8 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
 
 def _warn_of_spaces(classes: np.ndarray) -> None:
     """Warns of labels that differ only in spaces at their ends."""
-    alike: dict[str, list[str]] = {}
+    stripped: dict[str, list[str]] = {}
     for label in classes.tolist():
-        alike.setdefault(label.strip() if isinstance(label, str) else label, []).append(label)
-    if pairs := [labels for labels in alike.values() if len(labels) > 1]:
+        stripped.setdefault(label.strip() if isinstance(label, str) else label, []).append(label)
+    if pairs := [labels for labels in stripped.values() if len(labels) > 1]:
         distributed.warn(f"y has labels that differ only in spaces: {checks.quoted_list(pairs[0])}", stacklevel=3)

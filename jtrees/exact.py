@@ -13,23 +13,54 @@ import numpy as np
 
 from jtrees import topology
 
+_GATHERED = 2**18  # number of weights gathered at once
 
-def unit_splits(tree: Any) -> Any:
-    """Returns a tree, or many trees, with the same splits, where each split is multiplied by a power of two.
+
+def unit_splits(weights: Any, bias: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the weights and biases of the same splits, where each split is multiplied by a power of two.
 
     ``|bias|`` and the norm of the weights are then below 2, and at least one of the two is at least 1/2. The function
     runs on the host, which needs no compilation.
+
+    Args:
+      weights: split weights in float32, ``(*trees, nodes, p)``.
+      bias: split biases in float32, ``(*trees, nodes)``.
     """
-    weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
+    weights, bias = np.asarray(weights), np.asarray(bias)
     with np.errstate(invalid="ignore"):  # splits that are not finite remain so
         largest = np.maximum(np.abs(weights).max(-1), np.abs(bias))
         exponent = -np.frexp(largest)[1]
-        one = np.ldexp(weights, exponent[..., None])  # avoids overflow and needless underflow of the squares
-        norm = np.sqrt(np.square(one).sum(-1))
-        more = np.where(norm > 1, -np.frexp(norm)[1] + 1, 0)
+        scaled = np.ldexp(weights, exponent[..., None])  # avoids overflow and needless underflow of the squares
+        norm = np.sqrt(np.square(scaled).sum(-1))
+        shift = np.where(norm > 1, -np.frexp(norm)[1] + 1, 0)
         # A split of zeros sends every sample left. A score of 0 would be uncertain, so its bias becomes -1.
-        bias = np.where(largest > 0, np.ldexp(bias, exponent + more), np.float32(-1)).astype(bias.dtype)
-        return tree.replace(weights=np.ldexp(one, more[..., None]), bias=bias)
+        bias = np.where(largest > 0, np.ldexp(bias, exponent + shift), np.float32(-1)).astype(bias.dtype)
+        return np.ldexp(scaled, shift[..., None]), bias
+
+
+def balanced_splits(weights: Any, bias: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns :func:`unit_splits` of features times powers of two, and these powers, ``(p,)``; 0 for unused features.
+
+    The median weight of each feature then has about the size of the median bias. Features in small units have large
+    weights, so the features of typical samples have sizes about 1. Otherwise the feature in the largest unit would
+    determine the bound of rounding errors, and every sample would be uncertain.
+    """
+    weights, bias = unit_splits(weights, bias)
+    is_split = (weights != 0).any(-1)
+    columns = [weights[..., j].ravel() for j in range(weights.shape[-1])]
+    largest = 100  # in single precision, larger powers could overflow
+    powers = np.array([_median_exponent(column) for column in columns]) - _median_exponent(bias[is_split])
+    powers = np.clip(powers, -largest, largest)
+    with np.errstate(over="ignore", under="ignore"):
+        is_used = np.array([column.any() for column in columns])
+        unit = np.where(is_used, np.ldexp(np.float32(1), powers), np.float32(0))
+        return *unit_splits(np.ldexp(weights, -powers), bias), unit
+
+
+def _median_exponent(numbers: np.ndarray) -> int:
+    """Returns the median exponent to base 2 of the numbers that are not 0, or 0 if there are none."""
+    exponents = np.frexp(numbers[numbers != 0])[1]
+    return int(np.median(exponents)) if len(exponents) else 0
 
 
 def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -89,8 +120,37 @@ def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
     """
     weights, bias = np.asarray(weights), np.asarray(bias)
     *trees, nodes = bias.shape
-    node = np.zeros((*trees, len(x)), np.int32)
-    for _ in range(topology.depth_of(nodes)):
-        of_node = np.take_along_axis(weights, node[..., None], -2), np.take_along_axis(bias, node, -1)
-        node = 2 * node + 1 + (scores(*of_node, x) > 0)
-    return (node - nodes).astype(np.int32)
+    leaf = np.empty((*trees, len(x)), np.int32)
+    size = max(1, _GATHERED // weights[..., 0, :].size)  # samples at once: each gathers a split of each tree
+    for start in range(0, len(x), size):
+        rows = x[start : start + size]
+        node = np.zeros((*trees, len(rows)), np.int32)
+        for _ in range(topology.depth_of(nodes)):
+            splits = np.take_along_axis(weights, node[..., None], -2), np.take_along_axis(bias, node, -1)
+            node = 2 * node + 1 + (scores(*splits, rows) > 0)
+        leaf[..., start : start + size] = node - nodes
+    return leaf
+
+
+def decide(weights: Any, bias: Any, x: np.ndarray, leaf: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Returns the leaves in which double precision replaces the negative leaves, and whether their samples are finite.
+
+    Args:
+      weights: as for :func:`leaf_index`, for one tree or many trees along one axis.
+      bias: as for :func:`leaf_index`.
+      x: samples in float32, ``(n, p)``.
+      leaf: leaf numbers, ``(n,)`` or ``(n, trees)``. A negative number marks a leaf that is not certain.
+    """
+    columns = leaf.reshape(len(leaf), -1)
+    uncertain = np.flatnonzero((columns < 0).any(1))
+    if not len(uncertain):
+        return leaf, True
+    if not np.isfinite(x[uncertain]).all():
+        return np.zeros_like(leaf), False
+    columns, bias = columns.copy(), np.asarray(bias).reshape(columns.shape[1], -1)
+    weights = np.asarray(weights).reshape(*bias.shape, -1)
+    rows, trees = np.nonzero(columns[uncertain] < 0)  # few of many trees are uncertain about a sample
+    for tree in np.unique(trees):
+        samples = uncertain[rows[trees == tree]]
+        columns[samples, tree] = leaf_index(weights[tree], bias[tree], x[samples])
+    return columns.reshape(leaf.shape), True

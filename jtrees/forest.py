@@ -3,12 +3,11 @@
 from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import exact, io, losses, ops, prediction, processes, pytree, sharding, validation as checks
+from jtrees import io, losses, prediction, processes, pytree, sharding, validation as checks
 from jtrees.losses.base import linked
 from jtrees.tree import ObliqueTree
 
@@ -92,22 +91,12 @@ class Forest:
 
     def _predict_on_host(self, x: Any) -> np.ndarray:
         """Returns predictions for a NumPy array in double precision."""
-        one: Any = self.trees.origin if self.trees.origin is None else jax.tree.map(lambda a: a[0], self.trees.origin)
-        splits = self.trees.replace(leaves=None, origin=None)
-        outputs = _outputs_of(self)
-        out = prediction.evaluate(
-            _leaf_index,
-            splits,
-            x,
-            features=self.features,
-            scaling=one,
-            exactly=_LEAF_INDEX,
-            then=outputs,
-        )
+        origin = _first(self.trees.origin)
+        out = prediction.evaluate_leaves(self.trees, x, scaling=origin, finish=_outputs_of(self))
         count = len(self)
         out = out if self.combine == "sum" else out / count
-        if one is not None and one.y is not None:
-            out = out + np.asarray(one.y, np.float64) * (count if self.combine == "sum" else 1)
+        if origin is not None and origin.y is not None:
+            out = out + np.asarray(origin.y, np.float64) * (count if self.combine == "sum" else 1)
         return linked(self.link, out)
 
     @property
@@ -118,10 +107,10 @@ class Forest:
     @property
     def scaling(self) -> Any:
         """The common scaling of the trees: see :func:`jtrees.prediction.predict`."""
-        one = jax.tree.map(lambda a: a[0], self.trees.scaling)
-        if isinstance(self.trees, Forest) and self.trees.combine == "sum" and getattr(one, "y", None) is not None:
-            one = one.replace(y=np.asarray(one.y, np.float64) * len(self[0]))  # each of its trees predicts a share
-        return one
+        scaling = _first(self.trees.scaling)
+        if isinstance(self.trees, Forest) and self.trees.combine == "sum" and getattr(scaling, "y", None) is not None:
+            scaling = scaling.replace(y=np.asarray(scaling.y, np.float64) * len(self[0]))  # a tree predicts a share
+        return scaling
 
     def without_scaling(self) -> "Forest":
         """Returns the forest of scaled data."""
@@ -150,11 +139,11 @@ class Forest:
 
     def padded(self, count: int) -> "Forest":
         """Returns a forest of ``count`` trees with the same sum. The outputs of the added trees are 0."""
-        more = count - len(self)
-        longer = lambda fill: lambda a: np.concatenate([np.asarray(a), fill((more, *a.shape[1:]), a)])
-        trees = jax.tree.map(longer(lambda shape, a: np.zeros(shape, a.dtype)), self.trees.replace(origin=None))
+        added = count - len(self)
+        append = lambda a, values: np.concatenate([np.asarray(a), np.broadcast_to(values, (added, *a.shape[1:]))])
+        trees = jax.tree.map(lambda a: append(a, np.zeros((), a.dtype)), self.trees.replace(origin=None))
         if (origin := self.trees.origin) is not None:
-            origin = jax.tree.map(longer(lambda shape, a: np.broadcast_to(np.asarray(a)[:1], shape)), origin)
+            origin = jax.tree.map(lambda a: append(a, np.asarray(a)[:1]), origin)
             if origin.y is not None:  # each tree predicts an equal share
                 origin = origin.replace(y=origin.y * np.asarray(len(self) / count, origin.y.dtype))
         return self.replace(trees=jax.tree.map(sharding.from_host, trees.replace(origin=origin)))
@@ -171,34 +160,13 @@ class Forest:
         return f"Forest({len(self)} x {shared}, combine={self.combine!r}, link={self.link!r})"
 
 
-def _leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
-    return jax.vmap(lambda tree: ops.hard(tree.weights, tree.bias, x))(splits).T
-
-
-def _certain_leaf_index(splits: ObliqueTree, x: jax.Array) -> jax.Array:
-    leaf, uncertain = jax.vmap(lambda tree: ops.hard_and_uncertain(tree.weights, tree.bias, x))(splits)
-    small = jnp.int16 if splits.depth < 15 else jnp.int32  # there may be many trees
-    return jnp.where(uncertain, -1, leaf).astype(small).T
-
-
-def _leaf_index_again(splits: ObliqueTree, x: np.ndarray, leaf: np.ndarray | None = None) -> np.ndarray:
-    weights, biases = np.asarray(splits.weights), np.asarray(splits.bias)
-    if leaf is not None:  # few of many trees are uncertain about a row
-        uncertain = leaf < 0
-        for tree in np.flatnonzero(uncertain.any(0)):
-            rows = uncertain[:, tree]
-            leaf[rows, tree] = exact.leaf_index(weights[tree], biases[tree], x[rows])
-        return leaf
-    size = max(1, _GATHERED // weights[:, 0].size)  # rows at once: each tree gathers the weights of one split per row
-    blocks = (x[i : i + size] for i in range(0, len(x), size))
-    return np.concatenate([exact.leaf_index(weights, biases, block).T for block in blocks])
-
-
-_LEAF_INDEX = prediction.Exactly(exact.unit_splits, _certain_leaf_index, _leaf_index_again)
+def _first(stacked: Any) -> Any:
+    """Returns the part of the first tree."""
+    return jax.tree.map(lambda a: a[0], stacked)
 
 
 def _outputs_of(forest: Forest) -> Any:
-    """Returns a function of ``leaf`` and ``x`` that sums the outputs of the given leaves over the trees.
+    """Returns a function of ``leaf`` and ``x`` that sums the outputs of the leaves over the trees.
 
     ``leaf`` has shape ``(n, trees)``. The sum is computed in double precision, block by block.
     """
@@ -206,24 +174,21 @@ def _outputs_of(forest: Forest) -> Any:
     checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
     checks.check_choice("link", forest.link, get_args(losses.Link))
     vote = forest.combine == "vote"
-    if not leaves.is_constant:
-        each = [jax.tree.map(lambda a, i=i: a[i], leaves) for i in range(trees)]
-
-        def of_block(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
-            answers = (one.at(at, x) for one, at in zip(each, leaf.T, strict=True))
-            return np.sum([votes(one[None])[0] if vote else one for one in answers], axis=0)
-
-    else:
+    if leaves.is_constant:
         values = np.asarray(leaves.predictions(), np.float64)
         values = votes(values) if vote else values
         flat, first = values.reshape(-1, *values.shape[2:]), np.arange(trees) * values.shape[1]
+        block_outputs = lambda leaf, x: flat[leaf + first].sum(1)
+    else:
+        tree_leaves = [jax.tree.map(lambda a, i=i: a[i], leaves) for i in range(trees)]
 
-        def of_block(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
-            return flat[leaf + first].sum(1)
+        def block_outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
+            outputs = (part.at(reached, x) for part, reached in zip(tree_leaves, leaf.T, strict=True))
+            return np.sum([votes(values[None])[0] if vote else values for values in outputs], axis=0)
 
     def outputs(leaf: np.ndarray, x: np.ndarray) -> np.ndarray:
         size = max(1, _GATHERED // trees)
-        return np.concatenate([of_block(leaf[i : i + size], x[i : i + size]) for i in range(0, len(x), size)])
+        return np.concatenate([block_outputs(leaf[i : i + size], x[i : i + size]) for i in range(0, len(x), size)])
 
     return outputs
 

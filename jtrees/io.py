@@ -1,10 +1,7 @@
 """Files of models and fits: arrays and a header of plain data. Loading never executes code from a file.
 
 A file is an uncompressed zip archive of ``header.json`` and one ``.npy`` member for each array. The header names the
-classes of the object, which must be registered in this module.
-
-Every object that can be saved can be loaded. :func:`save` raises an error for any other object, and the error names the
-invalid part.
+classes of the object, which must be registered in this module. Every object that can be saved can be loaded.
 """
 
 from collections.abc import Iterator
@@ -24,15 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrees import distributed, processes, sharding
-from jtrees.validation import quoted, quoted_list
+from jtrees.validation import listed, quoted, quoted_list
 
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
 
 FORMAT = 1
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
-_FAMILIES: list[type] = []  # classes whose derived dataclasses may be part of a file
-_FILES: dict[str, type] = {}  # classes of objects that may be saved in their own file
-_STATES: dict[str, type] = {}  # classes whose pytree structure the user passes to load
+_SECTIONS: dict[str, str] = {}  # for classes with files: the key of the header that holds them, "object" or "state"
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # imported on demand because they need scikit-learn
 
 # Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype (or the key implementation).
@@ -44,20 +39,29 @@ def part(cls: _Class) -> _Class:
     """Registers a dataclass or named tuple that may be part of a file. Use it as a decorator.
 
     A file names a class of jtrees by its class name. It names any other class by module and class, such as
-    ``my_trees.Stump``. Different classes therefore never share a name. A class that is defined again, for example in a
-    notebook, replaces its earlier definition.
+    ``my_trees.Stump``. A class that is defined again, for example in a notebook, replaces its earlier definition.
 
     Raises:
       ValueError: for a second class of jtrees with the same name.
     """
-    _put(cls, _CLASSES)
+    previous = _CLASSES.setdefault(name := name_of(cls), cls)
+    if (previous.__module__, previous.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"cls must have a unique name in jtrees, got {cls} and {previous}")
+    _CLASSES[name] = cls
     return cls
 
 
 def family(cls: _Class) -> _Class:
     """Registers a class whose derived dataclasses may be part of a file. Use it as a decorator."""
-    _FAMILIES.append(cls)
-    return cls
+    hook = getattr(cls.__init_subclass__, "__func__", None)  # None: the hook of ``object``, which does nothing
+
+    def register(derived: type, **options: Any) -> None:
+        if hook is not None:
+            hook(derived, **options)
+        part(derived)
+
+    cls.__init_subclass__ = classmethod(register)
+    return part(cls)
 
 
 def model(cls: _Class) -> _Class:
@@ -65,39 +69,20 @@ def model(cls: _Class) -> _Class:
 
     If the class has ``to_save()``, the result of this method is written instead.
     """
-    _put(part(cls), _FILES)
+    _SECTIONS[name_of(part(cls))] = "object"
     return cls
 
 
 def state(cls: _Class) -> _Class:
     """Registers a pytree that is loaded with ``load(path, like=...)``. Use it as a decorator."""
-    _put(cls, _STATES)
+    _SECTIONS[name_of(part(cls))] = "state"
     return cls
 
 
 def name_of(cls: type) -> str:
     """Returns the name of a class in files."""
-    own = cls.__module__.partition(".")[0] == "jtrees"
-    return cls.__name__ if own else f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _put(cls: type, classes: dict[str, type]) -> None:
-    """Registers a class under its name."""
-    place, known = lambda of: (of.__module__, of.__qualname__), classes.setdefault(name_of(cls), cls)
-    if place(known) != place(cls):
-        raise ValueError(f"cls must have a unique name in jtrees, got {cls} and {known}")
-    classes[name_of(cls)] = cls
-
-
-def _class_of(name: str) -> type | None:
-    """Returns the most recently defined class with this name, or None."""
-    if name in _CLASSES:
-        return _CLASSES[name]
-    derived = list(_FAMILIES)
-    for cls in derived:
-        derived += [one for one in cls.__subclasses__() if one not in derived]
-    found = [one for one in derived if is_dataclass(one) and name_of(one) == name]
-    return found[-1] if found else None
+    in_jtrees = cls.__module__.partition(".")[0] == "jtrees"
+    return cls.__name__ if in_jtrees else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
@@ -143,8 +128,8 @@ def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """
     path = _where(path)
     if not isinstance(path, Path):  # an object in a bucket becomes visible when it is complete
-        yield (whole := io.BytesIO())
-        path.write_bytes(whole.getvalue())
+        yield (buffer := io.BytesIO())
+        path.write_bytes(buffer.getvalue())
         return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -163,29 +148,28 @@ def _where(path: str | os.PathLike) -> Path:
         return Path(path)
     from etils import epath
 
-    of_bucket: Any = epath.Path(path)
-    return of_bucket
+    return epath.Path(path)  # type: ignore[return-value]
 
 
 def _kinds() -> list[str]:
     """Returns the kinds of objects that have files."""
-    return [*(cls.__name__ for cls in (*_FILES.values(), *_STATES.values())), *_ESTIMATORS]
+    return [*(_CLASSES[name].__name__ for name in sorted(_SECTIONS, key=_SECTIONS.__getitem__)), *_ESTIMATORS]
 
 
-def _contents(what: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
+def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
     """Returns the header and the arrays of a file."""
-    kind, arrays = type(what).__name__, []
+    kind, arrays, name = type(saved).__name__, [], name_of(type(saved))
     contents: dict[str, Any] = {"format": FORMAT, "kind": kind}
-    model, report = getattr(what, "model", what), getattr(what, "report", None)
-    name = name_of(type(what))
-    if _STATES.get(name) is type(what):
-        contents["state"] = [[name, _encoded(array, name, arrays)] for name, array in _flat(what).items()]
-    elif _FILES.get(name) is type(what):
-        contents["object"] = _encoded(what.to_save() if hasattr(what, "to_save") else what, "", arrays)
-    elif type(what).__module__ == "jtrees.estimators" and kind in _ESTIMATORS:
-        contents["object"] = _encoded_estimator(what, arrays)
-        model, report = what.model_, what.report_
-        feature_names = getattr(what, "feature_names_in_", None) if feature_names is None else feature_names
+    model, report = getattr(saved, "model", saved), getattr(saved, "report", None)
+    section = _SECTIONS.get(name) if _CLASSES.get(name) is type(saved) else None
+    if section == "state":
+        contents["state"] = [[path, _encoded(array, path, arrays)] for path, array in _flat(saved).items()]
+    elif section == "object":
+        contents["object"] = _encoded(saved.to_save() if hasattr(saved, "to_save") else saved, "", arrays)
+    elif type(saved).__module__ == "jtrees.estimators" and kind in _ESTIMATORS:
+        contents["object"] = _encoded_estimator(saved, arrays)
+        model, report = saved.model_, saved.report_
+        feature_names = getattr(saved, "feature_names_in_", None) if feature_names is None else feature_names
     else:
         raise ValueError(f"what must be one of {quoted_list(_kinds())}, got {kind}")
     if feature_names is not None:
@@ -223,16 +207,17 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
         raise ValueError(f"like must be given for {path}, which holds a {kind}: pass a state of the same structure")
     expected = _flat(like)
     with _refusing(path):
-        found = {name: _decoded(leaf, arrays) for name, leaf in contents["state"]}
-    if type(like).__name__ != kind or list(found) != list(expected):
+        leaves = {name: _decoded(leaf, arrays) for name, leaf in contents["state"]}
+    if type(like).__name__ != kind or list(leaves) != list(expected):
         raise ValueError(
-            f"like must be a {kind} that holds {_listed(found)}, as {path} has it, got a "
+            f"like must be a {kind} that holds {_listed(leaves)}, as {path} has it, got a "
             f"{type(like).__name__} that holds {_listed(expected)}"
         )
-    for name, leaf in expected.items():
-        if leaf.shape != found[name].shape or leaf.dtype != found[name].dtype:
-            raise ValueError(f"like{name} must be {found[name].dtype}{found[name].shape}, got {leaf.dtype}{leaf.shape}")
-    return jax.tree.unflatten(jax.tree.structure(like), list(found.values()))
+    for name, leaf in leaves.items():
+        if (like_leaf := expected[name]).shape != leaf.shape or like_leaf.dtype != leaf.dtype:
+            got = f"{like_leaf.dtype}{like_leaf.shape}"
+            raise ValueError(f"like{name} must be {leaf.dtype}{leaf.shape}, got {got}")
+    return jax.tree.unflatten(jax.tree.structure(like), list(leaves.values()))
 
 
 def header(path: str | os.PathLike) -> dict[str, Any]:
@@ -251,7 +236,7 @@ def _flat(state: Any) -> dict[str, Any]:
 
 
 def _listed(named: dict[str, Any]) -> str:
-    return f"{len(named)} arrays, " + ", ".join([*named][:4]) + (", ..." if len(named) > 4 else "")
+    return f"{len(named)} arrays, {listed(named)}"
 
 
 # --- Objects as plain data -------------------------------------------------------------------------------------------
@@ -262,10 +247,9 @@ def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
     if not hasattr(estimator, "model_"):
         raise ValueError(f"what must be fitted to be saved, got {quoted(estimator)} before its fit")
     try:
-        attributes = [[name, _encoded(value, f".{name}", arrays)] for name, value in vars(estimator).items()]
+        return {"dict": [[name, _encoded(value, f".{name}", arrays)] for name, value in vars(estimator).items()]}
     except ValueError as error:
         raise ValueError(f"{error}; jtrees.save(estimator.model_, path) saves the model alone") from None
-    return {"dict": attributes}
 
 
 def _estimator(kind: str, attributes: dict[str, Any]) -> Any:
@@ -302,11 +286,12 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
             raise ValueError(f"{where or 'it'} must have names or numbers as keys to be saved, got {quoted(bad[0])}")
         return {"dict": [[key, _encoded(item, f"{where}[{key!r:.80}]", arrays)] for key, item in value.items()]}
     name = name_of(type(value))
-    if (known := _class_of(name)) is not type(value):
-        instead = "numbers, text, arrays, lists, tuples and dicts of these can be"
-        if known is not None:
-            instead = f"{name} has been defined again: create the object again"
-        raise ValueError(f"{where or 'it'} cannot be saved: {quoted(value)}: {instead}")
+    registered, has_fields = _CLASSES.get(name), is_dataclass(value) or hasattr(value, "_fields")
+    if registered is not type(value) or not has_fields:
+        reason = "numbers, text, arrays, lists, tuples and dicts of these can be"
+        if registered is not None and has_fields:
+            reason = f"{name} has been defined again: create the object again"
+        raise ValueError(f"{where or 'it'} cannot be saved: {quoted(value)}: {reason}")
     names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
     return {"class": name, "fields": {n: _encoded(getattr(value, n), f"{where}.{n}", arrays) for n in names}}
 
@@ -318,21 +303,20 @@ def _array(value: Any, where: str, arrays: _Arrays) -> dict[str, Any]:
     else:
         array = distributed.to_host(value)
         dtype = array.dtype.name
-    dtype_kind, instead = array.dtype.kind, None
-    if np.ma.is_masked(value):
-        instead = "an array with masked values: fill them, as by .filled(np.nan)"
-    elif dtype_kind == "O" and not all(type(item) is str for item in array.flat):
-        instead = "an array of objects: make it numbers or text, as by .astype(str)"
-    elif dtype_kind in "OSU":
-        array = array.astype(str) if dtype_kind == "O" else array
-        if (kind == "scalar" and len(value) != len(array.item())) or (dtype_kind == "O" and (array != value).any()):
-            instead = f"{quoted(value)}, a text that ends in null characters, which NumPy cuts off: make it a str"
-    elif dtype_kind == "V" and jnp.issubdtype(array.dtype, np.number):  # such as bfloat16, which NumPy cannot store
+    texts = [value] if kind == "scalar" else array.reshape(-1)
+    if dtype == "object" and all(type(text) is str for text in texts):
+        array = array.astype(str)
+    elif array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number):  # such as bfloat16
         array = array.view(f"u{array.dtype.itemsize}")
-    elif dtype_kind not in "biufcmM":
-        instead = f"an array of {array.dtype}: make it numbers or text, or a dict of such arrays"
-    if instead is not None:
-        raise ValueError(f"{where or 'it'} cannot be saved: {instead}")
+    reason = None
+    if np.ma.is_masked(value):
+        reason = "an array with masked values: fill them, as by .filled(np.nan)"
+    elif array.dtype.kind not in "biufcmMSU":
+        reason = f"an array of {array.dtype}: make it numbers or text, or a dict of such arrays"
+    elif array.dtype.kind in "SU" and any(len(a) != len(b) for a, b in zip(texts, array.flat, strict=True)):
+        reason = f"{quoted(value)}, a text that ends in null characters, which NumPy cuts off: make it a str"
+    if reason is not None:
+        raise ValueError(f"{where or 'it'} cannot be saved: {reason}")
     arrays.append((kind, dtype, array))
     return {"array": len(arrays) - 1}
 
@@ -348,9 +332,9 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
         return tuple(_decoded(item, arrays) for item in encoded["tuple"])
     if "dict" in encoded:
         return {key: _decoded(item, arrays) for key, item in encoded["dict"]}
-    if (cls := _class_of(name := encoded["class"])) is None:
+    if (name := encoded["class"]) not in _CLASSES:
         raise LookupError(f"its class {quoted(name)} is unknown: import the module that defines it")
-    return cls(**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
+    return _CLASSES[name](**{name: _decoded(item, arrays) for name, item in encoded["fields"].items()})
 
 
 # --- The file --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ therefore linear in the tangents of the inputs. One rule gives forward mode, rev
 
 from collections.abc import Callable
 from functools import partial
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -57,8 +58,8 @@ def prune(
       >>> print(np.asarray(jtrees.isotonic.prune(q, 0.5)).round(2))
       [1.   0.   0.76]
     """
-    dtype, *given = _checked(q, penalty, weight)
-    return _prune(*given, nested)[0].astype(dtype)
+    dtype, *arguments = _checked(q, penalty, weight)
+    return _prune(*arguments, nested)[0].astype(dtype)
 
 
 def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Array | None]:
@@ -81,14 +82,14 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
             raise ValueError(f"weight must have shape {q.shape[1:]}, one a column of q, got {np.shape(weight)}")
     work = np.promote_types(q.dtype, np.float32)
     limit = float(jnp.finfo(work).max) / (4 * q.size)
-    size = lambda given: 1.0 if validation.is_traced(given) else max(1.0, float(np.abs(np.asarray(given, float)).max()))
+    size = lambda array: 1.0 if validation.is_traced(array) else max(1.0, float(np.abs(np.asarray(array, float)).max()))
     if size(q) * size(1.0 if weight is None else weight) > limit:
         raise ValueError(f"q, also times its weight, must be within +-{limit:.2g} in {work.name}, or its sums overflow")
     if not validation.is_traced(penalty) and not float(jnp.finfo(work).tiny) <= float(penalty) <= limit:
         raise ValueError(
             f"penalty must be a normal number of {work.name} up to {limit:.2g}, got {validation.quoted(penalty)}"
         )
-    cast = lambda given: jnp.asarray(given).astype(work)
+    cast = lambda array: jnp.asarray(array).astype(work)
     return q.dtype, cast(q), cast(penalty), None if weight is None else cast(weight)
 
 
@@ -171,11 +172,10 @@ def _prune_jvp(nested, primals, tangents) -> Any:
     (q, penalty, weight), (dq, dpenalty, dweight) = primals, tangents
     values, group = _prune(q, penalty, weight, nested)
     above = (q + 0.5) - values[:, None]
-    pulls, change = above > 0, dq if weight is None else weight * dq + above * dweight
-    pull = pulls.sum(1, dtype=q.dtype) if weight is None else jnp.where(pulls, weight, 0).sum(1)
+    change = dq if weight is None else weight * dq + above * dweight
     size = _over_groups(jnp.ones_like(values), group)
-    change = _over_groups(jnp.where(pulls, change, 0).sum(1), group) - size * values * dpenalty
-    slope = penalty * size + _over_groups(pull, group)
+    change = _over_groups(jnp.where(above > 0, change, 0).sum(1), group) - size * values * dpenalty
+    slope = penalty * size + _over_groups(_excess(q, values, weight)[1], group)
     dvalues = jnp.where((values > 0) & (values < 1), change / slope, 0)
     return (values, group), (dvalues, np.zeros(group.shape, jax.dtypes.float0))
 
@@ -186,12 +186,10 @@ def _over_groups(per_node: Array, group: Array) -> Array:
 
 
 def _excess(q: Array, level: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """Returns the (weighted) sum of the excess of ``q + 1/2`` over the level of each row, and the number of terms."""
+    """Returns the weighted sum of the excess of ``q + 1/2`` over the level of each row, and the weight of its terms."""
     above = (q + 0.5) - level[:, None]
-    positive = above > 0
-    if weight is None:
-        return jnp.where(positive, above, 0).sum(1), positive.sum(1, dtype=q.dtype)
-    return (jnp.where(positive, above, 0) * weight).sum(1), jnp.where(positive, weight, 0).sum(1)
+    weight = jnp.ones((), q.dtype) if weight is None else weight
+    return (jnp.where(above > 0, above, 0) * weight).sum(1), jnp.where(above > 0, weight, 0).sum(1)
 
 
 def _just_above(a: Array) -> Array:
@@ -206,12 +204,12 @@ def _climb(state: tuple[Array, ...], penalty: Array, sums: Callable[[Array, Arra
     exceed its start, so that the root lies in between. The size of a step is no stopping criterion: many entries tied
     just above the level make a step small even far from the root.
 
-    ``state``: initial levels, slopes of the tangents with these roots, active nodes, number of rows of q read.
-    ``sums(height, busy)``: excess, count and size of each group at a height, and the number of rows read.
+    ``state`` holds initial levels, slopes of the tangents with these roots, active nodes, and the number of rows of q
+    read. ``sums(height, busy)`` returns excess, count and size of each group at a height, and the number of rows read.
     """
 
-    def step(at):
-        level, slope, busy, rows = at
+    def step(state):
+        level, slope, busy, rows = state
         height = _just_above(level)
         excess, count, size, read = sums(height, busy)
         steep = penalty * size + count
@@ -219,19 +217,15 @@ def _climb(state: tuple[Array, ...], penalty: Array, sums: Callable[[Array, Arra
         rises = busy & ~(new <= level)  # a NaN goes through
         return jnp.where(rises, new, level), jnp.where(rises, steep, slope), busy & (new > height), rows + read
 
-    return jax.lax.while_loop(lambda at: at[2].any(), step, state)
+    return jax.lax.while_loop(lambda state: state[2].any(), step, state)
 
 
 class _Merged(NamedTuple):
-    """The state after all levels below some level are finished.
+    """The state of all nodes after the levels below a level are finished."""
 
-    ``lowest`` is, for each node, the smallest root on its path from that level. ``leads`` is the topmost node with that
-    root. ``slope`` belongs to the leader of the node's group: the slope of a tangent of H' with the same root.
-    """
-
-    lowest: Array
-    leads: Array
-    slope: Array
+    lowest: Array  # the smallest root on the path of a node from the level
+    leads: Array  # the topmost node with this root: the leader of the group of the node
+    slope: Array  # for leaders, the slope of a tangent of H' with this root
     rows: Array  # number of rows of q read so far
 
 
@@ -240,14 +234,15 @@ def _solve(
     q: Array, penalty: Array, weight: Array | None = None, *, nested: bool = False
 ) -> tuple[Array, Array, Array]:
     """Returns values (not clipped to 1), groups, and the number of passes over q."""
-    nodes, one, zero = q.shape[0], jnp.ones((), q.dtype), jnp.zeros(q.shape[0], q.dtype)
-    each = lambda height, busy: (*_excess(q, height, weight), one, nodes * one)
-    level, slope, _, rows = _climb((zero, zero + penalty, jnp.ones(nodes, bool), 0 * one), penalty, each)
+    nodes, unit, zero = q.shape[0], jnp.ones((), q.dtype), jnp.zeros(q.shape[0], q.dtype)
+    node_sums = lambda height, busy: (*_excess(q, height, weight), unit, nodes * unit)
+    level, slope, _, rows = _climb((zero, zero + penalty, jnp.ones(nodes, bool), 0 * unit), penalty, node_sums)
     parent, depth = np.maximum(np.arange(nodes) - 1, 0) // 2, (nodes + 1).bit_length() - 2
 
     def merge(state: _Merged) -> _Merged:
         upwards = jnp.arange(depth, dtype=jnp.int32)[::-1]
-        return jax.lax.scan(lambda at, depth: (_merge_level(q, penalty, weight, at, depth), None), state, upwards)[0]
+        merge_level = lambda state, level: (_merge_level(q, penalty, weight, state, level), None)
+        return jax.lax.scan(merge_level, state, upwards)[0]
 
     fall = lambda _, lowest: jnp.minimum(lowest, lowest[parent])
     keep = lambda state: state._replace(lowest=jax.lax.fori_loop(0, depth, fall, state.lowest))
@@ -303,12 +298,9 @@ def _excess_of(q: Array, level: Array, weight: Array | None, member: Array) -> A
 
 def _over_subtrees(per_node: Array) -> Array:
     """Returns the sum over the subtree of every node. Sums of pairs keep rounding errors proportional to the depth."""
-    *upper, total = topology.levels(per_node)
-    out = [total]
-    for level in reversed(upper):
-        total = level + topology.pairs(total).sum(1)
-        out.append(total)
-    return jnp.concatenate(out[::-1])
+    upwards = reversed(topology.levels(per_node))
+    totals = itertools.accumulate(upwards, lambda below, level: level + topology.pairs(below).sum(1))
+    return jnp.concatenate([*totals][::-1])
 
 
 # --- Weighted least squares under the order of any tree --------------------------------------------------------------

@@ -83,8 +83,8 @@ def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, 
     def projected(values: Array) -> Array:
         xp = module_of(values, weight)
         columns = values.reshape(len(values), -1).T
-        found = [sign * ordered_values(sign * own, weight, splits) for sign, own in zip(signs, columns, strict=True)]
-        return xp.stack(found, axis=1).reshape(values.shape).astype(values.dtype)
+        ordered = [sign * ordered_values(sign * a, weight, splits) for sign, a in zip(signs, columns, strict=True)]
+        return xp.stack(ordered, axis=1).reshape(values.shape).astype(values.dtype)
 
     return tree.replace(leaves=tree.leaves.with_outputs(projected))
 
@@ -133,13 +133,11 @@ def ordered_values(
         sides, weights = (a.reshape(nodes, 2, half) for a in (values, weight))
         ordered = splits[nodes - 1 : 2 * nodes - 1][:, None]
         left, right = sides[:, 0], sides[:, 1]
-        most, least = left.max(1)[:, None], right.min(1)[:, None]
-        changes, bound = ordered & (most > least), xp.clip(_common_bound(sides, weights), xp.minimum(most, least), most)
-        left, right = (
-            xp.where(changes, xp.minimum(left, bound), left),
-            xp.where(changes, xp.maximum(right, bound), right),
-        )
-        values, half = xp.stack([left, right], axis=1).reshape(-1), 2 * half
+        highest, lowest = left.max(1)[:, None], right.min(1)[:, None]
+        bound = xp.clip(_common_bound(sides, weights), xp.minimum(highest, lowest), highest)
+        bounded = xp.stack([xp.minimum(left, bound), xp.maximum(right, bound)], axis=1)
+        changes = (ordered & (highest > lowest))[:, None]
+        values, half = xp.where(changes, bounded, sides).reshape(-1), 2 * half
     return values
 
 
@@ -156,7 +154,7 @@ def _common_bound(sides: Float[Array, "nodes 2 m"], weights: Float[Array, "nodes
     value = xp.take_along_axis(flat, order, axis=1)
     on = lambda side: xp.take_along_axis(xp.where(side, all_weights, 0), order, axis=1)
     left, right = on(is_left), on(~is_left)
-    above = lambda of_value: of_value.sum(1, keepdims=True) - of_value.cumsum(1)
+    above = lambda amount: amount.sum(1, keepdims=True) - amount.cumsum(1)
     share = above(left) + right.cumsum(1)
     total = above(left * value) + (right * value).cumsum(1)
     last = xp.maximum((value * share <= total).sum(1, keepdims=True) - 1, 0)

@@ -172,7 +172,7 @@ def hard_and_uncertain(
     Args:
       weights: split weights of :func:`jtrees.exact.unit_splits`.
       bias: split biases of :func:`jtrees.exact.unit_splits`.
-      x: samples.
+      x: samples, whose features should have about one size: see :func:`jtrees.exact.balanced_splits`.
 
     Returns:
       Leaf numbers from 0, int32, ``(n,)``, and a mask ``(n,)`` of the samples that are uncertain or not finite.
@@ -190,29 +190,29 @@ def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -
     z = scores(weights[:above], bias[:above], x)
     node = above + routing.leaf_index(z)
     is_uncertain = lambda score: jnp.abs(score) < jnp.asarray(error)
-    with_bit = lambda node, bit: 2 * node + bit.astype(node.dtype)
+    append_bit = lambda node, bit: 2 * node + bit.astype(node.dtype)
 
-    def descend(_, at):
-        node = at if error is None else at >> 1
-        at_node = lambda a: a.at[node].get(mode="promise_in_bounds")
+    def descend(_, state):
+        node = state if error is None else state >> 1
+        gather = lambda a: a.at[node].get(mode="promise_in_bounds")
         if x.shape[1] <= _BY_FEATURE:
-            score = at_node(bias)
+            score = gather(bias)
             for w, column in zip(weights.T, x.T, strict=True):
-                score += at_node(w) * column
+                score += gather(w) * column
         else:
-            score = jnp.einsum("np,np->n", at_node(weights), x, precision="highest") + at_node(bias)
+            score = jnp.einsum("np,np->n", gather(weights), x, precision="highest") + gather(bias)
         below = 2 * node + 1 + routing.hard_step(score).astype(node.dtype)
-        return below if error is None else with_bit(below, (at % 2 == 1) | is_uncertain(score))
+        return below if error is None else append_bit(below, (state % 2 == 1) | is_uncertain(score))
 
     # A single array is passed from level to level, with a bit for uncertainty. For two arrays, the compiler would
     # compute scores twice.
     if error is not None:  # which is infinite where scores may overflow
-        node = with_bit(node, is_uncertain(z).any(0) | ~jnp.isfinite(error))
+        node = append_bit(node, is_uncertain(z).any(0) | ~jnp.isfinite(error))
     # The loop is compiled. In an unrolled Python loop, the compiler would fuse the gathers of a level into the next
     # level's gathers, and compute each path again for every level. A loop without levels is left out, because it would
     # still be traced and lowered.
-    at = jax.lax.fori_loop(top, depth, descend, node) if top < depth else node
-    return at - weights.shape[0] if error is None else ((at >> 1) - weights.shape[0], at % 2 == 1)
+    state = jax.lax.fori_loop(top, depth, descend, node) if top < depth else node
+    return state - weights.shape[0] if error is None else ((state >> 1) - weights.shape[0], state % 2 == 1)
 
 
 def ensemble(
@@ -244,12 +244,12 @@ def ensemble(
 
     def fused(how: Any, weights: Array, bias: Array, leaf_values: Array, x: Array, gamma: Array) -> Array:
         options = {"route": "smooth_step", "scale": 1 / gamma, "implementation": how}
-        of_tree = lambda weights, bias, values: kernels.soft_routing(x, weights, bias, values, **options)
-        return jax.vmap(of_tree)(weights, bias, leaf_values).sum(0)
+        tree_outputs = lambda weights, bias, values: kernels.soft_routing(x, weights, bias, values, **options)
+        return jax.vmap(tree_outputs)(weights, bias, leaf_values).sum(0)
 
     # Benchmarks of soft_routing do not apply here: they measure other routings, and XLA's program is different.
-    of_tree = x, weights[0], bias[0], leaf_values[0]
-    how = choose("ensemble", implementation, True, *of_tree, not_by=("triton",))
+    first_tree = weights[0], bias[0], leaf_values[0]
+    how = choose("ensemble", implementation, True, x, *first_tree, not_by=("triton",))
     operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
     return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
 

@@ -9,7 +9,6 @@ after another, so on a CPU each core evaluates its own chunks.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-import os
 from typing import Any, NamedTuple
 import weakref
 
@@ -17,26 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import blocking, compilation, distributed, processes, sharding, validation
+from jtrees import blocking, compilation, distributed, exact, ops, processes, sharding, validation
 
 _CHUNK = 2**16
-
-
-class Exactly(NamedTuple):
-    """How to evaluate a model with hard splits so that no prediction depends on the rounding of a score.
-
-    Attributes:
-      prepare: ``splits -> prepared``, on the host, evaluated once for many blocks.
-      fn: ``(prepared, x) -> leaves``, ``(n,)`` or ``(n, trees)``, traceable, in single precision. A leaf is negative if
-        rounding may have decided a split, or if the sample is not finite. (For two separate results, the compiler would
-        repeat much of the work.)
-      again: ``(splits, x, leaves) -> leaves`` for samples with a negative leaf, on the host. Only negative leaves are
-        computed, or all leaves if ``leaves`` is not given.
-    """
-
-    prepare: Callable[[Any], Any]
-    fn: Callable[[Any, jax.Array], jax.Array]
-    again: Callable[..., np.ndarray]
 
 
 def predict(model: Any, x: Any) -> Any:
@@ -67,16 +49,7 @@ def scaled(scaling: Any, x: Any, features: int) -> Any:
     return x if scaling is None else scaling.transform(validation.check_x(x, features=features, rows=0))
 
 
-def evaluate(
-    fn: Callable[[Any, jax.Array], Any],
-    model: Any,
-    x: Any,
-    *,
-    features: int,
-    scaling: Any = None,
-    exactly: Exactly | None = None,
-    then: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda out, x: out,
-) -> Any:
+def evaluate(fn: Callable[[Any, jax.Array], Any], model: Any, x: Any, *, features: int, scaling: Any = None) -> Any:
     """Evaluates ``fn(model, x)``, compiled and block by block. ``fn`` is traceable and has one output row per sample.
 
     Args:
@@ -86,172 +59,173 @@ def evaluate(
       features: required number of columns.
       scaling: object with a method ``transform`` that scales the samples, or None. It scales NumPy arrays block by
         block.
-      exactly: how to evaluate the splits of the model on a NumPy array in single precision.
-      then: ``(out, x) -> out`` on the host for the rows of a chunk of a NumPy array, in single precision.
 
     Raises:
       ValueError: if x has a wrong rank or width, or values that are not finite.
     """
-    # The evaluation also checks finiteness, because a separate check would cost more than the tree.
+    return _evaluate(fn, model, x, features, scaling, lambda outputs, x: outputs)
+
+
+def evaluate_leaves(trees: Any, x: Any, *, scaling: Any, finish: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Any:
+    """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``.
+
+    For a NumPy array and a model in single precision, the leaves do not depend on rounding (:mod:`jtrees.exact`).
+
+    Args:
+      trees: an :class:`jtrees.ObliqueTree`, or many trees of one shape with a leading axis in every array.
+      x: samples, as for :func:`evaluate`.
+      scaling: as for :func:`evaluate`.
+      finish: ``(leaf, x) -> outputs`` on the host. It maps the leaves and the scaled rows of a chunk of a NumPy array
+        to the rows of the result.
+
+    Raises:
+      ValueError: in the cases of :func:`evaluate`.
+    """
+    return _evaluate(_leaf_index, _Splits(trees.weights, trees.bias), x, trees.features, scaling, finish)
+
+
+def _evaluate(fn: Any, model: Any, x: Any, features: int, scaling: Any, finish: Any) -> Any:
+    """Implements :func:`evaluate` and :func:`evaluate_leaves`."""
     if processes.lost_xla():
-        return _without_xla(model, x, features, scaling, exactly, then)
+        return _without_xla(fn, model, x, features, scaling, finish)
+    samples = validation.check_x(x, features=features, finite=scaling is not None, rows=0)  # because scaling may clip
+    if not len(samples):  # the empty case needs no program: one row determines the shape and the type
+        row = (jnp if isinstance(samples, jax.Array) else np).zeros((1, features), samples.dtype)
+        return _evaluate(fn, model, row, features, scaling, finish)[:0]
+    dtype, transform = _dtype(model), None if scaling is None else scaling.transform
     with compilation.promoting_ranks():
-        return _with_xla(fn, model, x, features, scaling, exactly, then)
-
-
-def _with_xla(fn: Any, model: Any, x: Any, features: int, scaling: Any, exactly: Exactly | None, then: Any) -> Any:
-    """Implements :func:`evaluate` with XLA."""
-    given = validation.check_x(x, features=features, finite=scaling is not None, rows=0)  # because scaling may clip
-    transform = None if scaling is None else scaling.transform
-    if not len(given):  # the empty case needs no program: one row determines the shape and the type
-        one = (jnp if isinstance(given, jax.Array) else np).zeros((1, features), given.dtype)
-        return _with_xla(fn, model, one, features, scaling, exactly, then)[:0]
-    arrays = jax.tree.leaves(model)
-    dtype = next((a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)), jnp.float32)
-    if isinstance(given, jax.Array) or any(isinstance(a, jax.core.Tracer) for a in arrays):
-        x = jnp.asarray(given if transform is None else transform(given), dtype)
-        out, finite = _compiled(fn, model, x)
-        if validation.is_traced(finite):
-            return out
-    else:
-        with distributed.apart():
-            out, finite = _on_host(fn, model, given, transform, dtype, exactly, then)
+        if is_on_device(model, samples):
+            x = jnp.asarray(samples if transform is None else transform(samples), dtype)
+            outputs, finite = _compiled(fn, model, x)
+            if validation.is_traced(finite):
+                return outputs
+        else:
+            with distributed.apart():
+                outputs, finite = _on_host(fn, model, samples, transform, dtype, finish)
+    # The evaluation checks finiteness, because a separate check would cost more than the tree.
     if not finite:  # or a sum of finite numbers overflowed, which is harmless
-        validation.check_finite("x", given)
+        validation.check_finite("x", samples)
         with np.errstate(over="ignore"):
-            x = given if transform is None else transform(given)
-            validation.check_finite(f"x, in {jnp.dtype(dtype).name},", x.astype(dtype))
-    return out
+            x = samples if transform is None else transform(samples)
+            validation.check_finite(f"x, in {dtype.name},", x.astype(dtype))
+    return outputs
 
 
-def _on_host(
-    fn: Any, model: Any, given: np.ndarray, transform: Any, dtype: Any, exactly: Exactly | None, then: Any
-) -> tuple[Any, Any]:
-    """Returns the outputs for a NumPy array, and whether all of its values are finite."""
-    chunks, finite = _chunks(given, dtype), True
-    if exactly is None or dtype != jnp.float32:
-        ended = lambda part, chunk, x: (then(np.asarray(part[0])[: len(chunk)], x[: len(chunk)]), part[1])
-        parts = _evaluated(_compiled, fn, model, chunks, transform, dtype, ended)
-        out, finite = np.concatenate([part for part, _ in parts]), all(np.asarray(ok) for _, ok in parts)
-    else:
-        prepared = _prepared(exactly.prepare, model)
-
-        def certain(part: Any, chunk: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, bool]:
-            leaf, x = np.asarray(part)[: len(chunk)], x[: len(chunk)]
-            uncertain = np.flatnonzero((leaf < 0).reshape(len(leaf), -1).any(1))
-            finite = bool(np.isfinite(x[uncertain]).all())
-            if len(uncertain):
-                leaf = leaf.copy()
-                leaf[uncertain] = exactly.again(model, x[uncertain], leaf[uncertain]) if finite else 0
-            return then(leaf, x), finite
-
-        parts = _evaluated(_compiled_exactly, exactly.fn, prepared, chunks, transform, dtype, certain)
-        out, finite = np.concatenate([part for part, _ in parts]), all(ok for _, ok in parts)
-    return out, finite
+def _dtype(model: Any) -> np.dtype:
+    """Returns the dtype of the first array of floating-point numbers of a model."""
+    arrays = (a for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating))
+    return next((a.dtype for a in arrays), np.dtype(np.float32))
 
 
-def _without_xla(model: Any, x: Any, features: int, scaling: Any, exactly: Exactly | None, then: Any) -> Any:
-    """Implements :func:`evaluate` with NumPy, for a model with exact splits."""
+def _without_xla(fn: Any, model: Any, x: Any, features: int, scaling: Any, finish: Any) -> Any:
+    """Implements :func:`evaluate_leaves` with NumPy."""
     if isinstance(x, jax.Array):
         processes.require_xla("a prediction of a JAX array")
-    if exactly is None:
+    if fn is not _leaf_index:
         return processes.require_xla("a prediction of this model")
-    model, given = processes.on_host(model), validation.check_x(x, features=features, rows=0)
-    given = given if scaling is None else scaling.transform(given)
-    dtype = next((a.dtype for a in jax.tree.leaves(model) if jnp.issubdtype(a.dtype, jnp.floating)), np.float32)
+    model, samples = processes.on_host(model), validation.check_x(x, features=features, rows=0)
+    samples, dtype = samples if scaling is None else scaling.transform(samples), _dtype(model)
     with np.errstate(over="ignore"):
-        validation.check_finite(f"x, in {dtype.name},", x := given.astype(dtype))
-    return then(exactly.again(model, x), x)
+        validation.check_finite(f"x, in {dtype.name},", x := samples.astype(dtype))
+    return finish(exact.leaf_index(model.weights, model.bias, x).T, x)
 
 
 @partial(jax.jit, static_argnums=0)
-def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, Any]:
     """Returns ``fn(model, x)``, evaluated block by block, and whether all of x is finite."""
-    out = blocking.map_over_blocks(partial(fn, model), x, blocking.prediction_block(x.shape[0]))
+    outputs = blocking.map_over_blocks(partial(fn, model), x, blocking.prediction_block(x.shape[0]))
+    if fn is _certain_leaf_index:  # which marks samples that are not finite
+        return outputs, True
     # A sum is NaN or infinite if a summand is, so one dot product in any precision suffices.
     finite = jnp.isfinite(jnp.matmul(x, jnp.ones(x.shape[1], x.dtype), precision="default")).all()
-    return out, finite
+    return outputs, finite
 
 
-@partial(jax.jit, static_argnums=0)
-def _compiled_exactly(fn: Any, prepared: Any, x: jax.Array) -> jax.Array:
-    """Returns ``fn(prepared, x)``, block by block."""
-    return blocking.map_over_blocks(partial(fn, prepared), x, blocking.prediction_block(x.shape[0]))
+# --- Leaves of hard trees --------------------------------------------------------------------------------------------
 
 
-class _Prepared(NamedTuple):
-    """The prepared form of a model in memory.
+class _Splits(NamedTuple):
+    """The splits of a tree, or of many trees with a leading axis; ``unit`` has factors of the features, or is None."""
 
-    Attributes:
-      arrays: references to the arrays of the model, which do not keep them alive.
-      values: a copy of each NumPy array, because it may change; None for a JAX array.
-      parts: arrays of the prepared form. A number is the index of an array of the model.
-      structure: tree structure of the prepared form.
-    """
-
-    arrays: list[Any]
-    values: list[np.ndarray | None]
-    parts: list[Any]
-    structure: Any
-
-    def is_of(self, arrays: list[Any]) -> bool:
-        """Returns whether this is the prepared form of a model with these arrays."""
-        same = zip(self.arrays, self.values, arrays, strict=True)
-        return all(ref() is array and (value is None or np.array_equal(value, array)) for ref, value, array in same)
+    weights: Any
+    bias: Any
+    unit: Any = None
 
 
-# Preparing a forest takes longer than predicting one row. The entry of a model is written once, in one step, and is
-# removed with the first of the model's arrays. Threads can therefore share it, and entries never outnumber models.
-_PREPARED: dict[Any, _Prepared] = {}
+def _leaf_index(splits: _Splits, x: jax.Array) -> jax.Array:
+    """Returns the leaf of each sample, ``(n,)`` or ``(n, trees)``."""
+    hard = lambda weights, bias: ops.hard(weights, bias, x)
+    return hard(*splits[:2]) if splits.bias.ndim == 1 else jax.vmap(hard)(*splits[:2]).T
 
 
-def _prepared(prepare: Any, model: Any) -> Any:
-    """Returns ``prepare(model)`` on the device. The result is cached until the arrays of the model change."""
-    arrays, structure = jax.tree.flatten(model)
-    if not all(isinstance(array, (jax.Array, np.ndarray)) for array in arrays):
-        return prepare(model)
-    key = prepare, structure, *map(id, arrays)
-    found = _PREPARED.get(key)
-    # The id of an array can be the id of an earlier array, whose entry is about to be removed.
-    if found is not None and found.is_of(arrays):
-        return jax.tree.unflatten(found.structure, [arrays[a] if isinstance(a, int) else a for a in found.parts])
-    values = [array.copy() if isinstance(array, np.ndarray) else None for array in arrays]
-    kept = [array if value is None else value for array, value in zip(arrays, values, strict=True)]
-    prepared = prepare(jax.tree.unflatten(structure, kept))
-    if all(value is not None or array.is_fully_addressable for array, value in zip(arrays, values, strict=True)):
-        prepared = jax.tree.map(sharding.from_host, prepared)  # else the arrays span several processes
+def _certain_leaf_index(splits: _Splits, x: jax.Array) -> jax.Array:
+    """Returns the leaf of each sample, negative if rounding may have decided it, or if the sample is not finite."""
+    x = x * splits.unit
 
-    def leave(reference: Any) -> None:
-        entry = _PREPARED.get(key)
-        if entry is not None and any(one is reference for one in entry.arrays):
-            _PREPARED.pop(key, None)
+    # For two separate results, the compiler would repeat much of the work.
+    def mark(weights: jax.Array, bias: jax.Array) -> jax.Array:
+        leaf, uncertain = ops.hard_and_uncertain(weights, bias, x)
+        return jnp.where(uncertain, -1, leaf)
 
-    places = {id(array): i for i, array in enumerate(arrays)}
-    parts, structure = jax.tree.flatten(prepared)
-    parts = [places.get(id(part), part) for part in parts]
-    _PREPARED[key] = _Prepared([weakref.ref(array, leave) for array in arrays], values, parts, structure)
-    return prepared
+    if splits.bias.ndim == 1:
+        return mark(*splits[:2])
+    small = jnp.int16 if splits.bias.shape[1] < 2**15 else jnp.int32  # there may be many trees
+    return jax.vmap(mark)(*splits[:2]).astype(small).T
 
 
-def _evaluated(
-    program: Any, fn: Any, model: Any, chunks: list[np.ndarray], transform: Any, dtype: Any, then: Any
-) -> list[Any]:
-    """Returns ``then(program(fn, model, x), chunk, x)`` for each chunk, where x is the scaled and padded chunk."""
-    rows_of = lambda chunk: _padded(chunk, transform, dtype)
-    if len(chunks) == 1 or (threads := _threads(model)) == 1:
-        return [then(program(fn, model, x := rows_of(chunk)), chunk, x) for chunk in chunks]
-    # All programs are compiled in this thread, because settings of JAX such as enable_x64 apply to one thread only.
-    shapes = {jax.ShapeDtypeStruct((_padded_rows(len(chunk)), chunk.shape[1]), dtype) for chunk in chunks}
-    programs = {of.shape: program.lower(fn, model, of).compile() for of in shapes}
-    x64 = jax.config.jax_enable_x64
+# Preparing a forest takes longer than predicting one row. An entry has weak references to the weights and biases of a
+# model, copies of NumPy arrays, which may change, and the splits. The entry goes with the weights.
+_UNIT_SPLITS: dict[int, tuple[list[weakref.ref], list[np.ndarray | None], _Splits]] = {}
 
-    def evaluated(chunk: np.ndarray) -> Any:
-        x = rows_of(chunk)
+
+def _unit_splits(splits: _Splits) -> _Splits:
+    """Returns :func:`jtrees.exact.balanced_splits` on the device. They are cached until the arrays change."""
+    key, arrays = id(splits.weights), splits[:2]
+    if (entry := _UNIT_SPLITS.get(key)) is not None:
+        parts = zip(arrays, *entry[:2], strict=True)
+        if all(ref() is a and (copy is None or np.array_equal(copy, a)) for a, ref, copy in parts):
+            return entry[2]
+    copies = [None if isinstance(a, jax.Array) else a.copy() for a in arrays]
+    splits = _Splits(*exact.balanced_splits(*arrays))
+    if all(not isinstance(a, jax.Array) or a.is_fully_addressable for a in arrays):
+        splits = jax.tree.map(sharding.from_host, splits)  # else the arrays span several processes
+    forget = lambda _: _UNIT_SPLITS.pop(key, None)
+    _UNIT_SPLITS[key] = [weakref.ref(arrays[0], forget), weakref.ref(arrays[1])], copies, splits
+    return splits
+
+
+# --- Chunks of NumPy arrays ------------------------------------------------------------------------------------------
+
+
+def _on_host(fn: Any, model: Any, x: np.ndarray, transform: Any, dtype: Any, finish: Any) -> tuple[np.ndarray, bool]:
+    """Returns the outputs for a NumPy array, and whether all of its values are finite."""
+    exactly, operand = fn is _leaf_index and dtype == jnp.float32, model
+    if exactly:
+        fn, operand = _certain_leaf_index, _unit_splits(model)
+    chunks, program, x64 = _chunks(x, dtype), partial(_compiled, fn), jax.config.jax_enable_x64
+    threads = 1 if len(chunks) == 1 else _threads(operand)
+    if threads > 1:
+        # All programs are compiled in this thread, because settings of JAX such as enable_x64 apply to one thread only.
+        shapes = {jax.ShapeDtypeStruct((_padded_rows(len(chunk)), x.shape[1]), dtype) for chunk in chunks}
+        programs = {shape.shape: _compiled.lower(fn, operand, shape).compile() for shape in shapes}
+        program = lambda operand, x: programs[x.shape](operand, x)
+
+    def evaluate_chunk(chunk: np.ndarray) -> tuple[np.ndarray, bool]:
+        padded = _padded(chunk, transform, dtype)
         with jax.enable_x64(x64):
-            return then(jax.block_until_ready(programs[x.shape](model, x)), chunk, x)
+            outputs, finite = program(operand, padded)
+            outputs, rows = np.asarray(outputs)[: len(chunk)], padded[: len(chunk)]
+            if exactly:
+                outputs, finite = exact.decide(model.weights, model.bias, rows, outputs)
+            return finish(outputs, rows), bool(finite)
 
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(evaluated, chunks))
+    if threads == 1:
+        results = [evaluate_chunk(chunk) for chunk in chunks]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            results = list(pool.map(evaluate_chunk, chunks))
+    outputs, finite = zip(*results, strict=True)
+    return np.concatenate(outputs), all(finite)
 
 
 def _threads(model: Any) -> int:
@@ -259,7 +233,7 @@ def _threads(model: Any) -> int:
     devices = {device for a in jax.tree.leaves(model) if isinstance(a, jax.Array) for device in a.devices()}
     if jax.default_backend() != "cpu" or len(devices) > 1 or sharding.share_of_starts() is not None:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processes.processors()
 
 
 def _chunks(x: np.ndarray, dtype: Any) -> list[np.ndarray]:
@@ -278,8 +252,8 @@ def _padded(x: np.ndarray, transform: Any, dtype: Any) -> np.ndarray:
         if rows == len(x) and transform is None:
             return np.ascontiguousarray(x, dtype)
         padded = blocking.aligned((rows, x.shape[1]), dtype)  # np.pad would take a third of the time of one row
-        for some in blocking.on_host(*x.shape):
-            padded[some] = x[some] if transform is None else transform(x[some])
+        for rows_now in blocking.on_host(*x.shape):
+            padded[rows_now] = x[rows_now] if transform is None else transform(x[rows_now])
         padded[len(x) :] = 0
     return padded
 

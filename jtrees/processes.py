@@ -12,21 +12,26 @@ from jax._src import xla_bridge
 import numpy as np
 
 _used_at_fork = False  # whether JAX was in use in the parent at the fork
-_lost = False
+_lacks_xla = False
+
+
+def processors() -> int:
+    """Returns the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lost_xla() -> bool:
     """Returns whether this process was forked after its parent had used JAX."""
-    return _lost
+    return _lacks_xla
 
 
-def require_xla(what: str) -> None:
-    """Raises ``RuntimeError`` in a process without XLA. ``what`` names the operation that needs XLA."""
-    if _lost:
+def require_xla(operation: str) -> None:
+    """Raises ``RuntimeError`` in a process without XLA. ``operation`` names the operation that needs XLA."""
+    if _lacks_xla:
         raise RuntimeError(
-            f"{what} must run in a process with threads of XLA, got a process forked after its parent used JAX: start "
-            'workers by multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is used or a model is '
-            "loaded"
+            f"{operation} must run in a process with threads of XLA, got a process forked after its parent used JAX: "
+            'start workers by multiprocessing.get_context("spawn") or "forkserver", or fork before JAX is used or a '
+            "model is loaded"
         )
 
 
@@ -38,7 +43,7 @@ def on_host(tree: Any) -> Any:
     """
 
     def read(array: Any) -> np.ndarray:
-        if isinstance(array, jax.Array) and _lost:
+        if isinstance(array, jax.Array) and _lacks_xla:
             if any(device.platform != "cpu" for device in array.devices()):
                 require_xla("a model on an accelerator")
             if not array.is_ready():
@@ -57,14 +62,14 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    global _lost
-    _lost = _lost or _used_at_fork
+    global _lacks_xla
+    _lacks_xla = _lacks_xla or _used_at_fork
 
 
 def _backend_is_initialized() -> bool:
     # JAX has no public function for this.
-    known = getattr(xla_bridge, "backends_are_initialized", None)
-    return True if known is None else known()
+    initialized = getattr(xla_bridge, "backends_are_initialized", None)
+    return True if initialized is None else initialized()
 
 
 if hasattr(os, "register_at_fork"):

@@ -44,27 +44,27 @@ def dataclass(cls: Any = None, /, **options: Any) -> Any:
         return partial(dataclass, **options)
     cls = dataclasses.dataclass(frozen=True, **options)(cls)
     fields = dataclasses.fields(cls)
-    children = tuple(one.name for one in fields if one.metadata.get("pytree_node", True))
-    static = tuple(one.name for one in fields if one.name not in children)
+    children = tuple(field.name for field in fields if field.metadata.get("pytree_node", True))
+    static = tuple(field.name for field in fields if field.name not in children)
 
-    def flatten(one: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:
-        return [getattr(one, name) for name in children], tuple(getattr(one, name) for name in static)
+    def flatten(instance: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        return [getattr(instance, name) for name in children], tuple(getattr(instance, name) for name in static)
 
-    def flatten_with_keys(one: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:
-        values, aux = flatten(one)
+    def flatten_with_keys(instance: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        values, aux = flatten(instance)
         return [*zip(map(jax.tree_util.GetAttrKey, children), values, strict=True)], aux
 
     def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> Any:
         return cls(**dict(zip(children, values, strict=True)), **dict(zip(static, aux, strict=True)))
 
-    def to_state(one: Any) -> dict[str, Any]:
-        return {name: serialization.to_state_dict(getattr(one, name)) for name in children}
+    def to_state(instance: Any) -> dict[str, Any]:
+        return {name: serialization.to_state_dict(getattr(instance, name)) for name in children}
 
-    def from_state(one: Any, state: dict[str, Any]) -> Any:
+    def from_state(instance: Any, state: dict[str, Any]) -> Any:
         if set(state) != set(children):
             raise ValueError(f"the state of {cls.__name__} must have {sorted(children)}, got {sorted(state)!s:.80}")
-        values = {n: serialization.from_state_dict(getattr(one, n), state[n], name=n) for n in children}
-        return dataclasses.replace(one, **values)
+        values = {n: serialization.from_state_dict(getattr(instance, n), state[n], name=n) for n in children}
+        return dataclasses.replace(instance, **values)
 
     cls.replace = dataclasses.replace
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

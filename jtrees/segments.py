@@ -84,8 +84,8 @@ def quick_sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_lea
     block = max(_BLOCK, _OF_LEAF * num_leaves)
     blocks = -(-len(values) // block)
     place = leaf_index + num_leaves * (jnp.arange(len(values), dtype=leaf_index.dtype) // block)
-    by_block = jax.ops.segment_sum(values, place, blocks * num_leaves)
-    return by_block.reshape(blocks, num_leaves, *values.shape[1:]).sum(0)
+    block_sums = jax.ops.segment_sum(values, place, blocks * num_leaves)
+    return block_sums.reshape(blocks, num_leaves, *values.shape[1:]).sum(0)
 
 
 def total(values: Num[Array, "n *k"]) -> Float[Array, "*k"]:
@@ -164,8 +164,8 @@ def means(
     first = summed(y)
     values = first + summed(y - first[leaf_index])
     if default is None and (xp is jnp or not count.all()):
-        whole = (total(wide(weight, y) * y) / total(weight))[None]
-        default = (whole + total(wide(weight, y) * (y - whole)) / total(weight))[0]
+        mean = (total(wide(weight, y) * y) / total(weight))[None]
+        default = (mean + total(wide(weight, y) * (y - mean)) / total(weight))[0]
     default = None if default is None else xp.broadcast_to(default, values.shape)
     if xp is np:
         values = common(leaf_index, y, num_leaves, weight, values)
@@ -176,8 +176,8 @@ def common(
     leaf_index: np.ndarray, y: np.ndarray, num_leaves: int, weight: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
     """Returns leaf values, replaced by y where all rows with weight in a leaf have the same y. Runs on the host."""
-    some = np.flatnonzero(weight > 0)
-    order = some[np.argsort(leaf_index[some], kind="stable")]
+    rows = np.flatnonzero(weight > 0)
+    order = rows[np.argsort(leaf_index[rows], kind="stable")]
     leaf, ordered = leaf_index[order], y[order]
     first = np.flatnonzero(np.diff(leaf, prepend=-1))
     low, high = (ends.reduceat(ordered, first, axis=0) for ends in (np.minimum, np.maximum))
@@ -206,20 +206,20 @@ def quantiles(
     first = xp.cumsum(count) - count
     part = _parts_of(weight, inside, count, first)  # cumulative weight in the leaf, including the row
     last = xp.clip(first + count - 1, 0, n - 1)
-    whole = part[0][last], part[1][last]
+    leaf_weight = part[0][last], part[1][last]
     # The slack prevents rounding errors of weights in double precision from deciding ties. Sums of float32 are exact.
-    slack = (4 * np.finfo(np.float64).eps if y.dtype == np.float64 else 2.0**-38) * whole[0]
+    slack = (4 * np.finfo(np.float64).eps if y.dtype == np.float64 else 2.0**-38) * leaf_weight[0]
 
-    def at_level(level: float) -> Array:
-        wanted = _product(whole, level)
-        ahead, rest = _two_sum(part[0], -wanted[0][inside])
-        ahead = ahead + (rest + (part[1] - wanted[1][inside]))  # exact enough, as only its sign near 0 matters
-        below = lambda margin: _counts((ahead < margin[inside]) & (group < num_leaves), inside, num_leaves)
+    def quantile(level: float) -> Array:
+        target = _product(leaf_weight, level)
+        excess, error = _two_sum(part[0], -target[0][inside])
+        excess = excess + (error + (part[1] - target[1][inside]))  # exact enough, as only its sign near 0 matters
+        below = lambda margin: _counts((excess < margin[inside]) & (group < num_leaves), inside, num_leaves)
         place = lambda passed: xp.clip(first + xp.minimum(passed, count - 1), 0, n - 1)
         low, high = y[place(below(-slack))], y[place(below(slack))]
         return xp.where(low == high, low, low / 2 + high / 2)
 
-    return xp.stack([at_level(level) for level in levels], axis=1), count > 0
+    return xp.stack([quantile(level) for level in levels], axis=1), count > 0
 
 
 def _parts_of(weight: Any, leaf: Any, count: Any, first: Any) -> tuple[Any, Any]:
@@ -230,17 +230,16 @@ def _parts_of(weight: Any, leaf: Any, count: Any, first: Any) -> tuple[Any, Any]
     xp, n = module_of(weight), len(weight)
     size = 64 if weight.dtype == np.float64 else 32
     bits = _bits(n, size)
-    words_of = -(-(_BELOW if size == 32 else 2 * _BELOW) // bits)
+    words = -(-(_BELOW if size == 32 else 2 * _BELOW) // bits)
     if xp is np:
         largest = np.zeros(len(count))
-        some = count > 0
-        largest[some] = np.maximum.reduceat(weight, first[some]) if some.any() else 0
+        np.maximum.at(largest, leaf, weight)
     else:
         largest = jnp.maximum(jax.ops.segment_max(weight, leaf, len(count), indices_are_sorted=True), 0)
-    running = [xp.cumsum(word) for word in _words(weight, xp.frexp(largest)[1][leaf], bits, words_of)]
+    sums_of_words = [xp.cumsum(word) for word in _words(weight, xp.frexp(largest)[1][leaf], bits, words)]
     start = first[leaf]
     before = lambda sum_: xp.where(start > 0, sum_[xp.maximum(start - 1, 0)], 0)
-    return _joined([sum_ - before(sum_) for sum_ in running], bits)
+    return _joined([sum_ - before(sum_) for sum_ in sums_of_words], bits)
 
 
 def _counts(mask: Any, leaf: Any, num_leaves: int) -> Any:
@@ -261,7 +260,7 @@ def _bits(n: int, size: int) -> int:
 def _words(values: Any, exponent: Any, bits: int, count: int) -> list[Any]:
     """Returns the words of values below ``2^exponent``, the highest word first. The lowest word is rounded."""
     xp = module_of(values)
-    whole = np.int64 if values.dtype == np.float64 else np.int32
+    integer = np.int64 if values.dtype == np.float64 else np.int32
     # Two steps, because the power may be out of range.
     half = exponent // 2
     power = lambda e: xp.ldexp(xp.ones((), values.dtype), -e)
@@ -269,7 +268,7 @@ def _words(values: Any, exponent: Any, bits: int, count: int) -> list[Any]:
     for i in range(count):
         rest = rest * 2.0**bits
         word = xp.trunc(rest) if i < count - 1 else xp.round(rest)
-        words.append(word.astype(whole))
+        words.append(word.astype(integer))
         rest = rest - word
     return words
 
@@ -290,8 +289,8 @@ def _joined(words: list[Any], bits: int) -> tuple[Any, Any]:
 def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
     """Returns the rounded sum and its exact rounding error."""
     added = a + b
-    of_b = added - a
-    return added, (a - (added - of_b)) + (b - of_b)
+    b_part = added - a
+    return added, (a - (added - b_part)) + (b - b_part)
 
 
 def _product(number: tuple[Any, Any], factor: float) -> tuple[Any, Any]:

@@ -88,8 +88,10 @@ def join_rows(tree: Any) -> Any:
     _check_rows(tree, jax.local_device_count(), "the devices of a process")
     mesh = jax.sharding.get_mesh()
     along = mesh.axis_names.index(DATA)
-    mine = {at[along] for at, device in np.ndenumerate(mesh.devices) if device.process_index == jax.process_index()}
-    joined = lambda each: jax.tree.map(lambda a: jax.make_array_from_process_local_data(each, np.asarray(a)), tree)
+    places, process = np.ndenumerate(mesh.devices), jax.process_index()
+    mine = {place[along] for place, device in places if device.process_index == process}
+    put = jax.make_array_from_process_local_data
+    joined = lambda sharding: jax.tree.map(lambda a: put(sharding, np.asarray(a)), tree)
     if len(mine) * jax.process_count() == mesh.shape[DATA]:
         return joined(_over_data())
     # Several processes need the same rows. Each device first gets its own rows, and a program then moves them.
@@ -167,13 +169,13 @@ def each_part(fn: Callable[..., tuple[Any, Any]], *arrays: Any, rows: tuple[int,
         return fn(*arrays)
 
     def shard(*arrays: Any) -> tuple[Any, Any]:
-        sums, by_row = fn(*arrays)
-        return jax.lax.psum(sums, DATA), by_row
+        sums, row_results = fn(*arrays)
+        return jax.lax.psum(sums, DATA), row_results
 
     over, everywhere = PartitionSpec(DATA), PartitionSpec()
     specs = tuple(over if i in rows else everywhere for i in range(len(arrays)))
-    each = jax.shard_map(shard, in_specs=specs, out_specs=(everywhere, over), axis_names={DATA}, check_vma=False)
-    return each(*arrays)
+    sharded = jax.shard_map(shard, in_specs=specs, out_specs=(everywhere, over), axis_names={DATA}, check_vma=False)
+    return sharded(*arrays)
 
 
 def _over_data() -> NamedSharding:
@@ -184,12 +186,12 @@ def _without_data() -> bool:
     return DATA not in jax.sharding.get_abstract_mesh().axis_names
 
 
-def _check_rows(tree: Any, shares: int, of: str) -> None:
+def _check_rows(tree: Any, shares: int, owners: str) -> None:
     lengths = sorted({np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(tree)})
     if len(lengths) > 1:
         raise ValueError(f"arrays must have one row for each sample, got lengths {quoted_list(lengths)}")
     if any(n % shares for n in lengths):
         raise ValueError(
-            f"number of rows must be a multiple of {shares}, {of}: leave rows out, or add rows of weight 0; "
+            f"number of rows must be a multiple of {shares}, {owners}: leave rows out, or add rows of weight 0; "
             f"got {quoted_list(lengths)}"
         )

@@ -5,18 +5,23 @@ for CO2 (where outputs of a ridge regression are additional features), for GET w
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 import numpy as np
 
+from jtrees import topology
 from jtrees._classes import shares
+from jtrees.segments import ones_or
+from jtrees.tasks import Classification, Task
 
 Impurity = Callable[[jax.Array], jax.Array]  # statistics of nodes (..., q) -> impurity (...)
 
 _SMALLEST, _GROWTH = 8, 8  # padded sizes of a level, each with a branch: at most eight times the open nodes
+_CELLS = 2**22  # numbers of the sums that are in memory together
 _FEW_BINS = 64  # below this number, a value is compared with all edges at once
 _DIGITS = 1e-6  # targets of a node are equal if their standard deviation is below this fraction of their mean
 _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above rounding errors of float32
@@ -70,6 +75,13 @@ def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -
     return jax.vmap(edges)(x.T)
 
 
+def statistics_of(task: Task, y: Array, weight: Float[Array, " n"]) -> tuple[Float[Array, "n q"], Impurity]:
+    """Returns the contributions of samples to their node, and the impurity of their sum."""
+    if isinstance(task, Classification):
+        return class_statistics(y, weight, task.classes), entropy
+    return target_statistics(y, weight), squared_deviation
+
+
 def class_statistics(
     y: Int[Array, " n"] | Float[Array, "n k"], weight: Float[Array, " n"], classes: int
 ) -> Float[Array, "n k"]:
@@ -106,7 +118,7 @@ def best_thresholds(
     nodes: int,
     impurity: Impurity,
     *,
-    codes: Int[Array, "p n"] | None = None,
+    codes: Integer[Array, "p n"] | None = None,
 ) -> Thresholds:
     """Returns the split with the largest gain in each node.
 
@@ -119,7 +131,7 @@ def best_thresholds(
       impurity: :func:`entropy` or :func:`squared_deviation`.
       codes: bin of each value, from :func:`codes_of`, which several calls can share. None: computed here.
     """
-    bins_of = codes_of(x, edges) if codes is None else codes
+    codes = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
     rounding = _GAIN * jnp.abs(sums).sum(-1)  # impurity that rounding errors can cause
     if impurity is squared_deviation:
@@ -132,13 +144,13 @@ def best_thresholds(
     open_ = cost > rounding
     label = jnp.cumsum(open_) - 1
     labels = jnp.where(open_, label, nodes)[node]  # out of range for closed nodes, which are therefore dropped
-    most = min(nodes, len(x) // 2 + 1)  # an open node has at least two samples
-    sizes = [_SMALLEST]
-    while sizes[-1] < most:
-        sizes.append(min(sizes[-1] * _GROWTH, most))
-    branches = [
-        lambda size=size: _best(bins_of, edges, statistics, labels, size, max(sizes), impurity) for size in sizes
-    ]
+    max_open = min(nodes, len(x) // 2 + 1)  # an open node has at least two samples
+    sizes = [min(_SMALLEST, max_open)]
+    while sizes[-1] < max_open:
+        sizes.append(min(sizes[-1] * _GROWTH, max_open))
+    splits_of = lambda size: _best(codes, edges, statistics, labels, size, impurity)
+    padded = lambda size: jax.tree.map(lambda a: jnp.pad(a, (0, sizes[-1] - size)), splits_of(size))
+    branches = [partial(padded, size) for size in sizes]
     splits = jax.lax.switch(jnp.searchsorted(jnp.asarray(sizes), open_.sum()), branches)
     splits = jax.tree.map(lambda a: a[jnp.clip(label, 0)], splits)
     gain = jnp.where(open_ & (splits.gain > _GAIN * cost), splits.gain, 0)
@@ -157,26 +169,37 @@ def _about_means(statistics: Float[Array, "n q"], node: Int[Array, " n"], sums: 
 
 
 def binned_cart(
-    x: Float[Array, "n p"],
-    edges: Float[Array, "p bins"],
-    statistics: Float[Array, "n q"],
-    depth: int,
-    impurity: Impurity,
+    batch: Any, edges: Float[Array, "p bins"], task: Task, depth: int, codes: Integer[Array, "n p"] | None = None
 ) -> tuple[Float[Array, "nodes p"], Float[Array, " nodes"]]:
     """Returns weights and biases of the splits of a tree that is grown level by level.
 
-    A node without a gain does not split. The arguments are as for :func:`best_thresholds`, with the depth of the tree.
+    A node without a gain does not split. ``batch`` is a :class:`jtrees.Batch`, and ``edges`` is as for
+    :func:`best_thresholds`. ``codes`` are the bins of the values; None: computed here.
     """
-    node, rows, codes = jnp.zeros(len(x), jnp.int32), [], codes_of(x, edges)
-    for level in range(depth):
-        best = best_thresholds(x, edges, statistics, node, 2**level, impurity, codes=codes)
+    x, edges, size = batch.x, jnp.asarray(edges), topology.num_nodes(depth)
+    statistics, impurity = statistics_of(task, batch.y, ones_or(batch.weight, x))
+    codes = codes_of(x, edges) if codes is None else codes.T
+
+    def grow(nodes: int, level: Array | int, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Adds the splits of a level of at most ``nodes`` nodes."""
+        node, weights, bias = carry
+        best = best_thresholds(x, edges, statistics, node, nodes, impurity, codes=codes)
         divides = best.gain > 0
-        weights = jnp.where(divides[:, None], jax.nn.one_hot(best.feature, x.shape[1], dtype=x.dtype), 0)
-        rows.append((weights, jnp.where(divides, -best.threshold, -1)))
+        directions = jnp.where(divides[:, None], jax.nn.one_hot(best.feature, x.shape[1], dtype=x.dtype), 0)
+        # Splits beyond the level are replaced by those of the next levels.
+        place = 2**level - 1 + jnp.arange(nodes)
+        weights = weights.at[place].set(directions, mode="drop")
+        bias = bias.at[place].set(jnp.where(divides, -best.threshold, -1).astype(x.dtype), mode="drop")
         feature = jnp.take_along_axis(x, best.feature[node][:, None], axis=1)[:, 0]
-        node = 2 * node + (divides[node] & (feature > best.threshold[node])).astype(node.dtype)
-    weights, bias = (jnp.concatenate(parts) for parts in zip(*rows, strict=True))
-    return weights, bias.astype(x.dtype)
+        return 2 * node + (divides[node] & (feature > best.threshold[node])).astype(node.dtype), weights, bias
+
+    # The first levels share one program, because each takes most of a second to compile.
+    shared = min(depth, _SMALLEST.bit_length())
+    carry: Any = jnp.zeros(len(x), jnp.int32), jnp.zeros((size, x.shape[1]), x.dtype), jnp.zeros(size, x.dtype)
+    carry = jax.lax.fori_loop(0, shared, partial(grow, 2 ** (shared - 1)), carry)
+    for level in range(shared, depth):
+        carry = grow(2**level, level, carry)
+    return carry[1], carry[2]
 
 
 def codes_of(x: Float[Array, "n p"], edges: Float[Array, "p bins"]) -> Int[Array, "p n"]:
@@ -185,23 +208,41 @@ def codes_of(x: Float[Array, "n p"], edges: Float[Array, "p bins"]) -> Int[Array
     return jax.vmap(lambda edge, column: jnp.searchsorted(edge, column, method=method))(edges, x.T)
 
 
-def _best(
-    codes: Array, edges: Array, statistics: Array, node: Array, nodes: int, room: int, impurity: Impurity
-) -> Thresholds:
-    """Implements :func:`best_thresholds` for open nodes. Returns arrays padded to ``room``."""
-    bins = edges.shape[1] + 1
+def _best(codes: Array, edges: Array, statistics: Array, node: Array, nodes: int, impurity: Impurity) -> Thresholds:
+    """Implements :func:`best_thresholds` for open nodes."""
+    (p, bins), q = edges.shape, statistics.shape[1]
+    # Number of features whose sums and statistics are in memory together.
+    width = max(1, min(p, _CELLS // (q * max((bins + 1) * nodes, len(statistics)))))
+    codes, edges = (
+        jnp.pad(codes, ((0, -p % width), (0, 0))),
+        jnp.pad(edges, ((0, -p % width), (0, 0)), constant_values=jnp.inf),
+    )
+    cells = (bins + 1) * width * nodes
 
-    def scan_feature(best: Thresholds, inputs: tuple[Array, Array, Array]) -> tuple[Thresholds, None]:
-        code, edge, feature = inputs
-        cell = node * bins + code
-        below = jax.ops.segment_sum(statistics, cell, nodes * bins).reshape(nodes, bins, -1).cumsum(1)
-        all_, left = below[:, -1:], below[:, :-1]
-        gain = impurity(all_) - impurity(left) - impurity(all_ - left)
-        gain = jnp.where(jnp.isfinite(edge), gain, -jnp.inf)
-        at = gain.argmax(1)
-        split = Thresholds(jnp.full(nodes, feature), edge[at], jnp.take_along_axis(gain, at[:, None], 1)[:, 0])
-        return jax.tree.map(lambda new, old: jnp.where(split.gain > best.gain, new, old), split, best), None
+    def search(block: tuple[Array, Array]) -> Thresholds:
+        """Returns the best split of each feature and node, ``(width, nodes)``."""
+        codes, edges = block
+        cell = (codes.astype(jnp.int32) * width + jnp.arange(width)[:, None]) * nodes + node
+        cell = jnp.where(node < nodes, cell, cells)  # closed nodes are out of range, and dropped
+        values = jnp.broadcast_to(statistics, (width, *statistics.shape))
+        sums = jax.ops.segment_sum(values.reshape(-1, q), cell.ravel(), cells).reshape(bins + 1, width, nodes, q)
+        total = sums.sum(0)
+        parent = impurity(total)
 
-    none = Thresholds(jnp.zeros(nodes, jnp.int32), jnp.zeros(nodes, edges.dtype), jnp.zeros(nodes, statistics.dtype))
-    best: Any = jax.lax.scan(scan_feature, none, (codes, edges, jnp.arange(len(edges), dtype=jnp.int32)))[0]
-    return jax.tree.map(lambda a: jnp.pad(a, (0, room - nodes)), best)
+        def add_bin(carry: tuple[Array, Thresholds], inputs: tuple[Array, Array]) -> tuple[Any, None]:
+            (left, best), (bin_sums, edge) = carry, inputs
+            left = left + bin_sums
+            gain = jnp.where(jnp.isfinite(edge)[:, None], parent - impurity(left) - impurity(total - left), -jnp.inf)
+            better = gain > best.gain
+            threshold = jnp.where(better, edge[:, None], best.threshold)
+            return (left, best._replace(threshold=threshold, gain=jnp.where(better, gain, best.gain))), None
+
+        zeros = jnp.zeros((width, nodes), statistics.dtype)
+        none = Thresholds(jnp.zeros((width, nodes), jnp.int32), zeros.astype(edges.dtype), zeros)
+        return jax.lax.scan(add_bin, (jnp.zeros_like(total), none), (sums[:-1], edges.T))[0][1]
+
+    blocks = codes.reshape(-1, width, codes.shape[1]), edges.reshape(-1, width, bins)
+    best = jax.tree.map(lambda a: a.reshape(-1, nodes), jax.lax.map(search, blocks))
+    feature = best.gain.argmax(0)
+    chosen = jax.tree.map(lambda a: jnp.take_along_axis(a, feature[None], 0)[0], best)
+    return chosen._replace(feature=feature.astype(jnp.int32))

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Num
 import numpy as np
 
 from jtrees import _classes, io, losses, validation as checks
-from jtrees._task import TaskOfLoss
+from jtrees._task import TaskOfChoices, TaskOfLoss
 from jtrees.losses.names import named
 
 
@@ -82,11 +82,9 @@ class Regression(TaskOfLoss):
         Raises:
           ValueError: for a wrong shape, or values that are not finite or that the loss refuses.
         """
-        y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
-        checks.check_finite("y", y)
-        wanted = (n,) if self.outputs is None else (n, self.outputs)
-        if y.shape != wanted:
-            raise ValueError(f"y must have shape {wanted}, got {y.shape}")
+        y, shape = checks.as_finite("y", y), (n,) if self.outputs is None else (n, self.outputs)
+        if y.shape != shape:
+            raise ValueError(f"y must have shape {shape}, got {y.shape}")
         self.loss_function.check(y)
         return y
 
@@ -97,8 +95,8 @@ class Regression(TaskOfLoss):
     def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the loss of each prediction of scaled targets, or the squared error if the loss is user-defined."""
         loss = self.loss_function if self.in_units else losses.SquaredError()
-        each = loss.of_predictions(predictions, loss.aligned(y))
-        return each if each.ndim == 1 else each.mean(axis=1)
+        values = loss.of_predictions(predictions, loss.aligned(y))
+        return values if values.ndim == 1 else values.mean(axis=1)
 
     def loss_unit(self, unit: Any) -> float:
         """Returns a scaled loss of 1 in the user's units, or 1 for several targets, whose losses remain scaled."""
@@ -111,8 +109,8 @@ class Regression(TaskOfLoss):
         the targets.
         """
         loss = self.loss_function if self.in_units else losses.SquaredError()
-        each = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
-        return (each if np.size(unit) == 1 else each / np.power(unit, loss.power())).mean(1)
+        values = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
+        return (values if np.size(unit) == 1 else values / np.power(unit, loss.power())).mean(1)
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Returns 1 minus the ratio of the loss to the loss of the best constant, averaged over targets.
@@ -132,7 +130,7 @@ class Regression(TaskOfLoss):
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Classification(TaskOfLoss):
+class Classification(TaskOfChoices):
     """Classification, by default with log loss.
 
     Args:
@@ -150,8 +148,6 @@ class Classification(TaskOfLoss):
     loss_function: losses.Loss = losses.LogLoss()
     class_weight: tuple[float, ...] | None = None
 
-    is_least_squares = False
-
     def __post_init__(self) -> None:
         checks.check_count("classes", self.classes, minimum=2)
         object.__setattr__(self, "loss_function", named(self.loss_function))
@@ -166,11 +162,6 @@ class Classification(TaskOfLoss):
         return self.classes
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the outputs for one sample: ``(classes,)``."""
-        return (self.classes,)
-
-    @property
     def link_name(self) -> losses.Link:
         """The softmax of the outputs. A user-defined loss also takes logits."""
         return "softmax"
@@ -180,17 +171,9 @@ class Classification(TaskOfLoss):
         """The loss of trainable leaves of logits. It is the log loss, even for a user-defined loss."""
         return self.loss_function if isinstance(self.loss_function, losses.LogLoss) else losses.LogLoss()
 
-    def scaled(self, unit: Any) -> "Classification":
-        """Returns the task itself, because classes are not scaled."""
-        return self
-
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
         """Returns None, because classes are not scaled."""
         return None, None
-
-    def loss_unit(self, unit: Any) -> float:
-        """Returns 1, because losses are not scaled."""
-        return 1.0
 
     def check(self, y: Any) -> None:
         """Raises ``ValueError`` if training targets are not integers 0..K-1 or soft labels. They may be traced."""
@@ -234,10 +217,6 @@ class Classification(TaskOfLoss):
             return self.loss_function.samples(outputs, y)
         return _classes.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
-    def varies(self, y: np.ndarray) -> bool:
-        """Returns True, because class frequencies can be fitted to labels of a single class."""
-        return True
-
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the log loss of probabilities for each sample, without smoothing."""
         return losses.log_loss(predictions, y)
@@ -270,7 +249,7 @@ class Classification(TaskOfLoss):
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Policy(TaskOfLoss):
+class Policy(TaskOfChoices):
     """Choice of an action for each sample, such that the mean reward is maximised.
 
     The targets are the rewards of all actions, ``(n, actions)``. If only the rewards of the chosen actions are known,
@@ -295,7 +274,6 @@ class Policy(TaskOfLoss):
 
     actions: int
 
-    is_least_squares = False
     loss_function = losses.Rewards()
 
     def __post_init__(self) -> None:
@@ -306,22 +284,9 @@ class Policy(TaskOfLoss):
         """Number of outputs of a sample, one for each action."""
         return self.actions
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the outputs for one sample: ``(actions,)``."""
-        return (self.actions,)
-
-    def scaled(self, unit: Any) -> "Policy":
-        """Returns the task itself, because rewards are not scaled."""
-        return self
-
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
         """Returns 0 and 1, because rewards and probabilities of actions are not scaled."""
         return np.float64(0), np.float64(1)
-
-    def loss_unit(self, unit: Any) -> float:
-        """Returns 1, because rewards are not scaled."""
-        return 1.0
 
     def check(self, y: Any) -> None:
         """Raises ``ValueError`` for rewards of a wrong shape. The rewards may be traced."""
@@ -346,15 +311,10 @@ class Policy(TaskOfLoss):
         Raises:
           ValueError: for a wrong shape, or values that are not finite.
         """
-        y = np.asarray(checks.as_numeric("y", y)).astype(np.float64, order="C")
-        checks.check_finite("y", y)
+        y = checks.as_finite("y", y)
         if y.shape != (n, self.actions):
             raise ValueError(f"y must hold the rewards of {self.actions} actions, {(n, self.actions)}, got {y.shape}")
         return y
-
-    def varies(self, y: np.ndarray) -> bool:
-        """Returns True, because one action can be played everywhere."""
-        return True
 
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n k"]) -> Float[Array, " n"]:
         """Returns minus the expected reward of each sample."""

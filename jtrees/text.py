@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrees import processes, validation
+from jtrees import _classes, processes, validation
 
 _READ = 8  # text with more digits is for computation, not for reading
 _REWARD_DIGITS = 3
@@ -25,14 +25,18 @@ def exact_text(value: Any) -> str:
     return np.format_float_positional(np.float64(value), trim="-")
 
 
-def classes_text(classes: Sequence[str], most: int | None) -> str:
-    """Returns up to ``most`` class texts, joined, and the number of omitted classes."""
-    more = len(classes) - len(classes[:most])
-    return ", ".join([*classes[:most], *([f"{more} more class{'' if more == 1 else 'es'}"] if more else [])])
+def classes_text(classes: Sequence[str], limit: int | None) -> str:
+    """Returns up to ``limit`` class texts, joined, and the number of omitted classes."""
+    omitted = len(classes[limit:]) if limit is not None else 0
+    return ", ".join([*classes[:limit], *([f"{omitted} more class{'' if omitted == 1 else 'es'}"] if omitted else [])])
 
 
 def largest_terms(
-    weights: np.ndarray, max_terms: int | None = None, deviations: np.ndarray | None = None, *, by_size: bool = False
+    weights: np.ndarray,
+    max_terms: int | None = None,
+    deviations: np.ndarray | None = None,
+    *,
+    largest_first: bool = False,
 ) -> tuple[np.ndarray, int]:
     """Returns the indices of the terms of a sum with the largest variation, in order, and the number of omitted terms.
 
@@ -40,12 +44,12 @@ def largest_terms(
       weights: weights, ``(p,)``. A weight of zero is not a term.
       max_terms: maximum number of terms. None: all terms.
       deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
-      by_size: whether the terms are sorted by size, the largest first.
+      largest_first: whether the terms are sorted by size, the largest first.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
     largest = terms[np.argsort(-size, kind="stable")[:max_terms]]
-    return largest if by_size else np.sort(largest), len(terms) - len(largest)
+    return largest if largest_first else np.sort(largest), len(terms) - len(largest)
 
 
 def smaller_terms(number: int) -> str:
@@ -60,13 +64,13 @@ def linear_text(
     max_terms: int | None = None,
     deviations: np.ndarray | None = None,
     *,
-    by_size: bool = False,
+    largest_first: bool = False,
 ) -> str:
     """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
 
     If there are more than ``max_terms`` terms, only the :func:`largest <largest_terms>` are included.
     """
-    shown, left_out = largest_terms(weights, max_terms, deviations, by_size=by_size)
+    shown, left_out = largest_terms(weights, max_terms, deviations, largest_first=largest_first)
     if not len(shown):
         return "0"
     term = lambda i: names[i] if abs(weights[i]) == 1 else f"{abs(weights[i]):.{digits}g} {names[i]}"
@@ -81,7 +85,7 @@ def linear_text(
 def numbers_text(values: Any, digits: int, zero: Any = 0) -> str:
     """Returns ``zero + values`` as text: see :func:`number_text`."""
     values = np.reshape(values, -1).astype(np.float64)
-    return ", ".join(number_text(v, digits, of) for v, of in zip(values, zero + 0 * values, strict=True))
+    return ", ".join(number_text(v, digits, offset) for v, offset in zip(values, zero + 0 * values, strict=True))
 
 
 def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
@@ -120,7 +124,7 @@ def model_text(
         return number(intercept if bounds is None else np.clip(intercept, *bounds))
     constant = number(intercept)
     sign = "-" if constant.startswith("-") else "+"
-    text = linear_text(slopes, names, digits, max_terms, deviations, by_size=short)
+    text = linear_text(slopes, names, digits, max_terms, deviations, largest_first=short)
     between = "" if bounds is None or short else ", from {} to {}".format(*map(number, bounds))
     return f"{text} {sign} {constant.removeprefix('-')}{between}"
 
@@ -192,12 +196,12 @@ def measured(
     classes = tree.classes
     if max_terms is not None:
         validation.check_count("max_terms", max_terms)
-    for name, given in (("class_names", class_names), ("y", y)):
-        if given is not None and classes is None:
+    for name, argument in (("class_names", class_names), ("y", y)):
+        if argument is not None and classes is None:
             raise ValueError(f"{name} must be None: the leaves of this tree hold no classes")
     if class_names is not None and len(class_names) != classes:
-        each = "one an action" if tree.is_policy else "one a class"
-        raise ValueError(f"class_names must hold {classes} names, {each}, got {len(class_names)}")
+        unit = "an action" if tree.is_policy else "a class"
+        raise ValueError(f"class_names must hold {classes} names, one {unit}, got {len(class_names)}")
     if x is None and y is not None:
         raise ValueError(f"x must be given with y, the {'rewards' if tree.is_policy else 'classes'} of its rows")
     if x is None:
@@ -213,11 +217,11 @@ def measured(
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
             texts += [f"mean reward of {best}"] if best else []
         return deviations, rows
-    y, classes = validation.check_labels(y, classes)
+    y, classes = _classes.check_labels(y, classes)
     validation.check_rows(y, len(leaf))
     labels = class_labels(tree, class_names)
-    by_class = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
-    for counts, texts in zip(by_class, rows, strict=True):
+    leaf_counts = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
+    for counts, texts in zip(leaf_counts, rows, strict=True):
         class_counts = [f"{labels[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
         texts += [classes_text(class_counts, max_terms)] if class_counts else []
     return deviations, rows
@@ -253,11 +257,11 @@ def threshold_texts(tree: Any, digits: int) -> list[str]:
     """Returns the thresholds of all nodes as text, with additional digits where different splits would look equal."""
     values = [0 - float(bias) for bias in np.asarray(tree.bias)]
     texts, reached = [f"{value:.{digits}g}" for value in values], np.flatnonzero(tree.splits).tolist()
-    for more in range(digits + 1, _READ + 1):
-        by_text = {text: [i for i in reached if texts[i] == text] for text in {texts[i] for i in reached}}
-        alike = [same for same in by_text.values() if len({values[i] for i in same}) > 1]
-        for i in itertools.chain(*alike):
-            texts[i] = f"{values[i]:.{more}g}"
+    for precision in range(digits + 1, _READ + 1):
+        nodes = {text: [i for i in reached if texts[i] == text] for text in {texts[i] for i in reached}}
+        ambiguous = [group for group in nodes.values() if len({values[i] for i in group}) > 1]
+        for i in itertools.chain(*ambiguous):
+            texts[i] = f"{values[i]:.{precision}g}"
     return texts
 
 

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 import numpy as np
 
-from jtrees import exact, io, ops, prediction, processes, pytree, sharding, topology, validation
+from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
 from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.segments import Array
 from jtrees.tasks import Policy
@@ -87,9 +87,9 @@ class ObliqueTree:
           shrink: whether constants and frequencies are shrunk towards the values of their ancestors. Generalised
             cross-validation chooses the shrinkage (:func:`jtrees.leaves.fit_hierarchical`).
         """
-        given = [array for array in (x, y, sample_weight) if array is not None]
+        arrays = [array for array in (x, y, sample_weight) if array is not None]
         refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
-        on_host = all(isinstance(array, np.ndarray) for array in given) and not validation.is_traced(self)
+        on_host = all(isinstance(array, np.ndarray) for array in arrays) and not validation.is_traced(self)
         if on_host and self.leaves.is_constant:
             weight = None if sample_weight is None else sample_weight.astype(np.float64)
             return self.with_absolute(refit(self.leaf_index(x), x, y, weight))
@@ -141,14 +141,9 @@ class ObliqueTree:
         """
         if prediction.is_on_device(self._single(), x):
             return prediction.predict(self, x)
-        own = processes.on_host(self) if processes.lost_xla() else self
-        out = own._at_leaves(x, own.leaves.at)
-        return out if self.origin is None else self.origin.inverse(out)
-
-    def _at_leaves(self, x: Any, then: Any) -> Any:
-        """Returns ``then(leaf, x)``, with the leaf of each row and its features relative to the origin."""
-        splits, options = self.replace(leaves=None, origin=None), {"scaling": self.origin, "exactly": _LEAF_INDEX}
-        return prediction.evaluate(_leaf_index, splits, x, features=self.features, then=then, **options)
+        tree = processes.on_host(self) if processes.lost_xla() else self
+        outputs = prediction.evaluate_leaves(tree, x, scaling=tree.origin, finish=tree.leaves.at)
+        return outputs if self.origin is None else self.origin.inverse(outputs)
 
     def leaf_index(self, x: ArrayLike) -> Any:
         """Returns the leaf that each sample reaches.
@@ -162,7 +157,7 @@ class ObliqueTree:
         Raises:
           ValueError: if x has a wrong rank or width, or values that are not finite.
         """
-        return self._single()._at_leaves(x, lambda leaf, x: leaf)
+        return prediction.evaluate_leaves(self._single(), x, scaling=self.origin, finish=lambda leaf, x: leaf)
 
     @property
     def scaling(self) -> Origin | None:
@@ -254,11 +249,11 @@ class ObliqueTree:
         shape = *split.shape[:-1], split.shape[-1] + 1
         rows = [np.ascontiguousarray(a).reshape(*shape, -1).view(np.uint8) for a in jax.tree.leaves(self.leaves)]
         values = np.concatenate(rows, axis=-1)
-        at_leaf = lambda leaf: np.take_along_axis(values, leaf[..., None], axis=-2)
+        leaf_bits = lambda leaf: np.take_along_axis(values, leaf[..., None], axis=-2)
         chosen, leaf = np.zeros(split.shape, bool), np.broadcast_to(np.arange(shape[-1]), shape)
         for level in map(topology.level, reversed(range(self.depth))):
             left, right = leaf[..., ::2], leaf[..., 1::2]  # a leaf with the value below each node, or -1
-            equal = (left >= 0) & (right >= 0) & (at_leaf(left) == at_leaf(right)).all(axis=-1)
+            equal = (left >= 0) & (right >= 0) & (leaf_bits(left) == leaf_bits(right)).all(axis=-1)
             is_split, is_right = split[..., level], goes_right[..., level]
             leaf = np.where(is_split, np.where(equal, left, -1), np.where(is_right, right, left))
             chosen[..., level] = leaf >= 0
@@ -336,25 +331,11 @@ def counted_from(zero: Any, x: Any) -> Any:
     if not isinstance(x, jax.Array) and not validation.is_traced(zero):
         return x - np.asarray(zero, np.float64)
     x = jnp.asarray(x)
-    whole, short = not jnp.issubdtype(x.dtype, jnp.floating), x.dtype.itemsize < 4
-    dtype = jnp.float32 if whole or short else x.dtype
-    if not whole:
+    integer, short = not jnp.issubdtype(x.dtype, jnp.floating), x.dtype.itemsize < 4
+    dtype = jnp.float32 if integer or short else x.dtype
+    if not integer:
         return x.astype(dtype) - jnp.asarray(zero, dtype)
     # Integers beyond 2**24 may be inexact in float32, but their two parts are exact.
     x = x.astype(jnp.int32) if short else x
     low = x % 4096
     return ((x - low).astype(dtype) - jnp.asarray(zero, dtype)) + low.astype(dtype)
-
-
-def _leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
-    return ops.hard(tree.weights, tree.bias, x)
-
-
-def _certain_leaf_index(tree: ObliqueTree, x: jax.Array) -> jax.Array:
-    leaf, uncertain = ops.hard_and_uncertain(tree.weights, tree.bias, x)
-    return jnp.where(uncertain, -1, leaf)
-
-
-_LEAF_INDEX = prediction.Exactly(
-    exact.unit_splits, _certain_leaf_index, lambda tree, x, _=None: exact.leaf_index(tree.weights, tree.bias, x)
-)

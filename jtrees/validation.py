@@ -1,7 +1,7 @@
 """Checks of the arguments of public functions, with uniform messages.
 
-Every check raises ``ValueError``, which names the argument, what was expected, and the value. Only concrete values are
-checked: under ``jit`` and ``vmap``, only shapes are checked.
+Every check raises ``ValueError``, which names the argument, what was expected, and the value. Of traced arrays, only
+shapes and dtypes are checked. Functions ``as_`` and ``check_`` with a result return the checked value.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,6 @@ import numpy as np
 
 MAX_DEPTH = 16
 MAX_NUMBERS = 2**31 - 1  # largest number of elements of an array, or of steps, for 32-bit sizes and counters
-
-
 _LONGEST = 80  # characters of a quoted value
 _MOST = 5  # items of a quoted list
 
@@ -29,8 +27,9 @@ def quoted(value: Any) -> str:
       >>> jtrees.validation.quoted("a name with  spaces ")
       "'a name with  spaces '"
     """
+    is_number = isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biufc"
     try:
-        text = str(value) if _is_number(value) else repr(value)
+        text = str(value) if is_number else repr(value)
     except Exception:  # for example for an integer of more than 4300 digits
         return f"a value of type {type(value).__name__}"
     text = text if isinstance(value, str) else " ".join(text.split())
@@ -38,11 +37,6 @@ def quoted(value: Any) -> str:
         return text
     closing = text[-1] if isinstance(value, str) else ""
     return text[: _LONGEST - 3 - len(closing)] + "..." + closing
-
-
-def _is_number(value: Any) -> bool:
-    """Returns whether a value is one number of NumPy: a scalar, or an array of rank 0."""
-    return isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biufc"
 
 
 def listed(texts: Iterable[str], separator: str = ", ") -> str:
@@ -53,8 +47,8 @@ def listed(texts: Iterable[str], separator: str = ", ") -> str:
       'a, b, c, d, e and 2 more'
     """
     texts = list(texts)
-    more = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
-    return separator.join(texts[:_MOST]) + more
+    omitted = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
+    return separator.join(texts[:_MOST]) + omitted
 
 
 def quoted_list(values: Iterable[Any]) -> str:
@@ -73,15 +67,8 @@ def is_traced(*values: Any) -> bool:
 
 
 def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
-    """Returns the depth as an int between 1 and ``most``, by default 16.
-
-    Raises:
-      ValueError: if the depth is not an integer in this range.
-    """
-    try:
-        value = operator.index(depth)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number from 1 to {most}, got {quoted(depth)}") from None
+    """Returns the depth as an integer from 1 to ``most``, by default 16."""
+    value = _index(name, depth, f"a whole number from 1 to {most}")
     if not 1 <= value <= most:
         raise ValueError(f"{name} must be from 1 to {most}, got {quoted(value)}")
     return value
@@ -89,10 +76,7 @@ def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
 
 def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
     """Returns an integer of at least ``minimum`` and at most ``most`` (a limit of 32-bit sizes or counters)."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {quoted(value)}") from None
+    number = _index(name, value, "a whole number")
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {quoted(number)}")
     if most is not None and number > most:
@@ -100,12 +84,15 @@ def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None
     return number
 
 
-def check_key(key: Any) -> None:
-    """Checks that the key is a single random key.
+def _index(name: str, value: Any, expected: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be {expected}, got {quoted(value)}") from None
 
-    Raises:
-      ValueError: if it is not. The message has an example of a key.
-    """
+
+def check_key(key: Any) -> None:
+    """Checks that the key is a single random key."""
     dtype = getattr(key, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_key:
@@ -145,8 +132,14 @@ def check_not_negative(name: str, value: Any) -> None:
 
 def check_part(name: str, value: Any) -> None:
     """Checks that the value is a number in [0, 1). Traced values pass."""
-    within = lambda number: number.ndim == 0 and 0 <= number < 1
-    _check_values(name, value, within, "a number from 0 up to but not including 1")
+    holds = lambda number: number.ndim == 0 and 0 <= number < 1
+    _check_values(name, value, holds, "a number from 0 up to but not including 1")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Checks that the value is a number above 0 and at most 1. Traced values pass."""
+    holds = lambda number: number.ndim == 0 and 0 < number <= 1
+    _check_values(name, value, holds, "a number above 0 and at most 1")
 
 
 def _check_values(name: str, value: Any, holds: Callable[[np.ndarray], Any], expected: str) -> None:
@@ -164,11 +157,12 @@ def _is_numeric(value: Any) -> bool:
     return dtype.kind in "biuf" or jnp.issubdtype(dtype, jnp.floating)
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> None:
-    """Checks that the value is one of the choices. ``other`` describes alternatives in the message."""
+def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> str:
+    """Returns the value, which must be one of the choices. ``other`` describes alternatives in the message."""
     if not isinstance(value, str) or value not in choices:
         expected = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
         raise ValueError(f"{name} must be one of {expected}, got {quoted(value)}")
+    return value
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -179,15 +173,19 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_unmasked(name: str, array: Any) -> None:
-    """Raises ``ValueError`` if an array has masked values. The message has their number and the first position."""
+    """Checks that an array has no masked values."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         masked = np.ma.getmaskarray(array)
-        where = tuple(int(i[0]) for i in np.nonzero(masked))
-        raise ValueError(f"{name} must have no masked values, got {int(masked.sum())}, the first at {where}")
+        raise ValueError(f"{name} must have no masked values, got {masked.sum()}, the first at {_first(masked)}")
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...]:
+    """Returns the position of the first True."""
+    return tuple(np.argwhere(mask)[0].tolist())
 
 
 def as_numeric(name: str, array: Any) -> Any:
-    """Returns an array of numbers. Raises ``ValueError`` if the array is not numeric, or has masked values."""
+    """Returns an array of numbers, without masked values."""
     check_unmasked(name, array)
     if hasattr(array, "toarray"):  # a sparse array of SciPy
         raise ValueError(f"{name} must be a dense array, got {quoted(array)}: use {name}.toarray()")
@@ -218,8 +216,8 @@ def _not_a_number(name: str, array: Any, values: np.ndarray) -> str:
     odd = values[where]
     if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or a similar library
         return f"{quoted(odd)} in column {quoted(str(array.columns[where[1]]))}{_repair(name, odd)}"
-    others = f"{quoted(values.flat[0])} and others, such as " if any(where) else ""
-    return f"{others}{quoted(odd)}{f' at {where}' if where else ''}{_repair(name, odd)}"
+    first = f"{quoted(values.flat[0])} and others, such as " if any(where) else ""
+    return f"{first}{quoted(odd)}{f' at {where}' if where else ''}{_repair(name, odd)}"
 
 
 def _repair(name: str, value: Any) -> str:
@@ -227,10 +225,9 @@ def _repair(name: str, value: Any) -> str:
     if is_missing(value):
         return ": fill gaps, or leave such rows out"
     if isinstance(value, (str, bytes)):
-        labels = (
-            ": for labels take task='classification' and y = np.unique(y, return_inverse=True)[1], or TreeClassifier"
-        )
-        return labels if name == "y" else ": encode text, such as by a OneHotEncoder"
+        if name != "y":
+            return ": encode text, such as by a OneHotEncoder"
+        return ": for labels take task='classification' and y = np.unique(y, return_inverse=True)[1], or TreeClassifier"
     if isinstance(value, (np.datetime64, np.timedelta64)) or hasattr(value, "year") or hasattr(value, "days"):
         return ": make numbers of dates, such as days since the first"
     return ""
@@ -251,11 +248,7 @@ def is_missing(value: Any) -> bool:
 
 
 def flat_samples(x: Any, features: int) -> Any:
-    """Returns the input of a layer, ``(..., features)``, as ``(n, features)``.
-
-    Raises:
-      ValueError: for a wrong last axis, or no samples.
-    """
+    """Returns the input of a layer, ``(..., features)``, as ``(n, features)``. There is at least one sample."""
     if x.ndim == 0 or x.shape[-1] != features:
         raise ValueError(f"x must have {features} features on its last axis, got shape {x.shape}")
     if 0 in x.shape:
@@ -264,14 +257,19 @@ def flat_samples(x: Any, features: int) -> Any:
 
 
 def check_finite(name: str, array: Any) -> None:
-    """Raises ``ValueError`` if an array has NaN or infinite values. The message has their number and first position."""
+    """Checks that an array has no NaN and no infinite values."""
     if is_traced(array):
         return
-    finite = np.isfinite(np.asarray(array))
-    if not finite.all():
-        bad = ~finite
-        where = tuple(int(i[0]) for i in np.nonzero(bad))
-        raise ValueError(f"{name} must be finite, got {int(bad.sum())} NaN or infinite values, the first at {where}")
+    bad = ~np.isfinite(np.asarray(array))
+    if bad.any():
+        raise ValueError(f"{name} must be finite, got {bad.sum()} NaN or infinite values, the first at {_first(bad)}")
+
+
+def as_finite(name: str, array: Any) -> np.ndarray:
+    """Returns finite numbers as an array in double precision."""
+    out = np.asarray(as_numeric(name, array)).astype(np.float64, order="C")
+    check_finite(name, out)
+    return out
 
 
 def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: int = 1) -> Any:
@@ -282,9 +280,6 @@ def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: i
       features: required number of columns, or None.
       finite: whether to check for NaN and infinities.
       rows: smallest number of rows: 0 or 1.
-
-    Raises:
-      ValueError: for a wrong rank, too few rows or columns, a wrong width, and non-numeric or non-finite values.
     """
     x = as_numeric("x", x)
     if x.ndim != 2:
@@ -333,79 +328,8 @@ def relative_weight(sample_weight: Any, n: int) -> np.ndarray:
     return np.where(weight < np.finfo(np.float32).tiny, 0.0, weight)
 
 
-def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
-    """Returns checked class labels 0..K-1 as int32, and the number of classes K.
-
-    Args:
-      y: labels, ``(n,)``.
-      classes: number of classes, of which some may be absent. None: inferred, and every class must be present.
-
-    Raises:
-      ValueError: for labels that are not integers 0..K-1 (the message says how to encode them), for an absent class,
-        and for fewer than two classes.
-    """
-    encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
-    if classes is not None:  # a validation set may lack classes, which would change the numbers
-        encode = "encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
-    y, unclear = label_array(y)
-    if y.ndim != 1 or len(y) == 0:
-        raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")
-    if unclear:
-        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {unclear}")
-    if y.dtype.kind == "f":
-        check_finite("y", y)
-    odd = y if y.dtype.kind not in "biuf" else y[y != np.floor(y)] if y.dtype.kind == "f" else y[:0]
-    if len(odd):
-        raise ValueError(f"y must hold whole numbers 0..K-1 in classification, got {quoted(odd[0])}: {encode}")
-    present = np.unique(y)
-    least, most = int(present[0]), int(present[-1])
-    if least < 0 or (classes is not None and most >= classes):
-        allowed = "0..K-1" if classes is None else f"0..{classes - 1}"
-        raise ValueError(f"y must hold classes {allowed}, got labels from {least} to {most}: {encode}")
-    if classes is None:
-        gaps = np.flatnonzero(present != np.arange(len(present)))
-        if len(gaps):
-            raise ValueError(f"y must hold every class 0..{most}, got no sample of class {gaps[0]}: {encode}")
-        classes = most + 1
-    if classes < 2:
-        raise ValueError("y must hold at least two classes to learn from, got one")
-    return y.astype(np.int32), classes
-
-
-def label_array(y: Any) -> tuple[np.ndarray, str]:
-    """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``.
-
-    The array is numeric if all labels are numbers.
-
-    Raises:
-      ValueError: for masked values.
-    """
-    check_unmasked("y", y)
-    labels = np.asarray(y)
-    if isinstance(y, (list, tuple)) and labels.dtype.kind in "SU":  # NumPy would convert all to text
-        labels = np.asarray(y, object)
-    if labels.ndim != 1 or labels.dtype.kind != "O" or not len(labels):
-        return labels, ""
-    for i, label in enumerate(labels):
-        if is_missing(label):
-            return labels, f"{quoted(label)} in row {i}: leave rows without a label out"
-    if all(isinstance(label, (int, float, np.number, np.bool_)) for label in labels):
-        return np.array(labels.tolist()), ""
-    for i, label in enumerate(labels):
-        if not isinstance(label, type(labels[0])) and not isinstance(labels[0], type(label)):
-            return (
-                labels,
-                f"{quoted(labels[0])} and {quoted(label)} (in row {i}): make labels one type, then encode them",
-            )
-    return labels, ""
-
-
 def check_targets(y: Any, n: int) -> Any:
-    """Returns checked training targets of a regression, ``(n,)`` or ``(n, k)``.
-
-    Raises:
-      ValueError: for a wrong shape, non-numeric or non-finite values, fewer than two samples, or a constant target.
-    """
+    """Returns checked training targets of a regression, ``(n,)`` or ``(n, k)``, at least two and not constant."""
     y = as_numeric("y", y)
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
         raise ValueError(f"y must have shape (n,) or (n, k), got shape {y.shape}")
@@ -418,8 +342,8 @@ def check_targets(y: Any, n: int) -> Any:
     if constant.any():
         column = int(np.argmax(constant))
         which = "" if y.ndim == 1 else f" in column {column}"
-        value = float(columns[0, column])
-        raise ValueError(f"y must take at least two values to learn from, got {quoted(value)} in every row{which}")
+        got = f"{quoted(float(columns[0, column]))} in every row{which}"
+        raise ValueError(f"y must take at least two values to learn from, got {got}")
     return y
 
 
@@ -429,14 +353,3 @@ def check_rows(y: Any, n: int) -> None:
         raise ValueError(f"x and y must have the same number of rows, got {n} and {y.shape[0]}")
     if n < 2:
         raise ValueError("x and y must hold at least two samples, got 1")
-
-
-def check_classes(y: Any, classes: int) -> None:
-    """Checks that training labels are integers from 0 to ``classes - 1``. Traced values pass."""
-    if not jnp.issubdtype(y.dtype, jnp.integer):
-        raise ValueError(f"y must hold whole numbers 0..{classes - 1} in classification, got {y.dtype}")
-    if is_traced(y) or not y.size:
-        return
-    y = np.asarray(y)  # NumPy operations are not traced
-    if y.min() < 0 or y.max() >= classes:
-        raise ValueError(f"y must hold classes 0..{classes - 1}, got labels from {y.min()} to {y.max()}")

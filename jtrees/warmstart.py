@@ -44,7 +44,7 @@ def cart_regressor(
     """
     x = validation.check_x(x)
     y = np.asarray(validation.check_targets(y, len(x)))
-    tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, monotone)
+    tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, monotone)
     # scikit-learn drops the axis of a single column.
     return tree.replace(leaves=Values(tree.leaves.values.reshape(-1, *y.shape[1:])))
 
@@ -70,12 +70,12 @@ def cart_classifier(
     if is_soft(y):
         # The variance of the probabilities, summed over classes, decreases like their expected Gini impurity.
         y = checked_classes(y)[0]
-        tree = _grown("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, None)
+        tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, None)
         return tree.replace(leaves=Values(tree.leaves.values, Frequencies()))
-    return _grown("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight, monotone)
+    return _sklearn_tree("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight, monotone)
 
 
-def _grown(
+def _sklearn_tree(
     kind: str, x: Any, y: Any, depth: SupportsIndex, seed: int, sample_weight: Any, min_weight: float, monotone: Any
 ) -> ObliqueTree:
     try:
@@ -85,13 +85,12 @@ def _grown(
     depth = validation.check_depth(depth)
     validation.check_not_negative("min_weight", min_weight)
     total = len(x) if sample_weight is None else np.asarray(sample_weight).sum(dtype=np.float64)
-    least = (1 - _ROUNDING) * min_weight
-    if 2 * least > total:  # no split: scikit-learn accepts neither a larger fraction nor a depth of 0
-        options: Any = {"min_samples_split": len(x) + 1}
-    else:
-        options = {"min_weight_fraction_leaf": least / total if least > 0 else 0.0}
-    if monotone is not None:
-        options["monotonic_cst"] = np.asarray(monotone).astype(np.int8)
+    min_weight *= 1 - _ROUNDING
+    options: Any = {"monotonic_cst": None if monotone is None else np.asarray(monotone).astype(np.int8)}
+    if 2 * min_weight > total:  # no split: scikit-learn accepts neither a larger fraction nor a depth of 0
+        options["min_samples_split"] = len(x) + 1
+    elif min_weight > 0:
+        options["min_weight_fraction_leaf"] = min_weight / total
     model = getattr(tree, kind)(max_depth=depth, random_state=seed, **options)
     with warnings.catch_warnings():  # a warning about many classes in few rows
         warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
@@ -118,30 +117,31 @@ def from_sklearn(model: Any, depth: SupportsIndex | None = None) -> ObliqueTree:
     Raises:
       ValueError: if the model is deeper than ``depth`` or 16, or if it is a classifier with several outputs.
     """
-    grown = model.tree_
+    cart = model.tree_
     classifies = hasattr(model, "classes_")
     if classifies and model.n_outputs_ > 1:
         raise ValueError(f"a classifier must have one output to become a tree, got one of {model.n_outputs_}")
-    depth = validation.check_depth(max(1, grown.max_depth) if depth is None else depth)
-    if grown.max_depth > depth:
-        raise ValueError(f"depth must be at least that of the model, {grown.max_depth}, got {depth}")
+    depth = validation.check_depth(max(1, cart.max_depth) if depth is None else depth)
+    if cart.max_depth > depth:
+        raise ValueError(f"depth must be at least that of the model, {cart.max_depth}, got {depth}")
     nodes = topology.num_nodes(depth)
     weights = np.zeros((nodes, model.n_features_in_), np.float32)
     bias = np.full(nodes, -1, np.float32)
     # scikit-learn's values are (nodes, outputs, classes), with one class in a regression.
-    means = grown.value[:, 0] if classifies else grown.value[:, :, 0] if model.n_outputs_ > 1 else grown.value[:, 0, 0]
+    means = cart.value[:, 0] if classifies else cart.value[:, :, 0]
+    means = means[:, 0] if not classifies and model.n_outputs_ == 1 else means
     values = np.zeros((nodes + 1, *means.shape[1:]), np.float32)
     pending = [(0, 0)]  # (node of CART, node of the perfect tree)
     while pending:
         source, target = pending.pop()
-        left, right = grown.children_left[source], grown.children_right[source]
+        left, right = cart.children_left[source], cart.children_right[source]
         if target >= nodes:
             values[target - nodes] = means[source]
         elif left < 0:
             pending += [(source, 2 * target + 1), (source, 2 * target + 2)]
         else:
-            weights[target, grown.feature[source]] = 1
-            bias[target] = -_round_down(grown.threshold[source])
+            weights[target, cart.feature[source]] = 1
+            bias[target] = -_round_down(cart.threshold[source])
             pending += [(left, 2 * target + 1), (right, 2 * target + 2)]
     weights, bias, values = map(sharding.from_host, (weights, bias, values))
     return ObliqueTree(weights, bias, Values(values, Frequencies() if classifies else SquaredError()))

@@ -48,11 +48,11 @@ def named(implementation: Any, name: str = "implementation") -> tuple[str | Conf
     several = tuple(implementation) if isinstance(implementation, tuple | list) else (implementation,)
     if not several:
         raise ValueError(f"{name} must name at least one implementation, got an empty sequence")
-    for one in several:
-        if not isinstance(one, Config) and not (isinstance(one, str) and one in IMPLEMENTATIONS):
+    for entry in several:
+        if not isinstance(entry, Config) and not (isinstance(entry, str) and entry in IMPLEMENTATIONS):
             names = ", ".join(map(repr, IMPLEMENTATIONS))
             raise ValueError(
-                f"{name} must be one of {names}, a Config, a tuple of these, or None, got {_shown(one):.80}"
+                f"{name} must be one of {names}, a Config, a tuple of these, or None, got {_shown(entry):.80}"
             )
     return several
 
@@ -79,18 +79,18 @@ def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by:
     """
     if isinstance(implementation, Choice):
         return implementation
-    wanted, found = named(implementation), measured(kernel)
-    if wanted is None:
-        won = (
-            found is not None and found.holds(sizes) and (found.config.interpret or found.config.backend not in not_by)
-        )
-        return Choice((found.config,), True) if won else XLA  # type: ignore[union-attr]
+    choices, winner = named(implementation), measured(kernel)
+    if choices is None:
+        if winner is None or not winner.holds(sizes):
+            return XLA
+        config = winner.config
+        return Choice((config,), True) if config.interpret or config.backend not in not_by else XLA
     configs: dict[str, Config] = {}
     reasons = []
-    for one in wanted:
-        if one == "xla":
+    for entry in choices:
+        if entry == "xla":
             return Choice(tuple(configs.values()), True)
-        config = _config_of(one, found)
+        config = _config_of(entry, winner)
         try:
             _check(kernel, config, sizes, not_by)
         except Unsupported as error:
@@ -106,12 +106,13 @@ def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by:
 
 def run(choice: Choice, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
     """Calls ``fused(config, *arrays)`` or ``plain(*arrays)``, depending on the platform of the lowering."""
-    by_platform = {one.platform: partial(fused, one) for one in choice.configs if not one.interpret}
-    anywhere = next((partial(fused, one) for one in choice.configs if one.interpret), plain if choice.plain else None)
-    if not by_platform:
+    branches = {config.platform: partial(fused, config) for config in choice.configs if not config.interpret}
+    interpreted = (partial(fused, config) for config in choice.configs if config.interpret)
+    anywhere = next(interpreted, plain if choice.plain else None)
+    if not branches:
         return anywhere(*arrays)  # type: ignore[misc]
-    default = anywhere or partial(refuse, tuple(by_platform), next(iter(by_platform.values())))
-    return jax.lax.platform_dependent(*arrays, default=default, **by_platform)
+    default = anywhere or partial(refuse, tuple(branches), next(iter(branches.values())))
+    return jax.lax.platform_dependent(*arrays, default=default, **branches)
 
 
 def differentiable(choice: Choice, fused: Callable[..., Any], plain: Callable[..., Any], *arrays: Any) -> Any:
@@ -120,7 +121,7 @@ def differentiable(choice: Choice, fused: Callable[..., Any], plain: Callable[..
     Each branch is differentiated separately. Otherwise, the residuals of a branch that is not taken would be kept as
     zeros. An unused gradient would be zeros on a platform that refuses the call.
     """
-    if all(one.interpret for one in choice.configs):
+    if all(config.interpret for config in choice.configs):
         return run(choice, fused, plain, *arrays)
     call = jax.custom_vjp(lambda *arrays: run(choice, fused, plain, *arrays))
 
@@ -128,17 +129,19 @@ def differentiable(choice: Choice, fused: Callable[..., Any], plain: Callable[..
         return jax.vjp(fn, *arrays)[1](cotangent)
 
     def backward(arrays: Any, cotangent: jax.Array) -> Any:
-        of_fused = lambda config, *operands: pull_back(partial(fused, config), *operands)
-        return run(choice, of_fused, partial(pull_back, plain), cotangent, *arrays)
+        pull_back_fused = lambda config, *operands: pull_back(partial(fused, config), *operands)
+        return run(choice, pull_back_fused, partial(pull_back, plain), cotangent, *arrays)
 
     call.defvjp(lambda *arrays: (call(*arrays), arrays), backward)
     return call(*arrays)
 
 
-def _config_of(implementation: str | Config, found: Winner | None) -> Config:
+def _config_of(implementation: str | Config, winner: Winner | None) -> Config:
     if isinstance(implementation, Config):
         return implementation
-    return found.config if found is not None and found.config.backend == implementation else HEURISTIC[implementation]
+    if winner is not None and winner.config.backend == implementation:
+        return winner.config
+    return HEURISTIC[implementation]
 
 
 def _check(kernel: str, config: Config, sizes: Sizes, not_by: Sequence[str]) -> None:

@@ -142,13 +142,15 @@ class Winner(NamedTuple):
 @cache
 def winners() -> dict[tuple[str, str], Winner]:
     """Returns the winners by kind of device and kernel, as ``experiments/bench_kernels.py`` writes them."""
-    found = json.loads(Path(__file__).with_name("winners.json").read_text())
-    return {(one.pop("device"), one.pop("kernel")): Winner(Config(**one.pop("config")), **one) for one in found}
+    entries = json.loads(Path(__file__).with_name("winners.json").read_text())
+    return {
+        (entry.pop("device"), entry.pop("kernel")): Winner(Config(**entry.pop("config")), **entry) for entry in entries
+    }
 
 
 def measured(kernel: str) -> Winner | None:
     """Returns the winner for a kernel on the devices of :func:`device_kind`, or None."""
-    return found.get((device_kind(), kernel)) if (found := winners()) else None
+    return known_winners.get((device_kind(), kernel)) if (known_winners := winners()) else None
 
 
 def device_kind() -> str:
@@ -156,8 +158,8 @@ def device_kind() -> str:
 
     The devices of a mesh may belong to another machine.
     """
-    of_mesh = jax.sharding.get_abstract_mesh().abstract_device
-    return (of_mesh or jax.devices()[0]).device_kind
+    abstract_device = jax.sharding.get_abstract_mesh().abstract_device
+    return (abstract_device or jax.devices()[0]).device_kind
 
 
 def _power(value: int) -> int:

@@ -92,8 +92,8 @@ def reference(
     """Computes the plain definition."""
     weight = leaf_weights(scores(x, weights, bias), route)
     log_chances = jax.nn.log_softmax(leaves, axis=1)
-    lost = jnp.square(leaves[:, None] - y).mean(2) if loss == "squared" else -log_chances[:, y]
-    return (share * weight * lost).sum(), walk(x, weights, bias)
+    losses = jnp.square(leaves[:, None] - y).mean(2) if loss == "squared" else -log_chances[:, y]
+    return (share * weight * losses).sum(), walk(x, weights, bias)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -103,13 +103,13 @@ def _expected_loss(loss: Loss, route: str, choice: Choice, *operands: Any) -> tu
 
 # One pass computes value and gradient. The forward rule therefore computes both, and the backward rule only scales the
 # gradient. Symbolic zeros tell the forward rule which operands are differentiated.
-def _forward(loss: Loss, route: str, choice: Choice, *given: Any) -> tuple[Any, Any]:
-    operands = [one.value for one in given]
-    out, of_tree = _visited(loss, route, choice, *operands)
-    of_x, of_y, of_share = None, None, None
-    if any(given[i].perturbed for i in (0, 4, 5)):
-        of_x, of_y, of_share = jax.grad(partial(_plain, loss, route), argnums=(0, 4, 5))(*operands)
-    return out, (of_x, *of_tree, of_y, of_share)
+def _forward(loss: Loss, route: str, choice: Choice, *primals: Any) -> tuple[Any, Any]:
+    operands = [primal.value for primal in primals]
+    out, d_tree = _visited(loss, route, choice, *operands)
+    d_x, d_y, d_share = None, None, None
+    if any(primals[i].perturbed for i in (0, 4, 5)):
+        d_x, d_y, d_share = jax.grad(partial(_plain, loss, route), argnums=(0, 4, 5))(*operands)
+    return out, (d_x, *d_tree, d_y, d_share)
 
 
 def _plain(loss: Loss, route: str, x: Any, weights: Any, bias: Any, leaves: Any, y: Any, share: Any) -> jax.Array:
@@ -125,13 +125,13 @@ def _visited(loss: Loss, route: str, choice: Choice, *operands: Any) -> tuple[An
 
     def fused(config: Config, *operands: Any) -> tuple[Any, Any]:
         *tree, y, share = operands
-        known = {"share": share[:, None]} if loss == "squared" else {}
-        found = gradient(ROUTES[route], config, Tree(*tree), y, loss=loss, numbered=True, **known)
-        return (found["loss"], found["leaf"]), (found["weights"], found["bias"], found["leaves"])
+        columns = {"share": share[:, None]} if loss == "squared" else {}
+        results = gradient(ROUTES[route], config, Tree(*tree), y, loss=loss, numbered=True, **columns)
+        return (results["loss"], results["leaf"]), (results["weights"], results["bias"], results["leaves"])
 
     def plain(*operands: Any) -> tuple[Any, Any]:
-        lost, of_tree = jax.value_and_grad(partial(_plain, loss, route), argnums=(1, 2, 3))(*operands)
-        return (lost, walk(*operands[:3])), of_tree
+        value, d_tree = jax.value_and_grad(partial(_plain, loss, route), argnums=(1, 2, 3))(*operands)
+        return (value, walk(*operands[:3])), d_tree
 
     return run(choice, fused, plain, *operands)
 

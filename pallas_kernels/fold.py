@@ -13,13 +13,13 @@ import jax.numpy as jnp
 
 from pallas_kernels.layout import Layout
 from pallas_kernels.products import product
-from pallas_kernels.routes import Pair, Route, ones
+from pallas_kernels.routes import Pair, Route, indicator
 
 Level = tuple[jax.Array, ...]
 Factors = list[tuple[Level, Level]]  # for each level: factors for turning right and for turning left
 
 
-def each(fn: Callable[..., jax.Array], *levels: Level) -> Level:
+def map_arrays(fn: Callable[..., jax.Array], *levels: Level) -> Level:
     """Applies ``fn`` to the arrays of levels, one after another."""
     return tuple(map(fn, *levels))
 
@@ -62,14 +62,14 @@ def factors(route: Route, zs: list[Level]) -> Factors:
 def leaf_weights(layout: Layout, factors: Factors, start: jax.Array | None = None) -> Level:
     """Returns the leaf weights: the products of the factors over the paths, times ``start (1, tile)``."""
     first = factors[0][0][0]
-    reach: Level = (ones(_rows(first) < 2**layout.below),)
+    reach: Level = (indicator(_rows(first) < 2**layout.below),)
     if start is not None:
         reach = (reach[0] * start,)
     for i, (right, left) in enumerate(factors):
         if 2**i < layout.block:
             reach = (reach[0] * jnp.where(_turn(first, i), right[0], left[0]),)
         else:
-            reach = _join(layout, each(jnp.multiply, reach, left), each(jnp.multiply, reach, right))
+            reach = _join(layout, map_arrays(jnp.multiply, reach, left), map_arrays(jnp.multiply, reach, right))
     return reach
 
 
@@ -78,15 +78,15 @@ def score_gradients(layout: Layout, slopes: Factors, change: Level) -> list[Leve
 
     ``change`` is the gradient with respect to relative changes of the leaf weights.
     """
-    found = []
+    gradients = []
     for i, (right, left) in reversed([*enumerate(slopes)]):
         if 2**i < layout.block:
-            found.append((change[0] * jnp.where(_turn(change[0], i), right[0], left[0]),))
+            gradients.append((change[0] * jnp.where(_turn(change[0], i), right[0], left[0]),))
         else:
             below_left, below_right = _halves(layout, change)
-            found.append(each(lambda f, a, g, b: f * a + g * b, right, below_right, left, below_left))
-            change = each(jnp.add, below_left, below_right)
-    return found[::-1]
+            gradients.append(map_arrays(lambda f, a, g, b: f * a + g * b, right, below_right, left, below_left))
+            change = map_arrays(jnp.add, below_left, below_right)
+    return gradients[::-1]
 
 
 def path_weight(layout: Layout, factors: Pair, subtree: Any) -> jax.Array:

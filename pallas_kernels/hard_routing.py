@@ -49,9 +49,9 @@ def hard_routing(
     numbers = jnp.arange(len(tree.leaves), dtype=jnp.float32)[:, None]
     tree = tree._replace(leaves=numbers if leaves is None else jnp.concatenate([numbers, tree.leaves], axis=1))
     choice = choose(NAME, implementation, tree.sizes)
-    found = run(choice, of_leaf_reached, reference, *tree)
-    leaf = found[:, 0].astype(jnp.int32)
-    return leaf if leaves is None else (leaf, found[:, 1:])
+    columns = run(choice, of_leaf_reached, reference, *tree)
+    leaf = columns[:, 0].astype(jnp.int32)
+    return leaf if leaves is None else (leaf, columns[:, 1:])
 
 
 def reference(x: jax.Array, weights: jax.Array, bias: jax.Array, leaves: jax.Array) -> jax.Array:

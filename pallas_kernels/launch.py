@@ -61,13 +61,15 @@ def launch(
       sums: whether the kernel sums over tiles. A program then visits several tiles.
     """
     shell = shell_of(config)
-    spec = lambda one, is_result: shell.block(layout, one.kind, one.array.shape, sums=sums, is_result=is_result)
+    spec = lambda operand, is_result: shell.block(
+        layout, operand.kind, operand.array.shape, sums=sums, is_result=is_result
+    )
     call = pl.pallas_call(
         lambda *refs: body(SimpleNamespace(**dict(zip((*ins, *outs), refs, strict=True)))),
         grid=shell.grid(layout, sums=sums),
-        in_specs=[spec(one, False) for one in ins.values()],
-        out_specs=[spec(one, True) for one in outs.values()],
-        out_shape=[one.array for one in outs.values()],
+        in_specs=[spec(operand, False) for operand in ins.values()],
+        out_specs=[spec(result, True) for result in outs.values()],
+        out_shape=[result.array for result in outs.values()],
         name=name,
         interpret=config.interpret,
         compiler_params=None if config.interpret is True else shell.parameters(config, layout, sums=sums),
@@ -82,4 +84,4 @@ def launch(
     def _(*_: Any) -> Any:
         raise Unsupported(f"{name} has only first-order reverse-mode derivatives, 'xla' has all derivatives")
 
-    return dict(zip(outs, once(*(one.array for one in ins.values())), strict=True))
+    return dict(zip(outs, once(*(operand.array for operand in ins.values())), strict=True))

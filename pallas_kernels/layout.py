@@ -105,11 +105,10 @@ class Layout:
 
     def places(self, name: str) -> list[tuple[slice, slice]]:
         """Returns the rows and columns of the arrays that make up a sum of a gradient."""
-        whole = slice(None)
         if name == "weights":
             return [(rows, f) for rows in self.blocks_of_splits for f in self.blocks_of_features]
         blocks = {"bias": self.blocks_of_splits, "leaves": self.blocks_of_leaves}.get(name, [slice(0, 1)])
-        return [(rows, whole) for rows in blocks]
+        return [(rows, slice(None)) for rows in blocks]
 
     def cut(self, nodes: jax.Array) -> jax.Array:
         """Returns the rows of each subtree, ``(subtrees, rows, m)``, given nodes ``(nodes, m)``, breadth first."""
@@ -120,8 +119,8 @@ class Layout:
             unused = jnp.zeros((self.subtrees, self.block - self.path, m), nodes.dtype)
             parts = [*ancestors, unused]
         for i, rows in enumerate(self.sizes):
-            of_subtree = level(self.path + i).reshape(self.subtrees, 2**i, m)[:, reversed_bits(i)]
-            parts.append(jnp.tile(of_subtree, (1, rows // 2**i, 1)))
+            subtree_level = level(self.path + i).reshape(self.subtrees, 2**i, m)[:, reversed_bits(i)]
+            parts.append(jnp.tile(subtree_level, (1, rows // 2**i, 1)))
         return jnp.concatenate(parts, axis=1)
 
     def join(self, rows: jax.Array) -> jax.Array:

@@ -21,10 +21,10 @@ def losses(loss: Loss, values: jax.Array, y: jax.Array, share: Any) -> jax.Array
       y: targets ``(outputs, tile)``.
       share: weights of the samples ``(1, tile)``.
     """
-    one = values.shape[1] == 1  # needs no matrix product
+    is_scalar = values.shape[1] == 1  # needs no matrix product
     if loss == "linear":
-        return values * y if one else product(values, y)
-    if one:
+        return values * y if is_scalar else product(values, y)
+    if is_scalar:
         return share * (values - y) * (values - y)
     square = (values * values).sum(1, keepdims=True) + (y * y).sum(0, keepdims=True)
     return share * (square - 2 * product(values, y))
@@ -32,11 +32,11 @@ def losses(loss: Loss, values: jax.Array, y: jax.Array, share: Any) -> jax.Array
 
 def pull(loss: Loss, values: jax.Array, y: jax.Array, share: Any, weight: jax.Array) -> jax.Array:
     """Returns the gradient of ``(weight * losses).sum()`` with respect to the values, ``(leaves, outputs)``."""
-    one = values.shape[1] == 1
+    is_scalar = values.shape[1] == 1
     if loss == "linear":
-        return (weight * y).sum(1, keepdims=True) if one else product(weight, y, (1, 1))
+        return (weight * y).sum(1, keepdims=True) if is_scalar else product(weight, y, (1, 1))
     weight = share * weight
-    if one:
+    if is_scalar:
         return 2 * (weight * (values - y)).sum(1, keepdims=True)
     return 2 * (values * weight.sum(1, keepdims=True) - product(weight, y, (1, 1)))
 

@@ -29,10 +29,10 @@ def check(kernel: str, layout: Layout) -> None:
       Unsupported: for such sizes. The message names the sizes.
     """
     limit = _FAST_BEFORE if device_kind() in _BEFORE else _FAST
-    if (needed := _bytes(layout)) > limit:
+    if (memory := _bytes(layout)) > limit:
         sizes = f"p = {layout.p}, depth = {layout.depth}, k = {layout.k}"
         raise Unsupported(
-            f"implementation 'mosaic_tpu' of {kernel} needs {needed >> 20} MB of fast memory for {sizes}, "
+            f"implementation 'mosaic_tpu' of {kernel} needs {memory >> 20} MB of fast memory for {sizes}, "
             f"it may take {limit >> 20} MB"
         )
 
@@ -56,9 +56,9 @@ def block(layout: Layout, kind: str, shape: tuple[int, ...], *, sums: bool, is_r
     """Returns the part of an operand or a result that a program sees."""
 
     def tile(*ids: Any) -> Any:
-        at = ids[0] * layout.steps + ids[1] if sums else ids[0]
+        index = ids[0] * layout.steps + ids[1] if sums else ids[0]
         # The last program may visit tiles beyond the end. Operands are masked there. Results have space for the tiles.
-        return at if is_result or not sums else jnp.minimum(at, layout.tiles - 1)
+        return index if is_result or not sums else jnp.minimum(index, layout.tiles - 1)
 
     if kind == "samples":
         return pl.BlockSpec((layout.tile, shape[1]), lambda *ids: (tile(*ids), 0))

@@ -16,7 +16,7 @@ from pallas_kernels.choice import Implementation, choose, differentiable
 from pallas_kernels.config import Config
 from pallas_kernels.hard_routing import of_leaf_reached
 from pallas_kernels.operands import checked, one_number, scores
-from pallas_kernels.routes import VOTE, ones
+from pallas_kernels.routes import VOTE, indicator
 from pallas_kernels.routing import Tree, gradient
 
 NAME = "path_sum"
@@ -61,11 +61,11 @@ def reference(x: Any, weights: Any, bias: Any, leaves: Any, window: Any) -> jax.
     """Computes the plain definition, with the gradient of the softmax and a straight-through sign."""
     z = scores(x, weights, bias)
     straight = jnp.where(jnp.abs(z) <= window, z - jax.lax.stop_gradient(z), 0) / window
-    sign = 2 * ones(z > 0) - 1 + straight
+    sign = 2 * indicator(z > 0) - 1 + straight
     agree = jnp.zeros_like(z[:1])
     for level in range(weights.shape[0].bit_length()):
-        of_level = sign[2**level - 1 : 2 ** (level + 1) - 1]
-        agree = jnp.stack([agree - of_level, agree + of_level], 1).reshape(-1, x.shape[0])
+        level_sign = sign[2**level - 1 : 2 ** (level + 1) - 1]
+        agree = jnp.stack([agree - level_sign, agree + level_sign], 1).reshape(-1, x.shape[0])
     fixed, hard = jax.lax.stop_gradient((leaves, jax.nn.one_hot(agree.argmax(0), len(leaves), dtype=z.dtype)))
     soft = jnp.matmul(jax.nn.softmax(agree, axis=0).T, fixed, precision="highest")
     return jnp.matmul(hard, leaves, precision="highest") + soft - jax.lax.stop_gradient(soft)

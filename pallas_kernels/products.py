@@ -15,7 +15,7 @@ def product(a: jax.Array | Parts, b: jax.Array | Parts, over: Axes = (1, 0)) -> 
     """
     if not (isinstance(a, tuple) or isinstance(b, tuple)) and a.dtype == b.dtype:
         return _dot(a, b, over)
-    a, b = (one if isinstance(one, tuple) else parts(one) for one in (a, b))
+    a, b = (factor if isinstance(factor, tuple) else parts(factor) for factor in (a, b))
     # Products of parts below 2**-24 of the largest product are omitted. The smallest products are added first.
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if i + j < 3]
     return sum(_dot(a[i], b[j], over) for i, j in sorted(pairs, key=sum, reverse=True))  # type: ignore[return-value]
@@ -29,13 +29,13 @@ def parts(a: jax.Array) -> Parts:
     """
     if a.dtype == jnp.bfloat16:
         return (a,)
-    found, rest = [], a
+    summands, rest = [], a
     for _ in range(3):
         bits = jax.lax.bitcast_convert_type(rest, jnp.int32) & jnp.int32(-(2**16))
         high = jax.lax.bitcast_convert_type(bits, jnp.float32)
-        found.append(high.astype(jnp.bfloat16))
+        summands.append(high.astype(jnp.bfloat16))
         rest = rest - high
-    return tuple(found)
+    return tuple(summands)
 
 
 def _dot(a: jax.Array, b: jax.Array, over: Axes) -> jax.Array:

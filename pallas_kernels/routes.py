@@ -21,7 +21,7 @@ _AGREES = 0.8807970779778823  # sigmoid(2): factor of a decision that agrees wit
 Pair = tuple[jax.Array, jax.Array]  # for turning right, and for turning left
 
 
-def ones(mask: jax.Array) -> jax.Array:
+def indicator(mask: jax.Array) -> jax.Array:
     """Returns 1 where the mask is set, else 0, in float32."""
     return jnp.where(mask, jnp.float32(1), jnp.float32(0))
 
@@ -89,7 +89,7 @@ def _violation(z: jax.Array) -> Pair:
 
 
 def _violation_slopes(z: jax.Array, _: Pair) -> Pair:
-    return ones(z < 0), -ones(z > 0)
+    return indicator(z < 0), -indicator(z > 0)
 
 
 # In DGT's path function, a decision has the factors sigmoid(2) and sigmoid(-2) for any score. The unit of scores is the
@@ -100,12 +100,12 @@ def _vote(z: jax.Array) -> Pair:
 
 
 def _vote_slopes(z: jax.Array, _: Pair) -> Pair:
-    inside = ones(jnp.abs(z) <= 1)
+    inside = indicator(jnp.abs(z) <= 1)
     return inside, -inside
 
 
 def _hard(z: jax.Array) -> Pair:
-    right = ones(z > 0)
+    right = indicator(z > 0)
     return right, 1 - right
 
 

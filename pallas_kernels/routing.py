@@ -38,14 +38,14 @@ def _operands(layout: Layout, tree: Tree, columns: dict[str, Any]) -> dict[str, 
     from pallas_kernels.launch import Operand  # local, because Pallas takes a tenth of a second to import
 
     padded = jnp.pad(tree.weights, ((0, 0), (0, layout.columns - layout.p)))
-    found = {
+    operands = {
         "x": Operand("samples", tree.x),
         "w": Operand("tree", layout.cut(padded)),
         "b": Operand("tree", layout.cut(tree.bias[:, None])),
         "values": Operand("tree", layout.cut_leaves(tree.leaves)),
     }
-    by_name = lambda name, a: Operand("scalar", a) if name == "window" else Operand("columns", layout.columns_of(a))
-    return found | {name: by_name(name, a) for name, a in columns.items()}
+    column = lambda name, a: Operand("scalar", a) if name == "window" else Operand("columns", layout.columns_of(a))
+    return operands | {name: column(name, a) for name, a in columns.items()}
 
 
 def _column(refs: SimpleNamespace, tile: Any, name: str) -> Any:
@@ -79,8 +79,8 @@ def value(
     rows = 1 if loss is not None else layout.outputs
     outs = {"out": result("columns", jnp.float32, rows, layout.n), "total": result("columns", jnp.float32, 1, layout.n)}
     body = partial(_value_of_a_tile, layout, route, loss, shell_of(config))
-    found = launch("routing_value", body, config, layout, _operands(layout, tree, columns), outs, sums=False)
-    return found["out"][: 1 if loss is not None else layout.k].T, found["total"].T
+    results = launch("routing_value", body, config, layout, _operands(layout, tree, columns), outs, sums=False)
+    return results["out"][: 1 if loss is not None else layout.k].T, results["total"].T
 
 
 def _value_of_a_tile(layout: Layout, route: Route, loss: Loss | None, shell: ModuleType, refs: SimpleNamespace) -> None:
@@ -91,13 +91,13 @@ def _value_of_a_tile(layout: Layout, route: Route, loss: Loss | None, shell: Mod
     y, share = (_column(refs, tile, name) for name in ("y", "share"))
 
     def visit(t: Any, sums: Any) -> Any:
-        here = routed(t, at=t)
+        subtree = routed(t, place=t)
         if loss is None:
-            part = expected(here.values, here.weight)
+            part = expected(subtree.values, subtree.weight)
         else:
-            lost = fold.each(partial(losses, loss, y=y, share=share), here.values)
-            part = fold.total(fold.each(jnp.multiply, here.weight, lost))
-        return sums[0] + part, sums[1] + fold.total(here.weight)
+            leaf_losses = fold.map_arrays(partial(losses, loss, y=y, share=share), subtree.values)
+            part = fold.total(fold.map_arrays(jnp.multiply, subtree.weight, leaf_losses))
+        return sums[0] + part, sums[1] + fold.total(subtree.weight)
 
     zeros = jnp.zeros((refs.out.shape[0], layout.tile), jnp.float32), jnp.zeros((1, layout.tile), jnp.float32)
     out, total = _over_subtrees(layout, visit, zeros)
@@ -109,12 +109,12 @@ class _Routed:
     """Scores, factors and leaf weights of one subtree, for a tile of samples."""
 
     def __init__(
-        self, layout: Layout, route: Route, shell: ModuleType, refs: SimpleNamespace, xs: list[Any], t: Any, at: Any
+        self, layout: Layout, route: Route, shell: ModuleType, refs: SimpleNamespace, xs: list[Any], t: Any, place: Any
     ) -> None:
-        """Routes samples down subtree ``t``. Its operands are at index ``at``."""
-        self.layout, self.route, self.t, self.refs, self.at = layout, route, t, refs, at
-        block = lambda rows, f: shell.weights(refs.w, at, rows, f)
-        self.above, self.levels = fold.scores(layout, block, lambda rows: refs.b[at, rows], xs)
+        """Routes samples down subtree ``t``. Its operands are at index ``place``."""
+        self.layout, self.route, self.t, self.refs, self.place = layout, route, t, refs, place
+        block = lambda rows, f: shell.weights(refs.w, place, rows, f)
+        self.above, self.levels = fold.scores(layout, block, lambda rows: refs.b[place, rows], xs)
         self.factors = fold.factors(route, self.levels)
         self.weight = self._weight(route, self.factors)
         self.values = self.of_leaves("values")
@@ -127,7 +127,7 @@ class _Routed:
 
     def of_leaves(self, name: str) -> fold.Level:
         """Returns an operand of the leaves as the arrays of a level."""
-        return tuple(getattr(self.refs, name)[self.at, rows] for rows in self.layout.blocks_of_leaves)
+        return tuple(getattr(self.refs, name)[self.place, rows] for rows in self.layout.blocks_of_leaves)
 
     def reached(self) -> fold.Level:
         """Returns 1 for the leaf of hard routing, else 0."""
@@ -144,13 +144,13 @@ class _Routed:
         levels = fold.score_gradients(self.layout, slopes, change)  # type: ignore[arg-type]
         if self.above is not None:
             z = self.above[0]
-            of_path = slope(z, *self.route.factors(z))
-            levels = [(fold.path_gradient(self.layout, of_path, fold.total(change), self.t),), *levels]
+            path_slopes = slope(z, *self.route.factors(z))
+            levels = [(fold.path_gradient(self.layout, path_slopes, fold.total(change), self.t),), *levels]
         blocks = [a for level in levels for a in level]
         return [jnp.concatenate(blocks)] if self.layout.joined and len(blocks) > 1 else blocks
 
 
-class _Lost(NamedTuple):
+class _LeafLosses(NamedTuple):
     """Leaf weights that sum to 1, leaf losses, and the gradient with respect to relative changes of the weights."""
 
     weight: fold.Level
@@ -158,18 +158,18 @@ class _Lost(NamedTuple):
     change: fold.Level
 
 
-def _lost(routed: _Routed, loss: Loss, tile: Any) -> _Lost:
+def _leaf_losses(routed: _Routed, loss: Loss, tile: Any) -> _LeafLosses:
     refs, route = routed.refs, routed.route
     y, share, total, mean = (_column(refs, tile, name) for name in ("y", "share", "total", "mean"))
     weight = routed.weight
     if not route.normalised:
         total = fold.total(weight) if total is None else jnp.maximum(total, 1)
-        weight = fold.each(lambda a: a / total, weight)
-    lost = fold.each(lambda v: losses(loss, v, y, share), routed.values)
+        weight = fold.map_arrays(lambda a: a / total, weight)
+    row_losses = fold.map_arrays(lambda v: losses(loss, v, y, share), routed.values)
     if not route.centred:
-        return _Lost(weight, lost, fold.each(jnp.multiply, weight, lost))
-    mean = fold.total(fold.each(jnp.multiply, weight, lost)) if mean is None else mean
-    return _Lost(weight, lost, fold.each(lambda w, a: w * (a - mean), weight, lost))
+        return _LeafLosses(weight, row_losses, fold.map_arrays(jnp.multiply, weight, row_losses))
+    mean = fold.total(fold.map_arrays(jnp.multiply, weight, row_losses)) if mean is None else mean
+    return _LeafLosses(weight, row_losses, fold.map_arrays(lambda w, a: w * (a - mean), weight, row_losses))
 
 
 # --- The gradient ----------------------------------------------------------------------------------------------------
@@ -207,15 +207,15 @@ def gradient(
     layout = config.layout(tree.sizes)
     columns |= {"y": y}
     if layout.path and (route.centred or not route.normalised):  # sums over all subtrees need a separate visit
-        known = {name: columns[name] for name in ("y", "share") if name in columns}
-        mean, total = value(route, config, tree, loss=loss, **known)
+        targets = {name: columns[name] for name in ("y", "share") if name in columns}
+        mean, total = value(route, config, tree, loss=loss, **targets)
         columns |= {"mean": mean, "total": total}
     ins = _operands(layout, tree, columns)
     run = partial(_gradient, layout, route, loss, shell_of(config))
     if samples:
         outs = {"d_x": result("samples", jnp.float32, layout.n, layout.p)}
-        found = launch("routing_samples", run, config, layout, ins, outs, sums=False)
-        return {"x": found["d_x"]}
+        results = launch("routing_samples", run, config, layout, ins, outs, sums=False)
+        return {"x": results["d_x"]}
     part = lambda *shape: result("sums", jnp.float32, layout.programs, layout.subtrees, *shape)
     outs = {"weights": part(layout.rows, layout.columns), "bias": part(layout.rows, 1)}
     outs |= {"leaves": part(layout.leaves, layout.outputs), "loss": part(1, 1)}
@@ -223,15 +223,15 @@ def gradient(
         ins["numbers"] = Operand("tree", layout.cut_leaves(jnp.arange(2.0**layout.depth, dtype=jnp.float32)[:, None]))
         room = layout.programs * layout.steps * layout.tile
         outs["leaf"] = result("columns", jnp.int32, 1, room)
-    found = launch("routing_gradient", run, config, layout, ins, outs, sums=True)
-    sums = {name: found[name].sum(0) for name in ("weights", "bias", "leaves", "loss")}
+    results = launch("routing_gradient", run, config, layout, ins, outs, sums=True)
+    sums = {name: results[name].sum(0) for name in ("weights", "bias", "leaves", "loss")}
     joined = {
         "weights": layout.join(sums["weights"])[:, : layout.p],
         "bias": layout.join(sums["bias"])[:, 0],
         "leaves": layout.join_leaves(sums["leaves"]),
         "loss": sums["loss"].sum(),
     }
-    return joined | ({"leaf": found["leaf"][0, : layout.n]} if numbered else {})
+    return joined | ({"leaf": results["leaf"][0, : layout.n]} if numbered else {})
 
 
 def _gradient(layout: Layout, route: Route, loss: Loss, shell: ModuleType, refs: SimpleNamespace) -> None:
@@ -250,18 +250,18 @@ def _sums_of_a_tile(
 ) -> dict[str, list[jax.Array]]:
     """Returns the sums of a tile for a subtree, in the arrays of ``layout.places``."""
     xs = tile.features()
-    routed = _Routed(layout, route, shell, refs, xs, t, at=0)  # a program sees the operands of its subtree
-    lost = _lost(routed, loss, tile)
-    d_z = routed.score_gradients(lost.change)
-    takes = lost.weight  # the share of each sample in the gradient of each leaf
+    routed = _Routed(layout, route, shell, refs, xs, t, place=0)  # a program sees the operands of its subtree
+    leaf_losses = _leaf_losses(routed, loss, tile)
+    d_z = routed.score_gradients(leaf_losses.change)
+    takes = leaf_losses.weight  # the share of each sample in the gradient of each leaf
     if route.hard_leaves or hasattr(refs, "leaf"):
         reached = routed.reached()
         takes = reached if route.hard_leaves else takes
         if hasattr(refs, "leaf"):
-            number = fold.total(fold.each(jnp.multiply, reached, routed.of_leaves("numbers")))
+            number = fold.total(fold.map_arrays(jnp.multiply, reached, routed.of_leaves("numbers")))
             tile.write("leaf", number.astype(jnp.int32), fold.total(reached) > 0)
     y, share = (_column(refs, tile, name) for name in ("y", "share"))
-    total = fold.total(fold.each(jnp.multiply, lost.weight, lost.losses))
+    total = fold.total(fold.map_arrays(jnp.multiply, leaf_losses.weight, leaf_losses.losses))
     return {
         "weights": [product(d, x) for d in d_z for x in xs],
         "bias": [d.sum(1, keepdims=True) for d in d_z],
@@ -274,11 +274,11 @@ def _samples_of_a_tile(layout: Layout, route: Route, shell: ModuleType, refs: Si
     xs, blocks = tile.features(), layout.blocks_of_features
 
     def visit(t: Any, sums: list[jax.Array]) -> list[jax.Array]:
-        routed = _Routed(layout, route, shell, refs, xs, t, at=t)
-        gradients = routed.score_gradients(_lost(routed, "linear", tile).change)
+        routed = _Routed(layout, route, shell, refs, xs, t, place=t)
+        gradients = routed.score_gradients(_leaf_losses(routed, "linear", tile).change)
         d_z = list(zip(layout.blocks_of_splits, gradients, strict=True))
-        of_block = lambda f: sum(product(d, shell.weights(refs.w, t, rows, f), (0, 0)) for rows, d in d_z)
-        return [total + of_block(f) for total, f in zip(sums, blocks, strict=True)]
+        block_sum = lambda f: sum(product(d, shell.weights(refs.w, t, rows, f), (0, 0)) for rows, d in d_z)
+        return [total + block_sum(f) for total, f in zip(sums, blocks, strict=True)]
 
     zeros = [jnp.zeros((layout.tile, f.stop - f.start), jnp.float32) for f in blocks]
     tile.write_features("d_x", _over_subtrees(layout, visit, zeros))

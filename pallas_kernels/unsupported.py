@@ -39,7 +39,8 @@ def refuse(platforms: tuple[str, ...], fn: Callable[..., Any], *arrays: Any) -> 
       Unsupported: when the replacement is lowered.
     """
     runs = {"tpu": "'mosaic_tpu' runs on a TPU", "cuda": "'triton' runs on a CUDA GPU"}
-    message = f"{' and '.join(runs[one] for one in platforms)} only; here there are 'xla' and 'interpret'"
+    message = f"{' and '.join(runs[platform] for platform in platforms)} only; here there are 'xla' and 'interpret'"
     shapes, structure = jax.tree.flatten(jax.eval_shape(fn, *arrays))
-    found = _refuse.bind(shapes=tuple((one.shape, one.dtype) for one in shapes), message=f"implementation: {message}")
-    return jax.tree.unflatten(structure, found)
+    avals = tuple((shape.shape, shape.dtype) for shape in shapes)
+    results = _refuse.bind(shapes=avals, message=f"implementation: {message}")
+    return jax.tree.unflatten(structure, results)

@@ -18,7 +18,7 @@ from jtrees.methods.annealed.algorithm import beside_cart
 from jtrees.methods.annealed.stages import train_stages
 from jtrees.search import Engine, Problem, options
 from jtrees.search.monitor import Monitor
-from jtrees.search.precondition import drawn_folds
+from jtrees.search.precondition import random_folds
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train with AdamW
 
@@ -30,8 +30,8 @@ LINEAR = jtrees.GET(depth=1, starts=1, epochs=20, leaves="linear")
 
 
 def fit(x, y, *, seed=0, recipe=GET, sample_weight=None, validation=None, task="regression", **changed):
-    given = {"sample_weight": sample_weight, "validation": validation, "task": task}
-    return jtrees.fit(recipe.replace(**changed), x, y, key=jax.random.key(seed), **given)
+    options = {"sample_weight": sample_weight, "validation": validation, "task": task}
+    return jtrees.fit(recipe.replace(**changed), x, y, key=jax.random.key(seed), **options)
 
 
 def walked_mse(tree, x, y):
@@ -121,15 +121,15 @@ def test_more_starts_than_an_array_holds_are_refused(data):
 @pytest.mark.parametrize(
     ("recipe", "stages"), [(GET, 2), pytest.param(RADDT, 5, marks=pytest.mark.wide)], ids=["GET", "RADDT"]
 )
-@pytest.mark.parametrize("with_validation", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stages, with_validation):
+@pytest.mark.parametrize("validates", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stages, validates):
     x, y = data
     recipe = recipe.replace(starts=10, epochs=300, halving=True)
-    result = fit(x, y, recipe=recipe, validation=(x[::3], y[::3]) if with_validation else None)
+    result = fit(x, y, recipe=recipe, validation=(x[::3], y[::3]) if validates else None)
     losses, steps, history = result.report.search.losses, result.report.search.steps, result.history
     assert losses.shape == (10, 2 * stages) and np.isfinite(losses[:, :stages]).all()
     best = np.flatnonzero(np.isfinite(losses[:, stages:]).all(1))
-    if with_validation:
+    if validates:
         assert set(best) == set(np.argsort(losses[:, :stages].min(1))[:2])
     assert len(best) == 2 and np.isinf(np.delete(losses[:, stages:], best, axis=0)).all()
     assert (steps[:, :stages] <= 30).all() and (steps <= 300).all() and steps[best, stages:].max() > 30
@@ -163,34 +163,34 @@ def test_short_stages_do_not_see_the_rows_that_they_leave_out(data, folds, monke
     monkeypatch.setattr(starts, "_FEW_ROWS", 200 if folds > 1 else 199)
     problem = problem_of(*data, GET.replace(starts=10, epochs=30, halving=True, ridge=False))
     rows = problem.batch
-    fold = drawn_folds(rows, problem.rng(starts._FOLD), folds)
-    assert (np.bincount(fold[fold >= 0]) == [len(data[0]) // 5] * folds).all()
-    short, of_validation = slice(0, 6), searched(problem).history
-    for i in range(folds):
+    masks = random_folds(rows, problem.rng(starts._FOLDS_RNG), folds)
+    assert (np.sum(masks, axis=1) == len(data[0]) // 5).all() and (np.sum(masks, axis=0) <= 1).all()
+    short, expected = slice(0, 6), searched(problem).history
+    for i, mask in enumerate(masks):
         y = rows.y.copy()
-        y[fold == i] = y[fold == i][::-1]  # the range, of which empty leaves have the middle, stays
+        y[mask] = y[mask][::-1]  # the range, of which empty leaves have the middle, stays
         other = searched(problem.replace(batch=rows._replace(y=y))).history
-        np.testing.assert_array_equal(of_validation[i::folds, short], other[i::folds, short])
+        np.testing.assert_array_equal(expected[i::folds, short], other[i::folds, short])
         if folds > 1:
-            others = np.arange(10) % folds != i
-            assert not (of_validation == other)[others, :3].all(1).any()
+            unchanged = np.arange(10) % folds != i
+            assert not (expected == other)[unchanged, :3].all(1).any()
 
 
 def test_starts_are_compared_with_cart_by_losses_on_the_same_rows():
     """Four starts, two folds, two trees of CART, of which the second is the better; two starts would go on."""
 
-    def found(own, folds=2):
-        grown = np.array([[9.0, 1.0], [9.0, 1.0]])[:folds]
-        scores, beaten_by = beside_cart(np.array(own), grown, np.array([2.0, 10.0])[:folds], 2)
+    def comparison(losses, folds=2):
+        cart_losses = np.array([[9.0, 1.0], [9.0, 1.0]])[:folds]
+        scores, beaten_by = beside_cart(np.array(losses), cart_losses, np.array([2.0, 10.0])[:folds], 2)
         return pytest.approx(scores.tolist(), abs=1e-6), beaten_by
 
-    assert found([0.5, 0.9, 1.5, 1.1]) == ([-0.5, -0.1, 0.5, 0.1], -1)
-    assert found([0.95, 1.1, 1.5, 1.2]) == ([-0.05, 0.1, 0.5, 0.2], 1)  # one is better, two are not
-    assert found([0.95, np.inf, np.inf, np.inf])[1] == -1  # one is left, and it is better
-    assert found([np.inf] * 4)[1] == 1
+    assert comparison([0.5, 0.9, 1.5, 1.1]) == ([-0.5, -0.1, 0.5, 0.1], -1)
+    assert comparison([0.95, 1.1, 1.5, 1.2]) == ([-0.05, 0.1, 0.5, 0.2], 1)  # one is better, two are not
+    assert comparison([0.95, np.inf, np.inf, np.inf])[1] == -1  # one is left, and it is better
+    assert comparison([np.inf] * 4)[1] == 1
     # With one fold the lowest decides, and scores are losses.
-    assert found([0.9, 3.0, 4.0, 5.0], folds=1) == ([0.9, 3.0, 4.0, 5.0], -1)
-    assert found([1.0, 3.0, 4.0, 5.0], folds=1)[1] == 1  # as good is enough
+    assert comparison([0.9, 3.0, 4.0, 5.0], folds=1) == ([0.9, 3.0, 4.0, 5.0], -1)
+    assert comparison([1.0, 3.0, 4.0, 5.0], folds=1)[1] == 1  # as good is enough
 
 
 @pytest.mark.parametrize(("rows", "folds"), [(995, 5), (1001, 1)])
@@ -202,8 +202,8 @@ def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, folds):
     cart = [0]  # which begins with other splits
     first = np.delete(history[:, 0], cart)
     assert len(np.unique(first)) == 5  # all starts differ
-    drawn = starts.drawn_fold(recipe, problem_of(x, x[:, 0], recipe))
-    assert drawn.max() + 1 == folds and (np.bincount(drawn[drawn >= 0]) == rows // 5).all()
+    masks = starts.held_out_rows(problem_of(x, x[:, 0], recipe))
+    assert len(masks) == folds and (np.sum(masks, axis=1) == rows // 5).all()
 
 
 @pytest.mark.parametrize("folds", [1, 5])
@@ -248,7 +248,7 @@ def test_a_validation_set_decides_in_place_of_rows_left_out():
     x = np.random.default_rng(0).normal(size=(200, 60))
     y = np.where(x[:, 0] > 0, 1.0, -1.0) + 0.5 * x[:, 1] * x[:, 2]
     recipe = GET.replace(starts=3, halving=True)
-    went_on = lambda **given: np.isfinite(fit(x, y, recipe=recipe, **given).report.search.losses[:, 2:]).any()
+    went_on = lambda **options: np.isfinite(fit(x, y, recipe=recipe, **options).report.search.losses[:, 2:]).any()
     assert not went_on() and went_on(validation=(x, y))
 
 
@@ -270,13 +270,13 @@ def started(data, *changes):
 
 
 sound = lambda splits, sharpness: (splits, sharpness)
-without_bias = lambda splits, sharpness: (splits.replace(bias=np.full(3, np.nan, np.float32)), sharpness)
+spoilt_bias = lambda splits, sharpness: (splits.replace(bias=np.full(3, np.nan, np.float32)), sharpness)
 ends_at_once = lambda splits, sharpness: (splits, np.array([10, np.nan], np.float32))
 
 
 def test_a_start_that_is_not_finite_leaves_the_others_alone(data):
     [alone] = started(data, sound)
-    first, spoilt = started(data, sound, without_bias)
+    first, spoilt = started(data, sound, spoilt_bias)
     assert np.isinf(spoilt.score) and np.isinf(spoilt.scores).all() and not spoilt.finite
     np.testing.assert_array_equal(first.scores, alone.scores)
     np.testing.assert_array_equal(first.losses, alone.losses)
@@ -480,10 +480,10 @@ def test_linear_leaves_in_units_far_from_one():
     """Slopes that float32 does not hold are refused: they would be 0, and the loss that of a model with slopes."""
     x, y = plane_and_steps()
     alone = fit(x, y, recipe=LINEAR)
-    for of_x, of_y in ((1, 1e-33), (1, 1e34), (1e10, 1e-20), (1e-20, 1e10)):
-        far = fit(of_x * x, of_y * y, recipe=LINEAR)
-        np.testing.assert_allclose(far.predict(of_x * x) / of_y, alone.predict(x), rtol=1e-3, atol=1e-4)
-        assert far.loss / of_y**2 == pytest.approx(alone.loss, rel=1e-3)
-    for of_x, of_y in ((1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)):
+    for x_unit, y_unit in ((1, 1e-33), (1, 1e34), (1e10, 1e-20), (1e-20, 1e10)):
+        far = fit(x_unit * x, y_unit * y, recipe=LINEAR)
+        np.testing.assert_allclose(far.predict(x_unit * x) / y_unit, alone.predict(x), rtol=1e-3, atol=1e-4)
+        assert far.loss / y_unit**2 == pytest.approx(alone.loss, rel=1e-3)
+    for x_unit, y_unit in ((1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)):
         with pytest.raises(ValueError, match="have slopes that float32 holds, got a range of"):
-            fit(of_x * x, of_y * y, recipe=LINEAR)
+            fit(x_unit * x, y_unit * y, recipe=LINEAR)

@@ -323,10 +323,10 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monke
     [
         ({"trees": 0}, "trees must be at least 1, got 0"),
         ({"trees": 2**40}, "trees must be at most"),
-        ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
-        ({"fraction": 1.5}, "fraction must be above 0 and at most 1, got 1.5"),
+        ({"fraction": 0.0}, "fraction must be a number above 0 and at most 1, got 0.0"),
+        ({"fraction": 1.5}, "fraction must be a number above 0 and at most 1, got 1.5"),
         ({"fraction": float("nan")}, "fraction"),
-        ({"fraction": [0.5]}, r"fraction must be a number, got \[0.5\]"),
+        ({"fraction": [0.5]}, r"fraction must be a number above 0 and at most 1, got \[0.5\]"),
         ({"combine": "median"}, "combine must be one of 'mean', 'vote', got 'median'"),
         ({"combine": "vote"}, 'combine must be "mean" in regression, got "vote"'),
         ({"base": jtrees.methods.dgt(2)}, "base must be a recipe"),

@@ -113,9 +113,9 @@ def test_play_is_epsilon_greedy_and_the_discrete_estimate_is_unbiased():
 
     @jax.jit
     def draws():
-        one = lambda k: one_round(learner, lambda a: losses[a], state, x, k)
+        draw = lambda k: one_round(learner, lambda a: losses[a], state, x, k)
         slope = jax.grad(squared_distance)(state.params)
-        return *jax.vmap(one)(jax.random.split(key(1), n)), slope, answer(state.params, x).argmax()
+        return *jax.vmap(draw)(jax.random.split(key(1), n)), slope, answer(state.params, x).argmax()
 
     actions, propensities, after, slope, best = jax.tree.map(np.asarray, draws())
     assert best == np.argmax(learner.predict(state.params, contexts()[:1])[0])
@@ -153,14 +153,14 @@ def test_two_points_are_exact_on_a_quadratic(x64):
     x = contexts()[0].astype(np.float64)
 
     @jax.jit
-    def both(delta):
+    def estimate(delta):
         learner = regressor(delta=delta, accumulate=10)
         state = learner.init(P, key=key())
         _, propensity, after = one_round(learner, quadratic, state, x, key(1))
         return propensity, after.gradient, jax.grad(lambda params: quadratic(answer(params, x)))(state.params)
 
     for delta in (0.01, 0.5):
-        propensity, gradient, slope = both(delta)
+        propensity, gradient, slope = estimate(delta)
         assert propensity == 1
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, slope)
 
@@ -188,12 +188,12 @@ def paper_round(kind, answer, action, y, delta):
         chance = (1 - delta) * (action == answer.argmax()) + delta / K
         loss, s = float(action != y), 1 / (1 + np.exp(-answer[action]))
         return chance, loss, 2 / chance * (loss - (1 - s)) * s * (1 - s) * np.eye(K)[action]
-    lost = np.abs(action - y)
+    losses = np.abs(action - y)
     if kind == "one-point":
         np.testing.assert_allclose(np.abs(action - answer), delta)
-        return 0.5, lost, lost * np.sign(action - answer) / delta
+        return 0.5, losses, losses * np.sign(action - answer) / delta
     np.testing.assert_allclose(action, answer + delta * np.array([1, -1]))
-    return 1.0, lost.mean(), (lost[:1] - lost[1:]) / (2 * delta)
+    return 1.0, losses.mean(), (losses[:1] - losses[1:]) / (2 * delta)
 
 
 @pytest.mark.parametrize("kind", ["classifier", "one-point", "two-point"])
@@ -213,23 +213,23 @@ def test_a_stream_is_the_papers_algorithm_in_numpy(kind, x64):
     loss = lambda i, a: jnp.where(jnp.asarray(missing)[i], jnp.nan, distance(a, jnp.asarray(y)[i]))
     run = jax.jit(lambda: jtrees.methods.run_bandit(learner, x, loss, key=KEY, state=state, best_losses=best))()
     weights, bias, values = tree
-    tree, total, seen, lost = [weights, bias, values.reshape(4, -1)], None, 0, []
+    tree, total, counted, losses = [weights, bias, values.reshape(4, -1)], None, 0, []
     for i, action in enumerate(np.asarray(run.actions)):
         answer = tree[2][oracles.walk_scores(tree[0] @ x[i] + tree[1])]
-        chance, now, slope = paper_round(kind, answer, action, y[i], delta)
+        chance, losses_of_action, slope = paper_round(kind, answer, action, y[i], delta)
         np.testing.assert_allclose(run.propensities[i], chance)
-        lost.append(np.nan if missing[i] else np.mean(now))
+        losses.append(np.nan if missing[i] else np.mean(losses_of_action))
         if not missing[i]:
             gradient = dgt_gradient(tree, x[i], np.atleast_1d(slope))
             total = gradient if total is None else [a + b for a, b in zip(total, gradient, strict=True)]
-            seen += 1
-            if seen % 3 == 0:
+            counted += 1
+            if counted % 3 == 0:
                 tree, total = [a - rate * g / 3 for a, g in zip(tree, total, strict=True)], None
-    np.testing.assert_allclose(run.losses, lost)
-    np.testing.assert_allclose(run.cumulative_loss, np.nancumsum(lost))
-    np.testing.assert_allclose(run.regret, np.nancumsum(np.array(lost) - best))
-    for found, expected in zip(jax.tree.leaves(run.state.params), tree, strict=True):
-        np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-9)
+    np.testing.assert_allclose(run.losses, losses)
+    np.testing.assert_allclose(run.cumulative_loss, np.nancumsum(losses))
+    np.testing.assert_allclose(run.regret, np.nancumsum(np.array(losses) - best))
+    for value, expected in zip(jax.tree.leaves(run.state.params), tree, strict=True):
+        np.testing.assert_allclose(value, expected.reshape(value.shape), rtol=1e-9)
     assert run.state.skipped == 3
 
 
@@ -240,7 +240,7 @@ def test_a_stream_is_the_papers_algorithm_in_numpy(kind, x64):
 def test_a_stream_is_the_rounds_one_by_one(kind):
     x, y = contexts(), targets()
     run, learner, play_key = stream(kind, x, y), learner_of(kind), jax.random.split(key())[1]
-    state, lost = first_state(kind), []
+    state, losses = first_state(kind), []
 
     @jax.jit
     def by_hand(state, i, x, key):
@@ -252,20 +252,20 @@ def test_a_stream_is_the_rounds_one_by_one(kind):
         action, propensity, loss, state = by_hand(state, i, x[i], jax.random.fold_in(play_key, i))
         np.testing.assert_allclose(run.actions[i], action, rtol=1e-4)
         np.testing.assert_allclose(run.propensities[i], propensity, rtol=1e-5)
-        lost.append(float(np.mean(loss)))
+        losses.append(float(np.mean(loss)))
         if i % EVERY == EVERY - 1:
             np.testing.assert_allclose(run.scores[i // EVERY], learner.predict(state.params, x).sum(), rtol=1e-3)
     # Compiled as a whole and round by round, float32 rounds differently, and the rounds carry it on.
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), run.state, state)
-    np.testing.assert_allclose(run.losses, lost, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(run.cumulative_loss, np.cumsum(lost), rtol=1e-4)
+    np.testing.assert_allclose(run.losses, losses, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(run.cumulative_loss, np.cumsum(losses), rtol=1e-4)
     assert run.queries.tolist() == [7, 14, 21]
     assert run.scores.shape == (3,)
 
 
 def test_a_saved_state_is_continued_exactly():
     x, y = contexts(5 * N), targets(5 * N)
-    whole = stream("classifier", x, y, state=None)
+    expected = stream("classifier", x, y, state=None)
     empty, state, actions = first_state("classifier"), first_state("classifier"), []
     for part in range(5):  # 1, 2, 3 and no rounds wait for an update
         rows = slice(part * N, (part + 1) * N)
@@ -273,8 +273,8 @@ def test_a_saved_state_is_continued_exactly():
             "classifier", x[rows], y[rows], state=serialization.from_bytes(empty, serialization.to_bytes(state))
         )
         actions, state = [*actions, run.actions], run.state
-    np.testing.assert_array_equal(np.concatenate(actions), whole.actions)
-    jax.tree.map(np.testing.assert_array_equal, state, whole.state)
+    np.testing.assert_array_equal(np.concatenate(actions), expected.actions)
+    jax.tree.map(np.testing.assert_array_equal, state, expected.state)
 
 
 @pytest.mark.parametrize(
@@ -293,15 +293,15 @@ def test_vmap_over_seeds_and_rates(kind, numbers):
         key = jax.random.key(seed)
         return jtrees.methods.run_bandit(learner_of(kind, *numbers), x, loss_of(kind, y, 0 * y), key=key)
 
-    found = together(np.arange(3), *np.float32(numbers))
-    assert found.cumulative_loss.shape == (3, N)
+    runs = together(np.arange(3), *np.float32(numbers))
+    assert runs.cumulative_loss.shape == (3, N)
     # Neither a score nor best losses were given.
-    assert found.queries.size == found.scores.size == 0
-    np.testing.assert_array_equal(found.regret, found.cumulative_loss)
+    assert runs.queries.size == runs.scores.size == 0
+    np.testing.assert_array_equal(runs.regret, runs.cumulative_loss)
     for i in range(3):
         alone = stream(kind, x, y, first_state(kind, i), numbers=[row[i] for row in numbers], key=key(i))
-        np.testing.assert_allclose(found.propensities[i], alone.propensities, rtol=1e-5)
-        np.testing.assert_allclose(found.cumulative_loss[i], alone.cumulative_loss, rtol=1e-5)
+        np.testing.assert_allclose(runs.propensities[i], alone.propensities, rtol=1e-5)
+        np.testing.assert_allclose(runs.cumulative_loss[i], alone.cumulative_loss, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["classifier", "two-point", pytest.param("one-point", marks=SLOW)])
@@ -386,13 +386,15 @@ def test_a_traced_context_that_is_not_finite_is_skipped():
 
 @pytest.mark.parametrize("run", [jax.eval_shape, pytest.param(lambda fn, *args: jax.jit(fn)(*args), marks=SLOW)])
 def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, run):
-    def both(x, other):
+    def updates(x, other):
         learners = [learner_of(kind) for kind in ("classifier", "two-point")]
         states = [(learner, learner.init(P, key=key())) for learner in learners]
         loss = lambda a: jnp.zeros(a.shape)
-        return [one_round(learner, loss, state, one, key())[2] for learner, state in states for one in (x, other)]
+        return [
+            one_round(learner, loss, state, context, key())[2] for learner, state in states for context in (x, other)
+        ]
 
-    for after in run(both, np.ones(P, np.float32), np.ones(P, np.int32)):
+    for after in run(updates, np.ones(P, np.float32), np.ones(P, np.int32)):
         assert after.params.weights.dtype == jnp.float64
         assert run is jax.eval_shape or all(np.isfinite(a).all() for a in jax.tree.leaves(after))
 

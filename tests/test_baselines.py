@@ -157,7 +157,7 @@ def test_margins_are_two_standard_errors_of_paired_differences():
     weight, easy = rng.uniform(0.5, 2, 400), rng.normal(10, 5, 400)  # rows differ much more than models
     losses = {"model": easy, "constant": easy + 4 + rng.normal(size=400), "CART, depth 3": easy - 0.2}
     losses["gradient boosting"] = easy - 0.6 + rng.normal(size=400)
-    comparison = Comparison.of(losses, weight, "loss", "held-out rows")
+    comparison = Comparison.from_losses(losses, weight, "loss", "held-out rows")
     share = weight / weight.sum()
     for rival, margin in comparison.margins.items():
         difference = easy - losses[rival]

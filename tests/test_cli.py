@@ -233,7 +233,7 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
     recipe = jtrees.GET(depth=3, starts=2, epochs=30, shrink=False)
     model = TreeClassifier(recipe, random_state=0)
     out, how = tmp_path / "page.html", {"seed": 0, "command": "jtrees report"}
-    write_report(out, Frame("shops", x, y), "classification", model, jtrees.losses.SquaredError(), **how)
+    write_report(out, Frame("shops", x, y), model, jtrees.losses.SquaredError(), **how)
     train, _ = rivals.divided(y.to_numpy(), "classification", 0.25, 0)
     codes = (y[train] == "yes").to_numpy().astype(int)
     leaf = model.tree_.leaf_index(jtrees.data.Columns.fit(x.iloc[train], codes, task="classification")[1])

@@ -140,8 +140,6 @@ WITHOUT_VARIATION = np.ones((300, 4)) * [1, 3, 1, 1] + np.arange(300)[:, None] *
         ({"target_features": (1, 1)}, {}, "target_features must be different"),
         ({"target_features": ("a",)}, {}, "target_features must be different numbers"),
         ({"target_features": 0}, {}, "target_features must be different numbers of columns, got 0"),
-        ({"split": "mlp"}, {}, "split must be 'linear' in clustering, got 'mlp'"),
-        ({"predictor": "mlp"}, {}, "predictor must be 'linear' in clustering, got 'mlp'"),
         (
             {},
             {"task": ABSOLUTE},
@@ -162,3 +160,9 @@ def test_bad_options_and_arguments_are_refused(options, changed, message, blobs)
     """Errors of the validation set are told from those of the training data."""
     with pytest.raises(ValueError, match="^" + message):
         cluster(recipe=RECIPE.replace(**options), **{"x": blobs[0], **changed})
+
+
+@pytest.mark.parametrize("name", ["split", "predictor", "hidden", "dropout", "precondition"])
+def test_clustering_has_no_options_of_other_splits_predictors_or_preconditioners(name):
+    with pytest.raises(TypeError, match=name):
+        jtrees.LatentClustering(target_features=(0,), **{name: getattr(jtrees.LatentTree(), name)})

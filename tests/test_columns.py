@@ -437,7 +437,7 @@ def test_whole_numbers_that_float64_merges_are_not_called_constant():
     ids = [10**18 + i for i in range(50)]
     with pytest.raises(ValueError, match=r"'c' \(whole numbers that double precision cannot distinguish\)"):
         fitted(ids)
-    assert fitted([str(i) for i in ids] * 10).columns["c"].known[:2] == (str(10**18), str(10**18 + 1))
+    assert fitted([str(i) for i in ids] * 10).columns["c"].training_levels[:2] == (str(10**18), str(10**18 + 1))
 
 
 # --- Dates -----------------------------------------------------------------------------------------------------------
@@ -537,7 +537,7 @@ def test_missing_says_which_texts_are_missing_values(library, tmp_path):
     table = library({name: STRAYS[name] for name in names} | {"kind": ["a", "b", "-", "?"] * 10})
     missing = ("-", "n.a.", "soon", "secret")
     columns, features = Columns.fit(table, missing=missing)
-    kinds = {name: column.wanted.kind for name, column in columns.columns.items()}
+    kinds = {name: column.raw_kind.kind for name, column in columns.columns.items()}
     assert kinds == {"age": "numeric", "when": "date", "income": "numeric", "kind": "text"}
     assert columns.columns["kind"].levels == ("?", "a", "b") and columns.columns["kind"].missing == 10
     np.testing.assert_array_equal(columns.transform(table), features)

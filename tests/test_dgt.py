@@ -80,20 +80,20 @@ def test_splits_are_the_product_of_the_chain(x64, widths):
 
 
 def test_collapsing_in_either_order_has_the_gradient_of_the_layers(x64):
-    with_one = np.concatenate([np.random.default_rng(0).normal(size=(4, 20)), np.ones((1, 20))])
+    inputs = np.concatenate([np.random.default_rng(0).normal(size=(4, 20)), np.ones((1, 20))])
 
     def by_layers(params):
-        layer = jnp.asarray(with_one)
+        layer = jnp.asarray(inputs)
         for factor in params.factors:
             layer = factor @ layer
         return jnp.sin(layer).sum()
 
     def collapsed(params):
-        return jnp.sin(params.collapsed() @ with_one).sum()
+        return jnp.sin(params.collapsed() @ inputs).sum()
 
-    both = jax.jit(lambda params: (jax.grad(by_layers)(params), jax.grad(collapsed)(params)))
+    gradients = jax.jit(lambda params: (jax.grad(by_layers)(params), jax.grad(collapsed)(params)))
     for widths in [(9, 2), (2, 9)]:  # cheapest from the right, cheapest from the left
-        expected, got = both(chain(widths=widths))
+        expected, got = gradients(chain(widths=widths))
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-10), got, expected)  # sums of 20 x 9 terms
 
 
@@ -105,8 +105,8 @@ def test_a_random_chain_is_uniform():
         assert low <= part.min() and part.max() <= high
         quarters = np.histogram(part, bins=4, range=(low, high))[0] / part.size
         np.testing.assert_allclose(quarters, 0.25, atol=5 * np.sqrt(3 / 16 / part.size))  # five standard deviations
-    again = jax.jit(lambda: random_chain(key(1), 6, 24, (100,), (5,), jnp.float32))()
-    assert abs(np.corrcoef(first.ravel(), np.asarray(again.factors[0]).ravel())[0, 1]) < 0.1
+    second = jax.jit(lambda: random_chain(key(1), 6, 24, (100,), (5,), jnp.float32))()
+    assert abs(np.corrcoef(first.ravel(), np.asarray(second.factors[0]).ravel())[0, 1]) < 0.1
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -133,12 +133,12 @@ def test_loss_is_that_of_the_hard_tree(x64, outputs, classes):
 def test_gradient_is_algorithm_2_through_the_loss(x64, window):
     (x, y), params = samples(seed=2), chain(widths=())
     _, got = loss_and_gradient(by_window(window), params, jtrees.Batch(x, y, np.ones(30)))
-    with_one = np.column_stack([x, np.ones(30)])
-    scores = params.factors[0] @ with_one.T
+    inputs = np.column_stack([x, np.ones(30)])
+    scores = params.factors[0] @ inputs.T
     size = np.abs(scores).mean() if window == "mean" else 1.0
     square = jax.jit(jax.grad(lambda z, v: jnp.square(path_sum(z, v, size) - y).mean(), argnums=(0, 1)))
     d_scores, d_values = square(scores, params.leaves.values)
-    np.testing.assert_allclose(got.factors[0], np.asarray(d_scores) @ with_one, atol=1e-12)
+    np.testing.assert_allclose(got.factors[0], np.asarray(d_scores) @ inputs, atol=1e-12)
     np.testing.assert_allclose(got.leaves.values, d_values, atol=1e-12)
 
 
@@ -223,11 +223,11 @@ def test_several_targets_with_momentum_in_one_batch(data):
 
     w, b = np.asarray(result.tree.weights), np.asarray(result.tree.bias)
     passed = set()
-    for one in x:
+    for sample in x:
         node = 0
         while node < len(b):
             passed.add(node)
-            node = 2 * node + 1 + int(w[node] @ one + b[node] > 0)
+            node = 2 * node + 1 + int(w[node] @ sample + b[node] > 0)
     assert result.report.search.reached == len(passed) < 31
     pruned = result.tree.prune(x)
     assert pruned.splits.sum() <= result.report.search.reached

@@ -31,7 +31,7 @@ NUMBERS, CLASSES = LinearRegression().fit(X, Y), LogisticRegression().fit(X, LAB
 
 
 def made_of(x, count, seed=0):
-    rows, of = Rows.of(x).mixed(count, np.random.default_rng(seed))
+    rows, of = Rows.from_table(x).mixed(count, np.random.default_rng(seed))
     return rows.values, of
 
 
@@ -83,7 +83,7 @@ def frames():
 def test_made_rows_of_a_data_frame_have_its_columns(library):
     [frame] = [one for one in frames() if type(one).__module__.startswith(library)]
     nw = pytest.importorskip("narwhals")
-    rows = Rows.of(frame)
+    rows = Rows.from_table(frame)
     mixed, of = rows.mixed(30, np.random.default_rng(0))
     assert type(mixed.values) is type(frame) and len(mixed) == len(of) == 30
     both = [nw.from_native(one, eager_only=True) for one in (frame, mixed.values)]

@@ -34,7 +34,7 @@ class Walk(Recipe):
 
 def engine_of(stacked: bool = False, monitor: Monitor | None = None) -> Engine:
     """An engine that makes a call at a time, or stacks of at most four calls, as on an accelerator."""
-    return Engine(Monitor() if monitor is None else monitor, "threefry2x32", at_once=4, side_by_side=stacked)
+    return Engine(Monitor() if monitor is None else monitor, "threefry2x32", stack_size=4, side_by_side=stacked)
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "stacked"])
@@ -216,8 +216,8 @@ def test_calls_of_all_procedures_are_made_together():
     assert stacked_sizes == [4]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4, 9, None])
-def test_a_limited_number_of_procedures_run_at_a_time(engine, at_once):
+@pytest.mark.parametrize("concurrent", [1, 2, 4, 9, None])
+def test_a_limited_number_of_procedures_run_at_a_time(engine, concurrent):
     """Results are in the order of the procedures, also of those that fail or end without a call."""
     running, counts = set(), []
 
@@ -232,11 +232,20 @@ def test_a_limited_number_of_procedures_run_at_a_time(engine, at_once):
         return number
 
     async def parent(problem):
-        return await gather(*map(child, problem.repeat(7), range(7)), at_once=at_once)
+        return await gather(*map(child, problem.repeat(7), range(7)), concurrent=concurrent)
 
     [results] = run(parent(problems_of(1.0, engine=engine)[0]), engine=engine)
     assert results[:4] == [0, 1, 2, 3] and isinstance(results[4], FloatingPointError) and results[5:] == [5, 6]
-    assert max(counts) <= (at_once or 7) and not running
+    assert max(counts) <= (concurrent or 7) and not running
+
+
+def test_an_underflow_of_numpy_is_no_divergence(engine):
+    async def underflow(problem: Problem) -> float:
+        return float(np.float32(1e-30) * np.float32(1e-30))
+
+    [problem] = problems_of(1.0, engine=engine)
+    with np.errstate(all="raise"):
+        assert engine.run(underflow(problem)) == [0.0]
 
 
 def test_gathering_nothing_and_ending_at_once(engine):
@@ -295,7 +304,7 @@ def test_other_errors_end_all_procedures(engine, raised):
 
     async def parent(problem):
         try:
-            await gather(*map(child, problem.repeat(3)), at_once=2)
+            await gather(*map(child, problem.repeat(3)), concurrent=2)
         finally:
             closed.append(problem)
 

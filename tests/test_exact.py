@@ -52,8 +52,8 @@ def test_all_samples_that_single_precision_sends_elsewhere_are_uncertain_and_few
     tree, x = nasty.near_ties(8, 21)
     others = np.random.default_rng(1).normal(size=(20_000, 21)).astype(np.float32)
     for samples, share in ((x, 1.0), (others, 0.01)):
-        unit = exact.unit_splits(tree)
-        leaf, uncertain = jax.jit(ops.hard_and_uncertain)(*map(jnp.asarray, (unit.weights, unit.bias, samples)))
+        splits = exact.unit_splits(tree.weights, tree.bias)
+        leaf, uncertain = jax.jit(ops.hard_and_uncertain)(*map(jnp.asarray, (*splits, samples)))
         elsewhere = np.asarray(leaf) != exact.leaf_index(tree.weights, tree.bias, samples)
         assert not (elsewhere & ~np.asarray(uncertain)).any()
         assert 0 < np.mean(uncertain) <= share
@@ -88,13 +88,13 @@ def test_linear_leaves_origins_and_forests():
 def test_unit_splits_are_the_same_splits():
     weights = np.array([[1e30, -1e20], [0, 0], [0, 0], [3e-30, 0], [5, 12], [0, 1], [0, 0]], np.float32)
     bias = np.array([1, 1, -1, 0, 13, 1e20, 0], np.float32)
-    unit = exact.unit_splits(ObliqueTree(weights, bias, None))
-    assert unit.weights.dtype == unit.bias.dtype == jnp.float32
-    norm = np.linalg.norm(np.float64(unit.weights), axis=1)
-    size = np.maximum(norm, np.abs(unit.bias))
+    unit_weights, unit_bias = exact.unit_splits(weights, bias)
+    assert unit_weights.dtype == unit_bias.dtype == jnp.float32
+    norm = np.linalg.norm(np.float64(unit_weights), axis=1)
+    size = np.maximum(norm, np.abs(unit_bias))
     assert (size >= 0.5).all() and (size < 2).all()
     x = np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
-    np.testing.assert_array_equal(exact.leaf_index(unit.weights, unit.bias, x), exact.leaf_index(weights, bias, x))
+    np.testing.assert_array_equal(exact.leaf_index(unit_weights, unit_bias, x), exact.leaf_index(weights, bias, x))
 
 
 def test_many_trees_are_decided_at_once_as_each_alone():
@@ -105,3 +105,20 @@ def test_many_trees_are_decided_at_once_as_each_alone():
     together = exact.leaf_index(weights, bias, x)
     assert together.dtype == np.int32
     np.testing.assert_array_equal(together, each)
+
+
+def test_few_samples_are_uncertain_if_features_have_very_different_units():
+    """Splits of standardised features, in the units of the features: the largest does not hide the others."""
+    rng = np.random.default_rng(0)
+    size = np.float32([1e3, 1, 1e-4, 1e-7])
+    x = (rng.normal(size=(5000, 4)) * size).astype(np.float32)
+    weights = (rng.normal(size=(9, 15, 4)) / size).astype(np.float32)
+    weights[..., 1] = 0
+    bias = rng.normal(size=(9, 15)).astype(np.float32)
+    *splits, unit = exact.balanced_splits(weights, bias)
+    assert unit[1] == 0 and (np.frexp(unit)[0][unit > 0] == 0.5).all()  # powers of two
+    follow = jax.jit(jax.vmap(ops.hard_and_uncertain, (0, 0, None)))
+    leaf, uncertain = follow(*map(jnp.asarray, (*splits, x * unit)))
+    assert np.mean(uncertain) < 1e-3
+    elsewhere = np.asarray(leaf) != exact.leaf_index(weights, bias, x)
+    assert not (elsewhere & ~np.asarray(uncertain)).any()

@@ -210,7 +210,7 @@ def test_european_thousands_are_read_alike_in_features_and_targets(tmp_path):
     file = written(tmp_path, pd.DataFrame({"a": prices, "b": np.arange(40) % 7, "y": prices}))
     frame = read_labelled(file, "y")
     assert frame.y.tolist() == frame.x["a"].tolist() == numbers
-    assert "'1.037 €' is read as 1037; --decimal . reads it as 1.037" in frame.said[0]
+    assert "'1.037 €' is read as 1037; --decimal . reads it as 1.037" in frame.changes[0]
     columns = frame.remember(Columns.fit(frame.x)[0])
     assert "'1.037 €' is read as 1037; --decimal . reads it as 1.037" in columns.described()["a"]
     rows = pd.DataFrame({"a": ["1.983 €", "955 €", "1.983,50 €"], "b": "1"})
@@ -268,7 +268,7 @@ def test_labels_keep_their_text(tmp_path):
     assert read_labelled(file, "y").y.tolist()[:2] == ["2024-01-01", "2024-01-02"]
     file.write_text("a,y\n" + '1,"$1,200"\n2,$7\n' * 20)
     frame = read_labelled(file, "y")
-    assert frame.y.tolist()[:2] == [1200, 7] and frame.said == (
+    assert frame.y.tolist()[:2] == [1200, 7] and frame.changes == (
         "target 'y': numbers in text such as '$1,200'; '$1,200' is read as 1200; --decimal , reads it as 1.2, in a "
         "DataFrame a column of numbers decides",
     )

@@ -164,10 +164,10 @@ def test_batches_of_an_epoch_sum_to_what_all_samples_give(data, leaves):
     weight /= weight.mean()
     params, method = random_params(leaves), jtrees.methods.get(DEPTH, 7.0, leaves=leaves)
     loss = jax.jit(jax.value_and_grad(lambda p, batch: method.loss(p, batch, key=None, step=0)[0]))
-    whole = loss(params, Batch(*data, weight))
+    expected = loss(params, Batch(*data, weight))
     parts = [loss(params, jax.tree.map(lambda a, i=i: a[i : i + 40], Batch(*data, weight))) for i in range(0, 200, 40)]
-    for all_, *some in zip(*(jax.tree.leaves(one) for one in (whole, *parts)), strict=True):
-        np.testing.assert_allclose(np.mean(some, axis=0), all_, rtol=1e-4, atol=1e-4)
+    for value, *batch_values in zip(*(jax.tree.leaves(result) for result in (expected, *parts)), strict=True):
+        np.testing.assert_allclose(np.mean(batch_values, axis=0), value, rtol=1e-4, atol=1e-4)
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def pair(data):
 def test_one_column_is_one_target_and_two_alike_are_learnt_like_one(request, leaves, fitted_alone):
     """In whatever units, as each target is scaled by itself."""
     x, y = request.getfixturevalue("data" if leaves == "constant" else "pieces")[:2]
-    alone, options = request.getfixturevalue(fitted_alone), {} if leaves == "constant" else LINEAR
+    alone, options = request.getfixturevalue(fitted_alone), {} if leaves == "constant" else {"seed": 1, **LINEAR}
     for factors in ([1.0], [1.0, 4.0]) if leaves == "constant" else ([1.0, 4.0],):  # linear ones compile long
         result = fit(x, y[:, None] * np.float32(factors), **options)
         unit = 1 if len(factors) == 1 else np.ptp(y) ** 2  # the loss of several targets is of targets in [0, 1]
@@ -230,16 +230,18 @@ def test_the_loss_of_several_targets_is_the_mean_of_theirs(pair, leaves):
     params = random_params(leaves, (2,))
     evaluate = partial(evaluated, alpha=7.0, l1=0.0, leaves=leaves, score=leaves == "constant")
     (loss, score), gradient, hard = evaluate(params, Batch(x, y))
-    of = lambda tree, j: jax.tree.map(lambda a: np.asarray(a)[..., j], tree.leaves)
-    alone = [evaluate(params.replace(leaves=of(params, j)), Batch(x, y[:, j])) for j in range(2)]
-    assert float(loss) == pytest.approx(np.mean([one[0][0] for one in alone]), rel=1e-5)
+    target_leaves = lambda tree, j: jax.tree.map(lambda a: np.asarray(a)[..., j], tree.leaves)
+    alone = [evaluate(params.replace(leaves=target_leaves(params, j)), Batch(x, y[:, j])) for j in range(2)]
+    assert float(loss) == pytest.approx(np.mean([target[0][0] for target in alone]), rel=1e-5)
     if score is not None:  # of linear leaves it takes as long to compile as all else: see the slow tests
-        assert float(score) == pytest.approx(np.mean([one[0][1] for one in alone]), rel=1e-4)
-    slopes = np.mean([one[1].weights for one in alone], axis=0)
+        assert float(score) == pytest.approx(np.mean([target[0][1] for target in alone]), rel=1e-4)
+    slopes = np.mean([target[1].weights for target in alone], axis=0)
     np.testing.assert_allclose(gradient.weights, slopes, rtol=1e-3, atol=1e-5)
     for j in range(2):
-        for several, one in zip(jax.tree.leaves(of(hard, j)), jax.tree.leaves(alone[j][2].leaves), strict=True):
-            np.testing.assert_allclose(several, one, rtol=1e-4, atol=1e-4)
+        for values, target in zip(
+            jax.tree.leaves(target_leaves(hard, j)), jax.tree.leaves(alone[j][2].leaves), strict=True
+        ):
+            np.testing.assert_allclose(values, target, rtol=1e-4, atol=1e-4)
 
 
 # --- Linear leaves ---------------------------------------------------------------------------------------------------
@@ -375,17 +377,17 @@ def test_loss_of_linear_leaves_is_the_expected_squared_error(data):
 @pytest.mark.slow
 def test_the_score_of_linear_leaves_is_their_criterion(data):
     params, batch = random_params("linear"), Batch(*map(jnp.asarray, data))
-    score, more = (float(evaluated(params, batch, 7.0, l1, leaves="linear")[0][1]) for l1 in (0.0, 0.25))
+    score, penalised = (float(evaluated(params, batch, 7.0, l1, leaves="linear")[0][1]) for l1 in (0.0, 0.25))
     leaf = jnp.asarray(oracles.walk(params.weights, params.bias, batch.x))
     assert score == pytest.approx(float(params.leaves.criterion(leaf, *batch)), rel=1e-5)
-    assert score == more  # hard trees are scored without the penalty
+    assert score == penalised  # hard trees are scored without the penalty
 
 
 @pytest.mark.parametrize("method", [jtrees.methods.get, jtrees.methods.raddt])
 def test_without_a_score_the_loss_is_the_same_and_the_score(data, method):
     params, batch = random_params("linear"), Batch(*map(jnp.asarray, data))
-    of = method(3, 7.0, leaves="linear", l1=0.25, scored=False).loss
-    loss, score = jax.jit(lambda params: of(params, batch, key=None, step=0))(params)
+    unscored = method(3, 7.0, leaves="linear", l1=0.25, scored=False).loss
+    loss, score = jax.jit(lambda params: unscored(params, batch, key=None, step=0))(params)
     scored = method(3, 7.0, leaves="linear", l1=0.25).loss
     assert float(loss) == float(jax.jit(lambda params: scored(params, batch, key=None, step=0)[0])(params))
     assert float(score) == pytest.approx(float(loss) - 0.25 * float(jnp.abs(params.weights).sum()), rel=1e-5)

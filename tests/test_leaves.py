@@ -84,12 +84,9 @@ def test_integer_targets_are_averaged_as_numbers():
 
 @jax.jit
 def class_fits(leaf, y, smoothing, weight):
-    options = {"sample_weight": weight}
-    return (
-        losses.class_counts(leaf, y, LEAVES, CLASSES, **options),
-        losses.fit_frequencies(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
-        losses.frequencies.frequencies_fit_error(leaf, y, LEAVES, CLASSES, smoothing=smoothing, **options),
-    )
+    counts = losses.class_counts(leaf, y, LEAVES, CLASSES, sample_weight=weight)
+    frequencies = losses.fit_frequencies(leaf, y, LEAVES, CLASSES, smoothing=smoothing, sample_weight=weight)
+    return counts, frequencies, losses.frequencies.frequencies_error(counts, frequencies)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -156,7 +156,7 @@ def test_steps_in_rows_are_steps_in_everything(monkeypatch, x64, way):
     made = {}
     for deepest in (0, 20):
         monkeypatch.setattr(surrogate, "_SCORED", 2**deepest)
-        monkeypatch.setattr(surrogate, "_MOVED_WHOLE", deepest)
+        monkeypatch.setattr(surrogate, "_DENSE", deepest)
         method = method_of(depth, inference, classes, nu, learning_rate=rate, momentum=momentum)
         optimizer = jtrees.training.lazy_momentum(rate, momentum)
         run = jtrees.training.start(method, data, params=params, key=jax.random.key(0), optimizer=optimizer)

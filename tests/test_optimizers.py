@@ -16,10 +16,10 @@ from jtrees.training.optimizers import reduce_until_vanished
 def test_the_rate_falls_in_every_cycle(steps, cycles):
     """From the peak to almost zero, exactly so often: also where steps x cycles are more than 32 bits hold."""
     first = [-(-steps * cycle // cycles) for cycle in range(cycles + 1)]
-    some = first if cycles < 100 else first[:2] + first[-40:]
-    some = sorted({min(max(step + d, 0), steps - 1) for step in some for d in (-1, 0, 1)})
-    share = np.asarray(jax.jit(jax.vmap(cosine_cycles(steps, cycles)))(np.int32(some)))
-    for step, got in zip(some, share, strict=True):
+    steps_compared = first if cycles < 100 else first[:2] + first[-40:]
+    steps_compared = sorted({min(max(step + d, 0), steps - 1) for step in steps_compared for d in (-1, 0, 1)})
+    share = np.asarray(jax.jit(jax.vmap(cosine_cycles(steps, cycles)))(np.int32(steps_compared)))
+    for step, got in zip(steps_compared, share, strict=True):
         cycle = np.searchsorted(first, step, side="right") - 1
         phase = (step - first[cycle]) / (first[cycle + 1] - first[cycle])
         assert got == pytest.approx((1 + np.cos(np.pi * phase)) / 2, abs=1e-5)
@@ -45,9 +45,9 @@ def test_lazy_adam_is_adam_but_for_zero_gradients(standard_promotion):
     states = lazy.init(params), dense.init(params)
     gradient = {"a": jnp.array([1.0, 2.0, -1.0]), "b": jnp.array([0.5, 0.1])}
     for _ in range(3):
-        ours, one = lazy.update(gradient, states[0], params)
-        theirs, other = dense.update(gradient, states[1], params)
-        states = one, other
+        ours, lazy_state = lazy.update(gradient, states[0], params)
+        theirs, dense_state = dense.update(gradient, states[1], params)
+        states = lazy_state, dense_state
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), ours, theirs)
     moved, after = lazy.update(gradient | {"b": jnp.array([0.0, 1.0])}, states[0], params)
     assert moved["b"][0] == 0 != moved["b"][1]

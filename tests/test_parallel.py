@@ -44,11 +44,11 @@ def run(data, key, learning_rate):
 
 def assert_same(a, b, tolerance=1e-5):
     """Equal up to the rounding of products that are batched otherwise."""
-    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+    for leaf, expected in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=tolerance, atol=tolerance)
 
 
-def of(tree, i):
+def row(tree, i):
     return jax.tree.map(lambda a: a[i], tree)
 
 
@@ -56,17 +56,17 @@ def of(tree, i):
 def test_a_start_that_diverges_is_dropped_and_changes_no_other(plane, batch_size):
     """Three starts, by default two of them side by side: the last batch is padded."""
     starts = jax.random.split(jax.random.key(3), 3), jnp.asarray([0.01, 1e30, 0.05])
-    one = jax.jit(partial(run, plane))
-    found = jax.jit(lambda *s: jtrees.training.multi_start(partial(run, plane), *s, batch_size=batch_size))(*starts)
-    assert int(found.dropped) == 1
-    assert found.candidates.finite.tolist() == [True, False, True]
-    assert np.isinf(found.candidates.score[1])
-    alone = [one(*of(starts, i)) for i in range(3)]
+    run_start = jax.jit(partial(run, plane))
+    result = jax.jit(lambda *s: jtrees.training.multi_start(partial(run, plane), *s, batch_size=batch_size))(*starts)
+    assert int(result.dropped) == 1
+    assert result.candidates.finite.tolist() == [True, False, True]
+    assert np.isinf(result.candidates.score[1])
+    alone = [run_start(*row(starts, i)) for i in range(3)]
     for i in (0, 2):
-        assert_same(of(found.candidates, i), alone[i], 1e-4)
+        assert_same(row(result.candidates, i), alone[i], 1e-4)
     best = min((0, 2), key=lambda i: float(alone[i].score))
-    assert int(found.index) == best
-    assert_same(found.best, alone[best], 1e-4)
+    assert int(result.index) == best
+    assert_same(result.best, alone[best], 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,20 @@ def test_a_start_that_diverges_is_dropped_and_changes_no_other(plane, batch_size
 )
 def test_the_lowest_score_is_picked(scores, index):
     scores = jnp.asarray(scores)
-    found = jtrees.training.multi_start(lambda score: Score(score, score), scores)
-    assert int(found.index) == index
-    np.testing.assert_array_equal(found.best.start, scores[index])
-    np.testing.assert_array_equal(found.candidates.score, scores)
-    assert int(found.dropped) == int((~np.isfinite(scores)).sum())
+    result = jtrees.training.multi_start(lambda score: Score(score, score), scores)
+    assert int(result.index) == index
+    np.testing.assert_array_equal(result.best.start, scores[index])
+    np.testing.assert_array_equal(result.candidates.score, scores)
+    assert int(result.dropped) == int((~np.isfinite(scores)).sum())
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("batch_size", [None, 1, 2, 7])
 def test_results_are_stacked_in_order(count, batch_size):
     starts = np.arange(count, dtype=np.float32), {"a": np.arange(2.0 * count, dtype=np.float32).reshape(count, 2)}
-    found = jtrees.training.map_starts(lambda x, y: (2 * x, y["a"].sum()), *starts, batch_size=batch_size)
-    np.testing.assert_array_equal(found[0], 2 * starts[0])
-    np.testing.assert_array_equal(found[1], starts[1]["a"].sum(1))
+    result = jtrees.training.map_starts(lambda x, y: (2 * x, y["a"].sum()), *starts, batch_size=batch_size)
+    np.testing.assert_array_equal(result[0], 2 * starts[0])
+    np.testing.assert_array_equal(result[1], starts[1]["a"].sum(1))
 
 
 @pytest.mark.parametrize("many", [jtrees.training.multi_start, jtrees.training.map_starts])
@@ -133,25 +133,25 @@ def table():
 def starts():
     """What sharing out the starts could change, by name: in this process, or in one of two devices."""
     x = table()[0]
-    pick = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), x)))
-    picked = pick(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
+    choose = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), x)))
+    chosen = choose(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
     pairs = jtrees.training.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
-    found = {
+    results = {
         "devices": jax.device_count(),
         "pairs": pairs["a"],
-        "index": picked.index,
-        "dropped": picked.dropped,
+        "index": chosen.index,
+        "dropped": chosen.dropped,
     }
-    return found | picked.candidates._asdict()
+    return results | chosen.candidates._asdict()
 
 
 def fit():
     """The same of a whole fit."""
     fit = jtrees.fit(jtrees.GET(depth=1, starts=3, epochs=12, cart=False), *table(), key=jax.random.key(0))
     assert (fit.report.search.steps > 0).any()  # the trees have been trained
-    found = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss}
-    found |= {name: getattr(fit.report.search, name) for name in ("sharpness", "losses", "steps", "chosen")}
-    return found | {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
+    results = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss}
+    results |= {name: getattr(fit.report.search, name) for name in ("sharpness", "losses", "steps", "chosen")}
+    return results | {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
 
 
 def linear():
@@ -168,8 +168,8 @@ def nested():
     forest = jtrees.Bagged(jtrees.BestOf(jtrees.GET(depth=1, epochs=5), runs=2), trees=3)
     trees = jtrees.Refined(jtrees.Boosted(weak, rounds=3), epochs=5, learning_rate=0.01)
     fits = [jtrees.fit(recipe, x, y, key=jax.random.key(0)) for recipe in (forest, trees)]
-    found = {"forest": fits[0].predict(x), "boosted": fits[1].report.search.losses}
-    return found | {"devices": jax.device_count(), "refined": fits[1].report.search.losses}
+    results = {"forest": fits[0].predict(x), "boosted": fits[1].report.search.losses}
+    return results | {"devices": jax.device_count(), "refined": fits[1].report.search.losses}
 
 
 TWO_DEVICES = """
@@ -191,7 +191,7 @@ for name in ("starts", "fit", "linear", "nested"):
 
 
 @pytest.fixture(scope="module")
-def of_two(tmp_path_factory):
+def two_devices(tmp_path_factory):
     """A folder of what a process of two devices finds."""
     folder = tmp_path_factory.mktemp("two")
     command = [sys.executable, "-c", TWO_DEVICES, str(folder)]
@@ -202,20 +202,20 @@ def of_two(tmp_path_factory):
 
 @pytest.mark.wide
 @pytest.mark.usefixtures("standard_promotion")  # AdamW's
-@pytest.mark.parametrize("what", [starts, fit, nested])
-def test_two_devices_find_what_one_finds(of_two, what):
+@pytest.mark.parametrize("results_on_devices", [starts, fit, nested])
+def test_two_devices_find_what_one_finds(two_devices, results_on_devices):
     """Of three or of five starts, a share is padded, too."""
-    one, two = what(), dict(np.load(of_two / f"{what.__name__}.npz"))
-    assert one.pop("devices") == 1 and two.pop("devices") == 2
-    if what is starts:
-        assert one["index"] == 2 and one["dropped"] == 2
-    assert one.keys() == two.keys()
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if what is starts else {"rtol": 0}
-    for name in one:
-        np.testing.assert_allclose(two[name], one[name], **tolerance, err_msg=name)
+    single, double = results_on_devices(), dict(np.load(two_devices / f"{results_on_devices.__name__}.npz"))
+    assert single.pop("devices") == 1 and double.pop("devices") == 2
+    if results_on_devices is starts:
+        assert single["index"] == 2 and single["dropped"] == 2
+    assert single.keys() == double.keys()
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if results_on_devices is starts else {"rtol": 0}
+    for name in single:
+        np.testing.assert_allclose(double[name], single[name], **tolerance, err_msg=name)
 
 
 @pytest.mark.wide
-def test_decompositions_on_two_devices_do_not_wait_for_each_other(of_two):
+def test_decompositions_on_two_devices_do_not_wait_for_each_other(two_devices):
     """They did, for ever, when those of a device were one batch."""
-    assert np.isfinite(np.load(of_two / "linear.npz")["loss"])
+    assert np.isfinite(np.load(two_devices / "linear.npz")["loss"])

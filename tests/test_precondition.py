@@ -55,10 +55,10 @@ def predictions(model, x):
 def test_the_matrix_is_the_inverse_root_of_the_shrunk_correlations(shape, strength):
     x = np.random.default_rng(0).normal(size=shape) @ np.diag(np.arange(1.0, shape[1] + 1))
     x[:, 1] += x[:, 0]
-    of = spectrum(batch_of(x))
+    features = spectrum(batch_of(x))
     shrunk = (1 - strength) * np.eye(shape[1]) + strength * np.corrcoef(x.T)
     for power, expected in ((-0.5, np.linalg.inv(shrunk)), (0.5, shrunk)):
-        root = matrix(of, strength, power)
+        root = matrix(features, strength, power)
         # Rounding in float32, amplified by eigenvalues down to 1 - strength.
         np.testing.assert_allclose(root @ root, expected, rtol=1e-4, atol=1e-4)
 
@@ -104,8 +104,8 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
 
     Left out is TEL, whose number of steps is chosen on held-out rows; NonGreedy begins with CO2.
     """
-    few = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
-    problem, plain = (problem_of(SMALL[name].replace(precondition=p, **few), *collinear) for p in (0.5, 0.0))
+    short = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
+    problem, plain = (problem_of(SMALL[name].replace(precondition=p, **short), *collinear) for p in (0.5, 0.0))
     x, m = problem.batch.x, matrix(spectrum(problem.batch), 0.5)
     mapped = plain.replace(batch=plain.batch._replace(x=x @ m))
     fitted, expected = (search(part).scaled for part in (problem, mapped))
@@ -244,33 +244,41 @@ def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
     assert np.diff(np.ravel(result.losses)) < 0
 
 
+def trials(fit):
+    """Returns the number of strengths that were tried."""
+    preconditioning = fit.report.search.preconditioning
+    return 0 if preconditioning is None else np.isfinite(preconditioning.losses).sum()
+
+
 @pytest.mark.parametrize("rows", sweeps.slow([96, 97, 300, 600, 1024, 1025], [300]))
 def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     """Uncorrelated features: only tables of 100 to 1024 rows have a trial, to find a strength of shrinkage."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=rows)
-    fit, by_gcv, unshrunk = (
+    fit, shrunk_by_gcv, unshrunk = (
         jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=jax.random.key(4))
         for options in ({}, {"precondition": 0.0}, {"shrink": False})
     )
-    within = 100 <= rows <= 1024
-    tried = lambda fit: [] if (found := fit.report.search.preconditioning) is None else np.isfinite(found.losses)
-    assert sum(tried(fit)) == within and sum(tried(unshrunk)) == 0
-    assert np.isfinite(fit.report.search.shrinkage) == within
+    has_trial = 100 <= rows <= 1024
+    assert trials(fit) == has_trial and trials(unshrunk) == 0
+    assert np.isfinite(fit.report.search.shrinkage) == has_trial
     # Targets that are noise: means are the best for rows held out, unless those are few.
     spread = lambda fit: np.std(fit.predict(x))
-    assert spread(by_gcv) < spread(unshrunk)
-    if not within:
-        assert spread(fit) == spread(by_gcv)
+    assert spread(shrunk_by_gcv) < spread(unshrunk)
+    if not has_trial:
+        assert spread(fit) == spread(shrunk_by_gcv)
     elif rows >= 300:
-        assert spread(fit) < 0.5 * spread(by_gcv)
+        assert spread(fit) < 0.5 * spread(shrunk_by_gcv)
 
 
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
         ("DGT", 498),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("TEL", 98), ("NonGreedy", 97), ("NonGreedy", 1023)]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("TEL", 98), ("NonGreedy", 97), ("NonGreedy", 1023)]
+        ),
     ],
 )
 def test_padding_does_not_count_as_rows(name, rows, collinear):
@@ -295,11 +303,11 @@ def test_tel_ends_after_as_many_updates_as_were_best_for_rows_held_out():
     assert fit.loss > jtrees.fit(recipe.replace(early_stopping=False), x, y, key=KEY).loss
     # Beside others that go on longer, a run ends as it does alone.
     best = jtrees.fit(jtrees.BestOf(recipe, runs=3), x, y, key=KEY)
-    ended = np.isfinite(best.history).sum(-1)
-    assert len(set(ended)) > 1 and best.step in ended
+    updates = np.isfinite(best.history).sum(-1)
+    assert len(set(updates)) > 1 and best.step in updates
 
 
 @pytest.mark.parametrize("bad", [1.0, -0.1, None, "best", True, np.nan, [0.5]])
 def test_a_strength_out_of_range_is_refused(bad, data):
-    with pytest.raises(ValueError, match='precondition must be "auto", or a number of at least 0 and below 1, got'):
+    with pytest.raises(ValueError, match=r"precondition must be a number from 0 up to .* 1, got .*; it may be 'auto'"):
         jtrees.fit(jtrees.DGT(precondition=bad), *data, key=KEY)

@@ -79,10 +79,10 @@ def sides(tree, x):
     out = {}
     for node in range(len(tree.bias)):
         level = (node + 1).bit_length() - 1
-        here = path[level] == node
-        right = here & (path[level + 1] == 2 * node + 2)
+        reaches = path[level] == node
+        right = reaches & (path[level + 1] == 2 * node + 2)
         scores = x.astype(np.float64) @ np.asarray(tree.weights[node], np.float64) + float(tree.bias[node])
-        out[node] = scores[here & ~right], scores[right]
+        out[node] = scores[reaches & ~right], scores[right]
     return out
 
 
@@ -109,8 +109,8 @@ def test_samples_of_weight_zero_do_not_hold_thresholds(data):
     x, tree = data[0], random_tree(3, 0)
     weight = np.random.default_rng(0).integers(0, 3, len(x)).astype(np.float32)
     centred = centred_by(tree, x, weight)
-    others = np.where((weight > 0)[:, None], x, x[weight > 0][0])  # one that counts, again and again
-    np.testing.assert_allclose(centred.bias, centred_by(tree, others).bias, rtol=1e-6)
+    repeated = np.where((weight > 0)[:, None], x, x[weight > 0][0])  # one that counts, again and again
+    np.testing.assert_allclose(centred.bias, centred_by(tree, repeated).bias, rtol=1e-6)
     assert not np.allclose(centred.bias, centred_by(tree, x).bias, rtol=1e-3)
 
 

@@ -20,7 +20,7 @@ import pytest
 import jtrees
 from jtrees import pytree
 from jtrees.data import Scaling, checked_table
-from jtrees.search import engine as loop, fit as driver, monitor
+from jtrees.search import engine as loop, fit as driver, monitor, result
 from jtrees.search.monitor import Monitor
 
 KEY = jax.random.key(0)
@@ -291,4 +291,4 @@ def test_functions_are_described_by_their_names_and_arguments():
     """Not by their addresses, which differ from run to run."""
     of = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
     expected = "jtrees.methods.annealed.get.get(3, task=Classification(classes=3), rule=polynomials.mse)"
-    assert driver.plain({"make": of, "others": (mse, None)}) == {"make": expected, "others": ["polynomials.mse", None]}
+    assert result.plain({"make": of, "others": (mse, None)}) == {"make": expected, "others": ["polynomials.mse", None]}

@@ -10,25 +10,25 @@ from jtrees.search.sample import drawn_rows
 N = 5000
 
 
-def drawn(y=None, weight=None, most=500, task=None, seed=0):
+def drawn(y=None, weight=None, limit=500, task=None, seed=0):
     y = np.zeros(N, np.float32) if y is None else y
     task = jtrees.Regression() if task is None else task
-    return drawn_rows(y, weight, most, task, np.random.default_rng(seed))
+    return drawn_rows(y, weight, limit, task, np.random.default_rng(seed))
 
 
 def test_rows_of_equal_weight():
     rows, weight = drawn()
     assert len(rows) == 500 == len(np.unique(rows)) and (np.diff(rows) > 0).all()
     np.testing.assert_allclose(weight, N / 500)
-    everything, ones = drawn(most=N)
+    everything, ones = drawn(limit=N)
     np.testing.assert_array_equal(everything, np.arange(N))
     assert (ones == 1).all()
 
 
 def test_rows_of_weight_0_are_not_drawn():
     weight = np.arange(N) % 2 * 3.0
-    for most in (500, N // 2, N):
-        rows, factors = drawn(weight=weight, most=most)
+    for limit in (500, N // 2, N):
+        rows, factors = drawn(weight=weight, limit=limit)
         assert (rows % 2 == 1).all() and factors.sum() == pytest.approx(weight.sum(), rel=1e-5)
 
 
@@ -124,5 +124,5 @@ def test_fewer_rows_than_leaves_are_refused(name):
     x, y = table(100)
     with pytest.raises(ValueError, match="rows must be at least the number of leaves, 4, got 3"):
         jtrees.fit(RECIPES[name].replace(rows=3), x, y, key=jax.random.key(0))
-    with pytest.raises(ValueError, match=r'rows must be a number of rows, "auto" or None, got .all.'):
+    with pytest.raises(ValueError, match="rows must be a whole number, got 'all'; it may be 'auto' or None"):
         jtrees.fit(RECIPES[name].replace(rows="all"), x, y, key=jax.random.key(0))

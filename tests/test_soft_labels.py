@@ -11,7 +11,6 @@ from sklearn.tree import DecisionTreeClassifier
 
 import jtrees
 from jtrees import Classification, leaves as kinds, losses, ops, splitting, warmstart
-from jtrees.losses.frequencies import frequencies_fit_error
 from jtrees.search.sample import drawn_rows
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -64,7 +63,7 @@ def test_the_log_loss_is_the_expectation_of_that_of_a_label(smoothing):
 def test_leaves_hold_expected_frequencies():
     leaf = rng.integers(0, 4, N)
     leaf_of, weight, label, chance = repeated(leaf, WEIGHT)
-    for fitted in (losses.class_counts, losses.fit_frequencies, frequencies_fit_error):
+    for fitted in (losses.class_counts, losses.fit_frequencies):
         found = fitted(leaf, SOFT, 4, K, sample_weight=WEIGHT)
         np.testing.assert_allclose(found, fitted(leaf_of, label, 4, K, sample_weight=weight * chance), rtol=1e-6)
     initial = losses.LogLoss().initial

@@ -13,7 +13,7 @@ import jtrees
 from jtrees.data import checked_table
 from jtrees.search.monitor import Monitor
 from jtrees.selection import halving
-from jtrees.selection.space import drawn
+from jtrees.selection.space import draw
 from jtrees.selection.sweep import Split
 
 KEY = jax.random.key(3)
@@ -43,7 +43,7 @@ def test_draws_fill_every_interval_once(seed):
     """
     low, high = 1e-3, 0.1
     space = {"a": jtrees.LogUniform(low, high), "b": jtrees.Uniform(-3, 5)}
-    draws = drawn(space, 64, jax.random.key(seed))
+    draws = draw(space, 64, jax.random.key(seed))
     parts = np.log(column(draws, "a") / low) / math.log(high / low), (column(draws, "b") + 3) / 8
     for part in parts:
         assert sorted(np.floor(64 * part)) == list(range(64))
@@ -54,7 +54,7 @@ def test_draws_fill_every_interval_once(seed):
 @pytest.mark.parametrize("count", [1, 7, 100])
 def test_draws_lie_within_the_bounds(count):
     space = {"a": jtrees.LogUniform(1e-9, 1e9), "b": jtrees.Uniform(-1e308, 1e308), "c": tuple("xyz"), "d": range(4)}
-    draws = drawn(space, count, KEY)
+    draws = draw(space, count, KEY)
     assert len(draws) == count and all(list(draw) == list("abcd") for draw in draws)
     a, b = column(draws, "a"), column(draws, "b")
     assert (a >= 1e-9).all() and (a <= 1e9).all() and (np.abs(b) <= 1e308).all()
@@ -69,19 +69,19 @@ def test_quantiles_end_at_the_bounds():
 
 
 def test_choices_are_drawn_equally_often():
-    draws = drawn({"rate": jtrees.Uniform(0, 1), "depth": (3, 4, 5), "leaves": [None, "linear"]}, 64, KEY)
+    draws = draw({"rate": jtrees.Uniform(0, 1), "depth": (3, 4, 5), "leaves": [None, "linear"]}, 64, KEY)
     counts = [np.sum(column(draws, "depth") == depth) for depth in (3, 4, 5)]
     assert sum(counts) == 64 and max(counts) - min(counts) <= 1
     assert sum(draw["leaves"] is None for draw in draws) == 32
 
 
 def test_the_key_makes_the_draws():
-    first = drawn(SPACE, 20, KEY)
-    assert drawn(SPACE, 20, jax.random.key(3)) == first
-    assert drawn(SPACE, 33, KEY)[:20] == first
-    other = drawn(SPACE, 20, jax.random.key(4))
+    first = draw(SPACE, 20, KEY)
+    assert draw(SPACE, 20, jax.random.key(3)) == first
+    assert draw(SPACE, 33, KEY)[:20] == first
+    other = draw(SPACE, 20, jax.random.key(4))
     assert not set(column(other, "learning_rate")) & set(column(first, "learning_rate"))
-    assert drawn(SPACE, 20, jax.random.PRNGKey(3)) == first
+    assert draw(SPACE, 20, jax.random.PRNGKey(3)) == first
 
 
 # --- Sweeps ----------------------------------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def halved(monkeypatch, losses, ends=None):
         calls.append((rows, [options["steps"] for options in group]))
         state = "interrupted" if next(number) == ends else "finished"
         monitor.ended = state
-        return [tuning._Evaluated(one, np.full(4, losses(one, rows)), 1.0, rows, state) for one in group]
+        return [tuning._Candidate(one, np.full(4, losses(one, rows)), 1.0, rows, state) for one in group]
 
-    monkeypatch.setattr(tuning, "_of_group", of_group)
+    monkeypatch.setattr(tuning, "_evaluate_group", of_group)
     monkeypatch.setattr(Monitor, "has_time", lambda self: self.ended == "finished")
     split = Split(checked_table(LONG, LONG_Y, None, "regression"), None, [None], [None])
     chosen_from, left = tuning._halved(Polynomials(), TWELVE, split, KEY, Monitor(), 3)
@@ -233,7 +233,7 @@ def test_halving_of_folds_and_classes():
     table = checked_table(LONG, labels, np.geomspace(1, 9, 2700), "classification")
     parts = np.array_split(np.random.default_rng(1).permutation(2700), 3)
     split = Split(table, None, [*parts], [table.rows(part) for part in parts])
-    some = halving.of_rows(split, 300, np.random.default_rng(0))
+    some = halving.subsampled(split, 300, np.random.default_rng(0))
     assert some is not None and abs(len(some.table.x) - 300) < 30
     assert set(some.table.y) == {0, 1, 2} and some.held_out is split.held_out
     row_of = {row.tobytes(): i for i, row in enumerate(LONG)}
@@ -248,7 +248,7 @@ def test_targets_that_do_not_vary_on_few_rows():
     y = np.zeros(2700)
     y[7] = 1
     split = Split(checked_table(LONG, y, None, "regression"), None, [None], [None])
-    assert halving.of_rows(split, 300, np.random.default_rng(0)) is None
+    assert halving.subsampled(split, 300, np.random.default_rng(0)) is None
     grid = {"learning_rate": (0.1, 0.2, 0.3, 0.4)}
     result = jtrees.tune(Polynomials(), LONG, y, key=KEY, grid=grid, halving=2, validation=(LONG, y))
     assert {trial.rows for trial in result.report.tuning.trials} <= {1350, 2700}

@@ -24,9 +24,9 @@ KEY = jax.random.key(0)
 
 def plane_loss(params, batch, *, key, step):
     """Squared error of a plane, and a score that is something else: how far the plane is from the first axis."""
-    lost = jnp.square(batch.x @ params - batch.y)
+    errors = jnp.square(batch.x @ params - batch.y)
     step.astype(jnp.float32)  # an array, everywhere
-    value = lost.mean() if batch.weight is None else (batch.weight * lost).mean()
+    value = errors.mean() if batch.weight is None else (batch.weight * errors).mean()
     return value, jnp.square(params - jnp.eye(1, 2, dtype=params.dtype)[0]).sum()
 
 
@@ -80,13 +80,13 @@ def first_params(data):
 def descent(data, learning_rate=0.1, steps=6):
     """Gradient descent on the plane in NumPy: parameters before each update and after the last, losses before each."""
     x, y, weight = (np.asarray(a, np.float64) for a in data)
-    params, seen, losses = np.asarray(first_params(data), np.float64), [], []
+    params, visited, losses = np.asarray(first_params(data), np.float64), [], []
     for _ in range(steps):
         residual = x @ params - y
-        seen.append(params)
+        visited.append(params)
         losses.append(np.average(residual**2, weights=weight))
         params = params - learning_rate * 2 * x.T @ (weight * residual) / weight.sum()
-    return np.array([*seen, params]), np.array(losses)
+    return np.array([*visited, params]), np.array(losses)
 
 
 def far(params):
@@ -96,15 +96,15 @@ def far(params):
 
 def assert_same(a, b, tolerance=1e-5):
     """Equal up to the rounding of products that are batched otherwise."""
-    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+    for leaf, expected in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=tolerance, atol=tolerance)
 
 
 def assert_equal(a, b):
     """Bit for bit; a run has a key, too."""
     bits = lambda leaf: jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(bits(one), bits(other))
+    for leaf, expected in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(bits(leaf), bits(expected))
 
 
 # --- What is computed ------------------------------------------------------------------------------------------------
@@ -116,42 +116,42 @@ def test_full_batch_is_gradient_descent_and_its_scores_are_those_of_the_hard_tre
     params = jtrees.ObliqueTree(draw(3, 3), draw(3), jtrees.leaves.Values(draw(4)))
 
     @jax.jit
-    def whole(params):
+    def trained(params):
         state = jtrees.training.start(GET, xy, key=KEY, optimizer=optimizer, params=params)
         state, history = jtrees.training.advance(GET, state, xy, optimizer=optimizer, steps=6, score_every=1)
         return jtrees.training.best(GET, state, xy), history, state.finite
 
-    result, history, finite = whole(params)
+    result, history, finite = trained(params)
     step = jax.jit(jax.value_and_grad(lambda p: GET.loss(p, xy, key=None, step=0)[0]))
-    losses, scores, seen = [], [], []
+    losses, scores, visited = [], [], []
     for _ in range(7):
         leaf = oracles.walk(params.weights, params.bias, xy.x)
         means = oracles.leaf_means(leaf, xy.y, 4, 0)
         loss, gradient = step(params)
         losses.append(loss)
         scores.append(np.mean((np.asarray(xy.y) - means[leaf]) ** 2))
-        seen.append(params)
+        visited.append(params)
         params = jax.tree.map(lambda p, g: np.asarray(p) - np.float32(0.5) * np.asarray(g), params, gradient)
     assert history.losses.shape == history.scores.shape == (6,)
     np.testing.assert_allclose(history.losses, losses[:6], rtol=1e-5)
     np.testing.assert_allclose(history.scores, scores[:6], rtol=1e-5)
     assert float(result.score) == pytest.approx(min(scores), rel=1e-5)
     assert int(result.step) == int(np.argmin(scores))
-    assert_same(result.params, seen[int(np.argmin(scores))])
+    assert_same(result.params, visited[int(np.argmin(scores))])
     assert bool(finite)
 
 
 @pytest.mark.parametrize("weight", [np.ones(11), np.arange(11) % 3 > 0], ids=["ones", "ones and zeros"])
 def test_without_scores_the_last_parameters_are_the_result(plane, weight):
     """Samples of weight 0 are left out."""
-    kept = weight > 0
-    seen, losses = descent(Batch(*(a[kept] for a in plane)))
+    counted = weight > 0
+    visited, losses = descent(Batch(*(a[counted] for a in plane)))
     last = compiled(plane._replace(weight=jnp.asarray(weight, jnp.float32)))
     np.testing.assert_allclose(last.losses, losses, rtol=1e-5)
     assert np.isposinf(last.scores).all()
     assert int(last.step) == 6
-    assert_same(last.params, seen[6])
-    assert float(last.score) == pytest.approx(far(seen[6]), rel=1e-5)
+    assert_same(last.params, visited[6])
+    assert float(last.score) == pytest.approx(far(visited[6]), rel=1e-5)
     assert bool(last.finite)
 
 
@@ -182,13 +182,13 @@ def test_a_run_is_over_after_more_steps_than_its_patience(plane):
 
 
 def test_a_score_of_the_users_own_decides(plane):
-    own = lambda params: jnp.square(params[0] - 1.5)
-    seen, _ = descent(plane)
-    expected = np.square(seen[:, 0] - 1.5)
-    result = compiled(plane, score_every=1, score=own)
+    user_score = lambda params: jnp.square(params[0] - 1.5)
+    visited, _ = descent(plane)
+    expected = np.square(visited[:, 0] - 1.5)
+    result = compiled(plane, score_every=1, score=user_score)
     np.testing.assert_allclose(result.scores, expected[:6], rtol=1e-4, atol=1e-6)
-    assert int(result.step) == int(np.argmin(expected)) != int(np.argmin(far(seen)))
-    assert_same(result.params, seen[int(np.argmin(expected))])
+    assert int(result.step) == int(np.argmin(expected)) != int(np.argmin(far(visited)))
+    assert_same(result.params, visited[int(np.argmin(expected))])
 
 
 @pytest.mark.parametrize("runs", [0, 1, 4], ids=["jit", "map_starts, one", "map_starts, four"])
@@ -202,9 +202,9 @@ def test_a_score_is_evaluated_only_in_the_steps_that_ask_for_it(plane, runs):
 
     result = jax.ShapeDtypeStruct((), jnp.float32)
     score = lambda params: jax.pure_callback(evaluated, result, params, vmap_method="sequential")
-    one = lambda key: run(plane, key, steps=12, batch_size=4, score_every=5, score=score).scores
-    together = lambda keys: jtrees.training.map_starts(one, keys)
-    scores = jax.jit(together if runs else one)(jax.random.split(KEY, runs) if runs else KEY)
+    run_scores = lambda key: run(plane, key, steps=12, batch_size=4, score_every=5, score=score).scores
+    together = lambda keys: jtrees.training.map_starts(run_scores, keys)
+    scores = jax.jit(together if runs else run_scores)(jax.random.split(KEY, runs) if runs else KEY)
     # Before steps 0, 5 and 10; nothing here needs the score of the last parameters.
     assert np.isfinite(scores).sum() == next(count) == 3 * max(1, runs)
 
@@ -215,12 +215,12 @@ def test_a_step_of_the_users_own_takes_the_place_of_the_optimisers(plane):
         out, gradient = jax.value_and_grad(partial(plane_loss, batch=batch, key=key, step=step), has_aux=True)(params)
         return params - 0.1 * gradient, opt_state, out
 
-    own = PLANE._replace(update=update)
-    mine, theirs = (compiled(plane, method=method, score_every=1) for method in (own, PLANE))
+    updating = PLANE._replace(update=update)
+    mine, theirs = (compiled(plane, method=method, score_every=1) for method in (updating, PLANE))
     assert_equal(mine, theirs)
     assert len(np.unique(mine.losses)) == 6
     # The optimiser moves nothing: it only makes the state that the method's own step is given.
-    assert_equal(mine, compiled(plane, learning_rate=7.0, method=own, score_every=1))
+    assert_equal(mine, compiled(plane, learning_rate=7.0, method=updating, score_every=1))
 
 
 def test_project_is_applied_at_the_start_and_after_each_step(plane):
@@ -246,8 +246,8 @@ def test_the_loss_gets_the_step_and_a_key_of_its_own():
 def test_a_schedule_meets_steps_as_arrays_only(xy):
     # As the losses of this file do, all of which ask for the step's dtype; here a schedule within a method.
     schedule = lambda step: 1.0 + step.astype(jnp.float32)
-    found = jax.eval_shape(lambda: run(xy, method=jtrees.methods.get(DEPTH, schedule), score_every=4, batch_size=50))
-    assert found.losses.shape == (6,)
+    shapes = jax.eval_shape(lambda: run(xy, method=jtrees.methods.get(DEPTH, schedule), score_every=4, batch_size=50))
+    assert shapes.losses.shape == (6,)
 
 
 def test_a_run_that_diverges_is_not_finite_and_scores_nothing(plane):
@@ -309,27 +309,27 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
 
     half, first = by[K](states)
     twice, second = by[K](half)
-    at_once, history = by[2 * K](states)
-    assert_equal(twice, at_once)
+    long_run, history = by[2 * K](states)
+    assert_equal(twice, long_run)
     assert_equal(jax.tree.map(lambda *a: np.concatenate(a, axis=-1), first, second), history)
     # Something happens that would not from a newly initialised state.
-    assert (np.asarray(half.step), np.asarray(at_once.step)) == (K, 2 * K)
+    assert (np.asarray(half.step), np.asarray(long_run.step)) == (K, 2 * K)
     assert len(np.unique(history.losses)) == history.losses.size
     assert not np.array_equal(np.asarray(by[K](half.replace(opt_state=states.opt_state))[0].params), twice.params)
     if vmapped:
-        assert not np.array_equal(half.order, at_once.order)
+        assert not np.array_equal(half.order, long_run.order)
 
     counted, padded = up_to(states, jnp.int32(2 * K))
-    assert_equal(counted, at_once)
+    assert_equal(counted, long_run)
     assert_equal(jax.tree.map(lambda a: a[..., : 2 * K], padded), history)
     assert (padded.losses[..., 2 * K :] == training.state.NOT_TAKEN).all()
     assert np.isposinf(padded.scores[..., 2 * K :]).all()
     assert_equal(up_to(states, jnp.int32(K))[0], half)
     if not vmapped:
-        whole = jax.jit(partial(jtrees.train, PLANE, plane, optimizer=optimizer, steps=2 * K, **options))(key=KEY)
-        found = jax.jit(partial(jtrees.training.best, PLANE))(at_once, plane)
-        assert_equal(whole, found.replace(losses=history.losses, scores=history.scores))
-        assert whole.finite == at_once.finite
+        trained = jax.jit(partial(jtrees.train, PLANE, plane, optimizer=optimizer, steps=2 * K, **options))(key=KEY)
+        best_of_run = jax.jit(partial(jtrees.training.best, PLANE))(long_run, plane)
+        assert_equal(trained, best_of_run.replace(losses=history.losses, scores=history.scores))
+        assert trained.finite == long_run.finite
 
 
 # --- Samples in batches ----------------------------------------------------------------------------------------------
@@ -362,8 +362,8 @@ def test_an_epoch_visits_each_sample_once_in_an_order_of_its_own(n, batch_size):
     assert [len(batch) for batch in batches] == [batch_size] * len(batches)
     epochs = [batches[i : i + per_epoch] for i in range(0, len(batches), per_epoch)]
     for epoch in epochs:
-        seen = [i for batch in epoch for i in batch]
-        assert len(set(seen)) == len(seen) == per_epoch * batch_size
+        visited = [i for batch in epoch for i in batch]
+        assert len(set(visited)) == len(visited) == per_epoch * batch_size
     assert epochs[0] != epochs[1] != epochs[2]
 
 
@@ -376,7 +376,7 @@ def test_numpy_data_train_like_jax_data_and_not_compiled_as_compiled(plane):
 
 
 def test_pure_under_jit_and_vmap_over_key_numbers_of_the_method_and_learning_rate(plane, count_compilations):
-    def one(key, strength, learning_rate):
+    def train_run(key, strength, learning_rate):
         def loss(params, batch, *, key, step):
             loss, score = plane_loss(params, batch, key=key, step=step)
             return loss + strength * jnp.square(params).sum(), score
@@ -384,7 +384,7 @@ def test_pure_under_jit_and_vmap_over_key_numbers_of_the_method_and_learning_rat
         return run(plane, key, learning_rate, method=PLANE._replace(loss=loss), score_every=2)
 
     sweep = jax.random.split(jax.random.key(1), 3), jnp.asarray([1.0, 5, 20]), jnp.asarray([0.1, 0.05, 0.02])
-    together, alone = jax.jit(jax.vmap(one))(*sweep), jax.jit(one)
+    together, alone = jax.jit(jax.vmap(train_run))(*sweep), jax.jit(train_run)
     args = [tuple(a[i] for a in sweep) for i in range(3)]
     assert count_compilations(alone, *args[0]) == 1
     assert count_compilations(alone, *args[1]) == 0
@@ -427,23 +427,23 @@ def test_only_the_ratios_of_weights_count(plane):
     results = [fit(np.float32(factor) * weight) for factor in (1, 7, 1e-30)]
     assert_same(*results[:2])
     assert_same(*results[1:])
-    ones = [fit(given) for given in (None, np.full(11, 3, np.float32))]
-    assert_same(*ones)
-    assert not np.allclose(results[0].losses, ones[0].losses, rtol=1e-3)
+    unweighted = [fit(weights) for weights in (None, np.full(11, 3, np.float32))]
+    assert_same(*unweighted)
+    assert not np.allclose(results[0].losses, unweighted[0].losses, rtol=1e-3)
 
 
 def test_without_weights_the_method_sees_none(plane):
-    seen = []
+    weights = []
 
     def loss(params, batch, *, key, step):
-        seen.append(batch.weight)
+        weights.append(batch.weight)
         return plane_loss(params, batch, key=key, step=step)
 
     jax.eval_shape(lambda: run(plane._replace(weight=None), method=PLANE._replace(loss=loss), **BATCHES))
-    assert seen and all(weight is None for weight in seen)
-    seen.clear()
+    assert weights and all(weight is None for weight in weights)
+    weights.clear()
     jax.eval_shape(lambda: run(plane, method=PLANE._replace(loss=loss), **BATCHES))
-    assert {weight.shape for weight in seen} == {(4,), (11,)}
+    assert {weight.shape for weight in weights} == {(4,), (11,)}
 
 
 def test_no_batch_is_without_weight(plane):
@@ -520,10 +520,10 @@ def test_a_loss_that_keeps_no_contract_is_refused(plane, loss, message):
 def test_parameters_of_another_model_are_refused(xy):
     optimizer = optax.sgd(0.1)
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(partial(GET.init, key=KEY), xy))
-    others = [jtrees.methods.get(3, 5.0), jtrees.methods.get(DEPTH, 5.0, leaves="linear"), jtrees.methods.dgt(DEPTH)]
-    for other in others:
+    methods = [jtrees.methods.get(3, 5.0), jtrees.methods.get(DEPTH, 5.0, leaves="linear"), jtrees.methods.dgt(DEPTH)]
+    for method in methods:
         with pytest.raises(ValueError, match=r"params must be like those of the method, .*got ObliqueTree"):
-            jtrees.training.start(other, xy, key=KEY, optimizer=optimizer, params=params)
+            jtrees.training.start(method, xy, key=KEY, optimizer=optimizer, params=params)
     wide = Batch(jnp.ones((5, 4)), jnp.ones(5))
     with pytest.raises(ValueError, match="params must be like those of the method"):
         jtrees.training.start(GET, wide, key=KEY, optimizer=optimizer, params=params)
@@ -534,8 +534,8 @@ def test_labels_that_are_no_classes_are_refused(plane, make):
     method = make(task=Classification(3))
     for shift in (-1, 1):
         labels = plane._replace(y=jnp.arange(11) % 3 + shift)
-        least = "-1 to 1" if shift < 0 else "1 to 3"
-        with pytest.raises(ValueError, match=rf"y must hold classes 0\.\.2, got labels from {least}"):
+        labels_range = "-1 to 1" if shift < 0 else "1 to 3"
+        with pytest.raises(ValueError, match=rf"y must hold classes 0\.\.2, got labels from {labels_range}"):
             run(labels, method=method)
     with pytest.raises(ValueError, match=r"y must hold whole numbers 0\.\.2 in classification, got float32"):
         run(plane, method=method)

@@ -47,9 +47,9 @@ def depths(result) -> list[int]:
 
 def evaluated(monkeypatch, combinations, losses):
     """The trials where combination c has ``losses(c)`` on the rows, ``(n,)``."""
-    of_group = lambda recipe, group, *_: [module._Evaluated(options, losses(options), 1.0) for options in group]
-    monkeypatch.setattr(module, "_of_group", of_group)
-    return module._evaluated(Polynomials(), combinations, None, KEY, Monitor())
+    of_group = lambda recipe, group, *_: [module._Candidate(options, losses(options), 1.0) for options in group]
+    monkeypatch.setattr(module, "_evaluate_group", of_group)
+    return module._evaluate(Polynomials(), combinations, None, KEY, Monitor())
 
 
 # --- What is chosen --------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_ties_within_the_error_take_the_smaller_model():
     rows = 3035 + 1000 * rng.normal(size=500)
     losses = [3035.0480, 3035.0479, 3035.0482, 3035.0480]
     trials = [
-        module._Evaluated({"depth": i}, rows - rows.mean() + loss + 0.1 * rng.normal(size=500), 10.0 * 2**i)
+        module._Candidate({"depth": i}, rows - rows.mean() + loss + 0.1 * rng.normal(size=500), 10.0 * 2**i)
         for i, loss in enumerate(losses)
     ]
     found, chosen = module._chosen(trials)
@@ -95,9 +95,9 @@ def test_ties_within_the_error_take_the_smaller_model():
     errors = [np.std(trial.losses - best, ddof=1) / np.sqrt(500) for trial in trials]
     assert [trial.error for trial in found] == pytest.approx(errors) and min(errors) == 0
     # A clear difference wins, whatever the size; the same loss on every row needs no error.
-    better = module._Evaluated({"depth": 9}, rows - rows.mean() + 3000, 1e6)
+    better = module._Candidate({"depth": 9}, rows - rows.mean() + 3000, 1e6)
     assert module._chosen([*trials, better])[1] == {"depth": 9}
-    equal, chosen = module._chosen([module._Evaluated({"depth": i}, rows, 10.0 - i) for i in range(3)])
+    equal, chosen = module._chosen([module._Candidate({"depth": i}, rows, 10.0 - i) for i in range(3)])
     assert chosen == {"depth": 2} and all(trial.error == 0 for trial in equal)
 
 

@@ -84,10 +84,10 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
     recipe = DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
     if options.recipe is None and (options.monotone or options.loss not in (None, LOSSES[0])):
         recipe = recipe.replace(leaves="constant")  # linear leaves support only squared errors without monotone columns
-    for given in options.set:
-        name, equals, value = given.partition("=")
+    for option in options.set:
+        name, equals, value = option.partition("=")
         if not name or not equals:
-            raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {validation.quoted(given)}")
+            raise DataError(f"--set must be OPTION=VALUE, such as depth=3, got {validation.quoted(option)}")
         with contextlib.suppress(ValueError, SyntaxError):  # a word remains text
             value = ast.literal_eval(value)
         recipe = with_options(recipe, {name.replace(".", "__"): value})
@@ -101,30 +101,30 @@ def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
       DataError: for arguments that are not ``COLUMN=SIGN``.
     """
     signs = {}
-    for given in options.monotone:
-        name, _, sign = given.rpartition("=")
+    for option in options.monotone:
+        name, _, sign = option.rpartition("=")
         if not name or sign not in ("1", "+1", "-1"):
-            raise DataError(f"--monotone must be COLUMN=1 or COLUMN=-1, got {validation.quoted(given)}")
+            raise DataError(f"--monotone must be COLUMN=1 or COLUMN=-1, got {validation.quoted(option)}")
         signs[name] = int(sign)
     return signs or None
 
 
 def recipe_named(text: str) -> jtrees.Recipe:
     """Returns the recipe ``Name`` or ``Name(Base)``."""
-    found = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
-    recipes = {name: one for name, one in vars(jtrees).items() if _is_recipe(one)}
-    if found is None or found[1] not in recipes:
-        known = ", ".join(recipes)
-        raise DataError(f"--recipe must be one of {known}, such as Bagged(LatentTree), got {validation.quoted(text)}")
-    base = [] if found[2] is None else [recipe_named(found[2])]
+    match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
+    recipes = {name: recipe for name, recipe in vars(jtrees).items() if _is_recipe(recipe)}
+    if match is None or match[1] not in recipes:
+        names = ", ".join(recipes)
+        raise DataError(f"--recipe must be one of {names}, such as Bagged(LatentTree), got {validation.quoted(text)}")
+    base = [] if match[2] is None else [recipe_named(match[2])]
     try:
-        return recipes[found[1]](*base)
+        return recipes[match[1]](*base)
     except TypeError:
         takes = "needs a base, such as Bagged(LatentTree)" if not base else "takes no base"
-        raise DataError(f"--recipe: {found[1]} {takes}") from None
+        raise DataError(f"--recipe: {match[1]} {takes}") from None
 
 
-def _is_recipe(thing: Any) -> bool:
+def _is_recipe(value: Any) -> bool:
     """Returns whether a recipe can be made from its name; clustering and user-defined methods need arguments."""
-    others = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
-    return isinstance(thing, type) and issubclass(thing, jtrees.Recipe) and thing not in others
+    excluded = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
+    return isinstance(value, type) and issubclass(value, jtrees.Recipe) and value not in excluded

@@ -21,8 +21,8 @@ from jtrees import cli, explain, export, io, validation
 from jtrees.cli.arguments import add_recipe, add_table, estimator_of, loss_of, recipe_of
 from jtrees.cli.files import DataError, numbers_of, one_line, read_rows, rules_of
 from jtrees.cli.report import write_report
-from jtrees.cli.rivals import HeldOut, divided, kind_of_model
-from jtrees.cli.tables import Frame, Task, check_rows, drop, guess, read_labelled, targets_of, usable
+from jtrees.cli.rivals import HeldOut, kind_of_model
+from jtrees.cli.tables import Frame, Task, check_rows, drop, guess, read_labelled, set_columns, targets_of, usable
 from jtrees.data import Columns, FrameModel
 from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.data.columns import LeftOut
@@ -44,8 +44,8 @@ def run(arguments: Sequence[str] | None) -> int:
     """Runs a command: see :func:`jtrees.cli.main`."""
     cli.keep_programs()
     matplotlib.use("Agg")
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(given, argparse.Namespace(given=given))
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(words, argparse.Namespace(given=words))
     try:
         with _warnings_as_lines(), _log_as_lines():
             return options.command(options)
@@ -65,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jtrees {jtrees.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, what: str, function: Any) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=what, description=what)
+    def command(name: str, description: str, function: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=description, description=description)
         added.set_defaults(command=function)
         return added
 
@@ -111,9 +111,8 @@ def _parser() -> argparse.ArgumentParser:
 def _fit(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
     recipe, y = recipe_of(options, task), targets_of(frame.y)
-    first, started = None, time.perf_counter()
-    if len(y) >= _FEWEST:
-        first = _held_out(options, recipe, frame, y, task)
+    started = time.perf_counter()
+    first = _held_out(options, recipe, frame, y, task) if len(y) >= _FEWEST else None
     model = None if first is None else first.model
     if model is None or model.report_.ended != "interrupted":
         left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
@@ -122,18 +121,20 @@ def _fit(options: argparse.Namespace) -> int:
             # The verdict on held-out rows has already said whether a baseline is better.
             warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
             model.fit(frame.x, y)
-    said = [f"no verdict: a verdict needs {_FEWEST} rows, because a tenth is held out"]
-    print("\n".join(said if first is None else first.summary(kind_of_model(model))))
+    verdict = [f"no verdict: a verdict needs {_FEWEST} rows, because a tenth is held out"]
+    print("\n".join(verdict if first is None else first.summary(kind_of_model(model))))
     if first is None or model is not first.model:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {time.perf_counter() - started:.1f} s in all")
-    _set_columns(model, frame.remember(model.columns_))
+    set_columns(model, frame.remember(model.columns_))
     print(f"\n{model.columns_}\n")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
-        x, y = (first.x_train, first.y_train) if first is not None and model is first.model else (frame.x, y)
         # The rows as the tree was trained on them: their target means are means over other rows.
-        features = Columns.fit(x, np.unique(y, return_inverse=True)[1] if classes else y, task=task)[1]
-        print(f"# {kind_of_model(model)}; rows are of the {len(y)} training rows")
+        if first is not None and model is first.model:
+            features = first.features
+        else:
+            features = Columns.fit(frame.x, np.unique(y, return_inverse=True)[1] if classes else y, task=task)[1]
+        print(f"# {kind_of_model(model)}; rows are of the {len(features)} training rows")
         names = model.columns_.feature_names
         print(model.tree_.to_text(names, x=features, class_names=classes, max_terms=MAX_TERMS))
     io.save(model, options.out)
@@ -146,15 +147,10 @@ def _fit(options: argparse.Namespace) -> int:
 
 def _held_out(options: argparse.Namespace, recipe: jtrees.Recipe, frame: Frame, y: np.ndarray, task: Task) -> HeldOut:
     """Returns a model fitted to nine tenths of the rows, and its rivals, in half of the time limit."""
-    train, test = divided(y, task, _HELD_OUT, options.seed)
     model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2)
-    started = time.perf_counter()
     with warnings.catch_warnings():  # the fit to all rows repeats the warnings
         warnings.simplefilter("ignore")
-        model.fit(frame.x.iloc[train], y[train])
-    rows = [(frame.x.iloc[part], y[part]) for part in (train, test)]
-    seconds = time.perf_counter() - started
-    return HeldOut(model, loss_of(options), *rows, seconds=seconds, seed=options.seed, forests=False)
+        return HeldOut(model, loss_of(options), frame.x, y, share=_HELD_OUT, seed=options.seed, forests=False)
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -183,35 +179,30 @@ def _explain(options: argparse.Namespace) -> int:
     x = _rows(model, options)
     if not 0 <= options.row < len(x):
         raise DataError(f"--row must be from 0 to {len(x) - 1}, got {options.row}")
-    row, of_classes = x.iloc[[options.row]], isinstance(model, TreeClassifier)
+    row, is_classifier = x.iloc[[options.row]], isinstance(model, TreeClassifier)
     print(f"prediction: {model.predict(row)[0]}")
     if model.tree_ is not None:
         print(f"\npath\n{explain.path(model.model_, row)}")
         nearest = explain.nearest_change(model.model_, row, x, extrapolate=options.extrapolate)
-        other, within = (
-            "class" if of_classes else "leaf",
-            "" if options.extrapolate else " within their ranges in the table",
-        )
+        other = "class" if is_classifier else "leaf"
+        ranges = "" if options.extrapolate else " within their ranges in the table"
         if len(x) == 1:
             print(f"\nnearest {other}: the table must have other rows to measure changes by")
         elif nearest is None:
-            print(f"\nno change of the columns of numbers{within} leads to another {other}")
+            print(f"\nno change of the columns of numbers{ranges} leads to another {other}")
         else:
             changes = ", ".join(f"{name} = {value:.6g}" for name, value in nearest.changes.items())
             print(f"\nnearest {other}: {nearest.distance:.3g} deviations away, with {changes}")
     background = x.sample(min(_BACKGROUND, len(x)), random_state=0)
     shapley = explain.shapley_values(model.model_, row, background)
-    values = shapley.values[0]
-    of_what = ""
+    values, base, output = shapley.values[0], shapley.base_values[0], ""
     if values.ndim == 2:
-        levels = None if of_classes else model.quantile
+        levels = None if is_classifier else model.quantile
         k = int(np.asarray(model.model_.predict(row))[0].argmax()) if levels is None else len(levels) // 2
-        values, base = values[:, k], shapley.base_values[0, k]
-        of_what = f" of output {k}" if levels is None else f" of the quantile {levels[k]:g}"
-        of_what = f" of the probability of {model.classes_[k]}" if of_classes else of_what
-    else:
-        base = shapley.base_values[0]
-    print(f"\nShapley values{of_what}\n{base:+.4g} mean")
+        values, base = values[:, k], base[k]
+        output = f" of output {k}" if levels is None else f" of the quantile {levels[k]:g}"
+        output = f" of the probability of {model.classes_[k]}" if is_classifier else output
+    print(f"\nShapley values{output}\n{base:+.4g} mean")
     for i in np.argsort(-np.abs(values), kind="stable"):
         print(f"{values[i]:+.4g} {shapley.feature_names[i]}")
     return 0
@@ -236,8 +227,8 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
     model = estimator_of(options, recipe_of(options, task), task, options.max_seconds)
-    how: Any = {"seed": options.seed, "command": shlex.join(["jtrees", *map(str, options.given)])}
-    write_report(options.out, frame, task, model, loss_of(options), **how)
+    command = shlex.join(["jtrees", *map(str, options.given)])
+    write_report(options.out, frame, model, loss_of(options), seed=options.seed, command=command)
     print(f"written to {options.out}")
     return 0
 
@@ -252,19 +243,19 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
       DataError: if the data cannot be used, or if the targets do not suit the loss.
     """
     loss = loss_of(options)
-    whole = read_labelled(options.table, options.target, rules_of(options))
-    check_rows(whole := drop(whole, options.drop))
-    task, why = guess(whole.y) if options.loss is None else ("regression", f"--loss {options.loss} is for numbers")
+    data = read_labelled(options.table, options.target, rules_of(options))
+    check_rows(data := drop(data, options.drop))
+    task, why = guess(data.y) if options.loss is None else ("regression", f"--loss {options.loss} is for numbers")
     otherwise = " (--task says otherwise)" if options.loss is None else ""
-    said = f"{task}, as {why}{otherwise}" if options.task is None else options.task
-    frame, left_out = usable(whole, options.task or task)
+    task_text = f"{task}, as {why}{otherwise}" if options.task is None else options.task
+    frame, left_out = usable(data, options.task or task)
     check_rows(frame)
     if (options.task or task) == "regression":
         try:
-            loss.check(whole.y.to_numpy(np.float64, na_value=np.nan))  # numbers the rows as in the file
+            loss.check(data.y.to_numpy(np.float64, na_value=np.nan))  # numbers the rows as in the file
         except ValueError as error:
-            raise DataError(f"target {validation.quoted(whole.y.name)} {str(error).removeprefix('y ')}") from None
-    print(f"{frame.name}: {len(frame.x)} rows, {len(frame.x.columns)} columns; task: {said}")
+            raise DataError(f"target {validation.quoted(data.y.name)} {str(error).removeprefix('y ')}") from None
+    print(f"{frame.name}: {len(frame.x)} rows, {len(frame.x.columns)} columns; task: {task_text}")
     for line in left_out:
         print(line)
     return frame, options.task or task
@@ -291,14 +282,14 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     """
     columns: Columns | None = model.columns_
     rules = rules_of(options) if columns is None else rules_of(options, columns.missing)
-    table, said = read_rows(options.table, rules)
+    table, changes = read_rows(options.table, rules)
     if columns is None and options.table.suffix != ".parquet":  # the model takes only numbers
         table = pd.DataFrame({name: numbers_of(name, table[name], rules) for name in table})
-    for line in said:
+    for line in changes:
         print(f"jtrees: {line}", file=sys.stderr)
     if columns is not None:
-        own = columns if options.decimal is None else columns.with_decimal(options.decimal)
-        _set_columns(model, dataclasses.replace(own, missing=rules.missing))
+        current = columns if options.decimal is None else columns.with_decimal(options.decimal)
+        set_columns(model, dataclasses.replace(current, missing=rules.missing))
     described = {} if columns is None or not columns.named else columns.columns
     names = list(getattr(model, "feature_names_in_", described))
     if absent := [name for name in names if name not in table and not isinstance(described.get(name), LeftOut)]:
@@ -307,11 +298,6 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     if len(table) < fewest:
         raise DataError(f"{options.table} has no rows")
     return table.reindex(columns=names) if names else table
-
-
-def _set_columns(model: Any, columns: Columns) -> None:
-    """Sets the columns with which a fitted estimator reads tables."""
-    model.columns_, model.model_ = columns, model.model_.replace(columns=columns)
 
 
 @contextlib.contextmanager

@@ -64,8 +64,8 @@ def add_rules(parser: Any, *, training: bool) -> None:
     add("--decimal", metavar="MARK", help=f"decimal separator of CSV (default: {decimal})")
     add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
     default = "NA, nan, null, ? and others" if training else "those of the training"
-    said = f"further texts that mean a missing value, besides {default}; without TEXT, only an empty cell does"
-    add("--missing", nargs="*", metavar="TEXT", help=said)
+    missing_help = f"further texts that mean a missing value, besides {default}; without TEXT, only an empty cell does"
+    add("--missing", nargs="*", metavar="TEXT", help=missing_help)
     if training:
         add("--text", nargs="+", default=[], metavar="COLUMN", help="columns to read as text")
         add("--dates", choices=list(ORDERS), help="order of day and month in columns of ambiguous dates")
@@ -108,7 +108,7 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
                 frame[name] = frame[name].where(~frame[name].isin(texts), None)
         return frame, []
     frame = _read_csv(file, rules)
-    gaps, said = frozenset(("", *rules.missing)), []
+    gaps, changes = frozenset(("", *rules.missing)), []
     stripped: dict[str, int] = {}
     for name in frame:
         cells = frame[name].to_numpy(object)
@@ -117,8 +117,8 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
         frame[name] = pd.Series([None if cell is None or cell in gaps else cell for cell in short], dtype=object)
     if any(stripped.values()):
         which = checks.quoted_list(name for name, count in stripped.items() if count)
-        said.append(f"spaces at the ends of cells are left out, {sum(stripped.values())} times, in {which}")
-    return frame, said
+        changes.append(f"spaces at the ends of cells are left out, {sum(stripped.values())} times, in {which}")
+    return frame, changes
 
 
 def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
@@ -182,8 +182,8 @@ def _decoded(file: Path, encoding: str) -> str:
 
 def _blank_lines(text: str) -> int:
     """Returns the number of blank lines before the header."""
-    found = re.match(r"(?:[ \t]*\r?\n)*", text)
-    return found[0].count("\n") if found else 0
+    match = re.match(r"(?:[ \t]*\r?\n)*", text)
+    return match[0].count("\n") if match else 0
 
 
 def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd.DataFrame, FileColumns, list[str]]:
@@ -198,7 +198,7 @@ def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd
       DataError: if the file cannot be read.
       ImportError: if the file is Parquet and pyarrow is not installed.
     """
-    rows, said = read_rows(file, rules)
+    rows, changes = read_rows(file, rules)
     if file.suffix == ".parquet":
         for name in set(rules.text) & set(rows.columns):
             if pd.api.types.is_datetime64_any_dtype(rows[name]):
@@ -206,11 +206,11 @@ def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd
                     f"--text must name columns of text or numbers, got {checks.quoted(name)}, which has dates"
                 )
             rows[name] = rows[name].astype("category")
-        return rows, FileColumns({}, {}, {}), said
+        return rows, FileColumns({}, {}, {}), changes
     cells = {name: rows[name].to_numpy(object) for name in rows}
     read = read_cells(cells, decimal=rules.decimal, order=rules.order, text=rules.text)
     typed = {name: _typed(raw, cells[name], dates=name != keep) for name, raw in read.columns.items()}
-    return pd.DataFrame(typed, index=rows.index), read, said
+    return pd.DataFrame(typed, index=rows.index), read, changes
 
 
 def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
@@ -230,7 +230,7 @@ def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
 def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
     """Returns a column as an array of pandas; ``dates`` says whether dates become pandas dates or remain text."""
     if raw.kind == "text":
-        return pd.Categorical(cells) if raw.of == "levels" else pd.Series(cells, dtype=object)
+        return pd.Categorical(cells) if raw.source == "levels" else pd.Series(cells, dtype=object)
     if raw.kind == "boolean":
         values = pd.array(np.where(raw.missing, False, raw.values != 0), dtype="boolean")
         values[raw.missing] = pd.NA
@@ -241,8 +241,8 @@ def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
         days = np.where(raw.missing, 0, np.round(raw.values * _DAY)).astype("datetime64[ms]")
         local = pd.Series(np.where(raw.missing, np.datetime64("NaT", "ms"), days))
         return local if raw.zone is None else local.dt.tz_localize("UTC")  # does not change the local time
-    whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in cells)
-    return raw.values.astype(np.int64) if whole else raw.values
+    is_integer = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in cells)
+    return raw.values.astype(np.int64) if is_integer else raw.values
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:

@@ -7,7 +7,6 @@ import io as streams
 from pathlib import Path
 import platform
 import tempfile
-import time
 from typing import Any
 import warnings
 
@@ -18,8 +17,8 @@ from sklearn.calibration import CalibrationDisplay
 
 import jtrees
 from jtrees import explain, export, io, losses, plotting
-from jtrees.cli.rivals import HeldOut, divided, kind_of_model, quiet
-from jtrees.cli.tables import Frame, Task, targets_of
+from jtrees.cli.rivals import HeldOut, kind_of_model, quiet
+from jtrees.cli.tables import Frame, set_columns, targets_of
 from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.plotting._common import literal
 
@@ -29,15 +28,12 @@ _TICKS = 50  # largest number of characters of class names that fit below bars
 _PNG = 110  # dots per inch
 
 
-def write_report(
-    path: Path, frame: Frame, task: Task, model: Any, loss: losses.Loss, *, seed: int, command: str
-) -> None:
+def write_report(path: Path, frame: Frame, model: Any, loss: losses.Loss, *, seed: int, command: str) -> None:
     """Fits an estimator to three quarters of a table, compares it on the held-out rows, and writes a page on it.
 
     Args:
       path: the file of the page. An interrupted write leaves no partial file.
       frame: the data set.
-      task: what is predicted.
       model: the estimator before its fit.
       loss: the loss of regression.
       seed: seed of the split and of the rivals.
@@ -46,18 +42,11 @@ def write_report(
     Raises:
       OSError: if the page cannot be written.
     """
-    y = targets_of(frame.y)
-    train, test = divided(y, task, _HELD_OUT, seed)
-    x_train, x_test = frame.x.iloc[train], frame.x.iloc[test]
-    started = time.perf_counter()
     with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
         warnings.simplefilter("ignore", BehindBaselineWarning)
-        model.fit(x_train, y[train])
-    seconds = time.perf_counter() - started
-    model.columns_ = frame.remember(model.columns_)
-    model.model_ = model.model_.replace(columns=model.columns_)
-    rows: Any = (x_train, y[train]), (x_test, y[test])
-    page = _Page(HeldOut(model, loss, *rows, seconds=seconds, seed=seed, forests=True), frame.name, str(frame.y.name))
+        held_out = HeldOut(model, loss, frame.x, targets_of(frame.y), share=_HELD_OUT, seed=seed, forests=True)
+    set_columns(model, frame.remember(model.columns_))
+    page = _Page(held_out, frame.name, str(frame.y.name))
     sections = [
         _section("Summary", page.summary()),
         _section("Data", page.data()),
@@ -67,7 +56,7 @@ def write_report(
         page.errors(),
         _section("One prediction explained", page.one_prediction()),
         _section("Use", page.use(path)),
-        _section("How this was made", page.made(command, seed)),
+        _section("How this was made", page.method(command, seed)),
     ]
     title = html.escape(f"{frame.name}: {frame.y.name}")
     text = _PAGE.replace("@TITLE@", title).replace("@BODY@", "\n".join(sections))
@@ -87,14 +76,14 @@ class _Page:
         self.class_names = self.classes or None  # plots and rules expect None in regression
 
     def summary(self) -> str:
-        first, *others = self.held_out.summary(kind_of_model(self.model))
-        items = "".join(f"<li>{html.escape(line)}</li>" for line in others)
+        first, *details = self.held_out.summary(kind_of_model(self.model))
+        items = "".join(f"<li>{html.escape(line)}</li>" for line in details)
         return f'<p class="verdict">{html.escape(first)}.</p><ul>{items}</ul>'
 
     # --- Data --------------------------------------------------------------------------------------------------------
 
     def data(self) -> str:
-        rows = [[name, what] for name, what in self.model.columns_.described().items()]
+        rows = [[name, description] for name, description in self.model.columns_.described().items()]
         return (
             _paragraph(
                 f"{self.name} has {len(self.y_train) + len(self.y_test)} rows that can be used. The model predicts "
@@ -119,13 +108,15 @@ class _Page:
     # --- Comparison --------------------------------------------------------------------------------------------------
 
     def comparison(self) -> str:
-        found = self.held_out
-        shown = lambda name: [f"{score:.4g}" for score in found.scores(name).values()]
-        own, *others = [[name, *shown(name), f"{seconds:.1f}"] for name, seconds in found.seconds.items()]
-        own[0] = f"jtrees, {own[0]}"
+        scores = {name: self.held_out.scores(name) for name in self.held_out.seconds}
+        rows = [
+            [name, *(f"{score:.4g}" for score in scores[name].values()), f"{seconds:.1f}"]
+            for name, seconds in self.held_out.seconds.items()
+        ]
+        rows[0][0] = f"jtrees, {rows[0][0]}"
         size = f"{self.model.model_.num_parameters} numbers" if hasattr(self.model.model_, "num_parameters") else ""
         leaves = f", {self.model.tree_.num_leaves} leaves" if self.model.tree_ is not None else ""
-        return _table(["model", *found.measures, "seconds to fit"], [own, *others]) + _paragraph(
+        return _table(["model", *scores[self.held_out.name], "seconds to fit"], rows) + _paragraph(
             f"Scores on the {len(self.y_test)} held-out rows. The model of jtrees has {size}{leaves}. The rivals have "
             f"the same columns as numbers, and scikit-learn's default options{self._same_loss()}. Seconds include "
             "compilation."
@@ -143,7 +134,7 @@ class _Page:
             return []
         tree, x, names = self.model.tree_, self.held_out.features, self.model.columns_.feature_names
         shown: Any = {"feature_names": names, "class_names": self.class_names}
-        drawn = plotting.plot_tree(tree, max_terms=3, x=x, **shown)
+        drawing = plotting.plot_tree(tree, max_terms=3, x=x, **shown)
         rules = tree.to_text(max_terms=MAX_TERMS, x=x, **shown)
         bars = plotting.plot_splits(tree, x, **shown)[0] if tree.splits.any() else None
         leaves = plotting.plot_leaves(tree, x, self.held_out.codes(self.y_train), class_names=self.class_names)
@@ -154,7 +145,7 @@ class _Page:
             "features that the tree was trained on. A mean target of a level is then a mean over other rows."
         )
         return [
-            _section("The tree", _figure(drawn, "the tree", svg=True) + _paragraph(explained)),
+            _section("The tree", _figure(drawing, "the tree", svg=True) + _paragraph(explained)),
             _section("Rules", f"<pre>{html.escape(rules)}</pre>"),
             _section("Splits and leaves", (_figure(bars, "splits") if bars else "") + _figure(leaves, "leaves")),
         ]
@@ -162,9 +153,9 @@ class _Page:
     # --- What the model does -----------------------------------------------------------------------------------------
 
     def importances(self) -> str:
-        falls, what = self.held_out.importances()
+        falls, fall = self.held_out.importances()
         return _figure(plotting.plot_importances(falls), "importances") + _paragraph(
-            f"By how much {what} on held-out rows when the values of a column are shuffled, five times."
+            f"By how much {fall} on held-out rows when the values of a column are shuffled, five times."
         )
 
     def errors(self) -> str:
@@ -182,24 +173,24 @@ class _Page:
         ax = plt.subplots(figsize=(4.5, 4.5), layout="tight")[1]
         codes = self.held_out.codes(self.y_test)
         for k in range(1 if len(self.classes) == 2 else 0, len(self.classes)):
-            of_class: Any = {"name": literal(str(self.classes[k])), "n_bins": 10, "strategy": "quantile"}
-            CalibrationDisplay.from_predictions(codes == k, predicted[:, k].clip(0, 1), ax=ax, **of_class)
+            curve: Any = {"name": literal(str(self.classes[k])), "n_bins": 10, "strategy": "quantile"}
+            CalibrationDisplay.from_predictions(codes == k, predicted[:, k].clip(0, 1), ax=ax, **curve)
         ax.set(xlabel="predicted probability", ylabel="share of the rows")
         return ax
 
     def one_prediction(self) -> str:
         row = self.x_test.iloc[[0]]
-        said = [f"prediction: {quiet(lambda: self.model.predict(row))[0]}, target: {self.y_test[0]}", ""]
-        said += [f"{name} = {row[name].iloc[0]}" for name in row.columns]
+        lines = [f"prediction: {quiet(lambda: self.model.predict(row))[0]}, target: {self.y_test[0]}", ""]
+        lines += [f"{name} = {row[name].iloc[0]}" for name in row.columns]
         if self.model.tree_ is not None:
-            said += ["", *str(quiet(lambda: explain.path(self.model.model_, row))).splitlines()]
+            lines += ["", *str(quiet(lambda: explain.path(self.model.model_, row))).splitlines()]
             nearest = quiet(lambda: explain.nearest_change(self.model.model_, row, self.x_train))
             if nearest is not None:
                 changes = ", ".join(f"{name} = {value:.6g}" for name, value in nearest.changes.items())
                 other = "another leaf" if self.regression else "another class"
-                said += ["", f"the smallest change to {other} within the ranges of the training rows: "]
-                said[-1] += f"{nearest.distance:.3g} deviations, {changes}"
-        return _paragraph("The first of the held-out rows.") + f"<pre>{html.escape(chr(10).join(said))}</pre>"
+                lines += ["", f"the smallest change to {other} within the ranges of the training rows: "]
+                lines[-1] += f"{nearest.distance:.3g} deviations, {changes}"
+        return _paragraph("The first of the held-out rows.") + f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
     # --- Use ---------------------------------------------------------------------------------------------------------
 
@@ -220,22 +211,22 @@ class _Page:
     def _exported(self) -> list[str] | None:
         """Returns links to the exported files, which are part of the page; None if the model cannot be exported."""
         links = []
-        of: list[tuple[str, Callable[..., None], str, str]] = [
+        formats: list[tuple[str, Callable[..., None], str, str]] = [
             ("model.h", export.to_c, "text/x-c", "C99: jtrees_predict(row, out); no library, no allocation"),
             ("model.py", export.to_numpy, "text/x-python", "Python with NumPy alone: predict(table)"),
         ]
         with tempfile.TemporaryDirectory() as folder:
-            for name, write, kind, what in of:
+            for name, write, kind, description in formats:
                 try:
                     write(self.model.model_, file := Path(folder) / name)
                 except ValueError:
                     return None
                 contents = base64.b64encode(file.read_bytes()).decode()
                 link = f'<a download="{name}" href="data:{kind};base64,{contents}">{name}</a>'
-                links.append(f"<li>{link}: {html.escape(what)}</li>")
+                links.append(f"<li>{link}: {html.escape(description)}</li>")
         return links
 
-    def made(self, command: str, seed: int) -> str:
+    def method(self, command: str, seed: int) -> str:
         options = [f"{name}: {value}" for name, value in self.model.report_.recipe.items()]
         machine = f"{platform.machine()}, {jax.devices()[0].device_kind}"
         versions = f"jtrees {jtrees.__version__}, jax {jax.__version__}, Python {platform.python_version()}"

@@ -6,6 +6,7 @@ from typing import Any
 import warnings
 
 import numpy as np
+from sklearn.base import is_classifier
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
@@ -52,16 +53,17 @@ def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarr
 
     The held-out fraction is the same for each class, if each class has two rows and the held-out rows are enough.
     """
-    by_class: Any = None
+    strata: Any = None
     if task == "classification":
         counts = np.unique(y, return_counts=True)[1]
-        by_class = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
-    train, test = train_test_split(np.arange(len(y)), test_size=share, stratify=by_class, random_state=seed)
+        strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
+    train, test = train_test_split(np.arange(len(y)), test_size=share, stratify=strata, random_state=seed)
     return np.asarray(train), np.asarray(test)
 
 
 class HeldOut:
     """An estimator, held-out rows, and the predictions of the estimator and its rivals for the held-out rows.
+
 
     Attributes:
       model: the fitted estimator.
@@ -73,30 +75,30 @@ class HeldOut:
       seconds: seconds to fit, by name of the model.
     """
 
-    def __init__(
-        self, model: Any, loss: losses.Loss, train: Any, test: Any, *, seconds: float, seed: int, forests: bool
-    ):
-        """``train`` and ``test`` are pairs of a table and its targets; ``forests`` adds ensembles to the rivals."""
+    def __init__(self, model: Any, loss: losses.Loss, x: Any, y: np.ndarray, *, share: float, seed: int, forests: bool):
+        """Holds out a fraction ``share`` of the rows; ``forests`` adds ensembles to the rivals."""
+        task: Any = "classification" if is_classifier(model) else "regression"
+        train, test = divided(y, task, share, seed)
+        self.x_train, self.y_train = x.iloc[train], y[train]
+        self.x_test, self.y_test = x.iloc[test], y[test]
+        started = time.perf_counter()
+        model.fit(self.x_train, self.y_train)
         self.model, self.loss = model, loss
-        (self.x_train, self.y_train), (self.x_test, self.y_test) = train, test
-        self.classes = [str(label) for label in model.classes_] if hasattr(model, "classes_") else []
         self.name = type(model._recipe()).__name__
+        self.seconds = {self.name: time.perf_counter() - started}
+        self.classes = [str(label) for label in model.classes_] if task == "classification" else []
         self.predictions = {self.name: self.predicted(model, self.x_test)}
-        self.seconds = {self.name: seconds}
-        for name, rival in self._kinds(seed, forests).items():
+        columns, self.features = Columns.fit(self.x_train, self.codes(self.y_train), task=task)
+        features_test = quiet(lambda: columns.transform(self.x_test))
+        depth = _CART_DEPTH if model.tree_ is None else max(1, model.tree_.depth)
+        rivals = classifiers(depth, seed) if self.classes else regressors(loss, depth, seed, len(train))
+        for name, rival in rivals.items():
+            if name in FORESTS and not forests:
+                continue
             started = time.perf_counter()
             quiet(lambda rival=rival: rival.fit(self.features, self.codes(self.y_train)))
             self.seconds[name] = time.perf_counter() - started
-            self.predictions[name] = self.predicted(rival, self._features_test)
-
-    def _kinds(self, seed: int, forests: bool) -> dict[str, Any]:
-        """Returns the rivals by name, before their fits."""
-        task: Any = "classification" if self.classes else "regression"
-        columns, self.features = Columns.fit(self.x_train, self.codes(self.y_train), task=task)
-        self._features_test = quiet(lambda: columns.transform(self.x_test))
-        depth = _CART_DEPTH if self.model.tree_ is None else max(1, self.model.tree_.depth)
-        kinds = classifiers(depth, seed) if self.classes else regressors(self.loss, depth, seed, len(self.features))
-        return kinds if forests else {name: kind for name, kind in kinds.items() if name not in FORESTS}
+            self.predictions[name] = self.predicted(rival, features_test)
 
     def codes(self, y: np.ndarray) -> np.ndarray:
         """Returns labels as classes 0..K-1; in regression, the targets."""
@@ -106,48 +108,38 @@ class HeldOut:
         """Returns predictions; in classification, the probabilities of all classes."""
         if not self.classes:
             return quiet(lambda: model.predict(x))
-        given = quiet(lambda: model.predict_proba(x))
-        if given.shape[1] == len(self.classes):
-            return given / given.sum(1, keepdims=True)
-        whole = np.zeros((len(given), len(self.classes)))  # the training rows lack a class
-        whole[:, model.classes_] = given
-        return whole
+        probabilities = quiet(lambda: model.predict_proba(x))
+        if probabilities.shape[1] == len(self.classes):
+            return probabilities / probabilities.sum(1, keepdims=True)
+        all_classes = np.zeros((len(probabilities), len(self.classes)))  # the training rows lack a class
+        all_classes[:, model.classes_] = probabilities
+        return all_classes
 
     # --- Scores ------------------------------------------------------------------------------------------------------
 
-    @property
-    def measures(self) -> list[str]:
-        """Names of the scores; for quantiles, there are no scores of means."""
-        if self.classes:
-            return ["accuracy", "balanced accuracy", "AUC", "log loss"]
-        if isinstance(self.loss, losses.Quantile):
-            return [measure(self.loss), "rows below the prediction"]
-        own = [] if isinstance(self.loss, (losses.SquaredError, losses.AbsoluteError)) else [measure(self.loss)]
-        return [*own, "R²", "RMSE", "mean absolute error"]
-
     def scores(self, name: str) -> dict[str, float]:
-        """Returns the scores of a model on the held-out rows, by measure."""
+        """Returns the scores of a model on the held-out rows, by measure; for quantiles, there are no scores of means.
+
+        The area under the curve (AUC) is NaN if the held-out rows lack a class.
+        """
         predicted, y = self.predictions[name], self.codes(self.y_test)
-        if not self.classes:
-            of: dict[str, Callable[..., float]] = {
-                measure(self.loss): lambda y, predicted: self.mean_loss(y, predicted),
-                "rows below the prediction": lambda y, predicted: float(np.mean(y < predicted)),
-                "R²": r2_score,
-                "RMSE": root_mean_squared_error,
-                "mean absolute error": mean_absolute_error,
+        loss = self.mean_loss(y, predicted)
+        if self.classes:
+            labels, chance = predicted.argmax(1), predicted[:, 1] if predicted.shape[1] == 2 else predicted
+            every_class = len(np.unique(y)) == predicted.shape[1]
+            return {
+                "accuracy": float(accuracy_score(y, labels)),
+                "balanced accuracy": float(quiet(lambda: balanced_accuracy_score(y, labels))),
+                "AUC": float(roc_auc_score(y, chance, multi_class="ovr")) if every_class else np.nan,
+                "log loss": loss,
             }
-            return {one: of[one](y, predicted) for one in self.measures}
-        best = predicted.argmax(1)
-        chance = predicted[:, 1] if predicted.shape[1] == 2 else predicted
-        every_class = len(np.unique(y)) == predicted.shape[1]
-        auc = roc_auc_score(y, chance, multi_class="ovr") if every_class else np.nan
-        found = (
-            accuracy_score(y, best),
-            quiet(lambda: balanced_accuracy_score(y, best)),
-            auc,
-            self.mean_loss(y, predicted),
+        if isinstance(self.loss, losses.Quantile):
+            return {measure(self.loss): loss, "rows below the prediction": float(np.mean(y < predicted))}
+        scores = (
+            {} if isinstance(self.loss, (losses.SquaredError, losses.AbsoluteError)) else {measure(self.loss): loss}
         )
-        return dict(zip(self.measures, map(float, found), strict=True))
+        means = {"R²": r2_score, "RMSE": root_mean_squared_error, "mean absolute error": mean_absolute_error}
+        return scores | {title: float(score(y, predicted)) for title, score in means.items()}
 
     def losses_of(self, y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
         """Returns the loss on each row; infinite if the loss has a log link and a prediction is not positive."""
@@ -166,28 +158,26 @@ class HeldOut:
         y = self.codes(self.y_test)
         row_losses = {name: self.losses_of(y, predicted) for name, predicted in self.predictions.items()}
         where = f"{len(y)} held-out row{'' if len(y) == 1 else 's'}"
-        return Comparison.of(row_losses, None, "log loss" if self.classes else measure(self.loss), where)
+        return Comparison.from_losses(row_losses, None, "log loss" if self.classes else measure(self.loss), where)
 
     # --- Summary -----------------------------------------------------------------------------------------------------
 
     def importances(self) -> tuple[dict[str, np.ndarray], str]:
         """Returns the fall of a score when a column is shuffled, by column, and the description of the fall."""
-        some = slice(0, _SHUFFLED)
-        y = self.codes(self.y_test)[some]
+        rows, y = self.x_test.iloc[:_SHUFFLED], self.codes(self.y_test)[:_SHUFFLED]
         score: Callable[..., float] = lambda y, predicted: -self.mean_loss(y, np.asarray(predicted, np.float64))
-        what = "the log likelihood falls" if self.classes else f"the {measure(self.loss)} rises"
+        description = "the log likelihood falls" if self.classes else f"the {measure(self.loss)} rises"
         if not self.classes and isinstance(self.loss, losses.SquaredError):
-            score, what = r2_score, "R² falls"
-        rows = self.x_test.iloc[some]
-        return quiet(lambda: explain.permutation_importance(self.model.model_, rows, y, score)), what
+            score, description = r2_score, "R² falls"
+        return quiet(lambda: explain.permutation_importance(self.model.model_, rows, y, score)), description
 
     def summary(self, kind: str) -> list[str]:
         """Returns the verdict, the scores, the best rival, the kind of model and the top columns, as lines."""
         comparison = self.comparison()
         rivals = list(comparison.losses)[1:]
         best = min(rivals, key=comparison.losses.__getitem__)
-        show = lambda name: ", ".join(f"{one} {score:.4g}" for one, score in self.scores(name).items())
-        falls, what = self.importances()
+        show = lambda name: ", ".join(f"{title} {score:.4g}" for title, score in self.scores(name).items())
+        falls, fall_text = self.importances()
         means = {name: float(np.mean(fall)) for name, fall in falls.items()}
         top = [name for name in sorted(means, key=means.__getitem__, reverse=True) if means[name] > 0][:_TOP]
         columns = ", ".join(f"{name} ({means[name]:.2g})" for name in top) or "no column helps on the held-out rows"
@@ -196,7 +186,7 @@ class HeldOut:
             f"{self.name}: {show(self.name)}",
             f"best rival, {best}: {show(best)}",
             f"kind of model: {kind}",
-            f"top columns, by how much {what} without them: {columns}",
+            f"top columns, by how much {fall_text} without them: {columns}",
         ]
 
 

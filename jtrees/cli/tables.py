@@ -27,7 +27,7 @@ class Frame:
       name: name of the data set.
       x: the features.
       y: the target.
-      said: changes made while reading the file, one line for each change.
+      changes: changes made while reading the file, one line for each change.
       settled: whether text must remain text, because all cells of a file have been read.
       decimal: the decimal separator of the file, or None.
       remember: ``columns -> columns``, which makes the columns of a model read text like this file.
@@ -36,7 +36,7 @@ class Frame:
     name: str
     x: pd.DataFrame
     y: pd.Series
-    said: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     settled: bool = False
     decimal: str | None = None
     remember: Callable[[Columns], Columns] = lambda columns: columns
@@ -48,7 +48,7 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
     Raises:
       DataError: if the file cannot be read, or if a column does not exist. The message lists the columns.
     """
-    frame, read, said = read_table(file, rules, keep=target)
+    frame, read, changes = read_table(file, rules, keep=target)
     names = list(frame.columns)
     if target is None or target not in names:
         came = "none was named" if target is None else f"got {checks.quoted(target)}"
@@ -60,13 +60,13 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
     y: Any = frame[target]
     if (reading := read.readings.get(target)) is not None and reading.kind == "numeric":
         note = read.notes.get(target)
-        said.append(f"target {checks.quoted(target)}: {reading}{f'; {note}' if note else ''}")
+        changes.append(f"target {checks.quoted(target)}: {reading}{f'; {note}' if note else ''}")
 
     def remember(columns: Columns) -> Columns:
         return columns.with_readings(read.readings, read.notes, rules.missing)
 
     settled = file.suffix != ".parquet"
-    return Frame(file.stem, frame.drop(columns=target), y, tuple(said), settled, rules.decimal, remember)
+    return Frame(file.stem, frame.drop(columns=target), y, tuple(changes), settled, rules.decimal, remember)
 
 
 def _listed(names: list[str]) -> str:
@@ -80,11 +80,11 @@ def drop(frame: Frame, names: list[str]) -> Frame:
     Raises:
       DataError: if a feature does not exist. The message lists the features.
     """
-    there = [str(name) for name in frame.x.columns]
+    features = [str(name) for name in frame.x.columns]
     for name in names:
-        if name not in there:
-            raise DataError(f"--drop must name features among {_listed(there)}; got {checks.quoted(name)}")
-    keep = [name not in names for name in there]
+        if name not in features:
+            raise DataError(f"--drop must name features among {_listed(features)}; got {checks.quoted(name)}")
+    keep = [name not in names for name in features]
     return replace(frame, x=frame.x.loc[:, keep])
 
 
@@ -115,10 +115,10 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
     y: Any = frame.y
     if not len(frame.x.columns):
         raise DataError("there must be a column to learn from besides the target")
-    said, name = list(frame.said), checks.quoted(y.name)
+    changes, name = list(frame.changes), checks.quoted(y.name)
     keep = y.notna()
     if not keep.all():
-        said.append(f"{(~keep).sum()} rows without {name} left out")
+        changes.append(f"{(~keep).sum()} rows without {name} left out")
     doubt = None if pd.api.types.is_numeric_dtype(y) else _doubt(y[keep], frame.decimal)
     if task == "regression" and doubt and "decimal comma" in doubt:
         raise DataError(f"target {name} {doubt}")
@@ -137,7 +137,7 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
             many = f"has {len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
             raise DataError(f"target {name} {doubt or many}")
         if rare:
-            said.append(f"classes of fewer than {_MEMBERS} rows left out: {_listed(rare)}")
+            changes.append(f"classes of fewer than {_MEMBERS} rows left out: {_listed(rare)}")
             keep &= members >= _MEMBERS
     if y[keep].nunique() < 2:
         got = checks.quoted_list(sorted(set(map(str, y[keep])))) or "none"
@@ -145,17 +145,22 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
-    if bad := [what for name in x.columns if (what := _fault(x[name], frame.decimal))]:
+    if bad := [fault for name in x.columns if (fault := _fault(x[name], frame.decimal))]:
         raise DataError(f"columns must hold numbers or text: {checks.listed(bad, '; ')}")
     if frame.settled:
         text = [name for name in x.columns if x[name].dtype == object]
         x = x.assign(**{name: pd.Categorical(x[name]) for name in text})
-    return replace(frame, x=x, y=y[keep].reset_index(drop=True)), said
+    return replace(frame, x=x, y=y[keep].reset_index(drop=True)), changes
 
 
 def targets_of(y: pd.Series) -> np.ndarray:
     """Returns targets as an array of numbers, booleans or text."""
     return y.to_numpy(str) if not pd.api.types.is_numeric_dtype(y) else y.to_numpy()
+
+
+def set_columns(model: Any, columns: Columns) -> None:
+    """Sets the columns with which a fitted estimator reads tables."""
+    model.columns_, model.model_ = columns, model.model_.replace(columns=columns)
 
 
 def _fault(values: Any, decimal: str | None) -> str | None:

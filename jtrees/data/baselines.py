@@ -16,6 +16,7 @@ from jtrees.description import count_free
 from jtrees.forest import Forest
 from jtrees.losses.frequencies import class_counts
 from jtrees.losses.names import measure
+from jtrees.segments import ones_or
 from jtrees.tasks import Classification, Task
 from jtrees.tree import ObliqueTree
 
@@ -68,7 +69,7 @@ class Comparison:
     margins: dict[str, float]
 
     @classmethod
-    def of(
+    def from_losses(
         cls,
         row_losses: dict[str, np.ndarray],
         weight: np.ndarray | None,
@@ -90,11 +91,11 @@ class Comparison:
         means = {name: float(np.average(losses, weights=weight)) for name, losses in row_losses.items()}
         losses = means if charged is None else charged
         name, *rivals = row_losses
-        least = max(_MARGIN * losses["constant"], doubt)
+        minimum = max(_MARGIN * losses["constant"], doubt)
         error = lambda rival: _standard_error(row_losses[name] - row_losses[rival], weight)
-        return cls(losses, measure, where, {rival: max(least, _ERRORS * error(rival)) for rival in rivals})
+        return cls(losses, measure, where, {rival: max(minimum, _ERRORS * error(rival)) for rival in rivals})
 
-    def _ahead(self, rival: str) -> float:
+    def _lead(self, rival: str) -> float:
         """Returns by how much the loss of a rival is lower than the loss of the model."""
         return self.losses[next(iter(self.losses))] - self.losses[rival]
 
@@ -102,12 +103,12 @@ class Comparison:
     def better(self) -> list[str]:
         """Names of the simpler models that are better than the model, sorted from the best."""
         rivals = sorted(self.margins, key=self.losses.__getitem__)
-        return [rival for rival in rivals if self._ahead(rival) > self.margins[rival]]
+        return [rival for rival in rivals if self._lead(rival) > self.margins[rival]]
 
     def verdict(self, name: str) -> str:
         """Returns a sentence that says which model is better; ``name`` is the name of the model."""
         rivals = sorted(self.margins, key=self.losses.__getitem__)
-        similar = [rival for rival in rivals if abs(self._ahead(rival)) <= self.margins[rival]]
+        similar = [rival for rival in rivals if abs(self._lead(rival)) <= self.margins[rival]]
         if better := self.better:
             verdict = f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
         elif similar:
@@ -117,7 +118,7 @@ class Comparison:
         else:
             verdict = f"{name} is better than {_listed(rivals)}"
         shown = rivals[: max(_SHOWN, len(better))]
-        against = [f"{_short(self.losses[rival])} for {_said(rival)}" for rival in shown]
+        against = [f"{_short(self.losses[rival])} for {_phrase(rival)}" for rival in shown]
         model_loss = _short(self.losses[next(iter(self.losses))])
         verdict = f"{verdict}: {self.measure} {model_loss}, {_listed(against)}, on {self.where}"
         return verdict[0].upper() + verdict[1:]
@@ -168,7 +169,7 @@ def compared(
         where, charges = LEFT_OUT + CHOSE * left_out.chose, left_out.several
         trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
     else:
-        evaluated, charges = _some(table if held_out is None else held_out), held_out is None
+        evaluated, charges = _subsample(table if held_out is None else held_out), held_out is None
         model_losses = lose(np.asarray(model.predict(evaluated.x), np.float64), evaluated)
         where = TRAINING if held_out is None else where
     mean = lambda losses: float(np.average(losses, weights=evaluated.weight))
@@ -182,8 +183,8 @@ def compared(
         model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
         doubt = _UNSURE * (model_loss - uncharged)
     measured = "error rate" if votes else _measure(task)
-    by_name, charged = {"model": model_losses, **rival_losses}, {"model": model_loss, **charged}
-    return Comparison.of(by_name, evaluated.weight, measured, where, charged, doubt)
+    row_losses, charged = {"model": model_losses, **rival_losses}, {"model": model_loss, **charged}
+    return Comparison.from_losses(row_losses, evaluated.weight, measured, where, charged, doubt)
 
 
 def _standard_error(differences: np.ndarray, weight: np.ndarray | None) -> float:
@@ -216,29 +217,30 @@ def _guesses(
         share = class_counts(none, y, 1, table.task.classes, sample_weight=weight)[0] + 1 / table.task.classes
         constant, ends = share / share.sum(), table.task.classes
         limit = _WORK / 10 / (width * ends) if width else _ROWS
-        some = _some(table, trained, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
-        linear = _logistic(*_features(some, evaluated, scaling), table.task.indicators(some.y), _weights(some))
+        sample = _subsample(table, trained, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
+        weights = ones_or(sample.weight, sample.x)
+        linear = _logistic(*_features(sample, evaluated, scaling), table.task.indicators(sample.y), weights)
         free = ends - 1
     else:
         constant = table.task.loss_function.best(y, weight)
-        some = _some(table, trained, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
-        linear = _least_squares(*_features(some, evaluated, scaling), some, table.task)
+        sample = _subsample(table, trained, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
+        linear = _least_squares(*_features(sample, evaluated, scaling), sample, table.task)
         free = constant.size
     tiled = np.broadcast_to(constant, (len(evaluated.x), *np.shape(constant)))
-    found: dict[str, tuple[np.ndarray, float]] = {} if linear is None else {"linear": (linear, free * (1 + width))}
-    return found | {"constant": (tiled, free)}
+    models = {"linear": (linear, free * (1 + width)), "constant": (tiled, free)}
+    return {name: (predictions, count) for name, (predictions, count) in models.items() if predictions is not None}
 
 
-def _least_squares(x: np.ndarray, x_new: np.ndarray, some: Table, task: Any) -> np.ndarray | None:
+def _least_squares(x: np.ndarray, x_new: np.ndarray, sample: Table, task: Any) -> np.ndarray | None:
     """Returns predictions of a least-squares fit, plus the best constant of the residuals; None for a log link."""
     loss = task.loss_function
     if loss.link == "exp":
         return None
-    y, weight = some.y.astype(np.float64), _weights(some)
+    y, weight = sample.y.astype(np.float64), ones_or(sample.weight, sample.x)
     root = np.sqrt(weight / weight.sum()).reshape(-1, *[1] * (y.ndim - 1))
     mean = np.average(y, axis=0, weights=weight)
     slopes = least_squares(np.sqrt(weight / weight.sum())[:, None] * x, root * (y - mean))
-    rest = loss.best(y - mean - x @ slopes, some.weight) if np.ptp(y - mean - x @ slopes) > 0 else 0.0
+    rest = loss.best(y - mean - x @ slopes, sample.weight) if np.ptp(y - mean - x @ slopes) > 0 else 0.0
     return loss.aligned(mean + x_new @ slopes) + rest
 
 
@@ -273,37 +275,33 @@ def _logistic(x: np.ndarray, x_new: np.ndarray, shares: np.ndarray, weight: np.n
         ridge = _RIDGE * slopes[:-1] / total  # the last row has the intercepts
         gradient = x.T @ (weight[:, None] / total * (np.exp(log) - shares))
         gradient[:-1] += ridge
-        lost = -(weight * (shares * log).sum(1)).sum() / total
-        return lost + 0.5 * (ridge * slopes[:-1]).sum(), gradient.ravel()
+        data_loss = -(weight * (shares * log).sum(1)).sum() / total
+        return data_loss + 0.5 * (ridge * slopes[:-1]).sum(), gradient.ravel()
 
     start = np.zeros(x.shape[1] * classes)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}).x
-    outputs = x_new @ found.reshape(-1, classes)
+    coefficients = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}).x
+    outputs = x_new @ coefficients.reshape(-1, classes)
     chances = np.exp(outputs - outputs.max(1, keepdims=True))
     return chances / chances.sum(1, keepdims=True)
 
 
-def _features(some: Table, evaluated: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+def _features(sample: Table, evaluated: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
     """Returns standardised features of two tables, and a column of ones."""
-    x, x_new = (np.asarray(scaling.transform(each.x), np.float64) for each in (some, evaluated))
+    x, x_new = (np.asarray(scaling.transform(rows.x), np.float64) for rows in (sample, evaluated))
     mean, deviation = x.mean(0), x.std(0)
     unit = np.where(deviation > 0, deviation, 1)
-    first, second = (np.column_stack([(each - mean) / unit, np.ones(len(each))]) for each in (x, x_new))
+    first, second = (np.column_stack([(rows - mean) / unit, np.ones(len(rows))]) for rows in (x, x_new))
     return first, second
 
 
-def _weights(table: Table) -> np.ndarray:
-    return np.ones(len(table.x)) if table.weight is None else table.weight
+def _subsample(table: Table, rows: np.ndarray | None = None, limit: int = _ROWS) -> Table:
+    """Returns at most ``limit`` evenly spaced rows of a table, or of the rows with the given numbers."""
+    return table.rows(_evenly(np.arange(len(table.x)) if rows is None else rows, limit)).normalised()
 
 
-def _some(table: Table, rows: np.ndarray | None = None, most: int = _ROWS) -> Table:
-    """Returns at most ``most`` evenly spaced rows of a table, or of the rows with the given numbers."""
-    return table.rows(_evenly(np.arange(len(table.x)) if rows is None else rows, most)).normalised()
-
-
-def _evenly(rows: np.ndarray, most: int) -> np.ndarray:
-    """Returns at most ``most`` evenly spaced entries."""
-    return rows[:: -(-len(rows) // most)]
+def _evenly(rows: np.ndarray, limit: int) -> np.ndarray:
+    """Returns at most ``limit`` evenly spaced entries."""
+    return rows[:: -(-len(rows) // limit)]
 
 
 # --- Losses ----------------------------------------------------------------------------------------------------------
@@ -319,13 +317,13 @@ def _measure(task: Task) -> str:
     return "log loss" if isinstance(task, Classification) else measure(task.loss_function)
 
 
-def _charged(task: Task, lost: float, count: float, rows: int) -> float:
+def _charged(task: Task, loss: float, count: float, rows: int) -> float:
     """Returns the expected loss on new rows, from the loss on the training rows and the number of parameters."""
     if isinstance(task, Classification):
-        return lost + count / rows  # Akaike
+        return loss + count / rows  # Akaike
     left = 1 - count / rows
     power = 1.0 if task.loss_function.power() == 1 and task.loss_function.link != "exp" else 2.0
-    return lost / left**power if left > 0 else np.inf
+    return loss / left**power if left > 0 else np.inf
 
 
 def _short(value: float) -> str:
@@ -333,12 +331,12 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _said(name: str) -> str:
+def _phrase(name: str) -> str:
     """Returns a name as it appears in a sentence: "CART, depth 4" becomes "CART"."""
     return _ARTICLES.get(name, name.partition(",")[0])
 
 
 def _listed(names: Sequence[str]) -> str:
     """Returns names as text: "a linear model and a constant"."""
-    named = list(map(_said, names))
+    named = list(map(_phrase, names))
     return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

@@ -108,19 +108,19 @@ class Reading:
 
     def read(self, cells: Iterable[str | None], zone: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns numbers, ``(n,)`` float64 with NaN for None, and a mask of unreadable cells, ``(n,)`` bool."""
-        parser, known = self.parser(zone), {}
+        parser, parsed = self.parser(zone), {}
         numbers, wrong = [], []
         for cell in cells:
-            if cell not in known:
-                known[cell] = None if cell is None else parser(cell)
-            number = known[cell]
+            if cell not in parsed:
+                parsed[cell] = None if cell is None else parser(cell)
+            number = parsed[cell]
             numbers.append(np.nan if number is None else number)
             wrong.append(number is None and cell is not None)
         return np.array(numbers, np.float64), np.array(wrong, bool)
 
     def __str__(self) -> str:
-        what = {"numeric": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
-        return f"{what[self.kind]} in text such as {checks.quoted(self.example)}"
+        kinds = {"numeric": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
+        return f"{kinds[self.kind]} in text such as {checks.quoted(self.example)}"
 
 
 PLAIN = {kind: Reading(kind) for kind in ("text", "numeric", "boolean", "date")}
@@ -144,7 +144,7 @@ def zone_name(zone: Any) -> str:
 # --- Finding the reading of a column ---------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class Interpretation(NamedTuple):
     """The result of :func:`find_reading` for a column of text.
 
     Attributes:
@@ -156,7 +156,9 @@ class Found(NamedTuple):
     note: str = ""
 
 
-def find_reading(cells: Iterable[str | None], *, decimal: str | None = None, order: str | None = None) -> Found:
+def find_reading(
+    cells: Iterable[str | None], *, decimal: str | None = None, order: str | None = None
+) -> Interpretation:
     """Returns how all cells of a column are read as numbers or dates, if all cells are numbers or dates.
 
     Numbers have a common unit or none. Dates have a common format, and only one format may be possible. A column with
@@ -170,13 +172,13 @@ def find_reading(cells: Iterable[str | None], *, decimal: str | None = None, ord
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     if not distinct:
-        return Found(None)
+        return Interpretation(None)
     if all(cell.lower() in ("true", "false") for cell in distinct):
-        return Found(PLAIN["boolean"])
+        return Interpretation(PLAIN["boolean"])
     for find in (_plain_numbers, _dates, _numbers_with_unit):
-        if (found := find(distinct, decimal, order)) is not None:
-            return found
-    return Found(None)
+        if (result := find(distinct, decimal, order)) is not None:
+            return result
+    return Interpretation(None)
 
 
 def find_strays(
@@ -193,8 +195,8 @@ def find_strays(
         is_right = {cell: bool(readable(cell)) for cell in counts}
         right = [cell for cell in counts if is_right[cell]]
         strays = tuple(cell for cell in counts if not is_right[cell])
-        most = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
-        if not strays or len(right) < 2 or not most:
+        prevalent = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
+        if not strays or len(right) < 2 or not prevalent:
             continue
         reading, note = find_reading(right, decimal=decimal, order=order)
         if reading is not None or (note and note != _NOT_DISTINCT) or has_comma(right):
@@ -214,11 +216,11 @@ def _is_date(cell: str) -> bool:
 
 def has_comma(cells: Iterable[str | None]) -> bool:
     """Returns whether all cells are numbers with a decimal comma, such as ``1,5``."""
-    there = [cell.strip() for cell in cells if cell is not None]
-    return bool(there) and all(map(_DECIMAL_COMMA.fullmatch, there))
+    texts = [cell.strip() for cell in cells if cell is not None]
+    return bool(texts) and all(map(_DECIMAL_COMMA.fullmatch, texts))
 
 
-def _plain_numbers(cells: list[str], decimal: str | None, order: str | None) -> Found | None:
+def _plain_numbers(cells: list[str], decimal: str | None, order: str | None) -> Interpretation | None:
     point = decimal or "."
     reading = Reading("numeric", "" if point == "." else cells[0], decimal=point)
     numbers, parser = [], reading.parser()
@@ -227,16 +229,16 @@ def _plain_numbers(cells: list[str], decimal: str | None, order: str | None) -> 
             return None
         numbers.append(number)
     if max(map(abs, numbers)) > WHOLE and len(set(numbers)) < len(cells):
-        whole = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
-        if len({float(cell) for cell in whole}) < len(set(whole)):
-            return Found(None, _NOT_DISTINCT)
+        integers = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
+        if len({float(cell) for cell in integers}) < len(set(integers)):
+            return Interpretation(None, _NOT_DISTINCT)
     marked = [cell for cell in cells if "." in cell]
     if decimal is None and 0 < len(marked) < len(cells) and all(map(_IN_THOUSANDS.fullmatch, cells)):
-        return Found(reading, _open_note(marked[0], reading, Reading("numeric", thousands=".", decimal=",")))
-    return Found(reading)
+        return Interpretation(reading, _open_note(marked[0], reading, Reading("numeric", thousands=".", decimal=",")))
+    return Interpretation(reading)
 
 
-def _dates(cells: list[str], decimal: str | None, order: str | None) -> Found | None:
+def _dates(cells: list[str], decimal: str | None, order: str | None) -> Interpretation | None:
     possible = []
     for style, pattern in DATES.items():
         first = re.fullmatch(pattern + TIME, cells[0], re.ASCII)
@@ -247,11 +249,11 @@ def _dates(cells: list[str], decimal: str | None, order: str | None) -> Found | 
         possible = [reading for reading in possible if reading.style in ORDERS[order]]
     if len(possible) > 1:
         note = f"text in which day and month could be exchanged, such as {checks.quoted(cells[0])}"
-        return Found(None, f"{note}: --dates dmy or --dates mdy decides, in a DataFrame a column of dates")
-    return Found(possible[0]) if possible else None
+        return Interpretation(None, f"{note}: --dates dmy or --dates mdy decides, in a DataFrame a column of dates")
+    return Interpretation(possible[0]) if possible else None
 
 
-def _numbers_with_unit(cells: list[str], decimal: str | None, order: str | None) -> Found | None:
+def _numbers_with_unit(cells: list[str], decimal: str | None, order: str | None) -> Interpretation | None:
     parts = []
     for cell in cells:
         part = _WITH_UNIT.fullmatch(cell)
@@ -262,20 +264,22 @@ def _numbers_with_unit(cells: list[str], decimal: str | None, order: str | None)
     if max(len(before), len(after)) > 1:
         units = sorted((before | after) - {""})
         note = f"numbers with and without {checks.quoted(units[-1])}, and therefore text: give all cells the unit"
-        return Found(None, note) if len(units) == 1 else None
+        return Interpretation(None, note) if len(units) == 1 else None
     unit, bodies = (before.pop(), after.pop()), [part["body"] for part in parts]
     points = (".", ",") if decimal is None else (decimal,)
     possible = [reading for point in points if (reading := _with_point(cells, bodies, unit, point)) is not None]
     # Points in all numbers are decimal points of numbers with a fixed number of decimals, such as 7.250%.
     fixed = all("." in body for body in bodies) and not re.fullmatch(_CURRENCY, "".join(unit))
-    reading = next((one for one in possible if one.thousands and not (fixed and one.thousands == ".")), None)
+    reading = next(
+        (option for option in possible if option.thousands and not (fixed and option.thousands == ".")), None
+    )
     reading = next(iter(possible), None) if reading is None else reading
     if reading is None or not (reading.thousands or any(unit)):
         return None
     for other in possible:
         if other is not reading and (cell := _differently_read(cells, reading, other)) is not None:
-            return Found(reading, _open_note(cell, reading, other))
-    return Found(reading)
+            return Interpretation(reading, _open_note(cell, reading, other))
+    return Interpretation(reading)
 
 
 def _with_point(cells: list[str], bodies: list[str], unit: tuple[str, str], point: str) -> Reading | None:
@@ -301,7 +305,7 @@ def _differently_read(cells: list[str], reading: Reading, other: Reading) -> str
 
 def _open_note(cell: str, reading: Reading, other: Reading) -> str:
     """Returns the two numbers that a cell may mean, and the option that decides."""
-    number, otherwise = (f"{one.parser()(cell):.12g}" for one in (reading, other))
+    number, otherwise = (f"{option.parser()(cell):.12g}" for option in (reading, other))
     return (
         f"{checks.quoted(cell)} is read as {number}; --decimal {other.decimal} reads it as {otherwise}, in a DataFrame "
         "a column of numbers decides"

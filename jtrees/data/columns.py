@@ -97,7 +97,7 @@ class Columns:
         targets = _targets(y, len(frame), task, sample_weight)
         columns, encoded, readings, notes, doubts = {}, [], {}, {}, {}
         for name, raw in frame.columns.items():
-            if raw.kind == "text" and raw.of == "text":
+            if raw.kind == "text" and raw.source == "text":
                 cells = _with_gaps(raw, MISSING)
                 reading, note = find_reading(cells.values.tolist())
                 note = note or (_PLAIN_NOTE if reading == PLAIN["numeric"] else "")
@@ -111,10 +111,10 @@ class Columns:
         if doubts:
             listed = checks.listed((f"{checks.quoted(name)} {doubt}" for name, doubt in doubts.items()), "; ")
             raise ValueError(f"x must hold numbers, dates or text in each column, got {listed}. {_REMEDY}")
-        found = cls(columns, frame.named, readings, (*dict.fromkeys((*MISSING, *missing)),), notes)
+        described = cls(columns, frame.named, readings, (*dict.fromkeys((*MISSING, *missing)),), notes)
         if not any(features.shape[1] for features in encoded):
-            raise ValueError(f"x must have a column to learn from, got {found._left_out()}")
-        return found, np.column_stack(encoded)
+            raise ValueError(f"x must have a column to learn from, got {described._left_out()}")
+        return described, np.column_stack(encoded)
 
     def transform(self, x: Any) -> np.ndarray:
         """Returns new rows as numbers, ``(n, p')`` in float64; the numbers of a row depend on that row alone.
@@ -133,7 +133,8 @@ class Columns:
             expected kind, and the value or the kind found.
         """
         frame = self._frame(x)
-        self._warn_of_gaps(frame)
+        complete = {name: raw for name, raw in frame.columns.items() if not self.columns[name].missing}
+        warn_of_gaps({name: int(raw.missing.sum()) for name, raw in complete.items()}, stacklevel=3)
         self._warn_of_levels(frame)
         return np.column_stack([self.columns[name].encode(raw) for name, raw in frame.columns.items()])
 
@@ -143,10 +144,10 @@ class Columns:
 
     def _frame(self, x: Any) -> Frame:
         """Returns the used columns of new rows."""
-        wanted = {name: column.wanted for name, column in self._used.items()}
-        return self._found(_read(x, wanted if self.named else None, rows=0, missing=self.missing))
+        raw_kinds = {name: column.raw_kind for name, column in self._used.items()}
+        return self._select(_read(x, raw_kinds if self.named else None, rows=0, missing=self.missing))
 
-    def _found(self, frame: Frame) -> Frame:
+    def _select(self, frame: Frame) -> Frame:
         """Returns the used columns of a table, found by name or position, in the kinds of the training rows."""
         if not (self.named and frame.named):
             if len(frame.columns) != len(self.columns):
@@ -156,15 +157,15 @@ class Columns:
         if absent := [name for name in used if name not in frame.columns]:
             got = f"got none called {checks.quoted(absent[0])}"
             raise ValueError(f"x must have the columns {checks.quoted_list(used)}, {got}")
-        return Frame({name: self._of_kind(name, frame.columns[name]) for name in used}, named=True)
+        return Frame({name: self._converted(name, frame.columns[name]) for name in used}, named=True)
 
-    def _of_kind(self, name: str, raw: RawColumn) -> RawColumn:
+    def _converted(self, name: str, raw: RawColumn) -> RawColumn:
         """Returns the raw column in the kind that it had in training.
 
         Raises:
           ValueError: if the values cannot be converted to that kind.
         """
-        kind, zone, durations = self.columns[name].wanted
+        kind, zone, durations = self.columns[name].raw_kind
         if raw.missing.all():
             return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
         if kind == "text":
@@ -190,30 +191,25 @@ class Columns:
         if (came := _name_of(raw)) in ("dates", "durations"):
             raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
         if raw.kind == "text":
-            known = getattr(self.columns[name], "known", ())
-            return _with_gaps(raw, [text for text in self.missing if text not in known])
+            levels = getattr(self.columns[name], "training_levels", ())
+            return _with_gaps(raw, [text for text in self.missing if text not in levels])
         values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
         values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
-        return RawColumn("text", values, of=raw.kind)
+        return RawColumn("text", values, source=raw.kind)
 
     def text_reading(self, name: str) -> Reading:
         """Returns how the text of a column is read; the text of levels is not converted."""
-        kind, zone, _ = self.columns[name].wanted
+        kind, zone, _ = self.columns[name].raw_kind
         return self.readings.get(name, dataclasses.replace(PLAIN[kind], zoned=zone is not None))
-
-    def _warn_of_gaps(self, frame: Frame) -> None:
-        """Warns of missing values in columns that had none in the training rows."""
-        counts = {name: int(raw.missing.sum()) for name, raw in frame.columns.items() if not self.columns[name].missing}
-        warn_of_gaps(counts, stacklevel=4)
 
     def _warn_of_levels(self, frame: Frame) -> None:
         """Warns of levels that the training rows did not have."""
         counts = {}
         for name, raw in frame.columns.items():
             if isinstance(column := self.columns[name], (OneHot, TargetMeans)):
-                known = frozenset(column.known)
-                counts[name] = sum(level is not None and level not in known for level in raw.values.tolist())
-        if which := _counted({name: count for name, count in counts.items() if count}):
+                levels = frozenset(column.training_levels)
+                counts[name] = sum(level is not None and level not in levels for level in raw.values.tolist())
+        if which := _counted(counts):
             warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
     @property
@@ -231,7 +227,7 @@ class Columns:
         Args:
           class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
-        names = {f"{of} {i}": str(name) for i, name in enumerate(class_names) for of in ("class", "action")}
+        names = {f"{prefix} {i}": str(name) for i, name in enumerate(class_names) for prefix in ("class", "action")}
 
         def renamed(column: Any) -> Any:
             if isinstance(column, Date):
@@ -252,18 +248,18 @@ class Columns:
           notes: the ambiguity of a column, by column.
           missing: texts that mean a missing value.
         """
-        own = lambda given: {name: value for name, value in given.items() if name in self.columns}
+        present = lambda entries: {name: value for name, value in entries.items() if name in self.columns}
         zoned = lambda name, column: isinstance(column, Date) and name in readings and readings[name].zoned
         columns = {
             name: dataclasses.replace(column, zone=OFFSETS) if zoned(name, column) else column
             for name, column in self.columns.items()
         }
-        of_text: Any = {"readings": self.readings | own(readings), "notes": self.notes | own(notes)}
-        return dataclasses.replace(self, columns=columns, missing=tuple(missing), **of_text)
+        updates: Any = {"readings": self.readings | present(readings), "notes": self.notes | present(notes)}
+        return dataclasses.replace(self, columns=columns, missing=tuple(missing), **updates)
 
     def with_decimal(self, decimal: str) -> "Columns":
         """Returns the same columns with another decimal separator for numbers in text."""
-        plain = {name: PLAIN["numeric"] for name, column in self._used.items() if column.wanted.kind == "numeric"}
+        plain = {name: PLAIN["numeric"] for name, column in self._used.items() if column.raw_kind.kind == "numeric"}
         readings = plain | self.readings
         return dataclasses.replace(
             self, readings={name: reading.with_decimal(decimal) for name, reading in readings.items()}
@@ -272,12 +268,12 @@ class Columns:
     def described(self) -> dict[str, str]:
         """Returns a description of each column by name: its kind, how its text is read, and any ambiguity."""
         parts = {name: [str(column)] for name, column in self.columns.items()}
-        for name, of_column in parts.items():
+        for name, column_parts in parts.items():
             if name in self.readings:
-                of_column.append(str(self.readings[name]))
+                column_parts.append(str(self.readings[name]))
             if name in self.notes:
-                of_column.append(self.notes[name])
-        return {name: "; ".join(of_column) for name, of_column in parts.items()}
+                column_parts.append(self.notes[name])
+        return {name: "; ".join(column_parts) for name, column_parts in parts.items()}
 
     def warn_left_out(self) -> None:
         """Warns with :class:`ColumnsWarning` of columns that are left out or ambiguous."""
@@ -298,12 +294,12 @@ class Columns:
         return hash((self.named, tuple(self.columns)))
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {what}" for name, what in self.described().items())
+        return "\n".join(f"{name}: {description}" for name, description in self.described().items())
 
 
-def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1, missing: Sequence[str] = ()) -> Frame:
+def _read(x: Any, raw_kinds: Mapping[str, Any] | None = None, rows: int = 1, missing: Sequence[str] = ()) -> Frame:
     """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows."""
-    frame = read_frame(x, wanted, missing)
+    frame = read_frame(x, raw_kinds, missing)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)
@@ -312,15 +308,15 @@ def _read(x: Any, wanted: Mapping[str, Any] | None = None, rows: int = 1, missin
 
 def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
     """Warns of missing values, counted by column, in columns that had none in the training rows."""
-    if which := _counted({name: count for name, count in counts.items() if count}):
+    if which := _counted(counts):
         message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
         warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    """Returns the names of columns and their numbers of rows as text."""
+    """Returns the names of columns and their positive numbers of rows as text."""
     rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
-    return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items())
+    return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
 
 
 def _with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
@@ -347,10 +343,10 @@ _MOST_STRAYS = 20  # largest number of texts that a message lists
 def doubt_of(cells: list[str | None], decimal: str | None = None, order: str | None = None) -> str:
     """Returns why text that looks like numbers or dates is not read as such; empty if it does not look so."""
     if strays := find_strays(cells, decimal=decimal, order=order):
-        more = f" and {len(strays) - _MOST_STRAYS} more" if len(strays) > _MOST_STRAYS else ""
-        return f"holds numbers or dates, and the texts {', '.join(map(checks.quoted, strays[:_MOST_STRAYS]))}{more}"
-    there = [cell for cell in cells if cell is not None]
-    return f"has a decimal comma, as in {checks.quoted(there[0])}" if has_comma(there) else ""
+        rest = f" and {len(strays) - _MOST_STRAYS} more" if len(strays) > _MOST_STRAYS else ""
+        return f"holds numbers or dates, and the texts {', '.join(map(checks.quoted, strays[:_MOST_STRAYS]))}{rest}"
+    texts = [cell for cell in cells if cell is not None]
+    return f"has a decimal comma, as in {checks.quoted(texts[0])}" if has_comma(texts) else ""
 
 
 _NAMES = {"numeric": "numbers", "boolean": "booleans", "date": "dates", "text": "text"}
@@ -358,7 +354,7 @@ _NAMES = {"numeric": "numbers", "boolean": "booleans", "date": "dates", "text": 
 
 def _name_of(raw: RawColumn) -> str:
     """Returns the word of messages for the values of a column."""
-    return raw.of if raw.of == "durations" else _NAMES[raw.kind]
+    return raw.source if raw.source == "durations" else _NAMES[raw.kind]
 
 
 def _numbers(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:
@@ -368,9 +364,9 @@ def _numbers(name: str, raw: RawColumn, reading: Reading, zone: str | None = Non
       ValueError: if a cell cannot be read. The message names the column and the row.
     """
     values, wrong = reading.read(raw.values.tolist(), zone)
-    what = {"boolean": "true or false", "date": f"dates {'with' if reading.zoned else 'without'} a time zone"}
+    expected = {"boolean": "true or false", "date": f"dates {'with' if reading.zoned else 'without'} a time zone"}
     example = f" such as {checks.quoted(reading.example)}" if reading.example else ""
-    _check(name, ~wrong, what.get(reading.kind, "numbers") + example, raw.values)
+    _check(name, ~wrong, expected.get(reading.kind, "numbers") + example, raw.values)
     check_numbers(name, values)
     return RawColumn(reading.kind, values, (zone or OFFSETS) if reading.zoned else None)
 
@@ -395,6 +391,8 @@ def _targets(y: Any, n: int, task: str | tasks.Task, sample_weight: Any) -> Targ
         names = [f"class {i}" for i in range(task.classes)]
         values, names = (values[:, 1:], names[1:]) if task.classes == 2 else (values, names)
     else:
-        each = "action " if isinstance(task, tasks.Policy) else "y"  # the mean of an action is the mean of its rewards
-        names = ["y"] if task.outputs is None else [f"{each}{i}" for i in range(task.outputs)]
+        prefix = (
+            "action " if isinstance(task, tasks.Policy) else "y"
+        )  # the mean of an action is the mean of its rewards
+        names = ["y"] if task.outputs is None else [f"{prefix}{i}" for i in range(task.outputs)]
     return Targets(tuple(names), values, weight / weight.mean(), fold)

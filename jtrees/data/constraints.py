@@ -29,14 +29,14 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
     if not isinstance(monotone, Mapping):
         if not isinstance(monotone, (Sequence, np.ndarray)) or isinstance(monotone, str) or len(monotone) != len(names):
             raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
-        by_name = list(zip(names, monotone, strict=True))
+        named_signs = list(zip(names, monotone, strict=True))
     else:
-        by_name = [(_name_of(column, names, "monotone"), sign) for column, sign in monotone.items()]
-    signs, place, seen = [0] * features, _places(columns, features), set()
-    for name, sign in by_name:
-        if name in seen:
+        named_signs = [(_name_of(column, names, "monotone"), sign) for column, sign in monotone.items()]
+    signs, place, signed = [0] * features, _places(columns, features), set()
+    for name, sign in named_signs:
+        if name in signed:
             raise ValueError(f"monotone must have one sign for each column, got two for {checks.quoted(name)}")
-        seen.add(name)
+        signed.add(name)
         if isinstance(sign, bool) or sign not in (-1, 0, 1):
             raise ValueError(
                 f"monotone must have the signs -1, 0 or 1, got {checks.quoted(sign)} for {checks.quoted(name)}"
@@ -62,14 +62,14 @@ def checked_groups(interactions: Any, columns: Columns | None, features: int) ->
         return None
     names = _names(columns, features)
     groups: Any = [[name] for name in names] if isinstance(interactions, str) else interactions
-    of_name: dict[Any, int] = {}
+    group_numbers: dict[Any, int] = {}
     for number, group in enumerate(groups):
         for column in group:
             name = _name_of(column, names, "interactions")
-            if name in of_name:
+            if name in group_numbers:
                 raise ValueError(f"interactions must be groups that do not overlap, got {checks.quoted(name)} twice")
-            of_name[name] = number
-    return np.array([of_name.get(name, len(names)) for name in names])[column_of_features(columns, features)]
+            group_numbers[name] = number
+    return np.array([group_numbers.get(name, len(names)) for name in names])[column_of_features(columns, features)]
 
 
 def column_of_features(columns: Columns | None, features: int) -> np.ndarray:
@@ -92,8 +92,8 @@ def _name_of(column: Any, names: list[Any], argument: str) -> Any:
     """
     numbered: dict[Any, Any] = {float(name): name for name in names if isinstance(name, str) and NUMBER.fullmatch(name)}
     is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
-    by_number = numbered or dict(enumerate(names))
-    name = by_number.get(column) if is_number and str(column) not in names else str(column)
+    numbered_columns = numbered or dict(enumerate(names))
+    name = numbered_columns.get(column) if is_number and str(column) not in names else str(column)
     if name not in names:
         raise ValueError(f"{argument} must name columns of x, {checks.quoted_list(names)}, got {checks.quoted(column)}")
     return name
@@ -105,7 +105,9 @@ def _places(columns: Columns | None, features: int) -> dict[Any, int]:
         return {j: j for j in range(features)}
     first = np.searchsorted(column_of_features(columns, features), range(len(columns.columns)))
     # A numeric column may have a second feature, which marks missing values.
-    return {name: int(first[i]) for i, (name, one) in enumerate(columns.columns.items()) if isinstance(one, Numeric)}
+    return {
+        name: int(first[i]) for i, (name, column) in enumerate(columns.columns.items()) if isinstance(column, Numeric)
+    }
 
 
 def _place_of(name: Any, places: dict[Any, int], columns: Columns | None) -> int:

@@ -34,15 +34,15 @@ def read_cells(
       order: the order of day and month, ``"dmy"`` or ``"mdy"``, for columns of ambiguous dates.
       text: names of columns that are not converted.
     """
-    found = FileColumns({}, {}, {})
+    result = FileColumns({}, {}, {})
     for name, values in cells.items():
-        raw = RawColumn("text", values, of="levels" if name in text else "text")
-        if raw.of == "text":
+        raw = RawColumn("text", values, source="levels" if name in text else "text")
+        if raw.source == "text":
             reading, note = find_reading(values.tolist(), decimal=decimal, order=order)
-            found.notes.update({name: note} if note else {})
+            result.notes.update({name: note} if note else {})
             if reading is not None:
                 numbers, _ = reading.read(values.tolist())
                 raw = RawColumn(reading.kind, numbers, OFFSETS if reading.zoned else None)
-                found.readings.update({} if reading == PLAIN[reading.kind] else {name: reading})
-        found.columns[name] = raw
-    return found
+                result.readings.update({} if reading == PLAIN[reading.kind] else {name: reading})
+        result.columns[name] = raw
+    return result

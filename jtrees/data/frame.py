@@ -15,7 +15,7 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.data.cells import MISSING, OFFSETS, zone_name
-from jtrees.data.parse import DAY, WHOLE, at, is_missing, level_of, since_1970, since_midnight
+from jtrees.data.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
 
 class RawColumn(NamedTuple):
@@ -26,15 +26,15 @@ class RawColumn(NamedTuple):
       values: the values, ``(n,)``. Text is str, and None is a missing value. All other kinds are float64, and NaN is a
         missing value.
       zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone.
-      of: kind of the original values of a text column, because numbers and booleans may name levels. ``"levels"`` is
-        for values that must not be read as numbers, such as categories. ``"durations"`` is for numbers of days.
+      source: kind of the original values of a text column, because numbers and booleans may name levels. ``"levels"``
+        is for values that must not be read as numbers, such as categories. ``"durations"`` is for numbers of days.
       merged: whether different whole numbers of the column are equal in float64.
     """
 
     kind: str
     values: np.ndarray
     zone: str | None = None
-    of: str = "text"
+    source: str = "text"
     merged: bool = False
 
     @property
@@ -43,7 +43,7 @@ class RawColumn(NamedTuple):
         return self.values == np.array(None) if self.kind == "text" else np.isnan(self.values)
 
 
-class Wanted(NamedTuple):
+class RawKind(NamedTuple):
     """The kind that a column had in training.
 
     Attributes:
@@ -73,12 +73,12 @@ class Frame:
         return Frame(chosen, named=self.named)
 
 
-def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None, missing: Sequence[str] = ()) -> Frame | None:
+def read_frame(x: Any, raw_kinds: Mapping[str, RawKind] | None = None, missing: Sequence[str] = ()) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
     Args:
       x: a DataFrame or table of pandas, polars, Arrow or another library that narwhals reads, or anything array-like.
-      wanted: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
+      raw_kinds: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
         If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
         training rows. None: all columns, without conversion.
       missing: texts that mean a missing value, in training in all columns of a DataFrame, for new rows in columns that
@@ -92,30 +92,32 @@ def read_frame(x: Any, wanted: Mapping[str, Wanted] | None = None, missing: Sequ
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        series = {name: one for name, one in _series(x, wanted is None).items() if wanted is None or name in wanted}
-        kinds = wanted or {}
-        return _checked(
-            Frame({name: _of_series(name, one, kinds.get(name), missing) for name, one in series.items()}, named=True)
-        )
+        kinds = raw_kinds or {}
+        columns = {
+            name: _read_series(name, series, kinds.get(name), missing)
+            for name, series in _series(x, raw_kinds is None).items()
+            if raw_kinds is None or name in raw_kinds
+        }
+        return _checked(Frame(columns, named=True))
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
     if not np.isnan(values := np.asarray(x)).any():
         return None
-    by_column = np.array(values.T, np.float64, order="C")
-    columns = {f"x{j}": RawColumn("numeric", column) for j, column in enumerate(by_column)}
+    values_by_column = np.array(values.T, np.float64, order="C")
+    columns = {f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values_by_column)}
     return _checked(Frame(columns, named=False))
 
 
 def frame_of_objects(
-    x: np.ndarray, names: Sequence[str], wanted: Mapping[str, Wanted] | None = None, missing: Sequence[str] = ()
+    x: np.ndarray, names: Sequence[str], raw_kinds: Mapping[str, RawKind] | None = None, missing: Sequence[str] = ()
 ) -> Frame:
     """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
 
     Args:
       x: the cells.
       names: names of the columns.
-      wanted: the columns to read, and their kinds, as for :func:`read_frame`.
+      raw_kinds: the columns to read, and their kinds, as for :func:`read_frame`.
       missing: texts that mean a missing value, as for :func:`read_frame`.
 
     Raises:
@@ -123,10 +125,10 @@ def frame_of_objects(
     """
     columns = {}
     for name, cells in zip(names, x.T, strict=True):
-        if wanted is None or name in wanted:
-            kind = None if wanted is None else wanted[name]
+        if raw_kinds is None or name in raw_kinds:
+            kind = None if raw_kinds is None else raw_kinds[name]
             values = [None if is_missing(value) else value for value in cells.tolist()]
-            columns[name] = _of_objects(name, _with_missing(values, missing, kind), kind)
+            columns[name] = _read_objects(name, _with_missing(values, missing, kind), kind)
     return _checked(Frame(columns, named=True))
 
 
@@ -145,28 +147,28 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
         raise ValueError(f"x must be an array or a DataFrame in memory, got {type(x).__name__}") from None
     if not frame.shape[1] or (training and not frame.shape[0]):
         raise ValueError(f"x must have at least one row and one column, got shape {frame.shape}")
-    return {name: frame.get_column(own) for name, own in zip(names, frame.columns, strict=True)}
+    return {name: frame.get_column(original) for name, original in zip(names, frame.columns, strict=True)}
 
 
-def _of_series(name: str, series: Any, wanted: Wanted | None, missing: Sequence[str]) -> RawColumn:
+def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Sequence[str]) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
-    if wanted is not None and wanted.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
-        return RawColumn("text", _texts(_values(series)), of="boolean" if dtype == nw.Boolean else "numeric")
+    if raw_kind is not None and raw_kind.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
+        return RawColumn("text", _texts(_values(series)), source="boolean" if dtype == nw.Boolean else "numeric")
     if dtype.is_numeric():
         values = _numbers(series)
         return RawColumn("numeric", values, merged=dtype.is_integer() and _merged(series, values))
     if dtype == nw.Boolean:
         return RawColumn("boolean", _numbers(series))
     if dtype in (nw.Date, nw.Datetime):
-        return _dates(series, wanted)
+        return _dates(series, raw_kind)
     if dtype == nw.Duration:
-        return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY), of="durations")
-    values = _with_missing(_values(series), missing, wanted)
+        return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source="durations")
+    values = _with_missing(_values(series), missing, raw_kind)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
-        return RawColumn("text", _texts(values), of="text" if dtype == nw.String else "levels")
-    return _of_objects(name, values, wanted)
+        return RawColumn("text", _texts(values), source="text" if dtype == nw.String else "levels")
+    return _read_objects(name, values, raw_kind)
 
 
 def _numbers(series: Any) -> np.ndarray:
@@ -182,9 +184,9 @@ def _merged(series: Any, values: np.ndarray) -> bool:
     return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
 
 
-def _with_missing(values: list[Any], missing: Sequence[str], wanted: Wanted | None) -> list[Any]:
+def _with_missing(values: list[Any], missing: Sequence[str], raw_kind: RawKind | None) -> list[Any]:
     """Returns the values of a column in which texts that mean a missing value are None."""
-    if not missing or (wanted is not None and wanted.kind == "text"):
+    if not missing or (raw_kind is not None and raw_kind.kind == "text"):
         return values
     return [None if isinstance(value, str) and value.strip() in missing else value for value in values]
 
@@ -203,19 +205,19 @@ def _values(series: Any) -> list[Any]:
         ]
         return [None if code < 0 else categories[code] for code in native.cat.codes.tolist()]
     values = series.to_list()
-    of_levels = getattr(getattr(native, "type", None), "value_type", series.dtype)  # Arrow: levels of any type
-    if (narrow := _NARROW.get(str(of_levels))) is not None:
+    level_type = getattr(getattr(native, "type", None), "value_type", series.dtype)  # Arrow: levels of any type
+    if (narrow := _NARROW.get(str(level_type))) is not None:
         values = [value if is_missing(value) else narrow(value) for value in values]
     return [None if is_missing(value) else value for value in values]
 
 
-def _dates(series: Any, wanted: Wanted | None) -> RawColumn:
+def _dates(series: Any, raw_kind: RawKind | None) -> RawColumn:
     """Returns days in local time; the time zone is the training rows' zone if it has a name, else the column's own."""
     zone = getattr(series.dtype, "time_zone", None)
     if zone is None:
         return RawColumn("date", _numbers(series.dt.timestamp("ms")) / DAY)
-    if wanted is not None and wanted.zone not in (None, OFFSETS):
-        series = series.dt.convert_time_zone(wanted.zone)
+    if raw_kind is not None and raw_kind.zone not in (None, OFFSETS):
+        series = series.dt.convert_time_zone(raw_kind.zone)
     local = _numbers(series.dt.replace_time_zone(None).dt.timestamp("ms")) / DAY
     native = getattr(series.to_native(), "dt", None)
     return RawColumn("date", local, zone_name(getattr(native, "tz", None) or zone))
@@ -230,39 +232,39 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _of_objects(name: str, values: list[Any], wanted: Wanted | None) -> RawColumn:
+def _read_objects(name: str, values: list[Any], raw_kind: RawKind | None) -> RawColumn:
     """Returns a column of Python objects, which must all have the same kind."""
     kinds = [None if value is None else _kind(value) for value in values]
-    if len({*kinds} - {None, "text"}) == 1 and (wanted is None or wanted.kind != "text"):  # numbers and ``"?"``
+    if len({*kinds} - {None, "text"}) == 1 and (raw_kind is None or raw_kind.kind != "text"):  # numbers and ``"?"``
         values = [None if isinstance(value, str) and value.strip() in MISSING else value for value in values]
         kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
-    there = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
-    if not there:
+    present = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
+    if not present:
         return RawColumn("numeric", np.full(len(values), np.nan))
-    first, kind = there[0]
+    first, kind = present[0]
     column, got = checks.quoted(name), lambda row: f"{checks.quoted(values[row])} in row {row}"
     if kind == "other":
         raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {column}")
     named = {"text", "boolean", "numeric"}  # kinds of values that may name levels
-    if wanted is not None and wanted.kind == "text" and {kind for _, kind in there} <= named:
-        return RawColumn("text", _texts(values), of=kind if all(other == kind for _, other in there) else "text")
-    if other := next((row for row, other in there if other != kind), None):
+    if raw_kind is not None and raw_kind.kind == "text" and {kind for _, kind in present} <= named:
+        return RawColumn("text", _texts(values), source=kind if all(other == kind for _, other in present) else "text")
+    if other := next((row for row, other in present if other != kind), None):
         texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
         hint = f"; missing={checks.quoted(texts)} reads its texts as missing values" if texts else ""
         raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}{hint}")
     if kind == "text":
-        return RawColumn("text", _texts(values), of=kind)
+        return RawColumn("text", _texts(values), source=kind)
     if kind == "durations":
         day = np.timedelta64(1, "D")
         days = [np.nan if value is None else np.timedelta64(since_midnight(value)) / day for value in values]
-        return RawColumn("numeric", np.array(days), of=kind)
+        return RawColumn("numeric", np.array(days), source=kind)
     if kind != "date":
         return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
         raise ValueError(f"x must have dates that all have a time zone, or all have none, in column {column}")
-    to_zone = None if wanted is None or wanted.zone in (None, OFFSETS) else wanted.zone
-    days = np.array([np.nan if value is None else _days(value, to_zone) for value in values])
+    zone = None if raw_kind is None or raw_kind.zone in (None, OFFSETS) else raw_kind.zone
+    days = np.array([np.nan if value is None else _days(value, zone) for value in values])
     if aware != {True}:
         return RawColumn(kind, days)
     zones = {zone_name(value.tzinfo) for value in values if value is not None}
@@ -276,7 +278,7 @@ def _kind(value: Any) -> str:
 def _days(value: Any, zone: str | None) -> float:
     """Returns a date as days since 1970, in the local time of ``zone`` if it is given, else of the date itself."""
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return since_1970(value.replace(tzinfo=None) if zone is None else at(value, zone))
+        return since_1970(value.replace(tzinfo=None) if zone is None else local_time(value, zone))
     return float(np.datetime64(value, "ms").astype(np.int64)) / DAY
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Int
 import numpy as np
 
-from jtrees import io, pytree
+from jtrees import io, pytree, validation as checks
 from jtrees.data.columns import Columns
 from jtrees.tree import ObliqueTree
 
@@ -79,3 +79,40 @@ class FrameModel:
 
     def __repr__(self) -> str:
         return f"FrameModel({self.model!r}, columns={list(self.columns.columns)})"
+
+
+def tree_of(model: Any) -> ObliqueTree:
+    """Returns the tree of a model, which may be a model of raw tables.
+
+    Raises:
+      ValueError: for a model that is not a single tree.
+    """
+    tree = model.model if isinstance(model, FrameModel) else model
+    if not isinstance(tree, ObliqueTree):
+        raise ValueError(f"model must be a single tree, got {checks.quoted(model)}{checks.hint_of_estimator(model)}")
+    if np.ndim(tree.weights) != 2:
+        raise ValueError(f"model must be a single tree, got a batch of shape {np.shape(tree.weights)[:-2]}")
+    return tree
+
+
+def features_of_rows(model: Any, x: Any) -> np.ndarray:
+    """Returns the rows that a model takes as features, ``(n, p)`` in float64."""
+    if isinstance(model, FrameModel):
+        return model.columns.transform(x)
+    return np.asarray(checks.check_x(x, features=model.features), np.float64)
+
+
+def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:
+    """Returns the names of the columns that a model takes; ``feature_names`` names the columns of arrays.
+
+    Raises:
+      ValueError: for a wrong number of names, or for names for a raw table.
+    """
+    if isinstance(model, FrameModel):
+        if feature_names is not None:
+            raise ValueError("feature_names must be None: the columns of this model have names")
+        return list(model.columns.columns)
+    names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
+    if len(names) != model.features:
+        raise ValueError(f"feature_names must hold {model.features} names, one a column, got {len(names)}")
+    return names

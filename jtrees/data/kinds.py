@@ -11,7 +11,7 @@ import numpy as np
 
 from jtrees import io, validation as checks
 from jtrees.data.cells import OFFSETS
-from jtrees.data.frame import RawColumn, Wanted
+from jtrees.data.frame import RawColumn, RawKind
 from jtrees.data.means import FOLDS, Targets, shrunk_means, variances
 
 _RARE = 5  # levels with fewer rows are rare, and share a feature
@@ -48,15 +48,17 @@ class Numeric:
     @classmethod
     def fit(cls, raw: RawColumn) -> "Numeric":
         """Returns the description of a raw column with at least one value."""
-        there = raw.values[~raw.missing]
-        start = float(np.floor(there.min())) if raw.kind == "date" else 0.0
-        missing = len(raw.values) - len(there)
-        return cls(raw.kind, float(np.median(there) - start), float(there.std()), start, missing, raw.of == "durations")
+        present = raw.values[~raw.missing]
+        start = float(np.floor(present.min())) if raw.kind == "date" else 0.0
+        missing = len(raw.values) - len(present)
+        return cls(
+            raw.kind, float(np.median(present) - start), float(present.std()), start, missing, raw.source == "durations"
+        )
 
     @property
-    def wanted(self) -> Wanted:
+    def raw_kind(self) -> RawKind:
         """The kind of raw column that is read for new rows."""
-        return Wanted(self.kind, durations=self.durations)
+        return RawKind(self.kind, durations=self.durations)
 
     def features(self, name: str) -> list[str]:
         """Returns the names of the features."""
@@ -90,7 +92,7 @@ class OneHot:
     rare: tuple[str, ...]
     missing: int
 
-    wanted: ClassVar[Wanted] = Wanted("text")
+    raw_kind: ClassVar[RawKind] = RawKind("text")
 
     @classmethod
     def fit(cls, raw: RawColumn) -> "OneHot":
@@ -100,14 +102,14 @@ class OneHot:
         return cls(tuple(levels[common]), tuple(levels[~common]), int(raw.missing.sum()))
 
     @property
-    def known(self) -> tuple[str, ...]:
+    def training_levels(self) -> tuple[str, ...]:
         """All levels of the training rows."""
         return self.levels + self.rare
 
     def features(self, name: str) -> list[str]:
         """Returns the names of the features."""
-        of_levels = [f"[{name} = {level}]" for level in self.levels]
-        return of_levels + [f"[{name} other]"] * bool(self.rare) + [f"[{name} missing]"] * bool(self.missing)
+        names = [f"[{name} = {level}]" for level in self.levels]
+        return names + [f"[{name} other]"] * bool(self.rare) + [f"[{name} missing]"] * bool(self.missing)
 
     def encode(self, raw: RawColumn) -> np.ndarray:
         """Returns the features of rows, ``(n, k)``."""
@@ -147,10 +149,10 @@ class TargetMeans:
     prior: tuple[float, ...]
     missing: int
 
-    wanted: ClassVar[Wanted] = Wanted("text")
+    raw_kind: ClassVar[RawKind] = RawKind("text")
 
     @property
-    def known(self) -> tuple[str, ...]:
+    def training_levels(self) -> tuple[str, ...]:
         """All levels of the training rows."""
         return self.levels
 
@@ -166,15 +168,15 @@ class TargetMeans:
         code = np.where(raw.missing, len(levels), _codes(raw, tuple(levels)))
         shares = np.append(counts, [missing] * bool(missing)) / len(code)
         prior, means = shrunk_means(code, len(shares), targets, np.ones(len(code), bool))
-        own = np.empty((len(code), means.shape[1]))
+        features = np.empty((len(code), means.shape[1]))
         for fold in range(FOLDS):
             held_out = targets.fold == fold
-            own[held_out] = shrunk_means(code, len(shares), targets, ~held_out)[1][code[held_out]]
+            features[held_out] = shrunk_means(code, len(shares), targets, ~held_out)[1][code[held_out]]
         rows = lambda array: tuple(tuple(row) for row in array.tolist())
         described = cls(
             tuple(levels), targets.names, rows(means), tuple(shares.tolist()), rows(prior[None])[0], missing
         )
-        return described, np.column_stack([own, shares[code]])
+        return described, np.column_stack([features, shares[code]])
 
     def features(self, name: str) -> list[str]:
         """Returns the names of the features."""
@@ -216,24 +218,24 @@ class Date:
     def fit(cls, raw: RawColumn, targets: Targets) -> tuple["Date", np.ndarray]:
         """Returns the description of a column of dates, and the encoding of the training rows."""
         days, parts = Numeric.fit(raw), {}
-        own = [days.encode(raw)]
+        features = [days.encode(raw)]
         for name in _PARTS:
             part = _part_of_date(name, raw)
             if not _helps(part, raw, targets):
                 continue
             if name == "weekday":
                 parts[name] = OneHot.fit(part)
-                own.append(parts[name].encode(part))
+                features.append(parts[name].encode(part))
             else:
                 month, encoded = TargetMeans.fit(part, targets)
                 parts[name] = dataclasses.replace(month, shares=())  # months have nearly equal frequencies
-                own.append(encoded[:, :-1])
-        return cls(days, parts, raw.zone), np.column_stack(own)
+                features.append(encoded[:, :-1])
+        return cls(days, parts, raw.zone), np.column_stack(features)
 
     @property
-    def wanted(self) -> Wanted:
+    def raw_kind(self) -> RawKind:
         """The kind of raw column that is read for new rows."""
-        return Wanted("date", self.zone)
+        return RawKind("date", self.zone)
 
     @property
     def missing(self) -> int:
@@ -266,7 +268,7 @@ class LeftOut:
     why: str
     missing: int = 0
 
-    wanted: ClassVar[Wanted] = Wanted("text")
+    raw_kind: ClassVar[RawKind] = RawKind("text")
 
     def features(self, name: str) -> list[str]:
         """Returns no names."""
@@ -285,21 +287,21 @@ Column = Numeric | OneHot | TargetMeans | Date | LeftOut
 
 def fitted(raw: RawColumn, targets: Targets, max_levels: int) -> tuple[Column, np.ndarray | None]:
     """Returns the description of a column, and the features of the training rows; None if ``encode`` gives them."""
-    there = raw.values[~raw.missing]
-    missing = len(raw.values) - len(there)
-    if not len(there):
+    present = raw.values[~raw.missing]
+    missing = len(raw.values) - len(present)
+    if not len(present):
         return LeftOut("without values"), None
     if raw.kind == "text":
         levels, counts = _levels(raw)
-        if len(levels) > max(_IDENTIFIES, len(there) / 2):
-            return LeftOut(f"{len(levels)} different texts in {len(there)} rows"), None
+        if len(levels) > max(_IDENTIFIES, len(present) / 2):
+            return LeftOut(f"{len(levels)} different texts in {len(present)} rows"), None
         if len(levels) == 1 and not missing:
             return LeftOut("constant"), None
         rare = counts < _RARE
         if (~rare).sum() + rare.any() <= max_levels:
             return OneHot.fit(raw), None
         return TargetMeans.fit(raw, targets)
-    if not missing and (there == there[0]).all():
+    if not missing and (present == present[0]).all():
         return LeftOut("whole numbers that double precision cannot distinguish" if raw.merged else "constant"), None
     return Date.fit(raw, targets) if raw.kind == "date" else (Numeric.fit(raw), None)
 
@@ -351,8 +353,8 @@ def _helps(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
     for y in targets.values[rows].T:
         y = y - trend @ np.linalg.lstsq(trend * root[:, None], y * root, rcond=None)[0]
         total, count = np.bincount(code, weight * y, len(levels)), np.bincount(code, weight, len(levels))
-        within, between, size = variances(total, count, weight @ np.square(y))
-        surprising = size * between > 3 * np.sqrt(2 / (len(levels) - 1)) * within
-        if surprising and between > _HELPS * (within + between):
+        variance_within, variance_between, size = variances(total, count, weight @ np.square(y))
+        surprising = size * variance_between > 3 * np.sqrt(2 / (len(levels) - 1)) * variance_within
+        if surprising and variance_between > _HELPS * (variance_within + variance_between):
             return True
     return False

@@ -36,8 +36,8 @@ def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarr
     means = np.empty((levels, len(mean)))
     for j, y in enumerate(targets.values.T):
         total = np.bincount(code, weight * y, levels)
-        within, between, _ = variances(total, count, weight @ np.square(y))
-        prior = within / between if between > 0 else np.inf
+        variance_within, variance_between, _ = variances(total, count, weight @ np.square(y))
+        prior = variance_within / variance_between if variance_between > 0 else np.inf
         share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
         means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
     return mean, means
@@ -52,15 +52,15 @@ def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[flo
       squares: sum of all squared targets.
 
     Returns:
-      ``within, between, size``: the variance within levels, the variance between the means of levels, and an effective
-      number of rows of a level. The expected mean square between levels is ``within + size * between``.
+      ``variance_within, variance_between, size``. The last is an effective number of rows of a level. The expected mean
+      square between levels is ``variance_within + size * variance_between``.
     """
     total, count = total[count > 0], count[count > 0]
     n, levels = count.sum(), len(count)
     if levels < 2 or n <= levels:
         return 1.0, 0.0, 1.0
     explained = float(np.sum(np.square(total) / count))
-    within = max(squares - explained, 0.0) / (n - levels)
-    between = (explained - total.sum() ** 2 / n) / (levels - 1)
+    variance_within = max(squares - explained, 0.0) / (n - levels)
+    variance_between = (explained - total.sum() ** 2 / n) / (levels - 1)
     size = (n - np.square(count).sum() / n) / (levels - 1)
-    return within, max((between - within) / size, 0.0), size
+    return variance_within, max((variance_between - variance_within) / size, 0.0), size

@@ -20,7 +20,7 @@ class Rows:
         self.values, self._frame = values, frame
 
     @classmethod
-    def of(cls, x: Any) -> "Rows":
+    def from_table(cls, x: Any) -> "Rows":
         """Returns the rows of a checked table.
 
         Raises:
@@ -32,10 +32,10 @@ class Rows:
         read_frame(x)  # checks it
         import narwhals as nw
 
-        return cls._of_frame(nw.from_native(x, eager_only=True))
+        return cls._from_frame(nw.from_native(x, eager_only=True))
 
     @classmethod
-    def _of_frame(cls, frame: Any) -> "Rows":
+    def _from_frame(cls, frame: Any) -> "Rows":
         import narwhals as nw
 
         frame = nw.maybe_reset_index(frame)
@@ -51,24 +51,20 @@ class Rows:
 
     def __getitem__(self, rows: np.ndarray) -> "Rows":
         """Returns the rows with the given numbers."""
-        return Rows(self.values[rows]) if self._frame is None else self._of_frame(self._frame[rows.tolist()])
+        return Rows(self.values[rows]) if self._frame is None else self._from_frame(self._frame[rows.tolist()])
 
-    def followed_by(self, others: "Rows") -> "Rows":
-        """Returns the rows followed by the rows ``others``."""
+    def followed_by(self, further: "Rows") -> "Rows":
+        """Returns the rows followed by the rows ``further``."""
         if self._frame is None:
-            return Rows(np.concatenate([self.values, others.values]))
+            return Rows(np.concatenate([self.values, further.values]))
         import narwhals as nw
 
-        return self._of_frame(nw.concat([self._frame, others._frame], how="vertical"))
+        return self._from_frame(nw.concat([self._frame, further._frame], how="vertical"))
 
     # --- Made rows ---
 
     def mixed(self, count: int, rng: np.random.Generator) -> tuple["Rows", np.ndarray]:
-        """Returns made rows, and the number of the first row of each made row.
-
-        A made row is a copy of a first row. Each of its columns is replaced, with probability 1/2, by the column of a
-        second row, the nearest of eight random rows. A replaced number is drawn between the numbers of the two rows. A
-        replaced column of whole numbers, booleans, dates, text or missing values takes the value of the second row.
+        """Returns made rows, as :func:`jtrees.distill` describes them, and the number of the first row of each.
 
         Args:
           count: number of made rows. Every row is the first row about equally often.
@@ -80,66 +76,66 @@ class Rows:
         first = np.concatenate([rng.permutation(n) for _ in range(-(-count // n))])[:count]
         blocks = np.array_split(first, -(-count // _BLOCK))
         second = np.concatenate([_nearest(columns, block, rng) for block in blocks])
-        drawn = [column.drawn(first, second, rng) for column in columns]
-        return (self._made_array(drawn) if self._frame is None else self._made_frame(drawn)), first
+        draws = [column.draws(first, second, rng) for column in columns]
+        return (self._made_array(draws) if self._frame is None else self._made_frame(draws)), first
 
-    def _made_array(self, drawn: list["_Drawn"]) -> "Rows":
-        parts = [self.values[rows, j] if numbers is None else numbers for j, (rows, numbers) in enumerate(drawn)]
+    def _made_array(self, draws: list["_Draws"]) -> "Rows":
+        parts = [self.values[rows, j] if numbers is None else numbers for j, (rows, numbers) in enumerate(draws)]
         return Rows(np.stack([part.astype(self.values.dtype) for part in parts], axis=1))
 
-    def _made_frame(self, drawn: list["_Drawn"]) -> "Rows":
+    def _made_frame(self, draws: list["_Draws"]) -> "Rows":
         import narwhals as nw
 
         frame: Any = self._frame
         parts = []
-        for name, (rows, numbers) in zip(frame.columns, drawn, strict=True):
+        for name, (rows, numbers) in zip(frame.columns, draws, strict=True):
             if numbers is None:
                 parts.append(nw.maybe_reset_index(frame.select(name)[rows.tolist()]))
             else:
                 like: Any = {"dtype": frame.schema[name], "backend": frame.implementation}
                 parts.append(nw.new_series(name, numbers, **like).to_frame())
-        return self._of_frame(nw.concat(parts, how="horizontal"))
+        return self._from_frame(nw.concat(parts, how="horizontal"))
 
     def _columns(self) -> list["_Column"]:
         """Returns the columns as numbers."""
         if self._frame is None:
-            return [_Column.of_numbers(column, self.values.dtype.kind == "f") for column in self.values.T]
-        found, schema = [], self._frame.schema
+            return [_Column.from_numbers(column, self.values.dtype.kind == "f") for column in self.values.T]
+        columns, schema = [], self._frame.schema
         for (_, raw), dtype in zip(read_frame(self.values).columns.items(), schema.values(), strict=True):  # pyright: ignore[reportOptionalMemberAccess]
             if raw.kind == "text":
                 codes = np.unique([str(value) for value in raw.values], return_inverse=True)[1]
-                found.append(_Column(codes.astype(np.float64), False, True))
+                columns.append(_Column(codes.astype(np.float64), False, True))
             else:
-                found.append(_Column.of_numbers(raw.values, dtype.is_float()))
-        return found
+                columns.append(_Column.from_numbers(raw.values, dtype.is_float()))
+        return columns
 
 
 class _Column(NamedTuple):
     """A column as numbers: the values, whether it is continuous, and whether the values are codes of text."""
 
     values: np.ndarray
-    between: bool
+    is_continuous: bool
     codes: bool = False
 
     @classmethod
-    def of_numbers(cls, values: np.ndarray, is_float: bool) -> "_Column":
+    def from_numbers(cls, values: np.ndarray, is_float: bool) -> "_Column":
         values = np.asarray(values, np.float64)
         return cls(values, bool(is_float and np.isfinite(values).all() and (values != np.round(values)).any()))
 
-    def drawn(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> "_Drawn":
+    def draws(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> "_Draws":
         """Returns the column of made rows, each of which mixes a first and a second row."""
         takes, part = rng.random((2, len(first)))
         rows = np.where(takes < _SHARE, second, first)
-        if not self.between:
-            return _Drawn(rows, None)
-        return _Drawn(rows, self.values[first] + part * (self.values[rows] - self.values[first]))
+        if not self.is_continuous:
+            return _Draws(rows, None)
+        return _Draws(rows, self.values[first] + part * (self.values[rows] - self.values[first]))
 
-    def distances(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    def distances(self, rows: np.ndarray, other_rows: np.ndarray) -> np.ndarray:
         """Returns the squared distances between rows.
 
         The distance is 1 between different codes, and between a missing value and a number.
         """
-        a, b = self.values[one], self.values[other]
+        a, b = self.values[rows], self.values[other_rows]
         if self.codes:
             return (a != b).astype(np.float64)
         deviation = np.nanstd(self.values) if np.isfinite(self.values).any() else 0.0
@@ -148,7 +144,7 @@ class _Column(NamedTuple):
         return np.where(gaps, (np.isnan(a) != np.isnan(b)).astype(np.float64), away)
 
 
-class _Drawn(NamedTuple):
+class _Draws(NamedTuple):
     """A column of made rows: the rows to copy from, and for a continuous column the drawn values."""
 
     rows: np.ndarray
@@ -158,6 +154,8 @@ class _Drawn(NamedTuple):
 def _nearest(columns: list[_Column], rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns the second row of each made row: the nearest of eight random rows, except the first row itself."""
     n = len(columns[0].values)
-    drawn = rng.integers(0, n, (_CANDIDATES, len(rows)))
-    distance = sum(column.distances(rows[None], drawn) for column in columns) + np.where(drawn == rows, np.inf, 0)
-    return drawn[distance.argmin(0), np.arange(len(rows))]
+    candidates = rng.integers(0, n, (_CANDIDATES, len(rows)))
+    distance = sum(column.distances(rows[None], candidates) for column in columns) + np.where(
+        candidates == rows, np.inf, 0
+    )
+    return candidates[distance.argmin(0), np.arange(len(rows))]

@@ -48,15 +48,15 @@ def number_of(text, before="", after="", thousands="", point="."):
     text = text.removeprefix(sign).strip().removeprefix(before).strip().removesuffix(after).strip()
     if not sign and text[:1] in ("+", "-"):
         sign, text = text[0], text[1:]
-    whole, mark, part = text.partition(point)
+    integer_part, mark, part = text.partition(point)
     if thousands:
-        first, *groups = whole.split(thousands)
+        first, *groups = integer_part.split(thousands)
         if groups and (not 1 <= len(first) <= 3 or any(len(group) != 3 for group in groups)):
             return None
-        whole = "".join([first, *groups])
-    if point != "." and "." in whole + part:
+        integer_part = "".join([first, *groups])
+    if point != "." and "." in integer_part + part:
         return None
-    text = whole + mark.replace(point, ".") + part
+    text = integer_part + mark.replace(point, ".") + part
     return float(sign + text) if NUMBER.fullmatch(text) and text[:1] not in ("+", "-") else None
 
 
@@ -70,10 +70,10 @@ def days_of(text, style, zoned, zone):
       zone: the time zone in which days are counted; None: the local time of the date itself.
     """
     patterns = (DATES[style] + TIME, DATES[ISO] + TIME)
-    found = re.fullmatch(patterns[0], text.strip(), re.ASCII) or re.fullmatch(patterns[1], text.strip(), re.ASCII)
-    if found is None or bool(found["zone"]) != zoned:
+    match = re.fullmatch(patterns[0], text.strip(), re.ASCII) or re.fullmatch(patterns[1], text.strip(), re.ASCII)
+    if match is None or bool(match["zone"]) != zoned:
         return None
-    parts = found.groupdict()
+    parts = match.groupdict()
     try:
         month = month_of(parts["name"].lower()) if "name" in parts else int(parts["month"])
         hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
@@ -85,7 +85,7 @@ def days_of(text, style, zoned, zone):
         offset = parts["zone"].replace(":", "")
         minutes = 0 if offset == "Z" else 60 * int(offset[1:3]) + int(offset[3:])
         moment -= datetime.timedelta(minutes=-minutes if offset[0] == "-" else minutes)
-        moment = at(moment.replace(tzinfo=datetime.UTC), zone)
+        moment = local_time(moment.replace(tzinfo=datetime.UTC), zone)
     return since_1970(moment)
 
 
@@ -95,7 +95,7 @@ def month_of(name):
     return names.index(True) + 1 if any(names) else 0
 
 
-def at(moment, zone):
+def local_time(moment, zone):
     """Returns a moment as local time in a time zone."""
     return moment.astimezone(zoneinfo.ZoneInfo(zone)).replace(tzinfo=None)
 

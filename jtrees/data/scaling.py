@@ -17,6 +17,9 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list
 
+# Bounds of the slopes of linear leaves in the user's units. A slope within the bounds, times a fraction of a deviation,
+# stays in float32's range.
+_FLATTEST, _STEEPEST = 1e-37, 1e36
 # The mean of a column is subtracted if it is more than this number of deviations from 0. Float32 would lose three bits
 # or more otherwise.
 _FAR = 8.0
@@ -112,13 +115,13 @@ class Scaling:
     def batch(self, table: Table) -> Batch:
         """Returns the scaled table in NumPy, padded with copies of the last row that have weight 0."""
         (n, p), y = table.x.shape, self.transform_y(table.y)
-        more = bucket(n) - n
-        x = blocking.aligned((n + more, p))
+        padding = bucket(n) - n
+        x = blocking.aligned((n + padding, p))
         for rows in blocking.on_host(n, p):
             x[rows] = self.transform(table.x[rows])
         x[n:] = x[n - 1]
-        weight = np.pad(ones_or(table.weight, table.x).astype(np.float32), (0, more))
-        arrays: Any = x, np.pad(y, [(0, more)] + [(0, 0)] * (y.ndim - 1), mode="edge"), weight
+        weight = np.pad(ones_or(table.weight, table.x).astype(np.float32), (0, padding))
+        arrays: Any = x, np.pad(y, [(0, padding)] + [(0, 0)] * (y.ndim - 1), mode="edge"), weight
         return Batch(*arrays)
 
     def restore_splits(self, tree: ObliqueTree) -> ObliqueTree:
@@ -210,8 +213,8 @@ class Data(NamedTuple):
 
     def without(self, rows: np.ndarray) -> "Data":
         """Returns the data without the rows with the given numbers, which are the validation set; ``batch`` is None."""
-        kept = self.table.rows(np.setdiff1d(np.arange(len(self.table.x)), rows)).normalised()
-        return Data(kept, self.table.rows(rows), self.scaling, None)
+        training = self.table.rows(np.setdiff1d(np.arange(len(self.table.x)), rows)).normalised()
+        return Data(training, self.table.rows(rows), self.scaling, None)
 
     def refit(
         self, splits: ObliqueTree, leaves: str, *, shrink: bool = False, strength: float | None = None
@@ -287,9 +290,9 @@ class Data(NamedTuple):
             return tree
         unit = self.scaling.y_unit
         unit = unit if tree.leaves.loss.link in ("identity", "sorted") and unit is not None else 1.0
-        old, new = (np.asarray(one.leaves.values, np.float64) for one in (tree, fitted))
-        alike = (np.abs(old - new) <= _ROUNDING * unit).reshape(len(old), -1).all(1)
-        values = np.where(alike.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+        old, new = (np.asarray(model.leaves.values, np.float64) for model in (tree, fitted))
+        equal = (np.abs(old - new) <= _ROUNDING * unit).reshape(len(old), -1).all(1)
+        values = np.where(equal.reshape(-1, *[1] * (old.ndim - 1)), new, old)
         return tree.replace(leaves=fitted.leaves.replace(values=values))
 
 
@@ -308,6 +311,24 @@ def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
             f"x varies too little in {which}, by less than {_TINY:g}, and is treated as constant there: multiply it"
         )
         distributed.warn(message, stacklevel=3)
+
+
+def check_slopes(scaling: Scaling, deviations: float) -> None:
+    """Raises ``ValueError`` if slopes of linear leaves in the user's units are outside the range of float32.
+
+    ``deviations`` is the number of deviations in a unit of the scaled features.
+    """
+    if scaling.y_unit is None:  # the leaves do not hold values in the units of the targets
+        return
+    varying = np.flatnonzero(~scaling.constant)
+    slopes = np.atleast_1d(scaling.y_unit)[:, None] / scaling.x_unit[varying]
+    if len(bad := np.argwhere((slopes < _FLATTEST) | (slopes > _STEEPEST))):
+        output, column = bad[0][0], varying[bad[0][1]]
+        raise ValueError(
+            f"x and y must be in units in which linear leaves have slopes that float32 holds, got a range of "
+            f"{np.atleast_1d(scaling.y_unit)[output]:.3g} in y and a deviation of "
+            f"{scaling.x_unit[column] / deviations:.3g} in column {column} of x: multiply one of them"
+        )
 
 
 def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:

@@ -59,12 +59,12 @@ class Table:
         order = rng.permutation(len(labels))
         groups = [order[labels[order] == label] for label in np.unique(labels)]
         out = np.sort(np.concatenate([group[: int(share * len(group))] for group in groups]))
-        kept = self.rows(np.setdiff1d(np.arange(len(labels)), out)).normalised()
-        if not len(out) or not self.task.varies(kept.y):
+        training = self.rows(np.setdiff1d(np.arange(len(labels)), out)).normalised()
+        if not len(out) or not self.task.varies(training.y):
             raise ValueError(
                 f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(labels)}"
             )
-        return kept, self.rows(out)
+        return training, self.rows(out)
 
 
 def without_padding(batch: Batch) -> Batch:

@@ -85,9 +85,9 @@ class Bagged(Wrapper):
     async def search(self, problem: Problem) -> Fitted:
         bags, trees = self._bags(problem), problem.replace(recipe=problem.recipe.base).repeat(self.trees)
         trees[1:] = [tree.replace(is_optional=True) for tree in trees[1:]]
-        at_once = max(1, _MEMORY // (_COPIES * 4 * math.prod(problem.shape)))
-        samples = zip(trees, bags, np.arange(self.trees) >= at_once, strict=True)
-        results = await gather(*(self._tree(*sample) for sample in samples), at_once=at_once)
+        concurrent = max(1, _MEMORY // (_COPIES * 4 * math.prod(problem.shape)))
+        samples = zip(trees, bags, np.arange(self.trees) >= concurrent, strict=True)
+        results = await gather(*(self._tree(*sample) for sample in samples), concurrent=concurrent)
         finished = [(tree, rows) for tree, rows in zip(results, bags, strict=True) if isinstance(tree, Fitted)]
         failed = [error for error in results if isinstance(error, FloatingPointError)]
         if failed or not finished:
@@ -108,9 +108,9 @@ class Bagged(Wrapper):
     def _bags(self, problem: Problem) -> np.ndarray:
         """Returns the rows of each bag, ``(trees, m)``, -1 for padding."""
         real, size = np.flatnonzero(problem.weighed), self._size(problem.shape[0])
-        drawn = problem.rng(_DRAWN).choice(real, (self.trees, size)).astype(np.int32)
-        drawn[:, self._size(len(real)) :] = -1  # a bag of a padded batch has the same fraction of padding
-        return drawn
+        bags = problem.rng(_DRAWN).choice(real, (self.trees, size)).astype(np.int32)
+        bags[:, self._size(len(real)) :] = -1  # a bag of a padded batch has the same fraction of padding
+        return bags
 
     def _forest(self, problem: Problem, trees: tuple[Fitted, ...], bags: tuple[np.ndarray, ...]) -> Fitted:
         """Returns the forest of trees that were fitted to bags."""
@@ -190,15 +190,15 @@ def _out_of_bag_losses(
     if votes:
         losses[rows] = 1 - table.task.hits(out_of_bag[rows], table.y[rows])
         return losses
-    of_rows = lambda answers, rows: row_losses(table.task, answers[rows], table.y[rows], data.scaling)
-    losses[rows] = np.nan_to_num(of_rows(out_of_bag, rows), nan=np.inf, posinf=np.inf)
+    losses_at = lambda answers, rows: row_losses(table.task, answers[rows], table.y[rows], data.scaling)
+    losses[rows] = np.nan_to_num(losses_at(out_of_bag, rows), nan=np.inf, posinf=np.inf)
     mean = lambda values: float(np.average(values[rows], weights=None if table.weight is None else table.weight[rows]))
     safe = np.maximum(count, 1)
     inverse = mean(1 / safe)
     if inverse < 1:
         single = np.zeros(len(rows))
         for answers, left_out in zip(predictions, out, strict=True):
-            single[left_out] += of_rows(answers, left_out)
+            single[left_out] += losses_at(answers, left_out)
         slope = (mean(single / safe) - mean(losses)) / (1 - inverse)
         losses -= slope * (inverse - 1 / len(predictions)) if np.isfinite(slope) else 0.0
     return losses

@@ -12,7 +12,6 @@ best constants of the residuals (Friedman 2001).
 """
 
 from dataclasses import dataclass
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -20,23 +19,26 @@ import numpy as np
 
 from jtrees import pytree
 from jtrees.data import Data
-from jtrees.ensembles.boosting_round import Sum, added_to, base_task, initial_state, target
+from jtrees.data.table import bucket
+from jtrees.ensembles.boosting_round import base_task
+from jtrees.ensembles.boosting_sums import Sum, begin, refitted, sum_of
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, options
+from jtrees.search import DeviceValue, Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, options
 from jtrees.search.recipe import check_keeps_splits, loss_of
 from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Task, check_log_loss
-from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of rounds
 # In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
+_MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
+_SAMPLED = 5  # purpose number of the random generator of these rows: see ``Problem.rng``
+_CALLS = 10  # fewest calls for all rounds
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
-_DRAWN = 1000  # this plus the round is the purpose number of the random generator of a round: see ``Problem.rng``
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -79,10 +81,11 @@ class Boosted(Wrapper):
 
     - In a table of at most 1000 rows, boosting trains five sums, and each sum holds out a different fifth of the rows.
       The model is the mean of the sums (Krogh & Vedelsby 1995). The mean of their losses chooses the number of rounds.
-    - In a larger table, a first fit holds out a fifth of the rows to find the number of rounds. A second fit then takes
-      this number of rounds on all rows. If the second fit is interrupted, the first model is returned.
-    - There is no second fit if four fifths of the rows are enough to draw ``base.rows`` rows in each round. The leaves
-      of the model are then fitted to four fifths of the rows.
+    - In a larger table, boosting holds out a fifth of the rows to find the number of rounds. The leaves of all trees
+      are then fitted to all rows, in the order of the rounds. A deadline can prevent that.
+
+    The rounds of a table of more than 200,000 rows take a random sample of the rows. The leaves are then fitted to all
+    rows.
 
     Tables with fewer than 10 rows and no ``validation`` need ``patience=None``.
 
@@ -90,9 +93,8 @@ class Boosted(Wrapper):
     of the last round, in single precision.
 
     Attributes:
-      base: a recipe whose model is a tree, with constant or linear leaves. Options that are None get values that suit a
-        tree of a sum. For :class:`jtrees.GET`, the values are one start from CART over bins and 20 updates.
-        ``rows="auto"`` is then 4000, and at least 60 for each leaf.
+      base: a recipe whose model is a tree, with constant or linear leaves. :class:`jtrees.GET` lists the defaults that
+        suit a tree of a sum.
       rounds: largest number of rounds.
       learning_rate: factor of each tree's outputs.
       subsample: fraction of the rows that the splits of a tree are fitted to, above 0 and up to 1. Rows are drawn
@@ -132,8 +134,8 @@ class Boosted(Wrapper):
         if self.base.tree_leaves(base_task(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
-    def settled(self, weak: bool = False) -> Any:
-        return self.replace(base=self.base.settled(weak=True))
+    def settled(self) -> Any:
+        return self.weak()
 
     def keeps_monotone(self, task: Task) -> bool:
         return super().keeps_monotone(base_task(task))
@@ -153,95 +155,69 @@ class Boosted(Wrapper):
             return fitted._replace(model=model, loss=loss, left_out=_left_out(problem, boosting, model))
 
     async def boosted(self, problem: Problem, folds: int = 1) -> "Boosting":
-        """Returns boosted sums. If there is no validation set, a fit on four fifths of the rows finds the rounds.
+        """Returns boosted sums. If there is no validation set, held-out rows choose the number of rounds.
 
         Args:
           problem: the problem.
           folds: number of sums. Each sum holds out a different fifth of the rows. The mean loss of the sums chooses the
-            number of rounds, and the model is the mean of the sums.
+            number of rounds, and the model is the mean of the sums. If there is one sum, the leaves of its trees are
+            then fitted to all rows.
         """
         scaled = problem.replace(data=None)
-        if self.patience is None or problem.validates:
-            [only] = await self._sums([scaled], self.rounds, self.patience)
-            return Boosting(only, only, [])
-        masks = fold_rows(problem, folds)
-        if min(mask.sum() for mask in masks) * folds < _FEWEST_HELD_OUT:
-            needed_rows = -(-_FEWEST_HELD_OUT // folds) * 5
-            raise ValueError(f"patience must be None for fewer than {needed_rows} rows without a validation set")
-        parts = scaled.repeat(folds) if folds > 1 else [scaled]
-        parts = [part.without(mask) for part, mask in zip(parts, masks, strict=True)]
-        shares = [np.average(mask, weights=problem.batch.weight) for mask in masks]
-        sums = await self._sums(parts, self.rounds, self.patience, shares)
-        judged = sums[0] if folds == 1 else Sum.mean(sums)
-        held_out = list(zip(sums, masks, strict=True))
-        limit, rows = self._most_rows, np.count_nonzero(problem.weighed & ~masks[0])
-        if folds > 1 or (limit is not None and limit <= self.subsample * rows):
-            # A second fit would draw the same number of rows for its splits.
-            return Boosting(judged, judged, held_out)
-        [last] = await self._sums([scaled.without(np.zeros_like(masks[0]))], judged.best, None)
-        return Boosting(last if len(last.trees) >= judged.best else judged, judged, held_out)
+        sample = _sample(scaled)
+        parts, masks, shares = [sample], [], None
+        if self.patience is not None and not problem.validates:
+            masks = fold_rows(sample, folds)
+            if min(mask.sum() for mask in masks) * folds < _FEWEST_HELD_OUT:
+                needed_rows = -(-_FEWEST_HELD_OUT // folds) * 5
+                raise ValueError(f"patience must be None for fewer than {needed_rows} rows without a validation set")
+            parts = sample.repeat(folds) if folds > 1 else [sample]
+            parts = [part.without(mask) for part, mask in zip(parts, masks, strict=True)]
+            shares = [np.average(mask, weights=sample.batch.weight) for mask in masks]
+        rounds, sums = await self._sums(parts, shares)
+        judged = sums[0] if len(sums) == 1 else Sum.mean(sums)
+        if sample is not scaled:
+            all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
+            masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]
+        held_out, count = list(zip(sums, masks, strict=True)) if masks else [], int(parts[0].count)
+        if len(sums) > 1 or (sample is scaled and not masks):
+            return Boosting(judged, judged, held_out, count)
+        table = scaled.without(np.zeros(scaled.shape[0], bool)) if masks else scaled
+        return Boosting(await refitted(table, rounds[0], judged.best) or judged, judged, held_out, count)
 
-    async def _sums(
-        self, problems: list[Problem], rounds: int, patience: int | None, shares: list[float] | None = None
-    ) -> list[Sum]:
-        """Returns sums of trees, with a tree for each round, until ``patience`` rounds did not lower the loss.
+    async def _sums(self, problems: list[Problem], shares: list[float] | None = None) -> tuple[list[Any], list[Sum]]:
+        """Returns the rounds and the sums of problems, until ``patience`` rounds did not lower the loss.
 
         The loss is the mean over the problems, weighted by ``shares``.
         """
-        name, monitor = type(self).__name__, problems[0].monitor
-        states = await gather(*(problem.map(initial_state) for problem in problems))
-        sums = [Sum(state.part(0).host, [], [], [], [], []) for state in states]
-        with monitor.over(rounds, name) as show:
-            for number in range(rounds):
-                is_over = patience is not None and sums[0].stalled >= patience
-                if is_over or monitor.is_rehearsed(number) or (number and not monitor.has_time()):
+        name, monitor, losses = type(self).__name__, problems[0].monitor, np.zeros(0)
+        parts = _unless_failed(await gather(*(begin(problem) for problem in problems)))
+        with monitor.over(self.rounds, name) as show:
+            while count := self._rounds_to_add(losses):
+                if monitor.is_rehearsed(len(losses)) or (len(losses) and not monitor.has_time()):
                     break
-                pairs = zip(problems, states, strict=True)
-                added = await gather(*(self._round(problem, state, number) for problem, state in pairs))
-                states, results = [value.part(0) for value in added], [value.part(1).host for value in added]
-                loss = np.average([result[1] for result in results], weights=shares)
-                for total, (tree, _, *numbers) in zip(sums, results, strict=True):
-                    total.add(tree, loss, *numbers)
-                show(number + 1, [np.array(total.before[-1:]) for total in sums])
-            monitor.where = f"{name}: {len(sums[0].trees)} of at most {rounds} rounds"
-        return _of_equal_size(sums)
+                _unless_failed(await gather(*(part.add(count) for part in parts)))
+                made = min(part.made for part in parts)
+                losses = np.average([part.losses[:made] for part in parts], axis=0, weights=shares)
+                show(made, [losses[-1:]])
+        monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
+        rounds = [part.rounds for part in parts]
+        on_host = [value.host if isinstance(value, DeviceValue) else value for value in rounds]
+        pairs = zip(parts, on_host, strict=True)
+        return rounds, [sum_of(part.initial, values, len(losses), losses) for part, values in pairs]
 
-    async def _round(self, problem: Problem, state: Any, number: int) -> Any:
-        """Returns the result of :func:`added_to` for a tree of the base, fitted to the Newton steps."""
-        rows, features, mixes = self._draw(problem, number)
-        batch = await problem.map(target, state, rows, features, mixes, often=True)
-        # Only the splits of the base are used: boosting replaces its leaves. So the base does not choose a shrinkage.
-        base = problem.recipe.base
-        base = base.replace(shrink=False) if hasattr(base, "shrink") else base
-        steps: Any = [batch.part(number) for number in range(3)]
-        on_steps: Any = {"task": base_task(problem.task), "batch": Batch(*steps), "rows": None}
-        on_steps |= {"evaluation": None, "validates": False, "evaluates": False, "separate": False}
-        try:
-            tree, finite = (await base.search(problem.keyed(number).replace(recipe=base, **on_steps))).scaled, True
-        except FloatingPointError:
-            weights: Any = np.zeros((1, problem.shape[1]), np.float32)
-            tree, finite = ObliqueTree(weights, weights[:, 0], None), False
-        splits = ObliqueTree(np.asarray(tree.weights), np.asarray(tree.bias), None)  # type: ignore[arg-type]
-        return await problem.map(added_to, state, splits, features, np.bool_(finite), often=True)
+    def _rounds_to_add(self, losses: np.ndarray) -> int:
+        """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end."""
+        left = min(self.rounds - len(losses), max(1, self.rounds // _CALLS))  # progress is shown after each call
+        if self.patience is None or not len(losses):
+            return left if self.patience is None else min(left, self.patience)
+        stalled = len(losses) - 1 - int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+        return max(0, min(left, self.patience - stalled))
 
-    def _draw(self, problem: Problem, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Returns the rows of a round, the factors of its features, and its combinations of outputs.
-
-        Rows are -1 for padding, and factors are 1 or 0. The combinations are ``(outputs, targets)``, or None for all
-        outputs.
-        """
-        (n, p), rng, real = problem.shape, problem.rng(_DRAWN + number), np.flatnonzero(problem.weighed)
-        rows = np.full(rows_of_round(n, self.subsample, self._most_rows), -1, np.int32)
-        count = rows_of_round(len(real), self.subsample, self._most_rows)
-        rows[:count] = np.sort(rng.choice(real, count, replace=False, shuffle=False))
-        features = np.zeros(p, np.float32)
-        features[rng.permutation(p)[: max(1, round(self.columns * p))]] = 1
-        outputs, targets = (math.prod(task.shape) for task in (problem.task, base_task(problem.task)))
-        if targets == outputs:
-            return rows, features, None
-        mixes = rng.normal(size=(outputs, targets)).astype(np.float32)
-        # Nonnegative combinations keep the order of the outputs.
-        return rows, features, mixes if problem.monotone is None else np.abs(mixes)
+    def rows_of_round(self, n: int) -> int:
+        """Returns the number of rows that a round draws from n rows: at most the option ``rows`` of the base."""
+        count = max(1, round(self.subsample * n))
+        return count if self._most_rows is None else min(count, self._most_rows)
 
     @property
     def _most_rows(self) -> int | None:
@@ -259,16 +235,16 @@ class Boosted(Wrapper):
         Raises:
           FloatingPointError: if the loss is not finite, or if no tree is.
         """
-        chosen, judged, count, rows = boosting.chosen, boosting.judged, boosting.judged.best, problem.count
+        chosen, judged, count = boosting.chosen, boosting.judged, boosting.judged.best
         losses = np.full(self.rounds, np.inf, np.float32)
         if self.patience is not None:
-            losses[: len(judged.losses)] = judged.losses
-        score, dropped = (chosen.losses if problem.validates else chosen.after)[count - 1], chosen.finite.count(False)
-        if not np.isfinite(score) or dropped == len(chosen.trees):
+            losses[: len(judged)] = judged.rounds.losses
+        scores, dropped = chosen.rounds.losses if problem.validates else chosen.rounds.after, sum(~chosen.rounds.finite)
+        if not np.isfinite(scores[count - 1]) or dropped == len(chosen):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-        rows = rows_of_round(rows - rows // _FOLDS if boosting.is_mean else rows, self.subsample, self._most_rows)
-        report = BoostedReport(rounds=count, dropped=dropped, losses=losses, rows=rows)
-        return Fitted(chosen.first(count), score, count, np.array(chosen.before), report=report)
+        rows = self.rows_of_round(boosting.count)
+        report = BoostedReport(rounds=count, dropped=int(dropped), losses=losses, rows=rows)
+        return Fitted(chosen.first(count), float(scores[count - 1]), count, chosen.rounds.before, report=report)
 
 
 class Boosting(NamedTuple):
@@ -276,14 +252,17 @@ class Boosting(NamedTuple):
 
     Attributes:
       chosen: the sum of the model.
-      judged: the sum whose losses chose the number of rounds: ``chosen``, or the sum of a first fit.
+      judged: the sum whose losses chose the number of rounds: ``chosen``, or ``chosen`` before its leaves were fitted
+        to all rows.
       parts: the sums that held out rows, with these rows, ``(n,)`` bool. If there are several, ``chosen`` is their
         mean.
+      count: number of rows from which a round draws.
     """
 
     chosen: Sum
     judged: Sum
     parts: list[tuple[Sum, np.ndarray]]
+    count: int
 
     @property
     def is_mean(self) -> bool:
@@ -293,21 +272,25 @@ class Boosting(NamedTuple):
     @property
     def has_losses(self) -> bool:
         """Whether there are losses of held-out rows."""
-        return bool(self.parts) and bool(np.isfinite(self.judged.losses).any())
+        return bool(self.parts) and bool(np.isfinite(self.judged.rounds.losses).any())
 
 
-def rows_of_round(n: int, subsample: float, limit: int | None = None) -> int:
-    """Returns the number of rows that a round draws from n rows, at most ``limit``."""
-    count = max(1, round(subsample * n))
-    return count if limit is None else min(count, limit)
+def _sample(problem: Problem) -> Problem:
+    """Returns a long problem on a sample of its rows. All rows are drawn equally often, so their weights remain."""
+    if problem.rows is None or problem.shape[0] <= (size := bucket(_MOST_ROWS)):
+        return problem
+    real, rows = np.flatnonzero(problem.weighed), np.full(size, -1, np.int32)
+    count = min(len(real), _MOST_ROWS)
+    rows[:count] = np.sort(problem.rng(_SAMPLED).choice(real, count, replace=False, shuffle=False))
+    return problem.sample(rows, np.where(rows < 0, 0, np.asarray(problem.batch.weight)[rows]))
 
 
-def _of_equal_size(sums: list[Sum]) -> list[Sum]:
-    """Returns the sums with trees of one size. A smaller tree, whose outputs are 0, stands for a base that failed."""
-    largest = max((tree for total in sums for tree in total.trees), key=lambda tree: tree.bias.size)
-    empty = jax.tree.map(np.zeros_like, largest)
-    resized = lambda tree: tree if tree.bias.size == empty.bias.size else empty
-    return [total._replace(trees=[*map(resized, total.trees)]) for total in sums]
+def _unless_failed(results: list[Any]) -> list[Any]:
+    """Returns the results of procedures, or raises the first error among them."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
 
 
 def _forest(data: Data, trees: ObliqueTree, initial: np.ndarray) -> Forest:
@@ -321,7 +304,8 @@ def _left_out(problem: Problem, boosting: Boosting, model: Forest) -> LeftOut | 
     if not boosting.has_losses:
         return None
     data: Any = problem.data
-    (chosen, judged, parts), losses = boosting, []
+    chosen, judged, parts, _ = boosting
+    losses = []
     for number, (part, held_out) in enumerate(parts):
         trees, initial = part.first(judged.best)
         if boosting.is_mean:

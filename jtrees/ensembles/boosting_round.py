@@ -1,73 +1,23 @@
-"""A round of boosting: the targets of its tree, the leaves of the tree, and the sum that the tree is added to."""
+"""Rounds of boosting as compiled functions: the targets of a tree, its leaves, and the outputs that it is added to."""
 
+from collections.abc import Callable
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
-import numpy as np
 
-from jtrees import leaves as kinds, losses, ops, segments, sharding
+from jtrees import leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import ordered_leaves, signs_of
-from jtrees.search import Run
+from jtrees.search import MOST, Run
+from jtrees.search.recipe import Growth
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
+from jtrees.training.state import NOT_TAKEN
 from jtrees.tree import ObliqueTree
 
 _MOST_OUTPUTS = 5  # largest number of targets for the splits of a tree
-
-
-class Sum(NamedTuple):
-    """A sum of trees that grows by a tree in each round, on the host.
-
-    Attributes:
-      initial: the initial outputs, ``(*k,)``.
-      trees: the trees of each round, stacked, with their outputs in the leaves. A round has one tree, or several trees
-        in a mean of sums.
-      losses: the loss after each round on the rows for evaluation.
-      before: training loss before each round.
-      after: training loss after each round.
-      finite: whether each round had a finite tree. The outputs of a tree that is not finite are 0.
-    """
-
-    initial: np.ndarray
-    trees: list[ObliqueTree]
-    losses: list[float]
-    before: list[float]
-    after: list[float]
-    finite: list[bool]
-
-    def add(self, tree: ObliqueTree, loss: Any, before: Any, after: Any, finite: Any) -> None:
-        """Adds the tree of a round."""
-        self.trees.append(jax.tree.map(lambda a: a[None], tree))
-        for numbers, number in zip(self[2:], (loss, before, after, finite), strict=True):
-            numbers.append(number.item())
-
-    @classmethod
-    def mean(cls, sums: list["Sum"]) -> "Sum":
-        """Returns the mean of sums with equal ``losses``."""
-        share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
-        joined = lambda *trees: jax.tree.map(lambda *a: np.concatenate(a), *map(share, trees))
-        trees = [joined(*trees) for trees in zip(*(part.trees for part in sums), strict=True)]
-        numbers = lambda name: np.mean(np.array([getattr(part, name) for part in sums]), 0)
-        initial, before, after = map(numbers, ("initial", "before", "after"))
-        finite = [any(parts) for parts in zip(*(part.finite for part in sums), strict=True)]
-        return cls(initial, trees, sums[0].losses, list(before), list(after), finite)
-
-    def first(self, count: int) -> tuple[ObliqueTree, np.ndarray]:
-        """Returns the trees of the first rounds, stacked, and the initial outputs."""
-        return jax.tree.map(lambda *a: np.concatenate(a), *self.trees[:count]), self.initial
-
-    @property
-    def best(self) -> int:
-        """Number of rounds with the lowest loss, or all rounds if no loss is finite."""
-        return 1 + int(np.nanargmin(self.losses)) if np.isfinite(self.losses).any() else len(self.trees)
-
-    @property
-    def stalled(self) -> int:
-        """Number of rounds since the lowest loss."""
-        return len(self.losses) - 1 - int(np.argmin(np.nan_to_num(self.losses, nan=np.inf))) if self.losses else 0
 
 
 def step_task(task: Task) -> Regression:
@@ -99,6 +49,40 @@ class State(NamedTuple):
     validated: Any
 
 
+class Draws(NamedTuple):
+    """The random draws of a round. If there are several rounds, arrays have a leading axis ``(rounds,)``.
+
+    Attributes:
+      rows: numbers of the rows, ``(m,)``, -1 for padding.
+      features: factors of the features, 1 or 0, ``(p,)``.
+      mixes: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
+    """
+
+    rows: Any
+    features: Any
+    mixes: Any
+
+
+class Rounds(NamedTuple):
+    """Rounds of boosting. Arrays have a leading axis ``(rounds,)``.
+
+    Attributes:
+      trees: the tree of each round, with its contribution to the outputs in the leaves.
+      features: the features of each tree, 1 or 0, ``(rounds, p)``.
+      losses: the loss after each round on the rows for evaluation.
+      before: training loss before each round.
+      after: training loss after each round.
+      finite: whether each round had a finite tree. The outputs of a tree that is not finite are 0.
+    """
+
+    trees: ObliqueTree
+    features: Any
+    losses: Any
+    before: Any
+    after: Any
+    finite: Any
+
+
 def initial_state(run: Run) -> State:
     """Returns the state before the first round."""
     shape = run.task.shape
@@ -111,16 +95,9 @@ def initial_state(run: Run) -> State:
     return State(initial, curvature, outputs, outputs_on(run.by) if run.validates else None)
 
 
-def target(run: Run, state: State, rows: Array, features: Array, mixes: Array | None) -> Batch:
-    """Returns the rows of a round, with their targets and weights.
-
-    Args:
-      run: the run.
-      state: the state before the round.
-      rows: numbers of the rows, ``(m,)``, -1 for padding.
-      features: factors of the features, 1 or 0, ``(p,)``.
-      mixes: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
-    """
+def target(run: Run, state: State, draws: Draws) -> Batch:
+    """Returns the drawn rows of a round, with their targets and weights."""
+    rows, features, mixes = draws
     every_row = sharding.keep_rows((run.batch.x, run.batch.y, state.outputs, run.weight))
     x, y, outputs, weight = jax.tree.map(lambda a: a[rows], every_row)
     step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
@@ -133,8 +110,8 @@ def target(run: Run, state: State, rows: Array, features: Array, mixes: Array | 
     return Batch(x * features, (step - low) / jnp.where(unit > 0, unit, 1), share)
 
 
-def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[State, Any]:
-    """Returns the state after a round, and the tree, its losses (see :class:`Sum`), and whether the tree is finite."""
+def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[State, Rounds]:
+    """Returns the state after a round, and the round."""
     loss, batch, weight = run.task.loss_function, run.batch, run.weight
     tree = splits.replace(weights=splits.weights * features)
     leaf = ops.hard(tree.weights, tree.bias, batch.x)
@@ -147,7 +124,9 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
         validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
     before, after = (losses.mean_loss(loss.samples(total, batch.y), weight) for total in (state.outputs, outputs))
     evaluated = losses.mean_loss(loss.samples(validated if run.validates else outputs, run.by.y), run.by.weight)
-    return state._replace(outputs=outputs, validated=validated), (tree, evaluated, before, after, finite)
+    return state._replace(outputs=outputs, validated=validated), Rounds(
+        tree, features, evaluated, before, after, finite
+    )
 
 
 def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: Array) -> Any:
@@ -180,3 +159,73 @@ def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple
     """Returns the Newton steps of the outputs, and weights of mean 1 that are proportional to the curvatures."""
     step, curvature = loss.newton(outputs, y)
     return step, segments.mean_one(weight * curvature.reshape(len(step), -1).mean(1))
+
+
+# --- Many rounds in a program ----------------------------------------------------------------------------------------
+
+
+class BoostedState(NamedTuple):
+    """The state of boosting, and its rounds: those so far, and room for the others."""
+
+    state: State
+    rounds: Rounds
+
+
+def before_rounds(run: Run) -> BoostedState:
+    """Returns the state before the first round. The base has an option ``depth``."""
+    (_, p), dtype, nodes = run.batch.x.shape, run.batch.x.dtype, topology.num_nodes(run.recipe.base.depth)
+    state, splits = initial_state(run), ObliqueTree(jnp.zeros((nodes, p), dtype), jnp.zeros(nodes, dtype), None)
+    _, added = jax.eval_shape(lambda: added_to(run, state, splits, jnp.ones(p, dtype), jnp.bool_(True)))
+    return BoostedState(state, jax.tree.map(lambda a: jnp.zeros((run.recipe.rounds, *a.shape), a.dtype), added))
+
+
+def grown_rounds(
+    run: Run, boosted: BoostedState, draws: Draws, growth: Growth, before: Array, count: Array
+) -> tuple[BoostedState, Array, bool]:
+    """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early.
+
+    Args:
+      run: the run.
+      boosted: the state after the rounds so far.
+      draws: the draws of all rounds.
+      growth: the arguments of ``grow`` of the base.
+      before: number of rounds so far.
+      count: number of rounds to add.
+    """
+    base = run.recipe.base
+
+    def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
+        round_draws, drawn = jax.tree.map(lambda a: a[number], (draws, growth.drawn))
+        batch = target(run, boosted.state, round_draws)
+        base_run = Run(base, base_task(run.task), batch, batch, run.key, False, False, False, None, run.monotone)
+        rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(growth.rows))
+        splits, finite = base.grow(base_run, growth.shared, rows, drawn)
+        return splits, round_draws.features, finite
+
+    return _with_rounds(run, boosted, splits_of, before, count)
+
+
+def refitted_rounds(run: Run, boosted: BoostedState, before: Array, count: Array) -> tuple[BoostedState, Array, bool]:
+    """Returns the state after ``count`` more rounds, which take their splits from ``rounds`` and fit new leaves."""
+
+    def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
+        rounds = boosted.rounds
+        return jax.tree.map(lambda a: a[number], (rounds.trees.replace(leaves=None), rounds.features, rounds.finite))
+
+    return _with_rounds(run, boosted, splits_of, before, count)
+
+
+def _with_rounds(
+    run: Run, boosted: BoostedState, splits_of: Callable[..., Any], before: Array, count: Array
+) -> tuple[BoostedState, Array, bool]:
+    """Returns the state after ``count`` more rounds, with the splits that ``splits_of(number, boosted)`` returns."""
+
+    def add(i: Array, boosted: BoostedState) -> BoostedState:
+        number = before + i
+        state, added = added_to(run, boosted.state, *splits_of(number, boosted))
+        return BoostedState(state, jax.tree.map(lambda a, new: a.at[number].set(new), boosted.rounds, added))
+
+    boosted = jax.lax.fori_loop(0, count, add, boosted)
+    numbers = jnp.arange(MOST)
+    losses = boosted.rounds.before[jnp.minimum(before + numbers, run.recipe.rounds - 1)]
+    return boosted, jnp.where(numbers < count, losses, NOT_TAKEN), False

@@ -16,7 +16,7 @@ from jtrees.data.scaling import losses_of, mean_loss
 from jtrees.data.table import without_padding
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
-from jtrees.methods.annealed.stages import Ended, train_stages
+from jtrees.methods.annealed.stages import StartResult, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
 from jtrees.search import Fitted, Problem, Recipe, Report, gather, options
 from jtrees.search.cart import grown_cart
@@ -145,17 +145,17 @@ class Polished(Wrapper):
         stages = []
         for subtree, part in zip(subtrees, problem.replace(**changes).repeat(len(subtrees)), strict=True):
             part = part.replace(batch=subtree.padded(width))
-            for start, splits in enumerate((subtree.cart, subtree.now)):
+            for start, splits in enumerate((subtree.cart, subtree.current)):
                 low, high = np.asarray(self.alpha_ranges, np.float32).T
                 sharpness = part.rng(start).uniform(low, high).astype(np.float32)
                 stages.append(train_stages(part, splits, sharpness, self.epochs))
-        ended = await gather(*stages)
-        best = [min(starts, key=lambda start: start.score) for starts in zip(ended[::2], ended[1::2], strict=True)]
+        results = await gather(*stages)
+        best = [min(starts, key=lambda start: start.score) for starts in zip(results[::2], results[1::2], strict=True)]
         with problem.finishing():
             return self._replaced(tree, subtrees, best, reached, data)
 
     def _replaced(
-        self, tree: ObliqueTree, subtrees: list["_Subtree"], trained: list[Ended], reached: np.ndarray, data: Data
+        self, tree: ObliqueTree, subtrees: list["_Subtree"], trained: list[StartResult], reached: np.ndarray, data: Data
     ) -> tuple[ObliqueTree, int]:
         """Returns the tree with the best candidate of each subtree, and the number of replaced subtrees.
 
@@ -185,7 +185,7 @@ def _subtrees(tree: ObliqueTree, level: int, reached: np.ndarray, data: Data) ->
         # A class that is absent from the subtree does not vary, so one class that varies is enough.
         if varied.any() if isinstance(table.task, Classification) else varied.all():
             rows = table.rows(inside).normalised()
-            subtrees.append(_Subtree.of(tree, root, tree.depth - level, rows, data.scaling))
+            subtrees.append(_Subtree.cut(tree, root, tree.depth - level, rows, data.scaling))
     return subtrees
 
 
@@ -205,18 +205,18 @@ class _Subtree(NamedTuple):
     scaling: Scaling
     batch: Batch
     cart: ObliqueTree
-    now: ObliqueTree
+    current: ObliqueTree
 
     @classmethod
-    def of(cls, tree: ObliqueTree, root: int, depth: int, table: Table, whole: Scaling) -> "_Subtree":
-        """``table`` has the rows of the subtree, and ``whole`` is the scaling of all rows."""
+    def cut(cls, tree: ObliqueTree, root: int, depth: int, table: Table, table_scaling: Scaling) -> "_Subtree":
+        """``table`` has the rows of the subtree, and ``table_scaling`` is the scaling of all rows."""
         scaling, nodes = Scaling.fit(table, DEVIATIONS), subtree_nodes(root, depth)
-        if table.task.scaled(whole.y_unit) != table.task:  # the loss has a unit, which all subtrees share
-            scaling = scaling.replace(y_low=whole.y_low, y_unit=whole.y_unit)
+        if table.task.scaled(table_scaling.y_unit) != table.task:  # the loss has a unit, which all subtrees share
+            scaling = scaling.replace(y_low=table_scaling.y_low, y_unit=table_scaling.y_unit)
         batch = without_padding(scaling.batch(table))
         cart = grown_cart(batch, table.task, depth)
-        now = scaling.transform_splits(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None, tree.origin))
-        return cls(root, nodes, scaling, batch, cart, now)
+        current = scaling.transform_splits(ObliqueTree(tree.weights[nodes], tree.bias[nodes], None, tree.origin))
+        return cls(root, nodes, scaling, batch, cart, current)
 
     def padded(self, width: int) -> Batch:
         """Returns the samples, padded to ``width`` with copies of the last sample, of weight 0."""
@@ -228,8 +228,8 @@ class _Subtree(NamedTuple):
 def _grafted(tree: ObliqueTree, subtrees: list[_Subtree], candidates: list[ObliqueTree | None]) -> ObliqueTree:
     """Returns the tree with each subtree replaced by its candidate, splits of its scaled features; None keeps it."""
     weights, bias = np.array(tree.weights), np.array(tree.bias)
-    for one, splits in zip(subtrees, candidates, strict=True):
+    for subtree, splits in zip(subtrees, candidates, strict=True):
         if splits is not None:
-            restored = one.scaling.replace(origin=tree.origin).restore_splits(splits)
-            weights[one.nodes], bias[one.nodes] = restored.weights, restored.bias
+            restored = subtree.scaling.replace(origin=tree.origin).restore_splits(splits)
+            weights[subtree.nodes], bias[subtree.nodes] = restored.weights, restored.bias
     return tree.replace(weights=jnp.asarray(weights), bias=jnp.asarray(bias))

@@ -13,7 +13,7 @@ import optax
 
 from jtrees import losses, ops, pytree, training
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
-from jtrees.ensembles.boosting_round import Sum
+from jtrees.ensembles.boosting_sums import Sum
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
@@ -123,7 +123,7 @@ class Refined(Wrapper):
         fitted, judged, scaled = base.scaled(problem, boosting), boosting.judged, problem.replace(data=None)
         on_part = scaled.without(boosting.parts[0][1]).replace(evaluates=True) if boosting.parts else scaled
         last = first = await self._together(on_part, judged, judged.best, self._schedule(problem.shape[0]).steps)
-        boosted_loss = float(np.min(judged.losses))
+        boosted_loss = float(np.min(judged.rounds.losses))
         is_better = first.losses.min() < boosted_loss
         if is_better and boosting.parts:
             on_all = scaled.without(np.zeros(problem.shape[0], bool)).replace(evaluates=False)

@@ -125,7 +125,7 @@ class Sparse(Wrapper):
         trees = await self._thinned(problem, base.tree, columns, groups)
         with problem.finishing():
             tree = trees[-1].merged()
-            largest = lambda owner: np.array([_most(np.asarray(tree.weights), owner) for tree in trees])
+            largest = lambda owner: np.array([_largest_count(np.asarray(tree.weights), owner) for tree in trees])
             losses = np.array([data.loss(tree) for tree in trees])
             most_groups = None if groups is None else largest(groups)
             report = SparseReport(terms=largest(columns), losses=losses, base=base.report, groups=most_groups)
@@ -148,8 +148,8 @@ class Sparse(Wrapper):
         leaves, monitor = self.base.tree_leaves(data.table.task), problem.monitor
         splits = data.scaling.transform_splits(ObliqueTree(tree.weights, tree.bias, None, tree.origin))
         weights, bias = np.array(splits.weights, np.float64), np.array(splits.bias, np.float64)
-        trees, limit = [tree], _most(weights, columns)
-        steps = [] if groups is None else [(groups, count) for count in _steps(_most(weights, groups), 1)]
+        trees, limit = [tree], _largest_count(weights, columns)
+        steps = [] if groups is None else [(groups, count) for count in _steps(_largest_count(weights, groups), 1)]
         if groups is not None:
             limit = min(limit, max(len(np.unique(columns[groups == group])) for group in np.unique(groups)))
         steps += [(columns, count) for count in _steps(limit, self.terms)]
@@ -173,16 +173,16 @@ class Sparse(Wrapper):
         return trees
 
 
-def _steps(limit: int, wanted: int) -> list[int]:
+def _steps(limit: int, target: int) -> list[int]:
     """Returns the numbers of terms after each step."""
     steps, terms = [], limit
-    while terms > wanted:
-        terms = max(wanted, int(_KEPT * terms))
+    while terms > target:
+        terms = max(target, int(_KEPT * terms))
         steps.append(terms)
     return steps
 
 
-def _most(weights: np.ndarray, owner: np.ndarray) -> int:
+def _largest_count(weights: np.ndarray, owner: np.ndarray) -> int:
     """Returns the largest number of columns or groups in a split, at least 1."""
     return max(1, *(len(np.unique(owner[row != 0])) for row in weights))
 
@@ -204,21 +204,21 @@ def _without_least(
     for level in map(topology.level, range(topology.depth_of(len(bias)))):
         right = np.zeros(len(x), bool)
         for j in range(level.start, level.stop):
-            here = node == j
-            varied = here.any() and np.ptp(x[here], axis=0).any()
-            rows, share = (x[here], weight[here]) if varied else (x, weight)
+            reaching = node == j
+            varied = reaching.any() and np.ptp(x[reaching], axis=0).any()
+            rows, share = (x[reaching], weight[reaching]) if varied else (x, weight)
             share = share / share.sum()
             added = np.stack([rows[:, owner == c] @ weights[j, owner == c] for c in columns], axis=1)
             mean = share @ added
-            least = np.argsort(-(share @ np.square(added - mean)), kind="stable")[terms:]
-            bias[j] += mean[least].sum()
-            weights[j, np.isin(owner, columns[least])] = 0
-            score = np.delete(added - mean, least, axis=1).sum(1)
+            smallest = np.argsort(-(share @ np.square(added - mean)), kind="stable")[terms:]
+            bias[j] += mean[smallest].sum()
+            weights[j, np.isin(owner, columns[smallest])] = 0
+            score = np.delete(added - mean, smallest, axis=1).sum(1)
             deviation = np.sqrt(share @ np.square(score))
             if deviation > 0:
                 weights[j] /= deviation
                 bias[j] /= deviation
-            right[here] = x[here] @ weights[j] + bias[j] > 0
+            right[reaching] = x[reaching] @ weights[j] + bias[j] > 0
         node = 2 * node + 1 + right
     return weights, bias
 

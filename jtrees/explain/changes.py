@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees import exact
-from jtrees.explain.explained import ExplainedColumns, as_rows, relative, tree_of
+from jtrees.data.frame_model import tree_of
+from jtrees.explain.explained import ExplainedColumns, as_rows, relative
 from jtrees.explain.least_distance import least_distance_within, nearest_leaves
 from jtrees.tree import ObliqueTree
 
@@ -81,34 +82,34 @@ def nearest_change(
       >>> print(change.x.round(2), change.leaf)  # onto the line x0 + 2 x1 = 1
       [0.2 0.4] 1
     """
-    tree, described = tree_of(model), ExplainedColumns.of(model, feature_names)
-    given = described.row("row", row)
+    tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
+    sample = described.row("row", row)
     background = np.ma.array(described.features(x), mask=described.gaps(x))
     free = described.free(columns) & ~described.gaps(as_rows(row))[0]
     deviation = np.where(free, background.std(0).filled(0), 0.0)
-    low, high = _range(given[0], background, extrapolate)
-    bounds = (np.stack([low, high]) - given[0]) / np.where(deviation > 0, deviation, 1)
+    low, high = _range(sample[0], background, extrapolate)
+    bounds = (np.stack([low, high]) - sample[0]) / np.where(deviation > 0, deviation, 1)
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
     leaf_at = lambda x: exact.row_leaf(exact.row_scores(weights, bias, relative(tree, x[None])[0]))
-    margins = exact.row_scores(weights, bias, relative(tree, given)[0])
-    now = exact.row_leaf(margins)
-    others = _others(tree, now, target)
-    if others[now]:
-        return _changed(tree, described, given[0], given[0], now, deviation)
-    for step, (directions, needed) in nearest_leaves(weights, margins, deviation, others, bounds):
-        for more in 10.0 ** np.arange(-6, 0):
-            beyond = least_distance_within(directions, needed + more, bounds)
-            changed = given[0] + deviation * (step if beyond is None else beyond)
+    margins = exact.row_scores(weights, bias, relative(tree, sample)[0])
+    leaf = exact.row_leaf(margins)
+    targets = _target_leaves(tree, leaf, target)
+    if targets[leaf]:
+        return _changed(tree, described, sample[0], sample[0], leaf, deviation)
+    for step, (directions, distances) in nearest_leaves(weights, margins, deviation, targets, bounds):
+        for extra in 10.0 ** np.arange(-6, 0):
+            beyond = least_distance_within(directions, distances + extra, bounds)
+            changed = sample[0] + deviation * (step if beyond is None else beyond)
             changed = changed.clip(low, high)  # corrects rounding errors
-            if others[leaf := leaf_at(changed)]:
-                return _changed(tree, described, given[0], changed, leaf, deviation)
+            if targets[leaf := leaf_at(changed)]:
+                return _changed(tree, described, sample[0], changed, leaf, deviation)
     return None
 
 
-def _others(tree: ObliqueTree, now: int, target: int | None) -> np.ndarray:
-    """Returns a mask of the leaves that give the wanted answer, ``(leaves,)`` bool.
+def _target_leaves(tree: ObliqueTree, leaf: int, target: int | None) -> np.ndarray:
+    """Returns a mask of the leaves that answer the target, ``(leaves,)`` bool.
 
-    The wanted answer is the target. If ``target`` is None, every answer except the answer of leaf ``now`` is wanted.
+    If ``target`` is None, the mask has all leaves whose answer differs from that of ``leaf``.
 
     Raises:
       ValueError: for a target that no leaf can have.
@@ -120,9 +121,9 @@ def _others(tree: ObliqueTree, now: int, target: int | None) -> np.ndarray:
             kind = "an action" if tree.is_policy else "a class"
             raise ValueError(f"target must be {kind} from 0 to {tree.classes - 1}, got {target}")
     if tree.classes is None:
-        return np.arange(len(tree.bias) + 1) != now
+        return np.arange(len(tree.bias) + 1) != leaf
     answers = np.asarray(tree.leaves.values).argmax(-1)  # the class or action of each leaf
-    return answers != answers[now] if target is None else answers == target
+    return answers != answers[leaf] if target is None else answers == target
 
 
 def _changed(
@@ -139,12 +140,12 @@ def _changed(
     return Change(after, length, leaf, np.asarray(tree.predict(after[None]))[0], values)
 
 
-def _range(given: np.ndarray, background: np.ma.MaskedArray, extrapolate: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lowest and the highest value of each feature in the samples and in the given sample, ``(p,)`` each.
+def _range(sample: np.ndarray, background: np.ma.MaskedArray, extrapolate: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lowest and the highest value of each feature in the background and in the sample, ``(p,)`` each.
 
     With ``extrapolate``, the values are infinite.
     """
     if extrapolate:
-        return np.full(len(given), -np.inf), np.full(len(given), np.inf)
-    low, high = background.min(0).filled(given), background.max(0).filled(given)
-    return np.minimum(low, given), np.maximum(high, given)
+        return np.full(len(sample), -np.inf), np.full(len(sample), np.inf)
+    low, high = background.min(0).filled(sample), background.max(0).filled(sample)
+    return np.minimum(low, sample), np.maximum(high, sample)

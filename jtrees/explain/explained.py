@@ -8,7 +8,7 @@ import numpy as np
 
 from jtrees import prediction, validation
 from jtrees.data.columns import Numeric
-from jtrees.data.frame_model import FrameModel
+from jtrees.data.frame_model import FrameModel, column_names, features_of_rows
 from jtrees.tree import ObliqueTree
 
 
@@ -27,23 +27,17 @@ class ExplainedColumns:
     model: Any
 
     @classmethod
-    def of(cls, model: Any, feature_names: Sequence[str] | None) -> "ExplainedColumns":
-        if isinstance(model, FrameModel):
-            if feature_names is not None:
-                raise ValueError("feature_names must be None: the columns of this model have names")
-            sizes = {name: len(column.features(name)) for name, column in model.columns.columns.items()}
-            names = [name for name, size in sizes.items() if size]
-            return cls(names, np.repeat(np.arange(len(names)), [sizes[name] for name in names]), model)
-        names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
-        if len(names) != model.features:
-            raise ValueError(f"feature_names must hold {model.features} names, one a column, got {len(names)}")
-        return cls(names, np.arange(model.features), model)
+    def from_model(cls, model: Any, feature_names: Sequence[str] | None) -> "ExplainedColumns":
+        names = column_names(model, feature_names)
+        if not isinstance(model, FrameModel):
+            return cls(names, np.arange(model.features), model)
+        sizes = {name: len(column.features(name)) for name, column in model.columns.columns.items()}
+        names = [name for name in names if sizes[name]]
+        return cls(names, np.repeat(np.arange(len(names)), [sizes[name] for name in names]), model)
 
     def features(self, x: Any) -> np.ndarray:
         """Returns rows as features, ``(n, p)`` in float64."""
-        if isinstance(self.model, FrameModel):
-            return self.model.columns.transform(x)
-        return np.asarray(validation.check_x(x, features=self.model.features), np.float64)
+        return features_of_rows(self.model, x)
 
     def gaps(self, x: Any) -> np.ndarray:
         """Returns which features of rows come from missing values, ``(n, p)`` bool."""
@@ -88,15 +82,6 @@ class ExplainedColumns:
 def as_rows(row: Any) -> Any:
     """Returns one row, ``(p,)`` or a table, as a table of one row."""
     return np.asarray(row)[None] if not hasattr(row, "columns") and np.ndim(row) == 1 else row
-
-
-def tree_of(model: Any) -> ObliqueTree:
-    tree = model.model if isinstance(model, FrameModel) else model
-    if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 2:
-        raise ValueError(
-            f"model must be a single tree, got {validation.quoted(model)}{validation.hint_of_estimator(model)}"
-        )
-    return tree
 
 
 def relative(tree: ObliqueTree, x: np.ndarray) -> np.ndarray:

@@ -55,15 +55,18 @@ def permutation_importance(
     validation.check_count("repeats", repeats)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
 
-    columns, inner = ExplainedColumns.of(model, feature_names), model.model if isinstance(model, FrameModel) else model
+    columns, inner = (
+        ExplainedColumns.from_model(model, feature_names),
+        model.model if isinstance(model, FrameModel) else model,
+    )
     features, y = columns.features(x), np.asarray(y)
     validation.check_rows(y, len(features))
-    whole = float(score(y, inner.predict(features)))
+    baseline = float(score(y, inner.predict(features)))
 
-    def fall(own: np.ndarray) -> float:
+    def fall(column: np.ndarray) -> float:
         shuffled = features.copy()
-        shuffled[:, own] = features[rng.permutation(len(features))][:, own]
-        return whole - float(score(y, inner.predict(shuffled)))
+        shuffled[:, column] = features[rng.permutation(len(features))][:, column]
+        return baseline - float(score(y, inner.predict(shuffled)))
 
-    owners = {name: columns.owner == i for i, name in enumerate(columns.names)}
-    return {name: np.array([fall(own) for _ in range(repeats)]) for name, own in owners.items()}
+    masks = {name: columns.owner == i for i, name in enumerate(columns.names)}
+    return {name: np.array([fall(column) for _ in range(repeats)]) for name, column in masks.items()}

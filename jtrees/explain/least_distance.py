@@ -8,7 +8,7 @@ import numpy as np
 
 
 def nearest_leaves(
-    weights: np.ndarray, margins: np.ndarray, deviation: np.ndarray, others: np.ndarray, bounds: np.ndarray
+    weights: np.ndarray, margins: np.ndarray, deviation: np.ndarray, targets: np.ndarray, bounds: np.ndarray
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
     """Yields the shortest step to the closure of each leaf, in deviations, and the constraints on the step.
 
@@ -18,7 +18,7 @@ def nearest_leaves(
       weights: weights of all nodes, ``(nodes, p)``.
       margins: the scores of the sample, ``(nodes,)``.
       deviation: units of the steps, ``(p,)``.
-      others: mask of the leaves that may be reached, ``(leaves,)`` bool.
+      targets: mask of the leaves that may be reached, ``(leaves,)`` bool.
       bounds: the lowest and the highest step of each feature, in deviations, ``(2, p)``.
     """
     directions = weights * deviation
@@ -26,20 +26,20 @@ def nearest_leaves(
     moves = length > 0  # all other nodes send every sample to the same side
     scale = np.where(moves, length, 1)
     directions, away = directions / scale[:, None], margins / scale
-    nodes, sides = _paths(len(others))
+    nodes, sides = _paths(len(targets))
     fixed = np.where((margins[nodes] > 0) == (sides > 0), -np.inf, np.inf)
-    needed = np.where(moves[nodes], -sides * away[nodes], fixed)
-    least = np.where(others, needed.max(1).clip(0), np.inf)
+    distances = np.where(moves[nodes], -sides * away[nodes], fixed)
+    lower_bounds = np.where(targets, distances.max(1).clip(0), np.inf)
     solved: list[tuple[float, int, np.ndarray, tuple[np.ndarray, np.ndarray]]] = []
-    for leaf in [*np.argsort(least, kind="stable").tolist(), -1]:
-        bound = np.inf if leaf < 0 else least[leaf]
+    for leaf in [*np.argsort(lower_bounds, kind="stable").tolist(), -1]:
+        bound = np.inf if leaf < 0 else lower_bounds[leaf]
         while solved and solved[0][0] <= bound:
             yield heapq.heappop(solved)[2:]
         if not np.isfinite(bound):
             break
-        kept = moves[nodes[leaf]]
-        path, side = nodes[leaf][kept], sides[leaf][kept]
-        constraints = side[:, None] * directions[path], needed[leaf][kept]
+        splits = moves[nodes[leaf]]
+        path, side = nodes[leaf][splits], sides[leaf][splits]
+        constraints = side[:, None] * directions[path], distances[leaf][splits]
         step = least_distance_within(*constraints, bounds)
         if step is not None:
             heapq.heappush(solved, (float(np.linalg.norm(step)), leaf, step, constraints))
@@ -62,11 +62,11 @@ def least_distance_within(g: np.ndarray, h: np.ndarray, bounds: np.ndarray) -> n
     low, high = bounds
     below, above = np.zeros(len(low), bool), np.zeros(len(low), bool)
     while True:
-        at_low, at_high = np.flatnonzero(below), np.flatnonzero(above)
-        sides = np.zeros((len(at_low) + len(at_high), len(low)))
-        sides[np.arange(len(at_low)), at_low] = 1
-        sides[len(at_low) + np.arange(len(at_high)), at_high] = -1
-        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[at_low], -high[at_high]]))
+        low_features, high_features = np.flatnonzero(below), np.flatnonzero(above)
+        sides = np.zeros((len(low_features) + len(high_features), len(low)))
+        sides[np.arange(len(low_features)), low_features] = 1
+        sides[len(low_features) + np.arange(len(high_features)), high_features] = -1
+        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[low_features], -high[high_features]]))
         if step is None:
             return None
         lower, higher = (step < low) & ~below, (step > high) & ~above
@@ -91,9 +91,9 @@ def _least_distance(g: np.ndarray, h: np.ndarray) -> np.ndarray | None:
     from scipy.optimize import nnls  # a slow import; jax depends on SciPy, but does not import this module
 
     unit = np.abs(h).max()  # the problem is homogeneous; distances of 1 are best conditioned
-    both, last = np.vstack([g.T, h / unit]), np.zeros(g.shape[1] + 1)
+    stacked, last = np.vstack([g.T, h / unit]), np.zeros(g.shape[1] + 1)
     last[-1] = 1
-    residual = both @ nnls(both, last)[0] - last
+    residual = stacked @ nnls(stacked, last)[0] - last
     if np.linalg.norm(residual) < 1e-9:
         return None
     step = -unit * residual[:-1] / residual[-1]

@@ -8,7 +8,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import exact
-from jtrees.explain.explained import ExplainedColumns, relative, tree_of
+from jtrees.data.frame_model import tree_of
+from jtrees.explain.explained import ExplainedColumns, relative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ def path(
       node 0: 3 = -1 + 2 (x0) + 2 (x1), right
       leaf 1: 10.
     """
-    tree, columns = tree_of(model), ExplainedColumns.of(model, feature_names)
+    tree, columns = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     x = columns.row("row", row)
     zero = np.zeros(tree.features, np.float32)
     z = relative(tree, x)[0]
@@ -93,12 +94,12 @@ def path(
             nodes.append(place)
             margins.append(margin)
         place = 2 * place + 1 + (margin > 0)
-    leaf, taken = place - len(bias), weights[nodes]
-    references = exact.row_scores(taken, bias[nodes], base).tolist()
-    by_column = columns.summed((taken * (z.astype(np.float64) - base)).T).T.tolist()
+    leaf, path_weights = place - len(bias), weights[nodes]
+    references = exact.row_scores(path_weights, bias[nodes], base).tolist()
+    column_terms = columns.summed((path_weights * (z.astype(np.float64) - base)).T).T.tolist()
     splits = [
         Split(node, margin, reference, dict(zip(columns.names, terms, strict=True)))
-        for node, margin, reference, terms in zip(nodes, margins, references, by_column, strict=True)
+        for node, margin, reference, terms in zip(nodes, margins, references, column_terms, strict=True)
     ]
     parts = None
     if not tree.leaves.is_constant:

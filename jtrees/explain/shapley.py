@@ -75,7 +75,10 @@ def shapley_values(
       [5.] [[ 6.25 -1.25]]
     """
     processes.require_xla("jtrees.explain.shapley_values")
-    columns, inner = ExplainedColumns.of(model, feature_names), model.model if isinstance(model, FrameModel) else model
+    columns, inner = (
+        ExplainedColumns.from_model(model, feature_names),
+        model.model if isinstance(model, FrameModel) else model,
+    )
     samples, behind = columns.features(x), columns.features(background)
     validation.check_count("permutations", permutations)
     players = len(columns.names)
@@ -105,8 +108,8 @@ def _worth(model: Any, x: Float[Array, "n p"], background: Float[Array, "b p"], 
     """Returns the mean prediction over the background for each set of features that have the sample's values."""
 
     def of_row(row: Array) -> Array:
-        of_one = lambda behind: model.apply(jnp.where(sets, row, behind))
-        return jax.lax.map(of_one, background, batch_size=max(1, _BLOCK // len(sets))).mean(0)
+        outputs = lambda behind: model.apply(jnp.where(sets, row, behind))
+        return jax.lax.map(outputs, background, batch_size=max(1, _BLOCK // len(sets))).mean(0)
 
     return jax.lax.map(of_row, x)
 
@@ -131,11 +134,11 @@ def _random_sets(players: int, pairs: int, rng: np.random.Generator) -> tuple[np
     for order in orders:
         last = 0
         for place, player in enumerate(order):
-            with_it = 1 if place == players - 1 else len(sets)
-            if with_it != 1:
+            extended = 1 if place == players - 1 else len(sets)
+            if extended != 1:
                 sets.append(sets[last].copy())
                 sets[-1][player] = True
-            weights[player, with_it] += 1 / len(orders)
+            weights[player, extended] += 1 / len(orders)
             weights[player, last] -= 1 / len(orders)
-            last = with_it
+            last = extended
     return np.stack(sets), weights[:, : len(sets)]

@@ -1,11 +1,12 @@
 """The columns of a raw table in C: a struct for a row, enums for levels, and a function from a row to its features."""
 
+import itertools
 import re
 
 import numpy as np
 
 from jtrees.data.frame import Frame
-from jtrees.export.c_text import held, number, string, table
+from jtrees.export.c_text import escaped, number, string, table
 from jtrees.export.encoding import Field, codes_of
 from jtrees.validation import quoted
 
@@ -56,7 +57,7 @@ class Columns:
             value = f"x->{member}" if self.named else f"x[{field.place}]"
             tables = {part: f"{member}_{part}_features" for part in field.tables}
             parts += [table("double", tables[part], field.tables[part]) for part in tables]
-            body += _of_field(field, value, tables, start)
+            body += _field_lines(field, value, tables, start)
             start += field.numbers + sum(features.shape[1] for features in field.tables.values())
         if any("month" in field.tables or "weekday" in field.tables for field in self.fields):
             parts.insert(0, _DATES)
@@ -73,17 +74,12 @@ class Columns:
         return "$_row" if self.named else "double"
 
     def _struct(self) -> str:
-        kinds = {
-            "numeric": "a number",
-            "boolean": "0 or 1",
-            "date": "local days since 1970-01-01",
-            "text": "a level",
-        }
+        kinds = {"numeric": "a number", "boolean": "0 or 1", "date": "local days since 1970-01-01", "text": "a level"}
         lines = []
         for field, member in zip(self.fields, self.members, strict=True):
-            kind, what = "int" if field.kind == "text" else "double", kinds[field.kind]
-            what = "a duration in days, a time of day since midnight" if field.durations else what
-            lines.append(f"  {kind} {member}; /* {_comment(field.name)}: {what} */")
+            kind, description = "int" if field.kind == "text" else "double", kinds[field.kind]
+            description = "a duration in days, a time of day since midnight" if field.durations else description
+            lines.append(f"  {kind} {member}; /* {_comment(field.name)}: {description} */")
         return "/* A row. NaN is a missing number. */\ntypedef struct {\n" + "\n".join(lines) + "\n} $_row;\n"
 
     def test_rows(self, rows: Frame) -> tuple[str, str]:
@@ -99,10 +95,10 @@ class Columns:
             for field in self.fields
         }
         if self.named:
-            of_row = lambda i: ", ".join(
+            row_text = lambda i: ", ".join(
                 number(cells[f.name][i], "int" if f.kind == "text" else "double") for f in self.fields
             )
-            listed = ",\n".join("{" + of_row(i) + "}" for i in range(len(rows)))
+            listed = ",\n".join("{" + row_text(i) + "}" for i in range(len(rows)))
             declared = f"static const $_row $_test_x[{len(rows)}] = {{{listed}}};\n"
             lines = ["    $_row x = $_test_x[i];"]
         else:
@@ -120,12 +116,12 @@ class Columns:
         return declared, "\n".join(lines)
 
 
-def _of_field(field: Field, value: str, tables: dict[str, str], start: int) -> list[str]:
+def _field_lines(field: Field, value: str, tables: dict[str, str], start: int) -> list[str]:
     """Returns the lines that write the features of a column, starting at position ``start``."""
     lines = []
     if field.kind != "text":
-        there = f"{value} - {number(field.start, 'double')}" if field.start else value
-        lines.append(f"  out[{start}] = {value} != {value} ? {number(field.center, 'double')} : {there};")
+        difference = f"{value} - {number(field.start, 'double')}" if field.start else value
+        lines.append(f"  out[{start}] = {value} != {value} ? {number(field.center, 'double')} : {difference};")
         if field.masked:
             lines.append(f"  out[{start + 1}] = {value} != {value};")
     start += field.numbers
@@ -172,25 +168,22 @@ static inline int $_{member}_of(const char *text) {{
 def _comment(text: str) -> str:
     """Returns a text on a single line that does not end a comment."""
     printable = "".join(c if c.isprintable() else " " for c in text)
-    return held(printable.replace("*/", "* /").replace("/*", "/ *"))
+    return escaped(printable.replace("*/", "* /").replace("/*", "/ *"))
 
 
 class _Names:
     """Creates C names that differ from each other."""
 
-    def __init__(self, taken: set[str]):
-        self.taken = set(taken)
+    def __init__(self, used: set[str]):
+        self.used = set(used)
 
     def __call__(self, text: str) -> str:
         base = re.sub("[^0-9A-Za-z_]", "_", text[:_LONGEST])
         # Names that begin with two underscores, or with an underscore and a capital, are reserved for the compiler.
         base = f"x{base}" if re.match("$|_$|_[A-Z_]", base) else f"_{base}" if base[0].isdigit() else base
-        name = base
-        for i in range(2, len(self.taken) + 3):
-            if name not in self.taken:
-                break
-            name = f"{base}_{i}"
-        self.taken.add(name)
+        candidates = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(2)))
+        name = next(candidate for candidate in candidates if candidate not in self.used)
+        self.used.add(name)
         return name
 
 
@@ -214,8 +207,8 @@ static inline int $_month(double days) {
   const long long z = $_whole_days(days) + 719468;
   const long long day = z - (z >= 0 ? z : z - 146096) / 146097 * 146097;
   const long long year = (day - day / 1460 + day / 36524 - day / 146096) / 365;
-  const long long of_year = day - (365 * year + year / 4 - year / 100);
-  return (int)(((5 * of_year + 2) / 153 + 2) % 12);
+  const long long year_day = day - (365 * year + year / 4 - year / 100);
+  return (int)(((5 * year_day + 2) / 153 + 2) % 12);
 }
 
 /* The weekday of days since 1970-01-01, 0 for Monday. */

@@ -8,7 +8,7 @@ import numpy as np
 
 from jtrees import io, validation
 from jtrees.export.c_columns import Columns
-from jtrees.export.c_text import released, table
+from jtrees.export.c_text import table, unescaped
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
 
@@ -63,72 +63,74 @@ def to_c(
         file.write(_header(program, prefix, precision).encode())
 
 
-def _header(of: Program, prefix: str, precision: str) -> str:
-    trees, nodes, p = of.weights.shape
-    given, rows = of.test_rows()
+def _header(program: Program, prefix: str, precision: str) -> str:
+    trees, nodes, p = program.weights.shape
+    test_rows, rows = program.test_rows()
     padded = -(-p // 4) * 4
-    tables: list[Any] = [("float", "weights", of.weights, padded), ("float", "bias", of.bias)]
-    tables += [("double", "zero", of.zero), ("double", "offset", of.offset), ("double", "test_out", of.predict(rows))]
-    if of.columns is None:
-        encode, row, tests, test_row, address = "", precision, table(precision, "test_x", rows), _TEST_ROW, "x"
-    else:
-        columns = Columns(fields_of(of.columns), named=of.columns.named)
-        encode, row = columns.text, columns.row
-        tests, test_row = columns.test_rows(given)
-        address = "&x" if of.columns.named else "x"
-    parts = _parts_of_leaves(of, tables, padded, rows) | {
-        "COLUMNS": ""
-        if row == "$_row"
-        else f"  $$_COLUMNS = {p if of.columns is None else len(of.columns.columns)},\n",
-        "TABLES": "\n".join(table(*each) for each in tables),
-        "NEXT": "1" if row == "$_row" else "$$_COLUMNS",
+    tables: list[Any] = [("float", "weights", program.weights, padded), ("float", "bias", program.bias)]
+    tables += [
+        ("double", "zero", program.zero),
+        ("double", "offset", program.offset),
+        ("double", "test_out", program.predict(rows)),
+    ]
+    parts = _parts_of_rows(program, precision, test_rows) | _parts_of_leaves(program, tables, padded, rows)
+    parts |= {
+        "TABLES": "\n".join(table(*definition) for definition in tables),
         "PADDED": padded,
-        "FEATURES_OF": "" if of.columns is None else _ENCODED,
-        "FEATURE": "(double)x[j]" if of.columns is None else "features[j]",
-        "ENCODE": encode,
-        "ROW": row,
-        "TESTS": tests,
-        "TEST_ROW": test_row,
-        "ADDRESS": address,
-        "LINK": _LINKS[of.link],
-        "EXP": _EXP if of.link in ("softmax", "exp") else "",
+        "LINK": _LINKS[program.link],
+        "EXP": _EXP if program.link in ("softmax", "exp") else "",
         "TOLERANCE": "1e-12" if precision == "double" else "1e-6",
-        "WHAT": of.described(),
+        "WHAT": program.described(),
         "FEATURES": p,
         "TREES": trees,
         "NODES": nodes,
-        "DEPTH": of.depth,
-        "OUTPUTS": len(of.offset),
+        "DEPTH": program.depth,
+        "OUTPUTS": len(program.offset),
         "REAL": precision,
         "TESTED": len(rows),
     }
     text = _TEMPLATE
     for key, part in parts.items():
         text = text.replace(f"@{key}@", str(part))
-    return released(text.replace("$$", prefix.upper()).replace("$", prefix))
+    return unescaped(text.replace("$$", prefix.upper()).replace("$", prefix))
 
 
-def _parts_of_leaves(of: Program, tables: list[Any], padded: int, rows: np.ndarray) -> dict[str, Any]:
+def _parts_of_rows(program: Program, precision: str, test_rows: Any) -> dict[str, Any]:
+    """Returns the parts of the template that depend on the type of a row: an array or a struct."""
+    array = {"COLUMNS": f"  $$_COLUMNS = {len(program.zero)},\n", "NEXT": "$$_COLUMNS", "ADDRESS": "x", "ENCODE": ""}
+    if program.columns is None:
+        tests = {"TESTS": table(precision, "test_x", test_rows), "TEST_ROW": f"    const {precision} *x = $_test_x[i];"}
+        return array | {"ROW": precision, "FEATURES_OF": "", "FEATURE": "(double)x[j]"} | tests
+    columns = Columns(fields_of(program.columns), named=program.columns.named)
+    declarations, test_row = columns.test_rows(test_rows)
+    parts = {"ROW": columns.row, "FEATURES_OF": _ENCODED, "FEATURE": "features[j]", "ENCODE": columns.text}
+    parts |= {"TESTS": declarations, "TEST_ROW": test_row}
+    if program.columns.named:
+        return parts | {"COLUMNS": "", "NEXT": "1", "ADDRESS": "&x"}
+    return array | {"COLUMNS": f"  $$_COLUMNS = {len(program.columns.columns)},\n"} | parts
+
+
+def _parts_of_leaves(program: Program, tables: list[Any], padded: int, rows: np.ndarray) -> dict[str, Any]:
     """Returns the parts of the template that depend on the kind of leaves, and adds tables."""
-    linear, bounded = of.coefficients is not None, of.lower is not None
-    reach, reached = _reach(of, padded)
-    tables += [("float", "reach", reach), ("double", "intercept", of.intercept)]
-    tables += [("float", "coefficients", of.coefficients)] if linear else []
-    tables += [("double", "lower", of.lower), ("double", "upper", of.upper)] if bounded else []
-    tables += [("int", "test_leaf", of.leaf(rows))]
+    linear, bounded = program.coefficients is not None, program.lower is not None
+    reach, reached = _reach(program, padded)
+    tables += [("float", "reach", reach), ("double", "intercept", program.intercept)]
+    tables += [("float", "coefficients", program.coefficients)] if linear else []
+    tables += [("double", "lower", program.lower), ("double", "upper", program.upper)] if bounded else []
+    tables += [("int", "test_leaf", program.leaf(rows))]
     return {
         "REACHED": "" if reached else "0 && ",
         "BLOCK": min(16, max(1, 2**14 // padded)),
-        "LEAF": "tree, " if not of.single else "0, ",
-        "TREE_ARGUMENT": "int tree, " if not of.single else "",
-        "TEST_TREE": "t, " if not of.single else "",
+        "LEAF": "tree, " if not program.single else "0, ",
+        "TREE_ARGUMENT": "int tree, " if not program.single else "",
+        "TEST_TREE": "t, " if not program.single else "",
         "TERMS": _TERMS if linear else "",
         "BOUNDS": _BOUNDS if bounded else "",
-        "DIVISOR": of.divisor,
+        "DIVISOR": program.divisor,
     }
 
 
-def _reach(of: Program, padded: int) -> tuple[np.ndarray, bool]:
+def _reach(program: Program, padded: int) -> tuple[np.ndarray, bool]:
     """Returns the square of the largest rounding error of each score, ``(trees, nodes)``, and whether all are valid.
 
     A score in single precision is a sum of products w z. The first product is the product of the bias and 1. Each
@@ -137,7 +139,7 @@ def _reach(of: Program, padded: int) -> tuple[np.ndarray, bool]:
     times ``1 + |z|^2``. The value is larger where squares would underflow. Where sums could overflow, the value is not
     a bound.
     """
-    weights, bias = of.weights.astype(np.float64), of.bias.astype(np.float64)
+    weights, bias = program.weights.astype(np.float64), program.bias.astype(np.float64)
     squares = np.square(weights).sum(-1) + np.square(bias)
     largest = 1e36  # largest sum of squares: |w| |z| overflows only if |z|^2 does
     reach = np.maximum((2 * (padded / 4 + 4) * 2.0**-24) ** 2 * squares, 1e-30)
@@ -304,8 +306,6 @@ int main(void) { return $_selftest(); }
 
 #endif
 """
-
-_TEST_ROW = "    const @REAL@ *x = $_test_x[i];"
 
 _ENCODED = """\
   double features[$$_FEATURES];

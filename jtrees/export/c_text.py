@@ -7,14 +7,14 @@ import numpy as np
 _SPECIAL = {"$": "\1", "@": "\2"}  # characters that have a meaning in templates
 
 
-def held(text: str) -> str:
+def escaped(text: str) -> str:
     """Returns a text in which stand-ins replace the characters that have a meaning in templates."""
     return text.translate(str.maketrans(_SPECIAL))
 
 
-def released(text: str) -> str:
+def unescaped(text: str) -> str:
     """Returns a text in which the characters that :func:`held` replaced are restored."""
-    return text.translate(str.maketrans({stand_in: own for own, stand_in in _SPECIAL.items()}))
+    return text.translate(str.maketrans({stand_in: character for character, stand_in in _SPECIAL.items()}))
 
 
 def table(kind: str, name: str, values: Any, width: int | None = None) -> str:

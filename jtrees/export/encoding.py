@@ -67,13 +67,13 @@ def _field(name: str, place: int, column: Numeric | OneHot | TargetMeans | Date,
         return Field(name, place, "text", 0.0, 0.0, False, column.levels, tables, None, reading)
     number, parts = (column.days, column.parts) if isinstance(column, Date) else (column, {})
     tables = {part: _table(encoding, _NAMES[part]) for part, encoding in parts.items()}
-    zone, masked = column.wanted.zone, bool(number.missing)
+    zone, masked = column.raw_kind.zone, bool(number.missing)
     numbers = number.kind, number.start, number.center
     return Field(name, place, *numbers, masked, (), tables, zone, reading, number.durations)
 
 
 def _table(column: OneHot | TargetMeans, levels: tuple[str, ...]) -> np.ndarray:
-    rows = np.array([*levels, new_level(column.known), None], object)
+    rows = np.array([*levels, new_level(column.training_levels), None], object)
     return column.encode(RawColumn("text", rows)).astype(np.float64)
 
 
@@ -85,24 +85,24 @@ def new_level(levels: tuple[str, ...]) -> str:
 def test_table(columns: Columns, rows: int) -> Frame:
     """Returns rows for the self-test of a file: numbers around their centres, all levels, and missing values."""
     rng = np.random.default_rng(0)
-    drawn = {}
+    sample = {}
     for name, column in columns.columns.items():
         missing = rng.random(rows) < 0.2
         if isinstance(column, LeftOut):
-            drawn[name] = RawColumn("numeric", np.zeros(rows))
+            sample[name] = RawColumn("numeric", np.zeros(rows))
         elif isinstance(column, (OneHot, TargetMeans)):
-            levels = np.array([*column.levels, new_level(column.known)], object)
-            drawn[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
-            drawn[name].values[missing] = None
+            levels = np.array([*column.levels, new_level(column.training_levels)], object)
+            sample[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
+            sample[name].values[missing] = None
         else:
             number = column.days if isinstance(column, Date) else column
             values = number.start + number.center + number.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if number.kind == "boolean" else values
             values = np.floor(values) if number.kind == "date" else values
             values = np.round(values * MICROSECONDS) / MICROSECONDS if number.durations else values
-            of = "durations" if number.durations else "text"
-            drawn[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.wanted.zone, of)
-    return Frame(drawn, named=columns.named)
+            source = "durations" if number.durations else "text"
+            sample[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.raw_kind.zone, source)
+    return Frame(sample, named=columns.named)
 
 
 def codes_of(field: Field, raw: RawColumn) -> np.ndarray:

@@ -23,8 +23,7 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
     missing values, x is an array with NaN.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
-        holds either (:class:`jtrees.data.FrameModel`).
+      model: as for :func:`jtrees.export.to_c`.
       path: path of the file. The file is written completely or not at all.
 
     Raises:
@@ -39,54 +38,60 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
       >>> print(runpy.run_path("tree.py")["predict"](np.array([[2.0, 1.0]])))
       [10.]
     """
-    program = program_of(model)
+    source = _source(program_of(model))
     with io.written_whole(path) as file:
-        file.write(_source(program).encode())
+        file.write(source.encode())
 
 
-def _source(of: Program) -> str:
-    given, rows = of.test_rows()
-    out, leaf = of.predict(rows), of.leaf(rows)
-    arrays = [("WEIGHTS", of.weights), ("BIAS", of.bias), ("INTERCEPT", of.intercept)]
-    arrays += [("COEFFICIENTS", of.coefficients), ("LOWER", of.lower), ("UPPER", of.upper)]
-    arrays += [("ZERO", of.zero), ("OFFSET", of.offset)]
-    arrays += [("TEST_LEAF", leaf[:, 0] if of.single else leaf), ("TEST_OUT", out[:, 0] if of.scalar else out)]
+def _source(program: Program) -> str:
+    test_rows, rows = program.test_rows()
+    out, leaf = program.predict(rows), program.leaf(rows)
+    arrays = [("WEIGHTS", program.weights), ("BIAS", program.bias), ("INTERCEPT", program.intercept)]
+    arrays += [("COEFFICIENTS", program.coefficients), ("LOWER", program.lower), ("UPPER", program.upper)]
+    arrays += [("ZERO", program.zero), ("OFFSET", program.offset)]
+    arrays += [
+        ("TEST_LEAF", leaf[:, 0] if program.single else leaf),
+        ("TEST_OUT", out[:, 0] if program.scalar else out),
+    ]
     tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
-    features, test_x = (_FEATURES, _array(rows)) if of.columns is None else _of_columns(of.columns, given)
-    tables = f"{tables}\nTEST_X = {test_x}"
+    if program.columns is None:
+        features, test_x = _FEATURES.replace("@WIDTH@", str(len(program.zero))), _array(rows)
+    else:
+        features, test_x = _columns_source(program.columns, test_rows)
     parts = {
-        "WHAT": of.described(),
-        "LEAVES": "(n,)" if of.single else "(n, trees)",
-        "OUTPUTS": "(n,)" if of.scalar else "(n, k)",
-        "TABLES": tables,
+        "WHAT": program.described(),
+        "LEAVES": "(n,)" if program.single else "(n, trees)",
+        "OUTPUTS": "(n,)" if program.scalar else "(n, k)",
+        "TABLES": f"{tables}\nTEST_X = {test_x}",
         "FEATURES": features,
-        "DIVISOR": of.divisor,
-        "LINK": _LINKS[of.link],
-        "OF_LEAF": "leaf[:, 0]" if of.single else "leaf",
-        "OF_OUT": "out[:, 0]" if of.scalar else "out",
+        "DIVISOR": program.divisor,
+        "LINK": _LINKS[program.link],
+        "OF_LEAF": "leaf[:, 0]" if program.single else "leaf",
+        "OF_OUT": "out[:, 0]" if program.scalar else "out",
     }
-    return re.sub("@([A-Z_]+)@", lambda found: str(parts[found[1]]), _TEMPLATE)
+    return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), _TEMPLATE)
 
 
-def _of_columns(columns: Columns, given: Frame) -> tuple[str, str]:
+def _columns_source(columns: Columns, test_rows: Frame) -> tuple[str, str]:
     """Returns the source that computes features from the columns of a raw table, and the rows of the self-test."""
     listed = []
     for field in fields_of(columns):
         tables = ", ".join(f"{part!r}: {_array(features)}" for part, features in field.tables.items())
         numbers = f"{float(field.start)!r}, {float(field.center)!r}, {field.masked}"
         where = field.name if columns.named else field.place
-        of_text = (field.reading.before, field.reading.after, field.reading.thousands, field.reading.decimal)
+        text_format = (field.reading.before, field.reading.after, field.reading.thousands, field.reading.decimal)
         if field.kind == "date":
-            of_text = (field.reading.style, field.reading.zoned, None if field.zone == OFFSETS else field.zone)
+            text_format = (field.reading.style, field.reading.zoned, None if field.zone == OFFSETS else field.zone)
         kind = "durations" if field.durations else field.kind
-        listed.append(f"    ({where!r}, {kind!r}, {numbers}, {of_text!r}, {field.levels!r}, {{{tables}}}),")
-    check = _CHECK_MAPPING if columns.named else _CHECK_ARRAY.replace("@WIDTH@", str(len(columns.columns)))
+        listed.append(f"    ({where!r}, {kind!r}, {numbers}, {text_format!r}, {field.levels!r}, {{{tables}}}),")
+    if columns.named:
+        rows = [f"{field.name!r}: {_column(test_rows.columns[field.name])}" for field in fields_of(columns)]
+        check, test_x = _CHECK_MAPPING, "{" + ",\n".join(rows) + "}"
+    else:
+        check = _CHECK_ARRAY.replace("@WIDTH@", str(len(columns.columns))) + "    x = x.T\n"
+        test_x = _array(np.stack([raw.values for raw in test_rows.columns.values()], axis=1))
     source = _FEATURES_OF_COLUMNS.replace("@CHECK@", check).replace("@COLUMNS@", "\n".join(listed))
-    source = source.replace("@MISSING@", repr(columns.missing)).replace("@PARSE@", _PARSE)
-    if not columns.named:
-        return source, _array(np.stack([raw.values for raw in given.columns.values()], axis=1))
-    rows = [f"{field.name!r}: {_column(given.columns[field.name])}" for field in fields_of(columns)]
-    return source, "{" + ",\n".join(rows) + "}"
+    return source.replace("@MISSING@", repr(columns.missing)).replace("@PARSE@", _PARSE), test_x
 
 
 def _column(raw: RawColumn) -> str:
@@ -94,9 +99,9 @@ def _column(raw: RawColumn) -> str:
         days = np.where(raw.missing, 0, raw.values).astype(np.int64).astype("datetime64[D]").astype(str)
         zone = "" if raw.zone is None else "T12:00Z"  # noon in Greenwich is on the same day almost everywhere
         return repr([None if gap else day + zone for day, gap in zip(days.tolist(), raw.missing, strict=True)])
-    if raw.of == "durations":
-        whole = lambda days: f"np.timedelta64({round(days * MICROSECONDS)}, 'us')"
-        return f"[{', '.join('None' if np.isnan(days) else whole(days) for days in raw.values.tolist())}]"
+    if raw.source == "durations":
+        duration = lambda days: f"np.timedelta64({round(days * MICROSECONDS)}, 'us')"
+        return f"[{', '.join('None' if np.isnan(days) else duration(days) for days in raw.values.tolist())}]"
     return repr([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
 
 
@@ -165,19 +170,15 @@ if __name__ == "__main__":
     np.testing.assert_allclose(predict(TEST_X), TEST_OUT, rtol=1e-12, atol=1e-12)
 '''
 
-_FEATURES = """\
-def _features(x):
-    x = np.asarray(x, np.float64)
-    if x.ndim != 2 or x.shape[1] != len(ZERO):
-        raise ValueError(f"x must have shape (n, {len(ZERO)}), got {x.shape}")
-    return x
-"""
-
 _CHECK_ARRAY = """\
     x = np.asarray(x, np.float64)
     if x.ndim != 2 or x.shape[1] != @WIDTH@:
         raise ValueError(f"x must have shape (n, @WIDTH@), got {x.shape}")
-    x = x.T
+"""
+
+_FEATURES = f"""\
+def _features(x):
+{_CHECK_ARRAY}    return x
 """
 
 _CHECK_MAPPING = """\
@@ -202,7 +203,7 @@ MISSING = @MISSING@
 @PARSE@
 
 
-def _number(value, kind, of_text):
+def _number(value, kind, text_format):
     if is_missing(value):
         return np.nan
     if isinstance(value, str):
@@ -211,7 +212,7 @@ def _number(value, kind, of_text):
         if kind == "boolean":
             number = BOOLEANS.get(value.strip().lower())
         else:
-            number = days_of(value, *of_text) if kind == "date" else number_of(value, *of_text)
+            number = days_of(value, *text_format) if kind == "date" else number_of(value, *text_format)
         if number is None or kind == "durations":
             raise ValueError(f"x must hold values of kind {kind}, got {value[:80]!r}")
         return number
@@ -226,10 +227,10 @@ def _number(value, kind, of_text):
     if not isinstance(value, (datetime.date, np.datetime64)):
         raise ValueError(f"x must hold dates, got {value!r}"[:120])
     aware = getattr(value, "tzinfo", None) is not None
-    if aware != of_text[1]:
-        raise ValueError(f"x must hold dates {'with' if of_text[1] else 'without'} a time zone, got {value}")
+    if aware != text_format[1]:
+        raise ValueError(f"x must hold dates {'with' if text_format[1] else 'without'} a time zone, got {value}")
     if aware:
-        return since_1970(at(value, of_text[2]) if of_text[2] else value.replace(tzinfo=None))
+        return since_1970(local_time(value, text_format[2]) if text_format[2] else value.replace(tzinfo=None))
     return np.datetime64(value, "ms").astype(np.int64) / DAY
 
 
@@ -238,16 +239,16 @@ def _items(values):
     return array if array.dtype.kind == "f" else values  # floats keep their precision
 
 
-def _numbers(values, kind, of_text):
+def _numbers(values, kind, text_format):
     array = np.asarray(values)
     if kind == "numeric" and array.dtype.kind in "biuf" and not np.isinf(array).any():
         return array.astype(np.float64)
-    return np.array([_number(value, kind, of_text) for value in _items(values)], np.float64)
+    return np.array([_number(value, kind, text_format) for value in _items(values)], np.float64)
 
 
 def _features(x):
 @CHECK@    out = []
-    for name, kind, start, center, masked, of_text, levels, tables in COLUMNS:
+    for name, kind, start, center, masked, text_format, levels, tables in COLUMNS:
         if kind == "text":
             codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
             texts = [level_of(value) for value in _items(x[name])]
@@ -255,7 +256,7 @@ def _features(x):
             texts = [None if gap else text for text, gap in zip(texts, gaps)]
             places = {"level": np.array([codes.get(text, len(levels)) for text in texts], np.int64)}
         else:
-            values = _numbers(x[name], kind, of_text)
+            values = _numbers(x[name], kind, text_format)
             missing = np.isnan(values)
             out += [np.where(missing, center, values - start), *([missing] if masked else [])]
             day = np.floor(np.where(missing, 0, values)).astype(np.int64)

@@ -30,15 +30,14 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
 
     A model of DataFrames has an input ``(n,)`` for each column that the model uses, with the name of the column.
     Numbers, booleans (0 and 1) and dates are double, and NaN is a missing value. Dates are days since 1970-01-01, local
-    days for dates with a time zone. Durations, and times of day since midnight, are days. Text is a string, and the
-    empty string is a missing value. A model of arrays with missing values has the input ``x`` with NaN.
+    days for dates with a time zone. Durations, and times of day since midnight, are days. A model of arrays with
+    missing values has the input ``x`` with NaN.
 
-    A string must be the canonical text of a level: ``1``, not ``1.0``. Any other string counts as a level that the
-    training rows did not have. The metadata of the file say so, as ``text``.
+    Text is a string, the canonical text of a level: ``1``, not ``1.0``. The empty string is a missing value. Any other
+    string counts as a level that the training rows did not have. The metadata of the file say so, as ``text``.
 
     Args:
-      model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
-        holds either (:class:`jtrees.data.FrameModel`).
+      model: as for :func:`jtrees.export.to_c`.
       path: path of the file. The file is written completely or not at all.
 
     Raises:
@@ -54,8 +53,7 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
       >>> [output.name for output in onnx.load("tree.onnx").graph.output]
       ['prediction', 'leaf']
     """
-    of = program_of(model)
-    contents = _model(of).SerializeToString()
+    contents = _model(program_of(model)).SerializeToString()
     with io.written_whole(path) as file:
         file.write(contents)
 
@@ -71,10 +69,10 @@ class _Graph:
         """Adds an operator. Returns the name of its first output. Inputs are names, or arrays for constants."""
         from onnx import helper
 
-        names = [one if isinstance(one, str) else self._constant(one) for one in inputs]
+        names = [operand if isinstance(operand, str) else self._constant(operand) for operand in inputs]
         name = f"jtrees.{operator.lower()}_{len(self.nodes)}"  # a column may be called ``add_1``
-        others = [f"{name}.{i}" for i in range(1, outputs)]
-        self.nodes.append(helper.make_node(operator, names, [name, *others], **attributes))
+        further = [f"{name}.{i}" for i in range(1, outputs)]
+        self.nodes.append(helper.make_node(operator, names, [name, *further], **attributes))
         return name
 
     def _constant(self, array: Any) -> str:
@@ -87,48 +85,51 @@ class _Graph:
         return self.constants[key].name
 
 
-def _model(of: Program) -> Any:
+def _model(program: Program) -> Any:
     from onnx import TensorProto, checker, helper
 
     add = _Graph()
     double = lambda value: add("Cast", value, to=TensorProto.DOUBLE)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(of.zero)])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(program.zero)])]
     features = "x"
-    if of.columns is not None:
-        inputs, features = _encoded(add, of.columns)
-    z = double(add("Cast", add("Sub", features, of.zero), to=TensorProto.FLOAT))
+    if program.columns is not None:
+        inputs, features = _encoded(add, program.columns)
+    z = double(add("Cast", add("Sub", features, program.zero), to=TensorProto.FLOAT))
     sums, leaves = [], []
-    for tree in range(len(of.bias)):
-        leaf = _leaf(add, z, of.weights[tree], of.bias[tree], of.depth)
-        at_leaf = lambda values, leaf=leaf, tree=tree: add("Gather", values[tree], leaf, axis=0)
-        value = at_leaf(of.intercept)
-        if of.coefficients is not None:
-            terms = add("Mul", double(at_leaf(of.coefficients)), add("Unsqueeze", z, np.array([1])))
+    for tree in range(len(program.bias)):
+        leaf = _leaf(add, z, program.weights[tree], program.bias[tree], program.depth)
+        leaf_values = lambda values, leaf=leaf, tree=tree: add("Gather", values[tree], leaf, axis=0)
+        value = leaf_values(program.intercept)
+        if program.coefficients is not None:
+            terms = add("Mul", double(leaf_values(program.coefficients)), add("Unsqueeze", z, np.array([1])))
             value = add("Add", value, add("ReduceSum", terms, np.array([2]), keepdims=0))
-        if of.lower is not None and of.upper is not None:
-            value = add("Min", add("Max", value, at_leaf(of.lower)), at_leaf(of.upper))
+        if program.lower is not None and program.upper is not None:
+            value = add("Min", add("Max", value, leaf_values(program.lower)), leaf_values(program.upper))
         sums.append(value)
         leaves.append(add("Unsqueeze", leaf, np.array([1])))
-    out = add("Add", add("Div", add("Sum", *sums), np.float64(of.divisor)), of.offset)
-    if of.link == "softmax":
+    out = add("Add", add("Div", add("Sum", *sums), np.float64(program.divisor)), program.offset)
+    if program.link == "softmax":
         out = add("Softmax", out, axis=1)
-    elif of.link == "exp":
+    elif program.link == "exp":
         out = add("Exp", out)
-    elif of.link == "sorted":
-        out = add("TopK", out, np.array([len(of.offset)]), axis=1, largest=0, sorted=1, outputs=2)
+    elif program.link == "sorted":
+        out = add("TopK", out, np.array([len(program.offset)]), axis=1, largest=0, sorted=1, outputs=2)
     squeezed = lambda value, flat: add("Squeeze", value, np.array([1])) if flat else add("Identity", value)
-    last = squeezed(out, of.scalar), squeezed(add("Concat", *leaves, axis=1), of.single)
+    last = squeezed(out, program.scalar), squeezed(add("Concat", *leaves, axis=1), program.single)
     for name, value in zip(("prediction", "leaf"), last, strict=True):
         add.nodes.append(helper.make_node("Identity", [value], [name]))
     value = helper.make_tensor_value_info
-    of_out, of_leaf = [len(of.offset)] * (not of.scalar), [len(of.bias)] * (not of.single)
+    output_shape, leaf_shape = [len(program.offset)] * (not program.scalar), [len(program.bias)] * (not program.single)
     graph = helper.make_graph(
         add.nodes,
         "jtrees",
         inputs,
-        [value("prediction", TensorProto.DOUBLE, ["n", *of_out]), value("leaf", TensorProto.INT64, ["n", *of_leaf])],
+        [
+            value("prediction", TensorProto.DOUBLE, ["n", *output_shape]),
+            value("leaf", TensorProto.INT64, ["n", *leaf_shape]),
+        ],
         list(add.constants.values()),
-        doc_string=of.described(),
+        doc_string=program.described(),
     )
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_FOR_TEXT, 2)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name="jtrees")
@@ -189,17 +190,17 @@ def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:
     from onnx import TensorProto
 
     int64 = lambda value: np.int64(value)
-    whole = add("Cast", add("Floor", add("Where", missing, np.float64(0), days)), to=TensorProto.INT64)
-    z = add("Add", whole, int64(719468))
+    day_number = add("Cast", add("Floor", add("Where", missing, np.float64(0), days)), to=TensorProto.INT64)
+    z = add("Add", day_number, int64(719468))
     day = add("Mod", z, int64(146097))
     over = lambda value, by: add("Div", value, int64(by))
     year = add("Sub", add("Add", add("Sub", day, over(day, 1460)), over(day, 36524)), over(day, 146096))
     year = over(year, 365)
     before = add("Sub", add("Add", add("Mul", year, int64(365)), over(year, 4)), over(year, 100))
-    of_year = add("Sub", day, before)
-    month = over(add("Add", add("Mul", of_year, int64(5)), int64(2)), 153)
+    year_day = add("Sub", day, before)
+    month = over(add("Add", add("Mul", year_day, int64(5)), int64(2)), 153)
     month = add("Mod", add("Add", month, int64(2)), int64(12))
-    weekday = add("Mod", add("Add", whole, int64(3)), int64(7))
+    weekday = add("Mod", add("Add", day_number, int64(3)), int64(7))
     return {"month": add("Where", missing, int64(13), month), "weekday": add("Where", missing, int64(8), weekday)}
 
 
@@ -219,8 +220,8 @@ def _leaf(add: _Graph, z: str, weights: np.ndarray, bias: np.ndarray, depth: int
             column = add("Unsqueeze", number, np.array([1]))
             bit = add("Squeeze", add("GatherElements", right, column, axis=1), np.array([1]))
         else:
-            of_node = lambda a, number=number: add("Cast", add("Gather", a, number, axis=0), to=TensorProto.DOUBLE)
-            terms = add("ReduceSum", add("Mul", of_node(weights), z), np.array([1]), keepdims=0)
-            bit = add("Cast", add("Greater", add("Add", terms, of_node(bias)), wide(0)), to=TensorProto.INT64)
+            node_values = lambda a, number=number: add("Cast", add("Gather", a, number, axis=0), to=TensorProto.DOUBLE)
+            terms = add("ReduceSum", add("Mul", node_values(weights), z), np.array([1]), keepdims=0)
+            bit = add("Cast", add("Greater", add("Add", terms, node_values(bias)), wide(0)), to=TensorProto.INT64)
         node = add("Add", add("Mul", node, np.int64(2)), bit)
     return add("Sub", node, np.int64(2**depth))

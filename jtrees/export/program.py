@@ -92,9 +92,11 @@ class Program(NamedTuple):
 
     def described(self) -> str:
         """Returns a line that describes the model."""
-        what = f"{len(self.bias)} trees" if not self.single else "a tree"
+        trees = f"{len(self.bias)} trees" if not self.single else "a tree"
         kind = "constant" if self.coefficients is None else "linear"
-        return f"{what} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
+        return (
+            f"{trees} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
+        )
 
 
 def program_of(model: Any) -> Program:
@@ -107,16 +109,16 @@ def program_of(model: Any) -> Program:
     columns = None
     if isinstance(model, FrameModel):
         model, columns = model.model, model.columns
-    one = isinstance(model, ObliqueTree) and np.ndim(model.weights) == 2
-    forest = Forest(jax.tree.map(lambda a: np.asarray(a)[None], model)) if one else model
+    is_tree = isinstance(model, ObliqueTree) and np.ndim(model.weights) == 2
+    forest = Forest(jax.tree.map(lambda a: np.asarray(a)[None], model)) if is_tree else model
     tree = forest.trees if isinstance(forest, Forest) else None
     if not isinstance(tree, ObliqueTree) or np.ndim(tree.weights) != 3:
-        of = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
-        of = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else of
-        came = f"{type(model).__name__}{of}"
-        others = "to_stablehlo takes all others"
+        detail = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
+        detail = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else detail
+        came = f"{type(model).__name__}{detail}"
+        alternative = "to_stablehlo takes all others"
         hint = hint_of_estimator(model)
-        raise ValueError(f"model must be an ObliqueTree or a Forest of them ({others}), got {came}{hint}")
+        raise ValueError(f"model must be an ObliqueTree or a Forest of them ({alternative}), got {came}{hint}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
     origin, leaves, wide = tree.origin, tree.leaves, lambda a: np.asarray(a, np.float64)
@@ -151,7 +153,7 @@ def program_of(model: Any) -> Program:
         divisor,
         offset * (trees / divisor),
         forest.link,
-        one,
+        is_tree,
         scalar,
         columns,
     )

@@ -53,8 +53,8 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
             "to_numpy or to_onnx, or export its .model and encode rows with its .columns"
         )
     if isinstance(model, ObliqueTree) or (isinstance(model, Forest) and isinstance(model.trees, ObliqueTree)):
-        of = program_of(model)
-        evaluate, features = (lambda x: _evaluated(of, x)), len(of.zero)
+        program = program_of(model)
+        evaluate, features = (lambda x: _evaluate(program, x)), len(program.zero)
     elif hasattr(model, "apply") and hasattr(model, "features"):
         # The model is evaluated row by row, because evaluation in blocks needs a known number of rows.
         evaluate, features = jax.vmap(lambda row: model.apply(row[None])[0].astype(jnp.float64)), model.features
@@ -69,24 +69,24 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
         file.write(contents)
 
 
-def _evaluated(of: Program, x: Array) -> tuple[Array, Array]:
-    z = (x - of.zero).astype(jnp.float32).astype(jnp.float64)
-    out, leaves = jnp.zeros((x.shape[0], len(of.offset))), []
-    for tree in range(len(of.bias)):
-        weights, bias = jnp.asarray(of.weights[tree]), jnp.asarray(of.bias[tree])
+def _evaluate(program: Program, x: Array) -> tuple[Array, Array]:
+    z = (x - program.zero).astype(jnp.float32).astype(jnp.float64)
+    out, leaves = jnp.zeros((x.shape[0], len(program.offset))), []
+    for tree in range(len(program.bias)):
+        weights, bias = jnp.asarray(program.weights[tree]), jnp.asarray(program.bias[tree])
 
         def descend(_: Any, node: Array, weights: Array = weights, bias: Array = bias) -> Array:
             sums = [bias[node].astype(jnp.float64), *jnp.zeros((3, x.shape[0]))]
-            for j in range(len(of.zero)):
+            for j in range(len(program.zero)):
                 sums[j % 4] += weights[node, j] * z[:, j]
             return 2 * node + 1 + ((sums[0] + sums[1]) + (sums[2] + sums[3]) > 0).astype(node.dtype)
 
-        leaf = jax.lax.fori_loop(0, of.depth, descend, jnp.zeros(x.shape[0], jnp.int32)) - len(bias)
-        value = jnp.asarray(of.intercept[tree])[leaf]
-        if of.coefficients is not None:
-            value += jnp.einsum("nkp,np->nk", jnp.asarray(of.coefficients[tree])[leaf].astype(jnp.float64), z)
-        if of.lower is not None and of.upper is not None:
-            value = jnp.clip(value, jnp.asarray(of.lower[tree])[leaf], jnp.asarray(of.upper[tree])[leaf])
+        leaf = jax.lax.fori_loop(0, program.depth, descend, jnp.zeros(x.shape[0], jnp.int32)) - len(bias)
+        value = jnp.asarray(program.intercept[tree])[leaf]
+        if program.coefficients is not None:
+            value += jnp.einsum("nkp,np->nk", jnp.asarray(program.coefficients[tree])[leaf].astype(jnp.float64), z)
+        if program.lower is not None and program.upper is not None:
+            value = jnp.clip(value, jnp.asarray(program.lower[tree])[leaf], jnp.asarray(program.upper[tree])[leaf])
         out, leaves = out + value, [*leaves, leaf]
-    out = linked(of.link, out / of.divisor + of.offset)
-    return out[:, 0] if of.scalar else out, leaves[0] if of.single else jnp.stack(leaves, axis=1)
+    out = linked(program.link, out / program.divisor + program.offset)
+    return out[:, 0] if program.scalar else out, leaves[0] if program.single else jnp.stack(leaves, axis=1)

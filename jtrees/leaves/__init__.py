@@ -67,6 +67,6 @@ def kind_of(leaves: str, task: Task) -> Kind:
     if leaves == "constant":
         return Kind(Values, {"loss": task.leaf_loss})
     if not task.is_least_squares:
-        what = "in classification: leaves hold class frequencies" if isinstance(task, Classification) else f"for {task}"
-        raise ValueError(f'leaves must be "constant" {what}')
+        reason = "in classification: leaves hold class frequencies"
+        raise ValueError(f'leaves must be "constant" {reason if isinstance(task, Classification) else f"for {task}"}')
     return Kind(Linear, {})

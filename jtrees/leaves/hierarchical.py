@@ -65,50 +65,67 @@ def fit_hierarchical(
     shape, y = (num_leaves, *y.shape[1:]), floating(y).reshape(y.shape[0], -1)
     weight = segments.mean_one(ones_or(sample_weight, y))
     xp = module_of(leaf_index, y, weight)
-    n = segments.total(weight)
-    mean = (segments.total(weight[:, None] * y) / n)[None]
-    own = segments.means(leaf_index, y, num_leaves, weight)
+    mean = (segments.total(weight[:, None] * y) / segments.total(weight))[None]
+    leaf_means = segments.means(leaf_index, y, num_leaves, weight)
     columns = weight[:, None] * xp.column_stack([xp.ones_like(weight), weight, y - mean])
     levels = [segments.sums(columns, leaf_index, num_leaves)]  # sums of weights, their squares, targets; leaves first
     while len(levels[-1]) > 1:
         levels.append(topology.pairs(levels[-1]).sum(1))
-    per_weight = [level[:, 1] / xp.where(level[:, 0] > 0, level[:, 0], 1) for level in levels]
-    within = segments.total(weight[:, None] * xp.square(y - own[leaf_index])).sum()
+    count, total = levels[0][:, :1], segments.total(weight)
+    inner_rss = segments.total(weight[:, None] * xp.square(y - leaf_means[leaf_index])).sum()
+    per_weight = [_ratio(level[:, 1], level[:, 0]) for level in levels]
     costs = xp.broadcast_to(cost, num_leaves - 1)
 
     def fitted(strength: Array) -> tuple[Array, Array]:
         """Returns the values, relative to the mean, and their generalised cross-validation."""
-        values, freedom = levels[-1][:, 2:] / n, _COST * per_weight[-1].sum()
-        pairs = zip(levels[:0:-1], levels[-2::-1], per_weight[:0:-1], per_weight[-2::-1], strict=True)
-        for parents, children, of_parents, of_children in pairs:
-            some, first = children[:, 0] > 0, len(parents) - 1
-            samples = xp.where(of_parents > 0, parents[:, 0] / xp.where(of_parents > 0, of_parents, 1), 0)
-            total = samples + strength  # 0 at an empty node if the strength is 0
-            share = samples / xp.where(total > 0, total, 1)
-            safe = lambda of: of[:, 2:] / xp.where(of[:, 0] > 0, of[:, 0], 1)[:, None]
-            step = xp.repeat(share, 2)[:, None] * (safe(children) - xp.repeat(safe(parents), 2, axis=0))
-            values = xp.repeat(values, 2, axis=0) + xp.where(some[:, None], step, 0)
-            divided, of_level = topology.pairs(some).all(1), costs[first : first + len(parents)]
-            more = topology.pairs(of_children).sum(1) - of_parents
-            freedom += xp.where(divided, share * of_level * more, 0).sum()
-        count = levels[0][:, :1]
-        rss = within + xp.where(count > 0, count * xp.square(mean + values - own), 0).sum()
-        left = 1 - freedom / n
-        return values, xp.where(left > 0, rss / xp.square(xp.where(left > 0, left, 1)), xp.inf)
+        values, freedom = _shrunk(levels[::-1], per_weight[::-1], total, costs, strength)
+        rss = inner_rss + xp.where(count > 0, count * xp.square(mean + values - leaf_means), 0).sum()
+        free = 1 - freedom / total
+        return values, xp.where(free > 0, rss / xp.square(xp.where(free > 0, free, 1)), xp.inf)
 
-    if strength is None:
-        strengths = xp.asarray(STRENGTHS, y.dtype)
-        if xp is np:
-            values, criterion = (np.stack(each) for each in zip(*map(fitted, strengths), strict=True))
-        else:
-            values, criterion = jax.lax.map(fitted, strengths)
-        best = xp.argmin(criterion)
-        values, strength = values[best], strengths[best]
-    else:
+    if strength is not None:
         strength = xp.asarray(strength, y.dtype)
         values, _ = fitted(strength)
-    kept = (strength == 0) & (levels[0][:, :1] > 0)
-    return xp.where(kept, own, mean + values).reshape(shape), strength
+    else:
+        strengths = xp.asarray(STRENGTHS, y.dtype)
+        values, criterion = _mapped(fitted, strengths)
+        best = xp.argmin(criterion)
+        values, strength = values[best], strengths[best]
+    return xp.where((strength == 0) & (count > 0), leaf_means, mean + values).reshape(shape), strength
+
+
+def _shrunk(
+    levels: list[Array], per_weight: list[Array], total: Array, costs: Array, strength: Array
+) -> tuple[Array, Array]:
+    """Returns the shrunk means of the leaves, relative to the mean of all rows, and their degrees of freedom.
+
+    ``levels`` are sums of weights, of their squares and of targets at the nodes of each level, from the root.
+    ``per_weight`` has the ratio q of each node.
+    """
+    xp = module_of(*levels)
+    means = lambda sums: _ratio(sums[:, 2:], sums[:, :1])
+    values, freedom = levels[0][:, 2:] / total, _COST * per_weight[0].sum()
+    for parents, children, parent_q, child_q in zip(levels, levels[1:], per_weight, per_weight[1:], strict=False):
+        samples, is_reached = _ratio(parents[:, 0], parent_q), children[:, 0] > 0
+        share = _ratio(samples, samples + strength)
+        step = xp.repeat(share, 2)[:, None] * (means(children) - xp.repeat(means(parents), 2, axis=0))
+        values = xp.repeat(values, 2, axis=0) + xp.where(is_reached[:, None], step, 0)
+        split_costs = costs[len(parents) - 1 : 2 * len(parents) - 1]
+        increase = topology.pairs(child_q).sum(1) - parent_q
+        freedom += xp.where(topology.pairs(is_reached).all(1), share * split_costs * increase, 0).sum()
+    return values, freedom
+
+
+def _mapped(fn: Any, numbers: Array) -> tuple[Array, ...]:
+    """Returns the results of a function for each number, stacked."""
+    if module_of(numbers) is np:
+        return tuple(np.stack(arrays) for arrays in zip(*map(fn, numbers), strict=True))
+    return jax.lax.map(fn, numbers)
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    """Returns the ratio, or the numerator where the denominator is 0. The numerator is then 0 too."""
+    return numerator / module_of(denominator).where(denominator > 0, denominator, 1)
 
 
 def refit_hierarchical(

@@ -19,6 +19,10 @@ _BLOCK = 4096  # rows evaluated together on the host
 _LARGE = 100  # binary exponent above which products may overflow in float32
 
 
+def _double(a: Any) -> np.ndarray:
+    return np.asarray(a, np.float64)
+
+
 @io.part
 @pytree.dataclass
 class Linear:
@@ -66,27 +70,27 @@ class Linear:
         half = excess // 2  # two factors, because the power may be out of range
         times = lambda a, sign: a * power(sign * half, a) * power(sign * (excess - half), a)
         out = jnp.einsum("np...,np->n...", slopes[leaf_index], times(x, -1), precision="highest")
-        out = times(out, 1) + intercept[leaf_index]
-        if self.lower is None or self.upper is None:
-            return out
-        return jnp.clip(out, jnp.asarray(self.lower)[leaf_index], jnp.asarray(self.upper)[leaf_index])
+        return self._clipped(times(out, 1) + intercept[leaf_index], leaf_index)
 
     def _at_on_host(self, leaf_index: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Returns outputs in double precision, block by block. The bits of a row do not depend on its block."""
-        wide = lambda a: np.asarray(a, np.float64)
-        slopes, intercept = np.moveaxis(wide(self.coefficients), 1, 0).copy(), wide(self.intercept)
-        bounds = None if self.lower is None or self.upper is None else (wide(self.lower), wide(self.upper))
+        slopes, intercept = np.moveaxis(_double(self.coefficients), 1, 0).copy(), _double(self.intercept)
         out = np.empty((len(x), *intercept.shape[1:]))
         for start in range(0, len(x), _BLOCK):
             leaf, part = leaf_index[start : start + _BLOCK], out[start : start + _BLOCK]
-            columns = wide(x[start : start + _BLOCK].T).reshape(*x.shape[1:], len(leaf), *[1] * (out.ndim - 1))
+            columns = _double(x[start : start + _BLOCK].T).reshape(*x.shape[1:], len(leaf), *[1] * (out.ndim - 1))
             part[...] = intercept[leaf]
             with np.errstate(invalid="ignore"):  # another check reports rows that are not finite
-                for of_feature, column in zip(slopes, columns, strict=True):
-                    part += of_feature[leaf] * column
-            if bounds is not None:
-                np.clip(part, bounds[0][leaf], bounds[1][leaf], out=part)
+                for feature_slopes, column in zip(slopes, columns, strict=True):
+                    part += feature_slopes[leaf] * column
+            part[...] = self._clipped(part, leaf, np)
         return out
+
+    def _clipped(self, out: Any, leaf: Any, xp: Any = jnp) -> Any:
+        """Returns outputs clipped to the bounds of their leaves, if there are bounds."""
+        if self.lower is None or self.upper is None:
+            return out
+        return xp.clip(out, xp.asarray(self.lower)[leaf], xp.asarray(self.upper)[leaf])
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "leaves n *k"]:
         """Returns the output of every leaf for every sample."""
@@ -95,9 +99,7 @@ class Linear:
             out = jnp.matmul(self.coefficients, x.T, precision="highest") + intercept[:, None]
         else:
             out = jnp.einsum("lpk,np->lnk", self.coefficients, x, precision="highest") + intercept[:, None]
-        if self.lower is None or self.upper is None:
-            return out
-        return jnp.clip(out, jnp.asarray(self.lower)[:, None], jnp.asarray(self.upper)[:, None])
+        return self._clipped(out, (slice(None), None))
 
     def losses(self, x: Float[Array, "n p"], y: Num[Array, "n *k"]) -> Float[Array, "leaves n"]:
         """Returns the squared error of every leaf on every sample, averaged over the outputs."""
@@ -137,28 +139,25 @@ class Linear:
 
     def moved(self, change: np.ndarray) -> "Linear":
         """Returns the leaves for features whose origin moves by ``change``, ``(p,)``, in double precision."""
-        wide = lambda a: np.asarray(a, np.float64)
-        return self.replace(
-            intercept=wide(self.intercept) + np.einsum("lp...,p->l...", wide(self.coefficients), change)
-        )
+        shift = np.einsum("lp...,p->l...", _double(self.coefficients), change)
+        return self.replace(intercept=_double(self.intercept) + shift)
 
     def rescaled(self, x_zero: Any, x_unit: Any, y_zero: Any, y_unit: Any) -> "Linear":
         """Returns the leaves for features ``x_zero + x_unit * x`` and outputs ``y_zero + y_unit * output``.
 
         Intercepts and bounds are in double precision.
         """
-        wide = lambda a: np.asarray(a, np.float64)
-        per_unit = 1 / wide(x_unit)
-        slopes = wide(self.coefficients) * wide(y_unit) * per_unit.reshape(-1, *[1] * (self.coefficients.ndim - 2))
-        raw = lambda value: y_zero + y_unit * wide(value)
-        intercept = raw(self.intercept) - np.einsum("lp...,p->l...", slopes, wide(x_zero))
+        per_unit = (1 / _double(x_unit)).reshape(-1, *[1] * (self.coefficients.ndim - 2))
+        slopes = _double(self.coefficients) * _double(y_unit) * per_unit
+        raw = lambda value: y_zero + y_unit * _double(value)
+        intercept = raw(self.intercept) - np.einsum("lp...,p->l...", slopes, _double(x_zero))
         bounds = [None if bound is None else raw(bound) for bound in (self.lower, self.upper)]
         return Linear(sharding.from_host(slopes, np.float32), intercept, *bounds)
 
     def with_outputs(self, fn: Any) -> "Linear":
         """Returns the leaves with a function applied to intercepts and bounds."""
         changed = {name: getattr(self, name) for name in ("intercept", "lower", "upper")}
-        return self.replace(**{name: fn(of) for name, of in changed.items() if of is not None})
+        return self.replace(**{name: fn(outputs) for name, outputs in changed.items() if outputs is not None})
 
     def with_common(self, leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray, rounding: Any) -> "Linear":
         """Returns leaves whose bounds are exactly the common target, where all targets of a leaf are equal.
@@ -167,18 +166,18 @@ class Linear:
         """
         if self.lower is None or self.upper is None:
             return self
-        lower, upper = (np.asarray(a, np.float64) for a in (self.lower, self.upper))
+        lower, upper = _double(self.lower), _double(self.upper)
         value = common(leaf_index, y, len(lower), weight, np.full(lower.shape, np.nan))
-        alike = (np.abs(value - lower) <= rounding) & (np.abs(value - upper) <= rounding)
-        return self.replace(lower=np.where(alike, value, lower), upper=np.where(alike, value, upper))
+        is_common = (np.abs(value - lower) <= rounding) & (np.abs(value - upper) <= rounding)
+        return self.replace(lower=np.where(is_common, value, lower), upper=np.where(is_common, value, upper))
 
     def count(self, reached: np.ndarray) -> int:
         """Returns the number of parameters of the reached leaves; ``reached`` is ``(leaves,)`` bool.
 
         The parameters are non-zero coefficients, intercepts and bounds.
         """
-        others = sum(np.asarray(a)[reached].size for a in (self.intercept, self.lower, self.upper) if a is not None)
-        return int(np.count_nonzero(np.asarray(self.coefficients)[reached]) + others)
+        values = sum(np.asarray(a)[reached].size for a in (self.intercept, self.lower, self.upper) if a is not None)
+        return int(np.count_nonzero(np.asarray(self.coefficients)[reached]) + values)
 
     def describe(
         self,
@@ -193,11 +192,11 @@ class Linear:
         **_: Any,
     ) -> str:
         """Returns the model of a leaf plus ``y_zero`` as text: see ``jtrees.text.model_text``."""
-        wide = lambda a: np.asarray(a, np.float64)[leaf]
-        slopes, intercepts = np.atleast_2d(wide(self.coefficients).T), np.atleast_1d(wide(self.intercept))
+        leaf_part = lambda a: _double(a)[leaf]
+        slopes, intercepts = np.atleast_2d(leaf_part(self.coefficients).T), np.atleast_1d(leaf_part(self.intercept))
         bounds: Any = [None] * len(slopes)
         if self.lower is not None:
-            bounds = np.atleast_2d(np.stack([wide(self.lower), wide(self.upper)], axis=-1))
+            bounds = np.atleast_2d(np.stack([leaf_part(self.lower), leaf_part(self.upper)], axis=-1))
         models = zip(slopes, intercepts, bounds, np.broadcast_to(y_zero, len(slopes)), strict=True)
         options: Any = {"max_terms": max_terms, "deviations": deviations, "short": short}
         return "; ".join(

@@ -86,8 +86,8 @@ def with_ancestors(leaves: Moments) -> Moments:
     def up(height: Array, nodes: Moments) -> Moments:
         half = jax.lax.shift_left(1, height)
         child = lambda step: jax.tree.map(lambda a: jnp.take(a, node + step, axis=0, mode="clip"), nodes)
-        kept = lambda new, old: jnp.where((size == 2 * half).reshape(-1, *[1] * (new.ndim - 1)), new, old)
-        return jax.tree.map(kept, merge(child(-half), child(half)), nodes)
+        update = lambda new, old: jnp.where(segments.wide(size == 2 * half, new), new, old)
+        return jax.tree.map(update, merge(child(-half), child(half)), nodes)
 
     return jax.lax.fori_loop(0, m.bit_length() - 1, up, nodes)
 

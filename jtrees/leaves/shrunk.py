@@ -32,8 +32,8 @@ from jtrees.segments import floating, ones_or
 #
 # df is the sum of three parts:
 #
-# - own, the degrees of freedom of the correction.
-# - The node's share of the degrees of freedom of its ancestors' fits. The correction leaves the part 1 - own / (p + 1)
+# - d, the degrees of freedom of the correction.
+# - The node's share of the degrees of freedom of its ancestors' fits. The correction leaves the part 1 - d / (p + 1)
 #   of this share. The root's share is 1, for the mean of all targets.
 # - The degrees of freedom of the split that created the node, because the split was fitted to the same samples. The
 #   parent's model unchanged is exempt. The root has no split.
@@ -69,31 +69,21 @@ class _Models(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """Moments of the features and one target at m nodes. They determine the models of the nodes.
+    """Moments of the features and one target at m nodes. They determine the models of the nodes."""
 
-    Attributes:
-      count: weight of the samples, ``(m,)``.
-      x_mean: mean of the features, ``(m, p)``.
-      y_mean: mean of the target, ``(m,)``.
-      second: second moments of the features, ``(m, p, p)``.
-      cross: moments of features and target, ``(m, p)``.
-      alone: sum of squares of the target, ``(m,)``.
-      values: eigenvalues of ``second``, ``(m, p)``.
-      vectors: eigenvectors of ``second``, ``(m, p, p)``.
-      low: smallest target, ``(m,)``.
-      high: largest target, ``(m,)``.
-    """
+    count: Array  # weight of the samples, (m,)
+    x_mean: Array  # mean of the features, (m, p)
+    y_mean: Array  # mean of the target, (m,)
+    second: Array  # second moments of the features, (m, p, p)
+    cross: Array  # moments of features and target, (m, p)
+    alone: Array  # sum of squares of the target, (m,)
+    values: Array  # eigenvalues of ``second``, (m, p)
+    vectors: Array  # eigenvectors of ``second``, (m, p, p)
+    low: Array  # smallest target, (m,)
+    high: Array  # largest target, (m,)
 
-    count: Array
-    x_mean: Array
-    y_mean: Array
-    second: Array
-    cross: Array
-    alone: Array
-    values: Array
-    vectors: Array
-    low: Array
-    high: Array
+
+_OUTPUT_AXES: Any = (None, None, 1, None, 2, 1, None, None, 1, 1)  # of the moments of all outputs
 
 
 def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, Array]:
@@ -135,25 +125,22 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
     """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets."""
     leaves = moments.of_leaves(rows, p, weight, leaf_index, num_leaves)
     nodes = moments.effective(moments.with_ancestors(leaves))
-    values, vectors = decomposed(nodes.second[:, :p, :p])
-    zero = jnp.zeros(num_leaves, rows.dtype)
+    means, features, zero = nodes.mean, nodes.second[:, :p, :p], jnp.zeros(num_leaves, rows.dtype)
+    cross, alone = nodes.second[:, :p, p:], jnp.diagonal(nodes.second[:, p:, p:], axis1=1, axis2=2)
+    inputs = nodes.count, means[:, :p], means[:, p:], features, cross, alone
+    all_outputs = _Node(*inputs, *decomposed(features), nodes.low, nodes.high)
 
     # In the compiled loop over levels, every leaf evaluates its own ancestor. Nodes near the root are repeated, which
     # costs little. The size of the program does not depend on the depth, which saves seconds of compilation.
-    def one_output(cross: Array, alone: Array, y_mean: Array, low: Array, high: Array) -> _Models:
-        joint = _Node(
-            nodes.count, nodes.mean[:, :p], y_mean, nodes.second[:, :p, :p], cross, alone, values, vectors, low, high
-        )
-
+    def models_of_output(output: _Node) -> _Models:
         def down(models: _Models, level: tuple[Array, Array]) -> tuple[_Models, None]:
             node, split = level
-            of_node = lambda a: jnp.take(a, node, axis=0, mode="clip")
-            return _corrected(jax.tree.map(of_node, joint), models, split=split), None
+            level_moments = jax.tree.map(lambda a: jnp.take(a, node, axis=0, mode="clip"), output)
+            return _corrected(level_moments, models, split=split), None
 
-        whole = lambda a: jnp.broadcast_to(a[num_leaves - 1], num_leaves)
-        mean = _Models(
-            jnp.zeros((num_leaves, p), rows.dtype), zero, zero + 1, zero, whole(nodes.count), whole(low), whole(high)
-        )
+        slopes = jnp.zeros((num_leaves, p), rows.dtype)
+        root = (jnp.broadcast_to(a[num_leaves - 1], num_leaves) for a in (output.count, output.low, output.high))
+        mean = _Models(slopes, zero, zero + 1, zero, *root)
         ancestors = moments.ancestors(num_leaves)
         splits = np.where(np.arange(len(ancestors)) > 0, _COST_OF_SPLIT * (p + 1), 0).astype(rows.dtype)
         models = jax.lax.scan(down, mean, (jnp.asarray(ancestors), jnp.asarray(splits)))[0]
@@ -161,9 +148,7 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
         per_sample = leaves.count / jnp.where(models.count > 0, models.count, 1)
         return models._replace(error=per_sample * models.error)
 
-    cross, y = nodes.second[:, :p, p:], nodes.second[:, p:, p:]
-    alone = jnp.diagonal(y, axis1=1, axis2=2)
-    return jax.vmap(one_output, in_axes=(2, 1, 1, 1, 1))(cross, alone, nodes.mean[:, p:], nodes.low, nodes.high)
+    return jax.vmap(models_of_output, in_axes=(_Node(*_OUTPUT_AXES),))(all_outputs)
 
 
 def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
@@ -189,9 +174,10 @@ def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
     moved = jax.vmap(moved_by, out_axes=1)(levels_t)
     rss = jnp.maximum(left[:, None] - (jnp.square(g)[:, None] * solve * (2 - fitted)).sum(2), 0)[:, :, None]
     rss = rss + (count[:, None] * jnp.square((1 - moved) * offset[:, None]))[:, None, :]
-    own = fitted.sum(2)[:, :, None] + moved[:, None, :]
+    correction_df = fitted.sum(2)[:, :, None] + moved[:, None, :]
     unchanged = np.arange(len(_SLOPES) * len(_LEVELS)).reshape(len(_SLOPES), len(_LEVELS)) == 0
-    df = own + share[:, None, None] * (1 - own / (p + 1)) + jnp.where(unchanged, 0, split)
+    ancestor_df = share[:, None, None] * (1 - correction_df / (p + 1))
+    df = correction_df + ancestor_df + jnp.where(unchanged, 0, split)
 
     def criterion(rss: Array, df: Array) -> Array:
         """Returns n times GCV, ``(..., nodes)``."""
@@ -204,24 +190,24 @@ def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
     loss = jax.vmap(jax.vmap(criterion, 1, 1), 2, 2)(rss, df)
     # The first candidate is the parent's model unchanged. It wins in an empty node, or if all candidates are infinite.
     loss = jnp.where(unchanged, jnp.minimum(loss, tiny.max), loss).reshape(len(loss), -1)
-    chosen, least, mean_loss = jnp.argmin(loss, axis=1), loss.min(1), criterion(node.alone, 1 + split)
-    kept, own_mean = chosen == 0, mean_loss < least
-    kept &= ~own_mean
+    chosen, best_loss, mean_loss = jnp.argmin(loss, axis=1), loss.min(1), criterion(node.alone, 1 + split)
+    is_mean = mean_loss < best_loss
+    is_parent = (chosen == 0) & ~is_mean
     s, t = jax.lax.div(chosen, len(_LEVELS)), jax.lax.rem(chosen, len(_LEVELS))
-    of_chosen = jnp.take_along_axis(df.reshape(loss.shape), chosen[:, None], axis=1)[:, 0]
+    chosen_df = jnp.take_along_axis(df.reshape(loss.shape), chosen[:, None], axis=1)[:, 0]
     slopes = g / (values + slopes_s[s][:, None])
     slopes = parents.slopes + jnp.einsum("lpq,lq->lp", node.vectors, slopes, precision="highest")
-    slopes = jnp.where(own_mean[:, None], 0, slopes)
+    slopes = jnp.where(is_mean[:, None], 0, slopes)
     # At the node's mean, the output moves from the parent's output towards the mean of the targets.
-    at_mean = node.y_mean - jnp.where(own_mean, 0, 1 - moved_by(levels_t[t])) * offset
+    output = node.y_mean - jnp.where(is_mean, 0, 1 - moved_by(levels_t[t])) * offset
     return _Models(
         slopes=slopes,
-        intercept=jnp.where(kept, parents.intercept, at_mean - (slopes * node.x_mean).sum(1)),
-        df=jnp.where(own_mean, 1 + split, of_chosen),
-        error=jnp.where(count > 0, jnp.minimum(least, mean_loss), 0),
+        intercept=jnp.where(is_parent, parents.intercept, output - (slopes * node.x_mean).sum(1)),
+        df=jnp.where(is_mean, 1 + split, chosen_df),
+        error=jnp.where(count > 0, jnp.minimum(best_loss, mean_loss), 0),
         count=count,
-        low=jnp.where(kept, parents.low, node.low),
-        high=jnp.where(kept, parents.high, node.high),
+        low=jnp.where(is_parent, parents.low, node.low),
+        high=jnp.where(is_parent, parents.high, node.high),
     )
 
 

@@ -88,8 +88,8 @@ class Loss:
 
     def samples(self, outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the loss of each sample."""
-        each = self.each(outputs, self.aligned(y))
-        return each if each.ndim == 1 else each.mean(axis=1)
+        values = self.each(outputs, self.aligned(y))
+        return values if values.ndim == 1 else values.mean(axis=1)
 
     def aligned(self, y: Any) -> Any:
         """Returns targets that broadcast against outputs."""
@@ -171,8 +171,8 @@ class Loss:
 
     def start(self, key: Array, y: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "leaves *k"]:
         """Returns random values of this shape, in [0, 1] if outputs are scaled targets, else in [-1, 1]."""
-        drawn = jax.random.uniform(key, shape, dtype, -1, 1)
-        return (drawn + 1) / 2 if self.link in ("identity", "sorted") else drawn
+        values = jax.random.uniform(key, shape, dtype, -1, 1)
+        return (values + 1) / 2 if self.link in ("identity", "sorted") else values
 
     def of_leaves(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "leaves n"]:
         """Returns the loss of every leaf's values on every sample."""

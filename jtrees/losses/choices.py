@@ -37,15 +37,12 @@ class _OfClasses(Loss):
     def fitted(
         self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
-        weight = mean_one(ones_or(sample_weight, y, values.dtype))
-        counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
-        samples, prior = effective_counts(counts, leaf_index, weight)
+        _, samples, prior = _counts(values, leaf_index, y, sample_weight)
         return self._of_labels(smoothed(samples, prior))
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
-        weight = mean_one(ones_or(sample_weight, y, values.dtype))
-        counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
-        return frequencies_error(counts, smoothed(*effective_counts(counts, leaf_index, weight)))
+        counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
+        return frequencies_error(counts, smoothed(samples, prior))
 
     def averaged(self, values: Array, y: Array) -> Array:
         return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
@@ -53,9 +50,7 @@ class _OfClasses(Loss):
     def of_means(
         self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
-        weight = mean_one(ones_or(sample_weight, y, means.dtype))
-        counts = class_counts(leaf_index, y, *means.shape, sample_weight=weight)
-        samples, prior = effective_counts(counts, leaf_index, weight)
+        _, samples, prior = _counts(means, leaf_index, y, sample_weight)
         shrunk = module_of(leaf_index, y).maximum(means, 0) * samples.sum(1, keepdims=True)
         return self._of_labels(smoothed(shrunk, prior))
 
@@ -67,6 +62,13 @@ class _OfClasses(Loss):
 
     def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
         return values, self  # classes have no units
+
+
+def _counts(values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array]:
+    """Returns the class weights of each leaf, its effective class counts, and the prior of the classes."""
+    weight = mean_one(ones_or(sample_weight, y, values.dtype))
+    counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
+    return counts, *effective_counts(counts, leaf_index, weight)
 
 
 @io.part

@@ -33,8 +33,8 @@ class _LogLink(Loss):
         low = y <= 0 if self._p == 2 else y < 0
         if low.any():
             row = int(np.argwhere(low)[0, 0])
-            wanted = "above 0" if self._p == 2 else "at least 0"
-            raise ValueError(f"y must be {wanted} for {self}, got {quoted(y[low][0].item())} in row {row}")
+            expected = "above 0" if self._p == 2 else "at least 0"
+            raise ValueError(f"y must be {expected} for {self}, got {quoted(y[low][0].item())} in row {row}")
 
     def check_training(self, y: np.ndarray) -> None:
         self.check(y)
@@ -57,8 +57,8 @@ class _LogLink(Loss):
             return 2 * (y * xp.log(xp.where(y > 0, ratio, 1)) - y + predictions)
         if p == 2:
             return 2 * (ratio - 1 - xp.log(ratio))
-        of_targets = xp.where(y > 0, xp.where(y > 0, y, 1) ** (2 - p), 0) / ((1 - p) * (2 - p))
-        return 2 * (of_targets - y * predictions ** (1 - p) / (1 - p) + predictions ** (2 - p) / (2 - p))
+        target_term = xp.where(y > 0, xp.where(y > 0, y, 1) ** (2 - p), 0) / ((1 - p) * (2 - p))
+        return 2 * (target_term - y * predictions ** (1 - p) / (1 - p) + predictions ** (2 - p) / (2 - p))
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         # Let d be the deviance of the mean m = exp(o). Then dd/dm = 2 (m - y) m^-p, hence
@@ -70,8 +70,8 @@ class _LogLink(Loss):
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         values = segments.means(leaf_index, y, num_leaves, weight)
         xp, count = module_of(values), segments.wide(segments.sums(weight, leaf_index, num_leaves), y)
-        of_all = segments.means(xp.zeros_like(leaf_index), y, 1, weight)
-        return xp.log(xp.where(values > 0, values, of_all / (count + 1)))
+        overall = segments.means(xp.zeros_like(leaf_index), y, 1, weight)
+        return xp.log(xp.where(values > 0, values, overall / (count + 1)))
 
 
 def _mean(outputs: Array) -> Array:

@@ -82,8 +82,8 @@ class AbsoluteError(Loss):
 
 def _quantile_columns(leaf_index: Array, y: Array, num_leaves: int, level: float, weight: Array) -> Array:
     """Returns a quantile of the targets in each leaf, and for ``(n, k)`` targets in each column."""
-    one = lambda column: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)[:, 0]
-    return one(y) if y.ndim == 1 else module_of(y).stack([one(column) for column in y.T], axis=1)
+    quantile = lambda column: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)[:, 0]
+    return quantile(y) if y.ndim == 1 else module_of(y).stack([quantile(column) for column in y.T], axis=1)
 
 
 @io.part
@@ -128,9 +128,9 @@ class Huber(Loss):
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         start = _quantile_columns(leaf_index, y, num_leaves, 0.5, weight)
-        if module_of(start) is not np:
-            return newton_constants(self.samples, self.derivatives, start, leaf_index, y, weight)
         arguments = self.samples, self.derivatives, start, leaf_index, y, weight
+        if module_of(start) is not np:
+            return newton_constants(*arguments)
         values = newton_constants(*arguments, longest=np.inf)
         return segments.common(leaf_index, y, num_leaves, weight, values)
 
@@ -160,16 +160,16 @@ class Quantile(Loss):
     smooth: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        given: Any = self.levels
-        several = np.ndim(given) == 1
-        if np.ndim(given) > 1 or (several and len(given) == 0):
-            raise ValueError(f"levels must be a number, or several, got {quoted(given)}")
-        for level in given if several else (given,):
+        levels: Any = self.levels
+        several = np.ndim(levels) == 1
+        if np.ndim(levels) > 1 or (several and len(levels) == 0):
+            raise ValueError(f"levels must be a number, or several, got {quoted(levels)}")
+        for level in levels if several else (levels,):
             check_number("levels", level, 0, 1)
         if several:
-            object.__setattr__(self, "levels", tuple(float(level) for level in given))
-            if any(b <= a for a, b in itertools.pairwise(given)):
-                raise ValueError(f"levels must increase, got {quoted(tuple(given))}")
+            object.__setattr__(self, "levels", tuple(float(level) for level in levels))
+            if any(b <= a for a, b in itertools.pairwise(levels)):
+                raise ValueError(f"levels must increase, got {quoted(tuple(levels))}")
 
     @property
     def link(self) -> Link:  # type: ignore[override]
@@ -199,5 +199,6 @@ class Quantile(Loss):
         levels: Any = self.levels
         if y.ndim == 1:
             return weighted_quantiles(leaf_index, y, num_leaves, levels, sample_weight=weight)
-        one = lambda column, level: weighted_quantiles(leaf_index, column, num_leaves, (level,), sample_weight=weight)
-        return module_of(y).concatenate([one(column, level) for column, level in zip(y.T, levels, strict=True)], axis=1)
+        columns = zip(y.T, levels, strict=True)
+        quantiles = [_quantile_columns(leaf_index, column, num_leaves, level, weight) for column, level in columns]
+        return module_of(y).stack(quantiles, axis=1)

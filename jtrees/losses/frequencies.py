@@ -97,26 +97,6 @@ def effective_counts(
     return samples, prior_of(counts * (samples.sum() / counts.sum()))
 
 
-def frequencies_fit_error(
-    leaf_index: Int[Array, " n"],
-    y: Int[Array, " n"] | Float[Array, "n k"],
-    num_leaves: int,
-    classes: int,
-    *,
-    smoothing: float | Array = 1.0,
-    sample_weight: Float[Array, " n"] | None = None,
-) -> Float[Array, ""]:
-    """Returns the mean log loss of :func:`fit_frequencies` on the same samples, in one pass.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
-      >>> print(np.asarray(jtrees.losses.frequencies.frequencies_fit_error(leaf, y, 2, 2)).round(3))
-      0.409
-    """
-    counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
-    return frequencies_error(counts, smoothed(counts, prior_of(counts), smoothing))
-
-
 def frequencies_error(counts: Float[Array, "leaves k"], frequencies: Float[Array, "leaves k"]) -> Float[Array, ""]:
     """Returns the mean log loss of the frequencies of each leaf, for the total weights of the classes in each leaf."""
     return -jax.scipy.special.xlogy(counts, frequencies).sum() / counts.sum()

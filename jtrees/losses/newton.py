@@ -45,8 +45,8 @@ def newton_constants(
     in_leaves = descended(start, leaf_index)
     if xp is np and filled.all():
         return in_leaves
-    of_all = descended(start.mean(0, keepdims=True), xp.zeros_like(leaf_index))
-    return xp.where(wide(filled, start), in_leaves, of_all)
+    overall = descended(start.mean(0, keepdims=True), xp.zeros_like(leaf_index))
+    return xp.where(wide(filled, start), in_leaves, overall)
 
 
 def _descended(
@@ -58,17 +58,18 @@ def _descended(
     loss = lambda values: summed(samples(values[leaf_index], y))
 
     def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        values, lost, size = state
+        values, leaf_losses, size = state
         gradient, curvature = (summed(a) for a in derivatives(values[leaf_index], y))
         count = wide(segments.sums(weight, leaf_index, leaves), gradient)
         curved = xp.isfinite(curvature) & (curvature > 0)
         steep = xp.where(curved, curvature, xp.maximum(count, tiny))
         change = (-gradient / xp.maximum(steep, tiny)).clip(-longest, longest)
         changed = values + wide(size, change) * change
-        now = loss(changed)
-        better = now <= lost
+        changed_losses = loss(changed)
+        better = changed_losses <= leaf_losses
         size = xp.where(better, xp.minimum(1, 2 * size), size / 2)
-        return xp.where(wide(better, values), changed, values), xp.where(better, now, lost), size
+        values = xp.where(wide(better, values), changed, values)
+        return values, xp.where(better, changed_losses, leaf_losses), size
 
     state = start, loss(start), xp.ones(leaves, start.dtype)
     if xp is np:

@@ -43,5 +43,5 @@ def weighted_quantiles(
     in_leaves, filled = segments.quantiles(leaf_index, y, num_leaves, levels, weight)
     if xp is np and filled.all():
         return in_leaves
-    of_all, _ = segments.quantiles(xp.zeros_like(leaf_index), y, 1, levels, weight)
-    return xp.where(filled[:, None], in_leaves, of_all)
+    overall, _ = segments.quantiles(xp.zeros_like(leaf_index), y, 1, levels, weight)
+    return xp.where(filled[:, None], in_leaves, overall)

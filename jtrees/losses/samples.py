@@ -40,13 +40,13 @@ def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
     targets, steps = np.linspace(0, 1, 5, dtype=np.float32), np.array([-0.5, -0.1, 0.1, 0.5], np.float32)
     with jax.ensure_compile_time_eval():
         y = jnp.broadcast_to(targets.reshape(-1, *[1] * len(columns)), (len(targets), *columns))
-        at_target, others = (np.asarray(a) for a in (loss(y, y), [loss(y + step, y) for step in steps]))
-    lower = others < at_target - 1e-3 * np.maximum(1e-3, np.abs(at_target))  # tolerance of float32; NaN is not lower
+        exact, shifted = (np.asarray(a) for a in (loss(y, y), [loss(y + step, y) for step in steps]))
+    lower = shifted < exact - 1e-3 * np.maximum(1e-3, np.abs(exact))  # tolerance of float32; NaN is not lower
     if lower.any():
         step, i = np.argwhere(lower)[0]
         raise ValueError(
             f"loss must be smallest where outputs equal targets, which are scaled to [0, 1]; for the target "
-            f"{targets[i]:.2g} it is {at_target[i]:.4g} there and {others[step, i]:.4g} at the output "
+            f"{targets[i]:.2g} it is {exact[i]:.4g} there and {shifted[step, i]:.4g} at the output "
             f"{targets[i] + steps[step]:.2g}: a loss with a link needs targets that range from exactly 0 to 1"
         )
 

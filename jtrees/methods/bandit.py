@@ -163,21 +163,12 @@ def bandit_regressor(
         shape = () if one_point else (2,)
         if action is None or np.shape(action) != shape:
             raise ValueError(f"action must have shape {shape} with {feedback} feedback, got {checks.quoted(action)}")
-        action, loss, width = (
-            jnp.asarray(action, x.dtype),
-            point_losses(loss, shape, x.dtype),
-            jnp.asarray(delta, x.dtype),
-        )
-        lost = loss / width if one_point else (loss[0] - loss[1]) / (2 * width)
-        slope = lambda prediction: lost * jnp.sign(action - prediction) if one_point else lost
+        action, loss = jnp.asarray(action, x.dtype), point_losses(loss, shape, x.dtype)
+        width = jnp.asarray(delta, x.dtype)
+        rise = loss / width if one_point else (loss[0] - loss[1]) / (2 * width)
+        slope = lambda prediction: rise * jnp.sign(action - prediction) if one_point else rise
         if not checks.is_traced((state, x, action, width)):
-            played = _answer(state.params, x) + (width if one_point else jnp.stack([width, -width]))
-            away = jnp.abs(action - played) if not one_point else jnp.abs(jnp.abs(action - played + width) - width)
-            # The rounding here may differ from the rounding in `act` by some units in the last place.
-            if not bool(jnp.all(away <= 64 * jnp.finfo(x.dtype).eps * (width + jnp.abs(played)))):
-                raise ValueError(
-                    f"action must be the action that act returned for this state, got {checks.quoted(action)}"
-                )
+            _check_played(action, _answer(state.params, x), width)
         return learner.learn(state, x, slope)
 
     return Bandit(learner.init, act, update, learner.predict)
@@ -272,9 +263,11 @@ def check_state(state: Any, init: Callable[..., BanditState]) -> None:
     p = next((np.shape(a)[-1] for a in jax.tree.leaves(state.params) if np.ndim(a)), 1)
     expected = jax.eval_shape(lambda: init(p, key=jax.random.key(0)))
     for name in ("params", "opt_state", "gradient"):
-        came, wanted = (jax.tree.map(np.shape, getattr(a, name)) for a in (state, expected))
-        if came != wanted:
-            raise ValueError(f"state must be a state of this learner, with {name} of shapes {wanted}, got {came}")
+        shapes, expected_shapes = (jax.tree.map(np.shape, getattr(a, name)) for a in (state, expected))
+        if shapes != expected_shapes:
+            raise ValueError(
+                f"state must be a state of this learner, with {name} of shapes {expected_shapes}, got {shapes}"
+            )
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -288,6 +281,17 @@ def _check_probability(name: str, value: Any) -> None:
 def _check_action(action: Any, actions: int) -> None:
     if not checks.is_traced(action) and (np.ndim(action) or _kind(action) not in "iu" or not 0 <= action < actions):
         raise ValueError(f"action must be a whole number from 0 to {actions - 1}, got {checks.quoted(action)}")
+
+
+def _check_played(action: Array, prediction: Array, width: Array) -> None:
+    """Raises ``ValueError`` if an action does not have the distance ``width`` from the prediction."""
+    if action.ndim:
+        distance = jnp.abs(action - prediction - jnp.stack([width, -width]))
+    else:
+        distance = jnp.abs(jnp.abs(action - prediction) - width)
+    # The rounding here may differ from the rounding in `act` by some units in the last place.
+    if not bool(jnp.all(distance <= 64 * jnp.finfo(action.dtype).eps * (2 * width + jnp.abs(prediction)))):
+        raise ValueError(f"action must be the action that act returned for this state, got {checks.quoted(action)}")
 
 
 def _kind(value: Any) -> str:

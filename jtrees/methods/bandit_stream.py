@@ -80,9 +80,8 @@ def run_bandit(
     def play(state: BanditState, inputs: tuple[Array, Array]) -> tuple[BanditState, Any]:
         i, x = inputs
         action, propensity = learner.act(state, x, key=jax.random.fold_in(play_key, state.rounds))
-        loss = jnp.stack([point_losses(loss_fn(i, point), (), dtype) for point in action.reshape(-1)]).reshape(
-            action.shape
-        )
+        point_loss = lambda point: point_losses(loss_fn(i, point), (), dtype)
+        loss = jnp.stack([point_loss(point) for point in action.reshape(-1)]).reshape(action.shape)
         after, score_value = learner.update(state, x, action, propensity, loss), jnp.zeros((), dtype)
         if score is not None:
             evaluate = lambda params, score_fn=score: jnp.asarray(score_fn(params)).astype(dtype)

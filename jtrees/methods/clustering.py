@@ -1,6 +1,6 @@
 """Hierarchical clustering by a LatentTree (Zantedeschi et al. 2021, section 4.2), and a measure of a hierarchy."""
 
-from typing import Any
+from typing import Any, Literal
 
 from jax.typing import ArrayLike
 import numpy as np
@@ -8,20 +8,20 @@ import numpy as np
 from jtrees import pytree, validation as checks
 from jtrees.data import Scaling, Table
 from jtrees.methods.latent_tree.architecture import INPUTS, MAX_DEPTH
-from jtrees.methods.latent_tree.latent import LatentTree
+from jtrees.methods.latent_tree.latent import LatentRecipe
 from jtrees.search import Fitted, Problem, options
 from jtrees.search.minibatch import trained
 from jtrees.tasks import Task
 
 
 @pytree.dataclass(kw_only=True)
-class LatentClustering(LatentTree):
+class LatentClustering(LatentRecipe):
     """Clusters unlabelled samples by a tree that is trained to predict some features from the remaining features.
 
     ``jtrees.fit(LatentClustering(target_features=(0, 1)), x, key=key)`` uses linear splits, a linear predictor and
     squared error. It needs no y, and ``validation`` is ``(x, None)``. Target features are scaled to mean 0 and
     deviation 1. The remaining features are centred and divided by one common number. So their relative scales matter,
-    as in distance-based clustering. Scale these features first if their units differ.
+    as in distance-based clustering. Scale these features first if their units differ. Features are not preconditioned.
 
     The fit's tree takes all features; the weights of the target features are 0. Inactive nodes do not split. The leaves
     of the tree are the clusters, and hold the means of the target features, ``(leaves, targets)``.
@@ -36,16 +36,11 @@ class LatentClustering(LatentTree):
       learning_rate: initial learning rate.
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters.
-      split: ``"linear"``.
-      predictor: ``"linear"``.
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
-      hidden: not used.
-      dropout: not used.
       patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
         unit is a hundredth of all updates.
       early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
         value, or after a quarter of the updates without a lower loss on ``validation``.
-      precondition: ``"auto"``. Clustering is by distance, so features are never preconditioned.
 
     Example:
       >>> x = np.repeat([[0.0, 0.0, 0.0], [4.0, 4.0, 1.0]], 20, axis=0)  # two groups of twenty
@@ -59,7 +54,7 @@ class LatentClustering(LatentTree):
     depth: int = options.depth(5, MAX_DEPTH)
     penalty: float = options.positive(0.1)
     weight_decay: float = options.not_negative(0.0)
-    inputs: Any = options.choice("z", INPUTS)
+    inputs: Literal["z", "xz"] = options.choice("z", INPUTS)
     epochs: int | None = options.optional_count(100)
     batch_size: int = options.count(8)
     learning_rate: float = options.positive(1e-3)
@@ -69,21 +64,12 @@ class LatentClustering(LatentTree):
         return x[:, _checked_columns(self.target_features, x.shape[1])]
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        for name, only in (("split", "linear"), ("predictor", "linear"), ("precondition", "auto")):
-            if not isinstance(given := getattr(self, name), str) or given != only:
-                raise ValueError(f"{name} must be {checks.quoted(only)} in clustering, got {checks.quoted(given)}")
         if not task.is_least_squares:
             raise ValueError(f"task must be a Regression with squared error in clustering, got {checks.quoted(task)}")
         super().check(task, shape)
 
-    def tree_leaves(self, task: Task) -> str:
-        return "constant"  # the hierarchy is always a tree, also if the predictor has the inputs "xz"
-
     async def search(self, problem: Problem) -> Fitted:
         return self.restored(problem, await trained(problem))
-
-    def _bounded(self, task: Task) -> bool:
-        return False
 
     def scaling(self, table: Table) -> Scaling:
         x, weight = table.x.astype(np.float64), table.weight
@@ -92,9 +78,9 @@ class LatentClustering(LatentTree):
         targets = _checked_columns(self.target_features, x.shape[1])
         y_mean, y_deviation = mean[targets], deviation[targets]
         # A common scale for the remaining features; 0 for the target features, which hides them from the tree.
-        others = np.setdiff1d(np.flatnonzero(np.ptp(x, axis=0) > 0), targets)
-        common = np.sqrt(np.square(deviation[others]).mean()) if len(others) else 0.0
-        deviation = np.where(np.isin(np.arange(x.shape[1]), others), common, 0)
+        inputs = np.setdiff1d(np.flatnonzero(np.ptp(x, axis=0) > 0), targets)
+        common = np.sqrt(np.square(deviation[inputs]).mean()) if len(inputs) else 0.0
+        deviation = np.where(np.isin(np.arange(x.shape[1]), inputs), common, 0)
         return Scaling.from_moments(mean, deviation, 1.0, y_mean, y_deviation, y_mean)
 
 

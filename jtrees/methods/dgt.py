@@ -133,8 +133,11 @@ def signed_tree(params: ChainedTree, monotone: Array | None) -> ObliqueTree:
     tree = params.tree()
     if monotone is None:
         return tree
-    kept, pass_gradient = without_negative(tree.weights, monotone), tree.weights - jax.lax.stop_gradient(tree.weights)
-    return tree.replace(weights=jax.lax.stop_gradient(kept) + pass_gradient)
+    weights, pass_gradient = (
+        without_negative(tree.weights, monotone),
+        tree.weights - jax.lax.stop_gradient(tree.weights),
+    )
+    return tree.replace(weights=jax.lax.stop_gradient(weights) + pass_gradient)
 
 
 def random_chain(
@@ -144,8 +147,9 @@ def random_chain(
     sizes = [p + 1, *widths, topology.num_nodes(depth)]
     shapes = [*((rows, columns) for columns, rows in itertools.pairwise(sizes)), (topology.num_leaves(depth), *outputs)]
     ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
-    drawn = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])  # one draw: each draw costs compile time
-    *uniform, values = (part.reshape(shape) for part, shape in zip(drawn, shapes, strict=True))
+    # There is a single draw, because each draw costs compile time.
+    arrays = jnp.split(jax.random.uniform(key, (ends[-1],), dtype), ends[:-1])
+    *uniform, values = (part.reshape(shape) for part, shape in zip(arrays, shapes, strict=True))
     factors = tuple((2 * part - 1) / np.sqrt(part.shape[1]).astype(dtype) for part in uniform)
     return ChainedTree(factors, kinds.Values(values))
 
@@ -230,8 +234,10 @@ class DGT(Recipe):
         if self.cycles > max(steps, _CYCLES):
             raise ValueError(f"cycles must be at most the number of updates, {steps}, got {self.cycles}")
         if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
-            most = f"{checks.MAX_NUMBERS} numbers between two layers"
-            raise ValueError(f"widths must give at most {most}, got {checks.quoted(self.widths)}")
+            raise ValueError(
+                f"widths must give at most {checks.MAX_NUMBERS} numbers between two layers, "
+                f"got {checks.quoted(self.widths)}"
+            )
 
     def _schedule(self, n: int) -> Schedule:
         return Schedule.of(n, self.epochs, self.batch_size)

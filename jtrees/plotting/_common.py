@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from jtrees import validation
-from jtrees.data.frame_model import FrameModel
-from jtrees.tree import ObliqueTree
+from jtrees.data.frame_model import FrameModel, column_names, features_of_rows
 
 
 def new_axes(ax: Any, **size: Any) -> Any:
@@ -38,29 +34,8 @@ def features_of(
     Raises:
       ValueError: for rows that do not fit the model, for a wrong number of names, or for names for a raw table.
     """
-    if isinstance(model, FrameModel):
-        if feature_names is not None:
-            raise ValueError("feature_names must be None: the columns of this model have names")
-        features = None if x is None else model.columns.transform(x)
-        columns = model.columns if class_names is None else model.columns.with_class_names(class_names)
-        return model.model, features, columns.feature_names
-    features = None if x is None else np.asarray(validation.check_x(x, features=model.features), np.float64)
-    names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
-    if len(names) != model.features:
-        raise ValueError(f"feature_names must hold {model.features} names, one a column, got {len(names)}")
-    return model, features, names
-
-
-def tree_of(model: Any) -> ObliqueTree:
-    """Returns the model if it is a single tree.
-
-    Raises:
-      ValueError: for any other model.
-    """
-    if not isinstance(model, ObliqueTree):
-        raise ValueError(
-            f"model must be a single tree, got {validation.quoted(model)}{validation.hint_of_estimator(model)}"
-        )
-    if np.ndim(model.weights) != 2:
-        raise ValueError(f"model must be a single tree, got a batch of shape {np.shape(model.weights)[:-2]}")
-    return model
+    features, names = None if x is None else features_of_rows(model, x), column_names(model, feature_names)
+    if not isinstance(model, FrameModel):
+        return model, features, names
+    columns = model.columns if class_names is None else model.columns.with_class_names(class_names)
+    return model.model, features, columns.feature_names

@@ -7,7 +7,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import validation
-from jtrees.plotting._common import features_of, literal, new_axes, tree_of
+from jtrees.data.frame_model import tree_of
+from jtrees.plotting._common import features_of, literal, new_axes
 from jtrees.text import class_labels, largest_terms, measured
 from jtrees.tree import ObliqueTree
 
@@ -66,14 +67,14 @@ def plot_splits(
         reached = (path == node).any(0)
         right = (path == 2 * node + 2).any(0)
         size = weights[node] * deviations
-        shown, left_out = largest_terms(weights[node], max_terms, deviations, by_size=True)
+        shown, left_out = largest_terms(weights[node], max_terms, deviations, largest_first=True)
         share = size[shown] / (np.abs(size).sum() or 1)
         ax.barh([literal(names[i]) for i in shown], share, color=np.where(share > 0, _RIGHT, _LEFT))
         ax.axvline(0, color="0.3", lw=0.8)
         ax.invert_yaxis()
-        others = f", {left_out} smaller" if left_out else ""
+        rest = f", {left_out} smaller" if left_out else ""
         ax.set_title(f"node {node}: {reached.mean():.0%} of rows, {right.mean():.0%} go right", fontsize=10)
-        ax.set_xlabel(f"left      share of the score{others}      right", fontsize=9)
+        ax.set_xlabel(f"left      share of the score{rest}      right", fontsize=9)
     return axes.ravel()[: len(nodes)]
 
 
@@ -108,27 +109,25 @@ def plot_leaves(model: Any, x: Any, y: ArrayLike, ax: Any = None, *, class_names
     reached = np.unique(leaf)
     rewards = tree.mean_rewards(leaf, y)[reached] if tree.is_policy else None
     ax = new_axes(ax, figsize=(max(5, 0.6 * len(reached) + 2), 4), layout="tight")
-    labels, names = (
-        [f"{one}\n{np.mean(leaf == one):.0%}" for one in reached],
-        list(map(literal, class_labels(tree, class_names))),
-    )
+    labels = [f"{number}\n{np.mean(leaf == number):.0%}" for number in reached]
+    names = list(map(literal, class_labels(tree, class_names)))
     if rewards is not None:
-        width = 0.8 / len(names)
+        places, width = np.arange(len(reached)), 0.8 / len(names)
         for k, name in enumerate(names):
-            ax.bar(np.arange(len(reached)) + (k - (len(names) - 1) / 2) * width, rewards[:, k], width, label=name)
-        ax.set_xticks(np.arange(len(reached)), labels)
+            ax.bar(places + (k - (len(names) - 1) / 2) * width, rewards[:, k], width, label=name)
+        ax.set_xticks(places, labels)
         ax.set_ylabel("mean reward")
-        ax.legend(fontsize=9)
     elif tree.classes is not None:
-        shares = np.stack([np.bincount(y[leaf == one].astype(int), minlength=tree.classes) for one in reached])
+        shares = np.stack([np.bincount(y[leaf == number].astype(int), minlength=tree.classes) for number in reached])
         shares = shares / shares.sum(1, keepdims=True)
         for k, name in enumerate(names):
             ax.bar(labels, shares[:, k], bottom=shares[:, :k].sum(1), label=name)
         ax.set_ylabel("share of the rows")
-        ax.legend(fontsize=9)
     else:
-        ax.boxplot([y[leaf == one] for one in reached], tick_labels=labels, showfliers=False)
+        ax.boxplot([y[leaf == number] for number in reached], tick_labels=labels, showfliers=False)
         ax.set_ylabel("target")
+    if names:
+        ax.legend(fontsize=9)
     ax.set_xlabel("leaf, and its share of all rows")
     return ax
 
@@ -233,7 +232,7 @@ def plot_regions(
     across, down = (names.index(name) for name in chosen)
     ranges = [np.linspace(features[:, i].min(), features[:, i].max(), resolution) for i in (across, down)]
     grid = np.tile(np.median(features, axis=0), (resolution**2, 1))
-    grid[:, across], grid[:, down] = (each.ravel() for each in np.meshgrid(*ranges))
+    grid[:, across], grid[:, down] = (axis.ravel() for axis in np.meshgrid(*ranges))
     predicted = np.asarray(inner.predict(grid))
     classes = predicted.ndim == 2 and np.allclose(predicted.sum(1), 1, atol=1e-3)
     if predicted.ndim == 2 and not classes:
@@ -241,8 +240,8 @@ def plot_regions(
     predicted = predicted.argmax(1) if classes else predicted
     ax = new_axes(ax, figsize=(6, 4.5), layout="tight")
     shown = ax.pcolormesh(*ranges, predicted.reshape(resolution, resolution), shading="nearest", cmap="viridis")
-    of_classes = "action" if isinstance(inner, ObliqueTree) and inner.is_policy else "most probable class"
-    ax.figure.colorbar(shown, ax=ax, label=of_classes if classes else "prediction")
+    class_label = "action" if isinstance(inner, ObliqueTree) and inner.is_policy else "most probable class"
+    ax.figure.colorbar(shown, ax=ax, label=class_label if classes else "prediction")
     ax.scatter(features[:, across], features[:, down], s=4, color="white", alpha=0.4, edgecolors="none")
     ax.set(xlabel=literal(chosen[0]), ylabel=literal(chosen[1]))
     return ax

@@ -9,7 +9,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import text
-from jtrees.plotting._common import features_of, literal, new_axes, tree_of
+from jtrees.data.frame_model import tree_of
+from jtrees.plotting._common import features_of, literal, new_axes
 
 _POINTS = 10  # font size
 _WIDTH = 18  # width of the text of a leaf in characters
@@ -130,6 +131,8 @@ class _Box(NamedTuple):
 
 def _draw(ax: Any, root: _Box) -> None:
     """Draws boxes in a grid. The largest box of a column or row determines its width or height."""
+    from matplotlib.patheffects import withStroke  # an optional package
+
     boxes = list(root.all())
     width, height = np.zeros(1 + max(box.level for box in boxes)), np.zeros(root.end)
     for box in boxes:
@@ -138,28 +141,22 @@ def _draw(ax: Any, root: _Box) -> None:
     left = np.cumsum(width + _GAP) - width - _GAP
     top = np.cumsum(height + _BETWEEN) - height - _BETWEEN
     y = -(top + height / 2)
-    halo = _halo()
+    halo = withStroke(linewidth=6, foreground="white")  # hides a line behind a text
     for box in boxes:
-        here = left[box.level] + box.size[0] / 2, y[box.row]
+        centre = left[box.level] + box.size[0] / 2, y[box.row]
         for child, label in zip(box.below, (">", "≤"), strict=False):
             ends = left[box.level + 1] + _PAD, y[child.row]  # behind the box
             turn = left[box.level] + _PAD, y[child.row]
-            line = np.array([here, ends] if child.row == box.row else [(turn[0], here[1]), turn, ends])
+            line = np.array([centre, ends] if child.row == box.row else [(turn[0], centre[1]), turn, ends])
             ax.plot(*line.T, color="0.6", lw=1, zorder=0)
-            at = left[box.level + 1] - _GAP / 2, ends[1]
-            label = ax.text(*at, label, fontsize=_POINTS, color="0.3", ha="center", va="center")
+            label_place = left[box.level + 1] - _GAP / 2, ends[1]
+            label = ax.text(*label_place, label, fontsize=_POINTS, color="0.3", ha="center", va="center")
             label.set_path_effects([halo])
-        _place(ax, here, box.text, "#e4ecf5" if box.below else "#e8f1e4")
+        frame = {"boxstyle": "round", "fc": "#e4ecf5" if box.below else "#e8f1e4", "ec": "0.5"}
+        ax.text(*centre, literal(box.text), ha="center", va="center", fontsize=_POINTS, bbox=frame)
     ax.set_xlim(-_BETWEEN, left[-1] + width[-1] + _BETWEEN)
     ax.set_ylim(-(top[-1] + height[-1]) - _BETWEEN, _BETWEEN)
     ax.axis("off")
-
-
-def _halo() -> Any:
-    """Returns a path effect that hides a line behind a text."""
-    from matplotlib.patheffects import withStroke  # an optional package
-
-    return withStroke(linewidth=6, foreground="white")
 
 
 def inches(ax: Any) -> tuple[float, float]:
@@ -187,8 +184,3 @@ def _filled(text: str, max_terms: int | None) -> str:
     lines = None if max_terms is None else max_terms + 2
     text = re.sub(r"(?<=[-+:\d]) (?![-+])", "\xa0", text)
     return textwrap.fill(text, _WIDTH, max_lines=lines, placeholder=" …").replace("\xa0", " ")
-
-
-def _place(ax: Any, at: tuple[float, float], text: str, colour: str) -> None:
-    frame = {"boxstyle": "round", "fc": colour, "ec": "0.5"}
-    ax.text(*at, literal(text), ha="center", va="center", fontsize=_POINTS, bbox=frame)

@@ -20,7 +20,7 @@ from pallas_kernels.routes import cubic
 _TOP = 5
 
 
-class Asked(NamedTuple):
+class Operands(NamedTuple):
     """The ensemble's parameters and its input, or their gradients.
 
     Attributes:
@@ -71,15 +71,15 @@ class _Grouped(NamedTuple):
     leaf_values: Array
 
     @classmethod
-    def of(cls, weights: Array, bias: Array, leaf_values: Array, group: int) -> "_Grouped":
+    def from_trees(cls, weights: Array, bias: Array, leaf_values: Array, group: int) -> "_Grouped":
         order, leaf_order = _orders(topology.depth_of(weights.shape[1]))
         joined = jnp.concatenate([weights, bias[..., None]], axis=-1)
         return cls(_grouped(joined[:, order], group), _grouped(leaf_values[:, leaf_order], group))
 
-    def back(self, trees: int) -> tuple[Array, Array, Array]:
+    def to_trees(self, trees: int) -> tuple[Array, Array, Array]:
         order, leaf_order = _orders(topology.depth_of(self.joined.shape[1]))
-        apart = lambda a: jnp.swapaxes(a, 1, 2).reshape(-1, a.shape[1], a.shape[3])[:trees]
-        joined, leaf_values = apart(self.joined)[:, np.argsort(order)], apart(self.leaf_values)
+        ungroup = lambda a: jnp.swapaxes(a, 1, 2).reshape(-1, a.shape[1], a.shape[3])[:trees]
+        joined, leaf_values = ungroup(self.joined)[:, np.argsort(order)], ungroup(self.leaf_values)
         return joined[..., :-1], joined[..., -1], leaf_values[:, np.argsort(leaf_order)]
 
 
@@ -140,44 +140,44 @@ def _sizes(bias: Array, n: int) -> tuple[int, int]:
     return block, blocking.trees_at_once(trees, nodes * block)
 
 
-def outputs(asked: Asked) -> Float[Array, "n k"]:
+def outputs(operands: Operands) -> Float[Array, "n k"]:
     """Returns the sum over trees of the expected leaf value."""
-    x, weights, bias, leaf_values, gamma = asked
+    x, weights, bias, leaf_values, gamma = operands
     block, group = _sizes(bias, len(x))
-    grouped = _Grouped.of(weights, bias, leaf_values, group)
+    grouped = _Grouped.from_trees(weights, bias, leaf_values, group)
 
-    def of_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
+    def evaluate_block(share: Array, x: Array) -> tuple[tuple[()], Array]:
         ones_x = with_one(x)
 
-        def of_group(total: Array, of: _Grouped) -> tuple[Array, None]:
-            reach = _reach(_positions(of.joined, ones_x, gamma))
-            return total + _product(_flat(of.leaf_values).T, _flat(reach[-1])), None
+        def add_group(total: Array, trees: _Grouped) -> tuple[Array, None]:
+            reach = _reach(_positions(trees.joined, ones_x, gamma))
+            return total + _product(_flat(trees.leaf_values).T, _flat(reach[-1])), None
 
-        total, _ = jax.lax.scan(of_group, jnp.zeros((leaf_values.shape[2], len(x)), x.dtype), grouped)
+        total, _ = jax.lax.scan(add_group, jnp.zeros((leaf_values.shape[2], len(x)), x.dtype), grouped)
         return (), total.T
 
-    return blocking.sum_over_blocks(of_block, jnp.ones(len(x), x.dtype), x, block=block)[1]
+    return blocking.sum_over_blocks(evaluate_block, jnp.ones(len(x), x.dtype), x, block=block)[1]
 
 
 # Let P_j be the reach of node j, c the cotangent, and V the value of a node. V_leaf = <c, o_leaf> is folded from the
 # leaves up by V = V_left + s (V_right - V_left). Then
 #     dL/dz_j = P_j s'(z_j) (V_right - V_left),     dL/do_leaf = sum_i P_leaf c_i.
 # The paper (Theorem 1) divides by s and 1 - s instead.
-def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
+def gradient(operands: Operands, cotangent: Float[Array, "n k"]) -> Operands:
     """Returns the gradient of ``<cotangent, outputs>``. The forward pass is recomputed, block by block."""
-    x, weights, bias, leaf_values, gamma = asked
+    x, weights, bias, leaf_values, gamma = operands
     block, group = _sizes(bias, len(x))
-    grouped = _Grouped.of(weights, bias, leaf_values, group)
+    grouped = _Grouped.from_trees(weights, bias, leaf_values, group)
 
-    def of_block(share: Array, x: Array, cotangent: Array) -> tuple[Any, Array]:
+    def evaluate_block(share: Array, x: Array, cotangent: Array) -> tuple[Any, Array]:
         ones_x, c = with_one(x), share[:, None] * cotangent
 
-        def of_group(d_x: Array, of: _Grouped) -> tuple[Array, Any]:
-            joined, held = of
+        def add_group(d_x: Array, trees: _Grouped) -> tuple[Array, Any]:
+            joined, leaf_values = trees
             positions = _positions(joined, ones_x, gamma)
             reach = _reach(positions)
-            value = _product(_flat(held), c.T).reshape(reach[-1].shape)
-            d_held = _product(_flat(reach[-1]), c).reshape(held.shape)
+            value = _product(_flat(leaf_values), c.T).reshape(reach[-1].shape)
+            d_leaf_values = _product(_flat(reach[-1]), c).reshape(leaf_values.shape)
             d_zs, d_gamma = [], jnp.zeros((), x.dtype)
             for above, a in zip(reach[-2::-1], positions[::-1], strict=True):
                 left, change = value[: len(a)], value[len(a) :] - value[: len(a)]
@@ -190,23 +190,23 @@ def gradient(asked: Asked, cotangent: Float[Array, "n k"]) -> Asked:
             for part, d_z in zip(parts, [jnp.concatenate(d_zs[:top]), *d_zs[top:]], strict=True):
                 d_joined.append(_product(_flat(d_z), ones_x).reshape(part.shape))
                 d_x += _product(_flat(d_z).T, _flat(part)[:, :-1])
-            return d_x, (_Grouped(jnp.concatenate(d_joined), d_held), d_gamma)
+            return d_x, (_Grouped(jnp.concatenate(d_joined), d_leaf_values), d_gamma)
 
-        d_x, (d_grouped, d_gamma) = jax.lax.scan(of_group, jnp.zeros_like(x), grouped)
+        d_x, (d_grouped, d_gamma) = jax.lax.scan(add_group, jnp.zeros_like(x), grouped)
         return (d_grouped, d_gamma.sum()), d_x
 
-    ones = jnp.ones(len(x), x.dtype)
-    (d_grouped, d_gamma), d_x = blocking.sum_over_blocks(of_block, ones, x, cotangent, block=block)
-    d_weights, d_bias, d_leaf_values = d_grouped.back(len(weights))
-    return Asked(d_x, d_weights, d_bias, d_leaf_values, d_gamma)
+    share = jnp.ones(len(x), x.dtype)
+    (d_grouped, d_gamma), d_x = blocking.sum_over_blocks(evaluate_block, share, x, cotangent, block=block)
+    d_weights, d_bias, d_leaf_values = d_grouped.to_trees(len(weights))
+    return Operands(d_x, d_weights, d_bias, d_leaf_values, d_gamma)
 
 
-def reachable(asked: Asked) -> Int[Array, "trees n"]:
+def reachable(operands: Operands) -> Int[Array, "trees n"]:
     """Returns the number of leaves of each tree that each sample reaches.
 
     A sample reaches a leaf if no decision on the leaf's path is certain to go to the opposite side.
     """
-    x, weights, bias, _, gamma = asked
+    x, weights, bias, _, gamma = operands
 
     def of_block(x: Array) -> Array:
         def of_tree(tree: tuple[Array, Array]) -> Array:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrees import blocking, sharding, topology, validation
 from jtrees.routing import by_level, frontier as paths
-from jtrees.routing.by_level import Asked
+from jtrees.routing.by_level import Operands
 
 MAX_DEPTH = 20
 
@@ -61,9 +61,9 @@ def conditional_ensemble(
       >>> print(jtrees.routing.conditional_ensemble(x, weights, bias, values, 1.0).T)  # two trees of one split
       [[ 0.   5.5 11. ]]
     """
-    asked = checked(x, weights, bias, leaf_values, gamma)
-    width = checked_width(width, topology.depth_of(asked.bias.shape[1]))
-    return _answers(width, asked)
+    operands = checked(x, weights, bias, leaf_values, gamma)
+    width = checked_width(width, topology.depth_of(operands.bias.shape[1]))
+    return _outputs(width, operands)
 
 
 def reachable_leaves(
@@ -93,46 +93,46 @@ def reachable_leaves(
       >>> print(count, overflows)
       [[1 2 1]] False
     """
-    asked = checked(x, weights, bias, None, gamma)
-    return _reachable(checked_width(width, topology.depth_of(asked.bias.shape[1])), asked)
+    operands = checked(x, weights, bias, None, gamma)
+    return _reachable(checked_width(width, topology.depth_of(operands.bias.shape[1])), operands)
 
 
 # jit compiles repeated calls outside of a program only once.
 @partial(jax.jit, static_argnums=0)
-def _answers(width: int | None, asked: Asked) -> Array:
-    return _by_level(asked) if width is None else _in_blocks(partial(_conditional, width), asked)
+def _outputs(width: int | None, operands: Operands) -> Array:
+    return _by_level(operands) if width is None else _in_blocks(partial(_conditional, width), operands)
 
 
 @partial(jax.jit, static_argnums=0)
-def _reachable(width: int | None, asked: Asked) -> tuple[Array, Array]:
+def _reachable(width: int | None, operands: Operands) -> tuple[Array, Array]:
     if width is None:
-        return by_level.reachable(asked), jnp.zeros((), bool)
+        return by_level.reachable(operands), jnp.zeros((), bool)
 
-    def of_block(asked: Asked) -> tuple[Array, Array]:
-        frontier, fits = paths.explore(asked, width, paths.smooth_step(asked.gamma))
-        counted = lambda: paths.counted(frontier, len(asked.bias), len(asked.x))
-        count = jax.lax.cond(fits, counted, lambda: by_level.reachable(asked))
-        return count.T, jnp.broadcast_to(~fits, len(asked.x))
+    def count_block(operands: Operands) -> tuple[Array, Array]:
+        frontier, fits = paths.explore(operands, width, paths.smooth_step(operands.gamma))
+        counted = lambda: paths.counted(frontier, len(operands.bias), len(operands.x))
+        count = jax.lax.cond(fits, counted, lambda: by_level.reachable(operands))
+        return count.T, jnp.broadcast_to(~fits, len(operands.x))
 
-    count, overflow = _in_blocks(of_block, asked)
+    count, overflow = _in_blocks(count_block, operands)
     return count.T, overflow.any()
 
 
-def _in_blocks(fn: Any, asked: Asked) -> Any:
-    """Returns ``fn(asked)``, computed in blocks of samples. Blocks bound the number of paths.
+def _in_blocks(fn: Any, operands: Operands) -> Any:
+    """Returns ``fn(operands)``, computed in blocks of samples. Blocks bound the number of paths.
 
     The first axis of the results is the sample.
     """
 
     def by_device(x: Array, *trees: Array) -> tuple[tuple[()], Any]:
-        block, of_block = blocking.samples_on_paths(len(trees[0])), lambda x: fn(Asked(x, *trees))
-        return (), of_block(x) if len(x) <= block else blocking.map_over_blocks(of_block, x, block)
+        block, evaluate = blocking.samples_on_paths(len(trees[0])), lambda x: fn(Operands(x, *trees))
+        return (), evaluate(x) if len(x) <= block else blocking.map_over_blocks(evaluate, x, block)
 
     # Each device has its own list of paths. A common list would be on a single device.
-    return sharding.each_part(by_device, *asked, rows=(0,))[1]
+    return sharding.each_part(by_device, *operands, rows=(0,))[1]
 
 
-def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Asked:
+def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Operands:
     """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None.
 
     Raises:
@@ -160,7 +160,7 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> As
         raise ValueError(f"gamma must be one number, got shape {jnp.shape(gamma)}")
     validation.check_finite("x", x)
     cast = lambda a: None if a is None else a.astype(jnp.result_type(*arrays.values()))
-    return Asked(*map(cast, (x, weights, bias, leaf_values, jnp.asarray(gamma))))
+    return Operands(*map(cast, (x, weights, bias, leaf_values, jnp.asarray(gamma))))
 
 
 def checked_width(width: Any, depth: int) -> int | None:
@@ -176,31 +176,31 @@ def checked_width(width: Any, depth: int) -> int | None:
 
 
 @jax.custom_vjp
-def _by_level(asked: Asked) -> Array:
-    return by_level.outputs(asked)
+def _by_level(operands: Operands) -> Array:
+    return by_level.outputs(operands)
 
 
 _by_level.defvjp(
-    lambda asked: (by_level.outputs(asked), asked),
-    lambda asked, cotangent: (by_level.gradient(asked, cotangent),),
+    lambda operands: (by_level.outputs(operands), operands),
+    lambda operands, cotangent: (by_level.gradient(operands, cotangent),),
 )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conditional(width: int, asked: Asked) -> Array:
-    return _conditional_fwd(width, asked)[0]
+def _conditional(width: int, operands: Operands) -> Array:
+    return _conditional_fwd(width, operands)[0]
 
 
-def _conditional_fwd(width: int, asked: Asked) -> tuple[Array, Any]:
-    frontier, fits = paths.explore(asked, width, paths.smooth_step(asked.gamma))
-    out = jax.lax.cond(fits, lambda: paths.outputs(frontier, asked), lambda: by_level.outputs(asked))
-    return out, (asked, frontier, fits)
+def _conditional_fwd(width: int, operands: Operands) -> tuple[Array, Any]:
+    frontier, fits = paths.explore(operands, width, paths.smooth_step(operands.gamma))
+    out = jax.lax.cond(fits, lambda: paths.outputs(frontier, operands), lambda: by_level.outputs(operands))
+    return out, (operands, frontier, fits)
 
 
-def _conditional_bwd(width: int, saved: Any, cotangent: Array) -> tuple[Asked]:
-    asked, frontier, fits = saved
-    path_gradient = lambda: paths.add_gradient(frontier, asked, cotangent, jax.tree.map(jnp.zeros_like, asked))
-    return (jax.lax.cond(fits, path_gradient, lambda: by_level.gradient(asked, cotangent)),)
+def _conditional_bwd(width: int, saved: Any, cotangent: Array) -> tuple[Operands]:
+    operands, frontier, fits = saved
+    path_gradient = lambda: paths.add_gradient(frontier, operands, cotangent, jax.tree.map(jnp.zeros_like, operands))
+    return (jax.lax.cond(fits, path_gradient, lambda: by_level.gradient(operands, cotangent)),)
 
 
 _conditional.defvjp(_conditional_fwd, _conditional_bwd)

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrees import blocking, topology
 from jtrees.routing import by_level
-from jtrees.routing.by_level import Asked
+from jtrees.routing.by_level import Operands
 from pallas_kernels.routes import cubic
 
 _BEYOND = 2**31 - 1  # an index out of range
@@ -84,102 +84,142 @@ class Frontier(NamedTuple):
     counts: Int[Array, " levels"]
 
 
-def explore(asked: Asked, width: float, step: Step) -> tuple[Frontier, Array]:
+class _Scores(NamedTuple):
+    """The scores of all splits for all samples. Only the scores near the root are computed in advance.
+
+    Attributes:
+      x: samples, ``(n, p)``.
+      weights: weights of the splits of all trees, ``(trees nodes, p)``.
+      bias: biases of these splits.
+      near: scores of the splits near the root, ``(trees, near nodes, n)``.
+    """
+
+    x: Array
+    weights: Array
+    bias: Array
+    near: Array
+
+    @classmethod
+    def from_operands(cls, operands: Operands) -> "_Scores":
+        x, weights, bias = operands.x, operands.weights, operands.bias
+        # There are few splits near the root, so one product scores all of them.
+        upper = topology.num_nodes(max(1, min(topology.depth_of(bias.shape[1]) // 2, _NEAR)))
+        product = jnp.einsum("tjp,np->tjn", weights[:, :upper], x, precision="highest")
+        return cls(x, weights.reshape(-1, x.shape[1]), bias.reshape(-1), product + bias[:, :upper, None])
+
+    def rows(self, paths: Frontier) -> Array:
+        """Returns the row of each path's split among all splits of all trees."""
+        return paths.tree * (len(self.bias) // len(self.near)) + paths.node
+
+    def at_paths(self, level: Array, paths: Frontier) -> Array:
+        """Returns the score of each path's split; all splits are on one level."""
+        _, upper, n = self.near.shape
+        row = self.rows(paths)
+        return jax.lax.cond(
+            level < topology.depth_of(upper),
+            lambda: _rows(self.near.reshape(-1), (paths.tree * upper + paths.node) * n + paths.sample),
+            lambda: (_rows(self.weights, row) * _rows(self.x, paths.sample)).sum(1) + _rows(self.bias, row),
+        )
+
+    def near_reach(self, step: Step) -> Array:
+        """Returns the probability that a sample reaches each node below the splits near the root."""
+        reach = jnp.ones((1, len(self.near), len(self.x)), self.x.dtype)
+        for z in topology.levels(jnp.moveaxis(self.near, 1, 0)):
+            right = reach * step.right(step.position(z, reach))
+            reach = topology.interleave(reach - right, right)
+        return reach
+
+
+def explore(operands: Operands, width: float, step: Step) -> tuple[Frontier, Array]:
     """Returns the paths of a batch, and whether they fit. An overflow stops the paths at its level."""
-    x, weights, bias = asked.x, asked.weights, asked.bias
-    (n, p), (trees, nodes) = x.shape, bias.shape
-    roots, depth = trees * n, topology.depth_of(nodes)
-    capacity = int(width * roots)
-    many, few = blocking.paths_at_once(roots)
-    flat_weights, flat_bias = weights.reshape(-1, p), bias.reshape(-1)
-    slot = jnp.arange(capacity + many + few, dtype=jnp.int32)
-    nothing, zero = jnp.zeros_like(slot), jnp.zeros(slot.shape, x.dtype)
-    tree, sample = (jnp.where(slot < roots, sources, 0) for sources in (slot // n, slot % n))
-    counts = jnp.zeros(depth + 1, jnp.int32).at[0].set(roots)
-    undefined = (nothing, nothing, zero, zero, jnp.zeros(slot.shape, bool))
-    frontier = Frontier(tree, sample, nothing, zero + 1, *undefined, counts)
+    n, (trees, nodes) = len(operands.x), operands.bias.shape
+    depth, capacity, scores = topology.depth_of(nodes), int(width * trees * n), _Scores.from_operands(operands)
+    sizes = blocking.paths_at_once(trees * n)
+    frontier = _at_roots(trees, n, depth, capacity + sum(sizes), operands.x.dtype)
 
-    # There are few splits near the root, so one product scores all of them.
-    near = max(1, min(depth // 2, _NEAR))
-    upper = topology.num_nodes(near)
-    product = jnp.einsum("tjp,np->tjn", weights[:, :upper], x, precision="highest")
-    scores = (product + bias[:, :upper, None]).reshape(-1)
-
-    def go_down(state: tuple[Array, Frontier]) -> tuple[Array, Frontier]:
+    def descend(state: tuple[Array, Frontier]) -> tuple[Array, Frontier]:
         level, frontier = state
-        count_on_level = frontier.counts[level]
-
-        def move(i: Array, state: tuple[Array, Frontier]) -> tuple[Array, Frontier]:
-            """Moves the paths of a chunk down a level, and appends new paths to the list."""
-            count, all_paths = state
-            chunk = _cut(all_paths, i * many, many)
-            row = chunk.tree * nodes + chunk.node
-            z = jax.lax.cond(
-                level < near,
-                lambda: _rows(scores, (chunk.tree * upper + chunk.node) * n + chunk.sample),
-                lambda: (_rows(flat_weights, row) * _rows(x, chunk.sample)).sum(1) + _rows(flat_bias, row),
-            )
-            a, right = step.position(z, chunk.reach), z > 0
-            valid = i * many + slot[:many] < count_on_level
-            uncertain = valid & ~((a <= 0) | (a >= 1))  # NaN counts as uncertain, and propagates
-            rank = jnp.cumsum(uncertain, dtype=jnp.int32)
-            slots = jnp.where(uncertain, rank - 1, many + few)
-            chosen = jnp.zeros(many + few, jnp.int32).at[slots].set(slot[:many], mode="drop")
-
-            def append(j: Array, all_paths: Frontier) -> Frontier:
-                sources = jax.lax.dynamic_slice_in_dim(chosen, j * few, few)
-                slots, before, source_right = _rows(a, sources), _rows(chunk.reach, sources), _rows(right, sources)
-                to_right = before * step.right(slots)
-                new = Frontier(
-                    tree=_rows(chunk.tree, sources),
-                    sample=_rows(chunk.sample, sources),
-                    node=2 * _rows(chunk.node, sources) + 2 - source_right.astype(jnp.int32),
-                    reach=jnp.where(source_right, before - to_right, to_right),
-                    parent=i * many + sources,
-                    row=_rows(row, sources),
-                    position=slots,
-                    before=before,
-                    right=~source_right,
-                    counts=all_paths.counts,
-                )
-                # Paths beyond the capacity are overwritten, because the batch does not fit.
-                return _paste(all_paths, new, jnp.minimum(count + j * few, capacity))
-
-            all_paths = jax.lax.fori_loop(0, -(-rank[-1] // few), append, all_paths)
-            # The chunk is read again, because the compiler would copy the old arrays if they were used.
-            chunk = _cut(all_paths, i * many, many)
-            to_right = chunk.reach * step.right(a)
-            node = jnp.where(valid, 2 * chunk.node + 1 + right.astype(jnp.int32), chunk.node)
-            reach = jnp.where(valid, jnp.where(right, to_right, chunk.reach - to_right), chunk.reach)
-            put = lambda a, values: jax.lax.dynamic_update_slice_in_dim(a, values, i * many, 0)
-            moved = all_paths._replace(node=put(all_paths.node, node), reach=put(all_paths.reach, reach))
-            return count + rank[-1], moved
-
-        count, frontier = jax.lax.fori_loop(0, -(-count_on_level // many), move, (count_on_level, frontier))
+        paths = frontier.counts[level]
+        move = lambda i, state: _move(i, state, level, paths, scores, step, capacity)
+        count, frontier = jax.lax.fori_loop(0, -(-paths // sizes[0]), move, (paths, frontier))
         return level + 1, frontier._replace(counts=frontier.counts.at[level + 1].set(count))
 
     # The levels near the root detect most overflows before any path descends.
-    reach = jnp.ones((1, trees, n), x.dtype)
-    for z in topology.levels(jnp.moveaxis(scores.reshape(trees, upper, n), 1, 0)):
-        to_right = reach * step.right(step.position(z, reach))
-        reach = topology.interleave(reach - to_right, to_right)
-    may_fit = jnp.count_nonzero(reach) <= capacity
+    may_fit = jnp.count_nonzero(scores.near_reach(step)) <= capacity
     continues = lambda state: may_fit & (state[0] < depth) & (state[1].counts[state[0]] <= capacity)
-    level, frontier = jax.lax.while_loop(continues, go_down, (jnp.int32(0), frontier))
+    level, frontier = jax.lax.while_loop(continues, descend, (jnp.int32(0), frontier))
     return frontier, may_fit & (frontier.counts[level] <= capacity)
 
 
-def outputs(frontier: Frontier, asked: Asked) -> Float[Array, "n k"]:
+def _at_roots(trees: int, n: int, depth: int, length: int, dtype: Any) -> Frontier:
+    """Returns a list of ``length`` paths, of which the first ``trees n`` are at the roots."""
+    roots, slot = trees * n, jnp.arange(length, dtype=jnp.int32)
+    nothing, zero = jnp.zeros_like(slot), jnp.zeros(slot.shape, dtype)
+    tree, sample = (jnp.where(slot < roots, sources, 0) for sources in (slot // n, slot % n))
+    counts = jnp.zeros(depth + 1, jnp.int32).at[0].set(roots)
+    undefined = (nothing, nothing, zero, zero, jnp.zeros(slot.shape, bool))
+    return Frontier(tree, sample, nothing, zero + 1, *undefined, counts)
+
+
+def _move(
+    i: Array, state: tuple[Array, Frontier], level: Array, paths: Array, scores: _Scores, step: Step, capacity: int
+) -> tuple[Array, Frontier]:
+    """Moves the paths of chunk i down a level, and appends the new paths to the list.
+
+    ``paths`` is the number of paths on the level. ``state`` has the number of paths on the next level so far, and the
+    list.
+    """
+    count, frontier = state
+    size, append_size = blocking.paths_at_once(len(scores.near) * len(scores.x))
+    chunk, slot = _cut(frontier, i * size, size), jnp.arange(size, dtype=jnp.int32)
+    z = scores.at_paths(level, chunk)
+    position, right = step.position(z, chunk.reach), z > 0
+    valid = i * size + slot < paths
+    uncertain = valid & ~((position <= 0) | (position >= 1))  # NaN counts as uncertain, and propagates
+    rank = jnp.cumsum(uncertain, dtype=jnp.int32)
+    slots = jnp.where(uncertain, rank - 1, size + append_size)
+    branching = jnp.zeros(size + append_size, jnp.int32).at[slots].set(slot, mode="drop")
+
+    def append(j: Array, frontier: Frontier) -> Frontier:
+        sources = jax.lax.dynamic_slice_in_dim(branching, j * append_size, append_size)
+        before, source_right, source_position = (_rows(a, sources) for a in (chunk.reach, right, position))
+        right_reach = before * step.right(source_position)
+        branches = Frontier(
+            tree=_rows(chunk.tree, sources),
+            sample=_rows(chunk.sample, sources),
+            node=2 * _rows(chunk.node, sources) + 2 - source_right.astype(jnp.int32),
+            reach=jnp.where(source_right, before - right_reach, right_reach),
+            parent=i * size + sources,
+            row=_rows(scores.rows(chunk), sources),
+            position=source_position,
+            before=before,
+            right=~source_right,
+            counts=frontier.counts,
+        )
+        # Paths beyond the capacity are overwritten, because the batch does not fit.
+        return _paste(frontier, branches, jnp.minimum(count + j * append_size, capacity))
+
+    frontier = jax.lax.fori_loop(0, -(-rank[-1] // append_size), append, frontier)
+    # The chunk is read again, because the compiler would copy the old arrays if they were used.
+    chunk = _cut(frontier, i * size, size)
+    right_reach = chunk.reach * step.right(position)
+    node = jnp.where(valid, 2 * chunk.node + 1 + right.astype(jnp.int32), chunk.node)
+    reach = jnp.where(valid, jnp.where(right, right_reach, chunk.reach - right_reach), chunk.reach)
+    put = lambda a, values: jax.lax.dynamic_update_slice_in_dim(a, values, i * size, 0)
+    return count + rank[-1], frontier._replace(node=put(frontier.node, node), reach=put(frontier.reach, reach))
+
+
+def outputs(frontier: Frontier, operands: Operands) -> Float[Array, "n k"]:
     """Returns the outputs: the sum of leaf values over each sample's paths, weighted by reach."""
-    n, (trees, leaves, k) = len(asked.x), asked.leaf_values.shape
-    flat, (many, _) = asked.leaf_values.reshape(-1, k), blocking.paths_at_once(trees * n)
+    n, (trees, leaves, k) = len(operands.x), operands.leaf_values.shape
+    leaf_values, (size, _) = operands.leaf_values.reshape(-1, k), blocking.paths_at_once(trees * n)
 
     def add(i: Array, total: Array) -> Array:
-        valid, paths = _chunk(frontier, i, many)
-        contributions = paths.reach[:, None] * _rows(flat, paths.tree * leaves + paths.node - (leaves - 1))
+        valid, paths = _chunk(frontier, i, size)
+        contributions = paths.reach[:, None] * _rows(leaf_values, _leaf_rows(paths, leaves))
         return total.at[jnp.where(valid, paths.sample, n)].add(contributions, mode="drop")
 
-    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), add, jnp.zeros((n, k), flat.dtype))
+    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // size), add, jnp.zeros((n, k), leaf_values.dtype))
 
 
 def counted(frontier: Frontier, trees: int, n: int) -> Int[Array, "trees n"]:
@@ -193,31 +233,27 @@ def counted(frontier: Frontier, trees: int, n: int) -> Int[Array, "trees n"]:
 # value of a path is the value of its current node. At each level on the way up, every path that started at a split of
 # the level passes its value to its parent. The parent's value becomes the value of the split. Paths that start on a
 # level are contiguous, and have distinct parents.
-def add_gradient(frontier: Frontier, asked: Asked, cotangent: Float[Array, "n k"], to: Asked) -> Asked:
-    """Adds the gradient of ``<cotangent, outputs>`` to ``to``, in the rows of splits and leaves that paths touch.
+def add_gradient(
+    frontier: Frontier, operands: Operands, cotangent: Float[Array, "n k"], gradient: Operands
+) -> Operands:
+    """Adds the gradient of ``<cotangent, outputs>`` to ``gradient``, in the rows of splits and leaves on the paths.
 
-    The gradient of x or gamma is not computed if ``to.x`` or ``to.gamma`` is None.
+    The gradient of x or gamma is not computed if ``gradient.x`` or ``gradient.gamma`` is None.
     """
-    trees, leaves, k = asked.leaf_values.shape
-    many, _ = blocking.paths_at_once(trees * len(asked.x))
-    flat_leaves = asked.leaf_values.reshape(-1, k)
+    k = operands.leaf_values.shape[2]
 
-    def at_leaves(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        value, d_leaves = state
-        valid, paths = _chunk(frontier, i, many)
-        leaf, c = paths.tree * leaves + paths.node - (leaves - 1), _rows(cotangent, paths.sample)
-        chunk_values = (_rows(flat_leaves, jnp.where(valid, leaf, 0)) * c).sum(1)
-        value = jax.lax.dynamic_update_slice_in_dim(value, chunk_values, i * many, 0)
-        return value, d_leaves.at[jnp.where(valid, leaf, len(d_leaves))].add(paths.reach[:, None] * c, mode="drop")
+    def evaluate(paths: Frontier, leaf_values: Array) -> tuple[Array, Array]:
+        c = _rows(cotangent, paths.sample)
+        return (leaf_values * c).sum(1), paths.reach[:, None] * c
 
-    initial = jnp.zeros_like(frontier.reach), to.leaf_values.reshape(-1, k)
-    value, d_leaves = jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at_leaves, initial)
-    to = to._replace(leaf_values=d_leaves.reshape(trees, leaves, k))
-    return _climb(frontier, value, smooth_step(asked.gamma), asked, to)[1]
+    leaves, d_leaves = operands.leaf_values.reshape(-1, k), gradient.leaf_values.reshape(-1, k)
+    value, d_leaves = _visit_leaves(frontier, operands, evaluate, leaves, d_leaves)
+    gradient = gradient._replace(leaf_values=d_leaves.reshape(operands.leaf_values.shape))
+    return _climb(frontier, value, smooth_step(operands.gamma), operands, gradient)[1]
 
 
 def expected(
-    frontier: Frontier, asked: Asked, step: Step, loss_of: Any, leaves: Any, y: Array, share: Float[Array, " n"]
+    frontier: Frontier, operands: Operands, step: Step, loss_of: Any, leaves: Any, y: Array, share: Float[Array, " n"]
 ) -> tuple[tuple[Array, Any], Int[Array, " n"]]:
     """Returns the expected loss of one tree, its gradient, and the leaf of each sample under hard routing.
 
@@ -225,74 +261,92 @@ def expected(
 
     Args:
       frontier: the paths of the samples.
-      asked: samples, weights and bias of one tree. Leaf values are None.
+      operands: samples, weights and bias of one tree. Leaf values are None.
       step: the step of the frontier.
       loss_of: ``(leaves (m, ...), x (m, p), y (m, ...)) -> losses (m,)`` and their gradients for the leaves.
       leaves: a pytree of arrays whose first axis is over the leaves.
       y: targets.
       share: weight of each sample in the loss.
     """
-    n, nodes = len(asked.x), asked.bias.shape[1]
-    many, _ = blocking.paths_at_once(n)
+    n, nodes = len(operands.x), operands.bias.shape[1]
 
-    def at_leaves(i: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+    def evaluate(paths: Frontier, leaves: Any) -> tuple[Array, Any]:
+        loss, d_leaves = loss_of(leaves, _rows(operands.x, paths.sample), _rows(y, paths.sample))
+        shares = _rows(share, paths.sample)
+        factor = shares * paths.reach
+        return shares * loss, jax.tree.map(lambda d: factor.reshape(-1, *[1] * (d.ndim - 1)) * d, d_leaves)
+
+    value, d_leaves = _visit_leaves(frontier, operands, evaluate, leaves, jax.tree.map(jnp.zeros_like, leaves))
+    gradient = Operands(None, jnp.zeros_like(operands.weights), jnp.zeros_like(operands.bias), None, None)
+    value, gradient = _climb(frontier, value, step, operands, gradient)
+    return (value[:n].sum(), (gradient.weights[0], gradient.bias[0], d_leaves)), frontier.node[:n] - nodes
+
+
+def _visit_leaves(
+    frontier: Frontier, operands: Operands, evaluate: Any, leaves: Any, d_leaves: Any
+) -> tuple[Array, Any]:
+    """Returns the values of the paths at their leaves, and adds the gradients of the leaves to ``d_leaves``.
+
+    ``evaluate`` maps a chunk of paths and the leaves that they reach to values and gradients. The first axis of
+    ``leaves`` is over the leaves of all trees.
+    """
+    trees, nodes = operands.bias.shape
+    size, _ = blocking.paths_at_once(trees * len(operands.x))
+
+    def visit(i: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
         value, d_leaves = state
-        valid, paths = _chunk(frontier, i, many)
-        leaf, sample = jnp.where(valid, paths.node - nodes, 0), paths.sample
-        loss, d_leaf = loss_of(jax.tree.map(lambda a: _rows(a, leaf), leaves), _rows(asked.x, sample), _rows(y, sample))
-        shares = _rows(share, sample)
-        value = jax.lax.dynamic_update_slice_in_dim(value, shares * loss, i * many, 0)
-        factor, leaf = shares * paths.reach, jnp.where(valid, leaf, nodes + 1)
-        add = lambda total, d: total.at[leaf].add(factor.reshape(-1, *[1] * (d.ndim - 1)) * d, mode="drop")
-        return value, jax.tree.map(add, d_leaves, d_leaf)
+        valid, paths = _chunk(frontier, i, size)
+        leaf = _leaf_rows(paths, nodes + 1)
+        reached = jnp.where(valid, leaf, 0)
+        chunk_values, slopes = evaluate(paths, jax.tree.map(lambda a: _rows(a, reached), leaves))
+        value = jax.lax.dynamic_update_slice_in_dim(value, chunk_values, i * size, 0)
+        row = jnp.where(valid, leaf, trees * (nodes + 1))
+        return value, jax.tree.map(lambda total, d: total.at[row].add(d, mode="drop"), d_leaves, slopes)
 
-    initial = jnp.zeros_like(frontier.reach), jax.tree.map(jnp.zeros_like, leaves)
-    value, d_leaves = jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), at_leaves, initial)
-    to = Asked(None, jnp.zeros_like(asked.weights), jnp.zeros_like(asked.bias), None, None)
-    value, to = _climb(frontier, value, step, asked, to)
-    return (value[:n].sum(), (to.weights[0], to.bias[0], d_leaves)), frontier.node[:n] - nodes
+    initial = jnp.zeros_like(frontier.reach), d_leaves
+    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // size), visit, initial)
 
 
-def _climb(frontier: Frontier, value: Array, step: Step, asked: Asked, to: Asked) -> tuple[Array, Asked]:
-    """Passes the values of paths from the leaves up to the roots, and adds the gradient to ``to``.
-
-    The gradient is the gradient of the sum of the root values.
+def _climb(
+    frontier: Frontier, value: Array, step: Step, operands: Operands, gradient: Operands
+) -> tuple[Array, Operands]:
+    """Passes the values of paths from the leaves up to the roots, and adds to the gradient of their sum.
 
     Returns:
-      The values and ``to``. The first ``trees n`` values belong to the roots.
+      The values and the gradient. The first ``trees n`` values belong to the roots.
     """
-    (n, p), (trees, nodes) = asked.x.shape, asked.bias.shape
-    depth, (_, few) = topology.depth_of(nodes), blocking.paths_at_once(trees * n)
-    x, flat_weights = asked.x, asked.weights.reshape(-1, p)
+    (n, p), (trees, nodes) = operands.x.shape, operands.bias.shape
+    depth, (_, size) = topology.depth_of(nodes), blocking.paths_at_once(trees * n)
+    x, flat_weights = operands.x, operands.weights.reshape(-1, p)
 
-    def at_level(i: Array, state: tuple[Array, Asked]) -> tuple[Array, Asked]:
+    def at_level(i: Array, state: tuple[Array, Operands]) -> tuple[Array, Operands]:
         start, stop = frontier.counts[depth - 1 - i], frontier.counts[depth - i]
 
-        def at_splits(j: Array, state: tuple[Array, Asked]) -> tuple[Array, Asked]:
-            value, to = state
-            first = start + j * few
-            valid, splits = first + jnp.arange(few, dtype=jnp.int32) < stop, _cut(frontier, first, few)
-            own, other = jax.lax.dynamic_slice_in_dim(value, first, few), value.at[splits.parent].get(mode="clip")
-            right, left = jnp.where(splits.right, own, other), jnp.where(splits.right, other, own)
+        def at_splits(j: Array, state: tuple[Array, Operands]) -> tuple[Array, Operands]:
+            value, total = state
+            first = start + j * size
+            valid, splits = first + jnp.arange(size, dtype=jnp.int32) < stop, _cut(frontier, first, size)
+            branch = jax.lax.dynamic_slice_in_dim(value, first, size)
+            sibling = value.at[splits.parent].get(mode="clip")
+            right, left = jnp.where(splits.right, branch, sibling), jnp.where(splits.right, sibling, branch)
             d_z = jnp.where(valid, splits.before * step.slope(splits.position) * (right - left), 0)
             parent = jnp.where(valid, splits.parent, len(value))
             value = value.at[parent].set(left + step.right(splits.position) * (right - left), mode="drop")
-            row, sample = jnp.where(valid, splits.row, len(to.weights)), jnp.where(valid, splits.sample, n)
-            touched = jnp.where(valid, splits.row, 0)
-            through = lambda d_x: d_x.at[sample].add(d_z[:, None] * _rows(flat_weights, touched), mode="drop")
-            return value, Asked(
-                x=None if to.x is None else through(to.x),
-                weights=to.weights.at[row].add(d_z[:, None] * x.at[sample].get(mode="clip"), mode="drop"),
-                bias=to.bias.at[row].add(d_z, mode="drop"),
-                leaf_values=to.leaf_values,
-                gamma=None if to.gamma is None else to.gamma - ((splits.position - 0.5) * d_z).sum(),
+            row, sample = jnp.where(valid, splits.row, len(total.weights)), jnp.where(valid, splits.sample, n)
+            weights = _rows(flat_weights, jnp.where(valid, splits.row, 0))
+            return value, Operands(
+                x=None if total.x is None else total.x.at[sample].add(d_z[:, None] * weights, mode="drop"),
+                weights=total.weights.at[row].add(d_z[:, None] * x.at[sample].get(mode="clip"), mode="drop"),
+                bias=total.bias.at[row].add(d_z, mode="drop"),
+                leaf_values=total.leaf_values,
+                gamma=None if total.gamma is None else total.gamma - ((splits.position - 0.5) * d_z).sum(),
             )
 
-        return jax.lax.fori_loop(0, -(-(stop - start) // few), at_splits, state)
+        return jax.lax.fori_loop(0, -(-(stop - start) // size), at_splits, state)
 
-    flat = to._replace(weights=to.weights.reshape(-1, p), bias=to.bias.reshape(-1))
+    flat = gradient._replace(weights=gradient.weights.reshape(-1, p), bias=gradient.bias.reshape(-1))
     value, flat = jax.lax.fori_loop(0, jnp.int32(depth), at_level, (value, flat))
-    return value, jax.tree.map(lambda a, like: a.reshape(like.shape), flat, to)
+    return value, jax.tree.map(lambda a, like: a.reshape(like.shape), flat, gradient)
 
 
 def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
@@ -301,30 +355,35 @@ def over_splits(frontier: Frontier, roots: int, body: Any, carry: Any) -> Any:
     ``rows`` are indices among all splits of all trees. If several samples touch a split, its row is repeated. The last
     chunk is padded with an index out of range.
     """
-    _, few = blocking.paths_at_once(roots)
+    _, size = blocking.paths_at_once(roots)
 
     def visit(i: Array, carry: Any) -> Any:
-        first = roots + i * few
-        valid = first + jnp.arange(few, dtype=jnp.int32) < frontier.counts[-1]
-        return body(jnp.where(valid, jax.lax.dynamic_slice_in_dim(frontier.row, first, few), _BEYOND), carry)
+        first = roots + i * size
+        valid = first + jnp.arange(size, dtype=jnp.int32) < frontier.counts[-1]
+        return body(jnp.where(valid, jax.lax.dynamic_slice_in_dim(frontier.row, first, size), _BEYOND), carry)
 
-    return jax.lax.fori_loop(0, -(-(frontier.counts[-1] - roots) // few), visit, carry)
+    return jax.lax.fori_loop(0, -(-(frontier.counts[-1] - roots) // size), visit, carry)
 
 
 def over_leaves(frontier: Frontier, roots: int, leaves: int, body: Any, carry: Any) -> Any:
     """Loops ``body(rows, carry)`` over chunks of reachable leaves, for trees with ``leaves`` leaves."""
-    many, _ = blocking.paths_at_once(roots)
+    size, _ = blocking.paths_at_once(roots)
 
     def visit(i: Array, carry: Any) -> Any:
-        valid, paths = _chunk(frontier, i, many)
-        return body(jnp.where(valid, paths.tree * leaves + paths.node - (leaves - 1), _BEYOND), carry)
+        valid, paths = _chunk(frontier, i, size)
+        return body(jnp.where(valid, _leaf_rows(paths, leaves), _BEYOND), carry)
 
-    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // many), visit, carry)
+    return jax.lax.fori_loop(0, -(-frontier.counts[-1] // size), visit, carry)
 
 
-def _chunk(frontier: Frontier, i: Array, many: int) -> tuple[Array, Frontier]:
+def _chunk(frontier: Frontier, i: Array, size: int) -> tuple[Array, Frontier]:
     """Returns the mask of valid paths of chunk i, and the chunk."""
-    return i * many + jnp.arange(many, dtype=jnp.int32) < frontier.counts[-1], _cut(frontier, i * many, many)
+    return i * size + jnp.arange(size, dtype=jnp.int32) < frontier.counts[-1], _cut(frontier, i * size, size)
+
+
+def _leaf_rows(paths: Frontier, leaves: int) -> Array:
+    """Returns the row of each path's leaf among all leaves of all trees, for trees with ``leaves`` leaves."""
+    return paths.tree * leaves + paths.node - (leaves - 1)
 
 
 def _cut(frontier: Frontier, start: Array, size: int) -> Frontier:
@@ -337,5 +396,5 @@ def _paste(frontier: Frontier, new: Frontier, start: Array) -> Frontier:
     return Frontier._make([*map(paste, frontier[:-1], new[:-1]), frontier.counts])
 
 
-def _rows(a: Array, at: Array) -> Array:
-    return a.at[at].get(mode="promise_in_bounds")
+def _rows(a: Array, rows: Array) -> Array:
+    return a.at[rows].get(mode="promise_in_bounds")

@@ -41,7 +41,7 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
 
 
 def scores_at(
-    weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"], at: Int[Array, "r n"]
+    weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"], nodes: Int[Array, "r n"]
 ) -> Float[Array, "r n"]:
     """Returns the scores of each sample at r splits, by gathering the rows of the splits.
 
@@ -49,7 +49,7 @@ def scores_at(
       weights: split weights.
       bias: split biases.
       x: samples.
-      at: indices of the splits of each sample.
+      nodes: indices of the splits of each sample.
 
     Example:
       >>> from jtrees.routing import inference
@@ -58,7 +58,7 @@ def scores_at(
       >>> print(inference.scores_at(weights, bias, x, nodes))
       [[1.  6.5]]
     """
-    return jnp.einsum("rnp,np->rn", weights[at], x, precision="highest") + bias[at]
+    return jnp.einsum("rnp,np->rn", weights[nodes], x, precision="highest") + bias[nodes]
 
 
 class Flips(NamedTuple):
@@ -97,16 +97,16 @@ def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Flo
       >>> print(flips.leaf.T)  # reached, root flipped, child flipped
       [[3 0 2]]
     """
-    # Row 0 is the sample's own path. Each level adds the path that leaves the own path at this level.
-    at, path, scores = jnp.zeros((1, len(x)), jnp.int32), [], []
+    # Row 0 is the path of the sample. Each level adds the path that leaves it at this level.
+    node, path, scores = jnp.zeros((1, len(x)), jnp.int32), [], []
     for _ in range(topology.depth_of(len(bias))):
-        z = scores_at(weights, bias, x, at)
-        path.append(at[0])
+        z = scores_at(weights, bias, x, node)
+        path.append(node[0])
         scores.append(z[0])
-        left, right = 2 * at + 1, 2 * at + 2
+        left, right = 2 * node + 1, 2 * node + 2
         on, off = jnp.where(z > 0, right, left), jnp.where(z[:1] > 0, left[:1], right[:1])
-        at = jnp.concatenate([on, off])
-    return Flips(jnp.stack(path), jnp.stack(scores), at - len(bias))
+        node = jnp.concatenate([on, off])
+    return Flips(jnp.stack(path), jnp.stack(scores), node - len(bias))
 
 
 def flips_of(scores: Float[Array, "nodes n"]) -> Flips:

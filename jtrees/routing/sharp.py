@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrees.routing import frontier as paths
-from jtrees.routing.by_level import Asked
+from jtrees.routing.by_level import Operands
 
 TOLERANCE = 1e-6
 
@@ -70,14 +70,14 @@ def visit(
       y: targets.
       share: weight of each sample in the loss.
     """
-    asked, step = Asked(x, weights[None], bias[None], None, None), sigmoid()
-    frontier, fits = paths.explore(asked, width, step)
+    operands, step = Operands(x, weights[None], bias[None], None, None), sigmoid()
+    frontier, fits = paths.explore(operands, width, step)
 
-    def one_loss(leaf: Any, x: Array, y: Array) -> Array:
-        one = jax.tree.map(lambda a: a[None], leaf)
-        return losses_of(one, x[None], y[None])[0, 0]
+    def leaf_loss(leaf: Any, x: Array, y: Array) -> Array:
+        leaves = jax.tree.map(lambda a: a[None], leaf)
+        return losses_of(leaves, x[None], y[None])[0, 0]
 
     def on_paths() -> Any:
-        return paths.expected(frontier, asked, step, jax.vmap(jax.value_and_grad(one_loss)), leaves, y, share)
+        return paths.expected(frontier, operands, step, jax.vmap(jax.value_and_grad(leaf_loss)), leaves, y, share)
 
     return jax.lax.cond(fits, on_paths, lambda: otherwise(weights, bias, leaves, x, y, share))

@@ -32,8 +32,8 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
     q = [jnp.ones_like(scores[:1])]
     for score in topology.levels(scores):
         # jnp.minimum would split the gradient between equal arguments. NaN is propagated.
-        least = lambda agreement: jnp.where(agreement >= q[-1], q[-1], agreement)
-        q.append(topology.interleave(least(-score), least(score)))
+        minimum = lambda agreement: jnp.where(agreement >= q[-1], q[-1], agreement)
+        q.append(topology.interleave(minimum(-score), minimum(score)))
     return jnp.concatenate(q)
 
 

@@ -1,7 +1,7 @@
 """Splits of CART, which are initial values of searches.
 
-The trees are grown by scikit-learn, or over bins inside a compiled program. They split the features, or the outputs of
-a ridge regression. Greedy searches use only the directions of the ridge regression.
+scikit-learn grows the trees on the host. They split the features, or the outputs of a ridge regression. Greedy searches
+use only the directions of the ridge regression. :func:`jtrees.splitting.binned_cart` grows CART in a compiled program.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import segments, splitting, topology, warmstart
+from jtrees import segments, topology, warmstart
 from jtrees._classes import shares
 from jtrees.leaves.shrunk import LEAST_FREE, decomposed
 from jtrees.segments import effective, ones_or
@@ -25,16 +25,6 @@ _LEAST_WEIGHT = 10.0  # least weight of a leaf of CART on ridge outputs, in samp
 _ROUNDED = 4.0  # rounding errors of a mean, in units of the last digit
 # In deviations. Scaling clips features at 100 deviations. An outlier there would determine its feature's slope alone.
 _FARTHEST = 99.0
-
-
-def grown_in_bins(batch: Batch, edges: Array, task: Task, depth: int) -> tuple[Array, Array]:
-    """Returns the weights and biases of CART splits over bins of the features; it can be compiled."""
-    weight = ones_or(batch.weight, batch.x)
-    if isinstance(task, Classification):
-        statistics, impurity = splitting.class_statistics(batch.y, weight, task.classes), splitting.entropy
-    else:
-        statistics, impurity = splitting.target_statistics(batch.y, weight), splitting.squared_deviation
-    return splitting.binned_cart(batch.x, jnp.asarray(edges), statistics, depth, impurity)
 
 
 def grown_cart(
@@ -52,26 +42,27 @@ def grown_cart(
     predictions of CART do not fall in the features ``monotone``, ``(p,)`` bool.
     """
     x, y, weight = rows
-    options: Any = {"sample_weight": weight, "min_weight": min_weight}
-    if monotone is not None and np.ndim(y) == 1:
-        options["monotone"] = monotone
+    options: Any = {"sample_weight": weight, "min_weight": min_weight, "monotone": monotone if y.ndim == 1 else None}
     if isinstance(task, Classification):
         return warmstart.cart_classifier(x, y, depth, **options).replace(leaves=None)
-    y = _targets(y, task)
+    y = _targets(y, task).reshape(len(x), -1)
     varies = np.ptp(y, axis=0) > 0
-    if not np.any(varies):  # possible in a part of the rows
+    if not varies.any():  # possible in a part of the rows
         nodes = topology.num_nodes(depth)
         return ObliqueTree(jnp.zeros((nodes, x.shape[1]), jnp.float32), jnp.full(nodes, -1, jnp.float32), None)
-    y = y if y.ndim == 1 else y[:, varies]
+    y = y[:, varies]
     if leaves == "linear":
-        root = 1.0 if weight is None else np.sqrt(weight)[:, None]
-        with_one = np.column_stack([x - x.mean(0, dtype=np.float64), np.ones(len(x))])
-        unit = np.maximum(np.abs(with_one).max(0), np.finfo(np.float32).tiny)
-        with_one /= unit
-        wide = y.reshape(len(x), -1)
-        residual = (wide - with_one @ np.linalg.lstsq(root * with_one, root * wide, rcond=None)[0]).reshape(y.shape)
-        y = residual if np.ptp(residual, axis=0).min() > 0 else y
+        residuals = _residuals(x, y, weight)
+        y = residuals if np.ptp(residuals, axis=0).min() > 0 else y
     return warmstart.cart_regressor(x, y, depth, **options).replace(leaves=None)
+
+
+def _residuals(x: Any, y: np.ndarray, weight: Any) -> np.ndarray:
+    """Returns the residuals of a linear regression of the targets ``(n, k)``."""
+    root = 1.0 if weight is None else np.sqrt(weight)[:, None]
+    columns = np.column_stack([x - x.mean(0, dtype=np.float64), np.ones(len(x))])
+    columns /= np.maximum(np.abs(columns).max(0), np.finfo(np.float32).tiny)
+    return y - columns @ np.linalg.lstsq(root * columns, root * y, rcond=None)[0]
 
 
 def _targets(y: Any, task: Task) -> Any:
@@ -125,9 +116,9 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
 
     def error(strength: Array) -> Array:
         shrunk = values + strength
-        lost = sum_of_squares - (jnp.square(along / shrunk) * (shrunk + strength)).sum()
+        rss = sum_of_squares - (jnp.square(along / shrunk) * (shrunk + strength)).sum()
         free = 1 - (1 + (values / shrunk).sum()) / total
-        return jnp.where(free > LEAST_FREE, lost / jnp.square(free), jnp.inf)
+        return jnp.where(free > LEAST_FREE, rss / jnp.square(free), jnp.inf)
 
     strengths = jnp.asarray(_RIDGES, values.dtype)
     slopes = along / (values + strengths[jax.lax.map(error, strengths).argmin()])
@@ -144,10 +135,8 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     """Returns the splits of CART on the outputs of a ridge regression instead of the features.
 
     The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
-    model. The ridge strength of each target is chosen by leave-one-out cross-validation. Classes are regressed as
-    indicators. The outputs are then linear discriminants up to a scale (Hastie, Tibshirani & Buja 1994). Uneven weights
-    count as fewer samples (Kish's effective sample size). An outlier of a feature is replaced by the mean of the
-    feature.
+    model. The ridge strength of each target is chosen by leave-one-out cross-validation. Classes, weights and outliers
+    are treated as in :func:`ridge_directions`, except that the indicators of classes are not divided.
 
     Args:
       rows: the samples as NumPy arrays. The features ``(n, p)`` have mean 0. The targets are ``(n,)`` or ``(n, k)``,
@@ -162,17 +151,16 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
     weight = ones_or(rows.weight, x)
     weight = weight * (weight.sum() / (weight**2).sum())
-    some = weight > 0
-    near = np.where(np.abs(x[some]) < _FARTHEST * unit, x[some], 0).astype(np.float64)
-    scaler: Any = StandardScaler().fit(near, sample_weight=weight[some])
+    is_used = weight > 0
+    near = np.where(np.abs(x[is_used]) < _FARTHEST * unit, x[is_used], 0).astype(np.float64)
+    scaler: Any = StandardScaler().fit(near, sample_weight=weight[is_used])
     model: Any = RidgeCV(_RIDGES, alpha_per_target=True)
     with np.errstate(divide="ignore", invalid="ignore"):  # raised by a sample of leverage 1
-        model.fit(scaler.transform(near), y[some], sample_weight=weight[some])
+        model.fit(scaler.transform(near), y[is_used], sample_weight=weight[is_used])
     slopes = (model.coef_.reshape(y.shape[1], -1) / scaler.scale_).T.astype(np.float32)
     outputs = x @ slopes
     scaler.fit(outputs.astype(np.float64), sample_weight=weight)
     scale = (unit / scaler.scale_).astype(np.float32)
-    of_outputs = Batch(outputs * scale, rows.y, weight)  # type: ignore[arg-type]
-    tree = grown_cart(of_outputs, task, depth, min_weight=_LEAST_WEIGHT)
+    tree = grown_cart(Batch(outputs * scale, rows.y, weight), task, depth, min_weight=_LEAST_WEIGHT)  # type: ignore[arg-type]
     # The product is computed on the host, because JAX would compile it for each new shape.
     return tree.replace(weights=np.asarray(tree.weights) @ (slopes * scale).T)

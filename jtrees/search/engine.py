@@ -2,7 +2,7 @@
 
 The engine advances every procedure until it waits. Waiting calls of the same program go into one compiled call. An
 array that is the same object in all of these calls is shared, not copied. On CPUs, each call runs in the program of a
-single run, so the results have the bits of single runs. As many calls run at once as there are devices. On other
+single run, so the results have the bits of single runs. As many calls run at once as there are processors. On other
 devices calls are stacked by ``vmap``. The order of the calls does not depend on a clock, so all processes make the same
 calls.
 """
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import distributed, sharding
+from jtrees import distributed, processes, sharding
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import (
     Arrays,
@@ -35,6 +35,7 @@ from jtrees.search.run import Form, often_compiled, rarely_compiled
 from jtrees.training.state import NOT_TAKEN
 
 MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
+_MOST_THREADS = 8  # threads that make calls at once on CPUs; each needs memory
 _PLACED = 2**12  # numbers from which an array of a problem is put on the device once, and not in each call
 
 
@@ -44,20 +45,20 @@ class Engine:
     Args:
       monitor: the monitor, which shows progress and enforces the deadline.
       impl: implementation of the random keys.
-      at_once: largest number of calls in a stack, if calls are stacked by ``vmap``.
+      stack_size: largest number of calls in a stack, if calls are stacked by ``vmap``.
       side_by_side: whether calls are stacked by ``vmap``. None: unless the devices are CPUs.
     """
 
-    def __init__(self, monitor: Monitor, impl: str, at_once: int = 64, side_by_side: bool | None = None):
+    def __init__(self, monitor: Monitor, impl: str, stack_size: int = 64, side_by_side: bool | None = None):
         self.monitor, self.impl = monitor, impl
         devices, shares = jax.local_devices(), sharding.share_of_starts()
         side_by_side = devices[0].platform != "cpu" if side_by_side is None else side_by_side
-        # A program over several devices has other rounding errors than the program of one. So all CPU devices of a
-        # process run the same program, each in a thread. Several processes need a program over all of their devices.
-        self._threads = 1 if side_by_side or shares is not None else len(devices)
-        self._shares = len(devices) // self._threads if shares is None else shares
+        # A program over several devices has other rounding errors than the program of one. So the threads of a process
+        # run the same program. Several processes need a program over all of their devices.
+        self._threads = 1 if side_by_side or shares is not None else min(_MOST_THREADS, processes.processors())
+        self._shares = shares or (len(devices) if side_by_side else 1)
         self._devices = None if shares else tuple(devices)
-        self._most = max(at_once, self._shares) if side_by_side else self._shares
+        self._most = max(stack_size, self._shares) if side_by_side else self._shares
         self.seconds_of_results = 0.0  # seconds that all results of this run took to finish
         self._began = False  # whether the procedures have made an update
         self._has_compiled = False  # whether the last calls compiled a program for threads
@@ -65,6 +66,7 @@ class Engine:
         self._stacks: dict[Hashable, tuple[int, tuple]] = {}  # the size and the axes of the stacks of each program
         self._executables: dict[Hashable, Any] = {}  # the programs that threads run
         self._placed: dict[int, tuple[Any, Any]] = {}
+        self._row_counts: set[int] = set()  # lengths of the arrays that have rows
         self._computed: dict[Hashable, Any] = {}
 
     def computed_once(self, fn: Callable[..., Any], args: tuple, options: dict[str, Any]) -> Any:
@@ -83,10 +85,11 @@ class Engine:
         root, self._began, self.seconds_of_results = _Progress(None, None, 0), False, 0.0
         ready, waiting = deque(root.begin(procedures, len(procedures))), []
         try:
-            while ready or waiting:
-                while ready:
-                    self._advance(ready.popleft(), ready, waiting)
-                waiting = self._answer(waiting, ready)
+            with np.errstate(**_quiet_errors()):
+                while ready or waiting:
+                    while ready:
+                        self._advance(ready.popleft(), ready, waiting)
+                    waiting = self._answer(waiting, ready)
         finally:
             self._computed.clear()
             self._placed.clear()
@@ -133,6 +136,8 @@ class Engine:
     def _program_of(self, call: Call) -> Hashable:
         """Returns the program of a call, and a label; calls for which both are equal can be stacked."""
         leaves, structure = jax.tree.flatten(_values_of(call))
+        batches = filter(None, (call.problem.batch, call.problem.evaluation))
+        self._row_counts.update(len(batch.x) for batch in batches)
         shapes = tuple(_shape_of(leaf) for leaf in leaves)
         return (_form_of(call, self.impl), call.steps is None, structure, shapes), (call.name, call.begins)
 
@@ -155,9 +160,14 @@ class Engine:
         if (program, often) not in self._executables:
             self._executables[program, often] = call.compiled(form, stacks[0].values, counts)
             self._has_compiled = True
-        compiled = self._executables[program, often]
+        compiled, x64 = self._executables[program, often], jax.config.jax_enable_x64
+
+        def make(stack: _Stack) -> Any:
+            with jax.enable_x64(x64):  # a thread does not inherit the context of its parent
+                return jax.block_until_ready(compiled(stack.values, counts))
+
         with ThreadPoolExecutor(self._threads) as threads:
-            return list(threads.map(lambda stack: jax.block_until_ready(compiled(stack.values, counts)), stacks))
+            return list(threads.map(make, stacks))
 
     def _train(self, calls: list[Call], stacks: list["_Stack"], program: Hashable) -> list[Trained]:
         """Makes the updates of all calls side by side. After the deadline, the states do not change any more."""
@@ -166,11 +176,12 @@ class Engine:
         active, done, turns, longest = [stack for stack in stacks if steps[stack.numbers].max() > 0], 0, 0, steps.max()
         pace = self._paces.setdefault(program, Pace(monitor))
         for stack in active:
-            stack.keep_ended(steps, done)
+            stack.keep_finished(steps, done)
         total = int(max(first.total or 0, first.begins + longest))
         with monitor.over(total, first.name) as show:
             while active:
-                if monitor.is_rehearsed(turns) or (self._began and not monitor.has_time(pace.one)):
+                is_optional = self._began and done >= first.least
+                if monitor.is_rehearsed(turns) or (is_optional and not monitor.has_time(pace.step_seconds)):
                     break
                 count = pace.steps(min(MOST, int(steps[steps > done].min()) - done))
                 began, programs, self._began = time.monotonic(), often_compiled.programs(), True
@@ -183,8 +194,8 @@ class Engine:
                 outputs = distributed.to_host(outputs)
                 pace.took(count, time.monotonic() - began, self._has_compiled or often_compiled.programs() > programs)
                 done, turns = done + count, turns + 1
-                for stack, (stack_losses, ended) in zip(active, outputs, strict=True):
-                    stack.take(stack_losses, ended, losses, steps, done, count)
+                for stack, (stack_losses, has_ended) in zip(active, outputs, strict=True):
+                    stack.take(stack_losses, has_ended, losses, steps, done, count)
                 active = [stack for stack in active if stack.is_active]
                 show(first.begins + done, [run_losses[-1] for run_losses in losses if run_losses])
             monitor.where = f"{first.name}: {first.begins + done} of at most {total} updates"
@@ -250,7 +261,8 @@ class Engine:
             return array
         number = id(array)
         if number not in self._placed:
-            placed = sharding.put_rows(array) if sharding.parts(len(array)) > 1 else jax.device_put(array)
+            has_rows = len(array) in self._row_counts and sharding.parts(len(array)) > 1
+            placed = sharding.put_rows(array) if has_rows else jax.device_put(array)
             self._placed[number] = placed, weakref.ref(array, lambda _: self._placed.pop(number, None))
         return self._placed[number][0]
 
@@ -266,12 +278,12 @@ class _Progress:
         self.later: deque[_Progress] = deque()  # children that have not begun
         self.missing = 0
 
-    def begin(self, procedures: Any, at_once: int) -> list["_Progress"]:
+    def begin(self, procedures: Any, concurrent: int) -> list["_Progress"]:
         """Returns the progress of the first of the procedures that this procedure waits for."""
         self.results, self.missing = [None] * len(procedures), len(procedures)
         self.children = [_Progress(procedure, self, number) for number, procedure in enumerate(procedures)]
-        self.later.extend(self.children[at_once:])
-        return self.children[:at_once]
+        self.later.extend(self.children[concurrent:])
+        return self.children[:concurrent]
 
     def close(self) -> None:
         """Closes the procedure and the procedures that it waits for."""
@@ -297,36 +309,42 @@ class _Stack:
     def __init__(self, form: "Form", values: Any, axes: tuple | None, numbers: list[int], trains: bool):
         self.form, self.values, self.axes, self.numbers = form, values, axes, numbers
         self.state = values[0][0] if trains else None
-        self.is_active, self._ended = True, {}
+        self.is_active, self._finished = True, {}
 
     def advance(self, state: Any) -> None:
         """Stores the state after a call of a training."""
         self.state = state
         self.values = ((state,), *self.values[1:])
 
-    def take(self, losses: Any, ended: Any, all_losses: list, steps: np.ndarray, done: int, count: int) -> None:
+    def take(self, losses: Any, has_ended: Any, all_losses: list, steps: np.ndarray, done: int, count: int) -> None:
         """Stores the losses of ``count`` updates, and the states of calls that have all of their updates."""
-        over = np.atleast_1d(ended)[: len(self.numbers)] | (done >= steps[self.numbers])
+        over = np.atleast_1d(has_ended)[: len(self.numbers)] | (done >= steps[self.numbers])
         self.is_active = not over.all()
         for lane, number in enumerate(self.numbers):
             if done - count < steps[number]:
                 all_losses[number].append((losses if self.axes is None else losses[lane])[:count])
-        self.keep_ended(steps, done)
+        self.keep_finished(steps, done)
 
-    def keep_ended(self, steps: np.ndarray, done: int) -> None:
+    def keep_finished(self, steps: np.ndarray, done: int) -> None:
         """Stores the states of calls that end after ``done`` updates while another call of the stack continues."""
         for lane, number in enumerate(self.numbers):
             if done == steps[number] and self.is_active:
-                self._ended[lane] = jax.tree.map(lambda a, lane=lane: a[lane], self.state)
+                self._finished[lane] = jax.tree.map(lambda a, lane=lane: a[lane], self.state)
 
     def results(self) -> list[DeviceValue]:
         """Returns the result of each call."""
         arrays = Arrays(self.state, distributed.to_host)
         lanes = range(len(self.numbers))
         values = [DeviceValue(arrays, None if self.axes is None else lane) for lane in lanes]
-        for lane, state in self._ended.items():
+        for lane, state in self._finished.items():
             values[lane] = DeviceValue(Arrays(state, distributed.to_host))
         return values
+
+
+def _quiet_errors() -> dict[str, Any]:
+    """Returns NumPy's default for each error that would be raised: it would look like a search that diverges."""
+    defaults: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+    return {kind: defaults[kind] for kind, action in np.geterr().items() if action in ("raise", "call")}
 
 
 def _history(losses: list[np.ndarray]) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Fits of recipes: one run, or many side by side, from a table to models in the user's units."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
-import functools
 import itertools
 import time
 from typing import Any, Literal, NamedTuple
@@ -12,11 +11,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, distributed, io, processes, pytree, sharding, validation as checks
+from jtrees import compilation, distributed, processes, sharding, validation as checks
 from jtrees.data import Data, FrameModel, Table, checked_table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.data.table import bucket, held_out_table
-from jtrees.description import kind_of
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.engine import Engine
@@ -25,88 +23,13 @@ from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.search.recipe import Recipe
 from jtrees.search.report import FitReport
+from jtrees.search.result import FitResult, described
 from jtrees.tasks import Classification, Policy, Regression, Task
-from jtrees.tree import ObliqueTree
 
-# Concurrent runs per CPU device. The device runs them one after another, so a larger number would not save time.
+# Concurrent runs per CPU device. Their calls take turns in a few threads, so a larger number would not save time.
 _AT_ONCE_CPU = 16
 _AT_ONCE = 64  # concurrent runs on other devices
 _END = 2.0  # estimated time of the end of a fit, as a multiple of the time to scale the data
-
-
-@io.model
-@pytree.dataclass
-class FitResult:
-    """The result of :func:`fit`, in the user's units.
-
-    Attributes:
-      model: the fitted model. ``model.predict(x)`` returns predictions of y, or class probabilities ``(n, K)``. For a
-        raw table (a DataFrame, or an array with NaN), the model is a :class:`jtrees.data.FrameModel`.
-      tree: the model if it is a :class:`jtrees.ObliqueTree`, else None. For a raw table, the tree of the features
-        that its columns become.
-      loss: the mean loss of the task by which the model was chosen, such as the mean squared error or the log loss.
-        For several targets, the mean squared error is computed on targets scaled to [0, 1]. The loss is on
-        ``validation`` if given, else on the training data. Recipes document exceptions.
-      step: number of updates before the model was evaluated.
-      history: training loss before each update, on scaled data. The last axis counts updates, up to the longest run.
-        An entry is NaN if the run did not make the update.
-      report: how the fit went; ``report.search`` is the report of the recipe.
-    """
-
-    model: Any
-    tree: ObliqueTree | None
-    loss: float
-    step: int
-    history: np.ndarray
-    report: FitReport = pytree.field(pytree_node=False)
-
-    def predict(self, x: Any) -> Any:
-        """Returns the predictions of the model: short for ``fit.model.predict(x)``."""
-        return self.model.predict(x)
-
-    def to_text(self, *args: Any, **shown: Any) -> str:
-        """Returns the kind of the tree, on a line that begins with ``#``, and the rules of the tree.
-
-        The arguments are passed to :meth:`jtrees.ObliqueTree.to_text`. ``fit.model.to_text`` returns the rules without
-        the kind.
-
-        Raises:
-          ValueError: if the model is not a single tree. Also in the cases of :meth:`jtrees.ObliqueTree.to_text`.
-        """
-        if self.tree is None:
-            raise ValueError(f"model must be a single tree to have rules, got {checks.quoted(self.model)}")
-        return f"# {self.kind}\n{self.model.to_text(*args, **shown)}"
-
-    @property
-    def kind(self) -> str:
-        """Description of the tree and of the search for it; for a model that is not a tree, its ``repr``."""
-        if self.tree is None:
-            return repr(self.model)
-        return kind_of(self.tree, self.report.chosen)
-
-    def to_save(self) -> "FitResult":
-        """Returns the fit with tuned options in a form that can be saved: a function becomes its name."""
-        if (tuning := self.report.tuning) is None:
-            return self
-        trials = [trial._replace(options=_plain_options(trial.options)) for trial in tuning.trials]
-        tuning = tuning.replace(options=_plain_options(tuning.options), trials=trials)
-        return self.replace(report=self.report.replace(tuning=tuning))
-
-    def __str__(self) -> str:
-        lines = [f"model: {self.model!r}", f"tree: {self.kind}" if self.tree is not None else None]
-        lines += [self.report.verdict, self._numbers()]
-        return "\n".join(line for line in lines if line is not None)
-
-    def __repr__(self) -> str:
-        return f"FitResult(model={self.model!r}, {self._numbers()})"
-
-    def _numbers(self) -> str:
-        ended = "" if self.report.ended == "finished" else f"ended={self.report.ended}, "
-        return f"loss={self.loss}, step={self.step}, {ended}report: {', '.join(self.report.names())}"
-
-
-def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if io.is_data(value) else plain(value) for name, value in options.items()}
 
 
 # --- Fit -------------------------------------------------------------------------------------------------------------
@@ -142,7 +65,7 @@ def fit(
 
     If CART on all rows would exceed the deadline, CART is grown on a sample of the rows. After the deadline, the fit
     skips refinements and further trees of a bag. The fit always checks and scales the table, makes one update, and fits
-    the leaves to all rows.
+    the leaves to all rows. The leaves of :class:`jtrees.Boosted` are then those of the rows that it trained on.
 
     Args:
       recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.
@@ -202,11 +125,13 @@ def fit(
     if table.columns is not None:
         table.columns.warn_left_out()
     if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
-        found = comparison_of(fitted, evaluated)
+        comparison = comparison_of(fitted, evaluated)
         cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(result.report.ended)
         stopped = None if cause is None else f"{cause} ended the training early"
-        found.warn_if_behind(name := type(recipe).__name__, stopped)
-        result = result.replace(report=result.report.replace(baselines=found.losses, verdict=found.verdict(name)))
+        comparison.warn_if_behind(name := type(recipe).__name__, stopped)
+        result = result.replace(
+            report=result.report.replace(baselines=comparison.losses, verdict=comparison.verdict(name))
+        )
     result = result.replace(report=result.report.replace(seconds=time.monotonic() - started))
     return of_raw_table(result, table)
 
@@ -270,31 +195,6 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
         raise ValueError(f"validation: {error}") from None
 
 
-def described(recipe: Recipe) -> dict[str, Any]:
-    """Returns the name and options of a recipe as plain data."""
-    fields = dataclasses.fields(recipe)  # pyright: ignore[reportArgumentType]
-    return {"name": type(recipe).__name__} | {field.name: plain(getattr(recipe, field.name)) for field in fields}
-
-
-def plain(value: Any) -> Any:
-    """Returns a value as plain data: a recipe becomes its name and options, a function becomes its name."""
-    if isinstance(value, Recipe):
-        return described(value)
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        return value.tolist()
-    if isinstance(value, (str, int, float, bool, type(None))):
-        return value
-    if isinstance(value, functools.partial):
-        arguments = [str(plain(item)) for item in value.args]
-        arguments += [f"{name}={plain(item)}" for name, item in value.keywords.items()]
-        return f"{plain(value.func)}({', '.join(arguments)})"
-    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
-
-
 # --- Many searches ---------------------------------------------------------------------------------------------------
 
 
@@ -350,7 +250,7 @@ def fits_of(
     monitor.keep(_END * (time.monotonic() - before))  # reserves the time to evaluate results on all rows
     impl = str(jax.random.key_impl(keys[0]))
     engine = Engine(monitor, impl, max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch)
-    whole = Problem(
+    problem = Problem(
         None,
         task,
         scaled,
@@ -365,18 +265,18 @@ def fits_of(
         separate=validation is not None,
         source=scaled,
     )
-    folds = [whole if rows is None else _fold(whole, rows) for rows in left_out]
+    folds = [problem if rows is None else _fold(problem, rows) for rows in left_out]
     cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
-    at_once = _at_once(len(cells), batch)
-    for low in range(0, len(cells), at_once):
+    size = _concurrent_runs(len(cells), batch)
+    for low in range(0, len(cells), size):
         if low and not monitor.has_time():
             return
-        some = cells[low : low + at_once]
+        chunk = cells[low : low + size]
         problems = [
-            folds[k].replace(recipe=recipes[i], key=np.asarray(jax.random.key_data(keys[j]))) for i, j, k in some
+            folds[k].replace(recipe=recipes[i], key=np.asarray(jax.random.key_data(keys[j]))) for i, j, k in chunk
         ]
         results = engine.run(*(problem.recipe.search(problem) for problem in problems))
-        for (i, _, _), problem, result in zip(some, problems, results, strict=True):
+        for (i, _, _), problem, result in zip(chunk, problems, results, strict=True):
             data: Any = problem.data
             if isinstance(result, FloatingPointError):
                 yield RunFit(result, data, task)
@@ -400,15 +300,15 @@ def _fold(problem: Problem, held_out: np.ndarray) -> Problem:
 def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, seconds: float) -> FitResult:
     """Returns the fit of a finished search."""
     history, left_out = np.asarray(fitted.history), fitted.left_out
-    taken = np.isfinite(history)
-    history = history[..., : 1 + np.flatnonzero(taken.any(tuple(range(taken.ndim - 1)))).max(initial=-1)]
+    is_update = np.isfinite(history)
+    history = history[..., : 1 + np.flatnonzero(is_update.any(tuple(range(history.ndim - 1)))).max(initial=-1)]
     rows = np.zeros(0, int) if left_out is None else left_out.rows
     weight = None if table.weight is None else table.weight[rows]
     report = FitReport(
         ended=monitor.ended,
         ended_at=monitor.where,
         seconds=seconds,
-        updates=taken.sum(-1),
+        updates=is_update.sum(-1),
         held_out_loss=float(np.average(left_out.losses[rows], weights=weight)) if left_out and len(rows) else None,
         held_out_rows=rows if left_out and not left_out.several else None,
         recipe=described(recipe.settled()),
@@ -436,9 +336,9 @@ def check_monotone(recipe: Recipe, table: Table) -> None:
         raise ValueError(f"monotone needs a recipe that keeps it, {which}, got {checks.quoted(recipe)}")
 
 
-def _at_once(count: int, batch: int | Literal["auto"]) -> int:
+def _concurrent_runs(count: int, batch: int | Literal["auto"]) -> int:
     """Returns the number of concurrent runs if ``count`` runs are divided into batches of about equal size."""
     devices, shares = jax.local_devices(), sharding.share_of_starts()
-    of_cpus = _AT_ONCE_CPU * (len(devices) if shares is None else shares)
-    most = batch if batch != "auto" else of_cpus if devices[0].platform == "cpu" else max(_AT_ONCE, shares or 1)
-    return -(-count // -(-count // min(most, count)))
+    cpu_runs = _AT_ONCE_CPU * (len(devices) if shares is None else shares)
+    limit = batch if batch != "auto" else cpu_runs if devices[0].platform == "cpu" else max(_AT_ONCE, shares or 1)
+    return -(-count // -(-count // min(limit, count)))

@@ -63,8 +63,8 @@ class Schedule(NamedTuple):
         batch_size = min(batch_size, n)
         per_epoch = n // batch_size
         if epochs is None:
-            most = max(_MOST, _MOST * _USUAL // batch_size)
-            steps = min(max(fewest, passes * per_epoch), most)
+            limit = max(_MOST, _MOST * _USUAL // batch_size)
+            steps = min(max(fewest, passes * per_epoch), limit)
             return cls(steps, per_epoch, batch_size, -(-steps // _EVALUATIONS))
         checks.check_count("epochs", epochs, most=checks.MAX_NUMBERS // per_epoch)
         return cls(epochs * per_epoch, per_epoch, batch_size, per_epoch)

@@ -37,17 +37,17 @@ class Monitor:
         progress: bool = False,
         deadline: float | None = None,
         seconds: float = 0.0,
-        within: "Monitor | None" = None,
+        parent: "Monitor | None" = None,
         rehearses: bool = False,
     ):
-        """``seconds`` is the time limit of the fit; ``within`` is the monitor of the search around this search."""
+        """``seconds`` is the time limit of the fit; ``parent`` is the monitor of the search around this search."""
         self.progress, self.deadline = progress and distributed.is_first(), deadline
         self.ended, self.where = "finished", ""
-        self.rehearses = rehearses or (within is not None and within.rehearses)
+        self.rehearses = rehearses or (parent is not None and parent.rehearses)
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
         self._is_shown = self._was_asked = False
         self._is_shared = distributed.is_shared()
-        self._whole = within._whole if within is not None else self
+        self._root = parent._root if parent is not None else self
 
     @contextlib.contextmanager
     def listening(self) -> Any:
@@ -91,14 +91,14 @@ class Monitor:
 
     def left(self) -> float:
         """Returns the seconds before the deadline; infinite if there is no deadline."""
-        return np.inf if self.deadline is None else distributed.least(self.deadline - time.monotonic())
+        return np.inf if self.deadline is None else distributed.minimum(self.deadline - time.monotonic())
 
     def has_time(self, seconds: float = 0.0) -> bool:
         """Returns whether ``seconds`` seconds remain; if not, the search is marked as ended."""
-        if distributed.least(-self._whole._was_asked):
-            self._whole.ended = "interrupted"
-        if self._whole.ended != "finished":
-            self.ended = self._whole.ended
+        if distributed.minimum(-self._root._was_asked):
+            self._root.ended = "interrupted"
+        if self._root.ended != "finished":
+            self.ended = self._root.ended
         if self.ended == "finished" and self.left() < seconds:
             self.ended = "max_seconds"
         return self.ended == "finished"
@@ -109,7 +109,7 @@ class Monitor:
 
     def may_be_late(self, seconds: float = 0.0) -> bool:
         """Returns whether the end of a fit, which prepares its results, may take ``seconds`` more seconds."""
-        return self._latest is None or distributed.least(self._latest - time.monotonic() - seconds) > 0
+        return self._latest is None or distributed.minimum(self._latest - time.monotonic() - seconds) > 0
 
     def keep(self, seconds: float) -> None:
         """Reserves ``seconds`` for the end of a fit: brings the deadline forward by at most half of the time left."""
@@ -119,8 +119,8 @@ class Monitor:
     def part(self, share: float) -> "Monitor":
         """Returns the monitor of work that may take the fraction ``share`` of the time left."""
         if self.deadline is None:
-            return Monitor(within=self)
-        return Monitor(deadline=time.monotonic() + share * max(0.0, self.left()), within=self)
+            return Monitor(parent=self)
+        return Monitor(deadline=time.monotonic() + share * max(0.0, self.left()), parent=self)
 
     def on_rows(self, fn: Callable[[Any], Any], rows: Any) -> Any:
         """Returns ``fn(rows)``, or ``fn`` of a random sample of the rows if there is no time for all rows.
@@ -132,15 +132,15 @@ class Monitor:
           rows: a batch of NumPy arrays.
         """
         n, p = rows.x.shape
-        few = max(_FEWEST, _SAMPLE // p)
-        if self.deadline is None or n <= few:
+        sample_size = max(_FEWEST, _SAMPLE // p)
+        if self.deadline is None or n <= sample_size:
             return fn(rows)
         order, began = np.random.default_rng(0).permutation(n), time.monotonic()
-        found = fn(_some(rows, order[:few]))
-        in_time = distributed.least(few * self.left() / (time.monotonic() - began))
+        sample_result = fn(_sampled_rows(rows, order[:sample_size]))
+        in_time = distributed.minimum(sample_size * self.left() / (time.monotonic() - began))
         if in_time >= n:
             return fn(rows)
-        return fn(_some(rows, order[: int(in_time)])) if in_time >= 2 * few else found
+        return fn(_sampled_rows(rows, order[: int(in_time)])) if in_time >= 2 * sample_size else sample_result
 
 
 class Pace:
@@ -152,31 +152,31 @@ class Pace:
 
     def __init__(self, monitor: Monitor):
         self._monitor, self._most = monitor, 1
-        self.one = 0.0  # seconds per step
+        self.step_seconds = 0.0  # seconds per step
 
-    def steps(self, most: int) -> int:
-        """Returns the number of steps of the next call, from 1 to ``most``."""
+    def steps(self, limit: int) -> int:
+        """Returns the number of steps of the next call, from 1 to ``limit``."""
         if self._monitor.rehearses:
             return 1
-        in_time = min(_CHUNK, self._monitor.left()) / max(self.one, 1e-9)
-        return int(max(1, min(most, self._most, in_time)))
+        in_time = min(_CHUNK, self._monitor.left()) / max(self.step_seconds, 1e-9)
+        return int(max(1, min(limit, self._most, in_time)))
 
     def took(self, steps: int, seconds: float, compiled: bool) -> None:
         """Records the seconds of a call; they are ignored if they include a compilation."""
-        seconds, compiled = -distributed.least(-seconds), bool(distributed.least(-compiled))
+        seconds, compiled = -distributed.minimum(-seconds), bool(distributed.minimum(-compiled))
         self._most = 1 if compiled else _GROWTH * steps
-        self.one = 0.0 if compiled else seconds / steps
+        self.step_seconds = 0.0 if compiled else seconds / steps
 
 
 def _summary(losses: list[np.ndarray]) -> str:
     """Returns the lowest loss of all runs as text, and the number of finite runs if some are not finite."""
-    lowest = [np.min(one, where=np.isfinite(one), initial=np.inf) for one in losses]
-    finite, low = sum(np.isfinite(one) for one in lowest), min(lowest, default=np.inf)
+    lowest = [np.min(run_losses, where=np.isfinite(run_losses), initial=np.inf) for run_losses in losses]
+    finite, low = sum(np.isfinite(loss) for loss in lowest), min(lowest, default=np.inf)
     text = f", {finite} of {len(losses)} runs" if finite < len(losses) else ""
     return f"loss {low if np.isfinite(low) else np.nan:.4g}{text}"
 
 
-def _some(rows: Any, numbers: np.ndarray) -> Any:
+def _sampled_rows(rows: Any, numbers: np.ndarray) -> Any:
     """Returns the rows of a batch with the given numbers, in their original order."""
     numbers = np.sort(numbers)
     return rows._replace(**{name: a if a is None else np.asarray(a)[numbers] for name, a in rows._asdict().items()})

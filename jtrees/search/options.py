@@ -7,7 +7,7 @@ Static options are part of the compiled program. Numeric options are arguments o
 recompile it, and ``vmap`` maps over numeric options. :func:`checked` checks all options of a recipe.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from functools import partial
 from typing import Any
@@ -20,8 +20,8 @@ import numpy as np
 from jtrees import pytree, validation as checks
 from jtrees.search.recipe import Recipe
 import pallas_kernels
-from pallas_kernels import Config
 
+_LARGEST = checks.MAX_NUMBERS - 1  # an integer is below the largest value of a 32-bit counter
 Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueError naming the option
 
 
@@ -68,8 +68,19 @@ def _numeric(value: Any) -> Any:
     return array.astype(np.float32) if real else None
 
 
-def _or_none(check: Check) -> Check:
-    return lambda name, value: None if value is None else check(name, value)
+def _or(check: Check, *words: str | None) -> Check:
+    """Returns a check that also accepts these words, such as None."""
+    alternatives = checks.listed(map(checks.quoted, words), " or ")
+
+    def check_or_word(name: str, value: Any) -> Any:
+        if (value is None or isinstance(value, str)) and value in words:
+            return value
+        try:
+            return check(name, value)
+        except ValueError as error:
+            raise ValueError(f"{error}; it may be {alternatives}") from None
+
+    return check_or_word
 
 
 def static(default: Any, check: Check | None = None) -> Any:
@@ -92,31 +103,17 @@ def depth(default: int, most: int = checks.MAX_DEPTH) -> Any:
 
 def count(default: int, minimum: int = 1, most: int | None = None) -> Any:
     """An integer of at least ``minimum``."""
-    return static(default, partial(_checked_count, minimum=minimum, most=most))
+    return static(default, partial(checks.check_count, minimum=minimum, most=most or _LARGEST))
 
 
 def optional_count(default: int | None) -> Any:
     """An integer of at least 1, or None."""
-    return static(default, _or_none(_checked_count))
+    return static(default, _or(partial(checks.check_count, most=_LARGEST), None))
 
 
 def rows() -> Any:
     """Rows that splits are trained on: an integer of at least 1, ``"auto"``, or None for all rows."""
-
-    def check(name: str, value: Any) -> int | str:
-        if isinstance(value, str) and value != "auto":
-            raise ValueError(f'{name} must be a number of rows, "auto" or None, got {checks.quoted(value)}')
-        return value if isinstance(value, str) else _checked_count(name, value)
-
-    return static("auto", _or_none(check))
-
-
-def _checked_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """Returns a checked integer, which is below the largest value of a 32-bit counter."""
-    number = checks.check_count(name, value, minimum, checks.MAX_NUMBERS - 1)
-    if most is not None and number > most:
-        raise ValueError(f"{name} must be at most {most}, got {checks.quoted(number)}")
-    return number
+    return static("auto", _or(partial(checks.check_count, most=_LARGEST), "auto", None))
 
 
 def counts(*default: int) -> Any:
@@ -126,12 +123,9 @@ def counts(*default: int) -> Any:
 
 def checked_counts(name: str, value: Any) -> tuple[int, ...]:
     """Returns a checked tuple of integers of at least 1."""
-    try:
-        return tuple(checks.check_count(name, item) for item in value)
-    except TypeError:
-        raise ValueError(
-            f"{name} must be whole numbers, one a hidden layer, such as (240, 240), got {checks.quoted(value)}"
-        ) from None
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be whole numbers, such as (240, 240), got {checks.quoted(value)}")
+    return tuple(checks.check_count(name, number) for number in value)
 
 
 def check_function(name: str, value: Any) -> Any:
@@ -143,56 +137,41 @@ def check_function(name: str, value: Any) -> Any:
 
 def flag(default: bool | None) -> Any:
     """True or False; None is allowed if it is the default."""
-    return static(default, _or_none(checks.check_flag) if default is None else checks.check_flag)
+    return static(default, _or(checks.check_flag, None) if default is None else checks.check_flag)
 
 
 def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
     """One of the names ``choices``; None is allowed if ``optional`` is True."""
-
-    def check(name: str, value: Any) -> str:
-        checks.check_choice(name, value, choices)
-        return value
-
-    return static(default, _or_none(check) if optional else check)
+    check = partial(checks.check_choice, choices=choices)
+    return static(default, _or(check, None) if optional else check)
 
 
 def implementation() -> Any:
     """An implementation of a step, or None for the fastest: see :mod:`jtrees.ops`."""
 
     def check(name: str, value: Any) -> Any:
-        several = pallas_kernels.named(value, name)
-        return value if value is None or isinstance(value, str | Config) else several
+        names = pallas_kernels.named(value, name)
+        return names if isinstance(value, list) else value
 
     return static(None, check)
 
 
+def _host_number(name: str, value: Any, check: Check) -> float:
+    if checks.is_traced(value):
+        raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
+    check(name, value)
+    return float(value)
+
+
 def share(default: float) -> Any:
     """A static number above 0 and at most 1."""
-
-    def check(name: str, value: Any) -> float:
-        if checks.is_traced(value) or np.ndim(value) or np.asarray(value).dtype.kind not in "iuf":
-            raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
-        if not 0 < value <= 1:
-            raise ValueError(f"{name} must be above 0 and at most 1, got {checks.quoted(value)}")
-        return float(value)
-
-    return static(default, check)
+    return static(default, partial(_host_number, check=checks.check_share))
 
 
 def precondition(default: str | None = "auto") -> Any:
     """Strength of a preconditioner, in [0, 1), or ``"auto"``; None is allowed if it is the default."""
-
-    def check(name: str, value: Any) -> float | str:
-        if isinstance(value, str) and value == "auto":
-            return "auto"
-        array: Any = np.zeros(2) if checks.is_traced(value) else np.asarray(value)
-        if array.ndim or array.dtype.kind not in "iuf" or not 0 <= array < 1:
-            raise ValueError(
-                f'{name} must be "auto", or a number of at least 0 and below 1, got {checks.quoted(value)}'
-            )
-        return float(value)
-
-    return static(default, _or_none(check) if default is None else check)
+    words = ["auto"] if default is not None else ["auto", None]
+    return static(default, _or(partial(_host_number, check=checks.check_part), *words))
 
 
 # --- Numeric options -------------------------------------------------------------------------------------------------
@@ -205,7 +184,7 @@ def positive(default: float) -> Any:
 
 def optional_positive() -> Any:
     """A finite number above 0, or None, the default."""
-    return traced(None, _or_none(partial(as_scalar, check=checks.check_number)))
+    return traced(None, _or(partial(as_scalar, check=checks.check_number), None))
 
 
 def not_negative(default: float) -> Any:
@@ -220,7 +199,7 @@ def part(default: float) -> Any:
 
 def ranges(*default: tuple[float, float]) -> Any:
     """At least one pair (low, high) of positive numbers; None is allowed if no default pairs are given."""
-    return traced(default or None, _checked_ranges if default else _or_none(_checked_ranges))
+    return traced(default or None, _checked_ranges if default else _or(_checked_ranges, None))
 
 
 def _checked_ranges(name: str, value: Any) -> Array:

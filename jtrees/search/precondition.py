@@ -26,14 +26,15 @@ from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
 from jtrees.training import Batch
 
-TRIED = (0.0, 0.9, 0.99)  # candidate strengths
+_STRENGTHS = (0.0, 0.9, 0.99)  # candidates
 _HELD_OUT = 0.2  # fraction of the rows that are held out to compare strengths
 # A strength replaces the first candidate if it lowers the held-out loss by the fraction _MARGIN / sqrt(held-out rows).
 _MARGIN = 0.5
 _FEWEST = 500  # smaller tables have too few held-out rows to compare strengths
 _UNCORRELATED = 0.3  # strengths are compared if the smallest eigenvalue is below this
-_FEWEST_TRIED = 100  # smaller tables have no trial that informs the last training
+_FEWEST_FOR_TRIAL = 100  # smaller tables have no trial that informs the last training
 _FEW = 1024  # up to this number of rows a fit is short, so a trial that informs the last training is cheap
+_FOLDS_RNG = 1  # purpose number of the random generator: see ``Problem.rng``
 WIDEST = 512  # tables with more features have the default strength 0, because the matrix has p^2 entries
 
 
@@ -51,17 +52,17 @@ def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
     """
     x, _, weight = without_padding(batch)
     if apart is not None:
-        of_rest = spectrum(Batch(np.asarray(x)[:, ~apart], None, weight)) if not apart.all() else None  # type: ignore[arg-type]
         values, vectors = np.ones(len(apart), np.float32), np.eye(len(apart), dtype=np.float32)
-        if of_rest is not None:
-            values[~apart] = of_rest.values
-            vectors[np.ix_(~apart, ~apart)] = of_rest.vectors
+        if not apart.all():
+            remaining = Batch(np.asarray(x)[:, ~apart], None, weight)  # type: ignore[arg-type]
+            values[~apart], vectors[np.ix_(~apart, ~apart)] = spectrum(remaining)
         order = np.argsort(values, kind="stable")
         return Spectrum(values[order], vectors[:, order])  # type: ignore[arg-type]
     share = np.ones(len(x)) if weight is None else np.asarray(weight, np.float64)
     blocks = list(blocking.on_host(*x.shape))
     mean = sum((share[rows, None] * x[rows]).sum(0) for rows in blocks) / share.sum()
-    covariance = sum(_products(x[rows] - mean, share[rows]) for rows in blocks) / share.sum()
+    products = lambda centred, rows: (centred.T * share[rows]) @ centred
+    covariance = sum(products(x[rows] - mean, rows) for rows in blocks) / share.sum()
     deviation = np.sqrt(np.diag(covariance))
     unit = np.where(deviation > 0, deviation, 1)
     correlations = covariance / np.outer(unit, unit)
@@ -70,41 +71,33 @@ def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
     return Spectrum(np.maximum(values, 0).astype(np.float32), vectors.astype(np.float32))  # type: ignore[arg-type]
 
 
-def _products(x: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Returns the weighted sums of the products of features, ``(p, p)``."""
-    return (x.T * share) @ x
-
-
-def matrix(of: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
+def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
     """Returns ``((1 - strength) I + strength C) ** power``, ``(p, p)``."""
     if strength == 0:
-        return np.eye(len(of.values), dtype=np.float32)
-    root = np.asarray((1 - strength + strength * np.asarray(of.values)) ** power, np.float32)
-    return (np.asarray(of.vectors) * root) @ np.asarray(of.vectors).T
+        return np.eye(len(features.values), dtype=np.float32)
+    root = np.asarray((1 - strength + strength * np.asarray(features.values)) ** power, np.float32)
+    return (np.asarray(features.vectors) * root) @ np.asarray(features.vectors).T
 
 
-def drawn_folds(batch: Batch, rng: np.random.Generator, folds: int) -> np.ndarray:
-    """Returns the fold of each row of a NumPy batch, ``(n,)``, or -1 for rows in no fold.
+def random_folds(batch: Batch, rng: np.random.Generator, folds: int) -> list[np.ndarray]:
+    """Returns the rows of folds of a NumPy batch, each ``(n,)`` bool: fifths of the rows of positive weight.
 
-    Each fold has a fifth of the rows of positive weight. Rows repeat in a bootstrap sample, so training may include
-    copies of held-out rows. Trees of a bag are therefore regularised less than single trees, which suits the average of
-    the trees. When equal rows were put in one fold, bagged CO2 trees had a lower R^2 on all of four data sets.
+    Rows repeat in a bootstrap sample, so training may include copies of held-out rows. Trees of a bag are therefore
+    regularised less than single trees, which suits the average of the trees. When equal rows were put in one fold,
+    bagged CO2 trees had a lower R^2 on all of four data sets.
     """
     rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
-    drawn = rng.permutation(rows)
-    size = int(_HELD_OUT * len(rows))
-    fold = np.full(len(batch.x), -1, np.int32)
-    fold[drawn[: folds * size]] = np.repeat(np.arange(folds), size)
-    return fold
+    shuffled, size = rng.permutation(rows), int(_HELD_OUT * len(rows))
+    masks = np.zeros((folds, len(batch.x)), bool)
+    for number, mask in enumerate(masks):
+        mask[shuffled[number * size : (number + 1) * size]] = True
+    return list(masks)
 
 
 def fold_rows(problem: Problem, folds: int = 1) -> list[np.ndarray]:
     """Returns the rows of at most five folds, each ``(n,)`` bool: fifths of the rows of positive weight."""
-    fold = drawn_folds(problem.batch, problem.rng(_DRAWN), folds)
-    return [fold == number for number in range(folds)]
+    return random_folds(problem.batch, problem.rng(_FOLDS_RNG), folds)
 
-
-_DRAWN = 1  # purpose number of the random generator: see ``Problem.rng``
 
 Train = Callable[[Problem, Fitted | None], Awaitable[Fitted]]  # (problem, result of the best trial) -> result
 # (problem, result on scaled data, how the features were preconditioned) -> result in the user's units
@@ -175,48 +168,44 @@ async def preconditioned(
     """
     n, p = problem.count, problem.shape[1]
     compares = strength == "auto" and p <= WIDEST
-    needed = n >= _FEWEST_TRIED and (always_tries or (tries_few_rows and compares and n <= _FEW))
-    strengths = TRIED if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
-    if not needed and strengths == (0.0,):
+    needs_trial = n >= _FEWEST_FOR_TRIAL and (always_tries or (tries_few_rows and compares and n <= _FEW))
+    strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
+    if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
-    with_matrix = p <= WIDEST or any(strengths)
-    features = problem.host(spectrum, problem.batch, problem.monotone) if with_matrix else None
-
+    features = None
+    if p <= WIDEST or any(strengths):
+        features = problem.host(spectrum, problem.batch, problem.monotone)
     scaled = problem.replace(data=None, rows=None)  # a training needs no table
 
-    def on(strength: float, held_out: np.ndarray) -> Problem:
-        on_rows = scaled.without(held_out)
+    def mapped(strength: float, held_out: np.ndarray) -> Problem:
+        rows = scaled.without(held_out)
         if always_tries:
-            on_rows = on_rows.replace(evaluates=bool(held_out.any()))
+            rows = rows.replace(evaluates=bool(held_out.any()))
         if features is None:
-            return on_rows
-        by = problem.host(matrix, features, strength)
-        return on_rows.times(by if strength else None).replace(matrix=by)
+            return rows
+        preconditioner = problem.host(matrix, features, strength)
+        return rows.times(preconditioner if strength else None).replace(matrix=preconditioner)
 
-    [held_out], none = fold_rows(problem), np.zeros(len(problem.batch.x), bool)
-    losses, trials = np.full(len(strengths), np.inf), {}
-    if len(strengths) > 1 and features is not None and features.values[0] < _UNCORRELATED:
-        tried = strengths
-    else:
-        tried = strengths[:1] if needed else ()
-    for k, candidate in enumerate(tried):
+    [held_out], losses, trials = fold_rows(problem), np.full(len(strengths), np.inf), {}
+    is_correlated = features is not None and features.values[0] < _UNCORRELATED
+    candidates = strengths if len(strengths) > 1 and is_correlated else strengths[: int(needs_trial)]
+    for k, candidate in enumerate(candidates):
         if k and not problem.monitor.has_time():
             break
         with contextlib.suppress(FloatingPointError):
-            trials[k] = await (trial or train)(on(candidate, held_out), None)
+            trials[k] = await (trial or train)(mapped(candidate, held_out), None)
             losses[k] = trials[k].score
     best = _best(losses, held_out.sum())
-    best_trial, how = (
-        trials.get(best),
-        Preconditioning(strength=float(strengths[best]), losses=losses.astype(np.float32)),
-    )
-    same_procedure = trial is None and not problem.validates
-    held_out_trial = (best_trial, held_out) if same_procedure and best_trial else (None, None)
-    # After the deadline the trial is the best result so far, because a last training would start from scratch.
+    best_trial = trials.get(best)
     if best_trial is not None and not problem.monitor.has_time():
-        return Preconditioned(best_trial, how, *held_out_trial)
-    fitted = await train(on(strengths[best], none), best_trial)
-    return Preconditioned(fitted, how, *held_out_trial)
+        # The trial is the best result so far, because a last training would start from scratch.
+        fitted = best_trial
+    else:
+        fitted = await train(mapped(strengths[best], np.zeros_like(held_out)), best_trial)
+    preconditioning = Preconditioning(strength=float(strengths[best]), losses=losses.astype(np.float32))
+    if best_trial is None or trial is not None or problem.validates:
+        return Preconditioned(fitted, preconditioning)
+    return Preconditioned(fitted, preconditioning, best_trial, held_out)
 
 
 def _best(losses: np.ndarray, rows: Any) -> int:

@@ -98,8 +98,8 @@ class Problem:
         if self.data is None or self.rows is None or not held_out.any():
             return {}
         out = self.rows[held_out & (self.rows >= 0)]
-        kept = np.setdiff1d(np.arange(len(self.data.table.x)), out)
-        rows = np.where(held_out | (self.rows < 0), -1, np.searchsorted(kept, self.rows))
+        remaining = np.setdiff1d(np.arange(len(self.data.table.x)), out)
+        rows = np.where(held_out | (self.rows < 0), -1, np.searchsorted(remaining, self.rows))
         data = self.data.without(out)
         return {"data": data._replace(validation=self.data.validation) if self.validates else data, "rows": rows}
 
@@ -219,6 +219,7 @@ class Problem:
         name: str,
         begins: int = 0,
         total: int | None = None,
+        least: int = 0,
     ) -> "Trained":
         """Returns the state after ``steps`` updates; after fewer updates if the deadline passes or the run ends.
 
@@ -237,8 +238,9 @@ class Problem:
           name: name of the training, for the progress bar.
           begins: number of updates before this training, which is added to ``before``.
           total: number of updates with later trainings, for the progress bar. None: ``begins + steps``.
+          least: number of updates that are made even after the deadline.
         """
-        return await Call(fn, self, (state, *args), steps, name, begins, total, often=True)
+        return await Call(fn, self, (state, *args), steps, name, begins, total, least, often=True)
 
 
 # --- What a procedure waits for ---------------------------------------------------------------------------------------
@@ -254,6 +256,7 @@ class Call(NamedTuple):
     name: str = ""
     begins: int = 0
     total: int | None = None
+    least: int = 0
     often: bool = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -261,16 +264,16 @@ class Call(NamedTuple):
 
 
 class Children(NamedTuple):
-    """Procedures that run side by side, at most ``at_once`` at a time."""
+    """Procedures that run side by side, at most ``concurrent`` at a time."""
 
     procedures: Sequence[Any]
-    at_once: int
+    concurrent: int
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return (yield self)
 
 
-async def gather(*procedures: Any, at_once: int | None = None) -> list[Any]:
+async def gather(*procedures: Any, concurrent: int | None = None) -> list[Any]:
     """Returns the results of procedures that run side by side.
 
     The result of a procedure that became non-finite is its ``FloatingPointError``. The result of an optional procedure
@@ -278,9 +281,9 @@ async def gather(*procedures: Any, at_once: int | None = None) -> list[Any]:
 
     Args:
       *procedures: the procedures.
-      at_once: largest number of procedures that run at a time. The next procedure begins when one has ended. None: all.
+      concurrent: largest number of procedures that run at a time; the next begins when one has ended. None: all.
     """
-    return await Children(procedures, at_once or len(procedures)) if procedures else []
+    return await Children(procedures, concurrent or len(procedures)) if procedures else []
 
 
 class OutOfTimeError(Exception):

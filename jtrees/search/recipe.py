@@ -1,7 +1,8 @@
 """Recipe: a paper's whole procedure as data, with the search that runs it on scaled data."""
 
+from collections.abc import Callable
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +23,20 @@ def on_device(model: Any) -> Any:
 def loss_of(result: Any, model: Any, data: Data) -> float:
     """Returns the loss to report, in the user's units; for a user-defined loss, the score on scaled data."""
     return data.loss(model) if data.table.task.in_units else float(result.score)
+
+
+class Growth(NamedTuple):
+    """The arguments of ``grow`` for the trees of a boosted sum.
+
+    Attributes:
+      shared: arguments of all trees.
+      rows: arguments with a leading axis of the rows of the problem. A tree gets those of its rows.
+      drawn: arguments with a leading axis of the trees. A tree gets its own.
+    """
+
+    shared: Any
+    rows: Any
+    drawn: Any
 
 
 @io.family
@@ -57,14 +72,31 @@ class Recipe:
         """
         return "constant"
 
-    def settled(self, weak: bool = False) -> Any:
-        """Returns the recipe with a value for each option that is None because its default depends on the context.
+    def settled(self) -> Any:
+        """Returns the recipe with values for a single tree in the options that are None and mean a default."""
+        return self._with_recipes(lambda recipe: recipe.settled())
+
+    def weak(self) -> Any:
+        """Returns the recipe with values for a tree of a boosted sum, which needs less training, in such options."""
+        return self._with_recipes(lambda recipe: recipe.weak())
+
+    def _with_recipes(self, change: Callable[["Recipe"], Any]) -> Any:
+        """Returns the recipe with ``change`` applied to the recipes in its options."""
+        options = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return self.replace(**{name: change(value) for name, value in options if isinstance(value, Recipe)})
+
+    async def growth(self, problem: Problem, trees: int) -> "Growth | None":
+        """Returns the arguments of ``grow`` for the trees of a boosted sum, or None if only :meth:`search` finds trees.
+
+        A recipe may have ``grow(run, shared, rows, drawn) -> (splits, finite)``. It returns the splits that
+        :meth:`search` finds, and whether they are finite. It can be compiled, so a program may grow many trees. Such a
+        recipe has an option ``depth``, and its splits have the nodes of a perfect tree of this depth.
 
         Args:
-          weak: whether the recipe fits the trees of a boosted sum. Such a tree needs less training than a single tree.
+          problem: the problem of the sum. Tree k has the key of ``problem.keyed(k)``.
+          trees: number of trees.
         """
-        options = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
-        return self.replace(**{name: value.settled(weak) for name, value in options if isinstance(value, Recipe)})
+        return None
 
     @property
     def thins_splits(self) -> bool:

@@ -34,19 +34,19 @@ class Report:
     def names(self) -> list[str]:
         """Returns the names of all attributes that are not None, in a nested report as ``"search.chosen"``."""
         names = []
-        for name, value in self._there():
+        for name, value in self._present():
             inner = value.names() if isinstance(value, Report) else []
-            names += [f"{name}.{one}" for one in inner] or [name]
+            names += [f"{name}.{inner_name}" for inner_name in inner] or [name]
         return names
 
-    def _there(self) -> Iterator[tuple[str, Any]]:
+    def _present(self) -> Iterator[tuple[str, Any]]:
         """Yields the name and the value of each attribute that is not None."""
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return ((name, value) for name, value in values if value is not None)
 
     def _rows(self, depth: int = 1) -> Iterator[tuple[str, str]]:
         """Yields the indented name and the text of each attribute, nested reports below their name."""
-        for name, value in self._there():
+        for name, value in self._present():
             yield "  " * depth + name, type(value).__name__ if isinstance(value, Report) else _shown(value)
             if isinstance(value, Report):
                 yield from value._rows(depth + 1)
@@ -57,7 +57,7 @@ class Report:
         return "\n".join([type(self).__name__, *(f"{name:{width}}  {text}".rstrip() for name, text in rows)])
 
     def __repr__(self) -> str:
-        parts = (f"{name}={_cut(_shown(value), _SHORTEST)}" for name, value in self._there())
+        parts = (f"{name}={_cut(_shown(value), _SHORTEST)}" for name, value in self._present())
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

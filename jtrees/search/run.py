@@ -80,7 +80,7 @@ class Form(NamedTuple):
     devices: tuple | None = None
 
 
-def called(form: Form, values: Any, counts: tuple) -> Any:
+def results_of(form: Form, values: Any, counts: tuple) -> Any:
     """Returns ``form.fn`` of each run of a stack, or of a single run."""
     leaves, structure = jax.tree.flatten(values)
 
@@ -117,5 +117,5 @@ def called(form: Form, values: Any, counts: tuple) -> Any:
     return jax.shard_map(share, in_specs=specs, out_specs=over, check_vma=False, **placement)(*leaves)
 
 
-often_compiled = compilation.often(static_argnums=0)(called)
-rarely_compiled = compilation.once(static_argnums=0)(called)
+often_compiled = compilation.often(static_argnums=0)(results_of)
+rarely_compiled = compilation.once(static_argnums=0)(results_of)

@@ -17,7 +17,7 @@ _DRAWN = 7  # purpose number of the random generator: see ``Problem.rng``
 
 
 def drawn_rows(
-    y: np.ndarray, weight: np.ndarray | None, most: int, task: Task, rng: np.random.Generator
+    y: np.ndarray, weight: np.ndarray | None, limit: int, task: Task, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random sample of rows, and weights that correct for the sampling.
 
@@ -29,8 +29,8 @@ def drawn_rows(
     Args:
       y: targets of all rows.
       weight: weights of all rows; rows of weight 0 are not drawn. None: equal weights.
-      most: approximate number of rows to draw. A class of which fewer than two rows would be drawn keeps all of its
-        rows, up to an equal share of ``most``.
+      limit: approximate number of rows to draw. A class of which fewer than two rows would be drawn keeps all of its
+        rows, up to an equal share of ``limit``.
       task: what is predicted.
       rng: random generator.
 
@@ -40,15 +40,15 @@ def drawn_rows(
     """
     weight = np.ones(len(y)) if weight is None else np.asarray(weight, np.float64)
     real = np.flatnonzero(weight > 0)
-    share = most / max(1, len(real))
+    share = limit / max(1, len(real))
     if share >= 1:
         return real, weight[real].astype(np.float32)
     labels = task.strata(np.asarray(y)[real])
     parts, present = [], np.unique(labels)
-    least = 0 if len(present) == 1 else min(math.ceil(_FEWEST / share), max(_FEWEST, most // len(present)))
+    smallest = 0 if len(present) == 1 else min(math.ceil(_FEWEST / share), max(_FEWEST, limit // len(present)))
     for label in present:
         rows = real[labels == label]
-        count = max(round(share * len(rows)), min(len(rows), least))
+        count = max(round(share * len(rows)), min(len(rows), smallest))
         parts.append(_priority_sample(rows, weight[rows], count, rng))
     rows, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     order = np.argsort(rows)
@@ -66,43 +66,43 @@ def _priority_sample(
         return rows[chosen], np.full(count, weight.sum() / count)
     priority = weight / (1 - rng.random(len(rows)))
     last = np.argpartition(priority, -count - 1)[-count - 1 :]  # the rows of the count + 1 highest priorities
-    least = last[priority[last].argmin()]
-    chosen = last[last != least]
-    estimates = np.maximum(weight[chosen], priority[least])
+    threshold = last[priority[last].argmin()]
+    chosen = last[last != threshold]
+    estimates = np.maximum(weight[chosen], priority[threshold])
     return rows[chosen], estimates * (weight.sum() / estimates.sum())
 
 
-def sampled(problem: Problem, most: int | None, number: int = 0) -> Problem:
+def sampled(problem: Problem, limit: int | None, number: int = 0) -> Problem:
     """Returns the problem on a sample of its rows, or the same problem if a padded sample would not be smaller.
 
     Problems with the same rows and the same key share the arrays of the sample.
 
     Args:
       problem: the problem.
-      most: approximate number of rows of the sample; None: all rows.
+      limit: approximate number of rows of the sample; None: all rows.
       number: number of the sample. Each number draws a different sample.
     """
-    if most is None or problem.shape[0] <= bucket(most):
+    if limit is None or problem.shape[0] <= bucket(limit):
         return problem
     _, y, weight = problem.batch
-    rows, weight = problem.host(_sample, y, weight, most, problem.task, problem.key.tobytes(), _DRAWN + number)
+    rows, weight = problem.host(_sample, y, weight, limit, problem.task, problem.key.tobytes(), _DRAWN + number)
     return problem.sample(rows, weight)
 
 
 def _sample(
-    y: np.ndarray, weight: np.ndarray, most: int, task: Task, key: bytes, purpose: int
+    y: np.ndarray, weight: np.ndarray, limit: int, task: Task, key: bytes, purpose: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of a sample, -1 for padding, and their weights, 0 for padding."""
     rng = np.random.default_rng([*np.frombuffer(key, np.uint32).tolist(), purpose])
-    rows, weight = drawn_rows(y, weight, most, task, rng)
-    more = 0, bucket(len(rows)) - len(rows)
-    return np.pad(rows.astype(np.int32), more, constant_values=-1), np.pad(segments.mean_one(weight), more)
+    rows, weight = drawn_rows(y, weight, limit, task, rng)
+    padding = 0, bucket(len(rows)) - len(rows)
+    return np.pad(rows.astype(np.int32), padding, constant_values=-1), np.pad(segments.mean_one(weight), padding)
 
 
 def rows_used(recipe: Any, n: int) -> int:
     """Returns the number of rows that a stage of a recipe is trained on if the table has n rows."""
-    most = most_rows(recipe)
-    return n if most is None or bucket(n) <= bucket(most) else most
+    limit = most_rows(recipe)
+    return n if limit is None or bucket(n) <= bucket(limit) else limit
 
 
 def most_rows(recipe: Any) -> int | None:

@@ -80,31 +80,31 @@ def warmup(
         raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
     recipe = _without_names(recipe)
     task, key, rng = _task_of(classes, outputs, task), jax.random.key(0), np.random.default_rng(0)
-    made = [
+    random_sets = [
         (rng.standard_normal((n, columns), np.float32), _made_targets(task, n, rng)) for n in (rows, validation_rows)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the warnings would be about the random table
         signs = [1] + [0] * (columns - 1) if checks.check_flag("monotone", monotone) else None
-        table = table_of(recipe, *made[0], None, task or "regression", signs)
-        chosen_by, evaluated = validation_of(recipe, made[1], table) if validation_rows else None, None
+        table = table_of(recipe, *random_sets[0], None, task or "regression", signs)
+        chosen_by, evaluated = validation_of(recipe, random_sets[1], table) if validation_rows else None, None
         if held_out:
             table, evaluated = table.divided(held_out, key)
         with compilation.promoting_ranks(), distributed.together("jtrees.warmup"):
             [fitted] = fits_of([recipe], [key], [None], table, chosen_by, Monitor(rehearses=True))
         if not isinstance(fitted.result, FloatingPointError):
             fitted.result.predict(table.x)
-            if fitted.task.has_baselines and recipe.targets(*made[0]) is made[0][1]:
+            if fitted.task.has_baselines and recipe.targets(*random_sets[0]) is random_sets[0][1]:
                 comparison_of(fitted, evaluated)
     return time.monotonic() - began
 
 
 def _task_of(classes: int | None, outputs: int | None, task: Task | None) -> Task | None:
     """Returns the task that the arguments describe; None: regression of the targets that the recipe returns."""
-    given = {"classes": classes, "outputs": outputs, "task": task}
-    some = [name for name, value in given.items() if value is not None]
-    if len(some) > 1:
-        raise ValueError(f"{some[0]} must be None with {some[1]}, got {checks.quoted(given[some[0]])}")
+    arguments = {"classes": classes, "outputs": outputs, "task": task}
+    named = [name for name, value in arguments.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{named[0]} must be None with {named[1]}, got {checks.quoted(arguments[named[0]])}")
     if task is not None and not isinstance(task, Task):
         raise ValueError(f"task must be a task, such as jtrees.Classification(3), got {checks.quoted(task)}")
     if classes is not None:
@@ -116,9 +116,9 @@ def _without_names(recipe: Any) -> Any:
     """Returns the recipe without names of columns, because programs do not depend on names."""
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         return recipe  # a later check raises an error
-    own = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    changed = {name: _without_names(value) for name, value in own.items() if isinstance(value, Recipe)}
-    if own.get("interactions") is not None:
+    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    changed = {name: _without_names(value) for name, value in values.items() if isinstance(value, Recipe)}
+    if values.get("interactions") is not None:
         changed["interactions"] = "none"
     return recipe.replace(**changed)
 

@@ -23,11 +23,11 @@ def budgets(combinations: int, rows: int, factor: int) -> list[int]:
       >>> budgets(64, rows=8100, factor=3)
       [300, 900, 2700]
     """
-    found = []
+    sizes = []
     while combinations > factor and rows // factor >= _FEWEST:
         combinations, rows = survivors(combinations, factor), rows // factor
-        found.append(rows)
-    return found[::-1]
+        sizes.append(rows)
+    return sizes[::-1]
 
 
 def survivors(combinations: int, factor: int) -> int:
@@ -35,7 +35,7 @@ def survivors(combinations: int, factor: int) -> int:
     return math.ceil(combinations / factor)
 
 
-def of_rows(split: Split, rows: int, rng: np.random.Generator) -> Split | None:
+def subsampled(split: Split, rows: int, rng: np.random.Generator) -> Split | None:
     """Returns a split whose folds train on a random sample of about ``rows`` rows; the evaluation rows do not change.
 
     The sample has every class, and weights that correct for the sampling. Returns None if the targets do not vary in
@@ -44,10 +44,10 @@ def of_rows(split: Split, rows: int, rng: np.random.Generator) -> Split | None:
     table = split.table
     chosen, weight = drawn_rows(table.y, table.weight, rows, table.task, rng)
     weight = None if np.all(weight == weight[0]) else segments.mean_one(weight.astype(np.float64))
-    some = table.rows(chosen).replace(weight=weight)
+    sample = table.rows(chosen).replace(weight=weight)
     left_out = [None if out is None else np.flatnonzero(np.isin(chosen, out)) for out in split.left_out]
     for out in left_out:
-        rest = some.y if out is None else np.delete(some.y, out, axis=0)
+        rest = sample.y if out is None else np.delete(sample.y, out, axis=0)
         if len(rest) < 2 or not table.task.varies(rest):
             return None
-    return split._replace(table=some, left_out=left_out)
+    return split._replace(table=sample, left_out=left_out)

@@ -57,7 +57,7 @@ class LogUniform:
         return np.clip(np.exp((1 - part) * np.log(self.low) + part * np.log(self.high)), self.low, self.high)
 
 
-def drawn(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
+def draw(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
     """Returns quasi-random draws from a space: the first points of a scrambled Sobol sequence.
 
     Equal arguments give equal draws. A larger ``count`` with the same key adds draws at the end.
@@ -78,15 +78,15 @@ def drawn(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
     engine = qmc.Sobol(len(space), rng=np.random.default_rng(seed))
     # A Sobol sequence is balanced if its length is a power of two. SciPy warns of any other length.
     points = engine.random_base2((count - 1).bit_length())[:count]
-    values = [_values(one, part) for one, part in zip(space.values(), points.T, strict=True)]
+    values = [_values(dimension, part) for dimension, part in zip(space.values(), points.T, strict=True)]
     return [dict(zip(space, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _values(one: Any, part: np.ndarray) -> list[Any]:
+def _values(dimension: Any, part: np.ndarray) -> list[Any]:
     """Returns the values of a range or of choices for points from 0 to below 1."""
-    if isinstance(one, (Uniform, LogUniform)):
-        return one.quantile(part).tolist()
-    return [one[i] for i in (part * len(one)).astype(int)]
+    if isinstance(dimension, (Uniform, LogUniform)):
+        return dimension.quantile(part).tolist()
+    return [dimension[i] for i in (part * len(dimension)).astype(int)]
 
 
 def _checked(space: Any) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def sweep(
     a fold with weight 0, and the other rows fill the mini-batches. A fold takes as many updates as a fit to all rows. A
     raw table is encoded once, for all folds.
 
-    On CPUs, as many fits run at once as there are devices (``jax_num_cpu_devices``). Other devices stack many fits.
+    On CPUs, as many fits run at once as there are processors. Other devices stack many fits.
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
 
     Args:
@@ -268,9 +268,9 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
         raise ValueError(
             f"validation must be a pair (x, y), a fraction or a number of folds, got {checks.quoted(validation)}"
         )
-    n, whole = len(table.x), isinstance(validation, (int, np.integer))
+    n, folds = len(table.x), isinstance(validation, (int, np.integer))
     order = np.asarray(jax.random.permutation(key, n))
-    if whole:
+    if folds:
         if not 2 <= validation <= n:
             raise ValueError(
                 f"validation must be from 2 to {n} folds, at most one per row, got {checks.quoted(validation)}"
@@ -286,7 +286,7 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
         if len(rest) < 2 or not table.task.varies(table.y[rest]):
             raise ValueError(f"y must vary in the {len(rest)} rows drawn to train on: give validation as a pair (x, y)")
     held_out: list[Table | None] = [table.rows(part) for part in parts]
-    if whole:
+    if folds:
         return Split(table, None, [*parts], held_out)
     return Split(table.rows(rests[0]).normalised(), None, [None], held_out)
 

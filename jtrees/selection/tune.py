@@ -15,7 +15,7 @@ from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, fit, table_of
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import combinations_of, groups_of, with_options
-from jtrees.selection.halving import budgets, of_rows, survivors
+from jtrees.selection.halving import budgets, subsampled, survivors
 from jtrees.selection.space import LogUniform, Uniform
 from jtrees.selection.sweep import Split, runs_of, split_of, state_of_folds
 from jtrees.tasks import Task
@@ -117,7 +117,7 @@ def tune(
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
         if halving is None:
-            evaluated, left = _evaluated(recipe, combinations, split, search_key, monitor), []
+            evaluated, left = _evaluate(recipe, combinations, split, search_key, monitor), []
         else:
             evaluated, left = _halved(recipe, combinations, split, search_key, monitor, halving)
     if monitor.ended == "interrupted":
@@ -131,15 +131,15 @@ def tune(
     if isinstance(validation, (tuple, list)):
         options["validation"] = validation
     result = fit(with_options(recipe, chosen), x, y, key=fit_key, **options)
-    ended = result.report.ended if monitor.ended == "finished" else monitor.ended
+    status = result.report.ended if monitor.ended == "finished" else monitor.ended
     tuning, seconds = Tuning(options=chosen, trials=trials), time.monotonic() - started
-    return result.replace(report=result.report.replace(tuning=tuning, ended=ended, seconds=seconds))
+    return result.replace(report=result.report.replace(tuning=tuning, ended=status, seconds=seconds))
 
 
 # --- The trials ------------------------------------------------------------------------------------------------------
 
 
-class _Evaluated(NamedTuple):
+class _Candidate(NamedTuple):
     """A combination, its loss on each held-out row, its size, the number of rows of the comparison, and its state."""
 
     options: dict[str, Any]
@@ -153,7 +153,7 @@ class _Evaluated(NamedTuple):
         """The mean loss."""
         return float(self.losses.mean())
 
-    def error(self, other: "_Evaluated") -> float:
+    def error(self, other: "_Candidate") -> float:
         """Returns the standard error of the paired difference of mean losses; 0 for one row or an infinite loss."""
         paired = len(self.losses) > 1 and np.isfinite(self.losses).all()
         return float(np.std(self.losses - other.losses, ddof=1) / np.sqrt(len(self.losses))) if paired else 0.0
@@ -161,7 +161,7 @@ class _Evaluated(NamedTuple):
 
 def _halved(
     recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor, factor: int
-) -> tuple[list[_Evaluated], list[_Evaluated]]:
+) -> tuple[list[_Candidate], list[_Candidate]]:
     """Evaluates the combinations on few rows, and the best combinations on more rows.
 
     Returns the trials on the largest number of rows, and the trials on fewer rows. Each combination has one trial, its
@@ -170,53 +170,55 @@ def _halved(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     last, left = [], []
     for rows in [*budgets(len(combinations), len(split.table.x), factor), None]:
-        some = split if rows is None else of_rows(split, rows, rng)
-        if some is None:
+        rows_split = split if rows is None else subsampled(split, rows, rng)
+        if rows_split is None:
             continue
         if last:
             last.sort(key=lambda trial: trial.loss)
             combinations = [trial.options for trial in last[: survivors(len(last), factor)]]
-        found = _evaluated(recipe, combinations, some, key, monitor, all_depths=True, known=bool(last))
-        if last and not any(np.isfinite(trial.loss) for trial in found):
+        trials = _evaluate(recipe, combinations, rows_split, key, monitor, all_depths=True, has_trials=bool(last))
+        if last and not any(np.isfinite(trial.loss) for trial in trials):
             break
-        taken = {id(trial.options) for trial in found}
-        left += [trial for trial in last if id(trial.options) not in taken]
-        last = found
+        evaluated = {id(trial.options) for trial in trials}
+        left += [trial for trial in last if id(trial.options) not in evaluated]
+        last = trials
         if monitor.ended != "finished":
             break
     return last, left
 
 
-def _evaluated(
+def _evaluate(
     recipe: Recipe,
     combinations: list[dict[str, Any]],
     split: Split,
     key: Array,
     monitor: Monitor,
     all_depths: bool = False,
-    known: bool = False,
-) -> list[_Evaluated]:
+    has_trials: bool = False,
+) -> list[_Candidate]:
     """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
 
     If ``all_depths`` is True, all combinations are evaluated, in the given order. Interrupted combinations are returned
-    only if there are no finite finished trials. ``known`` says that the caller has earlier trials.
+    only if there are no finite finished trials. ``has_trials`` says that the caller has earlier trials.
     """
     names = () if all_depths else combinations[0]
-    depths = (name for name in names if name.split("__")[-1] == "depth" and all(name in one for one in combinations))
+    depths = (
+        name for name in names if name.split("__")[-1] == "depth" and all(name in options for options in combinations)
+    )
     depth = next(depths, "")
     groups = [[combinations[i] for i in group] for group in groups_of(recipe, combinations)]
     if depth:
         groups.sort(key=lambda group: group[0][depth])
-    trials: list[_Evaluated] = []
+    trials: list[_Candidate] = []
     best, since = None, 0
     for _, groups_of_depth in itertools.groupby(groups, key=lambda group: group[0].get(depth)):
         for group in groups_of_depth:
-            if (trials or known) and not monitor.has_time():
+            if (trials or has_trials) and not monitor.has_time():
                 return trials
-            trials += _of_group(recipe, group, split, key, monitor)
+            trials += _evaluate_group(recipe, group, split, key, monitor)
             if monitor.ended != "finished":
                 complete = [trial for trial in trials if trial.state != "interrupted"]
-                return complete if known or any(np.isfinite(trial.loss) for trial in complete) else trials
+                return complete if has_trials or any(np.isfinite(trial.loss) for trial in complete) else trials
         current = min(trials, key=lambda trial: trial.loss)
         improved = best is None or best.loss - current.loss > best.error(current)
         best, since = (current, 0) if improved else (best, since + 1)
@@ -225,26 +227,26 @@ def _evaluated(
     return trials
 
 
-def _of_group(
+def _evaluate_group(
     recipe: Recipe, group: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
-) -> list[_Evaluated]:
+) -> list[_Candidate]:
     """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
     recipes, folds = [with_options(recipe, options) for options in group], len(split.left_out)
     runs = list(runs_of(recipes, [key], split, monitor))
     weights = np.concatenate([run.weights for run in runs[:folds]])
     evaluated = []
     for i, options in enumerate(group):
-        some = runs[i * folds : (i + 1) * folds]
-        if len(some) == len(runs[:folds]):
+        option_runs = runs[i * folds : (i + 1) * folds]
+        if len(option_runs) == len(runs[:folds]):
             # Weights are normalised over all folds together, so a row has the same influence in every fold.
-            losses = weights * np.concatenate([run.rows for run in some]) / weights.mean()
-            size = float(np.mean([run.size for run in some]))
-            state = state_of_folds([run.state for run in some] + ["not started"] * (folds - len(some)))
-            evaluated.append(_Evaluated(options, losses, size, len(split.table.x), state))
+            losses = weights * np.concatenate([run.rows for run in option_runs]) / weights.mean()
+            size = float(np.mean([run.size for run in option_runs]))
+            state = state_of_folds([run.state for run in option_runs] + ["not started"] * (folds - len(option_runs)))
+            evaluated.append(_Candidate(options, losses, size, len(split.table.x), state))
     return evaluated
 
 
-def _chosen(trials: list[_Evaluated], left: Sequence[_Evaluated] = ()) -> tuple[list[Trial], dict[str, Any]]:
+def _chosen(trials: list[_Candidate], left: Sequence[_Candidate] = ()) -> tuple[list[Trial], dict[str, Any]]:
     """Returns all trials, and the options of the smallest model within one standard error of the best.
 
     Args:
@@ -255,7 +257,8 @@ def _chosen(trials: list[_Evaluated], left: Sequence[_Evaluated] = ()) -> tuple[
     if not np.isfinite(best.losses).all():
         raise FloatingPointError("no combination has a finite loss: try a smaller learning_rate")
     summaries = [
-        Trial(one.options, one.loss, one.error(best), one.size, one.rows, one.state) for one in [*trials, *left]
+        Trial(trial.options, trial.loss, trial.error(best), trial.size, trial.rows, trial.state)
+        for trial in [*trials, *left]
     ]
     near = [trial for trial in summaries[: len(trials)] if trial.loss - best.loss <= trial.error]
     return summaries, min(near, key=lambda trial: (trial.size, trial.loss)).options

@@ -40,11 +40,11 @@ def start(
     _check_method(method, optimizer)
     initial = lambda: method.init(data, key=keys_of(key)[0])
     if params is not None:
-        expected, given = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (initial, lambda: params))
-        if expected != given:
+        expected, actual = (jax.tree.map(jnp.shape, jax.eval_shape(make)) for make in (initial, lambda: params))
+        if expected != actual:
             raise ValueError(
                 f"params must be like those of the method, {validation.quoted(expected)}, "
-                f"got {validation.quoted(given)}"
+                f"got {validation.quoted(actual)}"
             )
     return init_state(method.project(initial() if params is None else params), data, key=key, optimizer=optimizer)
 
@@ -101,28 +101,28 @@ def advance_up_to(
     once: Callable[..., tuple[TrainState, History]],
     state: TrainState,
     count: Array | int,
-    most: int,
+    length: int,
     *,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
     """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced.
 
-    The history has ``most`` entries. After the first ``count`` entries, the loss is :data:`NOT_TAKEN`.
+    After the first ``count`` entries of the history, the loss is :data:`NOT_TAKEN`.
 
     Args:
       once: a function that makes one step, from :func:`one_step`.
       state: state of the run.
-      count: number of steps, at most ``most``.
-      most: length of the history.
+      count: number of steps, at most ``length``.
+      length: length of the history.
       step: number of the first step, which all runs side by side share; None: ``state.step``.
     """
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
         state, history = carry
         state, entry = once(state, None if step is None else step + i)
-        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), history, entry)
+        return state, jax.tree.map(lambda values, value: values.at[i].set(value), history, entry)
 
-    empty = (jnp.full(most, value, state.best.score.dtype) for value in (NOT_TAKEN, jnp.inf))
+    empty = (jnp.full(length, value, state.best.score.dtype) for value in (NOT_TAKEN, jnp.inf))
     return jax.lax.fori_loop(0, count, body, (state, History(*empty)))
 
 

@@ -67,8 +67,8 @@ def reduce_until_vanished(
     def init(params: Any) -> PlateauState:
         return PlateauState(reduce.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
-    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
-        updates, plateau = reduce.update(updates, state.plateau, params, **more)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, plateau = reduce.update(updates, state.plateau, params, **extra)
         vanished = plateau.scale < least
         updates = jax.tree.map(lambda a: jnp.where(vanished, 0, a), updates)
         return updates, PlateauState(plateau, state.updates + ~vanished, vanished)
@@ -95,7 +95,7 @@ class LazyAdamState(NamedTuple):
     room: Any
 
 
-def lazy_adam(learning_rate: Any) -> optax.GradientTransformation:
+def lazy_adam(learning_rate: Number) -> optax.GradientTransformation:
     """Returns Adam that does not update a parameter and its moments if the gradient is exactly zero.
 
     Dense Adam updates every parameter in every step by its moments. A row of weights that one sample in a thousand
@@ -123,10 +123,13 @@ def adam_step(gradient: Any, mean: Any, square: Any, count: Array, learning_rate
     adam: Any = optax.ScaleByAdamState(count, mean, square)
     with for_optax():
         step, adam = optax.scale_by_adam().update(gradient, adam)
-    rate = at_step(learning_rate, count)
     select = lambda new, old: jax.tree.map(lambda g, new, old: jnp.where(g != 0, new, old), gradient, new, old)
-    moved = jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, step)
-    return moved, select(adam.mu, mean), select(adam.nu, square)
+    return _moves(gradient, step, at_step(learning_rate, count)), select(adam.mu, mean), select(adam.nu, square)
+
+
+def _moves(gradient: Any, directions: Any, rate: Any) -> Any:
+    """Returns the updates against the directions, 0 where the gradient is 0."""
+    return jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, directions)
 
 
 # --- Lazy momentum ----------------------------------------------------------------------------------------------------
@@ -163,12 +166,6 @@ def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.Gr
 
 def momentum_step(gradient: Any, velocity: Any, rate: Any, decay: Any) -> tuple[Any, Any]:
     """Returns the updates and the new velocity, of all parameters or of some rows."""
-
-    def accumulate(g: Array, v: Array) -> Array:
-        return jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
-
-    def move(g: Array, v: Array) -> Array:
-        return jnp.where(g != 0, -jnp.asarray(rate, v.dtype) * v, 0)
-
+    accumulate = lambda g, v: jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
     velocity = jax.tree.map(accumulate, gradient, velocity)
-    return jax.tree.map(move, gradient, velocity), velocity
+    return _moves(gradient, velocity, rate), velocity

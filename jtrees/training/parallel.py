@@ -66,19 +66,15 @@ def map_starts(run: Callable[..., Any], *starts: Any, batch_size: int | None = N
     # Repeats of the last start fill the last batch. A smaller last batch would compile a second program.
     padded = total + -total % (shares * side_by_side)
     pad = lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], padded - total, axis=0)]) if padded > total else a
-    each, arrays = lambda shard: _all(lambda start: run(*start), shard, side_by_side), jax.tree.map(pad, starts)
+    # A batch of one start is not used, because its products may round differently.
+    size = side_by_side if side_by_side > 1 else None
+    run_share = lambda share: jax.lax.map(lambda start: run(*start), share, batch_size=size)
     if shares > 1:
         mesh, split = Mesh(np.array(devices[:shares]), (sharding.STARTS,)), PartitionSpec(sharding.STARTS)
         placement: Any = {"mesh": mesh} if mesh_shares is None else {"axis_names": sharding.axes_of_starts()}
-        each = jax.shard_map(each, in_specs=split, out_specs=split, check_vma=False, **placement)
-    results = each(arrays)
+        run_share = jax.shard_map(run_share, in_specs=split, out_specs=split, check_vma=False, **placement)
+    results = run_share(jax.tree.map(pad, starts))
     return jax.tree.map(lambda a: a[:total], results) if padded > total else results
-
-
-def _all(run: Callable[[Any], Any], starts: Any, side_by_side: int) -> Any:
-    """Returns the results of all starts."""
-    # A batch of one start is not used, because its products may round differently.
-    return jax.lax.map(run, starts, batch_size=side_by_side if side_by_side > 1 else None)
 
 
 def multi_start(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> MultiStart:

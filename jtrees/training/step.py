@@ -35,10 +35,11 @@ def one_step(
     n, dtype = data.x.shape[0], data.x.dtype
     _check_sizes(n, batch_size, score_every)
     data = sharding.keep_rows(normalised(data))
-    of_batches = data if batch_size in (None, n) else sharding.keep_rows(_of_batches(data))
-    scores = isinstance(score_every, jax.Array) or score_every > 0
+    reweighted = data if batch_size in (None, n) else sharding.keep_rows(_reweighted(data))
+    is_traced = isinstance(score_every, jax.Array)
+    scores = is_traced or score_every > 0
     # On a full batch the score of the method is a by-product of its loss.
-    free = not isinstance(score_every, jax.Array) and score_every == 1 and batch_size is None and score is None
+    free = not is_traced and score_every == 1 and batch_size is None and score is None
     update = _update_of(method, optimizer)
     project = method.project if isinstance(method, Method) and method.update is None else lambda params: params
 
@@ -52,10 +53,10 @@ def one_step(
             # it in every step. The branch returns a scalar, so it copies no parameters.
             score_now = lambda: score_of(method, state, data, score).astype(dtype)  # type: ignore[arg-type]
             score_value = jax.lax.cond(due, score_now, lambda: score_value)
-            best_so_far, step = _kept(state, score_value, due, patience)
+            best_so_far, step = _best_after(state, score_value, due, patience)
         batch, order = data, state.order
         if batch_size is not None:
-            batch, order = _batch(of_batches, order, state.key, step, batch_size)
+            batch, order = _batch(reweighted, order, state.key, step, batch_size)
         key = jax.random.fold_in(keys_of(state.key)[1], step)
         params, opt_state, (loss, batch_score) = update(state.params, state.opt_state, batch, key=key, step=step)
         if free:
@@ -90,13 +91,13 @@ def _update_of(method: Method | Callable[..., Any], optimizer: optax.GradientTra
         return method
     if method.update is not None:
         return method.update
-    with_value = optax.with_extra_args_support(optimizer)  # some optimisers use the loss
+    optimizer = optax.with_extra_args_support(optimizer)  # some optimisers use the loss
 
     def update(params: Params, opt_state: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Params, Any, Any]:
-        both = lambda params: _pair(method.loss(params, batch, key=key, step=step))
-        (loss, score), gradient = jax.value_and_grad(both, has_aux=True)(params)
+        scored_loss = lambda params: _pair(method.loss(params, batch, key=key, step=step))
+        (loss, score), gradient = jax.value_and_grad(scored_loss, has_aux=True)(params)
         with for_optax():
-            updates, opt_state = with_value.update(gradient, opt_state, params, value=loss)
+            updates, opt_state = optimizer.update(gradient, opt_state, params, value=loss)
         return optax.apply_updates(params, updates), opt_state, (loss, score)
 
     return update
@@ -115,7 +116,7 @@ def score_of(method: Method, state: TrainState, data: Batch, score: Callable[[Pa
     return _pair(method.loss(state.params, data, key=keys_of(state.key)[1], step=state.step))[1]
 
 
-def _kept(state: TrainState, score: Array, due: Array, patience: int | None) -> tuple[Best, Array]:
+def _best_after(state: TrainState, score: Array, due: Array, patience: int | None) -> tuple[Best, Array]:
     """Returns the best parameters after the evaluation of this step, if it has one, and the number of the step.
 
     The number equals ``state.step``, but it makes the update depend on the evaluation. Otherwise the compiler might
@@ -150,7 +151,7 @@ def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> 
 def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
     """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch.
 
-    A mini-batch has only samples of positive weight, and its weights are those of :func:`_of_batches`. If samples have
+    A mini-batch has only samples of positive weight, and its weights are those of :func:`_reweighted`. If samples have
     weight 0, an epoch takes some of the other samples several times. A batch of all samples has each sample once.
     """
     n, parts = order.shape[0], sharding.parts(order.shape[0])
@@ -172,17 +173,17 @@ def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) 
     if parts == 1:
         chosen = jax.lax.dynamic_slice_in_dim(order, i * batch_size, batch_size)
         return jax.tree.map(lambda a: a[chosen], data), order
-    within = sharding.keep_rows(order.reshape(parts, n // parts))
-    chosen = jax.lax.dynamic_slice_in_dim(within, i * per_part, per_part, axis=1)
+    shards = sharding.keep_rows(order.reshape(parts, n // parts))
+    chosen = jax.lax.dynamic_slice_in_dim(shards, i * per_part, per_part, axis=1)
 
-    def pick(a: Array) -> Array:
-        picked = jax.vmap(lambda rows, chosen: rows[chosen])(a.reshape(parts, -1, *a.shape[1:]), chosen)
-        return sharding.keep_rows(picked).reshape(batch_size, *a.shape[1:])
+    def select(a: Array) -> Array:
+        selected = jax.vmap(lambda rows, chosen: rows[chosen])(a.reshape(parts, -1, *a.shape[1:]), chosen)
+        return sharding.keep_rows(selected).reshape(batch_size, *a.shape[1:])
 
-    return jax.tree.map(pick, data), order
+    return jax.tree.map(select, data), order
 
 
-def _of_batches(data: Batch) -> Batch:
+def _reweighted(data: Batch) -> Batch:
     """Returns the data with weights for mini-batches that draw only samples of positive weight.
 
     Let m be the number of samples of positive weight in a shard, and n / s the number of all samples in a shard. A
@@ -191,9 +192,9 @@ def _of_batches(data: Batch) -> Batch:
     """
     if data.weight is None:
         return data
-    of_shard = data.weight.reshape(sharding.parts(data.weight.shape[0]), -1)
-    share = (of_shard > 0).mean(1, keepdims=True, dtype=of_shard.dtype)
-    return data._replace(weight=(share * of_shard).reshape(-1))
+    weights = data.weight.reshape(sharding.parts(data.weight.shape[0]), -1)
+    share = (weights > 0).mean(1, keepdims=True, dtype=weights.dtype)
+    return data._replace(weight=(share * weights).reshape(-1))
 
 
 def _random_words(key: Array, epoch: Array, parts: int, rows: int) -> Array:
@@ -203,8 +204,8 @@ def _random_words(key: Array, epoch: Array, parts: int, rows: int) -> Array:
     would need three calls, and each call takes a tenth of a second to compile.
     """
     words = jax.random.key_data(key).ravel()[-2:] ^ jnp.array(_ORDER, jnp.uint32)
-    of_part = lambda first: threefry_2x32(words, first + jnp.arange(rows, dtype=jnp.uint32))
-    return jax.vmap(of_part)((epoch.astype(jnp.uint32) * parts + jnp.arange(parts, dtype=jnp.uint32)) * rows)
+    part_words = lambda first: threefry_2x32(words, first + jnp.arange(rows, dtype=jnp.uint32))
+    return jax.vmap(part_words)((epoch.astype(jnp.uint32) * parts + jnp.arange(parts, dtype=jnp.uint32)) * rows)
 
 
 def keys_of(key: Array) -> tuple[Array, Array]:

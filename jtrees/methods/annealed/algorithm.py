@@ -3,50 +3,51 @@
 :class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm. Each recipe adds its soft routing and its
 sharpnesses.
 
-1. ``grown_carts`` and ``initial_starts`` (starts.py) grow CART, and draw the sharpnesses and the random splits (lines
+1. ``grow_carts`` and ``initial_starts`` (starts.py) grow CART, and draw the sharpnesses and the random splits (lines
    3-5).
-2. ``train_stages`` (stages.py) trains a start under one sharpness after another (lines 7-15). Each stage refits the
-   leaves by hard routing, takes the updates, and evaluates hard trees during training. It passes the best splits to the
-   next stage.
+2. ``train_stages`` (stages.py) trains a start under one sharpness after another (lines 7-15).
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
 4. At the end, the best tree is refitted in the user's units and compared with CART (lines 16-18).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 import itertools
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
 from jtrees import leaves as kinds, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
-from jtrees.methods.annealed import context
-from jtrees.methods.annealed.stages import Ended, held_out_loss, train_stages
+from jtrees.data.scaling import check_slopes
+from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
     DEVIATIONS,
     Carts,
     Start,
+    bin_codes,
+    bin_edges,
+    binned_cart,
     cart_of_table,
-    composed,
-    drawn_fold,
-    grown_carts,
+    grow_carts,
+    held_out_rows,
     initial_starts,
-    strengths_of,
+    sharpness_of_trees,
 )
 from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
-from jtrees.search.precondition import WIDEST
+from jtrees.search.recipe import Growth
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
 
-# Bounds of the slopes of linear leaves in the user's units. A slope within the bounds, times a fraction of a deviation,
-# stays in float32's range.
-_FLATTEST, _STEEPEST = 1e-37, 1e36
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
 # With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
+_MOST_UPDATED = 2**21  # largest number of updates times rows of a tree that grows in one program
+_WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -80,18 +81,43 @@ class AnnealedReport(Report):
     rows: int | None = None
 
 
+class Default(NamedTuple):
+    """The value of an option that is None: for a single tree, and for a tree of a boosted sum."""
+
+    single: Any
+    weak: Any
+
+
 class Annealed(Recipe):
     """A recipe of the annealed algorithm.
 
-    A subclass has the options ``depth``, ``leaves``, ``starts``, ``learning_rate``, ``cart``, ``ridge``,
-    ``precondition``, ``shrink``, ``halving`` and ``rows``.
+    A subclass has the options below, and the options in ``defaults``.
+
+    Attributes:
+      soft: the function that returns the method, with the arguments of :func:`jtrees.methods.get`.
+      defaults: the values of the options that are None.
     """
+
+    soft: ClassVar[Callable[..., training.Method]]
+
+    # The values for a boosted sum were chosen for GET, among the variants of experiments.boosting.
+    defaults: ClassVar[dict[str, Default]] = {
+        "starts": Default(10, weak=1),
+        "epochs": Default(None, weak=20),
+        "learning_rate": Default(0.01, weak=0.03),
+        "cart": Default(True, weak="binned"),
+        "ridge": Default(True, weak=False),
+        "precondition": Default("auto", weak=0.0),
+        "shrink": Default(True, weak=False),
+        "halving": Default(True, weak=False),
+    }
 
     depth: Any
     leaves: Any
     starts: Any
-    cart: Any
-    ridge: Any
+    epochs: Any
+    l1: Any
+    implementation: Any
     precondition: Any
     shrink: Any
     halving: Any
@@ -99,21 +125,23 @@ class Annealed(Recipe):
 
     def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
         """Returns the method under a sharpness. If ``scored``, its loss also returns the score of the hard tree."""
-        raise NotImplementedError
+        options: Any = {"leaves": self.leaves, "l1": self.l1, "implementation": self.implementation}
+        return self.soft(self.depth, sharpness, task=task, scored=scored, **options)
 
-    def sharpness(self, uniform: np.ndarray) -> np.ndarray:
-        """Maps draws from U(0, 1), ``(starts, stages)``, to the sharpness of each start in each stage."""
+    @property
+    def sharpness_ranges(self) -> np.ndarray:
+        """Lowest and highest sharpness of each stage, ``(stages, 2)``. Each start draws its sharpnesses from them."""
         raise NotImplementedError
 
     @property
     def stages(self) -> int:
         """Number of sharpnesses."""
-        raise NotImplementedError
+        return len(self.sharpness_ranges)
 
     @property
     def updates(self) -> int:
         """Number of updates in each stage."""
-        raise NotImplementedError
+        return self.epochs
 
     @property
     def _continuing(self) -> int:
@@ -141,14 +169,40 @@ class Annealed(Recipe):
     def keeps_monotone(self, task: Task) -> bool:
         return self.leaves == "constant"
 
-    def settled(self, weak: bool = False) -> Any:
-        return context.settled(self, weak)
+    def settled(self) -> Any:
+        return self._with_defaults("single")
+
+    def weak(self) -> Any:
+        rows = max(_WEAK_ROWS, _WEAK_ROWS_OF_LEAF * 2**self.depth) if self.rows == "auto" else self.rows
+        return self._with_defaults("weak").replace(rows=rows)
+
+    def _with_defaults(self, tree: str) -> Any:
+        """Returns the recipe with the values for a single or a weak tree in the options that are None."""
+        missing = [name for name in self.defaults if getattr(self, name) is None]
+        return self.replace(**{name: getattr(self.defaults[name], tree) for name in missing})
 
     def scaling(self, table: Table) -> Scaling:
         fitted = Scaling.fit(table, DEVIATIONS)
         if self.leaves == "linear":
-            _check_slopes(fitted)
+            check_slopes(fitted, DEVIATIONS)
         return fitted
+
+    # --- A tree of a boosted sum ---
+
+    async def growth(self, problem: Problem, trees: int) -> Growth | None:
+        # A subclass with another ``search`` finds other trees than ``grow``. A long training needs calls of its own.
+        rows = min(problem.shape[0], self.rows or problem.shape[0])
+        is_short = self.stages * self.updates * rows <= _MOST_UPDATED and type(self).search is Annealed.search
+        if not is_short or self.cart != "binned" or self.starts != 1 or self.precondition not in (0, "auto"):
+            return None
+        edges = bin_edges(problem)
+        drawn = sharpness_of_trees(problem.replace(recipe=self), trees)
+        return Growth(edges, await problem.map(bin_codes, edges), drawn)
+
+    def grow(self, run: Run, edges: Array, codes: Array, sharpness: Array) -> tuple[ObliqueTree, Array]:
+        """Returns the splits of the single start from CART over bins, and whether they are finite."""
+        is_drawn = jnp.any(run.batch.x != 0, axis=0)  # features that a tree leaves out are zero, and have one bin
+        return grown_in_program(run, binned_cart(run, edges, jnp.where(is_drawn, codes, 0)), sharpness)
 
     # --- The procedure ---
 
@@ -159,61 +213,54 @@ class Annealed(Recipe):
         CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
         is an expected error on new data.
         """
-        scaled = problem.replace(data=None)  # a training needs no table
-        sample = sampled(scaled, most_rows(self))
+        all_rows = problem.replace(data=None)  # a training needs no table
+        sample = sampled(all_rows, most_rows(self))
         holds_out = self._halves and self.leaves == "constant" and not problem.validates
-        fold = drawn_fold(self, sample) if holds_out else None
-        carts = await grown_carts(self, sample, fold)
-        starts = initial_starts(self, sample, carts)
+        masks = held_out_rows(sample) if holds_out else []
+        carts = await grow_carts(sample, masks)
+        starts = initial_starts(sample, carts)
         if not self._halves:
-            stages = (train_stages(sample.times(s.matrix), s.splits, s.long, self.updates) for s in starts)
-            return self._fitted(problem, starts, carts, [[result] for result in await gather(*stages)])
+            full = await gather(*(train_stages(sample, s.splits, s.long, self.updates, s.matrix) for s in starts))
+            return self._fitted(problem, starts, carts, [[result] for result in full])
 
-        folds = [sample] if fold is None else [sample.without(fold == number) for number in range(fold.max() + 1)]
-        on_fold = [folds[k % len(folds)] for k in range(self.starts)]
-        epochs = max(1, self.updates // _SHORT)
+        folds, epochs = [sample.without(mask) for mask in masks] or [sample], max(1, self.updates // _SHORT)
         stages = (
-            train_stages(p.times(s.matrix), s.splits, s.short, epochs) for p, s in zip(on_fold, starts, strict=True)
+            train_stages(folds[k % len(folds)], start.splits, start.short, epochs, start.matrix)
+            for k, start in enumerate(starts)
         )
         short = await gather(*stages)
-        scores, beaten_by = np.array([result.score for result in short]), -1
-        if fold is not None:
-            scores, beaten_by = await self._compared(on_fold, starts, short, carts, sample, fold)
-        order = np.argsort(scores, kind="stable")[: self._continuing] if beaten_by < 0 else []
+        scores, best_cart = np.array([result.score for result in short]), -1
+        if masks:
+            scores, best_cart = await self._compared(folds, short, carts)
+            # A tree that was trained without some rows is not the result.
+            short = [result._replace(score=np.inf) for result in short]
+        order = np.argsort(scores, kind="stable")[: self._continuing] if best_cart < 0 else []
         chosen = [int(k) for k in order if np.isfinite(scores[k])]
-        stages_of_start = [[result] for result in short]
-        if chosen and (fold is not None or problem.monitor.has_time()):
+        results = [[result] for result in short]
+        if chosen and (masks or problem.monitor.has_time()):
             # If the scores of all stages are compared, all stages must train on one sample of the rows.
-            fresh = sampled(scaled, most_rows(self), 0 if fold is None and not problem.validates else 1)
-            if fold is not None:  # the program of the short stages serves the long stages too
+            fresh = sampled(all_rows, most_rows(self), 1 if masks or problem.validates else 0)
+            if masks:  # the program of the short stages serves the long stages too
                 fresh = fresh.without(np.zeros(fresh.shape[0], bool))
             stages = (
-                train_stages(fresh.times(starts[k].matrix), short[k].splits, starts[k].long, self.updates)
-                for k in chosen
+                train_stages(fresh, short[k].splits, starts[k].long, self.updates, starts[k].matrix) for k in chosen
             )
             for k, result in zip(chosen, await gather(*stages), strict=True):
-                stages_of_start[k].append(result)
-        return self._fitted(problem, starts, carts, stages_of_start, beaten_by, skipped=0 if fold is None else 1)
+                results[k].append(result)
+        return self._fitted(problem, starts, carts, results, best_cart)
 
-    async def _compared(
-        self,
-        on_fold: list[Problem],
-        starts: list[Start],
-        short: list[Ended],
-        carts: Carts,
-        sample: Problem,
-        fold: np.ndarray,
-    ) -> tuple[np.ndarray, int]:
+    async def _compared(self, folds: list[Problem], short: list[StartResult], carts: Carts) -> tuple[np.ndarray, int]:
         """Returns the scores of all starts, and the CART tree that beats the starts, of :func:`beside_cart`."""
-        judged = [(p, composed(s.splits, start.matrix)) for p, s, start in zip(on_fold, short, starts, strict=True)]
-        judged += [(on_fold[number], tree) for number, trees in enumerate(carts.without) for tree in trees]
-        values = await gather(*(problem.map(held_out_loss, splits) for problem, splits in judged))
+        trees = [(folds[k % len(folds)], result.tree) for k, result in enumerate(short)]
+        trees += [(fold, tree) for fold, fold_trees in zip(folds, carts.without, strict=True) for tree in fold_trees]
+        values = await gather(*(fold.map(held_out_loss, tree) for fold, tree in trees))
         losses = np.array([value.host for value in values])
-        scores = np.where([result.finite for result in short], losses[: len(starts)], np.inf)
+        scores = np.where([result.finite for result in short], losses[: len(short)], np.inf)
         if not carts.trees:
             return scores, -1
-        share = np.bincount(fold + 1, sample.batch.weight)[1:]
-        return beside_cart(scores, losses[len(starts) :].reshape(len(share), -1), share, self._continuing)
+        evaluations: Any = [fold.evaluation for fold in folds]
+        share = np.array([np.sum(rows.weight, dtype=np.float64) for rows in evaluations])
+        return beside_cart(scores, losses[len(short) :].reshape(len(folds), -1), share, self._continuing)
 
     # --- The result ---
 
@@ -222,76 +269,69 @@ class Annealed(Recipe):
         problem: Problem,
         starts: list[Start],
         carts: Carts,
-        stages: list[list[Ended]],
-        beaten_by: int = -1,
-        skipped: int = 0,
+        results: list[list[StartResult]],
+        best_cart: int = -1,
     ) -> Fitted:
-        """Returns the result.
+        """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, lines 16 to 18).
 
         Args:
           problem: the problem.
           starts: the starts.
           carts: CART's trees.
-          stages: the short and long stages of each start.
-          beaten_by: the number of the CART tree that beats all starts, or -1.
-          skipped: 1 if the short stages held out rows. Then the tree of a short stage cannot be returned.
+          results: the results of the short and the long stages of each start.
+          best_cart: the number of the CART tree that beats all starts, or -1.
         """
-        lowest = [min((result.score for result in start_stages[skipped:]), default=np.inf) for start_stages in stages]
-        best = int(np.argmin(lowest))
-        history = _table([[result.losses for result in start_stages] for start_stages in stages], np.nan)
-        splits, step = None, 0
-        if np.isfinite(lowest[best]):
-            result = min(stages[best][skipped:], key=lambda result: result.score)
-            splits, step = composed(result.splits, starts[best].matrix), result.step
-        if splits is None and not carts.trees:
+        pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
+        best, result = min(pairs, key=lambda pair: pair[1].score)
+        is_finite = np.isfinite(result.score)
+        if not is_finite and not carts.trees:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
-        fitted = Fitted(carts.trees[0] if splits is None else splits, lowest[best], step, history)
-        if problem.data is None:
+        history = _table([[result.losses for result in start_results] for start_results in results], np.nan)
+        splits, step = (result.tree, result.step) if is_finite else (carts.trees[0], 0)
+        fitted, data = Fitted(splits, result.score, step, history), problem.data
+        if data is None:
             return fitted
         with problem.finishing():
-            return self._finished(problem, fitted, starts, carts, stages, None if splits is None else best, beaten_by)
+            refitted = [
+                [(*self._refitted(tree, data), -1 - number) for tree in trees]
+                for number, trees in enumerate(self._cart_splits(problem, carts.trees))
+            ]
+            candidates = refitted[best_cart] if best_cart >= 0 else [*itertools.chain(*refitted)]
+            if is_finite:
+                candidates.append((*self._refitted(data.scaling.restore_splits(splits), data), best))
+            tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
+            cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted]
+            report = self._report(data, starts, results, chosen, cart_losses)
+            if self.shrink and self.leaves == "constant":
+                tree = data.refit(tree, "constant", shrink=True)[0]
+                loss = data.loss(tree)
+            tree = tree.merged()
+            return fitted._replace(model=tree, tree=tree, loss=loss, report=report)
 
-    def _finished(
+    def _report(
         self,
-        problem: Problem,
-        fitted: Fitted,
+        data: Data,
         starts: list[Start],
-        carts: Carts,
-        stages: list[list[Ended]],
-        best: int | None,
-        beaten_by: int,
-    ) -> Fitted:
-        """Returns the best tree in the user's units, of the best start and CART (GET, Algorithm 1, lines 16 to 18)."""
-        data: Any = problem.data
-        cart_splits = self._carts(carts.trees, problem)
-        refitted_carts = [
-            [(*self._refitted(splits, data), -1 - i) for splits in trees] for i, trees in enumerate(cart_splits)
-        ]
-        cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted_carts]
+        results: list[list[StartResult]],
+        chosen: int,
+        cart_losses: list[float],
+    ) -> AnnealedReport:
+        """Returns the report; ``cart_losses`` are the losses of CART's trees in the user's units."""
         cart_loss, ridge_loss = (*cart_losses, np.nan, np.nan)[:2]
-        candidates = refitted_carts[beaten_by] if beaten_by >= 0 else [*itertools.chain(*refitted_carts)]
-        if best is not None and beaten_by < 0:
-            candidates.append((*self._refitted(data.scaling.restore_splits(fitted.scaled), data), best))
-        tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
-        scores = _table([[result.scores for result in start_stages] for start_stages in stages], np.inf)
-        sharpness = np.array([np.append(start.short, start.long) for start in starts])
-        is_preconditioned = self.precondition != 0 and (self.precondition != "auto" or problem.shape[1] <= WIDEST)
-        report = AnnealedReport(
+        scores = _table([[result.scores for result in start_results] for start_results in results], np.inf)
+        sharpness = np.array([np.append(start.short, start.long) if self._halves else start.long for start in starts])
+        strengths = None if starts[0].strength is None else np.array([start.strength for start in starts])
+        return AnnealedReport(
             chosen=chosen,
-            dropped=sum(not all(result.finite for result in start_stages) for start_stages in stages),
+            dropped=sum(not all(result.finite for result in start_results) for start_results in results),
             cart_loss=float(cart_loss),
             ridge_loss=float(ridge_loss),
-            sharpness=sharpness[:, 0 if self._halves else self.stages :][:, : scores.shape[1]],
+            sharpness=sharpness[:, : scores.shape[1]],
             losses=scores.astype(np.float64) * data.loss_unit,
-            steps=_table([[result.steps for result in start_stages] for start_stages in stages], 0),
-            strengths=strengths_of(self, len(carts.trees) > 1) if is_preconditioned else None,
+            steps=_table([[result.steps for result in start_results] for start_results in results], 0),
+            strengths=strengths,
             rows=rows_used(self, len(data.table.x)),
         )
-        if self.shrink and self.leaves == "constant":
-            tree = data.refit(tree, "constant", shrink=True)[0]
-            loss = data.loss(tree)
-        tree = tree.merged()
-        return fitted._replace(model=tree, tree=tree, loss=loss, report=report)
 
     def _refitted(self, splits: ObliqueTree, data: Data) -> tuple[ObliqueTree, float]:
         """Returns the tree refitted in the user's units, and the loss that decides between the trees."""
@@ -303,20 +343,19 @@ class Annealed(Recipe):
         # If too few rows have weight for an expected error, the loss is the training loss alone.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
-    def _carts(self, trees: list[ObliqueTree], problem: Problem) -> list[list[ObliqueTree]]:
+    def _cart_splits(self, problem: Problem, trees: list[ObliqueTree]) -> list[list[ObliqueTree]]:
         """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
 
         CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
         scaled features, and on raw features if float32 represents them.
         """
         data: Any = problem.data
-        carts = [[data.scaling.restore_splits(tree)] for tree in trees]
-        if carts and data.scaling.origin is None and problem.monitor.has_time():
-            table = data.table
-            options = table.task, table.monotone, self.depth, self.leaves, most_rows(self)
-            arrays = table.x, table.y, table.weight
-            carts[0].append(problem.host(cart_of_table, *arrays, *options, monitor=problem.monitor.part(0.5)))
-        return carts
+        splits = [[data.scaling.restore_splits(tree)] for tree in trees]
+        if trees and data.scaling.origin is None and problem.monitor.has_time():
+            table, monitor = data.table.replace(columns=None), problem.monitor.part(0.5)
+            options = self.depth, self.leaves, most_rows(self)
+            splits[0].append(problem.host(cart_of_table, table, *options, monitor=monitor))
+        return splits
 
 
 def beside_cart(
@@ -350,18 +389,3 @@ def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
     for row, numbers in zip(table, joined, strict=True):
         row[: len(numbers)] = numbers
     return table
-
-
-def _check_slopes(scaling: Scaling) -> None:
-    """Raises ``ValueError`` if slopes in the user's units are outside the range of float32."""
-    if scaling.y_unit is None:  # the leaves do not hold values in the units of the targets
-        return
-    varying = np.flatnonzero(~scaling.constant)
-    slopes = np.atleast_1d(scaling.y_unit)[:, None] / scaling.x_unit[varying]
-    if len(bad := np.argwhere((slopes < _FLATTEST) | (slopes > _STEEPEST))):
-        output, column = bad[0][0], varying[bad[0][1]]
-        raise ValueError(
-            f"x and y must be in units in which linear leaves have slopes that float32 holds, got a range of "
-            f"{np.atleast_1d(scaling.y_unit)[output]:.3g} in y and a deviation of "
-            f"{scaling.x_unit[column] / DEVIATIONS:.3g} in column {column} of x: multiply one of them"
-        )

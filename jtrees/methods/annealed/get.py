@@ -10,9 +10,9 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree, training
-from jtrees.methods.annealed import context
-from jtrees.methods.annealed.algorithm import Annealed
+from jtrees.methods.annealed.algorithm import Annealed, Default
 from jtrees.methods.annealed.soft_method import soft_method
+from jtrees.methods.annealed.starts import cart_option
 from jtrees.search import options
 from jtrees.tasks import Regression, Task
 from pallas_kernels import Implementation
@@ -81,59 +81,51 @@ class GET(Annealed):
     (:func:`jtrees.leaves.fit_shrunk`). The paper uses least squares in each leaf, and the training error. For linear
     leaves, the reported loss is at least the mean squared error on the training data.
 
-    Start 0 is a CART tree of the same depth. For linear leaves, this tree is fitted to the residuals of a linear
-    regression. For constant leaves, start 1 is a CART tree on the outputs of a ridge regression (of indicators of the
-    classes). It divides the outputs of a linear model into intervals. If no start beats CART, CART is returned; this
-    holds for ``cart=True`` only. Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
+    For linear leaves, CART is fitted to the residuals of a linear regression. If no start beats CART, CART is returned
+    (with ``cart=True`` only). Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
 
-    The search is successive halving. All starts first train for a tenth of the epochs. The best fifth of the starts
-    then trains for all epochs, from the best splits of the short stages and under newly drawn sharpnesses. The loss on
-    ``validation`` ranks the starts.
-
-    If there is no ``validation``, the short stages hold out a fifth of the rows, and CART is grown without these rows
-    too. If CART predicts the held-out rows as well as the best start, no start continues. The model is then CART, grown
-    on all rows of a stage. In a table of at most 1000 rows, different starts hold out different fifths. The starts that
-    would continue must then predict better than CART on average. Linear leaves hold out no rows and use the expected
-    error.
-
-    Half of the random starts are preconditioned. At the end, constant leaves are shrunk towards their ancestors'
-    values, which raises the training loss.
+    The search is successive halving. The long stages continue from the best splits of the short stages, under newly
+    drawn sharpnesses. The loss on ``validation`` ranks the starts. If there is no ``validation``, the short stages hold
+    out a fifth of the rows, and CART is grown without these rows too. If CART predicts the held-out rows as well as the
+    best start, no start continues. The model is then CART, grown on all rows of a stage. In a table of at most 1000
+    rows, different starts hold out different fifths. The starts that would continue must then predict better than CART
+    on average. Linear leaves hold out no rows and use the expected error.
 
     The paper has no halving, ridge regression, preconditioner or shrinkage. The options ``epochs=3000``,
     ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close to its procedure. A fit with
     these options takes three times as long, or ten times as long with linear leaves. The paper's subtree polish is
     :class:`jtrees.Polished`.
 
-    The default of an option that is None depends on the context: a tree on its own, or a tree of
-    :class:`jtrees.Boosted`.
+    A tree of :class:`jtrees.Boosted` has other defaults for options that are None: ``starts=1``, ``epochs=20``,
+    ``learning_rate=0.03``, ``alpha_ranges=((20, 60),)``, ``cart="binned"``, ``precondition=0``, and no ``ridge``,
+    ``shrink`` or ``halving``. ``rows="auto"`` is then 4000, and at least 60 for each leaf.
 
     The report is a :class:`jtrees.methods.AnnealedReport`.
 
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` (regression only).
-      starts: number of starts, including the starts from CART. None: 10, or 1 in a boosted sum.
-      epochs: updates under each sharpness (in the long stages, if halving is used). None: 3000 for constant leaves;
-        1000 for linear leaves, or 250 if the depth is above 6; 20 in a boosted sum.
-      learning_rate: peak learning rate. None: 0.01, or 0.03 in a boosted sum.
-      alpha_ranges: ranges from which the sharpnesses of a start are drawn, in the order of use: pairs (low, high).
-        None: the paper's ``((5, 25), (50, 150))``, or ``((20, 60),)`` in a boosted sum.
+      starts: number of starts, including the starts from CART. None: 10.
+      epochs: updates under each sharpness, in the long stages. None: 3000 for constant leaves; 1000 for linear leaves,
+        or 250 if the depth is above 6.
+      learning_rate: peak learning rate. None: 0.01.
+      alpha_ranges: ranges of the sharpnesses of a start, in the order of use: pairs (low, high). None: the paper's
+        ``((5, 25), (50, 150))``.
       l1: strength of the L1 penalty on split weights (of scaled data).
       cart: whether start 0 is CART (needs scikit-learn). If it is False, the tree may be worse than CART. ``"binned"``:
-        CART over 256 bins of each feature, within the compiled program. None: True, or ``"binned"`` in a boosted sum.
-      ridge: whether start 1 is CART on the outputs of a ridge regression. This needs ``cart=True``, constant leaves, at
-        least two starts, and at most 2048 features or at most 2048 samples. None: True, or False in a boosted sum.
+        CART over 256 bins of each feature, within the compiled program. None: True.
+      ridge: whether start 1 is CART on the outputs of a ridge regression (of indicators of the classes). This needs
+        ``cart=True``, constant leaves, and at most 2048 features or at most 2048 samples. None: True.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
-        correlated. ``"auto"``: 0 for the starts from CART and for every second random start; 0.9, 0.99 or 0.999 for the
-        other random starts; 0 for more than 512 features. None: ``"auto"``, or 0 in a boosted sum.
-      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end.
-        Generalised cross-validation chooses the strength (:func:`jtrees.leaves.fit_hierarchical`). None: True, or False
-        in a boosted sum.
+        correlated. ``"auto"``: 0.9, 0.99 or 0.999 for every second random start, 0 for the other starts and for more
+        than 512 features. None: ``"auto"``.
+      shrink: whether constant leaves are shrunk towards their ancestors' means or class frequencies at the end, which
+        raises the training loss (:func:`jtrees.leaves.fit_hierarchical`). None: True.
       halving: whether only the best fifth of the starts (at least two) trains for all epochs, after a tenth of the
-        epochs for all starts. None: True, or False in a boosted sum.
+        epochs for all starts. None: True.
       rows: approximate number of rows that a stage is trained on. A longer table is sampled, once for the short stages
         and again for the long stages. The leaves of the result are fitted to all rows. ``"auto"``: 20,000, and at least
-        16 for each leaf; in a boosted sum 4000, and at least 60 for each leaf. None: all rows.
+        16 for each leaf. None: all rows.
       implementation: implementation of the training step, None for the fastest: see :mod:`jtrees.ops`.
 
     Example:
@@ -150,7 +142,7 @@ class GET(Annealed):
     learning_rate: float | None = options.optional_positive()
     alpha_ranges: Any = options.ranges()
     l1: float = options.not_negative(0.0)
-    cart: bool | Literal["binned"] | None = context.cart()
+    cart: bool | Literal["binned"] | None = cart_option()
     ridge: bool | None = options.flag(None)
     precondition: float | Literal["auto"] | None = options.precondition(None)
     shrink: bool | None = options.flag(None)
@@ -158,18 +150,14 @@ class GET(Annealed):
     rows: int | Literal["auto"] | None = options.rows()
     implementation: Implementation = options.implementation()
 
-    def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
-        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "scored": scored}
-        options |= {"implementation": self.implementation}
-        return get(self.depth, sharpness, **options)
-
-    def sharpness(self, uniform: np.ndarray) -> np.ndarray:
-        low, high = np.asarray(self.alpha_ranges, np.float32).T
-        return low + (high - low) * uniform
+    soft = staticmethod(get)
+    defaults = Annealed.defaults | {
+        "alpha_ranges": Default(((5.0, 25.0), (50.0, 150.0)), weak=((20.0, 60.0),)),
+    }
 
     @property
-    def stages(self) -> int:
-        return len(self.alpha_ranges)
+    def sharpness_ranges(self) -> np.ndarray:
+        return np.asarray(self.alpha_ranges, np.float32)
 
     @property
     def updates(self) -> int:

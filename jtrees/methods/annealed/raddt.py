@@ -12,10 +12,10 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import ops, pytree, topology, training
-from jtrees.methods.annealed import context
-from jtrees.methods.annealed.algorithm import Annealed
+from jtrees.methods.annealed.algorithm import Annealed, Default
 from jtrees.methods.annealed.soft_method import soft_method
-from jtrees.methods.annealed.stages import score_of
+from jtrees.methods.annealed.stages import fitted_leaves
+from jtrees.methods.annealed.starts import cart_option
 from jtrees.search import Run, options
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
@@ -45,14 +45,11 @@ def raddt(
     Args:
       depth: depth of the tree, 1 to 16.
       sharpness: factor of the violations, above 0: a number, a traced number, or an optax schedule of the step.
-      leaves: ``"constant"`` or ``"linear"``.
+      leaves: see :func:`jtrees.methods.get`, also for the other arguments and the errors.
       task: what is predicted.
-      l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
-      implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
-      scored: as for :func:`jtrees.methods.get`.
-
-    Raises:
-      ValueError: in the cases of :func:`jtrees.methods.get`.
+      l1: strength of an L1 penalty on the split weights.
+      implementation: implementation of the loss and its gradient.
+      scored: whether the loss comes with the score of the hard tree.
     """
     options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation, "scored": scored}
     return soft_method(depth, sharpness, name="sharpness", route="violation", **options)
@@ -94,7 +91,7 @@ class RADDT(Annealed):
     epochs: int | None = options.optional_count(None)
     learning_rate: float | None = options.optional_positive()
     l1: float = options.not_negative(0.0)
-    cart: bool | Literal["binned"] | None = context.cart()
+    cart: bool | Literal["binned"] | None = cart_option()
     ridge: bool | None = options.flag(None)
     precondition: float | Literal["auto"] | None = options.precondition(None)
     shrink: bool | None = options.flag(None)
@@ -102,36 +99,20 @@ class RADDT(Annealed):
     rows: int | Literal["auto"] | None = options.rows()
     implementation: Implementation = options.implementation()
 
-    def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
-        options: Any = {"leaves": self.leaves, "task": task, "l1": self.l1, "scored": scored}
-        options |= {"implementation": self.implementation}
-        return raddt(self.depth, sharpness, **options)
-
-    def settled(self, weak: bool = False) -> Any:
-        settled = super().settled(weak)
-        return settled.replace(epochs=_EPOCHS) if settled.epochs is None else settled
-
-    def sharpness(self, uniform: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(np.asarray(self._levels, np.float32), uniform.shape)
+    soft = staticmethod(raddt)
+    defaults = Annealed.defaults | {"epochs": Default(_EPOCHS, weak=20)}
 
     @property
-    def _levels(self) -> tuple[float, ...]:
-        return _SHARPNESS + (_SHARPNESS_DEEP if self.depth > _DEEP else ())
-
-    @property
-    def stages(self) -> int:
-        return len(self._levels)
-
-    @property
-    def updates(self) -> int:
-        return _EPOCHS if self.epochs is None else self.epochs
+    def sharpness_ranges(self) -> np.ndarray:
+        levels = _SHARPNESS + (_SHARPNESS_DEEP if self.depth > _DEEP else ())
+        return np.column_stack([levels, levels]).astype(np.float32)
 
     def between(self, run: Run, splits: ObliqueTree, score: Array) -> tuple[ObliqueTree, Array]:
         splits = splits.replace(bias=centre_thresholds(splits, run.batch.x, run.batch.weight).bias)
         if not run.validates:
             return splits, score
         # The moved thresholds can change the leaf of a validation row, so the score is computed again.
-        return splits, jnp.where(jnp.isfinite(score), score_of(run, splits), jnp.inf)
+        return splits, jnp.where(jnp.isfinite(score), fitted_leaves(run, splits)[1], jnp.inf)
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:
@@ -147,11 +128,13 @@ def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None =
     """
     nodes = tree.weights.shape[0]
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
-    score = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
-    own = jax.lax.map(score, path)  # level by level: the scores of all nodes of a deep tree do not fit into memory
+    node_scores = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]
+    scores = jax.lax.map(
+        node_scores, path
+    )  # level by level: the scores of all nodes of a deep tree do not fit into memory
     counted = True if sample_weight is None else sample_weight > 0
-    right = jax.ops.segment_min(jnp.where(counted & (own > 0), own, jnp.inf).ravel(), path.ravel(), nodes)
-    left = jax.ops.segment_max(jnp.where(counted & (own <= 0), own, -jnp.inf).ravel(), path.ravel(), nodes)
+    right = jax.ops.segment_min(jnp.where(counted & (scores > 0), scores, jnp.inf).ravel(), path.ravel(), nodes)
+    left = jax.ops.segment_max(jnp.where(counted & (scores <= 0), scores, -jnp.inf).ravel(), path.ravel(), nodes)
     divides = jnp.isfinite(right) & jnp.isfinite(left)
     middle = jnp.where(divides, (jnp.where(divides, right, 0) + jnp.where(divides, left, 0)) / 2, 0)
     return tree.replace(bias=tree.bias - middle)

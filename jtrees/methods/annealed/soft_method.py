@@ -26,16 +26,8 @@ def soft_method(
 ) -> training.Method:
     """Returns a method that trains a tree on the expected loss of a soft routing of sharpened scores.
 
-    Args:
-      depth: depth of the tree.
-      sharpness: factor of the scores.
-      name: name of the sharpness in messages.
-      route: the soft routing of :func:`jtrees.ops.expected_loss`.
-      leaves: kind of the leaves.
-      task: what is predicted.
-      l1: strength of the L1 penalty on the split weights.
-      implementation: implementation of the loss and its gradient.
-      scored: whether the loss comes with the score of the hard tree; else the score is the loss.
+    ``name`` is the name of the sharpness in messages, and ``route`` is the routing of :func:`jtrees.ops.expected_loss`.
+    The other arguments are those of :func:`jtrees.methods.get`.
     """
     depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
     check_log_loss(task)

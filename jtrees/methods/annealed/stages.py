@@ -1,6 +1,7 @@
 """The stages of a start: a tree trains under one sharpness after another, each time from the best tree so far."""
 
 from functools import partial
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +11,11 @@ import numpy as np
 import optax
 
 from jtrees import leaves as kinds, ops, training
+from jtrees.methods.annealed.starts import composed
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import MOST, Problem, Run
 from jtrees.search.minibatch import prediction_loss
-from jtrees.training import Best, TrainState
+from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree
 
 _WARM_UP = 10  # linear warm-up steps
@@ -23,16 +25,17 @@ _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs mo
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
 
 
-class Ended(NamedTuple):
+class StartResult(NamedTuple):
     """The result of the stages of a start.
 
     Attributes:
-      splits: the best splits of all stages.
+      splits: the best splits of all stages, on preconditioned features.
       score: the score of the best splits; infinite if a stage became non-finite.
       step: number of the update, within its stage, that gave the best splits.
       scores: best score of each stage, ``(stages,)``.
       steps: number of the update with the best score of each stage, ``(stages,)``.
       losses: loss of each update, ``(updates,)``.
+      matrix: the preconditioner, or None.
     """
 
     splits: ObliqueTree
@@ -41,14 +44,22 @@ class Ended(NamedTuple):
     scores: np.ndarray
     steps: np.ndarray
     losses: np.ndarray
+    matrix: np.ndarray | None
 
     @property
     def finite(self) -> bool:
         """Whether all stages were finite."""
         return bool(np.isfinite(self.scores).all())
 
+    @property
+    def tree(self) -> ObliqueTree:
+        """The best splits, on the features."""
+        return composed(self.splits, self.matrix)
 
-async def train_stages(problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int) -> Ended:
+
+async def train_stages(
+    problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, matrix: np.ndarray | None = None
+) -> StartResult:
     """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 15).
 
     A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
@@ -56,11 +67,12 @@ async def train_stages(problem: Problem, splits: ObliqueTree, sharpness: np.ndar
 
     Args:
       problem: a problem, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
-      splits: the initial splits.
+      splits: the initial splits, on preconditioned features.
       sharpness: sharpness of each stage, ``(stages,)``.
       epochs: number of updates in each stage.
+      matrix: the preconditioner, ``(p, p)``. None: the identity.
     """
-    trees, histories = [], []
+    problem, trees, histories = problem.times(matrix), [], []
     for stage, stage_sharpness in enumerate(sharpness):
         if stage and not problem.monitor.has_time():
             trees.append(trees[-1].replace(step=np.zeros_like(trees[-1].step)))
@@ -74,7 +86,7 @@ async def train_stages(problem: Problem, splits: ObliqueTree, sharpness: np.ndar
     scores = np.array([tree.score for tree in trees], np.float32)
     score = float(best.score) if np.isfinite(scores).all() else np.inf
     steps = np.array([tree.step for tree in trees])
-    return Ended(best.params, score, int(best.step), scores, steps, np.concatenate(histories))
+    return StartResult(best.params, score, int(best.step), scores, steps, np.concatenate(histories), matrix)
 
 
 async def _train_stage(
@@ -82,50 +94,88 @@ async def _train_stage(
 ) -> tuple[Best, list[np.ndarray]]:
     """Returns the best hard tree of a stage, and the losses of its updates.
 
-    Hard trees are evaluated after every update if the evaluation is a by-product of the update, else about 20 times.
+    Hard trees are evaluated after every update if the update computes their score, else about 20 times.
     """
-    recipe = problem.recipe
-    # An update computes the criterion of leaves in any order, so monotone features need a separate evaluation.
-    by_product = not problem.validates and recipe.leaves == "constant" and problem.monotone is None
-    parts = 1 if by_product else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
-    often = recipe.cart == "binned"  # in the rounds of boosting
-    state = await problem.map(_begun, splits, often=often)
-    state = await problem.map(_evaluated, state, np.bool_(True), often=often or not by_product)
-    ends, losses = [-(-epochs * part // parts) for part in range(parts + 1)], []
-    for part in range(parts):
-        steps = ends[part + 1] - ends[part]
+    is_scored, losses = _updates_are_scored(problem), []
+    often = problem.recipe.cart == "binned"  # in the rounds of boosting
+    state = await problem.map(_initial_state, splits, often=often)
+    state = await problem.map(_evaluated, state, np.bool_(True), often=often or not is_scored)
+    for part, (begin, end) in enumerate(itertools.pairwise(_evaluations(epochs, is_scored))):
         arguments = np.float32(sharpness), np.float32(epochs)
         state, part_losses = await problem.train(
-            _advanced, state, steps, *arguments, name=name, begins=ends[part], total=epochs
+            _advanced, state, end - begin, *arguments, name=name, begins=begin, total=epochs
         )
         losses.append(part_losses)
-        state = await problem.map(_evaluated, state, np.bool_(False), often=often or not by_product)
-        if len(part_losses) < steps or problem.monitor.is_rehearsed(part + 1):
+        state = await problem.map(_evaluated, state, np.bool_(False), often=often or not is_scored)
+        if len(part_losses) < end - begin or problem.monitor.is_rehearsed(part + 1):
             break
-    return (await problem.map(_ended, state, often=often)).host, losses
+    return (await problem.map(_best_of_stage, state, often=often)).host, losses
+
+
+def _updates_are_scored(run: Problem | Run) -> bool:
+    """Returns whether an update also computes the score of the hard tree.
+
+    It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
+    """
+    return not run.validates and run.recipe.leaves == "constant" and run.monotone is None
+
+
+def _evaluations(epochs: int, is_scored: bool) -> list[int]:
+    """Returns the numbers of updates after which the hard tree is evaluated separately; the first is 0."""
+    parts = 1 if is_scored else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
+    return [-(-epochs * part // parts) for part in range(parts + 1)]
 
 
 # --- Compiled functions of a start -----------------------------------------------------------------------------------
 
 
-def _begun(run: Run, splits: ObliqueTree) -> TrainState:
+def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
+    """Returns what :func:`train_stages` returns, within one program: the best splits, and whether they are finite.
+
+    Args:
+      run: the run, whose recipe makes ``updates`` updates in each stage.
+      splits: the initial splits.
+      sharpness: sharpness of each stage, ``(stages,)``.
+    """
+    updates = run.recipe.updates
+    ends = jnp.asarray([*_evaluations(updates, _updates_are_scored(run)), updates], jnp.int32)
+
+    def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
+        def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
+            state, count = _evaluated(run, state, part == 0), ends[part + 1] - ends[part]
+            return _advanced(run, state, sharpness, jnp.float32(updates), ends[part], count, updates)[0]
+
+        best = _best_of_stage(
+            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, _initial_state(run, splits))
+        )
+        return best.params, best
+
+    trees = jax.lax.scan(stage, splits, sharpness)[1]
+    best = trees.score.argmin()
+    return jax.tree.map(lambda a: a[best], trees.params), jnp.isfinite(trees.score).all()
+
+
+def _initial_state(run: Run, splits: ObliqueTree) -> TrainState:
     """Returns the initial training state of a stage; :func:`_evaluated` fits its leaves."""
-    params = splits.replace(leaves=with_leaves(run, splits).leaves.trainable())
+    params = splits.replace(leaves=_empty_leaves(run, splits).trainable())
     # The key has no effect: the batch is full, and the loss is not random.
     state = training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
     return state.replace(order=state.order[:1])  # unused: there is only one batch
 
 
 def _advanced(
-    run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array
+    run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array, limit: int = MOST
 ) -> tuple[TrainState, Array, Array]:
-    """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite."""
-    by_product = not run.validates and run.recipe.leaves == "constant" and run.monotone is None
-    plain = run.recipe.method(sharpness, run.task, scored=by_product)
+    """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite.
+
+    ``limit`` is the largest ``count``.
+    """
+    is_scored = _updates_are_scored(run)
+    plain = run.recipe.method(sharpness, run.task, scored=is_scored)
     loss = lambda params, *data, **options: plain.loss(_in_order(run, params), *data, **options)
     method = plain._replace(loss=loss)
-    update = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(by_product))
-    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    update = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(is_scored))
+    state, history = training.loop.advance_up_to(update, state, count, limit, step=before)
     return state, history.losses, ~state.finite
 
 
@@ -135,58 +185,48 @@ def _evaluated(run: Run, state: TrainState, begins: Array) -> TrainState:
     At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
     linear leaves takes long to compile.
     """
-    leaves, score = _scored(run, state.params.replace(leaves=None))
+    leaves, score = fitted_leaves(run, state.params)
     fitted = jax.tree.map(partial(jnp.where, begins), leaves.trainable(), state.params.leaves)
     score = jnp.where(state.finite, score, jnp.inf).astype(state.best.score.dtype)
-    now = Best(state.params.replace(leaves=fitted), score, state.step)
-    state = state.replace(params=now.params)
-    return state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), now, state.best))
+    current = Best(state.params.replace(leaves=fitted), score, state.step)
+    state = state.replace(params=current.params)
+    return state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), current, state.best))
 
 
-def _ended(run: Run, state: TrainState) -> Best:
+def _best_of_stage(run: Run, state: TrainState) -> Best:
     """Returns the best splits of a stage, with an infinite score if the stage became non-finite."""
     splits, score = run.recipe.between(run, state.best.params.replace(leaves=None), state.best.score)
     return Best(splits, jnp.where(state.finite, score, jnp.inf), state.best.step)
 
 
-def score_of(run: Run, splits: ObliqueTree) -> Array:
-    """Returns the score of the hard tree of splits of the features.
+def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
+    """Returns the fitted leaves of splits of the features, not yet in monotone order, and the score of the hard tree.
 
     The score is the loss on the validation set. If there is no validation set, it is the criterion of the leaves on the
     training rows.
     """
-    return _scored(run, splits)[1]
-
-
-def _scored(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
-    """Returns the fitted leaves of splits of the features, not yet in order, and the score of the hard tree."""
-    tree = with_leaves(run, splits)
+    tree = splits.replace(leaves=_empty_leaves(run, splits))
     if run.validates or run.monotone is not None:
         tree = tree.refit(*run.batch)
-        by = run.by if run.validates else run.batch
-        return tree.leaves, prediction_loss(run.task, _hard_tree_in_order(run, tree), by)
+        return tree.leaves, _loss_in_order(run, tree, run.by if run.validates else run.batch)
     return tree.leaves.refit_with_criterion(ops.hard(tree.weights, tree.bias, run.batch.x), *run.batch)
 
 
 def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
     """Returns the mean loss of the hard tree of splits of the features, on the rows for evaluation."""
-    return prediction_loss(run.task, _refitted(run, splits), run.by)
+    tree = splits.replace(leaves=_empty_leaves(run, splits))
+    return _loss_in_order(run, tree.refit(*run.batch), run.by)
 
 
-def _refitted(run: Run, splits: ObliqueTree) -> ObliqueTree:
-    """Returns the hard tree of splits of the features."""
-    return _hard_tree_in_order(run, with_leaves(run, splits).refit(*run.batch))
+def _loss_in_order(run: Run, tree: ObliqueTree, rows: Batch) -> Array:
+    """Returns the mean loss on ``rows`` of a hard tree, whose leaves are put in the order of the monotone features."""
+    return prediction_loss(run.task, run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x)), rows)
 
 
-def _hard_tree_in_order(run: Run, tree: ObliqueTree) -> ObliqueTree:
-    """Returns a hard tree with leaves in the order of the monotone features, if the run has any."""
-    return tree if run.monotone is None else run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x))
-
-
-def with_leaves(run: Run, splits: ObliqueTree) -> ObliqueTree:
-    """Returns the splits with leaves to be refitted."""
+def _empty_leaves(run: Run, splits: ObliqueTree) -> Any:
+    """Returns leaves to be fitted."""
     kind, x = kinds.kind_of(run.recipe.leaves, run.task), run.batch.x
-    return splits.replace(leaves=kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype))
+    return kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype)
 
 
 def _in_order(run: Run, params: ObliqueTree) -> ObliqueTree:

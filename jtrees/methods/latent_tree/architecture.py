@@ -34,16 +34,19 @@ def check_split(split: Any) -> None:
         checks.check_choice("split", split, SPLITS, "a function (features, nodes, rngs) -> module")
 
 
-def is_tree(of: Architecture) -> bool:
+def is_tree(architecture: Architecture) -> bool:
     """Returns whether the tree alone determines the prediction."""
-    return (of.split, of.predictor, of.inputs) == ("linear", "linear", "z")
+    return (architecture.split, architecture.predictor, architecture.inputs) == ("linear", "linear", "z")
 
 
-def checked_architecture(of: Architecture) -> Architecture:
+def checked_architecture(architecture: Architecture) -> Architecture:
     """Returns the checked architecture, or raises ``ValueError`` if it is invalid."""
-    check_split(of.split)
-    checks.check_choice("predictor", of.predictor, PREDICTORS)
-    checks.check_choice("inputs", of.inputs, INPUTS)
-    checks.check_part("dropout", of.dropout)
-    depth, hidden = checks.check_depth(of.depth, MAX_DEPTH), checks.check_count("hidden", of.hidden, most=WIDEST)
-    return of._replace(depth=depth, hidden=hidden, dropout=float(of.dropout))
+    check_split(architecture.split)
+    checks.check_choice("predictor", architecture.predictor, PREDICTORS)
+    checks.check_choice("inputs", architecture.inputs, INPUTS)
+    checks.check_part("dropout", architecture.dropout)
+    depth, hidden = (
+        checks.check_depth(architecture.depth, MAX_DEPTH),
+        checks.check_count("hidden", architecture.hidden, most=WIDEST),
+    )
+    return architecture._replace(depth=depth, hidden=hidden, dropout=float(architecture.dropout))

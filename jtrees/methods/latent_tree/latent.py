@@ -64,24 +64,24 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
     """
     from jtrees.methods.latent_tree import modules  # imported here: loading flax.nnx takes a fifth of a second
 
-    of = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
+    architecture = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
     checks.check_number("penalty", penalty)
 
     def init(batch: Batch, *, key: Array) -> Any:
         task.check(batch.y)
-        return modules.initial(key, batch.x, of, task, partial(centered, weight=batch.weight))
+        return modules.initial(key, batch.x, architecture, task, partial(centered, weight=batch.weight))
 
     def total(params: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        network = modules.network_of(params, batch.x, of, task)
+        network = modules.network_of(params, batch.x, architecture, task)
         scores = network.scores(batch.x)
         active = routing.activity(scores, penalty, batch.weight)
-        lost = task.loss(network.outputs(batch.x, scores, active, key), batch.y)
-        value = losses.weighted_mean(lost, batch.weight)
-        return value, value
+        row_losses = task.loss(network.outputs(batch.x, scores, active, key), batch.y)
+        loss = losses.weighted_mean(row_losses, batch.weight)
+        return loss, loss
 
     def harden(params: Any, batch: Batch) -> ObliqueTree | None:
         batch = jax.tree.map(jnp.asarray, batch)
-        return active_on(batch, params, of, task, penalty).hard_tree(batch)
+        return active_on(batch, params, architecture, task, penalty).hard_tree(batch)
 
     return training.Method(init, total, harden)
 
@@ -100,8 +100,10 @@ class LatentModel(SoftModel):
         Raises:
           ValueError: in the cases of :meth:`predict`.
         """
-        own: Any = {"features": self.features, "scaling": self.scaling}
-        return prediction.evaluate(LatentNetwork.position, self.network, x, **own).T
+        positions = prediction.evaluate(
+            LatentNetwork.position, self.network, x, features=self.features, scaling=self.scaling
+        )
+        return positions.T
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -128,7 +130,86 @@ class LatentReport(Report):
 
 
 @pytree.dataclass(kw_only=True)
-class LatentTree(Recipe):
+class LatentRecipe(Recipe):
+    """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share.
+
+    The base class has linear splits and a linear predictor.
+    """
+
+    depth: int = options.depth(4, MAX_DEPTH)
+    epochs: int | None = options.optional_count(None)
+    batch_size: int = options.count(128)
+    learning_rate: float = options.positive(0.01)
+    penalty: float = options.positive(0.01)
+    weight_decay: float = options.not_negative(0.3)
+    inputs: Literal["z", "xz"] = options.choice("xz", INPUTS)
+    patience: int = options.count(10)
+    early_stopping: bool = options.flag(True)
+
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        from jtrees.methods.latent_tree import modules
+
+        modules.graph_of(shape[1], self._architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
+        self._schedule(shape[0])
+
+    @property
+    def _architecture(self) -> Architecture:
+        return checked_architecture(Architecture(self.depth, inputs=self.inputs))
+
+    def _schedule(self, n: int) -> Schedule:
+        return Schedule.of(n, self.epochs, self.batch_size)
+
+    def _bounded(self, task: Task) -> bool:
+        """Returns whether predictions are clipped to values near the training targets."""
+        return False
+
+    def training(self, run: Run) -> Training:
+        """Returns the training of a run."""
+        architecture, task, schedule = self._architecture, run.task, self._schedule(len(run.batch.x))
+        plateau = training.reduce_until_vanished(
+            factor=0.1,
+            least=_LEAST if self.early_stopping else 0.0,
+            patience=self.patience,
+            accumulation_size=schedule.every,
+        )
+
+        def model(params: Any, batch: Batch) -> LatentNetwork:
+            return active_on(training.state.normalised(batch), params, architecture, task, self.penalty)
+
+        def loss(params: Any, batch: Batch, by: Batch) -> Array:
+            outputs = model(params, batch).outputs(by.x)
+            return evaluated(task, near_targets(outputs) if self._bounded(task) else outputs, by)
+
+        def hardened(params: Any, batch: Batch) -> _Hardened:
+            network = model(params, batch)
+            return _Hardened(network, network.hard_tree(batch))
+
+        return Training(
+            latent(architecture, self.penalty, task=task),
+            optax.chain(optax.adamw(self.learning_rate, weight_decay=self.weight_decay), plateau),
+            schedule,
+            loss=loss,
+            model=hardened,
+            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+            vanished=(lambda state: (state[1].vanished, state[1].updates)) if self.early_stopping else None,
+        )
+
+    def restored(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
+        """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
+        network, tree = fitted.scaled
+        if (data := problem.data) is None:
+            return fitted._replace(scaled=tree)
+        with problem.finishing():
+            task = data.table.task
+            network = on_device(network).replace(task=task.of_models)
+            model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
+            tree = None if tree is None else data.scaling.restore(tree)
+            report = LatentReport(active=np.asarray(network.active), preconditioning=preconditioning)
+            return fitted._replace(model=model, tree=tree, loss=loss_of(fitted, model, data), report=report)
+
+
+@pytree.dataclass(kw_only=True)
+class LatentTree(LatentRecipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
     The search trains on mini-batches with AdamW. (The paper's quasi-hyperbolic Adam was not better on two data sets:
@@ -174,34 +255,19 @@ class LatentTree(Recipe):
       (True, (3, 40))
     """
 
-    depth: int = options.depth(4, MAX_DEPTH)
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.01)
-    penalty: float = options.positive(0.01)
-    weight_decay: float = options.not_negative(0.3)
     split: Split = options.static("linear")
     predictor: Literal["linear", "mlp"] = options.choice("linear", PREDICTORS)
-    inputs: Literal["z", "xz"] = options.choice("xz", INPUTS)
     hidden: int = options.count(64, most=WIDEST)
     dropout: float = options.static(0.0)
-    patience: int = options.count(10)
-    early_stopping: bool = options.flag(True)
     precondition: float | Literal["auto"] = options.precondition()
-
-    def check(self, task: Task, shape: tuple[int, int]) -> None:
-        from jtrees.methods.latent_tree import modules
-
-        modules.graph_of(shape[1], self._architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
-        self._schedule(shape[0])
 
     @property
     def _architecture(self) -> Architecture:
         parts = self.depth, self.split, self.predictor, self.inputs, self.hidden, self.dropout
         return checked_architecture(Architecture(*parts))
 
-    def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size)
+    def _bounded(self, task: Task) -> bool:
+        return task.in_units and task.link_name in ("identity", "sorted")
 
     def tree_leaves(self, task: Task) -> str | None:
         return "constant" if is_tree(self._architecture) else None
@@ -211,51 +277,3 @@ class LatentTree(Recipe):
         strength = 0.0 if callable(self.split) else self.precondition
         result = await preconditioned(problem, strength, train, trial=trial)
         return self.restored(problem, result.fitted, result.preconditioning)
-
-    def _bounded(self, task: Task) -> bool:
-        """Returns whether predictions are clipped to values near the training targets."""
-        return task.in_units and task.link_name in ("identity", "sorted")
-
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        architecture, task, schedule = self._architecture, run.task, self._schedule(len(run.batch.x))
-        plateau = training.reduce_until_vanished(
-            factor=0.1,
-            least=_LEAST if self.early_stopping else 0.0,
-            patience=self.patience,
-            accumulation_size=schedule.every,
-        )
-
-        def model(params: Any, batch: Batch) -> LatentNetwork:
-            return active_on(training.state.normalised(batch), params, architecture, task, self.penalty)
-
-        def loss(params: Any, batch: Batch, by: Batch) -> Array:
-            outputs = model(params, batch).outputs(by.x)
-            return evaluated(task, near_targets(outputs) if self._bounded(task) else outputs, by)
-
-        def hardened(params: Any, batch: Batch) -> _Hardened:
-            network = model(params, batch)
-            return _Hardened(network, network.hard_tree(batch))
-
-        return Training(
-            latent(architecture, self.penalty, task=task),
-            optax.chain(optax.adamw(self.learning_rate, weight_decay=self.weight_decay), plateau),
-            schedule,
-            loss=loss,
-            model=hardened,
-            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
-            vanished=(lambda state: (state[1].vanished, state[1].updates)) if self.early_stopping else None,
-        )
-
-    def restored(self, problem: Problem, fitted: Fitted, how: Preconditioning | None = None) -> Fitted:
-        """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
-        network, tree = fitted.scaled
-        if (data := problem.data) is None:
-            return fitted._replace(scaled=tree)
-        with problem.finishing():
-            task = data.table.task
-            network = on_device(network).replace(task=task.of_models)
-            model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
-            tree = None if tree is None else data.scaling.restore(tree)
-            report = LatentReport(active=np.asarray(network.active), preconditioning=how)
-            return fitted._replace(model=model, tree=tree, loss=loss_of(fitted, model, data), report=report)

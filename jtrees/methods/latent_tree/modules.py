@@ -42,8 +42,8 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
     check_split(kind)
     if kind == "mlp":
         return nnx.Sequential(linear(features, hidden), nnx.elu, linear(hidden, nodes))
-    one = linear(features, nodes, use_bias=False)
-    return one if kind == "linear" else nnx.Sequential(one, nnx.elu)
+    split = linear(features, nodes, use_bias=False)
+    return split if kind == "linear" else nnx.Sequential(split, nnx.elu)
 
 
 def _linear(dtype: Any, rngs: nnx.Rngs) -> Callable[..., Any]:
@@ -58,15 +58,19 @@ def _linear(dtype: Any, rngs: nnx.Rngs) -> Callable[..., Any]:
 class Network(nnx.Module):
     """Split functions, their biases, and the predictor on the traversal of a sample."""
 
-    def __init__(self, features: int, of: Architecture, task: Task, *, dtype: Any, rngs: nnx.Rngs):
-        nodes = topology.num_nodes(of.depth)
-        self.split = make_split(of.split, features, nodes, hidden=of.hidden, dtype=dtype, rngs=rngs)
+    def __init__(self, features: int, architecture: Architecture, task: Task, *, dtype: Any, rngs: nnx.Rngs):
+        nodes = topology.num_nodes(architecture.depth)
+        self.split = make_split(architecture.split, features, nodes, hidden=architecture.hidden, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(nodes, dtype))
-        width = 2 * nodes + 1 + (features if of.inputs == "xz" else 0)
+        width = 2 * nodes + 1 + (features if architecture.inputs == "xz" else 0)
         linear = _linear(dtype, rngs)
-        sizes = [width, *([of.hidden, of.hidden] if of.predictor == "mlp" else []), math.prod(task.shape)]
+        sizes = [
+            width,
+            *([architecture.hidden, architecture.hidden] if architecture.predictor == "mlp" else []),
+            math.prod(task.shape),
+        ]
         self.layers = nnx.List([linear(*pair) for pair in itertools.pairwise(sizes)])
-        self.of, self.task = of, task
+        self.architecture, self.task = architecture, task
 
     def scores(self, x: Float[Array, "n p"]) -> Float[Array, "nodes n"]:
         """Returns the scores of all splits. A sample goes right if and only if the score is above 0."""
@@ -77,46 +81,45 @@ class Network(nnx.Module):
     ) -> Float[Array, "n *k"]:
         """Returns the outputs of the predictor, from scores and the activity of the nodes; a key enables dropout."""
         z = routing.position(routing.rewards(scores), active)
-        out = z.T if self.of.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
+        out = z.T if self.architecture.inputs == "z" else jnp.concatenate([x, z.T], axis=1)
         *hidden, last = self.layers
         for i, layer in enumerate(hidden):
             out = nnx.elu(layer(out))
-            if key is not None and self.of.dropout > 0:
-                kept = jax.random.bernoulli(jax.random.fold_in(key, i), 1 - self.of.dropout, out.shape)
-                out = jnp.where(kept, out / (1 - self.of.dropout), 0)
+            if key is not None and self.architecture.dropout > 0:
+                mask = jax.random.bernoulli(jax.random.fold_in(key, i), 1 - self.architecture.dropout, out.shape)
+                out = jnp.where(mask, out / (1 - self.architecture.dropout), 0)
         return last(out).reshape(-1, *self.task.shape)
 
 
 @lru_cache(maxsize=128)
-def graph_of(features: int, of: Architecture, task: Task, dtype: Any) -> tuple[nnx.GraphDef, Any]:
+def graph_of(features: int, architecture: Architecture, task: Task, dtype: Any) -> tuple[nnx.GraphDef, Any]:
     """Returns the graph of the network, and the tree structure of its parameters."""
-    abstract = nnx.eval_shape(lambda: Network(features, of, task, dtype=dtype, rngs=nnx.Rngs(0)))
-    graph, state, others = nnx.split(abstract, nnx.Param, ...)
-    if jax.tree.leaves(others):
+    abstract = nnx.eval_shape(lambda: Network(features, architecture, task, dtype=dtype, rngs=nnx.Rngs(0)))
+    graph, state, other_state = nnx.split(abstract, nnx.Param, ...)
+    if jax.tree.leaves(other_state):
         raise ValueError("split must have parameters as its only state, got a module with other variables")
     return graph, jax.tree.structure(state)
 
 
-def network_of(params: Any, x: Array, of: Architecture, task: Task) -> Network:
+def network_of(params: Any, x: Array, architecture: Architecture, task: Task) -> Network:
     """Returns the network with these parameters, for samples with the number of features and the dtype of x."""
-    graph, structure = graph_of(x.shape[1], of, task, x.dtype)
+    graph, structure = graph_of(x.shape[1], architecture, task, x.dtype)
     return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
 
 
-def initial(key: Array, x: Array, of: Architecture, task: Task, centered: Callable[[Array], Array]) -> Any:
+def initial(key: Array, x: Array, architecture: Architecture, task: Task, centered: Callable[[Array], Array]) -> Any:
     """Returns random parameters; ``centered`` gives the biases from the scores of x without biases."""
-    network = Network(x.shape[1], of, task, dtype=x.dtype, rngs=nnx.Rngs(key))
+    network = Network(x.shape[1], architecture, task, dtype=x.dtype, rngs=nnx.Rngs(key))
     network.bias[...] = centered(network.scores(x))
     return nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
 
-def composed(params: Any, matrix: Array, of: Architecture, task: Task) -> Any:
+def composed(params: Any, matrix: Array, architecture: Architecture, task: Task) -> Any:
     """Returns the parameters of the network as a function of x instead of ``x @ matrix``."""
-    graph, structure = graph_of(matrix.shape[1], of, task, matrix.dtype)
-    network = nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
-    first = network.split if of.split == "linear" else network.split.layers[0]
+    network = network_of(params, matrix, architecture, task)
+    first = network.split if architecture.split == "linear" else network.split.layers[0]
     first.kernel[...] = jnp.matmul(matrix, first.kernel[...], precision="highest")
-    if of.inputs == "xz":
+    if architecture.inputs == "xz":
         kernel, p = network.layers[0].kernel, matrix.shape[1]
         kernel[...] = kernel[...].at[:p].set(jnp.matmul(matrix, kernel[:p], precision="highest"))
     return nnx.to_pure_dict(nnx.state(network, nnx.Param))

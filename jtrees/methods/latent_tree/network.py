@@ -15,10 +15,10 @@ from jtrees.tree import ObliqueTree
 def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, " nodes"]:
     """Returns biases that centre the scores of each split on the samples that reach its node."""
     inside, biases = jnp.ones_like(raw[:1], dtype=bool), []
-    each = jnp.ones_like(raw[0]) if weight is None else weight
+    weight = jnp.ones_like(raw[0]) if weight is None else weight
     for score in topology.levels(raw):
-        count = jnp.where(inside, each, 0).sum(1)
-        biases.append(-jnp.where(inside, score * each, 0).sum(1) / jnp.where(count > 0, count, 1))
+        count = jnp.where(inside, weight, 0).sum(1)
+        biases.append(-jnp.where(inside, score * weight, 0).sum(1) / jnp.where(count > 0, count, 1))
         right = score + biases[-1][:, None] > 0
         inside = topology.interleave(inside & ~right, inside & right)
     return jnp.concatenate(biases)
@@ -85,9 +85,9 @@ class LatentNetwork:
         return f"depth={architecture.depth}, features={self.features}, {parts}"
 
 
-def active_on(batch: Batch, params: Any, of: Architecture, task: Task, penalty: Any) -> LatentNetwork:
+def active_on(batch: Batch, params: Any, architecture: Architecture, task: Task, penalty: Any) -> LatentNetwork:
     """Returns the network with the activity of its nodes on a batch, under a penalty."""
     from jtrees.methods.latent_tree import modules
 
-    scores = modules.network_of(params, batch.x, of, task).scores(batch.x)
-    return LatentNetwork(params, routing.activity(scores, penalty, batch.weight), of, batch.x.shape[1], task)
+    scores = modules.network_of(params, batch.x, architecture, task).scores(batch.x)
+    return LatentNetwork(params, routing.activity(scores, penalty, batch.weight), architecture, batch.x.shape[1], task)

@@ -15,7 +15,7 @@ import optax
 
 from jtrees import ops, pytree, splitting, topology, training
 from jtrees.leaves.hierarchical import STRENGTHS
-from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, projection, surrogate_step, with_leaves
+from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, projection, surrogate_update, with_leaves
 from jtrees.monotone import without_negative
 from jtrees.routing import inference
 from jtrees.search import Run
@@ -25,7 +25,7 @@ from jtrees.search.minibatch import Result, evaluated
 from jtrees.segments import wide
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification
-from jtrees.training import Batch, LazyMomentumState, TrainState
+from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 
 # The surrogate loss pushes a split away from a nearby sample that is correctly routed. A sample is correctly routed if
@@ -104,59 +104,53 @@ def first_level(run: Run, edges: Array) -> Growing:
         edges = jnp.concatenate([edges, output_edges.astype(edges.dtype)])
     tree = with_leaves(splits, root, batch, run.task)
     state = training.loop.init_state(tree, batch, key=run.key, optimizer=_OPTIMIZER)
-    return _initial(run, state, root[0], root, directions, edges)
+    none = splits.weights[:0], splits.bias[:0]
+    return _with_initial_splits(run, Growing(state, root[0], root, none, directions, edges))
 
 
 def next_level(run: Run, state: Growing) -> Growing:
     """Returns the initial state of the next level."""
     tree, place = finished_level(run, state)
     trained = state.training.replace(params=tree)
-    return _initial(run, trained, state.level + 1, place, state.directions, state.edges)
+    return _with_initial_splits(run, state.replace(training=trained, level=state.level + 1, place=place))
 
 
-def _initial(run: Run, state: TrainState, level: Array, place: Array, directions: Array, edges: Array) -> Growing:
-    """Returns the state with initial splits, and two leaves for each split, in the nodes of a level."""
-    data, half, node = standardised(run), topology.num_leaves(run.recipe.depth) // 2, place - _first(level)
-    x = jnp.concatenate([data.x, jnp.matmul(data.x, directions, precision="highest")], axis=1)
-    statistics, impurity = _statistics(run)
-    best = splitting.best_thresholds(x, edges, statistics, node, half, impurity)
+def _with_initial_splits(run: Run, state: Growing) -> Growing:
+    """Returns the state with initial splits, and two leaves for each split, in the nodes of the level."""
+    data, half, place, level = standardised(run), _half(run), state.place, state.level
+    node = place - _first(level)
+    x = jnp.concatenate([data.x, jnp.matmul(data.x, state.directions, precision="highest")], axis=1)
+    statistics, impurity = splitting.statistics_of(run.task, data.y, run.weight)
+    best = splitting.best_thresholds(x, state.edges, statistics, node, half, impurity)
     margin = jnp.take_along_axis(x, best.feature[node][:, None], axis=1)[:, 0] - best.threshold[node]
     right = ((best.gain[node] > 0) & (margin > 0)).astype(jnp.int32)
     leaf, sibling = _leaves_below(run, place, right, level)
-    tree = with_leaves(state.params, leaf, data, run.task)
+    tree = with_leaves(state.training.params, leaf, data, run.task)
     leaf_loss = lambda leaf: run.task.loss(tree.leaves.values[leaf], data.y)
     score = jnp.abs(margin) / jnp.sqrt(1 + jnp.square(best.threshold[node]))
     length = pushing_lengths(score, leaf_loss(sibling) - leaf_loss(leaf), run.weight, node, half)
-    initial = _splits_of(best, jnp.minimum(length, jnp.sqrt(run.recipe.nu)), directions)
+    initial = _splits_of(best, jnp.minimum(length, jnp.sqrt(run.recipe.nu)), state.directions)
     tree = _with_rows(tree, _rows(level, half), initial)
-    return Growing(restarted(state, tree), level, place, initial, directions, edges)
+    return state.replace(training=restarted(state.training, tree), initial=initial)
 
 
 def advanced(run: Run, state: Growing, before: Array, count: Array) -> tuple[Growing, Array, Array]:
     """Returns the state after ``count`` updates on the level, their losses, and False."""
     recipe, data, schedule = run.recipe, standardised(run), run.recipe.level(len(run.batch.x))
-    rates = rate(run, schedule.steps)
-
-    def update(
-        tree: ObliqueTree, velocity: LazyMomentumState, batch: Batch, *, key: Array, step: Array
-    ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-        y, node = batch.y
-        batch, project = batch._replace(y=y), projection(recipe.nu, run.monotone)
-        surrogate = _stump_surrogate(run, tree, batch, node, state.level)
-        options: Any = {"rate": rates(velocity.count), "decay": recipe.momentum, "task": run.task}
-        return surrogate_step(tree, velocity, batch, surrogate, project=project, **options)
-
-    data, optimizer = data._replace(y=(data.y, state.place)), training.lazy_momentum(rates, recipe.momentum)
-    step = training.step.one_step(update, data, optimizer, batch_size=schedule.batch_size)
+    rates, data = rate(run, schedule.steps), data._replace(y=(data.y, state.place))
+    surrogate_of = lambda tree, batch: _stump_surrogate(run, tree, batch, state.level)
+    update = surrogate_update(surrogate_of, rates, recipe.momentum, projection(recipe.nu, run.monotone), run.task)
+    step = training.step.one_step(update, data, _OPTIMIZER, batch_size=schedule.batch_size)
     trained, history = training.loop.advance_up_to(step, state.training, count, MOST, step=before)
     return state.replace(training=trained), history.losses, jnp.array(False)
 
 
-def _stump_surrogate(run: Run, tree: ObliqueTree, batch: Batch, node: Array, level: Array) -> Surrogate:
+def _stump_surrogate(run: Run, tree: ObliqueTree, batch: Batch, level: Array) -> Surrogate:
     """Returns the surrogate loss of samples at the nodes of a level; each node is a tree of depth one."""
+    y, node = batch.y
     scores = inference.scores_at(tree.weights, tree.bias, batch.x, node[None])
     leaf, sibling = _leaves_below(run, node, (scores[0] > 0).astype(jnp.int32), level)
-    reached, flipped = (run.task.loss(tree.leaves.values[side], batch.y) for side in (leaf, sibling))
+    reached, flipped = (run.task.loss(tree.leaves.values[side], y) for side in (leaf, sibling))
     flips = flipped - 2 * jnp.abs(scores[0]) > reached
     slopes = jnp.where(flips, flip_slope(scores), 0)
     return Surrogate(jnp.where(flips, sibling, leaf), node[None], scores, slopes, reached)
@@ -167,9 +161,9 @@ def finished_level(run: Run, state: Growing) -> tuple[ObliqueTree, Array]:
 
     Each node of the level has the better of its initial and its trained split.
     """
-    tree, place, x = state.training.params, state.place, run.batch.x
-    half, node = topology.num_leaves(run.recipe.depth) // 2, place - _first(state.level)
-    rows, (statistics, impurity) = _rows(state.level, half), _statistics(run)
+    tree, place, x, half = state.training.params, state.place, run.batch.x, _half(run)
+    node, rows = place - _first(state.level), _rows(state.level, half)
+    statistics, impurity = splitting.statistics_of(run.task, standardised(run).y, run.weight)
     trained = tuple(a.at[rows].get(mode="fill", fill_value=0) for a in (tree.weights, tree.bias))
 
     def right(splits: tuple[Array, Array]) -> Array:
@@ -182,12 +176,6 @@ def finished_level(run: Run, state: Growing) -> tuple[ObliqueTree, Array]:
     better = remaining_impurity(trained) < remaining_impurity(state.initial)
     weights, bias = (jnp.where(wide(better, a), a, b) for a, b in zip(trained, state.initial, strict=True))
     return _with_rows(tree, rows, (weights, bias)), 2 * place + 1 + right((weights, bias))
-
-
-def _statistics(run: Run) -> tuple[Array, splitting.Impurity]:
-    if isinstance(run.task, Classification):
-        return splitting.class_statistics(run.batch.y, run.weight, run.task.classes), splitting.entropy
-    return splitting.target_statistics(standardised(run).y, run.weight), splitting.squared_deviation
 
 
 # --- The result ------------------------------------------------------------------------------------------------------
@@ -249,6 +237,11 @@ def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, stren
 
 def _first(level: Array) -> Array:
     return (1 << level) - 1
+
+
+def _half(run: Run) -> int:
+    """Returns the largest number of splits of a level."""
+    return topology.num_leaves(run.recipe.depth) // 2
 
 
 def _leaves_below(run: Run, node: Array, right: Array, level: Array) -> tuple[Array, Array]:

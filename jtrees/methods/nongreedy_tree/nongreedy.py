@@ -20,17 +20,16 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
     projection,
-    scores_of,
     split,
     surrogate_loss,
-    surrogate_step,
+    surrogate_update,
     with_leaves,
 )
 from jtrees.search import Fitted, Problem, Run, options
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.tasks import Regression, Task
-from jtrees.training import Batch, LazyMomentumState, TrainState
+from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
 
 _JOINT = 1  # derives the key of the joint stage from the key of the run
@@ -86,16 +85,10 @@ def nongreedy(
 
     def total(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         z = ops.scores(params.weights, params.bias, batch.x)
-        surrogate = surrogate_loss(jax.lax.stop_gradient(params), batch, jax.lax.stop_gradient(z), inference, task)
+        surrogate = surrogate_loss(jax.lax.stop_gradient(params), batch, inference, task, jax.lax.stop_gradient(z))
         leaf_loss = task.loss(params.leaves.values[surrogate.leaf], split(batch.y)[0])
         value = leaf_loss + (surrogate.slopes * jnp.take_along_axis(z, surrogate.nodes, axis=0)).sum(0)
         return losses.weighted_mean(value, batch.weight), losses.weighted_mean(surrogate.reached, batch.weight)
-
-    def update(params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array) -> Any:
-        z = scores_of(params, batch.x, inference)
-        surrogate, batch = surrogate_loss(params, batch, z, inference, task), batch._replace(y=split(batch.y)[0])
-        options: Any = {"rate": training.at_step(rate, state.count), "decay": momentum, "task": task}
-        return surrogate_step(params, state, batch, surrogate, project=in_bounds, **options)
 
     def project(params: ObliqueTree) -> ObliqueTree:
         weights, bias = in_bounds((params.weights, params.bias))
@@ -103,8 +96,9 @@ def nongreedy(
 
     in_bounds = projection(nu, monotone)
     harden = lambda params, batch: params.refit(batch.x, split(batch.y)[0], batch.weight)
-    rate: Any = learning_rate
-    return training.Method(init, total, harden, project, None if rate is None else update)
+    surrogate_of = lambda params, batch: surrogate_loss(params, batch, inference, task)
+    update = surrogate_update(surrogate_of, learning_rate, momentum, in_bounds, task)
+    return training.Method(init, total, harden, project, None if learning_rate is None else update)
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -195,13 +189,15 @@ def _initial(run: Run, state: Growing) -> Joint:
     return Joint(joint, leaf, jnp.asarray([0, jnp.inf], run.batch.x.dtype))
 
 
+def _method(run: Run, **options: Any) -> training.Method:
+    return nongreedy(run.recipe.depth, run.recipe.nu, task=run.task, inference=run.recipe.inference, **options)
+
+
 def _advanced(run: Run, state: Joint, before: Array, count: Array) -> tuple[Joint, Array, Array]:
     """Returns the state after ``count`` updates, their losses, and False."""
     recipe, data, schedule = run.recipe, standardised(run), run.recipe.joint(len(run.batch.x))
-    options: Any = {"task": run.task, "inference": recipe.inference, "momentum": recipe.momentum}
-    rates: Any = greedy.rate(run, schedule.steps)
-    method = nongreedy(recipe.depth, recipe.nu, learning_rate=rates, monotone=run.monotone, **options)
-    optimizer, every = training.lazy_momentum(rates, recipe.momentum), schedule.steps_per_epoch
+    rates, every = greedy.rate(run, schedule.steps), schedule.steps_per_epoch
+    method = _method(run, learning_rate=rates, momentum=recipe.momentum, monotone=run.monotone)
 
     def update(j: Array, carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
         (state, place, sums), losses = carry
@@ -213,7 +209,7 @@ def _advanced(run: Run, state: Joint, before: Array, count: Array) -> tuple[Join
         one_step = training.step.one_step(
             method,
             data._replace(y=(data.y, place)) if recipe.stable else data,
-            optimizer,
+            training.lazy_momentum(rates, recipe.momentum),
             batch_size=schedule.batch_size,
             score_every=every if run.validates else 0,
             score=partial(greedy.evaluate, run),
@@ -236,11 +232,9 @@ def _reassigned(tree: ObliqueTree, place: Array, sums: Array, x: Array, steps_pe
 
 def _result(run: Run, joint: Joint, strength: Array) -> Result:
     """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
-    recipe, state = run.recipe, joint.training
-    method = nongreedy(recipe.depth, recipe.nu, task=run.task, inference=recipe.inference)
     score = partial(greedy.evaluate if run.validates else _mean_surrogate, run)
-    best = training.best(method, state, standardised(run), score=score)
-    state = state.replace(finite=state.finite & jnp.isfinite(best.score))
+    best = training.best(_method(run), joint.training, standardised(run), score=score)
+    state = joint.training.replace(finite=joint.training.finite & jnp.isfinite(best.score))
     return greedy.result_of(run, state, best.params, best.step, strength)
 
 
@@ -251,13 +245,12 @@ def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:
     So the scaling makes the comparison of trees independent of the lengths of their splits.
     """
     recipe, data, weight = run.recipe, standardised(run), run.weight
-    norm, radius = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias)), jnp.sqrt(recipe.nu)
-    factor = jnp.where(norm > 0, radius / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
+    norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
+    factor = jnp.where(norm > 0, jnp.sqrt(recipe.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
     tree = tree.replace(weights=factor[:, None] * tree.weights, bias=factor * tree.bias)
 
     def block_sum(weight: Array, x: Array, y: Array) -> tuple[Array, Array]:
-        scores = scores_of(tree, x, recipe.inference)
-        surrogate = surrogate_loss(tree, Batch(x, y), scores, recipe.inference, run.task)
+        surrogate = surrogate_loss(tree, Batch(x, y), recipe.inference, run.task)
         value = run.task.loss(tree.leaves.values[surrogate.leaf], y) + (surrogate.slopes * surrogate.scores).sum(0)
         return (weight * value).sum(), value
 

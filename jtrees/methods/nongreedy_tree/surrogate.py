@@ -14,14 +14,14 @@ from jtrees import leaves as kinds, ops, routing, topology
 from jtrees.monotone import without_negative
 from jtrees.routing import inference as loss_augmented
 from jtrees.tasks import Task
-from jtrees.training import Batch, LazyMomentumState
+from jtrees.training import Batch, LazyMomentumState, at_step
 from jtrees.training.optimizers import momentum_step
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
 # A step is dense if the tree has at most this number of splits for each split that a batch may touch. Measured on two
 # cores with 16, 126 and 784 features, by steps of 128 samples on trees of depth 8 to 12.
-_MOVED_WHOLE = 2
+_DENSE = 2
 # Fast inference scores all splits up to these numbers of splits, per feature and in total. Measured in the same
 # setting.
 _SCORED_A_FEATURE, _SCORED = 16, 2**11
@@ -57,37 +57,28 @@ def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: T
     return tree.replace(leaves=empty.refit(leaf, *batch).trainable())
 
 
-def scores_of(params: ObliqueTree, x: Array, inference: str) -> Array | None:
-    """Returns the scores of all splits, or None if it is faster to compute only the scores that inference needs."""
-    nodes, features = params.weights.shape
-    scored = inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)
-    return ops.scores(params.weights, params.bias, x) if scored else None
-
-
 def split(y: Any) -> tuple[Array, Array | None]:
     """Returns targets and the leaves that samples are assigned to, or targets and None."""
     return y if isinstance(y, tuple) else (y, None)
 
 
 def surrogate_loss(
-    params: ObliqueTree,
-    batch: Batch,
-    scores: Float[Array, "nodes n"] | None,
-    inference: str,
-    task: Task,
+    params: ObliqueTree, batch: Batch, inference: str, task: Task, scores: Float[Array, "nodes n"] | None = None
 ) -> Surrogate:
     """Returns the surrogate loss of each sample.
 
     Args:
       params: the tree.
       batch: samples with targets, or with targets and assigned leaves.
-      scores: scores of all splits. None: fast inference computes only the scores that it needs.
       inference: ``"fast"`` or ``"exact"``.
       task: what is predicted.
+      scores: scores of all splits. None: computed here. Fast inference in a large tree computes only those it needs.
     """
-    (y, assigned), values = split(batch.y), params.leaves.values
+    (y, assigned), values, (nodes, features) = split(batch.y), params.leaves.values, params.weights.shape
     leaf_loss = lambda leaf: task.loss(values[leaf], y)
     splits = params.weights, params.bias
+    if scores is None and (inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)):
+        scores = ops.scores(*splits, batch.x)
     scores_at = lambda nodes: (
         loss_augmented.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
     )
@@ -137,39 +128,40 @@ def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
     return weights * shrunk[:, None], bias * shrunk
 
 
-def surrogate_step(
-    params: ObliqueTree,
-    state: LazyMomentumState,
-    batch: Batch,
-    surrogate: Surrogate,
-    *,
+def surrogate_update(
+    surrogate_of: Callable[[ObliqueTree, Batch], Surrogate],
     rate: Any,
-    decay: Any,
+    momentum: Any,
     project: Callable[[tuple[Array, Array]], tuple[Array, Array]],
     task: Task,
-) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-    """Takes a step of lazy momentum; returns parameters, state, and the previous surrogate loss and loss.
+) -> Callable[..., Any]:
+    """Returns the update of a :class:`jtrees.training.Method` that takes steps of lazy momentum on a surrogate loss.
 
     Args:
-      params: the tree.
-      state: state of the optimiser.
-      batch: samples; ``y`` holds their targets.
-      surrogate: surrogate loss of the samples.
-      rate: learning rate.
-      decay: decay of the velocity.
+      surrogate_of: returns the surrogate loss of a tree on a batch, whose ``y`` may be a pair: see :func:`split`.
+      rate: learning rate, a number or a schedule.
+      momentum: decay of the velocity.
       project: projection of the moved rows of splits: see :func:`projection`.
       task: what is predicted.
     """
-    n = len(batch.x)
-    share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
-    leaf_loss = lambda values: (share * task.loss(values, batch.y)).sum()
-    loss, d_values = jax.value_and_grad(leaf_loss)(params.leaves.values[surrogate.leaf])
-    value = loss + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
-    surrogate = surrogate._replace(slopes=share * surrogate.slopes)
-    step = _step_in_all if len(params.bias) <= _MOVED_WHOLE * surrogate.nodes.size else _step_in_rows
-    move = lambda gradient, velocity: momentum_step(gradient, velocity, rate, decay)
-    updated, velocity = step(params, state.velocity, batch.x, surrogate, d_values, move, project)
-    return updated, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
+
+    def update(
+        params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array
+    ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
+        """Returns parameters, state, and the previous surrogate loss and loss."""
+        surrogate, y, n = surrogate_of(params, batch), split(batch.y)[0], len(batch.x)
+        share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
+        leaf_loss = lambda values: (share * task.loss(values, y)).sum()
+        loss, d_values = jax.value_and_grad(leaf_loss)(params.leaves.values[surrogate.leaf])
+        value = loss + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
+        weighted = surrogate._replace(slopes=share * surrogate.slopes)
+        move = lambda gradient, velocity: momentum_step(gradient, velocity, at_step(rate, state.count), momentum)
+        is_dense = len(params.bias) <= _DENSE * surrogate.nodes.size
+        take_step = _step_in_all if is_dense else _step_in_rows
+        updated, velocity = take_step(params, state.velocity, batch.x, weighted, d_values, move, project)
+        return updated, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
+
+    return update
 
 
 def _step_in_all(params, velocity, x, surrogate, d_values, move, project):

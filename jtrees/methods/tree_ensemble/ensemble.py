@@ -67,9 +67,9 @@ def random_ensemble(key: Array, depth: int, trees: int, p: int, outputs: tuple[i
     nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
     splits, shape = trees * nodes * p, (trees, leaves, *outputs)
     # One draw: each draw costs compile time.
-    drawn = small_uniform(key, (splits + math.prod(shape),), dtype)
-    weights = drawn[:splits].reshape(trees, nodes, p)
-    return Ensemble(weights, jnp.zeros((trees, nodes), dtype), drawn[splits:].reshape(shape))
+    uniform = small_uniform(key, (splits + math.prod(shape),), dtype)
+    weights = uniform[:splits].reshape(trees, nodes, p)
+    return Ensemble(weights, jnp.zeros((trees, nodes), dtype), uniform[splits:].reshape(shape))
 
 
 def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
@@ -94,15 +94,15 @@ def hardened(params: Ensemble, batch: Batch, task: Task) -> Forest:
     outputs = lambda values: jax.vmap(lambda values, leaf: values[leaf])(values, reached).sum(0)
     if task.is_least_squares:
         spread = jax.linear_transpose(outputs, values)
-        weighted = lambda of: share.reshape(-1, *[1] * (of.ndim - 1)) * of
+        weighted = lambda rows: share.reshape(-1, *[1] * (rows.ndim - 1)) * rows
         normal = lambda change: spread(weighted(outputs(change)))[0] + _RIDGE * change
         error = weighted(y - outputs(values))
         change, _ = jax.scipy.sparse.linalg.cg(normal, spread(error)[0], maxiter=_REFIT_STEPS)
     else:
 
         def penalised_loss(change: Array) -> Array:
-            each = task.loss(outputs(values + change), y)
-            return ((share * each).sum() + _RIDGE / 2 * jnp.square(change).sum()) / len(x)
+            row_losses = task.loss(outputs(values + change), y)
+            return ((share * row_losses).sum() + _RIDGE / 2 * jnp.square(change).sum()) / len(x)
 
         change = _minimised(penalised_loss, jnp.zeros_like(values))
     trees = ObliqueTree(params.weights, params.bias, kinds.Values(values + change))

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jtrees.methods.tree_ensemble.ensemble import Ensemble
 from jtrees.routing import by_level, conditional, frontier as paths
-from jtrees.routing.by_level import Asked
+from jtrees.routing.by_level import Operands
 from jtrees.training import LazyAdamState, lazy_adam
 from jtrees.training.optimizers import adam_step
 from jtrees.training.step import apply_in_place_if
@@ -42,36 +42,36 @@ def lazy_step(
     leaf_shape = params.leaf_values.shape
     params, room, mean, square = (_with_columns(a) for a in (params, state.room, state.mean, state.square))
     state = LazyAdamState(state.count, mean, square, room)
-    inputs = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
+    operands_of = lambda params: conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma)
     column_loss = lambda outputs: loss(outputs.reshape(len(x), *leaf_shape[2:]))
 
-    def whole(carry: Any) -> Any:
+    def update_all(carry: Any) -> Any:
         params, state = carry
-        gradients = by_level.gradient(inputs(params), cotangent)
+        gradients = by_level.gradient(operands_of(params), cotangent)
         d_weights = _with_penalty(gradients.weights, params.weights, l2)
         gradient: Any = Ensemble(d_weights, gradients.bias, gradients.leaf_values)
         moved, state = lazy_adam(learning_rate).update(gradient, state)
         return jax.tree.map(jnp.add, params, moved), state
 
-    def in_rows(carry: Any) -> Any:
+    def update_rows(carry: Any) -> Any:
         params, state = carry
-        room = Asked(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
-        gradients = paths.add_gradient(frontier, inputs(params), cotangent, room)
+        room = Operands(None, state.room.weights, state.room.bias, state.room.leaf_values, None)
+        gradients = paths.add_gradient(frontier, operands_of(params), cotangent, room)
         gradient = Ensemble(gradients.weights, gradients.bias, gradients.leaf_values)
         return _move_rows(frontier, params, state._replace(room=gradient), l2, learning_rate, len(x))
 
-    ensemble = inputs(params)
+    operands = operands_of(params)
     if width is None:
-        value, cotangent = jax.value_and_grad(column_loss)(by_level.outputs(ensemble))
-        params, state = whole((params, state))
+        value, cotangent = jax.value_and_grad(column_loss)(by_level.outputs(operands))
+        params, state = update_all((params, state))
         return *_with_leaves(params, state, leaf_shape), value
-    frontier, fits = paths.explore(ensemble, width, paths.smooth_step(ensemble.gamma))
-    path_outputs = lambda: paths.outputs(frontier, ensemble)
-    outputs = jax.lax.cond(fits, path_outputs, lambda: by_level.outputs(ensemble))
+    frontier, fits = paths.explore(operands, width, paths.smooth_step(operands.gamma))
+    path_outputs = lambda: paths.outputs(frontier, operands)
+    outputs = jax.lax.cond(fits, path_outputs, lambda: by_level.outputs(operands))
     value, cotangent = jax.value_and_grad(column_loss)(outputs)
     # A loop updates its carry in place only if no other operation reads the carry. So both branches read only the
     # carry.
-    params, state = apply_in_place_if(~fits, whole, apply_in_place_if(fits, in_rows, (params, state)))
+    params, state = apply_in_place_if(~fits, update_all, apply_in_place_if(fits, update_rows, (params, state)))
     return *_with_leaves(params, state, leaf_shape), value
 
 

@@ -81,20 +81,20 @@ def tel(
         task.check(batch.y)
         return random_ensemble(key, depth, trees, batch.x.shape[1], task.shape, batch.x.dtype)
 
-    def lost(outputs: Array, batch: Batch) -> Array:
+    def batch_loss(outputs: Array, batch: Batch) -> Array:
         return losses.weighted_mean(task.loss(outputs, batch.y), batch.weight)
 
     def total(params: Ensemble, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        value = lost(outputs(params, batch.x), batch)
-        return value + l2 * jnp.square(params.weights).sum(), value
+        loss = batch_loss(outputs(params, batch.x), batch)
+        return loss + l2 * jnp.square(params.weights).sum(), loss
 
     def update(
         params: Ensemble, opt_state: LazyAdamState, batch: Batch, *, key: Array, step: Array
     ) -> tuple[Ensemble, LazyAdamState, tuple[Array, Array]]:
-        loss_of_outputs = lambda outputs: lost(outputs, batch)
         options: Any = {"gamma": gamma, "width": width, "l2": l2, "learning_rate": learning_rate}
-        result = lazy_step(params, opt_state, batch.x, loss_of_outputs, **options)
-        return *result[:2], (result[2], result[2])
+        loss_of_outputs = lambda outputs: batch_loss(outputs, batch)
+        params, opt_state, loss = lazy_step(params, opt_state, batch.x, loss_of_outputs, **options)
+        return params, opt_state, (loss, loss)
 
     harden = lambda params, batch: hardened(params, batch, task)
     return training.Method(init, total, harden, update=None if learning_rate is None else update)
@@ -121,10 +121,6 @@ class SoftEnsemble:
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the sum of the trees' outputs."""
         return self.params.outputs(x, self.gamma, step=self.step)
-
-    def composed(self, matrix: Array) -> "SoftEnsemble":
-        """Returns the ensemble as a function of x instead of ``x @ matrix``."""
-        return self.replace(params=self.params.composed(matrix))
 
     @property
     def features(self) -> int:
@@ -273,7 +269,7 @@ class TEL(Recipe):
         real = jnp.ones(len(batch.x)) if batch.weight is None else batch.weight > 0
         return _Reached(jnp.average(count.mean(0), weights=real.astype(batch.x.dtype)), overflows)
 
-    def restored(self, problem: Problem, fitted: Fitted, how: Preconditioning | None = None) -> Fitted:
+    def restored(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; the report of ``fitted`` is a :class:`_Reached`."""
         if (data := problem.data) is None:
             return fitted
@@ -282,7 +278,9 @@ class TEL(Recipe):
             model = fitted.scaled if self.hard else EnsembleModel(on_device(fitted.scaled), None, task.of_models)
             model = data.scaling.restore(model)
             report = TELReport(
-                reachable_leaves=float(reached.leaves), overflows=bool(reached.overflows), preconditioning=how
+                reachable_leaves=float(reached.leaves),
+                overflows=bool(reached.overflows),
+                preconditioning=preconditioning,
             )
             loss = data.loss(model) if self.hard else loss_of(fitted, model, data)
             return fitted._replace(model=model, loss=loss, report=report)

@@ -1,0 +1,195 @@
+"""Sums of boosted trees, and two ways to add rounds: many rounds in a program, or a search for each round."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jtrees.ensembles.boosting_round import (
+    BoostedState,
+    Draws,
+    Rounds,
+    added_to,
+    base_task,
+    before_rounds,
+    grown_rounds,
+    initial_state,
+    refitted_rounds,
+    target,
+)
+from jtrees.search import DeviceValue, Problem
+from jtrees.search.recipe import Growth
+from jtrees.training import Batch
+from jtrees.tree import ObliqueTree
+
+_DRAWN = 1000  # this plus the round is the purpose number of the random generator of a round: see ``Problem.rng``
+_MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of all rounds: they are in memory together
+
+
+class Sum(NamedTuple):
+    """A sum of trees, on the host.
+
+    Attributes:
+      initial: the initial outputs, ``(*k,)``.
+      rounds: the rounds. In a mean of sums, a round has several trees, which follow each other in ``rounds.trees``.
+    """
+
+    initial: np.ndarray
+    rounds: Rounds
+
+    @classmethod
+    def mean(cls, sums: list["Sum"]) -> "Sum":
+        """Returns the mean of sums with equal losses on the rows for evaluation."""
+        share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
+        joined = lambda *arrays: np.stack(arrays, 1).reshape(-1, *arrays[0].shape[1:])
+        trees = jax.tree.map(joined, *(share(part.rounds.trees) for part in sums))
+        mean = lambda name: np.mean([getattr(part.rounds, name) for part in sums], 0)
+        finite = np.any([part.rounds.finite for part in sums], 0)
+        rounds = Rounds(trees, None, sums[0].rounds.losses, mean("before"), mean("after"), finite)
+        return cls(np.mean([part.initial for part in sums], 0), rounds)
+
+    def __len__(self) -> int:
+        """Number of rounds."""
+        return len(self.rounds.losses)
+
+    def first(self, count: int) -> tuple[ObliqueTree, np.ndarray]:
+        """Returns the trees of the first rounds, stacked, and the initial outputs."""
+        width = len(self.rounds.trees.bias) // len(self)
+        return jax.tree.map(lambda a: a[: count * width], self.rounds.trees), self.initial
+
+    @property
+    def best(self) -> int:
+        """Number of rounds with the lowest loss, or all rounds if no loss is finite."""
+        losses = self.rounds.losses
+        return 1 + int(np.nanargmin(losses)) if np.isfinite(losses).any() else len(losses)
+
+
+def draws_of_round(problem: Problem, number: int) -> Draws:
+    """Returns the random draws of a round; every round draws the same number of rows."""
+    recipe, (n, p) = problem.recipe, problem.shape
+    rng, real = problem.rng(_DRAWN + number), np.flatnonzero(problem.weighed)
+    rows, count = np.full(recipe.rows_of_round(n), -1, np.int32), recipe.rows_of_round(len(real))
+    rows[:count] = np.sort(rng.choice(real, count, replace=False, shuffle=False))
+    features = np.zeros(p, np.float32)
+    features[rng.permutation(p)[: max(1, round(recipe.columns * p))]] = 1
+    outputs, targets = (math.prod(task.shape) for task in (problem.task, base_task(problem.task)))
+    if targets == outputs:
+        return Draws(rows, features, None)
+    mixes = rng.normal(size=(outputs, targets)).astype(np.float32)
+    # Nonnegative combinations keep the order of the outputs.
+    return Draws(rows, features, mixes if problem.monotone is None else np.abs(mixes))
+
+
+class Growing:
+    """Rounds of a base that has ``grow``: a program adds many rounds."""
+
+    def __init__(self, problem: Problem, state: DeviceValue, draws: Draws, growth: Growth):
+        self._problem, self._state, self._arguments = problem, state, (draws, growth)
+        self.made = 0
+
+    async def add(self, count: int) -> None:
+        """Adds ``count`` rounds; after the deadline, fewer rounds. The first round is always made."""
+        progress: Any = {"name": type(self._problem.recipe).__name__, "begins": self.made, "least": int(not self.made)}
+        trained = await self._problem.train(grown_rounds, self._state, count, *self._arguments, **progress)
+        self._state, self.made = trained.state, self.made + len(trained.losses)
+
+    @property
+    def initial(self) -> np.ndarray:
+        """The initial outputs, ``(*k,)``."""
+        return self._state.part(0).part(0).host
+
+    @property
+    def losses(self) -> np.ndarray:
+        """The loss after each round on the rows for evaluation, ``(rounds,)``."""
+        return self.rounds.part(Rounds._fields.index("losses")).host[: self.made]
+
+    @property
+    def rounds(self) -> DeviceValue:
+        """The rounds, and zeros for the rounds that were not made."""
+        return self._state.part(1)
+
+
+class Searching:
+    """Rounds of any base: a search finds the splits of each round."""
+
+    def __init__(self, problem: Problem, state: DeviceValue):
+        self._problem, self._state, self._added = problem, state, []
+        self.initial = state.part(0).host
+
+    @property
+    def made(self) -> int:
+        """Number of rounds."""
+        return len(self._added)
+
+    async def add(self, count: int) -> None:
+        """Adds a round. The caller may ask for more rounds."""
+        problem, number = self._problem, self.made
+        draws = draws_of_round(problem, number)
+        batch = await problem.map(target, self._state, draws, often=True)
+        steps: Any = [batch.part(i) for i in range(3)]
+        changes: Any = {"recipe": problem.recipe.base, "task": base_task(problem.task), "batch": Batch(*steps)}
+        changes |= {"rows": None, "evaluation": None, "validates": False, "evaluates": False, "separate": False}
+        try:
+            tree, finite = (await problem.recipe.base.search(problem.keyed(number).replace(**changes))).scaled, True
+        except FloatingPointError:
+            weights: Any = np.zeros((1, problem.shape[1]), np.float32)
+            tree, finite = ObliqueTree(weights, weights[:, 0], None), False
+        splits = ObliqueTree(np.asarray(tree.weights), np.asarray(tree.bias), None)  # type: ignore[arg-type]
+        added = await problem.map(added_to, self._state, splits, draws.features, np.bool_(finite), often=True)
+        self._state = added.part(0)
+        self._added.append(added.part(1).host)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """The loss after each round on the rows for evaluation, ``(rounds,)``."""
+        return np.array([added.losses for added in self._added])
+
+    @property
+    def rounds(self) -> Rounds:
+        """The rounds, and zeros for the rounds that were not made.
+
+        All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
+        """
+        largest = max((added.trees for added in self._added), key=lambda tree: tree.bias.size)
+        empty = jax.tree.map(np.zeros_like, largest)
+        resized = lambda tree: tree if tree.bias.size == empty.bias.size else empty
+        rounds = [added._replace(trees=resized(added.trees)) for added in self._added]
+        rounds += [jax.tree.map(np.zeros_like, rounds[0])] * (self._problem.recipe.rounds - len(rounds))
+        return jax.tree.map(lambda *arrays: np.stack(arrays), *rounds)
+
+
+async def begin(problem: Problem) -> Growing | Searching:
+    """Returns no rounds yet, for a problem whose recipe is a :class:`jtrees.Boosted`."""
+    base = problem.recipe.base
+    if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
+        problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
+    recipe = problem.recipe
+    growth = await base.growth(problem, recipe.rounds)
+    drawn, numbers = recipe.rows_of_round(problem.shape[0]), 2 ** getattr(recipe.base, "depth", 0) * problem.shape[1]
+    if growth is None or recipe.rounds * max(drawn, numbers) > _MOST_NUMBERS:
+        return Searching(problem, await problem.map(initial_state))
+    draws = [draws_of_round(problem, number) for number in range(recipe.rounds)]
+    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *draws)
+    return Growing(problem, await problem.map(before_rounds), stacked, growth)
+
+
+async def refitted(problem: Problem, rounds: Any, count: int) -> Sum | None:
+    """Returns the sum of the first ``count`` rounds with leaves fitted to the rows of a problem; None after a deadline.
+
+    ``rounds`` are the rounds of a :class:`Growing` or a :class:`Searching`.
+    """
+    state: Any = BoostedState(await problem.map(initial_state), rounds)  # type: ignore[arg-type]
+    monitor, where = problem.monitor, problem.monitor.where
+    name = f"{type(problem.recipe).__name__}, leaves"
+    trained = await problem.train(refitted_rounds, state, count, name=name)
+    monitor.where = where  # the report tells the number of rounds
+    if len(trained.losses) < count:
+        return None
+    return sum_of(trained.state.part(0).part(0).host, trained.state.part(1).host, count)
+
+
+def sum_of(initial: np.ndarray, rounds: Rounds, count: int, losses: np.ndarray | None = None) -> Sum:
+    """Returns the sum of the first ``count`` rounds, with ``losses`` on the rows for evaluation if given."""
+    rounds = jax.tree.map(lambda a: a[:count], rounds)
+    return Sum(initial, rounds if losses is None else rounds._replace(losses=losses))
