@@ -120,6 +120,7 @@ def test_numbers_become_float32_arrays(kind, values):
         ("optional choice", "must be one of 'fast', 'slow', got 'medium'", ("medium",)),
         ("function", "must be a function, got ", (None, 3, "huber")),
         ("share", "must be a number above 0 and at most 1, got ", (0, 1.5, -1, NAN, "half", None, [0.5], 1j)),
+        ("share", "must be a number, got ", (True, False)),
         ("rows", "must be a whole number, got 'all'; it may be 'auto' or None", ("all",)),
         ("rows", "must be at least 1, got 0; it may be 'auto' or None", (0,)),
         (

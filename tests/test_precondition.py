@@ -309,5 +309,5 @@ def test_tel_ends_after_as_many_updates_as_were_best_for_rows_held_out():
 
 @pytest.mark.parametrize("bad", [1.0, -0.1, None, "best", True, np.nan, [0.5]])
 def test_a_strength_out_of_range_is_refused(bad, data):
-    with pytest.raises(ValueError, match=r"precondition must be a number from 0 up to .* 1, got .*; it may be 'auto'"):
+    with pytest.raises(ValueError, match=r"precondition must be a number.*, got .*; it may be 'auto'"):
         jtrees.fit(jtrees.DGT(precondition=bad), *data, key=KEY)

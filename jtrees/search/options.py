@@ -157,7 +157,7 @@ def implementation() -> Any:
 
 
 def _host_number(name: str, value: Any, check: Check) -> float:
-    if checks.is_traced(value):
+    if checks.is_traced(value) or isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
     check(name, value)
     return float(value)
