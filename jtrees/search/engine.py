@@ -65,6 +65,7 @@ class Engine:
         self._paces: dict[Hashable, Pace] = {}
         self._stacks: dict[Hashable, tuple[int, tuple]] = {}  # the size and the axes of the stacks of each program
         self._executables: dict[Hashable, Any] = {}  # the programs that threads run
+        self._pool: Any = None  # the threads; a pool for each call would take as long as a short call
         self._placed: dict[int, tuple[Any, Any]] = {}
         self._row_counts: set[int] = set()  # lengths of the arrays that have rows
         self._computed: dict[Hashable, Any] = {}
@@ -85,7 +86,7 @@ class Engine:
         root, self._began, self.seconds_of_results = _Progress(None, None, 0), False, 0.0
         ready, waiting = deque(root.begin(procedures, len(procedures))), []
         try:
-            with np.errstate(**_quiet_errors()):
+            with ThreadPoolExecutor(self._threads) as self._pool, np.errstate(**_quiet_errors()):
                 while ready or waiting:
                     while ready:
                         self._advance(ready.popleft(), ready, waiting)
@@ -166,8 +167,7 @@ class Engine:
             with jax.enable_x64(x64):  # a thread does not inherit the context of its parent
                 return jax.block_until_ready(compiled(stack.values, counts))
 
-        with ThreadPoolExecutor(self._threads) as threads:
-            return list(threads.map(make, stacks))
+        return list(self._pool.map(make, stacks))
 
     def _train(self, calls: list[Call], stacks: list["_Stack"], program: Hashable) -> list[Trained]:
         """Makes the updates of all calls side by side. After the deadline, the states do not change any more."""
