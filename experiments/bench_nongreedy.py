@@ -54,24 +54,29 @@ class Steps:
     def __init__(self, depth: int, p: int, inference: str, stable: bool):
         method, _, data, state = started(depth, p, inference, stable)
         # A full state also copies the best parameters of the run. This benchmark does not need the copy.
-        self.now = state.params, state.opt_state
+        self.state = state.params, state.opt_state
 
-        def step(i: jax.Array, now: Any) -> Any:
+        def step(i: jax.Array, carry: Any) -> Any:
             batch = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, i * BATCH, BATCH), data)
-            return method.update(*now, batch, key=jax.random.key(0), step=i)[:2]
+            return method.update(*carry, batch, key=jax.random.key(0), step=i)[:2]
 
-        several = jax.jit(lambda now: jax.lax.fori_loop(0, STEPS, step, now), donate_argnums=0)
-        self.compiled = several.lower(self.now).compile()
+        several = jax.jit(lambda carry: jax.lax.fori_loop(0, STEPS, step, carry), donate_argnums=0)
+        self.compiled = several.lower(self.state).compile()
         self()
 
     def __call__(self) -> None:
-        self.now = jax.block_until_ready(self.compiled(self.now))
+        self.state = jax.block_until_ready(self.compiled(self.state))
 
     def gigabytes(self) -> float:
         """Returns the memory of inputs, outputs and temporary arrays, as the compiler reports it."""
-        of: Any = self.compiled.memory_analysis()
-        own = of.argument_size_in_bytes + of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes
-        return own / 1e9
+        memory: Any = self.compiled.memory_analysis()
+        size = (
+            memory.argument_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+        )
+        return size / 1e9
 
 
 def reading(depth: int, p: int) -> Any:
@@ -80,7 +85,7 @@ def reading(depth: int, p: int) -> Any:
     x = jnp.asarray(rng.normal(size=(BATCH, p)), jnp.float32)
     weights = jax.random.normal(jax.random.key(0), (2**depth - 1, p))
     nodes = [jnp.asarray(rng.integers(2**t - 1, 2 ** (t + 1) - 1, (t + 1, BATCH))) for t in range(depth)]
-    read = jax.jit(lambda weights, nodes: [jnp.einsum("tnp,np->tn", weights[at], x) for at in nodes])
+    read = jax.jit(lambda weights, nodes: [jnp.einsum("tnp,np->tn", weights[level], x) for level in nodes])
     return lambda: jax.block_until_ready(read(weights, nodes))
 
 
@@ -97,11 +102,11 @@ def row(depth: int, p: int, repeats: int) -> tuple[list[str], float]:
     read = reading(depth, p)
     read()
     ms["reading"] = [1e3 * t for t in benchmark.seconds(read, repeats)]
-    of = {kind: benchmark.spread(times, 1) for kind, times in ms.items()}
+    texts = {kind: benchmark.spread(times, 1) for kind, times in ms.items()}
     ratio = f"{np.median(ms['exact']) / np.median(ms['fast']):.1f}" if "exact" in ms else "-"
     fast = float(np.median(ms["fast"]))
     epoch = f"{fast * CONNECT_4 / BATCH / 1e3:.1f}"
-    cells = [of["fast"], of["reading"], of["stable"], of.get("exact", "-"), ratio, epoch, f"{memory:.2f}"]
+    cells = [texts["fast"], texts["reading"], texts["stable"], texts.get("exact", "-"), ratio, epoch, f"{memory:.2f}"]
     return [str(p), str(depth), *cells], fast
 
 
@@ -116,9 +121,9 @@ def main(arguments: list[str] | None = None) -> None:
     options: argparse.Namespace = parser.parse_args(arguments)
     rows, notes = [], []
     for p, depths in DEPTHS.items():
-        made = [row(depth, p, options.repeats) for depth in depths]
-        rows += [cells for cells, _ in made]
-        times = {depth: fast for depth, (_, fast) in zip(depths, made, strict=True)}
+        results = [row(depth, p, options.repeats) for depth in depths]
+        rows += [cells for cells, _ in results]
+        times = {depth: fast for depth, (_, fast) in zip(depths, results, strict=True)}
         parts = [f"{_exponent(times):.2f}"]
         if deep := {depth: fast for depth, fast in times.items() if depth >= FOLLOWS}:
             parts.append(f"from depth {FOLLOWS} on {_exponent(deep):.2f}")

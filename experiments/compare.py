@@ -70,8 +70,8 @@ def _forest(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
     return kind(n_estimators=100, random_state=options.seed, n_jobs=-1)
 
 
-def _get(depth: Any, options: argparse.Namespace, **others: Any) -> Any:
-    return jtrees.GET(depth=depth, starts=options.starts, epochs=options.epochs, **others)
+def _get(depth: Any, options: argparse.Namespace, **arguments: Any) -> Any:
+    return jtrees.GET(depth=depth, starts=options.starts, epochs=options.epochs, **arguments)
 
 
 def _raddt(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
@@ -128,11 +128,11 @@ def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tu
     if task == "classification":
         classes, y = np.unique(y.astype(str) if y.dtype.kind == "O" else y, return_inverse=True)
     rows = np.arange(len(y))
-    drawn: Any = {"random_state": options.seed}
-    rest, test = train_test_split(rows, test_size=0.25, stratify=None if classes is None else y, **drawn)
-    by_class = None if classes is None else y[rest]
+    options_of_split: Any = {"random_state": options.seed}
+    rest, test = train_test_split(rows, test_size=0.25, stratify=None if classes is None else y, **options_of_split)
+    strata = None if classes is None else y[rest]
     fifth = max(math.ceil(0.2 * len(rest)), 0 if classes is None else len(classes))
-    train, validate = train_test_split(rest, test_size=fifth, stratify=by_class, **drawn)
+    train, validate = train_test_split(rest, test_size=fifth, stratify=strata, **options_of_split)
     columns, x = Columns.fit(frame.x.iloc[train], y[train], task=task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ColumnsWarning)  # missing values in columns that have none in the training rows
@@ -154,29 +154,29 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
         model = (_baseline if method == BASELINE else MODELS[method].make)(depth, options, parts.task)
     start = time.perf_counter()
     if isinstance(model, jtrees.Recipe):
-        found = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
-        if found.report.ended == "interrupted":
+        fit = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
+        if fit.report.ended == "interrupted":
             raise KeyboardInterrupt
         # Splits without rows are pruned before the measurements, and the saved model is the measured model.
-        model = found.model.prune(x) if isinstance(found.model, jtrees.ObliqueTree) else found.model
+        model = fit.model.prune(x) if isinstance(fit.model, jtrees.ObliqueTree) else fit.model
     else:
         model.fit(x, y)
     seconds = time.perf_counter() - start
-    of_all = (parts.train, parts.validate, parts.test)
-    rows = np.concatenate([x for x, _ in of_all])
+    sets = (parts.train, parts.validate, parts.test)
+    rows = np.concatenate([x for x, _ in sets])
     many = np.tile(rows, (-(-_TIMED // len(rows)), 1))
     predict = getattr(model, "predict_proba", model.predict)
     answers = np.asarray(predict(many), np.float64)[: len(rows)]  # the first call compiles
     start = time.perf_counter()
     predict(many)
     rate = len(many) / (time.perf_counter() - start)
-    of_part = np.split(answers, np.cumsum([len(x), len(parts.validate[0])]))
-    train, validate, test = (_score(a, y, parts.task) for a, (_, y) in zip(of_part, of_all, strict=True))
+    set_answers = np.split(answers, np.cumsum([len(x), len(parts.validate[0])]))
+    train, validate, test = (_score(a, y, parts.task) for a, (_, y) in zip(set_answers, sets, strict=True))
     cost = (*size(model, x), seconds, rate)
     if parts.classes is None:
         return Row(method, depth, train, validate, test, None, *cost), model
-    lost, balanced, auc = _of_classes(of_part[2], parts.test[1])
-    return Row(method, depth, train, validate, test, lost, *cost, balanced, auc), model
+    loss, balanced, auc = _of_classes(set_answers[2], parts.test[1])
+    return Row(method, depth, train, validate, test, loss, *cost, balanced, auc), model
 
 
 def _score(answers: np.ndarray, y: np.ndarray, task: data.Task) -> float:
@@ -186,9 +186,9 @@ def _score(answers: np.ndarray, y: np.ndarray, task: data.Task) -> float:
 def _of_classes(chances: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     """Returns log loss, balanced accuracy and area under the ROC curve."""
     chances = chances / chances.sum(1, keepdims=True)
-    lost = log_loss(y, chances, labels=np.arange(chances.shape[1]))
+    loss = log_loss(y, chances, labels=np.arange(chances.shape[1]))
     auc = roc_auc_score(y, chances[:, 1] if chances.shape[1] == 2 else chances, multi_class="ovr")
-    return float(lost), float(balanced_accuracy_score(y, chances.argmax(1))), float(auc)
+    return float(loss), float(balanced_accuracy_score(y, chances.argmax(1))), float(auc)
 
 
 def run(options: argparse.Namespace, console: Console, interrupted: Callable[[], bool]) -> int:
@@ -209,13 +209,13 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
         benchmark.use_all_cores()
     parts, columns = split(frame, task, options)
     names, done = columns.feature_names, described_columns(columns)
-    said = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
-    said += [f"task: {described_task}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
+    messages = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
+    messages += [f"task: {described_task}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
     # Lines are not wrapped, whatever the width of the terminal.
     say = lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
     how: Any = {"names": names, "classes": parts.classes, "train": parts.train}
     with Outcome(Path(options.out), say, longest=max(len(method) for method, _ in jobs), **how) as outcome:
-        for line in said:
+        for line in messages:
             say(line)
         try:
             for method, depth in jobs:
@@ -226,17 +226,17 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
             code = 0
         except KeyboardInterrupt:
             code = 130
-        folder = outcome.finish(frame.name, _config(options, frame, said[:-1]))
+        folder = outcome.finish(frame.name, _config(options, frame, messages[:-1]))
     if code:
         rows = f"{len(outcome.rows)} of {len(jobs)} rows are in {folder}" if folder else "no row was finished"
         say(f"compare: interrupted; {rows}")
         return code
-    baseline, *others = outcome.rows
-    if all(row.test <= baseline.test for row in others):
-        one = "the mean" if task == "regression" else "the majority class"
-        say(f"\nNo model is better on the test rows than always answering {one}.")
-    if drawn := outcome.drawn():
-        name = drawn[0].name.replace("_depth", ", depth ")
+    baseline, *models = outcome.rows
+    if all(row.test <= baseline.test for row in models):
+        constant = "the mean" if task == "regression" else "the majority class"
+        say(f"\nNo model is better on the test rows than always answering {constant}.")
+    if plots := outcome.drawn():
+        name = plots[0].name.replace("_depth", ", depth ")
         say(f"\ndrawn: {name}, the best on the validation set with at most {SMALL} leaves")
     say(f"written to {folder}")
     return code
@@ -250,7 +250,7 @@ def described_columns(columns: Columns) -> list[str]:
         numbers = isinstance(column, Numeric) and column.kind != "date" and not column.missing
         return numbers and name not in columns.readings and name not in columns.notes
 
-    return [f"{name}: {what}" for name, what in columns.described().items() if not plain(name)]
+    return [f"{name}: {description}" for name, description in columns.described().items() if not plain(name)]
 
 
 def _loaded(options: argparse.Namespace) -> data.Frame:
@@ -270,7 +270,7 @@ def _jobs(options: argparse.Namespace, task: data.Task) -> list[tuple[str, int |
     methods = [m for m in options.methods if task == "regression" or m not in REGRESSION_ONLY]
     if not methods:
         raise data.DataError(f"--methods {' '.join(options.methods)} are for regression, and the task is {task}")
-    depths = lambda of: of if options.depth is None or of == (None,) else options.depth
+    depths = lambda defaults: defaults if options.depth is None or defaults == (None,) else options.depth
     first = [(BASELINE, None)] + [(name, _depth(recipe)) for name, recipe in options.recipes.items()]
     return first + [(method, depth) for method in methods for depth in depths(MODELS[method].depths)]
 
@@ -280,32 +280,32 @@ def _depth(recipe: Any) -> int | None:
     return getattr(getattr(recipe, "base", recipe), "depth", None)
 
 
-def _own(given: str) -> tuple[str, jtrees.Recipe]:
+def _user_recipe(argument: str) -> tuple[str, jtrees.Recipe]:
     """Returns name and recipe of ``MODULE:NAME``.
 
     Raises:
       data.DataError: there is no such recipe, or a method has the same name.
     """
-    module, _, name = given.partition(":")
+    module, _, name = argument.partition(":")
     if not module or not name:
-        raise data.DataError(f"--method must be MODULE:NAME, such as my_file:RECIPE, got {given!r}")
+        raise data.DataError(f"--method must be MODULE:NAME, such as my_file:RECIPE, got {argument!r}")
     try:
-        there = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except Exception as error:  # the user's file may raise any error
-        raise data.DataError(f"--method {given}: cannot import {module}: {data.one_line(error)}") from error
-    if not hasattr(there, name):
-        raise data.DataError(f"--method {given}: module {module} has no {name}")
-    recipe = getattr(there, name)
+        raise data.DataError(f"--method {argument}: cannot import {module}: {data.one_line(error)}") from error
+    if not hasattr(imported, name):
+        raise data.DataError(f"--method {argument}: module {module} has no {name}")
+    recipe = getattr(imported, name)
     if callable(recipe):
         try:
             recipe = recipe()
         except Exception as error:
-            raise data.DataError(f"--method {given}: {name}() failed: {data.one_line(error)}") from error
+            raise data.DataError(f"--method {argument}: {name}() failed: {data.one_line(error)}") from error
     if not isinstance(recipe, jtrees.Recipe):
-        needed = "must be a recipe, such as jtrees.GET(depth=4), or a function that makes one"
-        raise data.DataError(f"--method {given}: {needed}, got {recipe!r}")
+        expected = "must be a recipe, such as jtrees.GET(depth=4), or a function that makes one"
+        raise data.DataError(f"--method {argument}: {expected}, got {recipe!r}")
     if name in MODELS or name == BASELINE:
-        raise data.DataError(f"--method {given}: there is a method of this name already")
+        raise data.DataError(f"--method {argument}: there is a method of this name already")
     return name, recipe
 
 
@@ -332,15 +332,15 @@ def _interruptible() -> Any:
         signal.signal(signal.SIGINT, before)
 
 
-def _config(options: argparse.Namespace, frame: data.Frame, said: list[str]) -> dict[str, Any]:
+def _config(options: argparse.Namespace, frame: data.Frame, messages: list[str]) -> dict[str, Any]:
     packages = ["jtrees", "jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn"]
     versions = {name: importlib.metadata.version(name) for name in packages} | {"python": platform.python_version()}
-    asked = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "recipes"}
+    arguments = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "recipes"}
     devices = [device.device_kind for device in jax.devices()]
     return {
-        "options": asked,
+        "options": arguments,
         "recipes": {name: described(recipe) for name, recipe in options.recipes.items()},
-        "data": {"name": frame.name, "rows": len(frame.x), "columns": [*map(str, frame.x.columns)], "done": said},
+        "data": {"name": frame.name, "rows": len(frame.x), "columns": [*map(str, frame.x.columns)], "done": messages},
         "versions": versions,
         "machine": {"devices": devices, "cpus": os.cpu_count(), "processor": platform.machine()},
     }
@@ -351,16 +351,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m experiments.compare", description="Compares methods on a table.")
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group()
-    known = f"{', '.join(data.BUNDLED)}, a file of --data-dir, or one on OpenML"
-    source.add_argument("--dataset", default=data.DEFAULT, help=f"by name (default: {data.DEFAULT}, embedded; {known})")
+    names = f"{', '.join(data.BUNDLED)}, a file of --data-dir, or one on OpenML"
+    source.add_argument("--dataset", default=data.DEFAULT, help=f"by name (default: {data.DEFAULT}, embedded; {names})")
     source.add_argument("--csv", type=Path, help="a CSV file with a header")
     add("--target", help="the column of the CSV to learn")
     data.add_rules(parser, training=True)
     add("--drop", nargs="+", default=[], metavar="COLUMN", help="features to leave out")
     add("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
     add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
-    said = f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})"
-    add("--methods", nargs="+", choices=MODELS, default=DEFAULT_METHODS, metavar="M", help=said)
+    methods_help = f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})"
+    add("--methods", nargs="+", choices=MODELS, default=DEFAULT_METHODS, metavar="M", help=methods_help)
     add("--method", nargs="+", default=[], metavar="MODULE:NAME", help="recipes of your own, such as my_file:RECIPE")
     add("--depth", nargs="+", type=int, help="depths of --methods (default: some for each)")
     add("--starts", type=int, default=10, help="starts of GET (default: 10)")
@@ -374,9 +374,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("argument --decimal: goes with --csv")
     for depth in options.depth or ():
         jtrees.validation.check_depth(depth)
-    own = [_own(given) for given in options.method]
-    options.recipes = dict(own)
-    if len(options.recipes) < len(own):
+    named = [_user_recipe(argument) for argument in options.method]
+    options.recipes = dict(named)
+    if len(options.recipes) < len(named):
         raise data.DataError(f"--method must name recipes of different names, got {' '.join(options.method)}")
     return options
 

@@ -83,22 +83,24 @@ def source(options: argparse.Namespace) -> Blocks:
     if options.target is not None:
         raise DataError(f"--target is for --data, got {options.target!r}")
     try:
-        numbers = {name: int(float(value)) for name, value in (one.split("=") for one in options.synthetic.split(","))}
-        made = Synthetic(block=options.block, classes=classes, **numbers)
-        if made.rows < 1 or made.p < 1 or made.seed < 0:
+        numbers = {
+            name: int(float(value)) for name, value in (text.split("=") for text in options.synthetic.split(","))
+        }
+        synthetic = Synthetic(block=options.block, classes=classes, **numbers)
+        if synthetic.rows < 1 or synthetic.p < 1 or synthetic.seed < 0:
             raise ValueError("numbers must be positive")
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"--synthetic must be like rows=1e8,p=64 or rows=1e8,p=64,seed=1, got {options.synthetic!r}"
         ) from error
-    return made
+    return synthetic
 
 
 def recipe_of(options: argparse.Namespace) -> tuple[Any, float]:
     """Returns the recipe without a preconditioner, and its strength; refuses options that need all rows in memory."""
-    pairs = [one.partition("=") for one in options.set]
-    if taken := {"batch_size", "epochs"} & {name for name, _, _ in pairs}:
-        raise DataError(f"--set: {min(taken)} is given by --batch and --epochs")
+    pairs = [text.partition("=") for text in options.set]
+    if fixed := {"batch_size", "epochs"} & {name for name, _, _ in pairs}:
+        raise DataError(f"--set: {min(fixed)} is given by --batch and --epochs")
     if "early_stopping" in {name for name, _, _ in pairs}:
         raise DataError("--set: early_stopping needs all rows in memory")
     try:
@@ -130,10 +132,10 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     if blocks_per_round % devices:
         raise DataError(f"--blocks must be a multiple of the {devices} devices, got {blocks_per_round}")
     if (rows := blocks_per_round * options.block) % options.batch or options.batch % devices:
-        said = f"--batch must divide {rows}, the rows of a round, and be a multiple of {devices}, the devices"
-        raise DataError(f"{said}; got {options.batch}")
+        message = f"--batch must divide {rows}, the rows of a round, and be a multiple of {devices}, the devices"
+        raise DataError(f"{message}; got {options.batch}")
     count = len(blocks) - options.held_out
-    few = max(blocks_per_round, -(-SAMPLE // options.block))
+    sample_size = max(blocks_per_round, -(-SAMPLE // options.block))
     if count < blocks_per_round:
         raise DataError(
             f"{len(blocks)} blocks of {options.block} rows are too few: {options.held_out} held out, "
@@ -143,15 +145,15 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     trained_on = np.setdiff1d(np.arange(len(blocks)), held_out).tolist()
     order: Any = grain.MapDataset.range(count).shuffle(seed=options.seed).repeat().map(trained_on.__getitem__)
     checked = Checked(blocks)
-    seen = [checked[order[i]] for i in range(min(few, count))]
-    task = Classification(_classes(seen)) if options.task == "classification" else Regression()
-    if len({float(one) for _, y in seen for one in (y.min(), y.max())}) == 1:
-        first = f"all of the first {len(seen)} blocks of the shuffled order"
-        raise DataError(f"the target must vary, got {seen[0][1][0]} in {first}")
-    of_validation = [checked[i] for i in held_out]
-    for i, (_, y) in zip(held_out, of_validation, strict=True):
+    sample_blocks = [checked[order[i]] for i in range(min(sample_size, count))]
+    task = Classification(_classes(sample_blocks)) if options.task == "classification" else Regression()
+    if len({float(value) for _, y in sample_blocks for value in (y.min(), y.max())}) == 1:
+        first = f"all of the first {len(sample_blocks)} blocks of the shuffled order"
+        raise DataError(f"the target must vary, got {sample_blocks[0][1][0]} in {first}")
+    validation_blocks = [checked[i] for i in held_out]
+    for i, (_, y) in zip(held_out, validation_blocks, strict=True):
         _check_classes(blocks, i, y, task)
-    validation, sample = _table(of_validation, task), _table(seen, task)
+    validation, sample = _table(validation_blocks, task), _table(sample_blocks, task)
     updates = rows // options.batch
     rounds = max(1, -(-options.epochs * count // blocks_per_round))
     # Schedules are made for the planned steps. The rows in memory would give fewer steps.
@@ -162,11 +164,11 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
         recipe.check(task, shape)
     except ValueError as error:
         raise DataError(f"--set: {error}") from error
-    scaling = scaling_of(seen, task)
+    scaling = scaling_of(sample_blocks, task)
     planned = jax.ShapeDtypeStruct(shape, np.float32), jax.ShapeDtypeStruct(shape[:1], np.float32)
-    of = recipe.training(_run_on(recipe, task, training.Batch(*planned)))  # type: ignore[arg-type]
+    plan = recipe.training(_run_on(recipe, task, training.Batch(*planned)))  # type: ignore[arg-type]
     mapping = jnp.asarray(matrix(spectrum(scaling.batch(sample)), strength)) if strength else None
-    return Job(checked, order, blocks_per_round, rounds, updates, recipe, of, scaling, sample, validation, mapping)
+    return Job(checked, order, blocks_per_round, rounds, updates, recipe, plan, scaling, sample, validation, mapping)
 
 
 def _run_on(recipe: Any, task: Task, batch: training.Batch, by: Any = None, matrix: Any = None) -> Run:
@@ -184,8 +186,8 @@ def drawn_blocks(blocks: int, held_out: int, seed: int) -> list[int]:
     return [int(rng.integers(low, high)) for low, high in itertools.pairwise(ends)]
 
 
-def _classes(seen: list[Block]) -> int:
-    return int(max(y.max() for _, y in seen)) + 1
+def _classes(sample_blocks: list[Block]) -> int:
+    return int(max(y.max() for _, y in sample_blocks)) + 1
 
 
 def _check_classes(blocks: Blocks, i: int, y: np.ndarray, task: Task) -> None:
@@ -266,10 +268,10 @@ def stream(job: Job) -> Any:
 
 def first_state(job: Job, key: jax.Array) -> training.TrainState:
     """Returns the initial state of a run, the same on every device."""
-    of, scaled = job.training, job.batch(job.sample)
-    rows = job.updates * of.schedule.batch_size
+    plan, scaled = job.training, job.batch(job.sample)
+    rows = job.updates * plan.schedule.batch_size
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(scaled.x, scaled.y))
-    state = jax.jit(lambda data, key: training.start(of.method, data, key=key, optimizer=of.optimizer))(data, key)
+    state = jax.jit(lambda data, key: training.start(plan.method, data, key=key, optimizer=plan.optimizer))(data, key)
     # A round donates the previous state. The state must therefore not contain the same buffer twice.
     return jax.device_put(jax.tree.map(jnp.copy, state), _places())
 
@@ -289,12 +291,12 @@ def _places() -> Any:
 
 def round_of(job: Job) -> Any:
     """Returns ``(state, x, y) -> (state, mean loss)``, a jitted round of mini-batches on rows of :func:`stream`."""
-    scaling, of = scaling_of_counted(job.scaling), job.training
-    options: Any = {"optimizer": of.optimizer, "steps": job.updates, "batch_size": of.schedule.batch_size}
+    scaling, plan = scaling_of_counted(job.scaling), job.training
+    options: Any = {"optimizer": plan.optimizer, "steps": job.updates, "batch_size": plan.schedule.batch_size}
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
         data = training.Batch(job.preconditioned(scaling.transform(x)), scaling.transform_y(y))
-        state, history = training.advance(of.method, state, data, **options)
+        state, history = training.advance(plan.method, state, data, **options)
         return state, history.losses.mean()
 
     return jax.jit(run, donate_argnums=0, out_shardings=(_places(), _everywhere()))
@@ -317,9 +319,11 @@ class Evaluator:
           FloatingPointError: the state is not finite.
         """
         job, key = self._job, state.key
-        held = distributed.to_host(state.replace(key=jax.random.key_data(key)))
-        held = held.replace(key=jax.random.wrap_key_data(jnp.asarray(held.key), impl=jax.random.key_impl(key)))
-        result = jax.device_get(self._result(held, *self._batches))
+        host_state = distributed.to_host(state.replace(key=jax.random.key_data(key)))
+        host_state = host_state.replace(
+            key=jax.random.wrap_key_data(jnp.asarray(host_state.key), impl=jax.random.key_impl(key))
+        )
+        result = jax.device_get(self._result(host_state, *self._batches))
         if not np.isfinite(result.score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         task = job.sample.task.scaled(job.scaling.y_unit)
@@ -333,11 +337,11 @@ class Evaluator:
 
     def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> Result:
         """Returns the result of the run; its models take scaled features."""
-        job, of = self._job, self._job.training
+        job, plan = self._job, self._job.training
         run = _run_on(job.recipe, job.sample.task, batch, by, job.matrix)
-        best = training.best(of.method, state, batch, score=partial(of.loss_on, run))
-        model = (of.method.harden if of.model is None else of.model)(best.params, batch)
-        report = of.report(best.params, batch)
+        best = training.best(plan.method, state, batch, score=partial(plan.loss_on, run))
+        model = (plan.method.harden if plan.model is None else plan.model)(best.params, batch)
+        report = plan.report(best.params, batch)
         return Result(run.on_x(model), best.score, best.step, report)
 
     def score(self, fit: jtrees.FitResult) -> float:

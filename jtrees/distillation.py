@@ -179,7 +179,7 @@ def distill(
 # --- Checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check(recipe: Any, width: int, task: Any, made: Any, max_seconds: Any) -> None:
+def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> None:
     if not isinstance(recipe, Recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=5), got {checks.quoted(recipe)}")
     if recipe.targets(np.zeros((2, width)), targets := object()) is not targets:
@@ -188,16 +188,16 @@ def _check(recipe: Any, width: int, task: Any, made: Any, max_seconds: Any) -> N
         raise ValueError(
             f"task must be regression or classification, got {task}: fit it to the rewards that a teacher predicts"
         )
-    if made is not None:
-        checks.check_not_negative("made", made)
-        if np.ndim(made):
-            raise ValueError(f"made must be one number, got {checks.quoted(made)}")
+    if ratio is not None:
+        checks.check_not_negative("made", ratio)
+        if np.ndim(ratio):
+            raise ValueError(f"made must be one number, got {checks.quoted(ratio)}")
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
 
 
-def _number_made(made: float | None, n: int) -> int:
-    return round(made * n) if made is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
+def _number_made(ratio: float | None, n: int) -> int:
+    return round(ratio * n) if ratio is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
 
 
 def _split(

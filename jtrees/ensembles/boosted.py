@@ -21,11 +21,11 @@ from jtrees import pytree
 from jtrees.data import Data
 from jtrees.data.table import bucket
 from jtrees.ensembles.boosting_round import base_task
-from jtrees.ensembles.boosting_sums import Sum, begin, refitted, sum_of
+from jtrees.ensembles.boosting_sums import Sum, begin, refitted
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import DeviceValue, Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, options
+from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, options
 from jtrees.search.recipe import check_keeps_splits, loss_of
 from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Task, check_log_loss
@@ -174,7 +174,7 @@ class Boosted(Wrapper):
             parts = sample.repeat(folds) if folds > 1 else [sample]
             parts = [part.without(mask) for part, mask in zip(parts, masks, strict=True)]
             shares = [np.average(mask, weights=sample.batch.weight) for mask in masks]
-        rounds, sums = await self._sums(parts, shares)
+        growths, sums = await self._sums(parts, shares)
         judged = sums[0] if len(sums) == 1 else Sum.mean(sums)
         if sample is not scaled:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
@@ -183,10 +183,12 @@ class Boosted(Wrapper):
         if len(sums) > 1 or (sample is scaled and not masks):
             return Boosting(judged, judged, held_out, count)
         table = scaled.without(np.zeros(scaled.shape[0], bool)) if masks else scaled
-        return Boosting(await refitted(table, rounds[0], judged.best) or judged, judged, held_out, count)
+        return Boosting(await refitted(table, growths[0].rounds, judged.best) or judged, judged, held_out, count)
 
     async def _sums(self, problems: list[Problem], shares: list[float] | None = None) -> tuple[list[Any], list[Sum]]:
-        """Returns the rounds and the sums of problems, until ``patience`` rounds did not lower the loss.
+        """Returns the rounds and the sum of each problem, until ``patience`` rounds did not lower the loss.
+
+        The rounds are a :class:`jtrees.ensembles.boosting_sums.Growing` or ``Searching``.
 
         The loss is the mean over the problems, weighted by ``shares``.
         """
@@ -197,14 +199,11 @@ class Boosted(Wrapper):
                 if monitor.is_rehearsed(len(losses)) or (len(losses) and not monitor.has_time()):
                     break
                 _unless_failed(await gather(*(part.add(count) for part in parts)))
-                made = min(part.made for part in parts)
-                losses = np.average([part.losses[:made] for part in parts], axis=0, weights=shares)
-                show(made, [losses[-1:]])
+                length = min(part.length for part in parts)
+                losses = np.average([part.losses[:length] for part in parts], axis=0, weights=shares)
+                show(length, [losses[-1:]])
         monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
-        rounds = [part.rounds for part in parts]
-        on_host = [value.host if isinstance(value, DeviceValue) else value for value in rounds]
-        pairs = zip(parts, on_host, strict=True)
-        return rounds, [sum_of(part.initial, values, len(losses), losses) for part, values in pairs]
+        return parts, [part.sum(losses) for part in parts]
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
         """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end."""

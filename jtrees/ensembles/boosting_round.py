@@ -195,11 +195,11 @@ def grown_rounds(
     base = run.recipe.base
 
     def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
-        round_draws, drawn = jax.tree.map(lambda a: a[number], (draws, growth.drawn))
+        round_draws, tree_draws = jax.tree.map(lambda a: a[number], (draws, growth.drawn))
         batch = target(run, boosted.state, round_draws)
         base_run = Run(base, base_task(run.task), batch, batch, run.key, False, False, False, None, run.monotone)
         rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(growth.rows))
-        splits, finite = base.grow(base_run, growth.shared, rows, drawn)
+        splits, finite = base.grow(base_run, growth.shared, rows, tree_draws)
         return splits, round_draws.features, finite
 
     return _with_rounds(run, boosted, splits_of, before, count)

@@ -86,45 +86,47 @@ class Growing:
 
     def __init__(self, problem: Problem, state: DeviceValue, draws: Draws, growth: Growth):
         self._problem, self._state, self._arguments = problem, state, (draws, growth)
-        self.made = 0
+        self.length = 0
 
     async def add(self, count: int) -> None:
         """Adds ``count`` rounds; after the deadline, fewer rounds. The first round is always made."""
-        progress: Any = {"name": type(self._problem.recipe).__name__, "begins": self.made, "least": int(not self.made)}
+        progress: Any = {
+            "name": type(self._problem.recipe).__name__,
+            "begins": self.length,
+            "least": int(not self.length),
+        }
         trained = await self._problem.train(grown_rounds, self._state, count, *self._arguments, **progress)
-        self._state, self.made = trained.state, self.made + len(trained.losses)
-
-    @property
-    def initial(self) -> np.ndarray:
-        """The initial outputs, ``(*k,)``."""
-        return self._state.part(0).part(0).host
+        self._state, self.length = trained.state, self.length + len(trained.losses)
 
     @property
     def losses(self) -> np.ndarray:
         """The loss after each round on the rows for evaluation, ``(rounds,)``."""
-        return self.rounds.part(Rounds._fields.index("losses")).host[: self.made]
+        return self.rounds.part(Rounds._fields.index("losses")).host[: self.length]
 
     @property
     def rounds(self) -> DeviceValue:
         """The rounds, and zeros for the rounds that were not made."""
         return self._state.part(1)
 
+    def sum(self, losses: np.ndarray) -> Sum:
+        """Returns the sum of the rounds with ``losses``, ``(rounds,)``, on the rows for evaluation."""
+        return sum_of(self._state.part(0).part(0).host, self.rounds.host, len(losses), losses)
+
 
 class Searching:
     """Rounds of any base: a search finds the splits of each round."""
 
     def __init__(self, problem: Problem, state: DeviceValue):
-        self._problem, self._state, self._added = problem, state, []
-        self.initial = state.part(0).host
+        self._problem, self._state, self._initial, self._added = problem, state, state.part(0), []
 
     @property
-    def made(self) -> int:
+    def length(self) -> int:
         """Number of rounds."""
         return len(self._added)
 
     async def add(self, count: int) -> None:
         """Adds a round. The caller may ask for more rounds."""
-        problem, number = self._problem, self.made
+        problem, number = self._problem, self.length
         draws = draws_of_round(problem, number)
         batch = await problem.map(target, self._state, draws, often=True)
         steps: Any = [batch.part(i) for i in range(3)]
@@ -158,6 +160,10 @@ class Searching:
         rounds += [jax.tree.map(np.zeros_like, rounds[0])] * (self._problem.recipe.rounds - len(rounds))
         return jax.tree.map(lambda *arrays: np.stack(arrays), *rounds)
 
+    def sum(self, losses: np.ndarray) -> Sum:
+        """Returns the sum of the rounds with ``losses``, ``(rounds,)``, on the rows for evaluation."""
+        return sum_of(self._initial.host, self.rounds, len(losses), losses)
+
 
 async def begin(problem: Problem) -> Growing | Searching:
     """Returns no rounds yet, for a problem whose recipe is a :class:`jtrees.Boosted`."""
@@ -166,8 +172,11 @@ async def begin(problem: Problem) -> Growing | Searching:
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
     recipe = problem.recipe
     growth = await base.growth(problem, recipe.rounds)
-    drawn, numbers = recipe.rows_of_round(problem.shape[0]), 2 ** getattr(recipe.base, "depth", 0) * problem.shape[1]
-    if growth is None or recipe.rounds * max(drawn, numbers) > _MOST_NUMBERS:
+    drawn_rows, numbers = (
+        recipe.rows_of_round(problem.shape[0]),
+        2 ** getattr(recipe.base, "depth", 0) * problem.shape[1],
+    )
+    if growth is None or recipe.rounds * max(drawn_rows, numbers) > _MOST_NUMBERS:
         return Searching(problem, await problem.map(initial_state))
     draws = [draws_of_round(problem, number) for number in range(recipe.rounds)]
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *draws)
