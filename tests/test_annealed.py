@@ -487,3 +487,15 @@ def test_linear_leaves_in_units_far_from_one():
     for x_unit, y_unit in ((1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)):
         with pytest.raises(ValueError, match="have slopes that float32 holds, got a range of"):
             fit(x_unit * x, y_unit * y, recipe=LINEAR)
+
+
+def test_a_stage_of_linear_leaves_ends_when_its_criterion_stalls():
+    """Only with halving, which saves updates. One split of a step leaves nothing to gain."""
+    x = np.random.default_rng(0).uniform(-1, 1, size=(200, 2))
+    y = np.sign(x[:, 0]) + x[:, 1]
+    updates = {
+        halving: np.isfinite(fit(x, y, recipe=LINEAR, epochs=200, starts=3, halving=halving).history).sum()
+        for halving in (True, False)
+    }
+    assert updates[False] == 3 * 2 * 200
+    assert 2 * 2 * 40 <= updates[True] - 3 * 2 * 20 < 2 * 2 * 200

@@ -189,12 +189,15 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(ended_in, monkeypatch):
     assert fit.history.shape == (taken,)
 
 
-@pytest.mark.parametrize("leaves", ["constant", "linear"])
-@pytest.mark.parametrize("columns", [1.0, 0.5])
+# These bases have few updates, so that equal trees do not depend on rounding errors.
+_GET = WEAK.replace(alpha_ranges=((5, 25), (50, 150)), epochs=7)
+_DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
+
+
+@pytest.mark.parametrize("base", [_GET, _GET.replace(leaves="linear"), _DGT, jtrees.CO2(depth=3, epochs=2)])
+@pytest.mark.parametrize("columns", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize(("targets", "task"), [(Y, "regression"), (CLASSES, "classification")])
-def test_a_program_of_many_rounds_grows_the_trees_of_searches(leaves, columns, targets, task, monkeypatch):
-    """The base has 7 updates, so that equal trees do not depend on rounding errors."""
-    base = WEAK.replace(leaves=leaves, alpha_ranges=((5, 25), (50, 150)), epochs=7)
+def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, columns, targets, task, monkeypatch):
     recipe = jtrees.Boosted(base, rounds=3, learning_rate=0.5, columns=columns)
     fit = lambda: jtrees.fit(recipe, X, targets, key=KEY, task=task)
     grown = fit()
@@ -202,7 +205,8 @@ def test_a_program_of_many_rounds_grows_the_trees_of_searches(leaves, columns, t
     async def only_search(self, problem, trees):
         return None
 
-    monkeypatch.setattr(jtrees.GET, "growth", only_search)
+    for recipe_type in (jtrees.GET, jtrees.DGT, jtrees.CO2):
+        monkeypatch.setattr(recipe_type, "growth", only_search)
     searched = fit()
     np.testing.assert_allclose(grown.report.search.losses[:3], searched.report.search.losses[:3], rtol=1e-4)
     np.testing.assert_allclose(grown.predict(X), searched.predict(X), rtol=1e-3, atol=1e-3)
@@ -312,14 +316,14 @@ def test_loss_of_a_long_table_is_that_of_the_last_round(monkeypatch):
 
 def test_a_base_does_not_choose_the_shrinkage_of_leaves_that_are_replaced(monkeypatch):
     """A greedy tree of 300 rows by itself has a trial for it."""
-    shrinks, search = [], jtrees.CO2.search
+    shrinks, search = [], jtrees.NonGreedy.search
 
     def spied(self, problem):
         shrinks.extend([self.shrink, problem.recipe.shrink])
         return search(self, problem)
 
-    monkeypatch.setattr(jtrees.CO2, "search", spied)
-    recipe = jtrees.Boosted(jtrees.CO2(depth=2, epochs=3), rounds=5, subsample=1.0, patience=None)
+    monkeypatch.setattr(jtrees.NonGreedy, "search", spied)
+    recipe = jtrees.Boosted(jtrees.NonGreedy(depth=2, epochs=3), rounds=5, subsample=1.0, patience=None)
     jtrees.fit(recipe, X, Y, key=KEY)
     assert shrinks == 10 * [False]
 

@@ -167,3 +167,9 @@ def test_splits_without_weights_stay_on_their_side():
 def test_bad_options_are_refused(recipe, said):
     with pytest.raises(ValueError, match=said):
         jtrees.fit(recipe(), *TRAIN, key=KEY)
+
+
+def test_joint_training_ends_when_a_fifth_of_the_evaluations_lower_no_loss():
+    noise = rng.normal(size=240)
+    losses = fit(data=(X, noise), epochs=400, learning_rate=0.02).report.search.losses  # 2800 updates, 56 evaluations
+    assert len(losses) == np.argmin(losses) + 1 + 12

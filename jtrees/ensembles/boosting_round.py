@@ -56,11 +56,13 @@ class Draws(NamedTuple):
       rows: numbers of the rows, ``(m,)``, -1 for padding.
       features: factors of the features, 1 or 0, ``(p,)``.
       mixes: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
+      key: data of the key of the tree.
     """
 
     rows: Any
     features: Any
     mixes: Any
+    key: Any
 
 
 class Rounds(NamedTuple):
@@ -97,7 +99,7 @@ def initial_state(run: Run) -> State:
 
 def target(run: Run, state: State, draws: Draws) -> Batch:
     """Returns the drawn rows of a round, with their targets and weights."""
-    rows, features, mixes = draws
+    rows, features, mixes, _ = draws
     every_row = sharding.keep_rows((run.batch.x, run.batch.y, state.outputs, run.weight))
     x, y, outputs, weight = jax.tree.map(lambda a: a[rows], every_row)
     step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
@@ -197,7 +199,8 @@ def grown_rounds(
     def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
         round_draws, tree_draws = jax.tree.map(lambda a: a[number], (draws, growth.drawn))
         batch = target(run, boosted.state, round_draws)
-        base_run = Run(base, base_task(run.task), batch, batch, run.key, False, False, False, None, run.monotone)
+        key = jax.random.wrap_key_data(round_draws.key, impl=jax.random.key_impl(run.key))
+        base_run = Run(base, base_task(run.task), batch, batch, key, False, False, False, None, run.monotone)
         rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(growth.rows))
         splits, finite = base.grow(base_run, growth.shared, rows, tree_draws)
         return splits, round_draws.features, finite

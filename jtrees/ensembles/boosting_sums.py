@@ -74,11 +74,12 @@ def draws_of_round(problem: Problem, number: int) -> Draws:
     features = np.zeros(p, np.float32)
     features[rng.permutation(p)[: max(1, round(recipe.columns * p))]] = 1
     outputs, targets = (math.prod(task.shape) for task in (problem.task, base_task(problem.task)))
+    key = problem.keyed(number).key
     if targets == outputs:
-        return Draws(rows, features, None)
+        return Draws(rows, features, None, key)
     mixes = rng.normal(size=(outputs, targets)).astype(np.float32)
     # Nonnegative combinations keep the order of the outputs.
-    return Draws(rows, features, mixes if problem.monotone is None else np.abs(mixes))
+    return Draws(rows, features, mixes if problem.monotone is None else np.abs(mixes), key)
 
 
 class Growing:

@@ -27,6 +27,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _PART = 50  # updates from one evaluation to the next
+_PATIENCE = 0.2  # part of all evaluations without a lower loss after which joint training ends
 _PASSES, _FEWEST = 12, 2000  # passes over the data, and fewest updates, if no epochs are given
 _MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outputs for the training rows
 _HARD = 1e6  # sharpness at which soft trees equal hard trees in practice
@@ -42,7 +43,7 @@ class RefinedReport(Report):
     Attributes:
       refined: whether the model consists of the jointly trained trees.
       boosted_loss: the loss of boosting.
-      losses: the loss at every evaluation of the joint training, ``(evaluations,)``.
+      losses: the loss at each evaluation of the joint training, ``(evaluations,)``.
       base: the report of boosting.
     """
 
@@ -61,9 +62,10 @@ class Refined(Wrapper):
     whole sum. The optimiser is Adam, and the learning rate decays to 0 by a cosine schedule.
 
     Boosting chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``. The same rows
-    choose the number of updates: the multiple of about 50 with the lowest loss. Tables with fewer than 50 rows need
-    ``validation``. If rows were held out, the last training starts from the boosted trees of all rows. It takes the
-    chosen number of updates on all rows.
+    choose the number of updates: the multiple of about 50 with the lowest loss. Joint training ends if a fifth of the
+    planned evaluations in a row do not lower the loss. Tables with fewer than 50 rows need ``validation``. If rows were
+    held out, the last training starts from the boosted trees of all rows. It takes the chosen number of updates on all
+    rows.
 
     The model consists of the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends
     the last training. Boosting has one sum here, also in small tables.
@@ -157,13 +159,15 @@ class Refined(Wrapper):
                 if problem.evaluates:
                     evaluated = await problem.map(_evaluated, state, often=True)
                     state = evaluated.part(0)
-                    losses.append(evaluated.part(1))
+                    losses.append(float(evaluated.part(1).host))
                 show(stop, [updates])
+                if losses and len(losses) - 1 - int(np.argmin(losses)) >= _PATIENCE * parts:
+                    break
         updates = np.concatenate(history)
         monitor.where = f"{name}: {len(updates)} of at most {steps} updates"
         model, score, step, finite = (await problem.map(_model_of, state)).host
-        losses = np.array([float(loss.host) for loss in losses] or [np.inf])
-        return _Together(model, float(score), int(step), losses, updates, bool(finite) and len(updates) == steps)
+        is_complete = bool(finite) and len(updates) == steps
+        return _Together(model, float(score), int(step), np.array(losses or [np.inf]), updates, is_complete)
 
 
 class _Together(NamedTuple):

@@ -18,8 +18,9 @@ import numpy as np
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.monotone import ascending, without_negative
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Run, fitted_tree, options
-from jtrees.search.minibatch import Schedule, Training, evaluated, trained
+from jtrees.search.minibatch import Schedule, Training, evaluated, trained, trained_in_program
 from jtrees.search.precondition import preconditioned
+from jtrees.search.recipe import MOST_SAMPLES, Growth
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -200,7 +201,8 @@ class DGT(Recipe):
       early_stopping: whether training ends after 1.1 cycles without a lower loss on ``validation``.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: the best of 0, 0.9 and 0.99 in short runs on four fifths of the rows. It is 0 if the
-        features are nearly uncorrelated, or if there are fewer than 500 rows or more than 512 features.
+        features are nearly uncorrelated, if there are fewer than 500 rows or more than 512 features, or in a tree of a
+        boosted sum.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
@@ -241,6 +243,21 @@ class DGT(Recipe):
 
     def _schedule(self, n: int) -> Schedule:
         return Schedule.of(n, self.epochs, self.batch_size)
+
+    # --- A tree of a boosted sum ---
+
+    async def growth(self, problem: Problem, trees: int) -> Growth | None:
+        schedule = self._schedule(problem.shape[0])
+        # A subclass with another ``search`` finds other trees than ``grow``. A long training needs calls of its own.
+        is_short = schedule.steps * schedule.batch_size <= MOST_SAMPLES and type(self).search is DGT.search
+        return Growth((), (), ()) if is_short and self.precondition == 0 else None
+
+    def grow(self, run: Run, *_: Any) -> tuple[ObliqueTree, Array]:
+        """Returns the splits after the last update, and whether they are finite."""
+        result = trained_in_program(run)
+        return result.model.replace(leaves=None), jnp.isfinite(result.score)
+
+    # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
         train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))

@@ -1,7 +1,8 @@
 """Splits of CART, which are initial values of searches.
 
 scikit-learn grows the trees on the host. They split the features, or the outputs of a ridge regression. Greedy searches
-use only the directions of the ridge regression. :func:`jtrees.splitting.binned_cart` grows CART in a compiled program.
+use only the directions of the ridge regression. :func:`jtrees.splitting.binned_cart` grows CART in a compiled program,
+over bins of the features.
 """
 
 from functools import partial
@@ -12,9 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import segments, topology, warmstart
+from jtrees import segments, splitting, topology, warmstart
 from jtrees._classes import shares
+from jtrees.data.table import without_padding
 from jtrees.leaves.shrunk import LEAST_FREE, decomposed
+from jtrees.search.monitor import Monitor
+from jtrees.search.problem import Problem
 from jtrees.segments import effective, ones_or
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.training import Batch
@@ -25,6 +29,34 @@ _LEAST_WEIGHT = 10.0  # least weight of a leaf of CART on ridge outputs, in samp
 _ROUNDED = 4.0  # rounding errors of a mean, in units of the last digit
 # In deviations. Scaling clips features at 100 deviations. An outlier there would determine its feature's slope alone.
 _FARTHEST = 99.0
+_ROWS_OF_BINS = 200_000  # largest number of rows for the edges of bins
+_PART_OF_BINS = 0.4  # part of the time before a deadline for the edges of bins
+
+
+# --- Bins of the features --------------------------------------------------------------------------------------------
+
+
+def bin_edges(problem: Problem, bins: int) -> np.ndarray:
+    """Returns the edges of the bins of each feature, ``(p, bins - 1)``.
+
+    They are edges of all rows of the fit, so the trees of an ensemble share them. Preconditioned features exist only
+    for the rows of the problem.
+    """
+    x, _, weight = problem.batch if problem.source is None or problem.matrix is not None else problem.source
+    return problem.host(_edges, x, weight, bins, monitor=problem.monitor.part(_PART_OF_BINS))
+
+
+def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) -> np.ndarray:
+    def edges(rows: Batch) -> np.ndarray:
+        x = np.asarray(rows.x)
+        if len(x) > _ROWS_OF_BINS:
+            x = x[np.random.default_rng(0).choice(len(x), _ROWS_OF_BINS, replace=False, shuffle=False)]
+        return splitting.edges_of(x, bins)
+
+    return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]
+
+
+# --- CART and ridge regressions --------------------------------------------------------------------------------------
 
 
 def grown_cart(

@@ -187,6 +187,16 @@ def result_of(run: Run, state: TrainState) -> Result:
     return Result(run.on_x(model), best.score, step, report)
 
 
+def trained_in_program(run: Run) -> Result:
+    """Returns what :func:`trained` trains, within one program."""
+    steps = run.recipe.training(run).schedule.steps
+
+    def advance(part: Array, state: TrainState) -> TrainState:
+        return advanced(run, state, MOST * part, jnp.minimum(MOST, steps - MOST * part))[0]
+
+    return result_of(run, jax.lax.fori_loop(0, -(-steps // MOST), advance, initial(run)))
+
+
 # --- The procedure ---------------------------------------------------------------------------------------------------
 
 

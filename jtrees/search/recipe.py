@@ -25,6 +25,9 @@ def loss_of(result: Any, model: Any, data: Data) -> float:
     return data.loss(model) if data.table.task.in_units else float(result.score)
 
 
+MOST_SAMPLES = 2**21  # largest number of updates times samples of a tree that grows in one program
+
+
 class Growth(NamedTuple):
     """The arguments of ``grow`` for the trees of a boosted sum.
 
@@ -77,8 +80,12 @@ class Recipe:
         return self._with_recipes(lambda recipe: recipe.settled())
 
     def weak(self) -> Any:
-        """Returns the recipe with values for a tree of a boosted sum, which needs less training, in such options."""
-        return self._with_recipes(lambda recipe: recipe.weak())
+        """Returns the recipe with values for a tree of a boosted sum, which needs less training, in such options.
+
+        A tree of a sum has no trials: ``precondition="auto"`` is 0.
+        """
+        recipe = self._with_recipes(lambda recipe: recipe.weak())
+        return recipe.replace(precondition=0.0) if getattr(recipe, "precondition", 0) == "auto" else recipe
 
     def _with_recipes(self, change: Callable[["Recipe"], Any]) -> Any:
         """Returns the recipe with ``change`` applied to the recipes in its options."""
@@ -90,7 +97,8 @@ class Recipe:
 
         A recipe may have ``grow(run, shared, rows, drawn) -> (splits, finite)``. It returns the splits that
         :meth:`search` finds, and whether they are finite. It can be compiled, so a program may grow many trees. Such a
-        recipe has an option ``depth``, and its splits have the nodes of a perfect tree of this depth.
+        recipe has an option ``depth``, and its splits have the nodes of a perfect tree of this depth. The run has the
+        key of the tree.
 
         Args:
           problem: the problem of the sum. Tree k has the key of ``problem.keyed(k)``.

@@ -25,11 +25,11 @@ from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes
 from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
+    BINS,
     DEVIATIONS,
     Carts,
     Start,
     bin_codes,
-    bin_edges,
     binned_cart,
     cart_of_table,
     grow_carts,
@@ -38,7 +38,8 @@ from jtrees.methods.annealed.starts import (
     sharpness_of_trees,
 )
 from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
-from jtrees.search.recipe import Growth
+from jtrees.search.cart import bin_edges
+from jtrees.search.recipe import MOST_SAMPLES, Growth
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
@@ -46,7 +47,6 @@ from jtrees.tree import ObliqueTree
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
 # With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
-_MOST_UPDATED = 2**21  # largest number of updates times rows of a tree that grows in one program
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
 
 
@@ -192,10 +192,10 @@ class Annealed(Recipe):
     async def growth(self, problem: Problem, trees: int) -> Growth | None:
         # A subclass with another ``search`` finds other trees than ``grow``. A long training needs calls of its own.
         rows = min(problem.shape[0], self.rows or problem.shape[0])
-        is_short = self.stages * self.updates * rows <= _MOST_UPDATED and type(self).search is Annealed.search
+        is_short = self.stages * self.updates * rows <= MOST_SAMPLES and type(self).search is Annealed.search
         if not is_short or self.cart != "binned" or self.starts != 1 or self.precondition not in (0, "auto"):
             return None
-        edges = bin_edges(problem)
+        edges = bin_edges(problem, BINS)
         drawn = sharpness_of_trees(problem.replace(recipe=self), trees)
         return Growth(edges, await problem.map(bin_codes, edges), drawn)
 

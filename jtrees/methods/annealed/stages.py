@@ -23,6 +23,8 @@ _LAST_LEARNING_RATE = 1e-4  # relative to the peak: 1e-6 for the paper's 0.01
 _WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the paper keeps
 _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs more than an update
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
+# With halving, a stage of linear leaves ends if _PATIENCE evaluations together lower the score by less than a fraction.
+_PATIENCE, _LEAST_GAIN = 3, 0.005
 
 
 class StartResult(NamedTuple):
@@ -96,20 +98,30 @@ async def _train_stage(
 
     Hard trees are evaluated after every update if the update computes their score, else about 20 times.
     """
-    is_scored, losses = _updates_are_scored(problem), []
+    is_scored, losses, scores = _updates_are_scored(problem), [], []
     often = problem.recipe.cart == "binned"  # in the rounds of boosting
     state = await problem.map(_initial_state, splits, often=often)
-    state = await problem.map(_evaluated, state, np.bool_(True), often=often or not is_scored)
+    state = (await problem.map(_evaluated, state, np.bool_(True), often=often or not is_scored)).part(0)
     for part, (begin, end) in enumerate(itertools.pairwise(_evaluations(epochs, is_scored))):
         arguments = np.float32(sharpness), np.float32(epochs)
         state, part_losses = await problem.train(
             _advanced, state, end - begin, *arguments, name=name, begins=begin, total=epochs
         )
         losses.append(part_losses)
-        state = await problem.map(_evaluated, state, np.bool_(False), often=often or not is_scored)
+        evaluated = await problem.map(_evaluated, state, np.bool_(False), often=often or not is_scored)
+        state = evaluated.part(0)
         if len(part_losses) < end - begin or problem.monitor.is_rehearsed(part + 1):
             break
+        if problem.recipe.halving and problem.recipe.leaves == "linear":
+            scores.append(float(evaluated.part(1).host))
+            if _has_stalled(scores):
+                break
     return (await problem.map(_best_of_stage, state, often=often)).host, losses
+
+
+def _has_stalled(scores: list[float]) -> bool:
+    """Returns whether the last evaluations lowered the lowest score by too little for more updates."""
+    return len(scores) > _PATIENCE and scores[-1] > (1 - _LEAST_GAIN) * scores[-1 - _PATIENCE]
 
 
 def _updates_are_scored(run: Problem | Run) -> bool:
@@ -142,7 +154,7 @@ def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[O
 
     def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
         def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
-            state, count = _evaluated(run, state, part == 0), ends[part + 1] - ends[part]
+            state, count = _evaluated(run, state, part == 0)[0], ends[part + 1] - ends[part]
             return _advanced(run, state, sharpness, jnp.float32(updates), ends[part], count, updates)[0]
 
         best = _best_of_stage(
@@ -179,8 +191,8 @@ def _advanced(
     return state, history.losses, ~state.finite
 
 
-def _evaluated(run: Run, state: TrainState, begins: Array) -> TrainState:
-    """Returns the state, with the current parameters as the best if their hard tree has a lower score.
+def _evaluated(run: Run, state: TrainState, begins: Array) -> tuple[TrainState, Array]:
+    """Returns the state, with the current parameters as the best if their hard tree has a lower score, and that score.
 
     At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
     linear leaves takes long to compile.
@@ -190,7 +202,8 @@ def _evaluated(run: Run, state: TrainState, begins: Array) -> TrainState:
     score = jnp.where(state.finite, score, jnp.inf).astype(state.best.score.dtype)
     current = Best(state.params.replace(leaves=fitted), score, state.step)
     state = state.replace(params=current.params)
-    return state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), current, state.best))
+    state = state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), current, state.best))
+    return state, state.best.score
 
 
 def _best_of_stage(run: Run, state: TrainState) -> Best:

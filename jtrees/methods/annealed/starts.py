@@ -10,7 +10,7 @@ from jtrees import splitting, topology, validation
 from jtrees.data.table import Table, without_padding
 from jtrees.monotone import without_negative
 from jtrees.search import Problem, Run, options
-from jtrees.search.cart import grown_cart, grown_on_ridge
+from jtrees.search.cart import bin_edges, grown_cart, grown_on_ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import WIDEST, matrix, random_folds, spectrum
 from jtrees.search.sample import drawn_rows
@@ -24,7 +24,7 @@ DEVIATIONS = 3.0
 # Strengths of the preconditioners of the random starts, in their order. The starts from CART have no preconditioner:
 # CART splits single features, and the ridge regression accounts for correlations.
 _STRENGTHS = (0.9, 0.0, 0.99, 0.0, 0.999, 0.0)
-_BINS, _ROWS_OF_BINS = 256, 200_000  # bins of a feature in compiled CART, and largest number of rows for their edges
+BINS = 256  # bins of a feature in compiled CART
 _WIDEST_RIDGE = 2048  # largest min(n, p) for a ridge regression, which costs min(n, p)**3
 # Short stages hold out a fifth of the rows. In tables with at most _FEW_ROWS rows, different starts hold out different
 # fifths: a single fifth is too small to compare the starts with CART.
@@ -95,7 +95,7 @@ async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
     """Returns the CART trees of a problem (GET, Algorithm 1, line 3); ``folds`` are of :func:`held_out_rows`."""
     recipe, monitor = problem.recipe, problem.monitor.part(_PREPARATION)
     if recipe.cart == "binned":
-        return Carts([], [[(await problem.map(binned_cart, bin_edges(problem), often=True)).host]])
+        return Carts([], [[(await problem.map(binned_cart, bin_edges(problem, BINS), often=True)).host]])
     if not recipe.cart:
         return Carts([], [[]])
     arguments = problem.task, problem.monotone, recipe.depth, recipe.leaves, _has_ridge(problem)
@@ -127,12 +127,6 @@ def _grow(
     return [ObliqueTree(signed(tree), np.asarray(tree.bias), None) for tree in trees]  # type: ignore[arg-type]
 
 
-def bin_edges(problem: Problem) -> np.ndarray:
-    """Returns the edges of the bins of each feature, ``(p, bins)``, of all rows of the fit."""
-    rows = problem.source or problem.batch
-    return problem.host(_edges, rows.x, rows.weight, monitor=problem.monitor.part(_PREPARATION))
-
-
 def cart_of_table(table: Table, depth: int, leaves: str, limit: int | None, *, monitor: Monitor) -> ObliqueTree:
     """Returns CART of a table in the user's units, grown on at most about ``limit`` rows."""
     x, y, weight = table.x, table.y, table.weight
@@ -147,16 +141,6 @@ def cart_of_table(table: Table, depth: int, leaves: str, limit: int | None, *, m
     grow = lambda rows: grown_cart(rows, table.task, depth, leaves, monotone=monotone)
     tree = monitor.on_rows(grow, Batch(x, y, weight))  # type: ignore[arg-type]
     return tree.replace(weights=np.asarray(tree.weights) * factors)
-
-
-def _edges(x: np.ndarray, weight: np.ndarray, *, monitor: Monitor) -> np.ndarray:
-    def edges(rows: Batch) -> np.ndarray:
-        x = np.asarray(rows.x)
-        if len(x) > _ROWS_OF_BINS:
-            x = x[np.random.default_rng(0).choice(len(x), _ROWS_OF_BINS, replace=False, shuffle=False)]
-        return splitting.edges_of(x, _BINS)
-
-    return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]
 
 
 def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTree:

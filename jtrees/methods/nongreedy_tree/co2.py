@@ -5,26 +5,32 @@ Each node is trained on the surrogate loss of a tree of depth one. CO2's tree is
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import pytree, splitting
-from jtrees.data.table import without_padding
-from jtrees.methods.nongreedy_tree.greedy import Growing, advanced, finished_level, first_level, next_level, result_of
+from jtrees import pytree
+from jtrees.methods.nongreedy_tree.greedy import (
+    Growing,
+    advanced,
+    finished_level,
+    first_level,
+    grown_in_program,
+    next_level,
+    result_of,
+)
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, fitted_tree, options
+from jtrees.search.cart import bin_edges
 from jtrees.search.first_step import is_direct, newton_steps, refitted
 from jtrees.search.minibatch import Result, Schedule
-from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import DeviceValue
+from jtrees.search.recipe import MOST_SAMPLES, Growth
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task, check_log_loss
-from jtrees.training import Batch
-
-_EDGES = 0.4  # part of the time before a deadline for the edges of bins
+from jtrees.tree import ObliqueTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -114,6 +120,24 @@ class CO2(Recipe):
         """Returns the schedule of the mini-batches of a level, for n samples."""
         return Schedule.of(n, self.epochs, self.batch_size)
 
+    # --- A tree of a boosted sum ---
+
+    async def growth(self, problem: Problem, trees: int) -> Growth | None:
+        # A subclass with another training finds other trees than ``grow``. A long training needs calls of its own.
+        rows = min(problem.shape[0], most_rows(self) or problem.shape[0])
+        schedule = self.level(rows)
+        is_short = self.depth * schedule.steps * schedule.batch_size <= MOST_SAMPLES
+        if not is_short or self.precondition != 0 or type(self).trained is not CO2.trained:
+            return None
+        return Growth(bin_edges(problem, self.bins), (), ())
+
+    def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
+        """Returns the splits, and whether they are finite."""
+        state = grown_in_program(run, edges)
+        return finished_level(run, state)[0].replace(leaves=None), state.training.finite
+
+    # --- The procedure ---
+
     async def search(self, problem: Problem) -> Fitted:
         direct = is_direct(problem.task)
         recipe = self.replace(shrink=self.shrink and direct)
@@ -151,8 +175,7 @@ async def grow(problem: Problem) -> tuple[DeviceValue, np.ndarray]:
     """Grows a tree level by level; returns its state, a ``Growing``, and the losses of all updates."""
     recipe, losses = problem.recipe, []
     steps = recipe.level(problem.shape[0]).steps
-    edges = problem.host(_edges, problem.batch, recipe.bins, monitor=problem.monitor)
-    state = await problem.map(first_level, edges)
+    state = await problem.map(first_level, bin_edges(problem, recipe.bins))
     for level in range(recipe.depth):
         if level:
             if not problem.monitor.has_time():
@@ -162,12 +185,6 @@ async def grow(problem: Problem) -> tuple[DeviceValue, np.ndarray]:
         state, level_losses = await problem.train(advanced, state, steps, name=name, begins=level * steps)
         losses.append(level_losses)
     return state, np.concatenate(losses)
-
-
-def _edges(batch: Batch, bins: int, *, monitor: Monitor) -> np.ndarray:
-    """Returns the edges of the bins of each feature; of a sample of the rows if there is no time for all rows."""
-    edges_of_rows = lambda rows: splitting.edges_of(np.asarray(rows.x), bins)
-    return monitor.part(_EDGES).on_rows(edges_of_rows, without_padding(batch))
 
 
 def strength_of(trial: Fitted | None) -> np.float32:

@@ -178,6 +178,21 @@ def finished_level(run: Run, state: Growing) -> tuple[ObliqueTree, Array]:
     return _with_rows(tree, rows, (weights, bias)), 2 * place + 1 + right((weights, bias))
 
 
+def grown_in_program(run: Run, edges: Array) -> Growing:
+    """Returns the state before the end of the last level, within one program."""
+    steps = run.recipe.level(len(run.batch.x)).steps
+
+    def level_of(level: Array, state: Growing) -> Growing:
+        def advance(part: Array, state: Growing) -> Growing:
+            before = MOST * part
+            return advanced(run, state, level * steps + before, jnp.minimum(MOST, steps - before))[0]
+
+        state = jax.lax.cond(level > 0, partial(next_level, run), lambda state: state, state)
+        return jax.lax.fori_loop(0, -(-steps // MOST), advance, state)
+
+    return jax.lax.fori_loop(0, run.recipe.depth, level_of, first_level(run, edges))
+
+
 # --- The result ------------------------------------------------------------------------------------------------------
 
 
