@@ -229,17 +229,18 @@ def _best(codes: Array, edges: Array, statistics: Array, node: Array, nodes: int
         total = sums.sum(0)
         parent = impurity(total)
 
-        def add_bin(carry: tuple[Array, Thresholds], inputs: tuple[Array, Array]) -> tuple[Any, None]:
-            (left, best), (bin_sums, edge) = carry, inputs
-            left = left + bin_sums
-            gain = jnp.where(jnp.isfinite(edge)[:, None], parent - impurity(left) - impurity(total - left), -jnp.inf)
+        def add_bin(number: Array, carry: tuple[Array, Thresholds]) -> tuple[Array, Thresholds]:
+            (left, best), edge = carry, edges[:, number, None]
+            left = left + sums[number]
+            gain = jnp.where(jnp.isfinite(edge), parent - impurity(left) - impurity(total - left), -jnp.inf)
             better = gain > best.gain
-            threshold = jnp.where(better, edge[:, None], best.threshold)
-            return (left, best._replace(threshold=threshold, gain=jnp.where(better, gain, best.gain))), None
+            threshold = jnp.where(better, edge, best.threshold)
+            return left, best._replace(threshold=threshold, gain=jnp.where(better, gain, best.gain))
 
         zeros = jnp.zeros((width, nodes), statistics.dtype)
         none = Thresholds(jnp.zeros((width, nodes), jnp.int32), zeros.astype(edges.dtype), zeros)
-        return jax.lax.scan(add_bin, (jnp.zeros_like(total), none), (sums[:-1], edges.T))[0][1]
+        used = jnp.isfinite(edges).any(0).sum()  # features of few values have few bins
+        return jax.lax.fori_loop(0, used, add_bin, (jnp.zeros_like(total), none))[1]
 
     blocks = codes.reshape(-1, width, codes.shape[1]), edges.reshape(-1, width, bins)
     best = jax.tree.map(lambda a: a.reshape(-1, nodes), jax.lax.map(search, blocks))

@@ -23,8 +23,9 @@ _LAST_LEARNING_RATE = 1e-4  # relative to the peak: 1e-6 for the paper's 0.01
 _WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the paper keeps
 _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs more than an update
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
+_FEW_ROWS = 1000  # rows of a short table
 # With halving, a stage of linear leaves ends if _PATIENCE evaluations together lower the score by less than a fraction.
-_PATIENCE, _LEAST_GAIN = 3, 0.005
+_PATIENCE, _LEAST_GAIN = 3, 0.01
 
 
 class StartResult(NamedTuple):
@@ -100,15 +101,17 @@ async def _train_stage(
     """
     is_scored, losses, scores = _updates_are_scored(problem), [], []
     often = problem.recipe.cart == "binned"  # in the rounds of boosting
+    # In a short table, the evaluations of a fit take less time than optimised compilation.
+    evaluates_often = often or (not is_scored and problem.shape[0] > _FEW_ROWS)
     state = await problem.map(_initial_state, splits, often=often)
-    state = (await problem.map(_evaluated, state, np.bool_(True), often=often or not is_scored)).part(0)
+    state = (await problem.map(_evaluated, state, np.bool_(True), often=evaluates_often)).part(0)
     for part, (begin, end) in enumerate(itertools.pairwise(_evaluations(epochs, is_scored))):
         arguments = np.float32(sharpness), np.float32(epochs)
         state, part_losses = await problem.train(
             _advanced, state, end - begin, *arguments, name=name, begins=begin, total=epochs
         )
         losses.append(part_losses)
-        evaluated = await problem.map(_evaluated, state, np.bool_(False), often=often or not is_scored)
+        evaluated = await problem.map(_evaluated, state, np.bool_(False), often=evaluates_often)
         state = evaluated.part(0)
         if len(part_losses) < end - begin or problem.monitor.is_rehearsed(part + 1):
             break
