@@ -197,7 +197,7 @@ class Annealed(Recipe):
             return None
         edges = bin_edges(problem, BINS)
         drawn = sharpness_of_trees(problem.replace(recipe=self), trees)
-        return Growth(edges, await problem.map(bin_codes, edges), drawn)
+        return Growth(edges, problem.host(bin_codes, problem.batch.x, edges), drawn)
 
     def grow(self, run: Run, edges: Array, codes: Array, sharpness: Array) -> tuple[ObliqueTree, Array]:
         """Returns the splits of the single start from CART over bins, and whether they are finite."""

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
@@ -148,9 +147,10 @@ def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTr
     return ObliqueTree(*splitting.binned_cart(run.batch, edges, run.task, run.recipe.depth, codes), None)
 
 
-def bin_codes(run: Run, edges: Array) -> Array:
-    """Returns the bin of each value of the features, ``(n, p)``."""
-    return splitting.codes_of(run.batch.x, edges).T.astype(jnp.uint8)
+def bin_codes(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Returns the bin of each value of the features, ``(n, p)``: :func:`jtrees.splitting.codes_of` on the host."""
+    columns = zip(edges, np.asarray(x).T, strict=True)
+    return np.stack([np.searchsorted(edge, column) for edge, column in columns], 1).astype(np.uint8)
 
 
 # --- The starts ------------------------------------------------------------------------------------------------------
