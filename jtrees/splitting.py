@@ -239,7 +239,8 @@ def _best(codes: Array, edges: Array, statistics: Array, node: Array, nodes: int
 
         zeros = jnp.zeros((width, nodes), statistics.dtype)
         none = Thresholds(jnp.zeros((width, nodes), jnp.int32), zeros.astype(edges.dtype), zeros)
-        used = jnp.isfinite(edges).any(0).sum()  # features of few values have few bins
+        # Features of few values have few bins.
+        used = jnp.isfinite(edges).any(0).sum() if bins >= _FEW_BINS else bins
         return jax.lax.fori_loop(0, used, add_bin, (jnp.zeros_like(total), none))[1]
 
     blocks = codes.reshape(-1, width, codes.shape[1]), edges.reshape(-1, width, bins)

@@ -212,6 +212,30 @@ def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, columns, tar
     np.testing.assert_allclose(grown.predict(X), searched.predict(X), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [_GET, _DGT, jtrees.CO2(depth=3, epochs=2)])
+def test_trees_that_a_program_grows_are_weighed_and_monotone(base, monkeypatch):
+    recipe, weight = jtrees.Boosted(base, rounds=3, learning_rate=0.5), rng.lognormal(size=256)
+    fit = lambda: jtrees.fit(recipe, X, Y, key=KEY, sample_weight=weight, monotone=[1, 0, 0])
+    grown = fit()
+
+    async def only_search(self, problem, trees):
+        return None
+
+    monkeypatch.setattr(type(base), "growth", only_search)
+    np.testing.assert_allclose(grown.predict(X), fit().predict(X), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("base", [_DGT, jtrees.CO2(depth=3, epochs=2)])
+def test_trees_do_not_depend_on_the_parts_of_a_program(base, monkeypatch):
+    fit = lambda: jtrees.fit(jtrees.Boosted(base, rounds=2), X, Y, key=KEY).predict(X)
+    grown = fit()
+    for module in ("jtrees.search.minibatch", "jtrees.methods.nongreedy_tree.greedy"):
+        monkeypatch.setattr(f"{module}.MOST", 1)
+    jax.clear_caches()
+    np.testing.assert_allclose(fit(), grown, rtol=1e-5)
+
+
 def test_leaves_are_fitted_to_all_rows_after_the_rounds(monkeypatch):
     """The splits come from four fifths of the rows; the leaves are Newton steps of all rows, round after round."""
     monkeypatch.setattr("jtrees.ensembles.boosted._FEW_ROWS", 0)
@@ -420,17 +444,19 @@ def test_bad_options_are_refused(recipe, data, message):
         jtrees.fit(recipe, X[:rows], data.get("y", Y)[:rows], key=KEY, task=data.get("task", "regression"))
 
 
-def test_a_base_with_a_search_of_its_own_is_searched():
+@pytest.mark.parametrize("family", [jtrees.GET, jtrees.DGT, jtrees.CO2])
+def test_a_base_with_a_search_of_its_own_is_searched(family):
     """A recipe that derives from GET inherits ``grow``, which does not know the other search."""
     calls = []
 
     @pytree.dataclass(kw_only=True)
-    class Counted(jtrees.GET):
+    class Counted(family):
         async def search(self, problem):
             calls.append(1)
             return await super().search(problem)
 
-    base = Counted(**{name: getattr(WEAK, name) for name in ("depth", "starts", "epochs", "cart", "halving")})
+    short = {"starts": 1, "cart": "binned", "halving": False} if family is jtrees.GET else {}
+    base = Counted(depth=2, epochs=6, **short)
     jtrees.fit(jtrees.Boosted(base, rounds=3, patience=None), X, Y, key=KEY)
     assert len(calls) == 3
 

@@ -159,7 +159,7 @@ class Refined(Wrapper):
                 if problem.evaluates:
                     evaluated = await problem.map(_evaluated, state, often=True)
                     state = evaluated.part(0)
-                    losses.append(float(evaluated.part(1).host))
+                    losses.append(float(np.nan_to_num(evaluated.part(1).host, nan=np.inf, posinf=np.inf)))
                 show(stop, [updates])
                 if losses and len(losses) - 1 - int(np.argmin(losses)) >= _PATIENCE * parts:
                     break

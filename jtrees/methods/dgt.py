@@ -20,7 +20,7 @@ from jtrees.monotone import ascending, without_negative
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Run, fitted_tree, options
 from jtrees.search.minibatch import Schedule, Training, evaluated, trained, trained_in_program
 from jtrees.search.precondition import preconditioned
-from jtrees.search.recipe import MOST_SAMPLES, Growth
+from jtrees.search.recipe import MOST_PRODUCTS, Growth
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -232,7 +232,7 @@ class DGT(Recipe):
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         n, p = shape
-        steps, sizes = self._schedule(n).steps, (p + 1, *self.widths, topology.num_nodes(self.depth))
+        steps, sizes = self._schedule(n).steps, self._sizes(p)
         if self.cycles > max(steps, _CYCLES):
             raise ValueError(f"cycles must be at most the number of updates, {steps}, got {self.cycles}")
         if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
@@ -241,16 +241,22 @@ class DGT(Recipe):
                 f"got {checks.quoted(self.widths)}"
             )
 
+    def _sizes(self, p: int) -> tuple[int, ...]:
+        """Returns the widths of all layers, for p features."""
+        return p + 1, *self.widths, topology.num_nodes(self.depth)
+
     def _schedule(self, n: int) -> Schedule:
         return Schedule.of(n, self.epochs, self.batch_size)
 
     # --- A tree of a boosted sum ---
 
     async def growth(self, problem: Problem, trees: int) -> Growth | None:
-        schedule = self._schedule(problem.shape[0])
-        # A subclass with another ``search`` finds other trees than ``grow``. A long training needs calls of its own.
-        is_short = schedule.steps * schedule.batch_size <= MOST_SAMPLES and type(self).search is DGT.search
-        return Growth((), (), ()) if is_short and self.precondition == 0 else None
+        n, p = problem.shape
+        schedule, sizes = self._schedule(problem.recipe.rows_of_round(n)), self._sizes(p)
+        products = schedule.steps * schedule.batch_size * sum(a * b for a, b in itertools.pairwise(sizes))
+        # A subclass may find other trees than ``grow``.
+        can_grow = type(self) is DGT and self.precondition == 0 and products <= MOST_PRODUCTS
+        return Growth((), (), ()) if can_grow else None
 
     def grow(self, run: Run, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits after the last update, and whether they are finite."""

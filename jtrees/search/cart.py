@@ -29,7 +29,7 @@ _LEAST_WEIGHT = 10.0  # least weight of a leaf of CART on ridge outputs, in samp
 _ROUNDED = 4.0  # rounding errors of a mean, in units of the last digit
 # In deviations. Scaling clips features at 100 deviations. An outlier there would determine its feature's slope alone.
 _FARTHEST = 99.0
-_ROWS_OF_BINS = 200_000  # largest number of rows for the edges of bins
+_ROWS_OF_BIN = 1000  # largest mean number of rows of a bin for the edges of bins
 _PART_OF_BINS = 0.4  # part of the time before a deadline for the edges of bins
 
 
@@ -39,8 +39,8 @@ _PART_OF_BINS = 0.4  # part of the time before a deadline for the edges of bins
 def bin_edges(problem: Problem, bins: int) -> np.ndarray:
     """Returns the edges of the bins of each feature, ``(p, bins - 1)``.
 
-    They are edges of all rows of the fit, so the trees of an ensemble share them. Preconditioned features exist only
-    for the rows of the problem.
+    They are edges of the rows of the fit, which also serve its folds, so the trees of an ensemble share them. If a
+    preconditioner is compared or given, they are edges of the rows of the problem.
     """
     x, _, weight = problem.batch if problem.source is None or problem.matrix is not None else problem.source
     return problem.host(_edges, x, weight, bins, monitor=problem.monitor.part(_PART_OF_BINS))
@@ -49,8 +49,8 @@ def bin_edges(problem: Problem, bins: int) -> np.ndarray:
 def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) -> np.ndarray:
     def edges(rows: Batch) -> np.ndarray:
         x = np.asarray(rows.x)
-        if len(x) > _ROWS_OF_BINS:
-            x = x[np.random.default_rng(0).choice(len(x), _ROWS_OF_BINS, replace=False, shuffle=False)]
+        if len(x) > (most_rows := _ROWS_OF_BIN * bins):
+            x = x[np.random.default_rng(0).choice(len(x), most_rows, replace=False, shuffle=False)]
         return splitting.edges_of(x, bins)
 
     return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]

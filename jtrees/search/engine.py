@@ -59,6 +59,7 @@ class Engine:
         self._shares = shares or (len(devices) if side_by_side else 1)
         self._devices = None if shares else tuple(devices)
         self._most = max(stack_size, self._shares) if side_by_side else self._shares
+        self.stacks = self._most > 1 or shares is not None  # whether calls of several runs are one call
         self.seconds_of_results = 0.0  # seconds that all results of this run took to finish
         self._began = False  # whether the procedures have made an update
         self._has_compiled = False  # whether the last calls compiled a program for threads

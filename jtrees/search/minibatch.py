@@ -189,12 +189,17 @@ def result_of(run: Run, state: TrainState) -> Result:
 
 def trained_in_program(run: Run) -> Result:
     """Returns what :func:`trained` trains, within one program."""
-    steps = run.recipe.training(run).schedule.steps
+    return result_of(run, in_parts(advanced, run, initial(run), run.recipe.training(run).schedule.steps))
 
-    def advance(part: Array, state: TrainState) -> TrainState:
-        return advanced(run, state, MOST * part, jnp.minimum(MOST, steps - MOST * part))[0]
 
-    return result_of(run, jax.lax.fori_loop(0, -(-steps // MOST), advance, initial(run)))
+def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begins: Array | int = 0) -> Any:
+    """Returns the state after ``steps`` updates, which :meth:`jtrees.search.Problem.train` makes, in a program."""
+
+    def advance_part(part: Array, state: Any) -> Any:
+        before = MOST * part
+        return advance(run, state, begins + before, jnp.minimum(MOST, steps - before))[0]
+
+    return jax.lax.fori_loop(0, -(-steps // MOST), advance_part, state)
 
 
 # --- The procedure ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ def loss_of(result: Any, model: Any, data: Data) -> float:
     return data.loss(model) if data.table.task.in_units else float(result.score)
 
 
-MOST_SAMPLES = 2**21  # largest number of updates times samples of a tree that grows in one program
+# Largest number of products of a tree that grows in one program, which takes about a second. Neither a deadline nor
+# Ctrl-C ends a program.
+MOST_PRODUCTS = 2**34
 
 
 class Growth(NamedTuple):
@@ -82,7 +84,7 @@ class Recipe:
     def weak(self) -> Any:
         """Returns the recipe with values for a tree of a boosted sum, which needs less training, in such options.
 
-        A tree of a sum has no trials: ``precondition="auto"`` is 0.
+        A tree of a sum has no trials of preconditioners, so ``precondition="auto"`` of a recipe with trials is 0.
         """
         recipe = self._with_recipes(lambda recipe: recipe.weak())
         return recipe.replace(precondition=0.0) if getattr(recipe, "precondition", 0) == "auto" else recipe
@@ -101,7 +103,8 @@ class Recipe:
         key of the tree.
 
         Args:
-          problem: the problem of the sum. Tree k has the key of ``problem.keyed(k)``.
+          problem: the problem of the sum. Tree k has the key of ``problem.keyed(k)`` and
+            ``problem.recipe.rows_of_round(n)`` of the n rows.
           trees: number of trees.
         """
         return None

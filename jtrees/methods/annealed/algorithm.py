@@ -39,7 +39,7 @@ from jtrees.methods.annealed.starts import (
 )
 from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
 from jtrees.search.cart import bin_edges
-from jtrees.search.recipe import MOST_SAMPLES, Growth
+from jtrees.search.recipe import MOST_PRODUCTS, Growth
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
@@ -149,7 +149,7 @@ class Annealed(Recipe):
         return max(_FEWEST_KEPT, self.starts // _KEPT)
 
     @property
-    def _halves(self) -> bool:
+    def halves(self) -> bool:
         """Whether there are short stages."""
         return self.halving and self.starts > self._continuing
 
@@ -190,10 +190,11 @@ class Annealed(Recipe):
     # --- A tree of a boosted sum ---
 
     async def growth(self, problem: Problem, trees: int) -> Growth | None:
-        # A subclass with another ``search`` finds other trees than ``grow``. A long training needs calls of its own.
-        rows = min(problem.shape[0], self.rows or problem.shape[0])
-        is_short = self.stages * self.updates * rows <= MOST_SAMPLES and type(self).search is Annealed.search
-        if not is_short or self.cart != "binned" or self.starts != 1 or self.precondition not in (0, "auto"):
+        n, p = problem.shape
+        products = self.stages * self.updates * problem.recipe.rows_of_round(n) * 2**self.depth * p
+        # A subclass with another ``search`` finds other trees than ``grow``.
+        can_grow = products <= MOST_PRODUCTS and type(self).search is Annealed.search
+        if not can_grow or self.cart != "binned" or self.starts != 1 or self.precondition not in (0, "auto"):
             return None
         edges = bin_edges(problem, BINS)
         drawn = sharpness_of_trees(problem.replace(recipe=self), trees)
@@ -215,11 +216,11 @@ class Annealed(Recipe):
         """
         all_rows = problem.replace(data=None)  # a training needs no table
         sample = sampled(all_rows, most_rows(self))
-        holds_out = self._halves and self.leaves == "constant" and not problem.validates
+        holds_out = self.halves and self.leaves == "constant" and not problem.validates
         masks = held_out_rows(sample) if holds_out else []
         carts = await grow_carts(sample, masks)
         starts = initial_starts(sample, carts)
-        if not self._halves:
+        if not self.halves:
             full = await gather(*(train_stages(sample, s.splits, s.long, self.updates, s.matrix) for s in starts))
             return self._fitted(problem, starts, carts, [[result] for result in full])
 
@@ -319,7 +320,7 @@ class Annealed(Recipe):
         """Returns the report; ``cart_losses`` are the losses of CART's trees in the user's units."""
         cart_loss, ridge_loss = (*cart_losses, np.nan, np.nan)[:2]
         scores = _table([[result.scores for result in start_results] for start_results in results], np.inf)
-        sharpness = np.array([np.append(start.short, start.long) if self._halves else start.long for start in starts])
+        sharpness = np.array([np.append(start.short, start.long) if self.halves else start.long for start in starts])
         strengths = None if starts[0].strength is None else np.array([start.strength for start in starts])
         return AnnealedReport(
             chosen=chosen,

@@ -107,8 +107,9 @@ class GET(Annealed):
       leaves: ``"constant"``, or ``"linear"`` (regression only).
       starts: number of starts, including the starts from CART. None: 10.
       epochs: updates under each sharpness, in the long stages. None: 3000 for constant leaves; 1000 for linear leaves,
-        or 250 if the depth is above 6. With ``halving``, a stage of linear leaves ends when its criterion stalls: three
-        of its 20 evaluations together lower the criterion by less than 1 per cent.
+        or 250 if the depth is above 6. If only the best starts continue (``halving``), a stage of linear leaves ends
+        on CPUs when its criterion stalls: three of its about 20 evaluations lower the criterion by less than 1 per
+        cent in total.
       learning_rate: peak learning rate. None: 0.01.
       alpha_ranges: ranges of the sharpnesses of a start, in the order of use: pairs (low, high). None: the paper's
         ``((5, 25), (50, 150))``.

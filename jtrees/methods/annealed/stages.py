@@ -24,7 +24,8 @@ _WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the paper keeps
 _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs more than an update
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
 _FEW_ROWS = 1000  # rows of a short table
-# With halving, a stage of linear leaves ends if _PATIENCE evaluations together lower the score by less than a fraction.
+# With halving, a stage of linear leaves ends if _PATIENCE evaluations together lower the lowest score by less than a
+# fraction. Stacked runs train all updates: a stack takes as long as its longest run.
 _PATIENCE, _LEAST_GAIN = 3, 0.01
 
 
@@ -115,7 +116,7 @@ async def _train_stage(
         state = evaluated.part(0)
         if len(part_losses) < end - begin or problem.monitor.is_rehearsed(part + 1):
             break
-        if problem.recipe.halving and problem.recipe.leaves == "linear":
+        if problem.recipe.halves and problem.recipe.leaves == "linear" and not problem.engine.stacks:
             scores.append(float(evaluated.part(1).host))
             if _has_stalled(scores):
                 break
@@ -124,7 +125,9 @@ async def _train_stage(
 
 def _has_stalled(scores: list[float]) -> bool:
     """Returns whether the last evaluations lowered the lowest score by too little for more updates."""
-    return len(scores) > _PATIENCE and scores[-1] > (1 - _LEAST_GAIN) * scores[-1 - _PATIENCE]
+    if len(scores) <= _PATIENCE or not np.isfinite(before := scores[-1 - _PATIENCE]):
+        return False
+    return before - scores[-1] < _LEAST_GAIN * abs(before)
 
 
 def _updates_are_scored(run: Problem | Run) -> bool:
@@ -195,7 +198,7 @@ def _advanced(
 
 
 def _evaluated(run: Run, state: TrainState, begins: Array) -> tuple[TrainState, Array]:
-    """Returns the state, with the current parameters as the best if their hard tree has a lower score, and that score.
+    """Returns the state, with the current parameters as the best if their hard tree has a lower score, and the lowest.
 
     At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
     linear leaves takes long to compile.

@@ -149,8 +149,10 @@ def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTr
 
 def bin_codes(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Returns the bin of each value of the features, ``(n, p)``: :func:`jtrees.splitting.codes_of` on the host."""
-    columns = zip(edges, np.asarray(x).T, strict=True)
-    return np.stack([np.searchsorted(edge, column) for edge, column in columns], 1).astype(np.uint8)
+    codes = np.empty(x.shape, np.uint8)  # there are at most 256 bins
+    for feature, column in enumerate(np.asarray(x).T):
+        codes[:, feature] = np.searchsorted(edges[feature], column)
+    return codes
 
 
 # --- The starts ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from jtrees.search.first_step import is_direct, newton_steps, refitted
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import DeviceValue
-from jtrees.search.recipe import MOST_SAMPLES, Growth
+from jtrees.search.recipe import MOST_PRODUCTS, Growth
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task, check_log_loss
 from jtrees.tree import ObliqueTree
@@ -123,13 +123,13 @@ class CO2(Recipe):
     # --- A tree of a boosted sum ---
 
     async def growth(self, problem: Problem, trees: int) -> Growth | None:
-        # A subclass with another training finds other trees than ``grow``. A long training needs calls of its own.
-        rows = min(problem.shape[0], most_rows(self) or problem.shape[0])
-        schedule = self.level(rows)
-        is_short = self.depth * schedule.steps * schedule.batch_size <= MOST_SAMPLES
-        if not is_short or self.precondition != 0 or type(self).trained is not CO2.trained:
-            return None
-        return Growth(bin_edges(problem, self.bins), (), ())
+        n, p = problem.shape
+        schedule = self.level(problem.recipe.rows_of_round(n))
+        # An update writes all splits.
+        products = self.depth * schedule.steps * (schedule.batch_size + 2**self.depth) * p
+        # A subclass may find other trees than ``grow``.
+        can_grow = type(self) is CO2 and self.precondition == 0 and products <= MOST_PRODUCTS
+        return Growth(bin_edges(problem, self.bins), (), ()) if can_grow else None
 
     def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits, and whether they are finite."""
@@ -151,7 +151,7 @@ class CO2(Recipe):
 
     async def trained(self, problem: Problem, trial: Fitted | None) -> Fitted:
         """Returns the tree of scaled data. The report is a ``Shrinkage``, whose strength the trial gives, if any."""
-        state, losses = await grow(problem)
+        state, losses = await grow_levels(problem)
         return (await problem.map(_result, state, strength_of(trial))).host.fitted(losses)
 
     def finished(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None) -> Fitted:
@@ -171,7 +171,7 @@ class CO2(Recipe):
         return fitted._replace(report=report)
 
 
-async def grow(problem: Problem) -> tuple[DeviceValue, np.ndarray]:
+async def grow_levels(problem: Problem) -> tuple[DeviceValue, np.ndarray]:
     """Grows a tree level by level; returns its state, a ``Growing``, and the losses of all updates."""
     recipe, losses = problem.recipe, []
     steps = recipe.level(problem.shape[0]).steps

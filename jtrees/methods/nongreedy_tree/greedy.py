@@ -21,7 +21,7 @@ from jtrees.routing import inference
 from jtrees.search import Run
 from jtrees.search.cart import ridge_directions
 from jtrees.search.engine import MOST
-from jtrees.search.minibatch import Result, evaluated
+from jtrees.search.minibatch import Result, evaluated, in_parts
 from jtrees.segments import wide
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification
@@ -179,16 +179,12 @@ def finished_level(run: Run, state: Growing) -> tuple[ObliqueTree, Array]:
 
 
 def grown_in_program(run: Run, edges: Array) -> Growing:
-    """Returns the state before the end of the last level, within one program."""
+    """Returns the state after the updates of the last level, which :func:`finished_level` ends, within one program."""
     steps = run.recipe.level(len(run.batch.x)).steps
 
     def level_of(level: Array, state: Growing) -> Growing:
-        def advance(part: Array, state: Growing) -> Growing:
-            before = MOST * part
-            return advanced(run, state, level * steps + before, jnp.minimum(MOST, steps - before))[0]
-
         state = jax.lax.cond(level > 0, partial(next_level, run), lambda state: state, state)
-        return jax.lax.fori_loop(0, -(-steps // MOST), advance, state)
+        return in_parts(advanced, run, state, steps, level * steps)
 
     return jax.lax.fori_loop(0, run.recipe.depth, level_of, first_level(run, edges))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jtrees import blocking, losses, ops, pytree, topology, training, validation as checks
 from jtrees.methods.nongreedy_tree import greedy
-from jtrees.methods.nongreedy_tree.co2 import CO2, grow, strength_of
+from jtrees.methods.nongreedy_tree.co2 import CO2, grow_levels, strength_of
 from jtrees.methods.nongreedy_tree.greedy import Growing, standardised
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
@@ -165,7 +165,7 @@ class NonGreedy(CO2):
         return Schedule.of(n, self.epochs, self.batch_size)
 
     async def trained(self, problem: Problem, trial: Fitted | None) -> Fitted:
-        growing, losses = await grow(problem)
+        growing, losses = await grow_levels(problem)
         state, steps = await problem.map(_initial, growing), self.joint(problem.shape[0]).steps
         state, joint_losses = await problem.train(_advanced, state, steps, name="NonGreedy, all levels")
         result = (await problem.map(_result, state, strength_of(trial))).host
