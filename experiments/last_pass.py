@@ -55,9 +55,9 @@ def measured(way: Callable[..., Any], task: Any, x: Any, y: Any, seed: int) -> t
     fit = partial(jtrees.fit, task=task, key=jax.random.key(seed))
     if seed == 0:
         way(fit, x, y, strata)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     result = way(fit, x, y, strata)
-    seconds, outputs = time.perf_counter() - begun, result.predict(x_test)
+    seconds, outputs = time.perf_counter() - start, result.predict(x_test)
     score = 100 * r2_score(y_test, outputs) if strata is None else log_loss(y_test, outputs, labels=np.unique(y))
     return float(score), seconds
 

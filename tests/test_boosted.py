@@ -189,6 +189,11 @@ def test_a_run_that_is_ended_has_the_best_trees_so_far(ended_in, monkeypatch):
     assert fit.history.shape == (taken,)
 
 
+async def only_search(self, problem, trees):
+    """The ``growth`` of a base that has no ``grow``."""
+    return None
+
+
 # These bases have few updates, so that equal trees do not depend on rounding errors.
 _GET = WEAK.replace(alpha_ranges=((5, 25), (50, 150)), epochs=7)
 _DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
@@ -201,9 +206,6 @@ def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, columns, tar
     recipe = jtrees.Boosted(base, rounds=3, learning_rate=0.5, columns=columns)
     fit = lambda: jtrees.fit(recipe, X, targets, key=KEY, task=task)
     grown = fit()
-
-    async def only_search(self, problem, trees):
-        return None
 
     for recipe_type in (jtrees.GET, jtrees.DGT, jtrees.CO2):
         monkeypatch.setattr(recipe_type, "growth", only_search)
@@ -218,9 +220,6 @@ def test_trees_that_a_program_grows_are_weighed_and_monotone(base, monkeypatch):
     recipe, weight = jtrees.Boosted(base, rounds=3, learning_rate=0.5), rng.lognormal(size=256)
     fit = lambda: jtrees.fit(recipe, X, Y, key=KEY, sample_weight=weight, monotone=[1, 0, 0])
     grown = fit()
-
-    async def only_search(self, problem, trees):
-        return None
 
     monkeypatch.setattr(type(base), "growth", only_search)
     np.testing.assert_allclose(grown.predict(X), fit().predict(X), rtol=1e-3, atol=1e-3)

@@ -21,7 +21,7 @@ from jtrees import pytree
 from jtrees.data import Data
 from jtrees.data.table import bucket
 from jtrees.ensembles.boosting_round import base_task
-from jtrees.ensembles.boosting_sums import Sum, begin, refitted
+from jtrees.ensembles.boosting_sums import Sum, begin, refitted, since_lowest
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
@@ -210,8 +210,7 @@ class Boosted(Wrapper):
         left = min(self.rounds - len(losses), max(1, self.rounds // _CALLS))  # progress is shown after each call
         if self.patience is None or not len(losses):
             return left if self.patience is None else min(left, self.patience)
-        stalled = len(losses) - 1 - int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
-        return max(0, min(left, self.patience - stalled))
+        return max(0, min(left, self.patience - since_lowest(losses)))
 
     def rows_of_round(self, n: int) -> int:
         """Returns the number of rows that a round draws from n rows: at most the option ``rows`` of the base."""

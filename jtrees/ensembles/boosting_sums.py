@@ -62,7 +62,12 @@ class Sum(NamedTuple):
     def best(self) -> int:
         """Number of rounds with the lowest loss, or all rounds if no loss is finite."""
         losses = self.rounds.losses
-        return 1 + int(np.nanargmin(losses)) if np.isfinite(losses).any() else len(losses)
+        return len(losses) - since_lowest(losses) if np.isfinite(losses).any() else len(losses)
+
+
+def since_lowest(losses: Any) -> int:
+    """Returns the number of losses after the lowest of ``(m,)``; a loss that is not a number counts as infinite."""
+    return len(losses) - 1 - int(np.argmin(np.nan_to_num(losses, nan=np.inf, posinf=np.inf)))
 
 
 def draws_of_round(problem: Problem, number: int) -> Draws:
@@ -171,13 +176,9 @@ async def begin(problem: Problem) -> Growing | Searching:
     base = problem.recipe.base
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
-    recipe = problem.recipe
+    recipe, (n, p) = problem.recipe, problem.shape
     growth = await base.growth(problem, recipe.rounds)
-    drawn_rows, numbers = (
-        recipe.rows_of_round(problem.shape[0]),
-        2 ** getattr(recipe.base, "depth", 0) * problem.shape[1],
-    )
-    if growth is None or recipe.rounds * max(drawn_rows, numbers) > _MOST_NUMBERS:
+    if growth is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
         return Searching(problem, await problem.map(initial_state))
     draws = [draws_of_round(problem, number) for number in range(recipe.rounds)]
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *draws)

@@ -13,7 +13,7 @@ import optax
 
 from jtrees import losses, ops, pytree, training
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
-from jtrees.ensembles.boosting_sums import Sum
+from jtrees.ensembles.boosting_sums import Sum, since_lowest
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
@@ -161,7 +161,7 @@ class Refined(Wrapper):
                     state = evaluated.part(0)
                     losses.append(float(np.nan_to_num(evaluated.part(1).host, nan=np.inf, posinf=np.inf)))
                 show(stop, [updates])
-                if losses and len(losses) - 1 - int(np.argmin(losses)) >= _PATIENCE * parts:
+                if losses and since_lowest(losses) >= _PATIENCE * parts:
                     break
         updates = np.concatenate(history)
         monitor.where = f"{name}: {len(updates)} of at most {steps} updates"
