@@ -8,7 +8,7 @@ python -m experiments.compare --csv houses.csv --target price --methods cart get
 import argparse
 from collections.abc import Callable
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import importlib
 import importlib.metadata
 import math
@@ -35,9 +35,8 @@ from experiments import benchmark, data
 from experiments.outcome import LEGEND, SMALL, Outcome, Row, as_tree, size
 import jtrees
 from jtrees.cli import keep_programs
-from jtrees.data import Columns, ColumnsWarning
-from jtrees.data.columns import Numeric
 from jtrees.search.result import described
+from jtrees.tables import ColumnsWarning, TableEncoder
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ _MANY = 10_000
 _TIMED = 8192  # minimum number of rows in a timed prediction
 
 
-def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tuple[Parts, Columns]:
+def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tuple[Parts, TableEncoder]:
     """Splits a table and fits its columns to the training rows.
 
     A quarter of the rows are test rows, and three twentieths are validation rows. The parts are stratified by class,
@@ -133,12 +132,12 @@ def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tu
     strata = None if classes is None else y[rest]
     fifth = max(math.ceil(0.2 * len(rest)), 0 if classes is None else len(classes))
     train, validate = train_test_split(rest, test_size=fifth, stratify=strata, **options_of_split)
-    columns, x = Columns.fit(frame.x.iloc[train], y[train], task=task)
+    encoder, x = TableEncoder.fit(frame.x.iloc[train], y[train], task=task, columns=frame.kinds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ColumnsWarning)  # missing values in columns that have none in the training rows
-        part = lambda rows: (columns.transform(frame.x.iloc[rows]), y[rows])
+        part = lambda rows: (encoder.transform(frame.x.iloc[rows]), y[rows])
         parts = Parts((x, y[train]), part(validate), part(test), None if classes is None else classes.tolist())
-    return parts, columns
+    return parts, encoder
 
 
 def measure(method: str, depth: int | None, parts: Parts, options: argparse.Namespace, bar: bool) -> tuple[Row, Any]:
@@ -207,8 +206,8 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     jobs = _jobs(options, task)
     if len(frame.x) >= _MANY:
         benchmark.use_all_cores()
-    parts, columns = split(frame, task, options)
-    names, done = columns.feature_names, described_columns(columns)
+    parts, encoder = split(frame, task, options)
+    names, done = encoder.feature_names, described_columns(encoder)
     messages = [f"{frame.name}: {len(frame.x)} rows, {len(names)} features, {len(parts.train[0])} rows to train on"]
     messages += [f"task: {described_task}", *left_out, *done, *([] if parts.classes is None else LEGEND), ""]
     # Lines are not wrapped, whatever the width of the terminal.
@@ -222,7 +221,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
                 if interrupted():
                     raise KeyboardInterrupt
                 row, model = measure(method, depth, parts, options, console.is_terminal)
-                outcome.add(row, model, as_tree(model, parts.train[0]), columns)
+                outcome.add(row, model, as_tree(model, parts.train[0]), encoder)
             code = 0
         except KeyboardInterrupt:
             code = 130
@@ -242,15 +241,15 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     return code
 
 
-def described_columns(columns: Columns) -> list[str]:
+def described_columns(encoder: TableEncoder) -> list[str]:
     """Returns a line on each column that is more than numbers without missing values."""
 
     def plain(name: str) -> bool:
-        column = columns.columns[name]
-        numbers = isinstance(column, Numeric) and column.kind != "date" and not column.missing
-        return numbers and name not in columns.readings and name not in columns.notes
+        column = encoder.schema.columns[name]
+        has_text = column.reading is not None or column.note
+        return column.kind in ("number", "boolean") and not column.missing and not has_text
 
-    return [f"{name}: {description}" for name, description in columns.described().items() if not plain(name)]
+    return [f"{name}: {description}" for name, description in encoder.described().items() if not plain(name)]
 
 
 def _loaded(options: argparse.Namespace) -> data.Frame:
@@ -258,7 +257,10 @@ def _loaded(options: argparse.Namespace) -> data.Frame:
         frame = data.read_labelled(options.csv, options.target, data.rules_of(options))
     else:
         frame = data.load_frame(options.dataset, data_dir=options.data_dir)
-    return data.drop(frame, options.drop)
+        kinds = data.rules_of(options).columns
+        data.check_named(kinds, list(map(str, frame.x.columns)))
+        frame = replace(frame, kinds=kinds)
+    return frame
 
 
 def _jobs(options: argparse.Namespace, task: data.Task) -> list[tuple[str, int | None]]:
@@ -356,7 +358,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     source.add_argument("--csv", type=Path, help="a CSV file with a header")
     add("--target", help="the column of the CSV to learn")
     data.add_rules(parser, training=True)
-    add("--drop", nargs="+", default=[], metavar="COLUMN", help="features to leave out")
     add("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
     add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
     methods_help = f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})"

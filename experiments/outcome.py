@@ -181,7 +181,7 @@ class Outcome:
     def __exit__(self, *error: Any) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)  # a finished folder has been renamed
 
-    def add(self, row: Row, model: Any, tree: jtrees.ObliqueTree | None, columns: Any) -> None:
+    def add(self, row: Row, model: Any, tree: jtrees.ObliqueTree | None, encoder: Any) -> None:
         """Prints and keeps a line, its model with the column encoder, and its tree as arrays and rules."""
         if not self.rows:
             self.say(_line({head: head for head in row.cells()}, self.longest))
@@ -192,7 +192,7 @@ class Outcome:
         notes = "" if row.log_loss is None else f"\n{' '.join(LEGEND)}\n"
         table = benchmark.markdown([*cells[0]], [[*line.values()] for line in cells])
         (self.aside / "table.md").write_text(table + notes)
-        kept = {"columns": columns, "model": model, "classes": self.shown["class_names"]}
+        kept = {"encoder": encoder, "model": model, "classes": self.shown["class_names"]}
         joblib.dump(kept, self.aside / f"{row.name}.joblib", compress=1)
         if tree is not None:
             self.trees[row.name] = tree

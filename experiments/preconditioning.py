@@ -13,8 +13,9 @@ import jax
 
 from experiments import benchmark, defaults
 import jtrees
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling
 from jtrees.search.precondition import spectrum
+from jtrees.tables import checked_table
 
 DATASETS = ("made-collinear", "abalone", "ailerons", "cpu-act", "kin8nm")
 STRENGTHS: tuple[float | str, ...] = (0.0, 0.9, 0.99, "auto")

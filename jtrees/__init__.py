@@ -15,6 +15,7 @@ from jtrees import (
     routing as routing,
     search as search,
     sharding as sharding,
+    tables as tables,
     tasks as tasks,
     topology as topology,
     training as training,

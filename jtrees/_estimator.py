@@ -12,12 +12,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from jtrees import caching, distributed, processes, topology, validation as checks
-from jtrees.data import Columns, Frame, FrameModel, read_frame
-from jtrees.data.columns import LeftOut, checked_missing, warn_of_gaps
-from jtrees.data.frame import frame_of_objects
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
+from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
+from jtrees.tables.dataset import raw_rows
+from jtrees.tables.encoder import warn_of_gaps
+from jtrees.tables.frame import frame_of_objects
+from jtrees.tables.inference import checked_missing, requested_kinds
 from jtrees.tree import ObliqueTree
 
 
@@ -34,6 +36,7 @@ class TreeEstimator(BaseEstimator):
         random_state: Any = None,
         validation_fraction: float | None = None,
         monotonic_cst: Any = None,
+        columns: Any = None,
         missing: Sequence[str] = (),
         max_seconds: float | None = None,
         progress: bool = False,
@@ -42,6 +45,7 @@ class TreeEstimator(BaseEstimator):
         self.random_state = random_state
         self.validation_fraction = validation_fraction
         self.monotonic_cst = monotonic_cst
+        self.columns = columns
         self.missing = missing
         self.max_seconds = max_seconds
         self.progress = progress
@@ -90,7 +94,7 @@ class TreeEstimator(BaseEstimator):
         if self.random_state is None and distributed.is_shared():  # each process has its own generator
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
-        options |= {"monotone": self.monotonic_cst, "missing": self.missing}
+        options |= {"monotone": self.monotonic_cst, "columns": self.columns, "missing": self._missing()}
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # imported here because the import is slow
 
@@ -112,18 +116,20 @@ class TreeEstimator(BaseEstimator):
 
     def _learn_constant(self, x: np.ndarray | Frame, constant_leaves: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
-        columns = Columns.fit(x, missing=self.missing)[0] if isinstance(x, Frame) else None
+        encoder = None
+        if isinstance(x, Frame):
+            encoder = TableEncoder.fit(x, columns=self.columns, missing=self._missing())[0]
         self._medians = _medians(x)
-        features = len(columns.feature_names) if columns is not None else x.shape[1]
+        features = len(encoder.feature_names) if encoder is not None else x.shape[1]
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
-        self._keep(tree if columns is None else FrameModel(tree, columns))
+        self._keep(tree if encoder is None else FrameModel(tree, encoder))
         self.loss_, self.report_ = 0.0, FitReport()
 
     def _keep(self, model: Any) -> None:
         """Sets the attributes that hold the model."""
-        self.model_, self.columns_, inner = model, None, model
+        self.model_, self.encoder_, inner = model, None, model
         if isinstance(model, FrameModel):
-            self.columns_, inner = model.columns, model.model
+            self.encoder_, inner = model.encoder, model.model
         self.tree_ = inner if isinstance(inner, ObliqueTree) else None
 
     def _strata(self, y: np.ndarray) -> np.ndarray | None:
@@ -134,7 +140,7 @@ class TreeEstimator(BaseEstimator):
         """Returns X, or X and y, checked by scikit-learn. A DataFrame or an array with NaN becomes a raw table."""
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
-        raw = bool(y) or self.columns_ is not None  # else the model takes numbers only
+        raw = bool(y) or self.encoder_ is not None  # else the model takes numbers only
         # scikit-learn converts dates to numbers, and its errors do not name an invalid column.
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
@@ -152,7 +158,7 @@ class TreeEstimator(BaseEstimator):
         if not y:
             return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, **options)
-        return read_frame(x) or x, targets
+        return raw_rows(x, self._missing(), self.columns) or x, targets
 
     def _raw_table(self, X: Any, *, training: bool) -> Any:
         """Returns the raw table of a DataFrame, or of an array of objects, whose columns are found by position.
@@ -160,19 +166,24 @@ class TreeEstimator(BaseEstimator):
         A DataFrame for a prediction is returned unchanged.
         """
         if hasattr(X, "columns"):
-            return read_frame(X, missing=checked_missing(self.missing)) if training else X
+            return raw_rows(X, self._missing(), self.columns) if training else X
         if training:
-            missing = checked_missing(self.missing)
-            return frame_of_objects(X, [f"x{j}" for j in range(X.shape[1])], missing=missing)
-        columns: Any = self.columns_
-        kinds = {name: column.raw_kind for name, column in columns.columns.items() if not isinstance(column, LeftOut)}
-        return frame_of_objects(X, [*columns.columns], kinds if columns.named else None, columns.missing)
+            names, requested = [f"x{j}" for j in range(X.shape[1])], requested_kinds(self.columns)
+            return frame_of_objects(X, names, missing=checked_missing(self.missing), requested=requested)
+        encoder: Any = self.encoder_
+        schema = encoder.schema
+        kinds = {name: column.raw_kind for name, column in schema.used.items()}
+        return frame_of_objects(X, [*schema.columns], kinds if schema.named else None, schema.missing)
+
+    def _missing(self) -> tuple[str, ...]:
+        """Returns the texts that mean a missing value in training; a schema has its own."""
+        return () if isinstance(self.columns, Schema) else checked_missing(self.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""
         check_is_fitted(self)
         x = self._checked(X)
-        return self._filled(x) if self.columns_ is None else self.columns_.transform(x)
+        return self._filled(x) if self.encoder_ is None else self.encoder_.transform(x)
 
     def _filled(self, x: np.ndarray) -> np.ndarray:
         """Returns an array in which missing values are the medians of the training rows, which had none."""
@@ -186,7 +197,7 @@ class TreeEstimator(BaseEstimator):
 
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)
-        model = self.model_ if self.columns_ is None else self.model_.model
+        model = self.model_ if self.encoder_ is None else self.model_.model
         answers = np.asarray(model.predict(x), np.float64)
         return answers if answers.ndim == 2 else answers[:, None]
 
@@ -197,8 +208,8 @@ class TreeEstimator(BaseEstimator):
           input_features: names of the columns of X, used if X had no names of its own.
         """
         check_is_fitted(self, "n_features_in_")
-        if self.columns_ is not None:
-            return np.asarray(self.columns_.feature_names, object)
+        if self.encoder_ is not None:
+            return np.asarray(self.encoder_.feature_names, object)
         names = getattr(self, "feature_names_in_", input_features)
         return np.asarray([f"x{j}" for j in range(self.n_features_in_)] if names is None else names, object)
 

@@ -13,9 +13,9 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import _classes, processes, tasks, validation as checks
-from jtrees.data.mixing import Rows
 from jtrees.search.fit import FitResult, fit
 from jtrees.search.recipe import Recipe
+from jtrees.tables.mixing import Rows
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.tree import ObliqueTree
 

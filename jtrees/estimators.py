@@ -32,8 +32,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 
     ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Predictions are float64, in the shape of the targets.
     X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text.
-    :class:`jtrees.data.Columns` encodes them. An array of objects with text is read like a DataFrame, by the positions
-    of its columns.
+    A :class:`jtrees.tables.TableEncoder` encodes them. An array of objects with text is read like a DataFrame, by the
+    positions of its columns.
 
     :func:`jtrees.fit` gives the same model for the same rows. A row of weight 2 contributes to the training loss like
     two equal rows. The models can still differ, as they do for shuffled rows, because mini-batches and bootstrap
@@ -51,6 +51,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
       monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
         :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
         leaves.
+      columns: what columns of a raw table hold, ``{"year": "number", "id": "drop"}``, as for :func:`jtrees.fit`.
       missing: texts that mean a missing value in every column of text of a DataFrame, as for :func:`jtrees.fit`.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
       progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
@@ -61,9 +62,9 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 
     Attributes:
       model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`. For a raw table, a
-        :class:`jtrees.data.FrameModel`. Its arrays are NumPy arrays.
+        :class:`jtrees.tables.FrameModel`. Its arrays are NumPy arrays.
       tree_: the model if it is a single tree, else None. For a raw table, the tree over the encoded features.
-      columns_: the :class:`jtrees.data.Columns` of a DataFrame or of an array with NaN, else None.
+      encoder_: the :class:`jtrees.tables.TableEncoder` of a DataFrame or of an array with NaN, else None.
       loss_: loss of the model, as in :class:`jtrees.FitResult`.
       report_: report of the fit, a :class:`jtrees.search.FitReport`.
       n_features_in_: number of columns of X.
@@ -94,6 +95,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         random_state: Any = None,
         validation_fraction: float | None = None,
         monotonic_cst: Any = None,
+        columns: Any = None,
         missing: Sequence[str] = (),
         max_seconds: float | None = None,
         progress: bool = False,
@@ -101,7 +103,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         quantile: float | tuple[float, ...] | None = None,
     ):
         common: Any = {"validation_fraction": validation_fraction, "monotonic_cst": monotonic_cst}
-        common["missing"] = missing
+        common |= {"columns": columns, "missing": missing}
         super().__init__(recipe, random_state=random_state, max_seconds=max_seconds, progress=progress, **common)
         self.loss = loss
         self.quantile = quantile
@@ -222,9 +224,9 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
 
     def _name_classes(self) -> None:
         """Uses labels instead of class numbers in the names of features that are means of classes."""
-        if self.columns_ is not None:
-            self.columns_ = self.columns_.with_class_names([str(label) for label in self.classes_[self._present]])
-            self.model_ = self.model_.replace(columns=self.columns_)
+        if self.encoder_ is not None:
+            self.encoder_ = self.encoder_.with_class_names([str(label) for label in self.classes_[self._present]])
+            self.model_ = self.model_.replace(encoder=self.encoder_)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns class probabilities in the order of ``classes_``, in float64, ``(n, K)``."""

@@ -25,7 +25,8 @@ from jtrees.validation import listed, quoted, quoted_list
 
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
 
-FORMAT = 1
+FORMAT = 2
+_OLDER = {1: "Columns"}  # older formats that are read, and the class that a file must not hold
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
 _SECTIONS: dict[str, str] = {}  # for classes with files: the key of the header that holds them, "object" or "state"
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # imported on demand because they need scikit-learn
@@ -354,8 +355,13 @@ def _header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
         contents = json.loads(archive.read("header.json"))
         version, kind = contents["format"], contents["kind"]
-    if version != FORMAT:
+    if version != FORMAT and version not in _OLDER:
         raise ValueError(f"{path} has format {quoted(version)}; this release reads format {FORMAT}")
+    if version in _OLDER and f'"class": "{_OLDER[version]}"' in json.dumps(contents.get("object")):
+        raise ValueError(
+            f"{path} has format {version} and holds a model of a raw table; this release reads such models of format "
+            f"{FORMAT}: fit the model again"
+        )
     if kind not in _kinds():
         raise ValueError(f"{path} holds a {quoted(kind)}, which this release does not know")
     return contents

@@ -12,13 +12,14 @@ import sweeps
 
 import jtrees
 from jtrees import Classification
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling
 from jtrees.methods.annealed import starts
 from jtrees.methods.annealed.algorithm import beside_cart
 from jtrees.methods.annealed.stages import train_stages
 from jtrees.search import Engine, Problem, options
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import random_folds
+from jtrees.tables import checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train with AdamW
 

@@ -13,11 +13,12 @@ import sweeps
 
 import jtrees
 from jtrees import Batch, pytree, segments, training
-from jtrees.data import Data, checked_table
+from jtrees.data import Data
 from jtrees.data.table import without_padding
 from jtrees.search import Fitted, Problem, Run
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import derived
+from jtrees.tables import checked_table
 
 SLOW = pytest.mark.slow
 N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140

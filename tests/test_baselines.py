@@ -10,12 +10,13 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 import jtrees
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling
 from jtrees.data.baselines import BehindBaselineWarning, Comparison, compared, least_squares
-from jtrees.data.table import held_out_table
 from jtrees.description import count_free
 from jtrees.estimators import TreeClassifier
 from jtrees.search import LeftOut
+from jtrees.tables import checked_dataset, checked_table
+from jtrees.tables.dataset import held_out_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -319,7 +320,7 @@ def test_held_out_rows_are_not_trained_on(classes):
     recipe, task = STUMP, "classification" if classes else "regression"
     with pytest.warns(BehindBaselineWarning):
         fit = jtrees.fit(recipe, X, y, key=KEY, task=task, held_out=0.25)
-    table, out = checked_table(X, y, None, task).divided(0.25, KEY)
+    table, out = checked_dataset(X, y, None, task).divided(0.25, KEY)
     assert len(table.x) + len(out.x) == 200 and not set(map(tuple, table.x)) & set(map(tuple, out.x))
     if classes:
         np.testing.assert_array_equal(np.bincount(out.y), np.bincount(CLASS) // 4)

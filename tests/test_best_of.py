@@ -6,11 +6,11 @@ from problems import key_data, problem_of_table, search
 import pytest
 
 import jtrees
-from jtrees.data import checked_table
-from jtrees.data.table import held_out_table
 from jtrees.methods.annealed import starts
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import OutOfTimeError, derived
+from jtrees.tables import checked_table
+from jtrees.tables.dataset import held_out_table
 
 KEY = jax.random.key(1)
 BASE = jtrees.DGT(depth=2, epochs=6, batch_size=32, widths=(), cycles=1, clip=1.0)

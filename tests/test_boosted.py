@@ -9,9 +9,10 @@ import pytest
 
 import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
-from jtrees.data import Data, checked_table
+from jtrees.data import Data
 from jtrees.losses.base import linked
 from jtrees.search import Fitted, Run, options
+from jtrees.tables import checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

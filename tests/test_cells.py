@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jtrees.data.cells import PLAIN, Reading, find_reading, find_strays
-from jtrees.data.parse import level_of, number_of
+from jtrees.tables.cells import PLAIN, Reading, find_reading, find_strays
+from jtrees.tables.parse import level_of, number_of
 
 
 def values(cells, **how):
@@ -108,16 +108,16 @@ def test_a_decimal_comma():
     assert values(["1,5", "2"], decimal=",") == [1.5, 2]
     assert values(["1.200,50 €", "3 €"], decimal=",") == [1200.5, 3]
     assert values(["1.5", "2"], decimal=",") is None
-    swapped = Reading("numeric", "1,200.5", thousands=",").with_decimal(",")
+    swapped = Reading("number", "1,200.5", thousands=",").with_decimal(",")
     assert swapped.read(["1.200,5"])[0].tolist() == [1200.5]
 
 
 def test_an_open_reading_names_the_option_that_decides():
     cells = ["03/04/2024", "05/06/2024"]
     found = find_reading(cells)
-    assert found.reading is None and "--dates dmy or --dates mdy" in found.note and "'03/04/2024'" in found.note
-    assert values(cells, order="dmy") == [day(2024, 4, 3), day(2024, 6, 5)]
-    assert values(cells, order="mdy") == [day(2024, 3, 4), day(2024, 5, 6)]
+    assert found.reading is None and found.otherwise == "%d/%m/%Y" and "'03/04/2024'" in found.note
+    assert values(cells, style="%d/%m/%Y") == [day(2024, 4, 3), day(2024, 6, 5)]
+    assert values(cells, style="%m/%d/%Y") == [day(2024, 3, 4), day(2024, 5, 6)]
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,11 @@ def test_an_open_reading_names_the_option_that_decides():
     ],
 )
 def test_an_open_decimal_separator_is_named_with_the_option(cells, number, decimal, otherwise):
-    reading, note = find_reading(cells)
-    assert note.startswith(f"{cells[0]!r} is read as {number}; --decimal {decimal} reads it as {otherwise}, ")
+    reading, note, kind = find_reading(cells)
+    assert note == f"{cells[0]!r} is read as {number}, and may mean {otherwise}"
+    assert kind == {",": "decimal comma", ".": "decimal point"}[decimal]
     assert reading.read(cells)[0][0] == float(number)
-    decided, no_note = find_reading(cells, decimal=decimal)
+    decided, no_note, _ = find_reading(cells, decimal=decimal)
     assert decided.read(cells)[0][0] == float(otherwise) and not no_note
 
 
@@ -169,11 +170,11 @@ def test_texts_among_numbers_or_dates_are_found_all_at_once(cells, strays):
 
 def test_numbers_with_and_without_a_unit_are_text_with_a_note():
     note = "numbers with and without '%', and therefore text: give all cells the unit"
-    assert find_reading(["12%", "13%", "5"]) == (None, note)
+    assert find_reading(["12%", "13%", "5"]) == (None, note, "")
 
 
 def test_a_cell_that_cannot_be_read_is_marked():
-    numbers, wrong = PLAIN["numeric"].read(["1", "forty", None, "3"])
+    numbers, wrong = PLAIN["number"].read(["1", "forty", None, "3"])
     assert wrong.tolist() == [False, True, False, False] and numbers[[0, 3]].tolist() == [1, 3] and np.isnan(numbers[2])
     percent = find_reading(["12%", "13%"]).reading
     assert percent.read(["12.5%", "12.5", "$12"])[1].tolist() == [False, False, True]  # the unit may be missing

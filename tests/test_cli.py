@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
     with jax.numpy_dtype_promotion("standard"):
         for target, other in (("price", "verdict"), ("verdict", "price")):
             out = ["--out", folder / f"{target}.jtrees", *QUICK]
-            assert run("fit", folder / "houses.csv", "--target", target, "--drop", other, *out) == 0
+            assert run("fit", folder / "houses.csv", "--target", target, "--columns", f"{other}=drop", *out) == 0
     return folder
 
 
@@ -80,10 +80,12 @@ def run(*arguments):
 
 def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     out = tmp_path / "model.jtrees"
-    assert run("fit", folder / "houses.csv", "--target", "price", "--drop", "verdict", "--out", out, *QUICK) == 0
+    assert (
+        run("fit", folder / "houses.csv", "--target", "price", "--columns", "verdict=drop", "--out", out, *QUICK) == 0
+    )
     said, warned = capsys.readouterr()
     assert "houses: 300 rows, 4 columns; task: regression, as price holds" in said
-    assert re.search(r"area: numeric, median [\d.]+, deviation [\d.]+, 34 missing", said)
+    assert re.search(r"area: number, median [\d.]+, deviation [\d.]+, 34 missing", said)
     assert "heating: categorical, levels 'gas', 'oil & <b>', 'wood'" in said and "offered: date, median 20" in said
     verdict, scores, rival, kind, columns = said.splitlines()[1:6]
     assert re.fullmatch(r".*GET.*: mean squared error [\d.]+, [\d.]+ for .*, on 30 held-out rows", verdict)
@@ -188,7 +190,15 @@ class Parts(HTMLParser):
 @pytest.fixture(scope="module")
 def page(folder):
     with jax.numpy_dtype_promotion("standard"):
-        arguments = [folder / "houses.csv", "--target", "verdict", "--drop", "price", "--out", folder / "page.html"]
+        arguments = [
+            folder / "houses.csv",
+            "--target",
+            "verdict",
+            "--columns",
+            "price=drop",
+            "--out",
+            folder / "page.html",
+        ]
         assert run("report", *arguments, *QUICK) == 0
     return folder / "page.html"
 
@@ -213,7 +223,9 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     ]
     for name in ("jtrees, GET", "constant", "linear model", "CART, depth 2", "random forest", "gradient boosting"):
         assert name in parts.text
-    assert "--target verdict --drop price --out" in parts.text and " ".join(QUICK) in parts.text  # the whole command
+    assert (
+        "--target verdict --columns price=drop --out" in parts.text and " ".join(QUICK) in parts.text
+    )  # the whole command
     assert "left out: 225 different texts" in parts.text and "levels 'gas', 'oil & <b>', 'wood'" in parts.text
     names = [image["alt"] for image in parts.images]
     assert names == ["verdict in the training rows", "the tree", "splits", "leaves", "importances", "calibration"]
@@ -236,7 +248,7 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
     write_report(out, Frame("shops", x, y), model, jtrees.losses.SquaredError(), **how)
     train, _ = rivals.divided(y.to_numpy(), "classification", 0.25, 0)
     codes = (y[train] == "yes").to_numpy().astype(int)
-    leaf = model.tree_.leaf_index(jtrees.data.Columns.fit(x.iloc[train], codes, task="classification")[1])
+    leaf = model.tree_.leaf_index(jtrees.tables.TableEncoder.fit(x.iloc[train], codes, task="classification")[1])
     rows, yes = np.bincount(leaf), np.bincount(leaf, codes)
     shares = (yes + codes.mean()) / (rows + 1)  # smoothed by one row of the mean
     expected = sorted((share, n) for share, n in zip(shares, rows, strict=True) if n)
@@ -262,7 +274,15 @@ def test_a_report_shows_dollar_signs(task, tmp_path):
 
 @pytest.mark.wide
 def test_a_report_of_a_regression_and_of_a_model_that_is_no_tree(folder, tmp_path):
-    arguments = [folder / "houses.csv", "--target", "price", "--drop", "verdict", "--out", tmp_path / "page.html"]
+    arguments = [
+        folder / "houses.csv",
+        "--target",
+        "price",
+        "--columns",
+        "verdict=drop",
+        "--out",
+        tmp_path / "page.html",
+    ]
     assert run("report", *arguments, "--recipe", "TEL", "--set", "trees=2", "depth=2", "epochs=3") == 0
     parts = Parts((tmp_path / "page.html").read_text())
     assert "Residuals" in parts.heads and "The tree" not in parts.heads and not parts.links
@@ -294,7 +314,10 @@ FIT = ["fit", "houses.csv", "--target", "price", "--out", "model.jtrees"]
     [
         (["fit", "houses.csv", "--target", "prize", "--out", "m"], "--target must be one of the columns id, area"),
         (["fit", "none.csv", "--target", "price", "--out", "m"], "cannot read none.csv: No such file"),
-        ([*FIT, "--drop", "roof"], "--drop must name features among id, area, heating, offered, verdict; got 'roof'"),
+        (
+            [*FIT, "--columns", "roof=drop"],
+            "--columns must name columns among id, area, .*; got 'roof'",
+        ),
         ([*FIT, "--recipe", "Bagged(Oak)"], "--recipe must be one of Bagged, .*, got 'Oak'"),
         ([*FIT, "--recipe", "Bagged"], r"--recipe: Bagged needs a base, such as Bagged\(LatentTree\)"),
         ([*FIT, "--recipe", "GET(DGT)"], "--recipe: GET takes no base"),
@@ -458,7 +481,17 @@ def test_counts_are_fitted_explained_and_exported(tmp_path, capsys):
 
 @pytest.mark.wide
 def test_a_report_of_boosted_quantiles(folder, tmp_path, capsys):
-    given = [folder / "houses.csv", "--target", "price", "--drop", "verdict", "--loss", "quantile", "--quantile", "0.9"]
+    given = [
+        folder / "houses.csv",
+        "--target",
+        "price",
+        "--columns",
+        "verdict=drop",
+        "--loss",
+        "quantile",
+        "--quantile",
+        "0.9",
+    ]
     recipe = ["--recipe", "Boosted(GET)", "--set", "rounds=5", "base.depth=2", "base.starts=1", "base.epochs=5"]
     assert run("report", *given, *recipe, "--out", tmp_path / "page.html") == 0
     parts = Parts((tmp_path / "page.html").read_text())

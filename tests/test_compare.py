@@ -15,9 +15,9 @@ from sklearn.utils import Bunch
 
 from experiments import compare, data, outcome
 import jtrees
-from jtrees.data import checked_table
 from jtrees.plotting import plot_tree
 from jtrees.search import options as kinds
+from jtrees.tables import checked_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -154,7 +154,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert "task: classification, as verdict holds 2 labels (--task says otherwise)" in printed
     assert "1 rows without 'verdict' left out" in printed
     assert re.search(r"^heating: categorical, levels 'gas', 'none', 'wood', \d missing$", printed, re.MULTILINE)
-    assert re.search(r"^area: numeric, median \d+[.\d]*, deviation [.\d]+, \d missing$", printed, re.MULTILINE)
+    assert re.search(r"^area: number, median \d+[.\d]*, deviation [.\d]+, \d missing$", printed, re.MULTILINE)
     assert re.search(r"^street: left out: \d+ different texts in \d+ rows$", printed, re.MULTILINE)
     assert "cellar: left out: without values\n" in printed
     assert "acc." in printed and "log loss" in printed and max(map(len, printed.splitlines()[:-1])) <= 80
@@ -163,7 +163,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert "area" in rules or "[heating = gas]" in rules
     saved = joblib.load(written / "get_depth2.joblib")
     frame, _ = data.usable(data.read_labelled(houses, "verdict"), "classification")
-    chances = np.asarray(saved["model"].predict(saved["columns"].transform(frame.x)), float)
+    chances = np.asarray(saved["model"].predict(saved["encoder"].transform(frame.x)), float)
     assert saved["classes"] == ["not yet", "sold"]
     assert (np.array(saved["classes"])[chances.argmax(1)] == frame.y).mean() > 0.7
 
@@ -418,7 +418,10 @@ def test_results_that_cannot_be_written_leave_nothing_behind(folder, tmp_path, c
         (["--dataset", "plane", "--depth", "17"], "depth must be from 1 to 16"),
         (["--dataset", "plane", "--depth", "0"], "depth must be from 1 to 16"),
         (["--dataset", "labels", "--methods", "get-linear"], "get-linear are for regression"),
-        (["--dataset", "plane", "--drop", "x0", "price"], "--drop must name features among x0, x1, x2; got 'price'"),
+        (
+            ["--dataset", "plane", "--columns", "x0=drop", "price=drop"],
+            "--columns must name columns among x0, x1, x2; got 'price'",
+        ),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, arguments, said):
@@ -461,9 +464,8 @@ B, SEMICOLON = ["--target", "b"], ["--target", "b", "--separator", ";"]
         ("a;b\n" + "1,5;2\n2,5;3\n" * 20, SEMICOLON, "'a' has a decimal comma, as in '1,5': try --decimal ,"),
         ("a;b\n" + "".join(f"{i};{i},5\n" for i in range(40)), SEMICOLON, "'b' has a decimal comma, as in '0,5'"),
         ("a;b\n" + "1;2,5\n2;3,5\n" * 20, [*SEMICOLON, "--task", "regression"], "as in '2,5': try --decimal ,"),
-        (PAIRS, [*B, "--drop", "c"], "--drop must name features among a; got 'c'"),
-        (PAIRS, [*B, "--drop", "b"], "--drop must name features among a; got 'b'"),
-        (PAIRS, [*B, "--drop", "a"], "a column to learn from besides the target"),
+        (PAIRS, [*B, "--columns", "c=drop"], "--columns must name columns among a, b; got 'c'"),
+        (PAIRS, [*B, "--columns", "a=drop"], "a column to learn from besides the target"),
         (NUMBERS + "1e300,2\n", B, "'a' has values beyond the range of float32, such as 1e+300"),
         (NUMBERS + "1,-1e300\n", B, "target 'b' must be within the range of float32, got -1e+300"),
     ],
@@ -520,7 +522,17 @@ def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, header, e
 
 
 def test_columns_are_dropped(houses, tmp_path, capsys):
-    arguments = ["--csv", houses, "--target", "verdict", "--methods", "cart", "--drop", "heating", "street"]
+    arguments = [
+        "--csv",
+        houses,
+        "--target",
+        "verdict",
+        "--methods",
+        "cart",
+        "--columns",
+        "heating=drop",
+        "street=drop",
+    ]
     written, _ = run(tmp_path, *arguments)
     assert "heating" not in capsys.readouterr().out
     kept = joblib.load(written / "cart_depth2.joblib")["columns"].columns

@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import jtrees
-from jtrees.data.mixing import Rows
+from jtrees.tables.mixing import Rows
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -153,7 +153,7 @@ def test_raw_tables():
     encoded = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
     teacher = make_pipeline(encoded, LinearRegression()).fit(frame, y)
     result = jtrees.distill(teacher, RECIPE, frame, y, key=KEY, made=1)
-    assert isinstance(result.model, jtrees.data.FrameModel) and result.predict(frame).shape == (60,)
+    assert isinstance(result.model, jtrees.tables.FrameModel) and result.predict(frame).shape == (60,)
     assert result.rows == 96 and result.teacher_score == pytest.approx(1)
 
 

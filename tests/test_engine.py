@@ -18,11 +18,11 @@ import two_devices
 
 import jtrees
 from jtrees import pytree, training
-from jtrees.data import checked_table
 from jtrees.search import MOST, Engine, Problem, Recipe, Run, engine as module, gather, options
 from jtrees.search.minibatch import advanced, initial
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
+from jtrees.tables import checked_table
 
 
 @pytree.dataclass(kw_only=True)

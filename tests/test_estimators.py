@@ -141,7 +141,7 @@ def test_parameters_of_the_recipe():
     assert clone(model).recipe == model.recipe
     assert set(model.get_params(deep=False)) == {
         *("recipe", "random_state", "validation_fraction", "monotonic_cst", "max_seconds", "progress", "loss"),
-        *("missing", "quantile"),
+        *("columns", "missing", "quantile"),
     }
     default = TreeRegressor().set_params(recipe__depth=2)
     assert default.recipe == TreeRegressor()._recipe().replace(depth=2)
@@ -195,7 +195,7 @@ def test_fitted_estimators_hold_numpy_arrays(data, name, raw):
     model = kind(recipe, random_state=0).fit(x, y)
     assert b"jax" not in pickle.dumps(model).replace(b"jaxtyping", b"")
     expected = (model.predict_proba if kind is TreeClassifier else model.predict)(x)
-    inner, features = (model.model_.model, model.columns_.transform(x)) if raw else (model.model_, x)
+    inner, features = (model.model_.model, model.encoder_.transform(x)) if raw else (model.model_, x)
     on_device = jax.jit(lambda model, x: model.apply(x))(inner, jnp.asarray(features, jnp.float32))
     np.testing.assert_allclose(on_device.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
 
@@ -329,7 +329,7 @@ def objects_and_frame():
 def test_an_array_of_objects_predicts_as_the_frame_it_comes_from():
     """By position, as the tools pass it that turn DataFrames into arrays."""
     frame, y = objects_and_frame()
-    with pytest.warns(jtrees.data.ColumnsWarning, match="'same'"):
+    with pytest.warns(jtrees.tables.ColumnsWarning, match="'same'"):
         model = TreeRegressor(SHORT, random_state=0).fit(frame, y)
     with pytest.warns(UserWarning, match="X does not have valid feature names"):
         found = model.predict(frame.to_numpy(object))

@@ -52,7 +52,7 @@ def raw():
         "same": 1.0,
     })  # fmt: skip
     y = frame["area"].fillna(70) / 20 + 2 * (frame["heating"] == "gas") + frame["rooms"]
-    with jax.numpy_dtype_promotion("standard"), pytest.warns(jtrees.data.ColumnsWarning):
+    with jax.numpy_dtype_promotion("standard"), pytest.warns(jtrees.tables.ColumnsWarning):
         return frame, y, jtrees.fit(jtrees.GET(depth=2, starts=2, epochs=50), frame, y, key=KEY).model
 
 
@@ -326,7 +326,7 @@ def test_shapley_values_of_other_models(raw):
     frame, _, model = raw
     found = explain.shapley_values(model, frame[:3], frame[50:60])
     assert found.feature_names == ["area", "heating", "rooms"] and found.data is None
-    encode = model.columns.transform
+    encode = model.encoder.transform
     groups = [[0, 1], [2, 3, 4], [5]]
     expected = by_orders(model.model.predict, encode(frame[:3]), encode(frame[50:60]), groups)
     np.testing.assert_allclose(found.values, expected, atol=1e-5)
@@ -372,18 +372,18 @@ def gappy():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"year": rng.integers(1990, 2020, 100) * 1.0, "price": rng.normal(50, 10, 100)})
     frame.loc[rng.random(100) < 0.6, "price"] = np.nan
-    columns, _ = jtrees.data.Columns.fit(frame)
+    columns, _ = jtrees.tables.TableEncoder.fit(frame)
     tree = jtrees.ObliqueTree(
         jnp.array([[1.0, 0.5, 0.0]]), jnp.array([-2030.0]), jtrees.leaves.Values(jnp.array([0.0, 1.0]))
     )
-    return frame, jtrees.data.FrameModel(tree, columns)
+    return frame, jtrees.tables.FrameModel(tree, columns)
 
 
 @pytest.mark.parametrize("extrapolate", [False, True])
 def test_a_missing_value_does_not_change_whether_or_not_the_training_rows_had_gaps(gappy, extrapolate):
     frame, model = gappy
     row = pd.DataFrame({"year": [np.nan], "price": [30.0]})
-    with pytest.warns(jtrees.data.ColumnsWarning, match="replaced by typical values: 'year'") as said:
+    with pytest.warns(jtrees.tables.ColumnsWarning, match="replaced by typical values: 'year'") as said:
         change = explain.nearest_change(model, row, frame, extrapolate=extrapolate)
         assert change is None or set(change.changes) == {"price"}
         assert explain.nearest_change(model, row, frame, columns=["year"], extrapolate=extrapolate) is None
@@ -392,7 +392,7 @@ def test_a_missing_value_does_not_change_whether_or_not_the_training_rows_had_ga
     change = explain.nearest_change(model, row, frame, extrapolate=extrapolate)
     assert change is None or set(change.changes) == {"year"}
     neither = pd.DataFrame({"year": [np.nan], "price": [np.nan]})
-    with pytest.warns(jtrees.data.ColumnsWarning):
+    with pytest.warns(jtrees.tables.ColumnsWarning):
         assert explain.nearest_change(model, neither, frame, extrapolate=extrapolate) is None
 
 

@@ -440,7 +440,7 @@ def test_what_cannot_be_exported(tmp_path):
     made = lambda recipe: jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0)).model
     soft, latent = made(jtrees.TEL(trees=2, depth=2, epochs=1)), made(jtrees.LatentTree(depth=2, epochs=1))
     many = jax.tree.map(lambda a: jnp.stack([a, a]), tree)
-    raw = jtrees.data.FrameModel(tree, jtrees.data.Columns.fit(x)[0])
+    raw = jtrees.tables.FrameModel(tree, jtrees.tables.TableEncoder.fit(x)[0])
     trees_alone = r"model must be an ObliqueTree or a Forest of them \(to_stablehlo takes all others\), got"
     others = {export.to_stablehlo: []}
     for write in (export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo):
@@ -458,11 +458,11 @@ def test_what_cannot_be_exported(tmp_path):
         ValueError, match="StableHLO has no text, got a model of a raw table: use to_c, to_numpy or to_onnx"
     ):
         export.to_stablehlo(raw, path)
-    column = jtrees.data.Columns.fit(pd.DataFrame({"leaf": x[:, 0]}))[0]
+    column = jtrees.tables.TableEncoder.fit(pd.DataFrame({"leaf": x[:, 0]}))[0]
     with pytest.raises(
         ValueError, match="columns must not be called 'prediction' or 'leaf', the names of the outputs, got 'leaf'"
     ):
-        export.to_onnx(jtrees.data.FrameModel(drawn("linear", p=1)[0], column), path)
+        export.to_onnx(jtrees.tables.FrameModel(drawn("linear", p=1)[0], column), path)
     with pytest.raises(ValueError, match="prefix must be a name in C, got '2nd'"):
         export.to_c(tree, path, prefix="2nd")
     with pytest.raises(ValueError, match="precision must be"):
@@ -483,7 +483,7 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, dat
         x = given = arrays["X"].astype(np.float32)[:10_000]
     if gaps:
         given = np.where(rng.random(x.shape) < 0.1, np.nan, x.astype(np.float64))
-        columns, x = jtrees.data.Columns.fit(given)
+        columns, x = jtrees.tables.TableEncoder.fit(given)
         x = x.astype(np.float32)
     depth, p = 6, x.shape[1]
     nodes = 2**depth - 1
@@ -495,7 +495,7 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, dat
     bias = -np.einsum("np,np->n", weights.astype(np.float64), through).astype(np.float32)
     tree = ObliqueTree(jnp.asarray(weights), jnp.asarray(bias), Values(jnp.arange(nodes + 1, dtype=jnp.float32)))
     if gaps:
-        tree, x = jtrees.data.FrameModel(tree, columns), given
+        tree, x = jtrees.tables.FrameModel(tree, columns), given
     expected = tree.leaf_index(x)
     assert len(np.unique(expected)) > nodes // 4
     np.testing.assert_array_equal(tree.predict(x), expected)
@@ -541,7 +541,7 @@ def raw_table(n=400, seed=0, other=False):
 def raw_model(kind="linear", trees=None):
     """A random tree of the raw table, or a forest, with splits through rows of the table, and other rows."""
     frame, y = raw_table()
-    columns, features = jtrees.data.Columns.fit(frame, y)
+    columns, features = jtrees.tables.TableEncoder.fit(frame, y)
     assert set(columns.columns["sold"].parts) == {"month", "weekday"}
     x = features.astype(np.float32)
     made = []
@@ -553,20 +553,20 @@ def raw_model(kind="linear", trees=None):
         bias = np.float32(-np.einsum("np,np->n", weights.astype(np.float64), through))
         made.append(tree.replace(weights=jnp.asarray(weights), bias=jnp.asarray(bias)))
     model = made[0] if trees is None else Forest(jax.tree.map(lambda *a: jnp.stack(a), *made))
-    return jtrees.data.FrameModel(model, columns), raw_table(seed=1, other=True)[0]
+    return jtrees.tables.FrameModel(model, columns), raw_table(seed=1, other=True)[0]
 
 
 def expected_of(model, frame):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", jtrees.data.ColumnsWarning)
-        features = model.columns.transform(frame)
+        warnings.simplefilter("ignore", jtrees.tables.ColumnsWarning)
+        features = model.encoder.transform(frame)
     program = program_of(model)
     return program.leaf(features), program.predict(features)
 
 
 def rows_in_c(model, frame, path):
     """A table as an array of the structs that a header declares."""
-    fields, table = encoding.fields_of(model.columns), jtrees.data.read_frame(frame)
+    fields, table = encoding.fields_of(model.encoder), jtrees.tables.read_frame(frame)
     members = re.findall(r"^  (?:int|double) (\w+);", path.read_text(), re.MULTILINE)
     kinds = [np.int32 if field.kind == "text" else np.float64 for field in fields]
     rows = np.zeros(len(frame), np.dtype(list(zip(members, kinds, strict=True)), align=True))
@@ -582,7 +582,7 @@ def test_c_of_a_raw_table(trees, tmp_path):
     model, frame = raw_model(trees=trees)
     path = tmp_path / "model.h"
     export.to_c(model, path)
-    fields = encoding.fields_of(model.columns)
+    fields = encoding.fields_of(model.encoder)
     assert "same" not in [field.name for field in fields]
     rows = rows_in_c(model, frame, path)
     assert rows.dtype.names[:4] == ("living_area", "living_area_2", "int_2", "heating___x_")
@@ -635,9 +635,9 @@ def test_onnx_of_a_raw_table(tmp_path):
     path = tmp_path / "model.onnx"
     export.to_onnx(model, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    table = jtrees.data.read_frame(frame)
+    table = jtrees.tables.read_frame(frame)
     inputs = {}
-    for field in encoding.fields_of(model.columns):
+    for field in encoding.fields_of(model.encoder):
         raw = table.columns[field.name]
         text = field.kind == "text"
         inputs[field.name] = np.where(raw.missing, "", raw.values).astype(object) if text else raw.values
@@ -653,8 +653,8 @@ def test_arrays_with_missing_values(tmp_path):
     rng = np.random.default_rng(0)
     x = np.column_stack([np.ones(300), rng.normal(size=(300, 3))])
     x[rng.random(x.shape) < 0.2 * np.array([0, 1, 1, 0])] = np.nan
-    columns, features = jtrees.data.Columns.fit(x)
-    model = jtrees.data.FrameModel(drawn("bounded", p=features.shape[1])[0], columns)
+    columns, features = jtrees.tables.TableEncoder.fit(x)
+    model = jtrees.tables.FrameModel(drawn("bounded", p=features.shape[1])[0], columns)
     leaves, predictions = expected_of(model, x)
     export.to_c(model, tmp_path / "model.h", precision="float")
     body = """#include "model.h"
@@ -687,9 +687,9 @@ def test_arrays_with_missing_values(tmp_path):
 @needs_compiler
 def test_a_compiler_that_ignores_nan_refuses_a_header_that_reads_it(tmp_path):
     """The header of a model that never reads NaN compiles with the same option."""
-    columns, features = jtrees.data.Columns.fit(np.array([[1.0, np.nan], [2.0, 3.0], [4.0, 5.0]]))
+    columns, features = jtrees.tables.TableEncoder.fit(np.array([[1.0, np.nan], [2.0, 3.0], [4.0, 5.0]]))
     tree = drawn("constant", p=features.shape[1])[0]
-    export.to_c(jtrees.data.FrameModel(tree, columns), tmp_path / "gaps.h")
+    export.to_c(jtrees.tables.FrameModel(tree, columns), tmp_path / "gaps.h")
     export.to_c(tree, tmp_path / "numbers.h")
     for name, option, refused in (
         ("gaps.h", "-ffast-math", True),
@@ -718,11 +718,11 @@ def test_months_and_weekdays_of_three_thousand_years(tmp_path):
     days = np.concatenate([np.arange(-600_000, 500_000, 17), np.arange(-1500, 1500)])
     frame = pd.DataFrame({"day": days.astype("datetime64[D]").astype("datetime64[ms]")})
     months = days.astype("datetime64[D]").astype("datetime64[M]").astype(int) % 12
-    columns, features = jtrees.data.Columns.fit(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2))
+    columns, features = jtrees.tables.TableEncoder.fit(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2))
     assert {"month", "weekday"} == set(columns.columns["day"].parts)
     leaves = Linear(jnp.ones((2, features.shape[1])), jnp.zeros(2))
     tree = ObliqueTree(jnp.zeros((1, features.shape[1])), -jnp.ones(1), leaves)
-    model = jtrees.data.FrameModel(tree, columns)
+    model = jtrees.tables.FrameModel(tree, columns)
     expected = program_of(model).predict(columns.transform(frame))[:, 0]
     export.to_onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])

@@ -1,5 +1,6 @@
 """Tables in files: what their cells are, and that no row's answer depends on the other rows of its file."""
 
+import dataclasses
 import datetime
 from decimal import Decimal
 import runpy
@@ -14,13 +15,13 @@ from jtrees import cli
 from jtrees.cli import commands
 from jtrees.cli.files import DataError, Rules, read_rows, read_table, rules_of
 from jtrees.cli.tables import guess, read_labelled, usable
-from jtrees.data import Columns, ColumnsWarning, FrameModel
-from jtrees.data.cells import MISSING
 from jtrees.estimators import TreeRegressor
+from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder
+from jtrees.tables.cells import MISSING
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
-    pytest.mark.filterwarnings("ignore::jtrees.data.ColumnsWarning"),
+    pytest.mark.filterwarnings("ignore::jtrees.tables.ColumnsWarning"),
 ]
 
 N = 120
@@ -62,27 +63,32 @@ def fitted(tmp_path_factory):
     """The columns of a file, as the command line fits and remembers them, and the file's features."""
     file = written(tmp_path_factory.mktemp("files"), table())
     frame = read_labelled(file, "y", Rules(missing=("", "?")))
-    columns, features = Columns.fit(frame.x, frame.y.to_numpy(float))
-    return frame.remember(columns), features
+    return remembered(frame, frame.y.to_numpy(float))
+
+
+def remembered(frame, y=None):
+    """The encoder of a file, as the command line fits and remembers it, and the file's features."""
+    encoder, features = TableEncoder.fit(frame.x, y, columns=frame.kinds)
+    return dataclasses.replace(encoder, schema=frame.remember(encoder.schema)), features
 
 
 def test_kinds_of_a_file(fitted):
     columns, _ = fitted
-    kinds = {name: str(column).split(",")[0] for name, column in columns.columns.items()}
+    kinds = {name: column.kind for name, column in columns.schema.columns.items()}
     assert kinds == {
-        "code": "categorical",
-        "flag": "categorical",
+        "code": "text",
+        "flag": "text",
         "sure": "boolean",
-        "price": "numeric",
-        "share": "numeric",
-        "size": "numeric",
-        "count": "numeric",
+        "price": "number",
+        "share": "number",
+        "size": "number",
+        "count": "number",
         "day": "date",
         "when": "date",
         "moment": "date",
-        "city": "categorical",
-        "region": "categorical",
-        "id": "categorical",
+        "city": "text",
+        "region": "text",
+        "id": "text",
     }
     assert columns.columns["code"].levels == ("01", "02", "13", "2A")
     assert "NA" in columns.columns["region"].levels  # which is no missing value here
@@ -97,7 +103,7 @@ def test_pieces_of_a_file_have_the_features_of_the_whole(fitted, tmp_path_factor
     gaps = data.draw(st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from(list(whole))), max_size=30))
     for row, name in gaps:
         whole.loc[row, name] = None
-    rules = Rules(missing=columns.missing)
+    rules = Rules(missing=columns.schema.missing)
     read = lambda frame: read_rows(written(folder, frame), rules)[0]
     expected = columns.transform(read(whole))
     cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), max_size=20)))
@@ -110,8 +116,8 @@ def test_pieces_of_a_file_have_the_features_of_the_whole(fitted, tmp_path_factor
 def test_features_of_a_frame_are_those_of_its_file(fitted, tmp_path):
     columns, _ = fitted
     cells = table(seed=1)
-    typed, _, _ = read_table(written(tmp_path, cells), Rules(missing=columns.missing))
-    expected = columns.transform(read_rows(tmp_path / "table.csv", Rules(missing=columns.missing))[0])
+    typed, _, _ = read_table(written(tmp_path, cells), Rules(missing=columns.schema.missing))
+    expected = columns.transform(read_rows(tmp_path / "table.csv", Rules(missing=columns.schema.missing))[0])
     np.testing.assert_array_equal(columns.transform(typed), expected)
     np.testing.assert_array_equal(columns.transform(cells), expected)
 
@@ -142,9 +148,7 @@ def test_a_row_predicted_alone_and_in_a_file(tmp_path, capsys):
     given += ["--missing", "--set", "depth=2", "starts=1", "epochs=20", "leaves=constant"]
     assert cli.main([str(one) for one in given]) == 0
     said = capsys.readouterr().out
-    assert (
-        "price: numeric" in said and "numbers in text such as '$" in said and "dates %d/%m/%Y in text such as" in said
-    )
+    assert "price: number" in said and "numbers in text such as '$" in said and "dates %d/%m/%Y in text such as" in said
 
     def predicted(frame):
         assert cli.main(["predict", str(model), str(written(tmp_path, frame, "rows.csv"))]) == 0
@@ -193,13 +197,13 @@ def test_missing_values_of_the_command_line_are_added_to_the_list():
 
 def test_numbers_among_texts_are_refused_with_all_texts_in_csv_and_parquet(tmp_path):
     cells = pd.DataFrame({"age": [*map(str, range(20, 58)), "-", "n.a."], "y": np.arange(40) / 8})
-    said = r"'age' holds numbers or dates, and the texts '-', 'n.a.': use --text, or --missing for missing values"
+    said = r"the texts '-', 'n.a.': use --columns COLUMN=text, or --missing for missing values"
     cells.to_parquet(tmp_path / "table.parquet")
     for file in (written(tmp_path, cells), tmp_path / "table.parquet"):
         with pytest.raises(DataError, match=said):
             usable(read_labelled(file, "y"), "regression")
         frame, _ = usable(read_labelled(file, "y", Rules(missing=(*MISSING, "-", "n.a."))), "regression")
-        assert Columns.fit(frame.x)[0].feature_names == ["age", "[age missing]"]
+        assert TableEncoder.fit(frame.x)[0].feature_names == ["age", "[age missing]"]
     with pytest.raises(DataError, match=r"got '-' in row 38; it holds numbers or dates, and the texts '-', 'n\.a\.'"):
         usable(read_labelled(written(tmp_path, cells[["y", "age"]]), "age"), "regression")
 
@@ -210,14 +214,15 @@ def test_european_thousands_are_read_alike_in_features_and_targets(tmp_path):
     file = written(tmp_path, pd.DataFrame({"a": prices, "b": np.arange(40) % 7, "y": prices}))
     frame = read_labelled(file, "y")
     assert frame.y.tolist() == frame.x["a"].tolist() == numbers
-    assert "'1.037 €' is read as 1037; --decimal . reads it as 1.037" in frame.changes[0]
-    columns = frame.remember(Columns.fit(frame.x)[0])
-    assert "'1.037 €' is read as 1037; --decimal . reads it as 1.037" in columns.described()["a"]
+    said = "'1.037 €' is read as 1037, and may mean 1.037: --columns 'y=decimal point' reads it otherwise"
+    assert said in frame.changes[0]
+    columns = remembered(frame)[0]
+    assert "'1.037 €' is read as 1037, and may mean 1.037: --columns 'a=decimal point'" in columns.described()["a"]
     rows = pd.DataFrame({"a": ["1.983 €", "955 €", "1.983,50 €"], "b": "1"})
     assert columns.transform(rows)[:, 0].tolist() == [1983, 955, 1983.5]
     assert read_labelled(file, "y", Rules(decimal=".")).y[1] == 1.037
     frame = pd.DataFrame({"a": prices})
-    assert Columns.fit(frame)[1][:, 0].tolist() == numbers
+    assert TableEncoder.fit(frame)[1][:, 0].tolist() == numbers
 
 
 def test_encodings(tmp_path):
@@ -254,10 +259,10 @@ def test_files_of_other_formats_are_refused_with_a_remedy(tmp_path, name, encodi
 def test_columns_that_are_said_to_be_text(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("a,b\n" + "1,2\n2,3\n" * 20)
-    frame = read_labelled(file, "b", Rules(text=("a",)))
-    assert frame.x["a"].tolist()[:2] == ["1", "2"] and Columns.fit(frame.x)[0].columns["a"].levels == ("1", "2")
-    with pytest.raises(DataError, match="--text must name columns among a, b; got 'c'"):
-        read_labelled(file, "b", Rules(text=("c",)))
+    frame = read_labelled(file, "b", Rules(columns={"a": "text"}))
+    assert frame.x["a"].tolist()[:2] == ["1", "2"] and remembered(frame)[0].columns["a"].levels == ("1", "2")
+    with pytest.raises(DataError, match="--columns must name columns among a, b; got 'c'"):
+        read_labelled(file, "b", Rules(columns={"c": "text"}))
 
 
 def test_labels_keep_their_text(tmp_path):
@@ -269,23 +274,24 @@ def test_labels_keep_their_text(tmp_path):
     file.write_text("a,y\n" + '1,"$1,200"\n2,$7\n' * 20)
     frame = read_labelled(file, "y")
     assert frame.y.tolist()[:2] == [1200, 7] and frame.changes == (
-        "target 'y': numbers in text such as '$1,200'; '$1,200' is read as 1200; --decimal , reads it as 1.2, in a "
-        "DataFrame a column of numbers decides",
+        "target 'y': numbers in text such as '$1,200'; '$1,200' is read as 1200, and may mean 1.2: --columns "
+        "'y=decimal comma' reads it otherwise",
     )
 
 
 def test_a_decimal_comma_and_the_order_of_dates_are_remembered(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("a;b;y\n" + "".join(f"{i % 9},5;0{1 + i % 5}/03/2024;{i}\n" for i in range(40)))
-    frame = read_labelled(file, "y", Rules(";", ",", order="dmy"))
-    columns = frame.remember(Columns.fit(frame.x)[0])
+    frame = read_labelled(file, "y", Rules(";", ",", columns={"b": "%d/%m/%Y"}))
+    columns = remembered(frame)[0]
     rows, _ = read_rows(file, Rules(";"))
     np.testing.assert_array_equal(columns.transform(rows[:2])[:, 0], [0.5, 1.5])
     np.testing.assert_array_equal(columns.transform(rows[:2])[:, 1], [0, 1])
     points = pd.DataFrame({"a": ["0.5"], "b": ["01/03/2024"]})
     with pytest.raises(ValueError, match=r"got '0\.5' in row 0"):
         columns.transform(points)
-    assert columns.with_decimal(".").transform(points).tolist() == [[0.5, 0]]
+    points_schema = columns.schema.with_decimal(".")
+    assert dataclasses.replace(columns, schema=points_schema).transform(points)[:, :2].tolist() == [[0.5, 0]]
 
 
 def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
@@ -321,7 +327,7 @@ def test_parquet_has_decimals_times_and_a_named_index(tmp_path):
     whole = read_labelled(tmp_path / "table.parquet", "y")
     assert guess(whole.y)[0] == "regression" and whole.y.tolist() == (hours / 4).tolist()
     usable_rows, _ = usable(whole, "regression")
-    columns, features = Columns.fit(usable_rows.x, usable_rows.y.to_numpy())
+    columns, features = TableEncoder.fit(usable_rows.x, usable_rows.y.to_numpy())
     assert columns.feature_names == ["customer", "at", "cost", "[cost missing]"]
     assert features[:, 0].tolist() == list(range(7, 67)) and "durations in days" in str(columns.columns["at"])
     np.testing.assert_allclose(features[:, 1], (hours + 0.5) / 24, rtol=1e-15)
@@ -338,7 +344,7 @@ TIMES = [datetime.time(hour, 59, 59, 999) for hour in range(24)]
 
 def stump(frame):
     """A model whose leaf says whether the first feature of a frame with one column is above a half."""
-    columns, features = Columns.fit(frame)
+    columns, features = TableEncoder.fit(frame)
     weights = np.zeros((1, features.shape[1]), np.float32)
     weights[0, 0] = 1
     leaves = jtrees.leaves.Values(np.float32([1, 2]))
@@ -414,8 +420,8 @@ def test_a_file_has_columns_of_different_names(tmp_path):
 def test_dates_with_an_offset_take_the_order_that_is_said(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("when,y\n" + "".join(f"0{1 + i % 5}/03/2024 12:00+01:00,{i}\n" for i in range(40)))
-    frame = read_labelled(file, "y", Rules(order="dmy"))
-    columns = frame.remember(Columns.fit(frame.x)[0])
+    frame = read_labelled(file, "y", Rules(columns={"when": "%d/%m/%Y"}))
+    columns = remembered(frame)[0]
     rows = read_rows(file, Rules())[0]
     expected = [[i % 5 + 0.5] for i in range(5)]
     assert columns.transform(rows[:5])[:, :1].tolist() == expected == columns.transform(frame.x[:5])[:, :1].tolist()
@@ -425,8 +431,8 @@ def test_text_of_a_file_is_read_once(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("share;size;y\n" + "".join(f"{i % 9}.5%;{i % 7};{i}\n" for i in range(40)))
     frame, _ = usable(read_labelled(file, "y", Rules(";", ",")), "regression")
-    columns = frame.remember(Columns.fit(frame.x)[0])
-    assert str(columns.columns["share"]).startswith("categorical")  # not numbers by another rule
+    columns = remembered(frame)[0]
+    assert str(columns.columns["share"]).startswith("text")  # not numbers by another rule
 
 
 def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, capsys):
@@ -450,6 +456,6 @@ def test_a_target_that_is_no_number_is_blamed_by_its_row(tmp_path):
 def test_a_fixed_offset_is_no_zone_whatever_it_is_called():
     east = datetime.timezone(datetime.timedelta(hours=-4), "EST")
     frame = pd.DataFrame({"a": [datetime.datetime(2024, 3, 1 + i % 9, 12, tzinfo=east) for i in range(40)]})
-    columns, features = Columns.fit(frame)
+    columns, features = TableEncoder.fit(frame)
     assert columns.columns["a"].zone == "offsets"
     np.testing.assert_array_equal(columns.transform(frame), features)

@@ -209,7 +209,7 @@ def test_double_precision_is_not_lost(tmp_path):
 
 def test_the_header_is_plain(tmp_path):
     path = saved(TREE, tmp_path, feature_names=["age", "höhe"])
-    assert jtrees.io.header(path) == {"format": 1, "kind": "ObliqueTree", "feature_names": ["age", "höhe"]}
+    assert jtrees.io.header(path) == {"format": 2, "kind": "ObliqueTree", "feature_names": ["age", "höhe"]}
     with zipfile.ZipFile(path) as archive:
         assert json.loads(archive.read("header.json"))["object"]["class"] == "ObliqueTree"
 
@@ -352,7 +352,7 @@ def rewritten(path, **header):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"format": 2}, "has format 2; this release reads format 1"),
+        ({"format": 3}, "has format 3; this release reads format 2"),
         ({"kind": "Oak"}, "holds a 'Oak', which this release does not know"),
         ({"object": {"class": "Popen", "fields": {}}}, r"is not a complete file written by jtrees.save"),
     ],
@@ -360,6 +360,14 @@ def rewritten(path, **header):
 def test_other_formats_and_kinds_are_refused(tmp_path, header, message):
     with pytest.raises(ValueError, match=message):
         jtrees.load(rewritten(saved(TREE, tmp_path), **header))
+
+
+def test_models_of_the_former_format_are_read_unless_they_have_a_raw_table(tmp_path):
+    loaded = jtrees.load(rewritten(saved(TREE, tmp_path), format=1))
+    np.testing.assert_array_equal(loaded.weights, TREE.weights)
+    raw = {"class": "FrameModel", "fields": {"model": None, "columns": {"class": "Columns", "fields": {}}}}
+    with pytest.raises(ValueError, match=r"has format 1 and holds a model of a raw table; this release reads"):
+        jtrees.load(rewritten(saved(TREE, tmp_path), format=1, object=raw))
 
 
 def test_other_files_are_refused(tmp_path):

@@ -19,11 +19,12 @@ from sklearn.metrics import r2_score
 
 import jtrees
 from jtrees import Batch, LatentTree, isotonic, prediction, routing
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling
 from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import Network
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on
 from jtrees.search import minibatch
+from jtrees.tables import checked_table
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture

@@ -53,7 +53,7 @@ FITS = {
 def same(one, other):
     """Two models, fits or estimators, bit for bit, but for the columns of raw tables."""
     one, other = (getattr(a, "model_", getattr(a, "model", a)) for a in (one, other))
-    one, other = (a.model if isinstance(a, jtrees.data.FrameModel) else a for a in (one, other))
+    one, other = (a.model if isinstance(a, jtrees.tables.FrameModel) else a for a in (one, other))
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import jtrees
-from jtrees.data import Columns
 from jtrees.search import options
+from jtrees.tables import TableEncoder
 from jtrees.validation import quoted, quoted_list
 import pallas_kernels
 
@@ -146,7 +146,7 @@ def test_long_names_of_columns_and_classes_are_cut():
         lambda: model.predict(frame.assign(**{LONG: "text"})),
         lambda: model.predict(pd.DataFrame({f"{LONG}{i}": [1.0] for i in range(9)})),
         lambda: jtrees.fit(recipe, frame, np.where(X[:, 0] > 0, LONG, LONG + "x"), key=KEY, task="classification"),
-        lambda: Columns.fit(frame, np.where(X[:, 0] > 0, LONG, "1")),
+        lambda: TableEncoder.fit(frame, np.where(X[:, 0] > 0, LONG, "1")),
     ):
         with pytest.raises(ValueError) as error:
             call()

@@ -10,10 +10,12 @@ import sweeps
 
 import jtrees
 from jtrees import Classification, Regression
-from jtrees.data import Scaling, checked_table
-from jtrees.data.table import held_out_table, without_padding
+from jtrees.data import Scaling
+from jtrees.data.table import without_padding
 from jtrees.search.minibatch import Schedule, advanced, initial
 from jtrees.search.monitor import Monitor, Pace
+from jtrees.tables import checked_table
+from jtrees.tables.dataset import held_out_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

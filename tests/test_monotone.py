@@ -241,7 +241,7 @@ def frame():
 def test_columns_by_name_with_missing_values():
     columns, y, _ = frame()
     fit = jtrees.fit(RECIPES["GET"], columns, y, key=KEY, monotone={"age": 1, "price": -1})
-    assert fit.model.columns.feature_names[:2] == ["age", "[age missing]"]
+    assert fit.model.encoder.feature_names[:2] == ["age", "[age missing]"]
     low = columns.dropna()
     for name, sign in {"age": 1, "price": -1}.items():
         high = low.assign(**{name: low[name] + np.linspace(0, 3, len(low))})

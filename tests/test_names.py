@@ -128,12 +128,12 @@ def test_no_macro_of_the_compiler_is_a_member(standard, tmp_path):
     defined = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     macros = [line.split()[1].split("(")[0] for line in defined.splitlines()]
     assert "linux" in macros or os.uname().sysname != "Linux"
-    columns = jtrees.data.Columns.fit(table(macros)[0])[0]
+    columns = jtrees.tables.TableEncoder.fit(table(macros)[0])[0]
     features = len(columns.feature_names)
     tree = jtrees.ObliqueTree(
         np.ones((1, features), np.float32), np.zeros(1, np.float32), jtrees.leaves.Values(np.arange(2.0, dtype="f4"))
     )
-    export.to_c(jtrees.data.FrameModel(jax.tree.map(jax.numpy.asarray, tree), columns), tmp_path / "model.h")
+    export.to_c(jtrees.tables.FrameModel(jax.tree.map(jax.numpy.asarray, tree), columns), tmp_path / "model.h")
     (tmp_path / "main.c").write_text('#include "model.h"\n')
     flags = [f"-std={standard}", "-Werror", "-fsyntax-only"]
     subprocess.run([COMPILER, *flags, tmp_path / "main.c"], check=True)

@@ -8,8 +8,8 @@ import pytest
 
 import jtrees
 from jtrees.cli import main
-from jtrees.data import FrameModel
 from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.tables import FrameModel
 
 KEY, RNG = jax.random.key(0), np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))

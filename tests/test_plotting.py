@@ -201,14 +201,14 @@ def test_features_that_are_means_of_classes_have_one_name():
     city = rng.choice([f"city {i}" for i in range(40)], 400)
     frame = pd.DataFrame({"city": city, "age": rng.normal(size=400)})
     y = (np.char.str_len(city.astype(str)) == 6).astype(int)
-    columns, x = jtrees.data.Columns.fit(frame, y, task="classification")
+    columns, x = jtrees.tables.TableEncoder.fit(frame, y, task="classification")
     place = columns.feature_names.index("[mean class 1 by city]")
     weights = np.zeros((1, x.shape[1]), np.float32)
     weights[0, place] = 1
     tree = jtrees.ObliqueTree(
         weights, np.float32([-0.5]), Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
     )
-    model = jtrees.data.FrameModel(tree, columns)
+    model = jtrees.tables.FrameModel(tree, columns)
     [ax] = plotting.plot_splits(model, frame, class_names=["no", "yes"])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["[mean yes by city]"]
     assert "[mean yes by city]" in model.to_text(class_names=["no", "yes"])
@@ -228,10 +228,10 @@ def _raw():
     """A tree of a raw table: right iff area, in twenties, and gas add up to more than four."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"area": rng.uniform(0, 100, 200), "heating": rng.choice(["gas", "oil"], 200)})
-    columns, x = jtrees.data.Columns.fit(frame)
+    columns, x = jtrees.tables.TableEncoder.fit(frame)
     assert columns.feature_names == ["area", "[heating = gas]", "[heating = oil]"]
     tree = jtrees.ObliqueTree(np.float32([[0.05, 1, 0]]), np.float32([-4]), Values(np.arange(2.0)))
-    return jtrees.data.FrameModel(tree, columns), frame, x
+    return jtrees.tables.FrameModel(tree, columns), frame, x
 
 
 def test_splits_as_bars():
@@ -345,9 +345,9 @@ def test_dollar_signs_are_drawn_as_they_are(name):
     """Between two dollar signs, matplotlib would read mathematics, and fail where it is none."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({name: rng.normal(size=90), "level": rng.choice([name, "other"], 90)})
-    columns, x = jtrees.data.Columns.fit(frame)
+    columns, x = jtrees.tables.TableEncoder.fit(frame)
     leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
-    model = jtrees.data.FrameModel(jtrees.ObliqueTree(np.float32([[1, 1, 0]]), np.float32([0]), leaves), columns)
+    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 1, 0]]), np.float32([0]), leaves), columns)
     named = {"class_names": [name, "no"]}
     plots = {
         "tree": plot_tree(model, x=frame, **named),

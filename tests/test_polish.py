@@ -13,13 +13,14 @@ import sweeps
 
 import jtrees
 from jtrees import losses, pytree
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling
 from jtrees.ensembles.polished import subtree_nodes
 from jtrees.leaves import Values
 from jtrees.methods.annealed.stages import train_stages
 from jtrees.search import Engine, Fitted
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import derived
+from jtrees.tables import checked_table
 from jtrees.warmstart import cart_regressor, from_sklearn
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")

@@ -9,12 +9,12 @@ import sweeps
 
 import jtrees
 from jtrees import leaves, topology
-from jtrees.data import checked_table
 from jtrees.data.table import bucket
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
 from jtrees.search import Fitted
 from jtrees.search.minibatch import trained
 from jtrees.search.precondition import matrix, preconditioned, spectrum
+from jtrees.tables import checked_table
 from jtrees.training import Batch
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture

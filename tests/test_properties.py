@@ -26,10 +26,11 @@ from test_battery import CLASS, METHODS, RECIPES as BATTERY, with_number
 
 import jtrees
 from jtrees import leaves, training
-from jtrees.data import Scaling, Table, checked_table
+from jtrees.data import Scaling, Table
 from jtrees.estimators import TreeClassifier, TreeRegressor
-from jtrees.search.fit import fits_of, table_of
+from jtrees.search.fit import Split, dataset_of, fits_of
 from jtrees.search.monitor import Monitor
+from jtrees.tables import checked_table
 from jtrees.text import names_of, split_text
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -275,8 +276,9 @@ def tuned(run: Run) -> None:
     report = (result := jtrees.tune(recipe, x, y, key=KEY, grid={name: values}, validation=2, **options)).report
     chosen = with_number(recipe, name, report.tuning.options[name])
     same(result.model.predict(x), jtrees.fit(chosen, x, y, key=fit_key, **options).model.predict(x))
-    recipes, table = [with_number(recipe, name, value) for value in values], table_of(recipe, x, y, weight, task)
-    fits = fits_of(recipes, [search_key], folds, table, None, Monitor())
+    recipes, dataset = [with_number(recipe, name, value) for value in values], dataset_of(recipe, x, y, weight, task)
+    splits = [Split(dataset.without(rows).table()) for rows in folds]
+    fits = fits_of(recipes, [search_key], splits, Monitor())
     for trial, value in zip(report.tuning.trials, values, strict=True):
         each = np.zeros(len(x))
         for rows in folds:

@@ -19,9 +19,10 @@ import pytest
 
 import jtrees
 from jtrees import pytree
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling
 from jtrees.search import engine as loop, fit as driver, monitor, result
 from jtrees.search.monitor import Monitor
+from jtrees.tables import checked_table
 
 KEY = jax.random.key(0)
 ENDLESS = Polynomials(steps=10_000_000)

@@ -10,11 +10,12 @@ from polynomials import Polynomials
 import pytest
 
 import jtrees
-from jtrees.data import checked_table
+from jtrees.search.fit import Split
 from jtrees.search.monitor import Monitor
 from jtrees.selection import halving
 from jtrees.selection.space import draw
-from jtrees.selection.sweep import Split
+from jtrees.selection.sweep import splits_of
+from jtrees.tables import checked_dataset, checked_table
 
 KEY = jax.random.key(3)
 tuning = importlib.import_module("jtrees.selection.tune")  # jtrees.selection.tune is the function
@@ -153,8 +154,8 @@ def halved(monkeypatch, losses, ends=None):
     """Halving where ``losses(options, rows)`` are the losses, and the group number ``ends`` is interrupted."""
     number, calls = itertools.count(1), []
 
-    def of_group(recipe, group, split, key, monitor):
-        rows = len(split.table.x)
+    def of_group(recipe, group, splits, key, monitor):
+        rows = len(splits[0].table.x)
         calls.append((rows, [options["steps"] for options in group]))
         state = "interrupted" if next(number) == ends else "finished"
         monitor.ended = state
@@ -162,8 +163,8 @@ def halved(monkeypatch, losses, ends=None):
 
     monkeypatch.setattr(tuning, "_evaluate_group", of_group)
     monkeypatch.setattr(Monitor, "has_time", lambda self: self.ended == "finished")
-    split = Split(checked_table(LONG, LONG_Y, None, "regression"), None, [None], [None])
-    chosen_from, left = tuning._halved(Polynomials(), TWELVE, split, KEY, Monitor(), 3)
+    splits = [Split(checked_table(LONG, LONG_Y, None, "regression"))]
+    chosen_from, left = tuning._halved(Polynomials(), TWELVE, splits, KEY, Monitor(), 3)
     rows_of = lambda trials: {trial.options["steps"]: trial.rows for trial in trials}
     assert len(chosen_from) + len(left) == len({**rows_of(chosen_from), **rows_of(left)})  # one trial of each
     return rows_of(chosen_from), rows_of(left), calls
@@ -228,27 +229,25 @@ def test_halving_of_a_table():
 
 
 def test_halving_of_folds_and_classes():
-    """Each fold of a sample leaves out its own rows, and rare classes stay."""
+    """Each fold trains on a sample of its own training rows, and rare classes stay."""
     labels = np.where(np.arange(2700) < 30, 2, LONG[:, 0] > 0)
-    table = checked_table(LONG, labels, np.geomspace(1, 9, 2700), "classification")
-    parts = np.array_split(np.random.default_rng(1).permutation(2700), 3)
-    split = Split(table, None, [*parts], [table.rows(part) for part in parts])
-    some = halving.subsampled(split, 300, np.random.default_rng(0))
-    assert some is not None and abs(len(some.table.x) - 300) < 30
-    assert set(some.table.y) == {0, 1, 2} and some.held_out is split.held_out
-    row_of = {row.tobytes(): i for i, row in enumerate(LONG)}
-    numbers = [row_of[row.tobytes()] for row in some.table.x]
-    for mine, part in zip(some.left_out, parts, strict=True):
-        assert {numbers[i] for i in mine} == set(numbers) & set(part.tolist())
-    assert some.table.weight.mean() == pytest.approx(1)
+    dataset = checked_dataset(LONG, labels, np.geomspace(1, 9, 2700), "classification")
+    splits = splits_of(Polynomials(), dataset, 3, KEY)
+    samples = halving.subsampled(splits, 300, np.random.default_rng(0))
+    assert samples is not None
+    for sample, split in zip(samples, splits, strict=True):
+        assert abs(len(sample.table.x) - 300) < 30 and sample.evaluated is split.evaluated
+        assert set(sample.table.y) == {0, 1, 2} and sample.table.weight.mean() == pytest.approx(1)
+        assert set(map(bytes, sample.table.x)) <= set(map(bytes, split.table.x))
+        assert not set(map(bytes, split.table.x)) & set(map(bytes, split.evaluated.x))
 
 
 def test_targets_that_do_not_vary_on_few_rows():
     """That budget is left out."""
     y = np.zeros(2700)
     y[7] = 1
-    split = Split(checked_table(LONG, y, None, "regression"), None, [None], [None])
-    assert halving.subsampled(split, 300, np.random.default_rng(0)) is None
+    splits = [Split(checked_table(LONG, y, None, "regression"))]
+    assert halving.subsampled(splits, 300, np.random.default_rng(0)) is None
     grid = {"learning_rate": (0.1, 0.2, 0.3, 0.4)}
     result = jtrees.tune(Polynomials(), LONG, y, key=KEY, grid=grid, halving=2, validation=(LONG, y))
     assert {trial.rows for trial in result.report.tuning.trials} <= {1350, 2700}

@@ -115,7 +115,7 @@ def test_a_column_of_a_raw_table_is_one_term():
     y = frame["a"].fillna(2) + 3.0 * frame["level"].isin(["u", "v"])
     fit = jtrees.fit(jtrees.Sparse(GET, terms=2, epochs=60), frame, y, key=KEY)
     owner = np.repeat(range(5), [2, 1, 1, 6, 0])
-    assert len(fit.model.columns.feature_names) == 10
+    assert len(fit.model.encoder.feature_names) == 10
     columns = [set(owner[row != 0]) for row in np.asarray(fit.tree.weights)]
     assert max(map(len, columns)) == 2 and {0, 3} in columns and columns_of(fit.tree).max() > 2
     assert list(fit.report.search.terms) == [4, 3, 2]
@@ -181,7 +181,7 @@ def test_a_split_has_the_columns_of_one_group(groups):
 
 def test_groups_by_names_that_are_numbers():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(9, 3)), columns=[2, 0, 1])
-    columns = jtrees.data.Columns.fit(frame)[0]
+    columns = jtrees.tables.TableEncoder.fit(frame)[0].named_columns
     np.testing.assert_array_equal(checked_groups([[0, 1]], columns, 3), [3, 0, 0])
     np.testing.assert_array_equal(checked_groups([[0, 1]], None, 3), [0, 0, 3])
 
@@ -202,7 +202,7 @@ def test_groups_by_name_of_a_raw_table():
     frame.loc[::9, "lat"] = np.nan
     recipe = jtrees.Sparse(GET, interactions=(("lat", "lon"), ("income", "age")), epochs=20)
     fit = jtrees.fit(recipe, frame, y, key=KEY)
-    assert fit.model.columns.feature_names == ["lat", "[lat missing]", "lon", "income", "age"]
+    assert fit.model.encoder.feature_names == ["lat", "[lat missing]", "lon", "income", "age"]
     assert all(len(one) <= 1 for one in groups_in_splits(fit.tree, [0, 0, 0, 1, 1]))
 
 

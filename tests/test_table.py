@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees.data import Scaling, Table, checked_table
-from jtrees.data.table import bucket, held_out_table, without_padding
+from jtrees.data import Scaling, Table
+from jtrees.data.table import bucket, without_padding
+from jtrees.tables import checked_table
+from jtrees.tables.dataset import held_out_table
 from jtrees.tasks import Classification, Regression
 
 N = 200

@@ -13,11 +13,12 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees.data import Scaling, checked_table
+from jtrees.data import Scaling
 from jtrees.data.scaling import losses_of
 from jtrees.search import engine, fit as driver, monitor
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import groups_of, with_options
+from jtrees.tables import checked_table
 from jtrees.tasks import Regression
 
 KEY = jax.random.key(0)

@@ -11,7 +11,7 @@ from small_recipes import COMBINATORS, OTHERS, QUICK
 
 import jtrees
 from jtrees import Classification, Regression, losses
-from jtrees.data import checked_table
+from jtrees.tables import checked_dataset
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -128,7 +128,7 @@ def test_losses_of_every_recipe(recipe):
     assert result.loss == pytest.approx(metrics.mean_squared_error(Y_NEW, predictions), rel=1e-5)
 
     result = fit(recipe, "squared error", held_out=0.2)
-    kept, out = checked_table(X, Y, None, "regression").divided(0.2, KEY)
+    kept, out = checked_dataset(X, Y, None, "regression").divided(0.2, KEY)
     check(result.report, "squared error", result.predict(out.x), out.x, out.y, kept.y, "held-out rows")
 
 

@@ -10,10 +10,9 @@ from small_recipes import COMBINATORS, OTHERS, QUICK
 
 import jtrees
 from jtrees import losses
-from jtrees.data import checked_table
 from jtrees.data.baselines import compared
-from jtrees.data.columns import Columns
 from jtrees.estimators import TreeClassifier
+from jtrees.tables import TableEncoder, checked_dataset, checked_table
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -54,8 +53,8 @@ def test_rows_whose_weights_float32_cannot_hold_are_left_out(raw):
     assert len(table.x) == kept.sum() == 127 and table.weight.mean() == pytest.approx(1)
     assert np.array_equal(table.y, Y[kept]) and (table.weight.astype(np.float32) > 0).all()
     if raw:
-        alone = Columns.fit(x[kept], Y[kept], sample_weight=HALF_LIFE[kept])
-        assert table.columns == alone[0]
+        alone = TableEncoder.fit(x[kept], Y[kept], sample_weight=HALF_LIFE[kept])
+        assert table.encoder == alone[0]
         np.testing.assert_array_equal(table.x, alone[1])
 
 
@@ -70,7 +69,7 @@ def test_weights_of_classes_are_normalised_with_those_of_rows():
 def test_huge_weights_of_a_raw_table():
     """The sum of the weights is beyond double precision."""
     x = np.where(X > 1.5, np.nan, X)
-    plain, huge = (Columns.fit(x, Y, sample_weight=weight)[1] for weight in (None, np.full(400, 1e308)))
+    plain, huge = (TableEncoder.fit(x, Y, sample_weight=weight)[1] for weight in (None, np.full(400, 1e308)))
     np.testing.assert_array_equal(plain, huge)
 
 
@@ -83,10 +82,10 @@ def test_a_class_of_weight_zero_in_float32_has_no_probability():
 
 
 def test_part_of_a_table_has_weights_of_mean_one():
-    table = checked_table(X, Y, RNG.lognormal(sigma=2, size=400), "regression")
-    training, out = table.divided(0.5, KEY)
-    assert training.weight.mean() == pytest.approx(1)
-    whole = {tuple(x): weight for x, weight in zip(table.x, table.weight, strict=True)}
+    dataset = checked_dataset(X, Y, RNG.lognormal(sigma=2, size=400), "regression")
+    training, out = dataset.divided(0.5, KEY)
+    assert training.table().weight.mean() == pytest.approx(1) == dataset.weight.mean()
+    whole = {tuple(x): weight for x, weight in zip(dataset.x, dataset.weight, strict=True)}
     np.testing.assert_array_equal(out.weight, [whole[tuple(x)] for x in out.x])
 
 

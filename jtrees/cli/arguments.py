@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+from collections.abc import Mapping
 import contextlib
 from pathlib import Path
 import re
@@ -30,7 +31,6 @@ def add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
     add_rules(parser, training=target)
     if target:
         add("--target", required=True, metavar="COLUMN", help="the column to predict")
-        add("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
         add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
 
 
@@ -46,10 +46,15 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def estimator_of(
-    options: argparse.Namespace, recipe: jtrees.Recipe, task: Task, max_seconds: float | None = None
+    options: argparse.Namespace,
+    recipe: jtrees.Recipe,
+    task: Task,
+    max_seconds: float | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> Any:
+    """Returns the estimator that the arguments describe; ``kinds`` are requested kinds of columns."""
     common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
-    common["monotonic_cst"] = signs_of(options)
+    common |= {"monotonic_cst": signs_of(options), "columns": kinds or None}
     if task == "classification":
         return TreeClassifier(recipe, **common)
     return TreeRegressor(recipe, loss=options.loss or LOSSES[0], quantile=options.quantile, **common)

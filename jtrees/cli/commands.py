@@ -22,11 +22,10 @@ from jtrees.cli.arguments import add_recipe, add_table, estimator_of, loss_of, r
 from jtrees.cli.files import DataError, numbers_of, one_line, read_rows, rules_of
 from jtrees.cli.report import write_report
 from jtrees.cli.rivals import HeldOut, kind_of_model
-from jtrees.cli.tables import Frame, Task, check_rows, drop, guess, read_labelled, set_columns, targets_of, usable
-from jtrees.data import Columns, FrameModel
+from jtrees.cli.tables import Frame, Task, check_rows, guess, read_labelled, set_schema, targets_of, usable
 from jtrees.data.baselines import BehindBaselineWarning
-from jtrees.data.columns import LeftOut
 from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.tables import FrameModel, Schema, TableEncoder
 
 MAX_TERMS = 5  # largest number of terms of a condition in rules
 _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
@@ -116,7 +115,7 @@ def _fit(options: argparse.Namespace) -> int:
     model = None if first is None else first.model
     if model is None or model.report_.ended != "interrupted":
         left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
-        model = estimator_of(options, recipe, task, left)
+        model = estimator_of(options, recipe, task, left, frame.kinds)
         with warnings.catch_warnings():
             # The verdict on held-out rows has already said whether a baseline is better.
             warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
@@ -125,17 +124,18 @@ def _fit(options: argparse.Namespace) -> int:
     print("\n".join(verdict if first is None else first.summary(kind_of_model(model))))
     if first is None or model is not first.model:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {time.perf_counter() - started:.1f} s in all")
-    set_columns(model, frame.remember(model.columns_))
-    print(f"\n{model.columns_}\n")
+    set_schema(model, frame.remember(model.encoder_.schema))
+    print(f"\n{model.encoder_}\n")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
         # The rows as the tree was trained on them: their target means are means over other rows.
         if first is not None and model is first.model:
             features = first.features
         else:
-            features = Columns.fit(frame.x, np.unique(y, return_inverse=True)[1] if classes else y, task=task)[1]
+            codes = np.unique(y, return_inverse=True)[1] if classes else y
+            features = TableEncoder.fit(frame.x, codes, task=task, columns=model.columns)[1]
         print(f"# {kind_of_model(model)}; rows are of the {len(features)} training rows")
-        names = model.columns_.feature_names
+        names = model.encoder_.feature_names
         print(model.tree_.to_text(names, x=features, class_names=classes, max_terms=MAX_TERMS))
     io.save(model, options.out)
     print(f"written to {options.out}")
@@ -147,7 +147,7 @@ def _fit(options: argparse.Namespace) -> int:
 
 def _held_out(options: argparse.Namespace, recipe: jtrees.Recipe, frame: Frame, y: np.ndarray, task: Task) -> HeldOut:
     """Returns a model fitted to nine tenths of the rows, and its rivals, in half of the time limit."""
-    model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2)
+    model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2, frame.kinds)
     with warnings.catch_warnings():  # the fit to all rows repeats the warnings
         warnings.simplefilter("ignore")
         return HeldOut(model, loss_of(options), frame.x, y, share=_HELD_OUT, seed=options.seed, forests=False)
@@ -215,7 +215,7 @@ def _export(options: argparse.Namespace) -> int:
     how = {"prefix": options.prefix} if write is export.to_c else {}
     exported = model.model_
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
-        print(f"its features are {', '.join(exported.columns.feature_names)}")
+        print(f"its features are {', '.join(exported.encoder.feature_names)}")
         exported = exported.model
     write(exported, options.file, **how)
     if isinstance(model, TreeClassifier):
@@ -226,7 +226,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
-    model = estimator_of(options, recipe_of(options, task), task, options.max_seconds)
+    model = estimator_of(options, recipe_of(options, task), task, options.max_seconds, frame.kinds)
     command = shlex.join(["jtrees", *map(str, options.given)])
     write_report(options.out, frame, model, loss_of(options), seed=options.seed, command=command)
     print(f"written to {options.out}")
@@ -244,7 +244,7 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
     """
     loss = loss_of(options)
     data = read_labelled(options.table, options.target, rules_of(options))
-    check_rows(data := drop(data, options.drop))
+    check_rows(data)
     task, why = guess(data.y) if options.loss is None else ("regression", f"--loss {options.loss} is for numbers")
     otherwise = " (--task says otherwise)" if options.loss is None else ""
     task_text = f"{task}, as {why}{otherwise}" if options.task is None else options.task
@@ -255,7 +255,8 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
             loss.check(data.y.to_numpy(np.float64, na_value=np.nan))  # numbers the rows as in the file
         except ValueError as error:
             raise DataError(f"target {validation.quoted(data.y.name)} {str(error).removeprefix('y ')}") from None
-    print(f"{frame.name}: {len(frame.x)} rows, {len(frame.x.columns)} columns; task: {task_text}")
+    count = sum(frame.kinds.get(name) != "drop" for name in frame.x.columns)
+    print(f"{frame.name}: {len(frame.x)} rows, {count} columns; task: {task_text}")
     for line in left_out:
         print(line)
     return frame, options.task or task
@@ -280,19 +281,20 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     Raises:
       DataError: if the table cannot be read, or if a column that the model uses is missing.
     """
-    columns: Columns | None = model.columns_
-    rules = rules_of(options) if columns is None else rules_of(options, columns.missing)
+    schema: Schema | None = None if model.encoder_ is None else model.encoder_.schema
+    rules = rules_of(options) if schema is None else rules_of(options, schema.missing)
     table, changes = read_rows(options.table, rules)
-    if columns is None and options.table.suffix != ".parquet":  # the model takes only numbers
+    if schema is None and options.table.suffix != ".parquet":  # the model takes only numbers
         table = pd.DataFrame({name: numbers_of(name, table[name], rules) for name in table})
     for line in changes:
         print(f"jtrees: {line}", file=sys.stderr)
-    if columns is not None:
-        current = columns if options.decimal is None else columns.with_decimal(options.decimal)
-        set_columns(model, dataclasses.replace(current, missing=rules.missing))
-    described = {} if columns is None or not columns.named else columns.columns
+    if schema is not None:
+        current = schema if options.decimal is None else schema.with_decimal(options.decimal)
+        set_schema(model, dataclasses.replace(current, missing=rules.missing))
+    described = {} if schema is None or not schema.named else schema.columns
     names = list(getattr(model, "feature_names_in_", described))
-    if absent := [name for name in names if name not in table and not isinstance(described.get(name), LeftOut)]:
+    dropped = {name for name, column in described.items() if column.kind == "drop"}
+    if absent := [name for name in names if name not in table and name not in dropped]:
         named = validation.quoted(absent[0])
         raise DataError(f"{options.table} must have the columns of the model, got none called {named}")
     if len(table) < fewest:

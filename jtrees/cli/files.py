@@ -1,21 +1,22 @@
 """Reading of tables from CSV and Parquet files, with clear errors for unreadable files."""
 
 import codecs
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 import re
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
 import pandas as pd
 
 from jtrees import validation as checks
-from jtrees.data.cells import MISSING, ORDERS, Reading
-from jtrees.data.file_columns import FileColumns, read_cells
-from jtrees.data.frame import RawColumn
+from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading
+from jtrees.tables.frame import RawColumn
+from jtrees.tables.inference import KINDS, DoubtError, read_as
 
 _DAY = 86_400_000  # milliseconds
 # First bytes of other formats, and how to get a file that can be read. Some encodings would read their bytes as text.
@@ -41,16 +42,14 @@ class Rules:
       encoding: the character encoding of CSV.
       missing: texts that mean a missing value in CSV. An empty cell is always a missing value. In text of Parquet,
         only the texts that are not in ``MISSING`` count, because Parquet has missing values.
-      order: the order of day and month, ``"dmy"`` or ``"mdy"``, for columns of ambiguous dates.
-      text: names of columns that are text.
+      columns: requested kinds of columns, as for :func:`jtrees.tables.schema`.
     """
 
     separator: str = ","
     decimal: str | None = None
     encoding: str = "utf-8"
     missing: tuple[str, ...] = MISSING
-    order: str | None = None
-    text: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 PLAIN_RULES = Rules()
@@ -67,8 +66,9 @@ def add_rules(parser: Any, *, training: bool) -> None:
     missing_help = f"further texts that mean a missing value, besides {default}; without TEXT, only an empty cell does"
     add("--missing", nargs="*", metavar="TEXT", help=missing_help)
     if training:
-        add("--text", nargs="+", default=[], metavar="COLUMN", help="columns to read as text")
-        add("--dates", choices=list(ORDERS), help="order of day and month in columns of ambiguous dates")
+        kinds = ", ".join(kind.replace("%", "%%") for kind in KINDS)
+        help_of_kinds = f"what columns hold, if it is not what their cells look like, such as id=drop: {kinds}"
+        add("--columns", nargs="+", default=[], metavar="COLUMN=KIND", help=help_of_kinds)
 
 
 def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
@@ -87,8 +87,23 @@ def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
         raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
     if options.missing is not None:
         missing = (*dict.fromkeys((*missing, *options.missing)),) if options.missing else ("",)
-    text, order = tuple(getattr(options, "text", ())), getattr(options, "dates", None)
-    return Rules(separator, decimal, options.encoding, missing, order, text)
+    return Rules(separator, decimal, options.encoding, missing, kinds_of(getattr(options, "columns", ())))
+
+
+def kinds_of(arguments: Iterable[str]) -> dict[str, str]:
+    """Returns the requested kinds of columns by name.
+
+    Raises:
+      DataError: for arguments that are not ``COLUMN=KIND``, and for unknown kinds.
+    """
+    kinds = {}
+    for argument in arguments:
+        name, equals, kind = argument.rpartition("=")
+        if not equals or kind not in KINDS:
+            among = ", ".join(KINDS)
+            raise DataError(f"--columns must be COLUMN=KIND with a kind among {among}, got {checks.quoted(argument)}")
+        kinds[name] = kind
+    return kinds
 
 
 def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
@@ -186,6 +201,58 @@ def _blank_lines(text: str) -> int:
     return match[0].count("\n") if match else 0
 
 
+class FileColumns(NamedTuple):
+    """The columns of a file of text.
+
+    Attributes:
+      columns: the columns, by name.
+      readings: how the text of each column of numbers or dates is read.
+      notes: the ambiguity of a column, and the option that resolves it.
+    """
+
+    columns: dict[str, RawColumn]
+    readings: dict[str, Reading]
+    notes: dict[str, str]
+
+
+def read_cells(
+    cells: Mapping[str, np.ndarray], *, decimal: str | None = None, kinds: Mapping[str, str] | None = None
+) -> FileColumns:
+    """Returns the columns of a file whose cells are text; the kind of a column is inferred from all of its cells.
+
+    Args:
+      cells: the cells of each column, ``(n,)`` str, None if missing.
+      decimal: the decimal separator, as for :func:`jtrees.tables.cells.find_reading`.
+      kinds: requested kinds of columns, as for :func:`jtrees.tables.schema`.
+
+    Raises:
+      ValueError: if a cell is not of the requested kind.
+    """
+    result, kinds = FileColumns({}, {}, {}), kinds or {}
+    for name, values in cells.items():
+        kind = kinds.get(name)
+        raw = RawColumn("text", values, source="levels" if kind == "text" else "text")
+        if kind not in ("text", "drop"):
+            reading, note = _reading(name, values.tolist(), kind, decimal)
+            result.notes.update({name: note} if note else {})
+            if reading is not None:
+                numbers, _ = reading.read(values.tolist())
+                raw = RawColumn(reading.kind, numbers, OFFSETS if reading.zoned else None)
+                result.readings.update({} if reading == PLAIN[reading.kind] else {name: reading})
+        result.columns[name] = raw
+    return result
+
+
+def _reading(name: str, cells: list[str | None], kind: str | None, decimal: str | None) -> tuple[Reading | None, str]:
+    """Returns how the cells of a column are read, and a note; None for text, also for text that is nearly numbers."""
+    try:
+        found = read_as(name, cells, kind, decimal=decimal)
+    except DoubtError:  # a later check of the features names all such columns
+        return None, ""
+    remedy = f": --columns {checks.quoted(f'{name}={found.otherwise}')} reads it otherwise" if found.otherwise else ""
+    return found.reading, f"{found.note}{remedy}"
+
+
 def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd.DataFrame, FileColumns, list[str]]:
     """Returns the table in a file with typed columns, how its cells were read, and a list of changes.
 
@@ -200,15 +267,9 @@ def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd
     """
     rows, changes = read_rows(file, rules)
     if file.suffix == ".parquet":
-        for name in set(rules.text) & set(rows.columns):
-            if pd.api.types.is_datetime64_any_dtype(rows[name]):
-                raise DataError(
-                    f"--text must name columns of text or numbers, got {checks.quoted(name)}, which has dates"
-                )
-            rows[name] = rows[name].astype("category")
         return rows, FileColumns({}, {}, {}), changes
     cells = {name: rows[name].to_numpy(object) for name in rows}
-    read = read_cells(cells, decimal=rules.decimal, order=rules.order, text=rules.text)
+    read = read_cells(cells, decimal=rules.decimal, kinds=rules.columns)
     typed = {name: _typed(raw, cells[name], dates=name != keep) for name, raw in read.columns.items()}
     return pd.DataFrame(typed, index=rows.index), read, changes
 
@@ -219,7 +280,7 @@ def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
     Raises:
       DataError: if a cell is not a number. The message names the column and the row.
     """
-    values, wrong = Reading("numeric", decimal=rules.decimal or ".").read(cells.tolist())
+    values, wrong = Reading("number", decimal=rules.decimal or ".").read(cells.tolist())
     if wrong.any():
         row = int(np.argmax(wrong))
         cell = f"{checks.quoted(cells.iloc[row])} in row {row}"

@@ -18,7 +18,7 @@ from sklearn.calibration import CalibrationDisplay
 import jtrees
 from jtrees import explain, export, io, losses, plotting
 from jtrees.cli.rivals import HeldOut, kind_of_model, quiet
-from jtrees.cli.tables import Frame, set_columns, targets_of
+from jtrees.cli.tables import Frame, set_schema, targets_of
 from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.plotting._common import literal
 
@@ -45,7 +45,7 @@ def write_report(path: Path, frame: Frame, model: Any, loss: losses.Loss, *, see
     with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
         warnings.simplefilter("ignore", BehindBaselineWarning)
         held_out = HeldOut(model, loss, frame.x, targets_of(frame.y), share=_HELD_OUT, seed=seed, forests=True)
-    set_columns(model, frame.remember(model.columns_))
+    set_schema(model, frame.remember(model.encoder_.schema))
     page = _Page(held_out, frame.name, str(frame.y.name))
     sections = [
         _section("Summary", page.summary()),
@@ -83,7 +83,7 @@ class _Page:
     # --- Data --------------------------------------------------------------------------------------------------------
 
     def data(self) -> str:
-        rows = [[name, description] for name, description in self.model.columns_.described().items()]
+        rows = [[name, description] for name, description in self.model.encoder_.described().items()]
         return (
             _paragraph(
                 f"{self.name} has {len(self.y_train) + len(self.y_test)} rows that can be used. The model predicts "
@@ -132,7 +132,7 @@ class _Page:
         """Returns the sections on the tree; an empty list if the model is not a tree."""
         if self.model.tree_ is None:
             return []
-        tree, x, names = self.model.tree_, self.held_out.features, self.model.columns_.feature_names
+        tree, x, names = self.model.tree_, self.held_out.features, self.model.encoder_.feature_names
         shown: Any = {"feature_names": names, "class_names": self.class_names}
         drawing = plotting.plot_tree(tree, max_terms=3, x=x, **shown)
         rules = tree.to_text(max_terms=MAX_TERMS, x=x, **shown)

@@ -36,10 +36,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from jtrees import explain, losses
-from jtrees.data import Columns
 from jtrees.data.baselines import Comparison
 from jtrees.description import kind_of
 from jtrees.losses.names import measure
+from jtrees.tables import TableEncoder
 from jtrees.tasks import Classification, Regression
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
@@ -88,8 +88,9 @@ class HeldOut:
         self.seconds = {self.name: time.perf_counter() - started}
         self.classes = [str(label) for label in model.classes_] if task == "classification" else []
         self.predictions = {self.name: self.predicted(model, self.x_test)}
-        columns, self.features = Columns.fit(self.x_train, self.codes(self.y_train), task=task)
-        features_test = quiet(lambda: columns.transform(self.x_test))
+        codes = self.codes(self.y_train)
+        encoder, self.features = TableEncoder.fit(self.x_train, codes, task=task, columns=model.columns)
+        features_test = quiet(lambda: encoder.transform(self.x_test))
         depth = _CART_DEPTH if model.tree_ is None else max(1, model.tree_.depth)
         rivals = classifiers(depth, seed) if self.classes else regressors(loss, depth, seed, len(train))
         for name, rival in rivals.items():

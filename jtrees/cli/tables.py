@@ -1,7 +1,7 @@
 """Tables from files with their targets: the usable rows and columns, and clear errors for unusable data."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,8 @@ import pandas as pd
 
 from jtrees import validation as checks
 from jtrees.cli.files import PLAIN_RULES, DataError, Rules, read_table
-from jtrees.data.columns import Columns, doubt_of
+from jtrees.tables import Schema
+from jtrees.tables.inference import doubt_of
 
 _FEWEST = 20  # least number of rows to train, to validate and to test
 _LABELS = 20  # largest number of different whole numbers that are read as classes
@@ -30,7 +31,8 @@ class Frame:
       changes: changes made while reading the file, one line for each change.
       settled: whether text must remain text, because all cells of a file have been read.
       decimal: the decimal separator of the file, or None.
-      remember: ``columns -> columns``, which makes the columns of a model read text like this file.
+      kinds: requested kinds of features, by name.
+      remember: ``schema -> schema``, which makes the schema of a model read text like this file.
     """
 
     name: str
@@ -39,7 +41,8 @@ class Frame:
     changes: tuple[str, ...] = ()
     settled: bool = False
     decimal: str | None = None
-    remember: Callable[[Columns], Columns] = lambda columns: columns
+    kinds: dict[str, str] = field(default_factory=dict)
+    remember: Callable[[Schema], Schema] = lambda schema: schema
 
 
 def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) -> Frame:
@@ -55,18 +58,18 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
         raise DataError(f"--target must be one of the columns {_listed(names)}; {came}")
     if len(names) == 1:
         raise DataError(f"{file} must have at least one column besides the target")
-    if absent := [name for name in rules.text if name not in names]:
-        raise DataError(f"--text must name columns among {_listed(names)}; got {checks.quoted(absent[0])}")
+    check_named(rules.columns, names)
+    kinds = {name: kind for name, kind in rules.columns.items() if name != target}
     y: Any = frame[target]
-    if (reading := read.readings.get(target)) is not None and reading.kind == "numeric":
+    if (reading := read.readings.get(target)) is not None and reading.kind == "number":
         note = read.notes.get(target)
         changes.append(f"target {checks.quoted(target)}: {reading}{f'; {note}' if note else ''}")
 
-    def remember(columns: Columns) -> Columns:
-        return columns.with_readings(read.readings, read.notes, rules.missing)
+    def remember(schema: Schema) -> Schema:
+        return schema.with_readings(read.readings, read.notes, rules.missing)
 
     settled = file.suffix != ".parquet"
-    return Frame(file.stem, frame.drop(columns=target), y, tuple(changes), settled, rules.decimal, remember)
+    return Frame(file.stem, frame.drop(columns=target), y, tuple(changes), settled, rules.decimal, kinds, remember)
 
 
 def _listed(names: list[str]) -> str:
@@ -74,18 +77,10 @@ def _listed(names: list[str]) -> str:
     return checks.listed(name[:80] for name in names)
 
 
-def drop(frame: Frame, names: list[str]) -> Frame:
-    """Returns the data set without the named features.
-
-    Raises:
-      DataError: if a feature does not exist. The message lists the features.
-    """
-    features = [str(name) for name in frame.x.columns]
-    for name in names:
-        if name not in features:
-            raise DataError(f"--drop must name features among {_listed(features)}; got {checks.quoted(name)}")
-    keep = [name not in names for name in features]
-    return replace(frame, x=frame.x.loc[:, keep])
+def check_named(columns: Mapping[str, str], names: list[str]) -> None:
+    """Raises :class:`DataError` if a kind is requested for a column that does not exist."""
+    if absent := [name for name in columns if name not in names]:
+        raise DataError(f"--columns must name columns among {_listed(names)}; got {checks.quoted(absent[0])}")
 
 
 def check_rows(frame: Frame) -> None:
@@ -113,7 +108,7 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         columns of text that look like numbers. The message names all such columns.
     """
     y: Any = frame.y
-    if not len(frame.x.columns):
+    if all(frame.kinds.get(name) == "drop" for name in frame.x.columns):
         raise DataError("there must be a column to learn from besides the target")
     changes, name = list(frame.changes), checks.quoted(y.name)
     keep = y.notna()
@@ -145,7 +140,8 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
-    if bad := [fault for name in x.columns if (fault := _fault(x[name], frame.decimal))]:
+    used = [name for name in x.columns if frame.kinds.get(name) != "drop"]
+    if bad := [fault for name in used if (fault := _fault(x[name], frame.decimal))]:
         raise DataError(f"columns must hold numbers or text: {checks.listed(bad, '; ')}")
     if frame.settled:
         text = [name for name in x.columns if x[name].dtype == object]
@@ -158,9 +154,10 @@ def targets_of(y: pd.Series) -> np.ndarray:
     return y.to_numpy(str) if not pd.api.types.is_numeric_dtype(y) else y.to_numpy()
 
 
-def set_columns(model: Any, columns: Columns) -> None:
-    """Sets the columns with which a fitted estimator reads tables."""
-    model.columns_, model.model_ = columns, model.model_.replace(columns=columns)
+def set_schema(model: Any, schema: Schema) -> None:
+    """Sets the schema with which a fitted estimator reads tables."""
+    model.encoder_ = replace(model.encoder_, schema=schema)
+    model.model_ = model.model_.replace(encoder=model.encoder_)
 
 
 def _fault(values: Any, decimal: str | None) -> str | None:
@@ -181,7 +178,9 @@ def _fault(values: Any, decimal: str | None) -> str | None:
 def _doubt(values: pd.Series, decimal: str | None) -> str | None:
     """Returns why text that looks like numbers or dates is not read as such, and the remedy; None for other text."""
     doubt = doubt_of(values.dropna().astype(str).tolist(), decimal)
-    remedy = "try --decimal ," if "decimal comma" in doubt else "use --text, or --missing for missing values"
+    remedy = (
+        "try --decimal ," if "decimal comma" in doubt else "use --columns COLUMN=text, or --missing for missing values"
+    )
     return f"{doubt}: {remedy}" if doubt else None
 
 

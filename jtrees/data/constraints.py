@@ -2,17 +2,33 @@
 
 from collections.abc import Mapping, Sequence
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.data.columns import Columns
-from jtrees.data.kinds import Numeric
-from jtrees.data.parse import NUMBER
 
 
-def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tuple[int, ...] | None:
+class NamedColumn(NamedTuple):
+    """A column of a raw table.
+
+    Attributes:
+      name: its name.
+      features: the number of features that the column becomes.
+      is_number: whether its first feature rises with the values of the column.
+      kind: the kind of its values, for messages.
+    """
+
+    name: str
+    features: int
+    is_number: bool
+    kind: str
+
+
+Columns = Sequence[NamedColumn] | None
+
+
+def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, ...] | None:
     """Returns the sign of each feature, 1, -1 or 0; None if all signs are 0.
 
     Args:
@@ -31,7 +47,7 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
             raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
         named_signs = list(zip(names, monotone, strict=True))
     else:
-        named_signs = [(_name_of(column, names, "monotone"), sign) for column, sign in monotone.items()]
+        named_signs = [(name_of(column, names, "monotone"), sign) for column, sign in monotone.items()]
     signs, place, signed = [0] * features, _places(columns, features), set()
     for name, sign in named_signs:
         if name in signed:
@@ -46,7 +62,7 @@ def checked_signs(monotone: Any, columns: Columns | None, features: int) -> tupl
     return tuple(signs) if any(signs) else None
 
 
-def checked_groups(interactions: Any, columns: Columns | None, features: int) -> np.ndarray | None:
+def checked_groups(interactions: Any, columns: Columns, features: int) -> np.ndarray | None:
     """Returns the number of the group of each feature, ``(features,)``; None if all features may share a split.
 
     Args:
@@ -65,32 +81,31 @@ def checked_groups(interactions: Any, columns: Columns | None, features: int) ->
     group_numbers: dict[Any, int] = {}
     for number, group in enumerate(groups):
         for column in group:
-            name = _name_of(column, names, "interactions")
+            name = name_of(column, names, "interactions")
             if name in group_numbers:
                 raise ValueError(f"interactions must be groups that do not overlap, got {checks.quoted(name)} twice")
             group_numbers[name] = number
     return np.array([group_numbers.get(name, len(names)) for name in names])[column_of_features(columns, features)]
 
 
-def column_of_features(columns: Columns | None, features: int) -> np.ndarray:
+def column_of_features(columns: Columns, features: int) -> np.ndarray:
     """Returns the number of the column of each feature, ``(features,)``."""
     if columns is None:
         return np.arange(features)
-    sizes = [len(column.features(name)) for name, column in columns.columns.items()]
-    return np.repeat(np.arange(len(sizes)), sizes)
+    return np.repeat(np.arange(len(columns)), [column.features for column in columns])
 
 
-def _names(columns: Columns | None, features: int) -> list[Any]:
-    return list(range(features)) if columns is None else list(columns.columns)
+def _names(columns: Columns, features: int) -> list[Any]:
+    return list(range(features)) if columns is None else [column.name for column in columns]
 
 
-def _name_of(column: Any, names: list[Any], argument: str) -> Any:
+def name_of(column: Any, names: list[Any], argument: str) -> Any:
     """Returns the name of a column given by name or by number.
 
     A number is a name if the table has columns that are named by numbers, else it is a position. Names of a table are
     text here, whatever type they have in the DataFrame.
     """
-    numbered: dict[Any, Any] = {float(name): name for name in names if isinstance(name, str) and NUMBER.fullmatch(name)}
+    numbered: dict[Any, Any] = {number: name for name in names if (number := _number_of(name)) is not None}
     is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
     numbered_columns = numbered or dict(enumerate(names))
     name = numbered_columns.get(column) if is_number and str(column) not in names else str(column)
@@ -99,21 +114,26 @@ def _name_of(column: Any, names: list[Any], argument: str) -> Any:
     return name
 
 
-def _places(columns: Columns | None, features: int) -> dict[Any, int]:
+def _places(columns: Columns, features: int) -> dict[Any, int]:
     """Returns the number of the feature of each numeric column, by name."""
     if columns is None:
         return {j: j for j in range(features)}
-    first = np.searchsorted(column_of_features(columns, features), range(len(columns.columns)))
+    first = np.searchsorted(column_of_features(columns, features), range(len(columns)))
     # A numeric column may have a second feature, which marks missing values.
-    return {
-        name: int(first[i]) for i, (name, column) in enumerate(columns.columns.items()) if isinstance(column, Numeric)
-    }
+    return {column.name: int(first[i]) for i, column in enumerate(columns) if column.is_number}
 
 
-def _place_of(name: Any, places: dict[Any, int], columns: Columns | None) -> int:
+def _place_of(name: Any, places: dict[Any, int], columns: Columns) -> int:
     if name not in places:
-        assert columns is not None
-        raise ValueError(
-            f"monotone must name columns of numbers, got {checks.quoted(name)}: {checks.quoted(columns.columns[name])}"
-        )
+        kind = next(column.kind for column in columns or () if column.name == name)
+        raise ValueError(f"monotone must name columns of numbers, got {checks.quoted(name)}, of the kind {kind}")
     return places[name]
+
+
+def _number_of(name: Any) -> float | None:
+    """Returns the number that is the name of a column, or None."""
+    try:
+        number = float(name)
+    except (TypeError, ValueError):
+        return None
+    return None if number != number else number

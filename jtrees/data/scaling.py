@@ -112,13 +112,16 @@ class Scaling:
         low, unit = (xp.asarray(a, dtype) for a in (self.y_low, self.y_unit))
         return low + unit * xp.asarray(outputs, dtype)
 
-    def batch(self, table: Table) -> Batch:
-        """Returns the scaled table in NumPy, padded with copies of the last row that have weight 0."""
+    def batch(self, table: Table, rows: int | None = None) -> Batch:
+        """Returns the scaled table in NumPy, padded with copies of the last row that have weight 0.
+
+        ``rows`` is the number of rows with padding; None: that of :func:`jtrees.data.table.bucket`.
+        """
         (n, p), y = table.x.shape, self.transform_y(table.y)
-        padding = bucket(n) - n
+        padding = (rows or bucket(n)) - n
         x = blocking.aligned((n + padding, p))
-        for rows in blocking.on_host(n, p):
-            x[rows] = self.transform(table.x[rows])
+        for block in blocking.on_host(n, p):
+            x[block] = self.transform(table.x[block])
         x[n:] = x[n - 1]
         weight = np.pad(ones_or(table.weight, table.x).astype(np.float32), (0, padding))
         arrays: Any = x, np.pad(y, [(0, padding)] + [(0, 0)] * (y.ndim - 1), mode="edge"), weight

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees import exact
-from jtrees.data.frame_model import tree_of
 from jtrees.explain.explained import ExplainedColumns, as_rows, relative
 from jtrees.explain.least_distance import least_distance_within, nearest_leaves
+from jtrees.tables.model import tree_of
 from jtrees.tree import ObliqueTree
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import prediction, validation
-from jtrees.data.columns import Numeric
-from jtrees.data.frame_model import FrameModel, column_names, features_of_rows
+from jtrees.tables.model import FrameModel, column_names, features_of_rows
 from jtrees.tree import ObliqueTree
 
 
@@ -31,9 +30,8 @@ class ExplainedColumns:
         names = column_names(model, feature_names)
         if not isinstance(model, FrameModel):
             return cls(names, np.arange(model.features), model)
-        sizes = {name: len(column.features(name)) for name, column in model.columns.columns.items()}
-        names = [name for name in names if sizes[name]]
-        return cls(names, np.repeat(np.arange(len(names)), [sizes[name] for name in names]), model)
+        sizes = {column.name: column.features for column in model.encoder.named_columns if column.features}
+        return cls(list(sizes), np.repeat(np.arange(len(sizes)), list(sizes.values())), model)
 
     def features(self, x: Any) -> np.ndarray:
         """Returns rows as features, ``(n, p)`` in float64."""
@@ -43,7 +41,7 @@ class ExplainedColumns:
         """Returns which features of rows come from missing values, ``(n, p)`` bool."""
         if not isinstance(self.model, FrameModel):
             return np.zeros(np.shape(x), bool)
-        gaps = self.model.columns.gaps(x)
+        gaps = self.model.encoder.gaps(x)
         return np.column_stack([gaps[name] for name in self.names])[:, self.owner]
 
     def row(self, name: str, row: Any) -> np.ndarray:
@@ -67,10 +65,8 @@ class ExplainedColumns:
         """
         possible = self.names
         if isinstance(self.model, FrameModel):
-            kinds = self.model.columns.columns
-            possible = [
-                name for name in self.names if isinstance(kinds[name], Numeric) and kinds[name].kind == "numeric"
-            ]
+            schema = self.model.encoder.schema
+            possible = [name for name in self.names if schema.columns[name].kind == "number"]
         for name in columns or ():
             if name not in possible:
                 named = validation.quoted_list(possible)

@@ -9,8 +9,8 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import validation
-from jtrees.data.frame_model import FrameModel
 from jtrees.explain.explained import ExplainedColumns
+from jtrees.tables.model import FrameModel
 
 
 def permutation_importance(

@@ -8,8 +8,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import exact
-from jtrees.data.frame_model import tree_of
 from jtrees.explain.explained import ExplainedColumns, relative
+from jtrees.tables.model import tree_of
 
 
 @dataclasses.dataclass(frozen=True)

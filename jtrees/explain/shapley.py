@@ -10,9 +10,9 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import compilation, prediction, processes, validation
-from jtrees.data.frame_model import FrameModel
 from jtrees.explain.explained import ExplainedColumns
 from jtrees.forest import Forest
+from jtrees.tables.model import FrameModel
 
 _EXACT = 12  # largest number of columns with all 2^p coalitions
 _BLOCK = 8192  # samples evaluated at once

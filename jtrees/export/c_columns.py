@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 
-from jtrees.data.frame import Frame
 from jtrees.export.c_text import escaped, number, string, table
 from jtrees.export.encoding import Field, codes_of
+from jtrees.tables.frame import Frame
 from jtrees.validation import quoted
 
 _RESERVED = """
@@ -74,7 +74,7 @@ class Columns:
         return "$_row" if self.named else "double"
 
     def _struct(self) -> str:
-        kinds = {"numeric": "a number", "boolean": "0 or 1", "date": "local days since 1970-01-01", "text": "a level"}
+        kinds = {"number": "a number", "boolean": "0 or 1", "date": "local days since 1970-01-01", "text": "a level"}
         lines = []
         for field, member in zip(self.fields, self.members, strict=True):
             kind, description = "int" if field.kind == "text" else "double", kinds[field.kind]

@@ -38,7 +38,7 @@ def to_c(
 
     Args:
       model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
-        holds either (:class:`jtrees.data.FrameModel`).
+        holds either (:class:`jtrees.tables.FrameModel`).
       path: path of the file. The file is written completely or not at all.
       prefix: prefix of all names in the file.
       precision: type of features and predictions. For raw tables, only predictions have this type. For both types, a
@@ -98,16 +98,16 @@ def _header(program: Program, prefix: str, precision: str) -> str:
 def _parts_of_rows(program: Program, precision: str, test_rows: Any) -> dict[str, Any]:
     """Returns the parts of the template that depend on the type of a row: an array or a struct."""
     array = {"COLUMNS": f"  $$_COLUMNS = {len(program.zero)},\n", "NEXT": "$$_COLUMNS", "ADDRESS": "x", "ENCODE": ""}
-    if program.columns is None:
+    if program.encoder is None:
         tests = {"TESTS": table(precision, "test_x", test_rows), "TEST_ROW": f"    const {precision} *x = $_test_x[i];"}
         return array | {"ROW": precision, "FEATURES_OF": "", "FEATURE": "(double)x[j]"} | tests
-    columns = Columns(fields_of(program.columns), named=program.columns.named)
+    columns = Columns(fields_of(program.encoder), named=program.encoder.schema.named)
     declarations, test_row = columns.test_rows(test_rows)
     parts = {"ROW": columns.row, "FEATURES_OF": _ENCODED, "FEATURE": "features[j]", "ENCODE": columns.text}
     parts |= {"TESTS": declarations, "TEST_ROW": test_row}
-    if program.columns.named:
+    if program.encoder.schema.named:
         return parts | {"COLUMNS": "", "NEXT": "1", "ADDRESS": "&x"}
-    return array | {"COLUMNS": f"  $$_COLUMNS = {len(program.columns.columns)},\n"} | parts
+    return array | {"COLUMNS": f"  $$_COLUMNS = {len(program.encoder.schema.columns)},\n"} | parts
 
 
 def _parts_of_leaves(program: Program, tables: list[Any], padded: int, rows: np.ndarray) -> dict[str, Any]:

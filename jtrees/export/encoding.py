@@ -1,15 +1,16 @@
 """The encoding of a raw table's columns as plain arrays: the common part of all export formats with columns."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrees.data.cells import Reading
-from jtrees.data.columns import Columns
-from jtrees.data.frame import Frame, RawColumn
-from jtrees.data.kinds import MONTHS, WEEKDAYS, Date, LeftOut, Numeric, OneHot, TargetMeans
+from jtrees.tables import TableEncoder
+from jtrees.tables.cells import Reading
+from jtrees.tables.columns import ColumnSchema
+from jtrees.tables.encodings import Date, Encoding, OneHot, TargetMeans, codes_of as level_codes
+from jtrees.tables.frame import Frame, RawColumn
+from jtrees.tables.periods import PERIODS
 
-_NAMES = {"month": MONTHS, "weekday": WEEKDAYS}
 MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds
 
 
@@ -23,12 +24,12 @@ class Field(NamedTuple):
     Attributes:
       name: name of the column.
       place: position of the column in the raw table.
-      kind: ``"numeric"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``.
+      kind: ``"number"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``.
       start: number that is subtracted from numbers and dates.
       center: feature of a missing number or date.
       masked: whether numbers and dates have a feature for missing values.
       levels: the levels of text.
-      zone: time zone of dates, as in :class:`jtrees.data.columns.Date`.
+      zone: time zone of dates, as in :class:`jtrees.tables.columns.ColumnSchema`.
       reading: format in which text is read as numbers or dates.
       durations: whether the numbers are durations in days.
       tables: rows ``(levels + 2, k)`` of ``"level"``, ``"month"`` or ``"weekday"``, in the order of the features.
@@ -52,29 +53,29 @@ class Field(NamedTuple):
         return 0 if self.kind == "text" else 1 + self.masked
 
 
-def fields_of(columns: Columns) -> list[Field]:
+def fields_of(encoder: TableEncoder) -> list[Field]:
     """Returns the columns that a model uses, in the order of their features."""
     return [
-        _field(name, place, column, columns.text_reading(name))
-        for place, (name, column) in enumerate(columns.columns.items())
-        if not isinstance(column, LeftOut)
+        _field(name, place, column, encoder.columns[name])
+        for place, (name, column) in enumerate(encoder.schema.columns.items())
+        if name in encoder.columns
     ]
 
 
-def _field(name: str, place: int, column: Numeric | OneHot | TargetMeans | Date, reading: Reading) -> Field:
-    if isinstance(column, (OneHot, TargetMeans)):
-        tables = {"level": _table(column, column.levels)}
+def _field(name: str, place: int, column: ColumnSchema, encoding: Encoding) -> Field:
+    reading = column.text_reading
+    if isinstance(encoding, (OneHot, TargetMeans)):
+        tables = {"level": _table(encoding, column.levels, column)}
         return Field(name, place, "text", 0.0, 0.0, False, column.levels, tables, None, reading)
-    number, parts = (column.days, column.parts) if isinstance(column, Date) else (column, {})
-    tables = {part: _table(encoding, _NAMES[part]) for part, encoding in parts.items()}
-    zone, masked = column.raw_kind.zone, bool(number.missing)
+    number, parts = (encoding.days, encoding.parts) if isinstance(encoding, Date) else (encoding, {})
+    tables = {part: _table(means, PERIODS[part], column) for part, means in parts.items()}
     numbers = number.kind, number.start, number.center
-    return Field(name, place, *numbers, masked, (), tables, zone, reading, number.durations)
+    return Field(name, place, *numbers, bool(number.missing), (), tables, column.zone, reading, number.durations)
 
 
-def _table(column: OneHot | TargetMeans, levels: tuple[str, ...]) -> np.ndarray:
+def _table(encoding: OneHot | TargetMeans, levels: tuple[str, ...], column: ColumnSchema) -> np.ndarray:
     rows = np.array([*levels, new_level(column.training_levels), None], object)
-    return column.encode(RawColumn("text", rows)).astype(np.float64)
+    return encoding.encode(RawColumn("text", rows)).astype(np.float64)
 
 
 def new_level(levels: tuple[str, ...]) -> str:
@@ -82,36 +83,31 @@ def new_level(levels: tuple[str, ...]) -> str:
     return "\0" * (1 + max(map(len, levels), default=0))
 
 
-def test_table(columns: Columns, rows: int) -> Frame:
+def test_table(encoder: TableEncoder, rows: int) -> Frame:
     """Returns rows for the self-test of a file: numbers around their centres, all levels, and missing values."""
     rng = np.random.default_rng(0)
     sample = {}
-    for name, column in columns.columns.items():
+    for name, column in encoder.schema.columns.items():
         missing = rng.random(rows) < 0.2
-        if isinstance(column, LeftOut):
-            sample[name] = RawColumn("numeric", np.zeros(rows))
-        elif isinstance(column, (OneHot, TargetMeans)):
+        if column.kind == "drop":
+            sample[name] = RawColumn("number", np.zeros(rows))
+        elif column.kind == "text":
             levels = np.array([*column.levels, new_level(column.training_levels)], object)
             sample[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
             sample[name].values[missing] = None
         else:
-            number = column.days if isinstance(column, Date) else column
+            number: Any = encoder.columns[name]
+            number = number.days if isinstance(number, Date) else number
             values = number.start + number.center + number.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if number.kind == "boolean" else values
             values = np.floor(values) if number.kind == "date" else values
             values = np.round(values * MICROSECONDS) / MICROSECONDS if number.durations else values
             source = "durations" if number.durations else "text"
-            sample[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.raw_kind.zone, source)
-    return Frame(sample, named=columns.named)
+            sample[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.zone, source)
+    return Frame(sample, named=encoder.schema.named)
 
 
 def codes_of(field: Field, raw: RawColumn) -> np.ndarray:
     """Returns the row of each level in the field's table, ``(n,)``."""
-    places = {level: i for i, level in enumerate(field.levels)} | {None: len(field.levels) + 1}
-    return np.array([places.get(value, len(field.levels)) for value in raw.values], np.int64)
-
-
-def encoded(columns: Columns, table: Frame) -> np.ndarray:
-    """Returns the features of a table, ``(n, p)``. Missing values cause no warning."""
-    used = [(column, table.columns[name]) for name, column in columns.columns.items()]
-    return np.column_stack([column.encode(raw) for column, raw in used if not isinstance(column, LeftOut)])
+    codes = level_codes(raw, field.levels)
+    return np.where(raw.missing, len(field.levels) + 1, np.where(codes < 0, len(field.levels), codes))

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.data import parse
-from jtrees.data.cells import OFFSETS
-from jtrees.data.columns import Columns
-from jtrees.data.frame import Frame, RawColumn
 from jtrees.export.encoding import MICROSECONDS, fields_of
 from jtrees.export.program import Program, program_of
+from jtrees.tables import TableEncoder, parse
+from jtrees.tables.cells import OFFSETS
+from jtrees.tables.frame import Frame, RawColumn
 
 
 def to_numpy(model: Any, path: str | os.PathLike) -> None:
@@ -54,10 +53,10 @@ def _source(program: Program) -> str:
         ("TEST_OUT", out[:, 0] if program.scalar else out),
     ]
     tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
-    if program.columns is None:
+    if program.encoder is None:
         features, test_x = _FEATURES.replace("@WIDTH@", str(len(program.zero))), _array(rows)
     else:
-        features, test_x = _columns_source(program.columns, test_rows)
+        features, test_x = _columns_source(program.encoder, test_rows)
     parts = {
         "WHAT": program.described(),
         "LEAVES": "(n,)" if program.single else "(n, trees)",
@@ -72,26 +71,26 @@ def _source(program: Program) -> str:
     return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), _TEMPLATE)
 
 
-def _columns_source(columns: Columns, test_rows: Frame) -> tuple[str, str]:
+def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     """Returns the source that computes features from the columns of a raw table, and the rows of the self-test."""
-    listed = []
-    for field in fields_of(columns):
+    listed, schema = [], encoder.schema
+    for field in fields_of(encoder):
         tables = ", ".join(f"{part!r}: {_array(features)}" for part, features in field.tables.items())
         numbers = f"{float(field.start)!r}, {float(field.center)!r}, {field.masked}"
-        where = field.name if columns.named else field.place
+        where = field.name if schema.named else field.place
         text_format = (field.reading.before, field.reading.after, field.reading.thousands, field.reading.decimal)
         if field.kind == "date":
             text_format = (field.reading.style, field.reading.zoned, None if field.zone == OFFSETS else field.zone)
         kind = "durations" if field.durations else field.kind
         listed.append(f"    ({where!r}, {kind!r}, {numbers}, {text_format!r}, {field.levels!r}, {{{tables}}}),")
-    if columns.named:
-        rows = [f"{field.name!r}: {_column(test_rows.columns[field.name])}" for field in fields_of(columns)]
+    if schema.named:
+        rows = [f"{field.name!r}: {_column(test_rows.columns[field.name])}" for field in fields_of(encoder)]
         check, test_x = _CHECK_MAPPING, "{" + ",\n".join(rows) + "}"
     else:
-        check = _CHECK_ARRAY.replace("@WIDTH@", str(len(columns.columns))) + "    x = x.T\n"
+        check = _CHECK_ARRAY.replace("@WIDTH@", str(len(schema.columns))) + "    x = x.T\n"
         test_x = _array(np.stack([raw.values for raw in test_rows.columns.values()], axis=1))
     source = _FEATURES_OF_COLUMNS.replace("@CHECK@", check).replace("@COLUMNS@", "\n".join(listed))
-    return source.replace("@MISSING@", repr(columns.missing)).replace("@PARSE@", _PARSE), test_x
+    return source.replace("@MISSING@", repr(schema.missing)).replace("@PARSE@", _PARSE), test_x
 
 
 def _column(raw: RawColumn) -> str:
@@ -241,7 +240,7 @@ def _items(values):
 
 def _numbers(values, kind, text_format):
     array = np.asarray(values)
-    if kind == "numeric" and array.dtype.kind in "biuf" and not np.isinf(array).any():
+    if kind == "number" and array.dtype.kind in "biuf" and not np.isinf(array).any():
         return array.astype(np.float64)
     return np.array([_number(value, kind, text_format) for value in _items(values)], np.float64)
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.data.columns import Columns
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
+from jtrees.tables import TableEncoder
 from jtrees.validation import quoted
 
 _OPSET = 17
@@ -92,8 +92,8 @@ def _model(program: Program) -> Any:
     double = lambda value: add("Cast", value, to=TensorProto.DOUBLE)
     inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(program.zero)])]
     features = "x"
-    if program.columns is not None:
-        inputs, features = _encoded(add, program.columns)
+    if program.encoder is not None:
+        inputs, features = _encoded(add, program.encoder)
     z = double(add("Cast", add("Sub", features, program.zero), to=TensorProto.FLOAT))
     sums, leaves = [], []
     for tree in range(len(program.bias)):
@@ -140,20 +140,21 @@ def _model(program: Program) -> Any:
     return model
 
 
-def _encoded(add: _Graph, columns: Columns) -> tuple[list[Any], str]:
+def _encoded(add: _Graph, encoder: TableEncoder) -> tuple[list[Any], str]:
     """Adds the encoding of a raw table. Returns the inputs, and the name of the features, ``(n, p)``."""
     from onnx import TensorProto, helper
 
-    fields, parts, inputs = fields_of(columns), [], []
-    if not columns.named:
-        inputs.append(helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(columns.columns)]))
+    fields, parts, inputs = fields_of(encoder), [], []
+    named = encoder.schema.named
+    if not named:
+        inputs.append(helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(encoder.schema.columns)]))
     column = lambda value: add("Unsqueeze", value, np.array([1]))
     for field in fields:
-        if columns.named:
+        if named:
             _check_name(field.name)
             kind = TensorProto.STRING if field.kind == "text" else TensorProto.DOUBLE
             inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
-        value = field.name if columns.named else add("Gather", "x", np.int64(field.place), axis=1)
+        value = field.name if named else add("Gather", "x", np.int64(field.place), axis=1)
         if field.kind == "text":
             if "" in field.levels:
                 name = quoted(field.name)

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 
 from jtrees import exact, losses
-from jtrees.data import Columns, FrameModel
 from jtrees.export import encoding
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
 from jtrees.losses.base import linked
+from jtrees.tables import FrameModel, TableEncoder
 from jtrees.tree import ObliqueTree
 from jtrees.validation import hint_of_estimator
 
@@ -37,7 +37,7 @@ class Program(NamedTuple):
       link: name of the link, as in :class:`jtrees.Forest`.
       single: whether the model is a single tree. Leaves are then ``(n,)``, otherwise ``(n, trees)``.
       scalar: whether predictions are ``(n,)``, otherwise ``(n, k)``.
-      columns: columns of a raw table, from which features are computed, or None.
+      encoder: the encoder of the rows of a raw table, or None.
     """
 
     weights: np.ndarray
@@ -52,7 +52,7 @@ class Program(NamedTuple):
     link: losses.Link
     single: bool
     scalar: bool
-    columns: Columns | None
+    encoder: TableEncoder | None
 
     @property
     def depth(self) -> int:
@@ -83,9 +83,9 @@ class Program(NamedTuple):
 
         The rows are random normal numbers in float32, or a raw table.
         """
-        if self.columns is not None:
-            table = encoding.test_table(self.columns, _TESTED)
-            return table, encoding.encoded(self.columns, table)
+        if self.encoder is not None:
+            table = encoding.test_table(self.encoder, _TESTED)
+            return table, self.encoder.encode(table)
         rows = np.random.default_rng(0).normal(size=(_TESTED, len(self.zero)))
         rows = (self.zero + rows).astype(np.float32).astype(np.float64)
         return rows, rows
@@ -106,9 +106,9 @@ def program_of(model: Any) -> Program:
       ValueError: for models other than trees and forests of trees, for weights that are not float32, or for votes of
         linear leaves.
     """
-    columns = None
+    encoder = None
     if isinstance(model, FrameModel):
-        model, columns = model.model, model.columns
+        model, encoder = model.model, model.encoder
     is_tree = isinstance(model, ObliqueTree) and np.ndim(model.weights) == 2
     forest = Forest(jax.tree.map(lambda a: np.asarray(a)[None], model)) if is_tree else model
     tree = forest.trees if isinstance(forest, Forest) else None
@@ -155,5 +155,5 @@ def program_of(model: Any) -> Program:
         forest.link,
         is_tree,
         scalar,
-        columns,
+        encoder,
     )

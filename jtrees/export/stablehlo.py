@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jtrees import io
-from jtrees.data import FrameModel
 from jtrees.export.program import Program, program_of
 from jtrees.forest import Forest
 from jtrees.losses.base import linked
+from jtrees.tables import FrameModel
 from jtrees.tree import ObliqueTree
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -50,7 +50,7 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
     if isinstance(model, FrameModel):
         raise ValueError(
             "model must be a model of numbers, because StableHLO has no text, got a model of a raw table: use to_c, "
-            "to_numpy or to_onnx, or export its .model and encode rows with its .columns"
+            "to_numpy or to_onnx, or export its .model and encode rows with its .encoder"
         )
     if isinstance(model, ObliqueTree) or (isinstance(model, Forest) and isinstance(model.trees, ObliqueTree)):
         program = program_of(model)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jtrees.data.frame_model import FrameModel, column_names, features_of_rows
+from jtrees.tables.model import FrameModel, column_names, features_of_rows
 
 
 def new_axes(ax: Any, **size: Any) -> Any:
@@ -37,5 +37,5 @@ def features_of(
     features, names = None if x is None else features_of_rows(model, x), column_names(model, feature_names)
     if not isinstance(model, FrameModel):
         return model, features, names
-    columns = model.columns if class_names is None else model.columns.with_class_names(class_names)
-    return model.model, features, columns.feature_names
+    encoder = model.encoder if class_names is None else model.encoder.with_class_names(class_names)
+    return model.model, features, encoder.feature_names

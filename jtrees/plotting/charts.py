@@ -7,8 +7,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import validation
-from jtrees.data.frame_model import tree_of
 from jtrees.plotting._common import features_of, literal, new_axes
+from jtrees.tables.model import tree_of
 from jtrees.text import class_labels, largest_terms, measured
 from jtrees.tree import ObliqueTree
 

@@ -9,8 +9,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import text
-from jtrees.data.frame_model import tree_of
 from jtrees.plotting._common import features_of, literal, new_axes
+from jtrees.tables.model import tree_of
 
 _POINTS = 10  # font size
 _WIDTH = 18  # width of the text of a leaf in characters

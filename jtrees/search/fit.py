@@ -1,6 +1,6 @@
 """Fits of recipes: one run, or many side by side, from a table to models in the user's units."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import time
@@ -12,9 +12,9 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, distributed, processes, sharding, validation as checks
-from jtrees.data import Data, FrameModel, Table, checked_table
+from jtrees.data import Data, Table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
-from jtrees.data.table import bucket, held_out_table
+from jtrees.data.table import bucket
 from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.engine import Engine
@@ -24,6 +24,8 @@ from jtrees.search.problem import Problem
 from jtrees.search.recipe import Recipe
 from jtrees.search.report import FitReport
 from jtrees.search.result import FitResult, described
+from jtrees.tables import Dataset, FrameModel, Schema, checked_dataset
+from jtrees.tables.dataset import held_out_table
 from jtrees.tasks import Classification, Policy, Regression, Task
 
 # Concurrent runs per CPU device. Their calls take turns in a few threads, so a larger number would not save time.
@@ -46,6 +48,7 @@ def fit(
     validation: tuple[Any, ArrayLike] | None = None,
     held_out: float = 0.0,
     monotone: Any = None,
+    columns: Mapping[Any, str] | Schema | None = None,
     missing: Sequence[str] = (),
     progress: bool = False,
     max_seconds: float | None = None,
@@ -70,8 +73,8 @@ def fit(
     Args:
       recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.
       x: features, either an array ``(n, p)``, in which NaN is a missing value, or a raw table. A raw table is a
-        DataFrame of pandas, polars or Arrow with numbers, booleans, dates and text, which
-        :class:`jtrees.data.Columns` describes and encodes.
+        DataFrame of pandas, polars or Arrow with numbers, booleans, dates and text, which a
+        :class:`jtrees.tables.TableEncoder` turns into features.
       y: targets, ``(n,)`` or ``(n, k)``, finite and not constant. In classification: integers 0..K-1 with every class
         present, or soft labels. Soft labels are class probabilities, ``(n, K)``, whose rows sum to 1.
       key: random key.
@@ -88,6 +91,9 @@ def fit(
         fall (sign 1) or do not rise (sign -1). Sign 0 is no constraint. For two classes, the prediction is the
         probability of class 1. The guarantee holds for the model and for files exported from it. GET, RADDT, CO2,
         NonGreedy and DGT with constant leaves support it, and so do their sums, bags and best runs.
+      columns: what columns of a raw table hold, if it is not what their cells look like, by name or number:
+        ``{"year": "number", "code": "text", "id": "drop", "when": "%d/%m/%Y"}``. See :func:`jtrees.tables.schema`,
+        whose result is also accepted.
       missing: texts that mean a missing value in every column of text of a raw table, such as ``("-", "unknown")``. In
         text of numbers and dates, texts such as ``"?"`` and ``"N/A"`` always do.
       progress: whether to show a bar with the loss and the remaining time.
@@ -95,8 +101,8 @@ def fit(
         second, and by the time of a compilation.
 
     Warns:
-      jtrees.data.ColumnsWarning: if columns of a raw table are left out because they are constant or identify rows, or
-        if their text may have another meaning.
+      jtrees.tables.ColumnsWarning: if columns of a raw table are left out because they are constant or identify rows,
+        or if their text may have another meaning.
       jtrees.data.baselines.BehindBaselineWarning: if a linear model or a constant is better.
 
     Raises:
@@ -110,20 +116,23 @@ def fit(
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
-    table = table_of(recipe, x, y, sample_weight, task, monotone, missing)
-    evaluated, chosen_by = None, None if validation is None else validation_of(recipe, validation, table)
-    if checked_share(held_out):
-        if chosen_by is not None:
-            raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
-        table, evaluated = table.divided(held_out, key)
+    dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
+    share, out = checked_share(held_out), None
+    if share and validation is not None:
+        raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
+    if share:
+        dataset, out = dataset.divided(share, key)
+    table = dataset.table()
+    evaluated = None if out is None else out.evaluated_by(table)
+    chosen_by = None if validation is None else validation_of(recipe, validation, table)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.fit"), monitor.listening():
-        [fitted] = fits_of([recipe], [key], [None], table, chosen_by, monitor)
+        [fitted] = fits_of([recipe], [key], [Split(table, chosen_by)], monitor)
     if isinstance(fitted.result, FloatingPointError):
         raise fitted.result
     result = fitted.result
-    if table.columns is not None:
-        table.columns.warn_left_out()
+    if dataset.schema is not None:
+        dataset.schema.warn()
     if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
         comparison = comparison_of(fitted, evaluated)
         cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(result.report.ended)
@@ -158,10 +167,10 @@ def checked_share(held_out: Any) -> float:
 
 def of_raw_table(result: FitResult, table: Table) -> FitResult:
     """Returns the fit with a model of the raw table if the table was raw, else the fit unchanged."""
-    return result if table.columns is None else result.replace(model=FrameModel(result.model, table.columns))
+    return result if table.encoder is None else result.replace(model=FrameModel(result.model, table.encoder))
 
 
-def table_of(
+def dataset_of(
     recipe: Recipe,
     x: Any,
     y: Any,
@@ -169,15 +178,16 @@ def table_of(
     task: Literal["regression", "classification"] | Task,
     monotone: Any = None,
     missing: Sequence[str] = (),
-) -> Table:
-    """Returns the checked table that a recipe is trained on.
+    columns: Any = None,
+) -> Dataset:
+    """Returns the checked rows that a recipe is trained on.
 
     Raises:
       ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
     """
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
-    return checked_table(x, y, sample_weight, task, recipe.targets, monotone, missing)
+    return checked_dataset(x, y, sample_weight, task, recipe.targets, monotone, missing, columns)
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
@@ -196,6 +206,20 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
 
 
 # --- Many searches ---------------------------------------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+    """The tables of a fit.
+
+    Attributes:
+      table: the training rows.
+      validation: the validation set on which the fit chooses, or None.
+      evaluated: the evaluation rows; None: the training rows. The fit does not use them.
+    """
+
+    table: Table
+    validation: Table | None = None
+    evaluated: Table | None = None
 
 
 class RunFit(NamedTuple):
@@ -217,55 +241,30 @@ class RunFit(NamedTuple):
 def fits_of(
     recipes: list[Any],
     keys: list[Array],
-    left_out: list[np.ndarray | None],
-    table: Table,
-    validation: Table | None,
+    splits: Sequence[Split],
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
 ) -> Iterator[RunFit]:
-    """Yields the fits of recipes that share one program, for each recipe, key and fold, in this order.
+    """Yields the fits of recipes that share one program, for each recipe, key and split, in this order.
 
     The iteration ends early if the monitor stops it.
 
     Args:
       recipes: recipes with the same static options.
       keys: keys as for :func:`fit`.
-      left_out: the held-out rows of each fold; None: the fold trains on all rows.
-      table: the rows to train on.
-      validation: the validation set of all fits, or None.
+      splits: the tables of each fold. Tables of similar length share programs.
       monitor: the monitor of all runs.
       batch: number of concurrent runs.
     """
     began = time.monotonic()
     compilation.bound_memory()
     unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]
-    first, task = recipes[0], table.task
-    first.check(task, (bucket(len(table.x)), table.x.shape[1]))
-    check_link(task, table)
-    check_monotone(first, table)
-    before = time.monotonic()
-    scaling = first.scaling(table).oriented(table.monotone)
-    task = task.scaled(scaling.y_unit)
-    scaled = scaling.batch(table)
-    monitor.keep(_END * (time.monotonic() - before))  # reserves the time to evaluate results on all rows
+    rows = bucket(max(len(split.table.x) for split in splits))
     impl = str(jax.random.key_impl(keys[0]))
     engine = Engine(monitor, impl, max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch)
-    problem = Problem(
-        None,
-        task,
-        scaled,
-        None if validation is None else scaling.batch(validation),
-        np.zeros(0, np.uint32),
-        engine,
-        data=Data(table, validation, scaling, scaled),
-        rows=np.append(np.arange(len(table.x)), np.full(len(scaled.x) - len(table.x), -1)),
-        monotone=None if table.monotone is None else np.not_equal(table.monotone, 0),
-        validates=validation is not None,
-        evaluates=validation is not None,
-        separate=validation is not None,
-        source=scaled,
-    )
-    folds = [problem if rows is None else _fold(problem, rows) for rows in left_out]
+    before = time.monotonic()
+    folds = [_problem(recipes[0], split, rows, engine) for split in splits]
+    monitor.keep(_END * (time.monotonic() - before) / len(folds))  # reserves the time to evaluate results on all rows
     cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
     size = _concurrent_runs(len(cells), batch)
     for low in range(0, len(cells), size):
@@ -279,22 +278,40 @@ def fits_of(
         for (i, _, _), problem, result in zip(chunk, problems, results, strict=True):
             data: Any = problem.data
             if isinstance(result, FloatingPointError):
-                yield RunFit(result, data, task)
+                yield RunFit(result, data, problem.task)
                 continue
             seconds = time.monotonic() - began
-            yield RunFit(_fit_result(result, unchecked[i], data.table, monitor, seconds), data, task, result.left_out)
+            fit_result = _fit_result(result, unchecked[i], data.table, monitor, seconds)
+            yield RunFit(fit_result, data, problem.task, result.left_out)
 
 
-def _fold(problem: Problem, held_out: np.ndarray) -> Problem:
-    """Returns the problem without the rows of the table that a fold holds out. It has no evaluation rows."""
-    rows: Any = problem.rows
-    fold, data = problem.without(np.isin(rows, held_out)), problem.data
-    assert fold.data is not None and data is not None
-    table = fold.data.table
-    changes: Any = {"data": Data(table, data.validation, data.scaling, data.scaling.batch(table))}
-    if not problem.validates:
-        changes |= {"evaluation": None, "separate": False}
-    return fold.replace(**changes)
+def _problem(recipe: Recipe, split: Split, rows: int, engine: Engine) -> Problem:
+    """Returns the problem of a split, padded to a number of rows, without a recipe and a key.
+
+    Raises:
+      ValueError: if the recipe does not suit the table.
+    """
+    table, validation = split.table, split.validation
+    recipe.check(table.task, (rows, table.x.shape[1]))
+    check_link(table.task, table)
+    check_monotone(recipe, table)
+    scaling = recipe.scaling(table).oriented(table.monotone)
+    scaled, has_validation = scaling.batch(table, rows), validation is not None
+    return Problem(
+        None,
+        table.task.scaled(scaling.y_unit),
+        scaled,
+        None if validation is None else scaling.batch(validation),
+        np.zeros(0, np.uint32),
+        engine,
+        data=Data(table, validation, scaling, scaled),
+        rows=np.append(np.arange(len(table.x)), np.full(rows - len(table.x), -1)),
+        monotone=None if table.monotone is None else np.not_equal(table.monotone, 0),
+        validates=has_validation,
+        evaluates=has_validation,
+        separate=has_validation,
+        source=scaled,
+    )
 
 
 def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, seconds: float) -> FitResult:

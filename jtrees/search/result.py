@@ -22,7 +22,7 @@ class FitResult:
 
     Attributes:
       model: the fitted model. ``model.predict(x)`` returns predictions of y, or class probabilities ``(n, K)``. For a
-        raw table (a DataFrame, or an array with NaN), the model is a :class:`jtrees.data.FrameModel`.
+        raw table (a DataFrame, or an array with NaN), the model is a :class:`jtrees.tables.FrameModel`.
       tree: the model if it is a :class:`jtrees.ObliqueTree`, else None. For a raw table, the tree of the features
         that its columns become.
       loss: the mean loss of the task by which the model was chosen, such as the mean squared error or the log loss.

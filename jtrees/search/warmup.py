@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jtrees import compilation, distributed, processes, validation as checks
-from jtrees.search.fit import checked_share, comparison_of, fits_of, table_of, validation_of
+from jtrees.search.fit import Split, checked_share, comparison_of, dataset_of, fits_of, validation_of
 from jtrees.search.monitor import Monitor
 from jtrees.search.recipe import Recipe
 from jtrees.tasks import Classification, Policy, Regression, Task
@@ -48,7 +48,7 @@ def warmup(
       recipe: the recipe of the fit. For an estimator without a recipe: ``TreeRegressor.default_recipe``.
       rows: number of rows of the table, at least 2, without the rows of a validation set.
       columns: number of features. For a raw table, the number of features that its columns become
-        (``len(fit.model.columns.feature_names)``).
+        (``len(fit.model.encoder.feature_names)``).
       classes: number of classes, for classification.
       outputs: number of targets, for targets ``(n, outputs)``.
       task: a task, for example with a loss; None: the task that ``classes`` or ``outputs`` describes, else regression
@@ -86,16 +86,17 @@ def warmup(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the warnings would be about the random table
         signs = [1] + [0] * (columns - 1) if checks.check_flag("monotone", monotone) else None
-        table = table_of(recipe, *random_sets[0], None, task or "regression", signs)
-        chosen_by, evaluated = validation_of(recipe, random_sets[1], table) if validation_rows else None, None
+        dataset, out = dataset_of(recipe, *random_sets[0], None, task or "regression", signs), None
         if held_out:
-            table, evaluated = table.divided(held_out, key)
+            dataset, out = dataset.divided(held_out, key)
+        table = dataset.table()
+        chosen_by = validation_of(recipe, random_sets[1], table) if validation_rows else None
         with compilation.promoting_ranks(), distributed.together("jtrees.warmup"):
-            [fitted] = fits_of([recipe], [key], [None], table, chosen_by, Monitor(rehearses=True))
+            [fitted] = fits_of([recipe], [key], [Split(table, chosen_by)], Monitor(rehearses=True))
         if not isinstance(fitted.result, FloatingPointError):
             fitted.result.predict(table.x)
             if fitted.task.has_baselines and recipe.targets(*random_sets[0]) is random_sets[0][1]:
-                comparison_of(fitted, evaluated)
+                comparison_of(fitted, None if out is None else out.evaluated_by(table))
     return time.monotonic() - began
 
 

@@ -1,12 +1,13 @@
 """Successive halving: combinations are compared on few rows, and the best combinations on more rows."""
 
+from collections.abc import Sequence
 import math
 
 import numpy as np
 
 from jtrees import segments
+from jtrees.search.fit import Split
 from jtrees.search.sample import drawn_rows
-from jtrees.selection.sweep import Split
 
 _FEWEST = 200  # rows of the smallest budget; no alternatives were compared
 
@@ -35,19 +36,19 @@ def survivors(combinations: int, factor: int) -> int:
     return math.ceil(combinations / factor)
 
 
-def subsampled(split: Split, rows: int, rng: np.random.Generator) -> Split | None:
-    """Returns a split whose folds train on a random sample of about ``rows`` rows; the evaluation rows do not change.
+def subsampled(splits: Sequence[Split], rows: int, rng: np.random.Generator) -> list[Split] | None:
+    """Returns splits that train on a random sample of about ``rows`` rows each; the evaluation rows do not change.
 
-    The sample has every class, and weights that correct for the sampling. Returns None if the targets do not vary in
-    the sample of a fold.
+    The sample has every class, and weights that correct for the sampling. The encoder of a raw table remains that of
+    all training rows. Returns None if the targets do not vary in the sample of a fold.
     """
-    table = split.table
-    chosen, weight = drawn_rows(table.y, table.weight, rows, table.task, rng)
-    weight = None if np.all(weight == weight[0]) else segments.mean_one(weight.astype(np.float64))
-    sample = table.rows(chosen).replace(weight=weight)
-    left_out = [None if out is None else np.flatnonzero(np.isin(chosen, out)) for out in split.left_out]
-    for out in left_out:
-        rest = sample.y if out is None else np.delete(sample.y, out, axis=0)
-        if len(rest) < 2 or not table.task.varies(rest):
+    samples = []
+    for split in splits:
+        table = split.table
+        chosen, weight = drawn_rows(table.y, table.weight, rows, table.task, rng)
+        weight = None if np.all(weight == weight[0]) else segments.mean_one(weight.astype(np.float64))
+        sample = table.rows(chosen).replace(weight=weight)
+        if len(sample.x) < 2 or not table.task.varies(sample.y):
             return None
-    return split._replace(table=sample, left_out=left_out)
+        samples.append(split._replace(table=sample))
+    return samples

@@ -11,13 +11,13 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, distributed, processes, validation as checks
-from jtrees.data import Table
 from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
-from jtrees.search.fit import FitResult, fits_of, of_raw_table, table_of, validation_of
+from jtrees.search.fit import FitResult, Split, dataset_of, fits_of, of_raw_table, validation_of
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.space import LogUniform, Uniform
+from jtrees.tables import Dataset, Schema
 from jtrees.tasks import Task
 
 
@@ -103,15 +103,15 @@ def sweep(
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
+    columns: Mapping[Any, str] | Schema | None = None,
     missing: Sequence[str] = (),
     progress: bool = False,
 ) -> SweepResult:
     """Fits a recipe for many combinations of options and many seeds.
 
     Each combination of static options (depth, widths, epochs) is compiled once, for all values of numeric options. Run
-    (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))``. The batch keeps the held-out rows of
-    a fold with weight 0, and the other rows fill the mini-batches. A fold takes as many updates as a fit to all rows. A
-    raw table is encoded once, for all folds.
+    (c, s) is ``jtrees.fit(recipe with options c, ..., key=fold_in(key, seed s))`` on the training rows of a fold. The
+    encoder of a raw table and the scaling are fitted to these rows. All folds share the compiled programs.
 
     On CPUs, as many fits run at once as there are processors. Other devices stack many fits.
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
@@ -137,6 +137,7 @@ def sweep(
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
+      columns: as for :func:`jtrees.fit`. The schema comes from all rows.
       missing: as for :func:`jtrees.fit`.
       progress: whether to show a bar for each batch of runs.
 
@@ -160,14 +161,14 @@ def sweep(
     if batch != "auto":
         checks.check_count("batch", batch)
     seeds = _seeds(seeds)
-    table = table_of(recipe, x, y, sample_weight, task, monotone, missing)
-    if table.columns is not None:
-        table.columns.warn_left_out()
-    split = split_of(recipe, table, validation, jax.random.fold_in(key, 2**31 - 1))
+    dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
+    if dataset.schema is not None:
+        dataset.schema.warn()
+    splits = splits_of(recipe, dataset, validation, jax.random.fold_in(key, 2**31 - 1))
     if grid is None and samples is None and space is None:
         samples = [{}]
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
-    shape = len(combinations), len(seeds), len(split.left_out)
+    shape = len(combinations), len(seeds), len(splits)
     fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
     states = np.full(shape, "not started")
     keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
@@ -176,9 +177,9 @@ def sweep(
             if fits.any() and not monitor.has_time():
                 break
             recipes = [with_options(recipe, combinations[c]) for c in group]
-            cells = itertools.product(group, range(len(seeds)), range(len(split.left_out)))
-            for cell, run in zip(cells, runs_of(recipes, keys, split, monitor, batch), strict=False):
-                fits[cell] = None if run.fit is None else of_raw_table(run.fit, table)
+            cells = itertools.product(group, range(len(seeds)), range(len(splits)))
+            for cell, run in zip(cells, runs_of(recipes, keys, splits, monitor, batch), strict=False):
+                fits[cell] = None if run.fit is None else of_raw_table(run.fit, splits[cell[2]].table)
                 losses[cell], sizes[cell], states[cell] = run.loss, run.size, run.state
     best = _best(_mean_over_folds(losses, states), sizes.mean(2))
     if is_interrupted(states):
@@ -237,38 +238,22 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 # --- Runs and their evaluation ---------------------------------------------------------------------------------------
 
 
-class Split(NamedTuple):
-    """Training and evaluation rows of each fold.
-
-    Attributes:
-      table: the rows of all folds.
-      validation: the validation set on which each fit chooses its best epoch, or None.
-      left_out: indices of the held-out rows of each fold; None: the fold trains on all rows.
-      held_out: the evaluation rows of each fold; None: the training rows.
-    """
-
-    table: Table
-    validation: Table | None
-    left_out: list[np.ndarray | None]
-    held_out: list[Table | None]
-
-
-def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split:
-    """Returns the split of a table for a ``validation``: a pair, a fraction, a number of folds, or None.
+def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> list[Split]:
+    """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None.
 
     Raises:
       ValueError: for an invalid ``validation``.
     """
     if validation is None:
-        return Split(table, None, [None], [None])
+        return [Split(dataset.table())]
     if isinstance(validation, (tuple, list)):
-        pair = validation_of(recipe, validation, table)
-        return Split(table, pair, [None], [pair])
+        pair = validation_of(recipe, validation, table := dataset.table())
+        return [Split(table, pair, pair)]
     if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
         raise ValueError(
             f"validation must be a pair (x, y), a fraction or a number of folds, got {checks.quoted(validation)}"
         )
-    n, folds = len(table.x), isinstance(validation, (int, np.integer))
+    n, folds = len(dataset), isinstance(validation, (int, np.integer))
     order = np.asarray(jax.random.permutation(key, n))
     if folds:
         if not 2 <= validation <= n:
@@ -281,14 +266,16 @@ def split_of(recipe: Recipe, table: Table, validation: Any, key: Array) -> Split
             message = "validation must be a fraction between 0 and 1, or a whole number of folds"
             raise ValueError(f"{message}, got {checks.quoted(validation)}")
         parts = [order[: max(1, round(float(validation) * n))]]
-    rests = [np.setdiff1d(order, part) for part in parts]
-    for rest in rests:
-        if len(rest) < 2 or not table.task.varies(table.y[rest]):
-            raise ValueError(f"y must vary in the {len(rest)} rows drawn to train on: give validation as a pair (x, y)")
-    held_out: list[Table | None] = [table.rows(part) for part in parts]
-    if folds:
-        return Split(table, None, [*parts], held_out)
-    return Split(table.rows(rests[0]).normalised(), None, [None], held_out)
+    return [_split(dataset, part) for part in parts]
+
+
+def _split(dataset: Dataset, held_out: np.ndarray) -> Split:
+    """Returns the split that evaluates on held-out rows; raises ``ValueError`` if no others vary."""
+    training = dataset.without(held_out)
+    if len(training) < 2 or not dataset.task.varies(training.y):
+        raise ValueError(f"y must vary in the {len(training)} rows drawn to train on: give validation as a pair (x, y)")
+    table = training.table()
+    return Split(table, None, dataset.rows(held_out).evaluated_by(table))
 
 
 class Run(NamedTuple):
@@ -325,12 +312,16 @@ class Run(NamedTuple):
 
 
 def runs_of(
-    recipes: list[Any], keys: list[Array], split: Split, monitor: Monitor, batch: int | Literal["auto"] = "auto"
+    recipes: list[Any],
+    keys: list[Array],
+    splits: Sequence[Split],
+    monitor: Monitor,
+    batch: int | Literal["auto"] = "auto",
 ) -> Iterator[Run]:
     """Yields the runs of recipes that share one program, for each recipe, key and fold, in this order."""
-    fits = fits_of(recipes, keys, split.left_out, split.table, split.validation, monitor, batch)
-    for fitted, held_out in zip(fits, itertools.cycle(split.held_out), strict=False):
-        fit = None if isinstance(fitted.result, FloatingPointError) else fitted.result
+    fits = fits_of(recipes, keys, splits, monitor, batch)
+    for fitted, split in zip(fits, itertools.cycle(splits), strict=False):
+        fit, held_out = None if isinstance(fitted.result, FloatingPointError) else fitted.result, split.evaluated
         rows = weights = np.zeros(0)
         if held_out is not None:
             weights = np.ones(len(held_out.x)) if held_out.weight is None else held_out.weight

@@ -12,12 +12,13 @@ import numpy as np
 
 from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.search import Recipe, Trial, Tuning
-from jtrees.search.fit import FitResult, fit, table_of
+from jtrees.search.fit import FitResult, Split, dataset_of, fit
 from jtrees.search.monitor import Monitor
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.halving import budgets, subsampled, survivors
 from jtrees.selection.space import LogUniform, Uniform
-from jtrees.selection.sweep import Split, runs_of, split_of, state_of_folds
+from jtrees.selection.sweep import runs_of, splits_of, state_of_folds
+from jtrees.tables import Schema
 from jtrees.tasks import Task
 
 _PATIENCE = 2  # consecutive depths without improvement that end the trials of deeper trees
@@ -38,6 +39,7 @@ def tune(
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
+    columns: Mapping[Any, str] | Schema | None = None,
     missing: Sequence[str] = (),
     progress: bool = False,
     max_seconds: float | None = None,
@@ -79,6 +81,7 @@ def tune(
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
+      columns: as for :func:`jtrees.fit`. The schema comes from all rows.
       missing: as for :func:`jtrees.fit`.
       progress: as for :func:`jtrees.fit`.
       max_seconds: deadline for all fits, in seconds from now. The last quarter is reserved for the fit to all rows.
@@ -110,22 +113,22 @@ def tune(
         checks.check_count("halving", halving, minimum=2)
     if validation is None:
         raise ValueError("validation must be a pair (x, y), a fraction or a number of folds, got None")
-    table = table_of(recipe, x, y, sample_weight, task, monotone, missing)
+    dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     split_key, search_key, fit_key = jax.random.split(key, 3)
-    split = split_of(recipe, table, validation, split_key)
+    splits = splits_of(recipe, dataset, validation, split_key)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
         if halving is None:
-            evaluated, left = _evaluate(recipe, combinations, split, search_key, monitor), []
+            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor), []
         else:
-            evaluated, left = _halved(recipe, combinations, split, search_key, monitor, halving)
+            evaluated, left = _halved(recipe, combinations, splits, search_key, monitor, halving)
     if monitor.ended == "interrupted":
         compared = f"{len(evaluated)} of {len(combinations)} combinations"
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
     trials, chosen = _chosen(evaluated, left)
     options: Any = {"task": task, "sample_weight": sample_weight, "monotone": monotone, "progress": progress}
-    options["missing"] = missing
+    options |= {"columns": columns, "missing": missing}
     if max_seconds is not None:
         options["max_seconds"] = max(1e-3, started + max_seconds - time.monotonic())
     if isinstance(validation, (tuple, list)):
@@ -160,7 +163,7 @@ class _Candidate(NamedTuple):
 
 
 def _halved(
-    recipe: Recipe, combinations: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor, factor: int
+    recipe: Recipe, combinations: list[dict[str, Any]], splits: list[Split], key: Array, monitor: Monitor, factor: int
 ) -> tuple[list[_Candidate], list[_Candidate]]:
     """Evaluates the combinations on few rows, and the best combinations on more rows.
 
@@ -169,14 +172,15 @@ def _halved(
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     last, left = [], []
-    for rows in [*budgets(len(combinations), len(split.table.x), factor), None]:
-        rows_split = split if rows is None else subsampled(split, rows, rng)
-        if rows_split is None:
+    fewest = min(len(split.table.x) for split in splits)
+    for rows in [*budgets(len(combinations), fewest, factor), None]:
+        samples = splits if rows is None else subsampled(splits, rows, rng)
+        if samples is None:
             continue
         if last:
             last.sort(key=lambda trial: trial.loss)
             combinations = [trial.options for trial in last[: survivors(len(last), factor)]]
-        trials = _evaluate(recipe, combinations, rows_split, key, monitor, all_depths=True, has_trials=bool(last))
+        trials = _evaluate(recipe, combinations, samples, key, monitor, all_depths=True, has_trials=bool(last))
         if last and not any(np.isfinite(trial.loss) for trial in trials):
             break
         evaluated = {id(trial.options) for trial in trials}
@@ -190,7 +194,7 @@ def _halved(
 def _evaluate(
     recipe: Recipe,
     combinations: list[dict[str, Any]],
-    split: Split,
+    splits: list[Split],
     key: Array,
     monitor: Monitor,
     all_depths: bool = False,
@@ -215,7 +219,7 @@ def _evaluate(
         for group in groups_of_depth:
             if (trials or has_trials) and not monitor.has_time():
                 return trials
-            trials += _evaluate_group(recipe, group, split, key, monitor)
+            trials += _evaluate_group(recipe, group, splits, key, monitor)
             if monitor.ended != "finished":
                 complete = [trial for trial in trials if trial.state != "interrupted"]
                 return complete if has_trials or any(np.isfinite(trial.loss) for trial in complete) else trials
@@ -228,11 +232,11 @@ def _evaluate(
 
 
 def _evaluate_group(
-    recipe: Recipe, group: list[dict[str, Any]], split: Split, key: Array, monitor: Monitor
+    recipe: Recipe, group: list[dict[str, Any]], splits: list[Split], key: Array, monitor: Monitor
 ) -> list[_Candidate]:
     """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
-    recipes, folds = [with_options(recipe, options) for options in group], len(split.left_out)
-    runs = list(runs_of(recipes, [key], split, monitor))
+    recipes, folds = [with_options(recipe, options) for options in group], len(splits)
+    runs = list(runs_of(recipes, [key], splits, monitor))
     weights = np.concatenate([run.weights for run in runs[:folds]])
     evaluated = []
     for i, options in enumerate(group):
@@ -242,7 +246,7 @@ def _evaluate_group(
             losses = weights * np.concatenate([run.rows for run in option_runs]) / weights.mean()
             size = float(np.mean([run.size for run in option_runs]))
             state = state_of_folds([run.state for run in option_runs] + ["not started"] * (folds - len(option_runs)))
-            evaluated.append(_Candidate(options, losses, size, len(split.table.x), state))
+            evaluated.append(_Candidate(options, losses, size, len(splits[0].table.x), state))
     return evaluated
 
 

@@ -353,7 +353,7 @@ class Annealed(Recipe):
         data: Any = problem.data
         splits = [[data.scaling.restore_splits(tree)] for tree in trees]
         if trees and data.scaling.origin is None and problem.monitor.has_time():
-            table, monitor = data.table.replace(columns=None), problem.monitor.part(0.5)
+            table, monitor = data.table.replace(encoder=None), problem.monitor.part(0.5)
             options = self.depth, self.leaves, most_rows(self)
             splits[0].append(problem.host(cart_of_table, table, *options, monitor=monitor))
         return splits

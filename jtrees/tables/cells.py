@@ -7,6 +7,7 @@ import collections
 from collections.abc import Callable, Iterable
 import dataclasses
 import datetime
+from functools import partial
 import re
 from typing import Any, NamedTuple
 import zoneinfo
@@ -14,7 +15,7 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io, validation as checks
-from jtrees.data.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, number_of
+from jtrees.tables.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, number_of
 
 #: Texts of a file that mean a missing value.
 MISSING = (
@@ -57,8 +58,6 @@ _WITH_UNIT = re.compile(
 )
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+", re.ASCII)
 _IN_THOUSANDS = re.compile(r"[-+]?(?:0|[1-9]\d{0,2}(?:\.\d{3})*)", re.ASCII)
-#: Orders of day and month by the name of the option.
-ORDERS = {"dmy": ("%d/%m/%Y", "%d-%m-%Y"), "mdy": ("%m/%d/%Y", "%m-%d-%Y")}
 
 
 # --- A reading -------------------------------------------------------------------------------------------------------
@@ -70,7 +69,7 @@ class Reading:
     """How the cells of a column of text become numbers.
 
     Attributes:
-      kind: ``"numeric"``, ``"boolean"`` (true and false, in any case), ``"date"`` or ``"text"``. Text is not converted.
+      kind: ``"number"``, ``"boolean"`` (true and false, in any case), ``"date"`` or ``"text"``. Text is not converted.
       example: a cell of the training rows.
       before: the currency before each number, such as ``"$"``. A cell may omit it.
       after: the unit after each number, such as ``"%"``. A cell may omit it.
@@ -119,11 +118,11 @@ class Reading:
         return np.array(numbers, np.float64), np.array(wrong, bool)
 
     def __str__(self) -> str:
-        kinds = {"numeric": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
+        kinds = {"number": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
         return f"{kinds[self.kind]} in text such as {checks.quoted(self.example)}"
 
 
-PLAIN = {kind: Reading(kind) for kind in ("text", "numeric", "boolean", "date")}
+PLAIN = {kind: Reading(kind) for kind in ("text", "number", "boolean", "date")}
 
 
 def zone_name(zone: Any) -> str:
@@ -149,15 +148,17 @@ class Interpretation(NamedTuple):
 
     Attributes:
       reading: how the cells are read as numbers; None: the cells are text.
-      note: a description of an ambiguity, and of the option that resolves it; empty if there is no ambiguity.
+      note: a description of an ambiguity; empty if there is no ambiguity.
+      otherwise: the kind of :data:`jtrees.tables.inference.KINDS` that reads the cells in the other way.
     """
 
     reading: Reading | None
     note: str = ""
+    otherwise: str = ""
 
 
 def find_reading(
-    cells: Iterable[str | None], *, decimal: str | None = None, order: str | None = None
+    cells: Iterable[str | None], *, decimal: str | None = None, style: str | None = None
 ) -> Interpretation:
     """Returns how all cells of a column are read as numbers or dates, if all cells are numbers or dates.
 
@@ -168,22 +169,20 @@ def find_reading(
       cells: the cells, None if missing.
       decimal: the decimal separator. None: a point, or a comma in numbers with a unit or with a thousands separator if
         the cells say so.
-      order: ``"dmy"`` or ``"mdy"``, for dates in which day and month could be exchanged. None: such dates remain text.
+      style: the format of dates. None: every format. Dates that have several possible formats remain text.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     if not distinct:
         return Interpretation(None)
     if all(cell.lower() in ("true", "false") for cell in distinct):
         return Interpretation(PLAIN["boolean"])
-    for find in (_plain_numbers, _dates, _numbers_with_unit):
-        if (result := find(distinct, decimal, order)) is not None:
+    for find in (_plain_numbers, partial(_dates, style=style), _numbers_with_unit):
+        if (result := find(distinct, decimal)) is not None:
             return result
     return Interpretation(None)
 
 
-def find_strays(
-    cells: Iterable[str | None], *, decimal: str | None = None, order: str | None = None
-) -> tuple[str, ...]:
+def find_strays(cells: Iterable[str | None], *, decimal: str | None = None) -> tuple[str, ...]:
     """Returns the texts that keep a column from being numbers or dates; empty if the column is plainly text.
 
     Most cells, or most different cells, are then numbers or dates, and would be read as such without the strays.
@@ -198,7 +197,7 @@ def find_strays(
         prevalent = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
         if not strays or len(right) < 2 or not prevalent:
             continue
-        reading, note = find_reading(right, decimal=decimal, order=order)
+        reading, note, _ = find_reading(right, decimal=decimal)
         if reading is not None or (note and note != _NOT_DISTINCT) or has_comma(right):
             return strays
     return ()
@@ -220,9 +219,9 @@ def has_comma(cells: Iterable[str | None]) -> bool:
     return bool(texts) and all(map(_DECIMAL_COMMA.fullmatch, texts))
 
 
-def _plain_numbers(cells: list[str], decimal: str | None, order: str | None) -> Interpretation | None:
+def _plain_numbers(cells: list[str], decimal: str | None) -> Interpretation | None:
     point = decimal or "."
-    reading = Reading("numeric", "" if point == "." else cells[0], decimal=point)
+    reading = Reading("number", "" if point == "." else cells[0], decimal=point)
     numbers, parser = [], reading.parser()
     for cell in cells:
         if _LEADING_ZERO.match(cell) or (number := parser(cell)) is None:
@@ -231,29 +230,28 @@ def _plain_numbers(cells: list[str], decimal: str | None, order: str | None) -> 
     if max(map(abs, numbers)) > WHOLE and len(set(numbers)) < len(cells):
         integers = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
         if len({float(cell) for cell in integers}) < len(set(integers)):
-            return Interpretation(None, _NOT_DISTINCT)
+            return Interpretation(None, _NOT_DISTINCT, "number")
     marked = [cell for cell in cells if "." in cell]
     if decimal is None and 0 < len(marked) < len(cells) and all(map(_IN_THOUSANDS.fullmatch, cells)):
-        return Interpretation(reading, _open_note(marked[0], reading, Reading("numeric", thousands=".", decimal=",")))
+        return _open(marked[0], reading, Reading("number", thousands=".", decimal=","))
     return Interpretation(reading)
 
 
-def _dates(cells: list[str], decimal: str | None, order: str | None) -> Interpretation | None:
+def _dates(cells: list[str], decimal: str | None, style: str | None) -> Interpretation | None:
     possible = []
-    for style, pattern in DATES.items():
-        first = re.fullmatch(pattern + TIME, cells[0], re.ASCII)
-        reading = Reading("date", cells[0], style=style, zoned=bool(first and first["zone"]))
-        if first and all(days_of(cell, style, reading.zoned, None) is not None for cell in cells):
+    for name in DATES if style is None else (style,):
+        first = re.fullmatch(DATES[name] + TIME, cells[0], re.ASCII)
+        reading = Reading("date", cells[0], style=name, zoned=bool(first and first["zone"]))
+        if first and all(days_of(cell, name, reading.zoned, None) is not None for cell in cells):
             possible.append(reading)
-    if order is not None and len(possible) > 1:
-        possible = [reading for reading in possible if reading.style in ORDERS[order]]
     if len(possible) > 1:
-        note = f"text in which day and month could be exchanged, such as {checks.quoted(cells[0])}"
-        return Interpretation(None, f"{note}: --dates dmy or --dates mdy decides, in a DataFrame a column of dates")
+        styles = " or ".join(checks.quoted(reading.style) for reading in possible)
+        note = f"text in which day and month could be exchanged, such as {checks.quoted(cells[0])}, {styles}"
+        return Interpretation(None, note, possible[0].style)
     return Interpretation(possible[0]) if possible else None
 
 
-def _numbers_with_unit(cells: list[str], decimal: str | None, order: str | None) -> Interpretation | None:
+def _numbers_with_unit(cells: list[str], decimal: str | None) -> Interpretation | None:
     parts = []
     for cell in cells:
         part = _WITH_UNIT.fullmatch(cell)
@@ -278,7 +276,7 @@ def _numbers_with_unit(cells: list[str], decimal: str | None, order: str | None)
         return None
     for other in possible:
         if other is not reading and (cell := _differently_read(cells, reading, other)) is not None:
-            return Interpretation(reading, _open_note(cell, reading, other))
+            return _open(cell, reading, other)
     return Interpretation(reading)
 
 
@@ -292,7 +290,7 @@ def _with_point(cells: list[str], bodies: list[str], unit: tuple[str, str], poin
         return None
     if thousands == "." and any(body.startswith("0.") for body in bodies):  # 0.755 kg
         return None
-    reading = Reading("numeric", cells[0], *unit, thousands, point)
+    reading = Reading("number", cells[0], *unit, thousands, point)
     parser = reading.parser()
     return None if any(parser(cell) is None for cell in cells) else reading
 
@@ -303,10 +301,8 @@ def _differently_read(cells: list[str], reading: Reading, other: Reading) -> str
     return next((cell for cell in cells if first(cell) != second(cell)), None)
 
 
-def _open_note(cell: str, reading: Reading, other: Reading) -> str:
-    """Returns the two numbers that a cell may mean, and the option that decides."""
+def _open(cell: str, reading: Reading, other: Reading) -> Interpretation:
+    """Returns a reading with a note of the two numbers that a cell may mean."""
     number, otherwise = (f"{option.parser()(cell):.12g}" for option in (reading, other))
-    return (
-        f"{checks.quoted(cell)} is read as {number}; --decimal {other.decimal} reads it as {otherwise}, in a DataFrame "
-        "a column of numbers decides"
-    )
+    note = f"{checks.quoted(cell)} is read as {number}, and may mean {otherwise}"
+    return Interpretation(reading, note, f"decimal {'comma' if other.decimal == ',' else 'point'}")

@@ -7,7 +7,7 @@ from jaxtyping import Int
 import numpy as np
 
 from jtrees import io, pytree, validation as checks
-from jtrees.data.columns import Columns
+from jtrees.tables.encoder import TableEncoder
 from jtrees.tree import ObliqueTree
 
 
@@ -17,29 +17,29 @@ class FrameModel:
     """A model of DataFrames, or of arrays with missing values.
 
     The methods take a DataFrame of any library with at least the fitted columns, in any order. If all columns are
-    numeric, they also take an array, whose columns are found by position. They warn with
-    :class:`jtrees.data.ColumnsWarning` if a column has missing values and had none in the training rows. If a column is
-    missing or has values of the wrong kind, they raise a ``ValueError`` that names the column.
+    numbers, they also take an array, whose columns are found by position. They warn with
+    :class:`jtrees.tables.ColumnsWarning` if a column has missing values and had none in the training rows. If a column
+    is missing or has values of the wrong kind, they raise a ``ValueError`` that names the column.
 
     Attributes:
       model: the model of the features, such as a :class:`jtrees.ObliqueTree`.
-      columns: the columns, which convert rows to features.
+      encoder: the map from rows to features.
     """
 
     model: Any
-    columns: Columns = pytree.field(pytree_node=False)
+    encoder: TableEncoder = pytree.field(pytree_node=False)
 
     def predict(self, x: Any) -> Any:
         """Returns predictions, ``(n,)`` or ``(n, k)``, or class probabilities, ``(n, K)``."""
-        return self.model.predict(self.columns.transform(x))
+        return self.model.predict(self.encoder.transform(x))
 
     def leaf_index(self, x: Any) -> Int[np.ndarray, "..."]:
         """Returns the leaf of each row, as ``leaf_index`` of the model."""
-        return self.model.leaf_index(self.columns.transform(x))
+        return self.model.leaf_index(self.encoder.transform(x))
 
     def decision_path(self, x: Any) -> Int[np.ndarray, "..."]:
         """Returns the nodes on the path of each row, as :meth:`jtrees.ObliqueTree.decision_path`."""
-        return self.model.decision_path(self.columns.transform(x))
+        return self.model.decision_path(self.encoder.transform(x))
 
     def to_text(self, *, x: Any = None, class_names: Sequence[str] | None = None, **options: Any) -> str:
         """Returns the rules in terms of the columns, such as ``0.31 area - 0.4 [area missing] > 0.7``.
@@ -52,9 +52,9 @@ class FrameModel:
         Raises:
           AttributeError: if the model is not a single tree.
         """
-        features = None if x is None else self.columns.transform(x)
-        columns = self.columns if class_names is None else self.columns.with_class_names(class_names)
-        return self.tree.to_text(columns.feature_names, x=features, class_names=class_names, **options)
+        features = None if x is None else self.encoder.transform(x)
+        encoder = self.encoder if class_names is None else self.encoder.with_class_names(class_names)
+        return self.tree.to_text(encoder.feature_names, x=features, class_names=class_names, **options)
 
     @property
     def tree(self) -> ObliqueTree:
@@ -70,7 +70,7 @@ class FrameModel:
     @property
     def features(self) -> int:
         """Number of columns of the table."""
-        return len(self.columns.columns)
+        return len(self.encoder.schema.columns)
 
     @property
     def num_parameters(self) -> int:
@@ -78,7 +78,7 @@ class FrameModel:
         return self.model.num_parameters
 
     def __repr__(self) -> str:
-        return f"FrameModel({self.model!r}, columns={list(self.columns.columns)})"
+        return f"FrameModel({self.model!r}, columns={list(self.encoder.schema.columns)})"
 
 
 def tree_of(model: Any) -> ObliqueTree:
@@ -98,7 +98,7 @@ def tree_of(model: Any) -> ObliqueTree:
 def features_of_rows(model: Any, x: Any) -> np.ndarray:
     """Returns the rows that a model takes as features, ``(n, p)`` in float64."""
     if isinstance(model, FrameModel):
-        return model.columns.transform(x)
+        return model.encoder.transform(x)
     return np.asarray(checks.check_x(x, features=model.features), np.float64)
 
 
@@ -111,7 +111,7 @@ def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:
     if isinstance(model, FrameModel):
         if feature_names is not None:
             raise ValueError("feature_names must be None: the columns of this model have names")
-        return list(model.columns.columns)
+        return list(model.encoder.schema.columns)
     names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
     if len(names) != model.features:
         raise ValueError(f"feature_names must hold {model.features} names, one a column, got {len(names)}")

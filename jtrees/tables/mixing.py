@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.data.frame import read_frame
+from jtrees.tables.frame import read_frame
 
 _CANDIDATES = 8  # number of random rows; the nearest of them is the second row
 _SHARE = 0.5  # fraction of the columns that a made row takes from its second row

@@ -14,15 +14,15 @@ import jax
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.data.cells import MISSING, OFFSETS, zone_name
-from jtrees.data.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
+from jtrees.tables.cells import MISSING, OFFSETS, zone_name
+from jtrees.tables.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
 
 class RawColumn(NamedTuple):
     """The values of a column.
 
     Attributes:
-      kind: ``"numeric"``, ``"boolean"``, ``"date"`` (days since 1970, in local time) or ``"text"``.
+      kind: ``"number"``, ``"boolean"``, ``"date"`` (days since 1970, in local time) or ``"text"``.
       values: the values, ``(n,)``. Text is str, and None is a missing value. All other kinds are float64, and NaN is a
         missing value.
       zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone.
@@ -47,7 +47,7 @@ class RawKind(NamedTuple):
     """The kind that a column had in training.
 
     Attributes:
-      kind: ``"text"`` for levels, ``"numeric"``, ``"boolean"`` or ``"date"``.
+      kind: ``"text"`` for levels, ``"number"``, ``"boolean"`` or ``"date"``.
       zone: the zone of the dates, as in :class:`RawColumn`.
       durations: whether the numbers are durations in days. The duration of a time of day is the time since midnight.
     """
@@ -73,7 +73,12 @@ class Frame:
         return Frame(chosen, named=self.named)
 
 
-def read_frame(x: Any, raw_kinds: Mapping[str, RawKind] | None = None, missing: Sequence[str] = ()) -> Frame | None:
+def read_frame(
+    x: Any,
+    raw_kinds: Mapping[str, RawKind] | None = None,
+    missing: Sequence[str] = (),
+    requested: Mapping[str, str] | None = None,
+) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
     Args:
@@ -83,6 +88,8 @@ def read_frame(x: Any, raw_kinds: Mapping[str, RawKind] | None = None, missing: 
         training rows. None: all columns, without conversion.
       missing: texts that mean a missing value, in training in all columns of a DataFrame, for new rows in columns that
         are not text.
+      requested: kinds of training columns by name. The values of ``"drop"`` are not read. The values of ``"text"`` may
+        have several types.
 
     Raises:
       ImportError: if x is a DataFrame and narwhals is not installed.
@@ -92,9 +99,11 @@ def read_frame(x: Any, raw_kinds: Mapping[str, RawKind] | None = None, missing: 
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        kinds = raw_kinds or {}
+        kinds, requested = raw_kinds or {}, requested or {}
         columns = {
-            name: _read_series(name, series, kinds.get(name), missing)
+            name: _not_read(len(series))
+            if requested.get(name) == "drop"
+            else _read_series(name, series, kinds.get(name, _REQUESTED.get(requested.get(name, ""))), missing)
             for name, series in _series(x, raw_kinds is None).items()
             if raw_kinds is None or name in raw_kinds
         }
@@ -105,12 +114,16 @@ def read_frame(x: Any, raw_kinds: Mapping[str, RawKind] | None = None, missing: 
     if not np.isnan(values := np.asarray(x)).any():
         return None
     values_by_column = np.array(values.T, np.float64, order="C")
-    columns = {f"x{j}": RawColumn("numeric", column) for j, column in enumerate(values_by_column)}
+    columns = {f"x{j}": RawColumn("number", column) for j, column in enumerate(values_by_column)}
     return _checked(Frame(columns, named=False))
 
 
 def frame_of_objects(
-    x: np.ndarray, names: Sequence[str], raw_kinds: Mapping[str, RawKind] | None = None, missing: Sequence[str] = ()
+    x: np.ndarray,
+    names: Sequence[str],
+    raw_kinds: Mapping[str, RawKind] | None = None,
+    missing: Sequence[str] = (),
+    requested: Mapping[str, str] | None = None,
 ) -> Frame:
     """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
 
@@ -119,17 +132,28 @@ def frame_of_objects(
       names: names of the columns.
       raw_kinds: the columns to read, and their kinds, as for :func:`read_frame`.
       missing: texts that mean a missing value, as for :func:`read_frame`.
+      requested: kinds of training columns by name, as for :func:`read_frame`.
 
     Raises:
       ValueError: in the cases of :func:`read_frame`.
     """
-    columns = {}
+    columns, requested = {}, requested or {}
     for name, cells in zip(names, x.T, strict=True):
-        if raw_kinds is None or name in raw_kinds:
-            kind = None if raw_kinds is None else raw_kinds[name]
+        if requested.get(name) == "drop":
+            columns[name] = _not_read(len(x))
+        elif raw_kinds is None or name in raw_kinds:
+            kind = (raw_kinds or {}).get(name, _REQUESTED.get(requested.get(name, "")))
             values = [None if is_missing(value) else value for value in cells.tolist()]
             columns[name] = _read_objects(name, _with_missing(values, missing, kind), kind)
     return _checked(Frame(columns, named=True))
+
+
+_REQUESTED = {"text": RawKind("text")}
+
+
+def _not_read(rows: int) -> RawColumn:
+    """Returns a column in the place of a column that is not read."""
+    return RawColumn("text", np.full(rows, None))
 
 
 def _series(x: Any, training: bool) -> dict[str, Any]:
@@ -155,16 +179,16 @@ def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Sequ
 
     dtype = series.dtype
     if raw_kind is not None and raw_kind.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
-        return RawColumn("text", _texts(_values(series)), source="boolean" if dtype == nw.Boolean else "numeric")
+        return RawColumn("text", _texts(_values(series)), source="boolean" if dtype == nw.Boolean else "number")
     if dtype.is_numeric():
         values = _numbers(series)
-        return RawColumn("numeric", values, merged=dtype.is_integer() and _merged(series, values))
+        return RawColumn("number", values, merged=dtype.is_integer() and _merged(series, values))
     if dtype == nw.Boolean:
         return RawColumn("boolean", _numbers(series))
     if dtype in (nw.Date, nw.Datetime):
         return _dates(series, raw_kind)
     if dtype == nw.Duration:
-        return RawColumn("numeric", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source="durations")
+        return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source="durations")
     values = _with_missing(_values(series), missing, raw_kind)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), source="text" if dtype == nw.String else "levels")
@@ -227,7 +251,7 @@ _TYPES: dict[str, Any] = {
     "text": str,
     "boolean": (bool, np.bool_),
     "date": (datetime.date, np.datetime64),
-    "numeric": (numbers.Real, decimal.Decimal),
+    "number": (numbers.Real, decimal.Decimal),
     "durations": (datetime.timedelta, np.timedelta64, datetime.time),
 }
 
@@ -240,12 +264,12 @@ def _read_objects(name: str, values: list[Any], raw_kind: RawKind | None) -> Raw
         kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
     present = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not present:
-        return RawColumn("numeric", np.full(len(values), np.nan))
+        return RawColumn("number", np.full(len(values), np.nan))
     first, kind = present[0]
     column, got = checks.quoted(name), lambda row: f"{checks.quoted(values[row])} in row {row}"
     if kind == "other":
         raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {column}")
-    named = {"text", "boolean", "numeric"}  # kinds of values that may name levels
+    named = {"text", "boolean", "number"}  # kinds of values that may name levels
     if raw_kind is not None and raw_kind.kind == "text" and {kind for _, kind in present} <= named:
         return RawColumn("text", _texts(values), source=kind if all(other == kind for _, other in present) else "text")
     if other := next((row for row, other in present if other != kind), None):
@@ -257,7 +281,7 @@ def _read_objects(name: str, values: list[Any], raw_kind: RawKind | None) -> Raw
     if kind == "durations":
         day = np.timedelta64(1, "D")
         days = [np.nan if value is None else np.timedelta64(since_midnight(value)) / day for value in values]
-        return RawColumn("numeric", np.array(days), source=kind)
+        return RawColumn("number", np.array(days), source=kind)
     if kind != "date":
         return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}

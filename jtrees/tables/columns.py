@@ -1,0 +1,300 @@
+"""The schema of a raw table: what each column holds, and how the cells of later tables are read.
+
+A schema comes from all rows of a table, without the targets. The number of features of a table depends on its schema
+alone. :mod:`jtrees.tables.inference` makes schemas, and :mod:`jtrees.tables.encoder` makes features.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jtrees import distributed, io, validation as checks
+from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading
+from jtrees.tables.frame import Frame, RawColumn, RawKind, check_numbers, read_frame
+from jtrees.tables.parse import level_of
+
+
+class ColumnsWarning(UserWarning):
+    """Columns of a raw table are left out, are ambiguous, or have new missing values or levels."""
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class ColumnSchema:
+    """What a column of a raw table holds.
+
+    Attributes:
+      kind: ``"number"``, ``"boolean"``, ``"date"``, ``"text"``, or ``"drop"`` for a column without features.
+      durations: whether the numbers are durations in days.
+      reading: how text is read as numbers or dates.
+      zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
+        no time zone.
+      levels: the sorted levels of text, without the rare levels.
+      rare: levels with fewer than five rows. They and new levels share a feature.
+      by_mean: whether levels are encoded by target means and frequencies, because there are many.
+      parts: the parts of dates that vary, ``"month"`` and ``"weekday"``.
+      missing: number of missing values.
+      note: why the column is dropped, or what else its cells may mean.
+      otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
+    """
+
+    kind: str
+    durations: bool = False
+    reading: Reading | None = None
+    zone: str | None = None
+    levels: tuple[str, ...] = ()
+    rare: tuple[str, ...] = ()
+    by_mean: bool = False
+    parts: tuple[str, ...] = ()
+    missing: int = 0
+    note: str = ""
+    otherwise: str = ""
+
+    @property
+    def raw_kind(self) -> RawKind:
+        """The kind of raw column that is read for new rows."""
+        return RawKind("text" if self.kind == "drop" else self.kind, self.zone, self.durations)
+
+    @property
+    def training_levels(self) -> tuple[str, ...]:
+        """All levels of the table."""
+        return self.levels + self.rare
+
+    @property
+    def text_reading(self) -> Reading:
+        """How text is read as numbers or dates; the text of levels is not converted."""
+        return self.reading or dataclasses.replace(PLAIN[self.raw_kind.kind], zoned=self.zone is not None)
+
+    def __str__(self) -> str:
+        parts = ["durations in days"] * self.durations
+        if self.by_mean:
+            parts.append(f"{len(self.levels)} levels by target mean and frequency")
+        elif self.kind == "text":
+            rare = f", {len(self.rare)} rare levels together" if self.rare else ""
+            parts.append(f"levels {checks.quoted_list(self.levels)}{rare}")
+        parts += [str(self.reading)] if self.reading is not None else []
+        parts += [f"with {' and '.join(self.parts)}"] if self.parts else []
+        if self.zone is not None:
+            parts.append(f"local days{'' if self.zone == OFFSETS else f' of {self.zone}'}")
+        return "; ".join([*parts, *([self.note] if self.note else [])])
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """What the columns of a raw table hold. Printed, it is a table with a line for each column.
+
+    Attributes:
+      columns: the description of each column by name, in the order of the table.
+      named: whether columns are found by name. The columns of an array are found by position.
+      missing: texts that mean a missing value in files, in text that becomes numbers or dates, and in text of levels
+        unless they are levels of the table.
+    """
+
+    columns: dict[str, ColumnSchema]
+    named: bool
+    missing: tuple[str, ...] = MISSING
+
+    @property
+    def used(self) -> dict[str, ColumnSchema]:
+        """The columns that have features."""
+        return {name: column for name, column in self.columns.items() if column.kind != "drop"}
+
+    def read(self, x: Any) -> Frame:
+        """Returns the used columns of new rows, in the kinds of the schema.
+
+        Args:
+          x: a DataFrame of any library with at least the used columns, in any order. If all columns are numbers, x may
+            be an array, whose columns are found by position. Text is read as in the table of the schema if the column
+            holds numbers or dates.
+
+        Raises:
+          ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
+            expected kind, and the value or the kind found.
+        """
+        raw_kinds = {name: column.raw_kind for name, column in self.used.items()}
+        return self._select(rows_of(x, raw_kinds if self.named else None, rows=0, missing=self.missing))
+
+    def _select(self, frame: Frame) -> Frame:
+        """Returns the used columns of a table, found by name or position, in the kinds of the schema."""
+        by_position = not frame.named or (not self.named and set(frame.columns) != set(self.used))
+        if by_position:
+            if len(frame.columns) != len(self.columns):
+                raise ValueError(f"x must have {len(self.columns)} columns, got {len(frame.columns)}")
+            frame = Frame(dict(zip(self.columns, frame.columns.values(), strict=True)), named=True)
+        used = self.used
+        if absent := [name for name in used if name not in frame.columns]:
+            got = f"got none called {checks.quoted(absent[0])}"
+            raise ValueError(f"x must have the columns {checks.quoted_list(used)}, {got}")
+        return Frame({name: self._converted(name, frame.columns[name]) for name in used}, named=True)
+
+    def _converted(self, name: str, raw: RawColumn) -> RawColumn:
+        """Returns the raw column in the kind of the schema.
+
+        Raises:
+          ValueError: if the values cannot be converted to that kind.
+        """
+        column = self.columns[name]
+        kind, zone, durations = column.raw_kind
+        if raw.missing.all():
+            return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
+        if kind == "text":
+            return self._levels(name, raw)
+        expected, came = "durations" if durations else NAMES[kind], name_of(raw)
+        if durations != (came == "durations"):
+            raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
+        if raw.kind == "text":
+            return numbers_of(name, with_gaps(raw, self.missing), column.text_reading, zone)
+        if (raw.kind == "date") != (kind == "date"):
+            raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
+        if kind == "date" and (raw.zone is None) != (zone is None):
+            which = "without" if zone is None else "with"
+            came = "dates without one" if raw.zone is None else f"dates with one ({raw.zone})"
+            raise ValueError(f"x must hold dates {which} a time zone in column {checks.quoted(name)}, got {came}")
+        if kind == "boolean" and raw.kind == "number":
+            wrong = ~(raw.missing | np.isin(raw.values, (0, 1)))
+            check_cells(name, ~wrong, "booleans, or 0 and 1,", raw.values)
+        return raw
+
+    def _levels(self, name: str, raw: RawColumn) -> RawColumn:
+        """Returns a column of levels as canonical text; a text that means a missing value may also be a level."""
+        if (came := name_of(raw)) in ("dates", "durations"):
+            raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
+        levels = self.columns[name].training_levels
+        return with_gaps(as_levels(raw), [text for text in self.missing if text not in levels])
+
+    # --- Files -------------------------------------------------------------------------------------------------------
+
+    def with_readings(
+        self, readings: Mapping[str, Reading], notes: Mapping[str, str], missing: Sequence[str]
+    ) -> "Schema":
+        """Returns the same columns, which read text in the same way as the source file.
+
+        Args:
+          readings: how text becomes numbers or dates, by column.
+          notes: the ambiguity of a column, by column.
+          missing: texts that mean a missing value.
+        """
+
+        def updated(name: str, column: ColumnSchema) -> ColumnSchema:
+            reading = readings.get(name, column.reading)
+            zoned = column.kind == "date" and reading is not None and reading.zoned
+            zone = OFFSETS if zoned else column.zone
+            return dataclasses.replace(column, reading=reading, zone=zone, note=notes.get(name, column.note))
+
+        columns = {name: updated(name, column) for name, column in self.columns.items()}
+        return dataclasses.replace(self, columns=columns, missing=tuple(missing))
+
+    def with_decimal(self, decimal: str) -> "Schema":
+        """Returns the same columns with another decimal separator for numbers in text."""
+        columns = {
+            name: dataclasses.replace(column, reading=column.text_reading.with_decimal(decimal))
+            if column.kind == "number"
+            else column
+            for name, column in self.columns.items()
+        }
+        return dataclasses.replace(self, columns=columns)
+
+    # --- What was decided --------------------------------------------------------------------------------------------
+
+    def warn(self) -> None:
+        """Warns with :class:`ColumnsWarning` of columns that are dropped or ambiguous, and names the remedy."""
+        if left_out := self.left_out():
+            distributed.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
+        open_columns = {name: column for name, column in self.used.items() if column.note}
+        if open_columns:
+            notes = [f"{checks.quoted(name)} ({column.note})" for name, column in open_columns.items()]
+            message = f"columns of x may mean something else: {checks.listed(notes)}{_remedy(open_columns)}"
+            distributed.warn(message, ColumnsWarning, stacklevel=3)
+
+    def left_out(self) -> str:
+        """Returns the names of the columns that the schema dropped, with the reasons, and the remedy."""
+        dropped = {name: column for name, column in self.columns.items() if column.kind == "drop" and column.note}
+        listed = checks.listed(f"{checks.quoted(name)} ({column.note})" for name, column in dropped.items())
+        return f"{listed}{_remedy(dropped)}" if dropped else ""
+
+    def __hash__(self) -> int:
+        return hash((self.named, tuple(self.columns)))
+
+    def __str__(self) -> str:
+        rows = [("column", "kind", "missing", "cells")]
+        for name, column in self.columns.items():
+            rows.append((checks.quoted(name), column.kind, str(column.missing or ""), str(column)))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(3)), row[3]]) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _remedy(columns: Mapping[str, ColumnSchema]) -> str:
+    """Returns the argument ``columns`` that reads the columns in the other way, as text."""
+    kinds = {name: column.otherwise for name, column in columns.items() if column.otherwise}
+    listed = checks.listed(f"{checks.quoted(name)}: {checks.quoted(kind)}" for name, kind in kinds.items())
+    return f": columns={{{listed}}} reads them otherwise" if kinds else ""
+
+
+# --- Cells -----------------------------------------------------------------------------------------------------------
+
+NAMES = {"number": "numbers", "boolean": "booleans", "date": "dates", "text": "text"}
+
+
+def name_of(raw: RawColumn) -> str:
+    """Returns the word of messages for the values of a column."""
+    return raw.source if raw.source == "durations" else NAMES[raw.kind]
+
+
+def rows_of(
+    x: Any,
+    raw_kinds: Mapping[str, RawKind] | None = None,
+    rows: int = 1,
+    missing: Sequence[str] = (),
+    requested: Mapping[str, str] | None = None,
+) -> Frame:
+    """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows.
+
+    The other arguments are those of :func:`jtrees.tables.frame.read_frame`.
+    """
+    frame = read_frame(x, raw_kinds, missing, requested)
+    if frame is not None:
+        return frame
+    values = np.asarray(checks.check_x(x, rows=rows), np.float64)
+    return Frame({f"x{j}": RawColumn("number", column) for j, column in enumerate(values.T)}, named=False)
+
+
+def as_levels(raw: RawColumn) -> RawColumn:
+    """Returns numbers, booleans or text as the canonical text of levels."""
+    if raw.kind == "text":
+        return raw
+    values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
+    values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
+    return RawColumn("text", values, source=raw.kind)
+
+
+def with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
+    """Returns a column of text in which texts that mean a missing value are None."""
+    gaps = np.array([cell is None or cell.strip() in missing for cell in raw.values.tolist()], bool)
+    return raw._replace(values=np.where(gaps, np.array(None), raw.values)) if gaps.any() else raw
+
+
+def numbers_of(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:
+    """Returns a column of text as numbers or days.
+
+    Raises:
+      ValueError: if a cell cannot be read. The message names the column and the row.
+    """
+    values, wrong = reading.read(raw.values.tolist(), zone)
+    expected = {"boolean": "true or false", "date": f"dates {'with' if reading.zoned else 'without'} a time zone"}
+    example = f" such as {checks.quoted(reading.example)}" if reading.example else ""
+    check_cells(name, ~wrong, expected.get(reading.kind, "numbers") + example, raw.values)
+    check_numbers(name, values)
+    return RawColumn(reading.kind, values, (zone or OFFSETS) if reading.zoned else None)
+
+
+def check_cells(name: str, right: np.ndarray, expected: str, values: np.ndarray) -> None:
+    """Raises ``ValueError`` for the first value that is not right."""
+    if not right.all():
+        row = int(np.argmin(right))
+        value = values[row] if isinstance(values[row], str) else float(values[row])
+        got = f"got {checks.quoted(value)} in row {row}"
+        raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, {got}")

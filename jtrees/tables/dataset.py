@@ -1,0 +1,193 @@
+"""Data sets: the checked rows of a user, before a raw table is encoded."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, Literal
+
+import jax
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import segments, tasks, validation as checks
+from jtrees.data.constraints import checked_signs
+from jtrees.data.table import Table, check_range
+from jtrees.tables.columns import Schema, rows_of
+from jtrees.tables.encoder import TableEncoder
+from jtrees.tables.frame import Frame, read_frame
+from jtrees.tables.inference import checked_missing, inferred, requested_kinds
+
+_Targets = Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Checked rows with targets. The encoder of a raw table is fitted when a part of the rows becomes a table.
+
+    Attributes:
+      x: features, ``(n, p)``, or the rows of a raw table in the kinds of ``schema``.
+      y: targets, as in :class:`jtrees.data.Table`.
+      weight: weights above 0, ``(n,)``, of mean 1 over the rows of the user. None: equal weights.
+      task: what is predicted.
+      schema: what the columns of a raw table hold, or None.
+      encoder: the encoder that made ``x``, if the targets were derived from the features of a raw table, else None.
+      monotone: signs of columns, as for :func:`jtrees.fit`.
+    """
+
+    x: np.ndarray | Frame
+    y: np.ndarray
+    weight: np.ndarray | None
+    task: tasks.Task
+    schema: Schema | None = None
+    encoder: TableEncoder | None = None
+    monotone: Any = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows(self, chosen: Any) -> "Dataset":
+        """Returns a subset of the rows with their weights."""
+        weight = None if self.weight is None else self.weight[chosen]
+        return dataclasses.replace(self, x=self.x[chosen], y=self.y[chosen], weight=weight)
+
+    def without(self, rows: np.ndarray) -> "Dataset":
+        """Returns all other rows."""
+        return self.rows(np.setdiff1d(np.arange(len(self)), rows))
+
+    def divided(self, share: float, key: Array) -> tuple["Dataset", "Dataset"]:
+        """Returns the training rows, and a random fraction ``share`` of the rows that is held out.
+
+        The fraction is the same for every class. A soft label counts as its most probable class.
+
+        Raises:
+          ValueError: if no rows are held out, or if the targets of the training rows do not vary.
+        """
+        rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
+        labels = self.task.strata(self.y)
+        order = rng.permutation(len(labels))
+        groups = [order[labels[order] == label] for label in np.unique(labels)]
+        out = np.sort(np.concatenate([group[: int(share * len(group))] for group in groups]))
+        training = self.without(out)
+        if not len(out) or not self.task.varies(training.y):
+            raise ValueError(
+                f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(labels)}"
+            )
+        return training, self.rows(out)
+
+    def table(self) -> Table:
+        """Returns the rows as a training table, with weights of mean 1; the encoder is fitted to these rows.
+
+        Raises:
+          ValueError: for invalid signs of columns.
+        """
+        x, encoder = self.x, self.encoder
+        if isinstance(x, Frame):
+            assert self.schema is not None
+            encoder, x = TableEncoder.of_rows(self.schema, x, self.task, self.y, self.weight)
+        table = Table(x, self.y, self.weight, self.task, encoder)
+        return table.replace(monotone=checked_signs(self.monotone, table.columns, x.shape[1])).normalised()
+
+    def evaluated_by(self, training: Table) -> Table:
+        """Returns the rows as evaluation rows, with features of the encoder of a training table."""
+        x = training.encoder.encode(self.x) if isinstance(self.x, Frame) else self.x
+        return Table(x, self.y, self.weight, self.task, training.encoder)
+
+    def weighed(self, sample_weight: Any) -> "Dataset":
+        """Returns the rows of positive weight, with weights of mean 1; weights too small for float32 count as 0."""
+        weight = checks.relative_weight(sample_weight, len(self))
+        return dataclasses.replace(self.rows(weight > 0), weight=segments.mean_one(weight[weight > 0]))
+
+
+def checked_dataset(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    task: Literal["regression", "classification"] | tasks.Task,
+    targets: _Targets = lambda x, y: y,
+    monotone: Any = None,
+    missing: Sequence[str] = (),
+    columns: Any = None,
+) -> Dataset:
+    """Returns the checked training data, without rows of weight 0.
+
+    ``targets(x, y)`` returns the targets, which a recipe may derive from the features. ``monotone``, ``missing`` and
+    ``columns`` are the arguments of :func:`jtrees.fit`.
+
+    Raises:
+      ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
+    """
+    schema = encoder = None
+    if (raw := raw_rows(x, missing, columns)) is not None:
+        if sample_weight is not None:  # rows of weight 0 must not affect levels
+            weight = checks.relative_weight(sample_weight, len(raw))
+            if y is not None:
+                checks.check_rows(y := np.asarray(y), len(raw))
+                y = y[weight > 0]
+            raw, sample_weight = raw[weight > 0], weight[weight > 0]
+        schema, x = (columns, raw) if isinstance(columns, Schema) else inferred(raw, columns=columns, missing=missing)
+        if targets(np.zeros((2, len(x.columns))), y) is not y:
+            encoder, x = TableEncoder.of_rows(schema, x, task, None, None)
+    if not isinstance(x, Frame):
+        x = _features(checks.check_x(x))
+        y = targets(x, y)
+    if y is None:
+        raise ValueError("y must hold the targets to learn, got None")
+    task, y = tasks.checked_targets(task, y, len(x))
+    dataset = Dataset(x, y, None, task, schema, encoder, monotone)
+    if sample_weight is not None:
+        dataset = dataset.weighed(sample_weight)
+        if not task.varies(dataset.y):
+            checks.check_targets(dataset.y, len(dataset))  # names the constant column
+    y, factors = task.weighed(dataset.y)
+    if factors is not None:
+        weight = factors if dataset.weight is None else dataset.weight * factors
+        dataset = dataclasses.replace(dataset, y=y).weighed(weight)
+    _check_ranges(dataset.x, dataset.y)
+    return dataset
+
+
+def raw_rows(x: Any, missing: Sequence[str], columns: Any) -> Frame | None:
+    """Returns the rows of a raw table, in the kinds of a schema if ``columns`` is one; None for an array of numbers.
+
+    An array without missing values is a raw table if kinds of its columns are requested.
+    """
+    missing = checked_missing(missing)
+    if isinstance(columns, Schema):
+        if missing:
+            raise ValueError(f"missing must be empty with a schema, which has its own, got {checks.quoted(missing)}")
+        return columns.read(x)
+    frame = read_frame(x, missing=missing, requested=requested_kinds(columns))
+    return rows_of(x) if frame is None and columns is not None else frame
+
+
+def checked_table(x: Any, y: Any, sample_weight: Any, task: Any, *how: Any, **options: Any) -> Table:
+    """Returns all rows of :func:`checked_dataset` as a training table."""
+    return checked_dataset(x, y, sample_weight, task, *how, **options).table()
+
+
+def held_out_table(x: Any, y: Any, table: Table, targets: _Targets = lambda x, y: y) -> Table:
+    """Returns a checked validation set for the training table; ``targets`` is as for :func:`checked_dataset`.
+
+    Raises:
+      ValueError: if the number of features or the kind of targets differs from the training table.
+    """
+    x = x if table.encoder is None else table.encoder.transform(x)
+    x = _features(checks.check_x(x, features=table.x.shape[1]))
+    y = targets(x, y)
+    if y is None:
+        raise ValueError("y must hold the targets to evaluate on, got None")
+    held_out = Table(x, table.task.held_out_targets(y, len(x)), None, table.task, table.encoder)
+    _check_ranges(held_out.x, held_out.y)
+    return held_out
+
+
+def _features(x: Any) -> np.ndarray:
+    """Returns features in C order and native byte order; sums then round equally for any memory layout."""
+    x = np.asarray(x)
+    return np.ascontiguousarray(x, x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.float64)
+
+
+def _check_ranges(x: np.ndarray | Frame, y: np.ndarray) -> None:
+    """Raises ``ValueError`` for values outside the range of float32."""
+    if not isinstance(x, Frame):  # the numbers of a raw table are checked when it is read
+        check_range("x", x)
+    check_range("y", y)

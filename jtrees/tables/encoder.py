@@ -1,0 +1,207 @@
+"""The encoder of a raw table: features of its rows, fitted to training rows."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any, Literal
+import warnings
+
+from jax.typing import ArrayLike
+import numpy as np
+
+from jtrees import io, tasks, validation as checks
+from jtrees.data.constraints import NamedColumn
+from jtrees.tables.columns import ColumnsWarning, Schema
+from jtrees.tables.encodings import Date, Encoding, Numeric, TargetMeans, fitted
+from jtrees.tables.frame import Frame
+from jtrees.tables.inference import MAX_LEVELS, inferred
+from jtrees.tables.means import FOLDS, Targets
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class TableEncoder:
+    """The map from the rows of a raw table to features.
+
+    Target means, medians and frequencies come from training rows. All else comes from the schema.
+
+    Attributes:
+      schema: what the columns hold.
+      columns: the encoding of each column that has features, by name.
+    """
+
+    schema: Schema
+    columns: dict[str, Encoding]
+
+    @classmethod
+    def fit(
+        cls,
+        x: Any,
+        y: ArrayLike | None = None,
+        *,
+        task: Literal["regression", "classification"] | tasks.Task = "regression",
+        sample_weight: ArrayLike | None = None,
+        columns: Mapping[Any, str] | Schema | None = None,
+        missing: Sequence[str] = (),
+        max_levels: int = MAX_LEVELS,
+    ) -> tuple["TableEncoder", np.ndarray]:
+        """Returns the encoder of a table, and the features of its rows.
+
+        The features differ from ``transform(x)`` if a column has more than ``max_levels`` levels: see
+        :class:`jtrees.tables.encodings.TargetMeans`.
+
+        Args:
+          x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
+          y: targets, as for :func:`jtrees.fit`; None: levels are encoded by their frequencies alone.
+          task: as for :func:`jtrees.fit`.
+          sample_weight: weights of the rows in target means.
+          columns: kinds of columns by name, or a schema, as for :func:`jtrees.fit`.
+          missing: as for :func:`jtrees.tables.schema`.
+          max_levels: largest number of levels for which each level is a feature. All rare levels count as one level.
+
+        Returns:
+          The encoder, and the features ``(n, p')`` in float64.
+
+        Raises:
+          ValueError, ImportError: in the cases of :func:`jtrees.tables.schema`.
+        """
+        schema, frame = inferred(x, columns=columns, missing=missing, max_levels=max_levels)
+        if y is not None:
+            task, y = tasks.checked_targets(task, y, len(frame))
+        weight = None if sample_weight is None else checks.relative_weight(sample_weight, len(frame))
+        return cls.of_rows(schema, frame, task, y, weight)
+
+    @classmethod
+    def of_rows(
+        cls, schema: Schema, frame: Frame, task: Any, y: np.ndarray | None, weight: np.ndarray | None
+    ) -> tuple["TableEncoder", np.ndarray]:
+        """Returns the encoder that is fitted to rows in the kinds of a schema, and the features of the rows.
+
+        Args:
+          schema: the schema.
+          frame: the rows, as :meth:`Schema.read` returns them.
+          task: the task; it is not used without targets.
+          y: checked targets, or None.
+          weight: weights above 0, ``(n,)``, or None.
+        """
+        targets = _targets(y, len(frame), task, weight)
+        results = {name: fitted(schema.columns[name], raw, targets) for name, raw in frame.columns.items()}
+        encoder = cls(schema, {name: encoding for name, (encoding, _) in results.items()})
+        return encoder, np.column_stack([features for _, features in results.values()])
+
+    def transform(self, x: Any) -> np.ndarray:
+        """Returns the features of new rows, ``(n, p')`` in float64; the features of a row depend on that row alone.
+
+        Args:
+          x: rows, as for :meth:`Schema.read`.
+
+        Warns:
+          ColumnsWarning: if a column has missing values and had none in the table of the schema. The values are filled.
+            Also if a column has levels that the schema does not have.
+
+        Raises:
+          ValueError: in the cases of :meth:`Schema.read`.
+        """
+        frame = self.schema.read(x)
+        complete = {name: raw for name, raw in frame.columns.items() if not self.schema.columns[name].missing}
+        warn_of_gaps({name: int(raw.missing.sum()) for name, raw in complete.items()}, stacklevel=3)
+        self._warn_of_levels(frame)
+        return self.encode(frame)
+
+    def encode(self, frame: Frame) -> np.ndarray:
+        """Returns the features of rows in the kinds of the schema, ``(n, p')``. No warnings are given."""
+        return np.column_stack([encoding.encode(frame.columns[name]) for name, encoding in self.columns.items()])
+
+    def gaps(self, x: Any) -> dict[str, np.ndarray]:
+        """Returns which values of new rows are missing, ``(n,)`` bool for each column that has features."""
+        return {name: raw.missing for name, raw in self.schema.read(x).columns.items()}
+
+    def _warn_of_levels(self, frame: Frame) -> None:
+        """Warns of levels that the schema does not have."""
+        counts = {}
+        for name, raw in frame.columns.items():
+            if (column := self.schema.columns[name]).kind == "text":
+                levels = frozenset(column.training_levels)
+                counts[name] = sum(level is not None and level not in levels for level in raw.values.tolist())
+        if which := _counted(counts):
+            warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features, such as ``area``, ``[area missing]``, ``[heating = gas]``."""
+        return [feature for name, encoding in self.columns.items() for feature in encoding.features(name)]
+
+    @property
+    def named_columns(self) -> tuple[NamedColumn, ...]:
+        """Name, number of features and kind of each column of the table."""
+        sizes = {name: len(encoding.features(name)) for name, encoding in self.columns.items()}
+        is_number = lambda name: isinstance(self.columns.get(name), Numeric)
+        return tuple(
+            NamedColumn(name, sizes.get(name, 0), is_number(name), column.kind)
+            for name, column in self.schema.columns.items()
+        )
+
+    def with_class_names(self, class_names: Sequence[str]) -> "TableEncoder":
+        """Returns the same encoder with the user's names of classes in feature names: ``[mean sold by city]``.
+
+        Args:
+          class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
+        """
+        names = {f"{prefix} {i}": str(name) for i, name in enumerate(class_names) for prefix in ("class", "action")}
+
+        def renamed(encoding: Any) -> Any:
+            if isinstance(encoding, Date):
+                parts = {name: renamed(part) for name, part in encoding.parts.items()}
+                return dataclasses.replace(encoding, parts=parts)
+            if not isinstance(encoding, TargetMeans):
+                return encoding
+            outputs = tuple(names.get(output, output) for output in encoding.outputs)
+            return dataclasses.replace(encoding, outputs=outputs)
+
+        return dataclasses.replace(self, columns={name: renamed(encoding) for name, encoding in self.columns.items()})
+
+    def described(self) -> dict[str, str]:
+        """Returns a description of each column by name: its encoding, how its text is read, and any ambiguity."""
+        descriptions = {}
+        for name, column in self.schema.columns.items():
+            if name not in self.columns:
+                descriptions[name] = f"left out: {column.note or 'as requested'}"
+                continue
+            reading = "" if column.reading is None else str(column.reading)
+            descriptions[name] = "; ".join(filter(None, (str(self.columns[name]), reading, column.note)))
+        return descriptions
+
+    def __hash__(self) -> int:
+        return hash(self.schema)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {description}" for name, description in self.described().items())
+
+
+def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
+    """Warns of missing values, counted by column, in columns that had none in the training rows."""
+    if which := _counted(counts):
+        message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
+        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Returns the names of columns and their positive numbers of rows as text."""
+    rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
+    return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
+
+
+def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None) -> Targets:
+    """Returns the targets whose means encode levels."""
+    weight = np.ones(n) if weight is None else weight
+    fold = np.random.default_rng(0).permutation(n) % FOLDS
+    if y is None:
+        return Targets((), np.zeros((n, 0)), weight / weight.mean(), fold)
+    values = task.indicators(y).astype(np.float64)
+    if isinstance(task, tasks.Classification):
+        names = [f"class {i}" for i in range(task.classes)]
+        values, names = (values[:, 1:], names[1:]) if task.classes == 2 else (values, names)
+    else:
+        # The mean of an action is the mean of its rewards.
+        prefix = "action " if isinstance(task, tasks.Policy) else "y"
+        names = ["y"] if task.outputs is None else [f"{prefix}{i}" for i in range(task.outputs)]
+    return Targets(tuple(names), values, weight / weight.mean(), fold)

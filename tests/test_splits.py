@@ -1,0 +1,135 @@
+"""Held-out targets change neither the encoding of a raw table nor the model."""
+
+import warnings
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import jtrees
+from jtrees.tables import TableEncoder
+
+pytestmark = [
+    pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
+    pytest.mark.filterwarnings("ignore::jtrees.tables.ColumnsWarning"),
+    pytest.mark.filterwarnings("ignore::jtrees.data.baselines.BehindBaselineWarning"),
+]
+
+KEY = jax.random.key(0)
+N = 120
+RECIPE = jtrees.CO2(depth=2, epochs=3)
+
+
+def table(n=N, seed=0):
+    """A table with text of many levels, gaps and dates, and targets that depend on them."""
+    rng = np.random.default_rng(seed)
+    days = pd.Series(pd.date_range("2023-01-01", periods=365)).sample(n, replace=True, random_state=seed)
+    frame = pd.DataFrame(
+        {
+            "city": [f"city {i}" for i in rng.integers(0, 14, n)],
+            "size": np.where(rng.random(n) < 0.2, np.nan, rng.normal(size=n)),
+            "day": days.to_numpy(),
+            "kind": rng.choice(["a", "b", None], n),
+        }
+    )
+    y = frame["city"].str[5:].astype(int) + frame["size"].fillna(0) + 3 * (frame["day"].dt.month == 3)
+    return frame, y.to_numpy()
+
+
+FRAME, Y = table()
+NUMBERS = np.random.default_rng(1).normal(size=(N, 3))
+
+
+def models_with_other_targets(fit, rows):
+    """The models of ``fit(y)`` as all of their numbers, for the targets and for each changed row."""
+    everything = lambda model: (
+        [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(model)],
+        getattr(model, "encoder", None),
+    )
+    found = [[everything(model) for model in fit(Y)]]
+    for row in rows:
+        y = Y.copy()
+        y[row] += 50
+        found.append([everything(model) for model in fit(y)])
+    return found
+
+
+@pytest.mark.parametrize("x", [FRAME, NUMBERS], ids=["raw", "numbers"])
+@pytest.mark.parametrize("validation", [3, 0.3])
+def test_folds(x, validation):
+    """A row is held out of one of the three folds, or of three tenths of the splits."""
+    fits = lambda y: [fit.model for fit in jtrees.sweep(RECIPE, x, y, key=KEY, validation=validation).fits.ravel()]
+    first, *others = models_with_other_targets(fits, range(8))
+    unchanged = [[a == b for a, b in zip(first, other, strict=True)] for other in others]
+    if validation == 3:
+        assert [sum(of_row) for of_row in unchanged] == [1] * 8
+    else:
+        assert 0 < np.sum(unchanged) < 8
+
+
+@pytest.mark.parametrize("x", [FRAME, NUMBERS], ids=["raw", "numbers"])
+def test_held_out_rows(x):
+    fits = lambda y: [jtrees.fit(RECIPE, x, y, key=KEY, held_out=0.4).model]
+    first, *others = models_with_other_targets(fits, range(8))
+    assert 0 < sum(other == first for other in others) < 8
+
+
+def test_a_fold_is_the_fit_of_its_rows():
+    """The schema comes from all rows, so the fit gets it."""
+    schema = jtrees.tables.schema(FRAME)
+    swept = jtrees.sweep(RECIPE, FRAME, Y, key=KEY, validation=3)
+    order = np.array_split(np.asarray(jax.random.permutation(jax.random.fold_in(KEY, 2**31 - 1), N)), 3)
+    for part, fit in zip(order, swept.fits.ravel(), strict=True):
+        rows = np.setdiff1d(np.arange(N), part)
+        alone = jtrees.fit(RECIPE, FRAME.iloc[rows], Y[rows], key=jax.random.fold_in(KEY, 0), columns=schema)
+        assert alone.model.encoder == fit.model.encoder
+        np.testing.assert_array_equal(alone.predict(FRAME), fit.predict(FRAME))
+
+
+def test_tuned_options_do_not_depend_on_how_held_out_targets_are_encoded():
+    losses = lambda y: [
+        trial.loss
+        for trial in jtrees.tune(RECIPE, FRAME, y, key=KEY, grid={"depth": (1, 2)}, validation=0.5).report.tuning.trials
+    ]
+    # A held-out target has no influence on its prediction, so it changes the loss by its own squared error alone.
+    first, changes = losses(Y), []
+    for row in range(8):
+        y = Y.copy()
+        y[row] += 1e4
+        changes.append(abs(losses(y)[0] - first[0]))
+    own_error = 1e8 / (N / 2)
+    held_out = np.isclose(changes, own_error, rtol=0.02)
+    assert 0 < held_out.sum() < 8
+
+
+def test_a_student_knows_no_held_out_prediction():
+    """The teacher answers differently for one row. It is held out of three tenths of the draws."""
+
+    def student(changed):
+        teacher = lambda frame: np.where(frame["size"] == changed, 50.0, frame["size"].fillna(0))
+        result = jtrees.distill(teacher, RECIPE, FRAME, key=KEY, made=0, held_out=0.4)
+        return result.predict(FRAME)
+
+    first, sizes = student(np.inf), FRAME["size"].dropna()[:8]
+    same = [np.array_equal(student(size), first) for size in sizes]
+    assert 0 < sum(same) < 8
+
+
+def test_folds_share_programs(count_compilations):
+    """The number of features depends on the schema alone, so no fold compiles a program of its own."""
+    sweep = lambda validation: jtrees.sweep(RECIPE, FRAME, Y, key=KEY, validation=validation)
+    sweep(0.1)
+    assert count_compilations(lambda: sweep(10)) == 0
+
+
+def test_an_encoder_takes_all_levels_of_a_schema():
+    """A fold that lacks a level, a gap and every value of a column has the features of the others."""
+    schema = jtrees.tables.schema(FRAME)
+    names = TableEncoder.fit(FRAME, Y, columns=schema)[0].feature_names
+    part = FRAME[(FRAME["city"] != "city 3") & (FRAME["kind"] == "a") & FRAME["size"].isna()]
+    encoder, features = TableEncoder.fit(part, Y[part.index], columns=schema)
+    assert len(encoder.feature_names) == len(names) == features.shape[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # all levels and gaps are known
+        assert np.isfinite(encoder.transform(FRAME)).all()
