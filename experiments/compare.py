@@ -247,7 +247,8 @@ def described_columns(encoder: TableEncoder) -> list[str]:
     def plain(name: str) -> bool:
         column = encoder.schema.columns[name]
         has_text = column.reading is not None or column.note
-        return column.kind in ("number", "boolean") and not column.missing and not has_text
+        is_requested = column.kind == "drop" and not column.note
+        return is_requested or (column.kind in ("number", "boolean") and not column.missing and not has_text)
 
     return [f"{name}: {description}" for name, description in encoder.described().items() if not plain(name)]
 

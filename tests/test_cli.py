@@ -86,7 +86,7 @@ def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     said, warned = capsys.readouterr()
     assert "houses: 300 rows, 4 columns; task: regression, as price holds" in said
     assert re.search(r"area: number, median [\d.]+, deviation [\d.]+, 34 missing", said)
-    assert "heating: categorical, levels 'gas', 'oil & <b>', 'wood'" in said and "offered: date, median 20" in said
+    assert "heating: text, levels 'gas', 'oil & <b>', 'wood'" in said and "offered: date, median 20" in said
     verdict, scores, rival, kind, columns = said.splitlines()[1:6]
     assert re.fullmatch(r".*GET.*: mean squared error [\d.]+, [\d.]+ for .*, on 30 held-out rows", verdict)
     assert re.match(r"GET: R² 0\.\d+, RMSE [\d.]+, mean absolute error [\d.]+$", scores)
@@ -95,7 +95,10 @@ def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     assert re.match(r"top columns, by how much R² falls without them: area \([\d.]+\), heating \(", columns)
     assert re.search(r"\n# .*; found by .*\n(if|->) ", said) and "GET fitted to all 300 rows" in said
     assert f"written to {out}" in said
-    assert warned.splitlines() == ["jtrees: columns of x are left out: 'id' (300 different texts in 300 rows)"]
+    assert warned.splitlines() == [
+        "jtrees: columns of x are left out: 'id' (300 different texts in 300 rows): columns={'id': 'text'} reads them "
+        "otherwise"
+    ]
     model = jtrees.load(out)
     assert isinstance(model, TreeRegressor) and model.recipe.depth == 2 and model.recipe.leaves == "linear"
 

@@ -453,8 +453,8 @@ B, SEMICOLON = ["--target", "b"], ["--target", "b", "--separator", ";"]
         (
             "a,b,c,d\n" + "".join(f'{i or "inf"},{i or "many"},"{i},5",{i}\n' for i in range(40)),
             ["--target", "d"],
-            "'a' has 1 infinite values; 'b' holds numbers or dates, and the texts 'many': use --text, or "
-            "--missing for missing values; 'c' has a decimal comma, as in",
+            "'a' has 1 infinite values; 'b' holds numbers or dates, and the texts 'many': use --columns COLUMN=text, "
+            "or --missing for missing values; 'c' has a decimal comma, as in",
         ),
         (
             "a;b\n" + "1,5;2\n2;3\n" * 20,
@@ -535,8 +535,8 @@ def test_columns_are_dropped(houses, tmp_path, capsys):
     ]
     written, _ = run(tmp_path, *arguments)
     assert "heating" not in capsys.readouterr().out
-    kept = joblib.load(written / "cart_depth2.joblib")["columns"].columns
-    assert list(kept) == ["area", "garden", "cellar"]
+    kept = joblib.load(written / "cart_depth2.joblib")["encoder"].columns
+    assert list(kept) == ["area", "garden"]  # the cellar has no values
 
 
 def test_dates_of_a_csv(tmp_path):

@@ -90,8 +90,8 @@ def test_kinds_of_a_file(fitted):
         "region": "text",
         "id": "text",
     }
-    assert columns.columns["code"].levels == ("01", "02", "13", "2A")
-    assert "NA" in columns.columns["region"].levels  # which is no missing value here
+    assert columns.schema.columns["code"].levels == ("01", "02", "13", "2A")
+    assert "NA" in columns.schema.columns["region"].levels  # which is no missing value here
 
 
 @given(st.data())
@@ -260,7 +260,7 @@ def test_columns_that_are_said_to_be_text(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("a,b\n" + "1,2\n2,3\n" * 20)
     frame = read_labelled(file, "b", Rules(columns={"a": "text"}))
-    assert frame.x["a"].tolist()[:2] == ["1", "2"] and remembered(frame)[0].columns["a"].levels == ("1", "2")
+    assert frame.x["a"].tolist()[:2] == ["1", "2"] and remembered(frame)[0].schema.columns["a"].levels == ("1", "2")
     with pytest.raises(DataError, match="--columns must name columns among a, b; got 'c'"):
         read_labelled(file, "b", Rules(columns={"c": "text"}))
 
@@ -329,7 +329,7 @@ def test_parquet_has_decimals_times_and_a_named_index(tmp_path):
     usable_rows, _ = usable(whole, "regression")
     columns, features = TableEncoder.fit(usable_rows.x, usable_rows.y.to_numpy())
     assert columns.feature_names == ["customer", "at", "cost", "[cost missing]"]
-    assert features[:, 0].tolist() == list(range(7, 67)) and "durations in days" in str(columns.columns["at"])
+    assert features[:, 0].tolist() == list(range(7, 67)) and "durations in days" in str(columns.schema.columns["at"])
     np.testing.assert_allclose(features[:, 1], (hours + 0.5) / 24, rtol=1e-15)
     np.testing.assert_array_equal(columns.transform(read_rows(tmp_path / "table.parquet", Rules())[0]), features)
 
@@ -432,7 +432,7 @@ def test_text_of_a_file_is_read_once(tmp_path):
     file.write_text("share;size;y\n" + "".join(f"{i % 9}.5%;{i % 7};{i}\n" for i in range(40)))
     frame, _ = usable(read_labelled(file, "y", Rules(";", ",")), "regression")
     columns = remembered(frame)[0]
-    assert str(columns.columns["share"]).startswith("text")  # not numbers by another rule
+    assert columns.schema.columns["share"].kind == "text"  # not numbers by another rule
 
 
 def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, capsys):
@@ -457,5 +457,5 @@ def test_a_fixed_offset_is_no_zone_whatever_it_is_called():
     east = datetime.timezone(datetime.timedelta(hours=-4), "EST")
     frame = pd.DataFrame({"a": [datetime.datetime(2024, 3, 1 + i % 9, 12, tzinfo=east) for i in range(40)]})
     columns, features = TableEncoder.fit(frame)
-    assert columns.columns["a"].zone == "offsets"
+    assert columns.schema.columns["a"].zone == "offsets"
     np.testing.assert_array_equal(columns.transform(frame), features)

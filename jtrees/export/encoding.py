@@ -1,15 +1,14 @@
 """The encoding of a raw table's columns as plain arrays: the common part of all export formats with columns."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jtrees.tables import TableEncoder
 from jtrees.tables.cells import Reading
 from jtrees.tables.columns import ColumnSchema
-from jtrees.tables.encodings import Date, Encoding, OneHot, TargetMeans, codes_of as level_codes
 from jtrees.tables.frame import Frame, RawColumn
-from jtrees.tables.periods import PERIODS
+from jtrees.tables.program import Encoding, Lookup
 
 MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds
 
@@ -63,19 +62,9 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
 
 
 def _field(name: str, place: int, column: ColumnSchema, encoding: Encoding) -> Field:
-    reading = column.text_reading
-    if isinstance(encoding, (OneHot, TargetMeans)):
-        tables = {"level": _table(encoding, column.levels, column)}
-        return Field(name, place, "text", 0.0, 0.0, False, column.levels, tables, None, reading)
-    number, parts = (encoding.days, encoding.parts) if isinstance(encoding, Date) else (encoding, {})
-    tables = {part: _table(means, PERIODS[part], column) for part, means in parts.items()}
-    numbers = number.kind, number.start, number.center
-    return Field(name, place, *numbers, bool(number.missing), (), tables, column.zone, reading, number.durations)
-
-
-def _table(encoding: OneHot | TargetMeans, levels: tuple[str, ...], column: ColumnSchema) -> np.ndarray:
-    rows = np.array([*levels, new_level(column.training_levels), None], object)
-    return encoding.encode(RawColumn("text", rows)).astype(np.float64)
+    tables = {part: lookup.table for part, lookup in encoding.lookups.items()}
+    numbers = column.kind, encoding.start, encoding.center, len(encoding.names) == 2
+    return Field(name, place, *numbers, column.levels, tables, column.zone, column.text_reading, column.durations)
 
 
 def new_level(levels: tuple[str, ...]) -> str:
@@ -96,18 +85,16 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             sample[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
             sample[name].values[missing] = None
         else:
-            number: Any = encoder.columns[name]
-            number = number.days if isinstance(number, Date) else number
-            values = number.start + number.center + number.spread * rng.normal(size=rows)
-            values = (values > 0.5) * 1.0 if number.kind == "boolean" else values
-            values = np.floor(values) if number.kind == "date" else values
-            values = np.round(values * MICROSECONDS) / MICROSECONDS if number.durations else values
-            source = "durations" if number.durations else "text"
-            sample[name] = RawColumn(number.kind, np.where(missing, np.nan, values), column.zone, source)
+            encoding = encoder.columns[name]
+            values = encoding.start + encoding.center + encoding.spread * rng.normal(size=rows)
+            values = (values > 0.5) * 1.0 if column.kind == "boolean" else values
+            values = np.floor(values) if column.kind == "date" else values
+            values = np.round(values * MICROSECONDS) / MICROSECONDS if column.durations else values
+            source = "durations" if column.durations else "text"
+            sample[name] = RawColumn(column.kind, np.where(missing, np.nan, values), column.zone, source)
     return Frame(sample, named=encoder.schema.named)
 
 
 def codes_of(field: Field, raw: RawColumn) -> np.ndarray:
     """Returns the row of each level in the field's table, ``(n,)``."""
-    codes = level_codes(raw, field.levels)
-    return np.where(raw.missing, len(field.levels) + 1, np.where(codes < 0, len(field.levels), codes))
+    return Lookup(field.levels, (), ()).codes(raw)

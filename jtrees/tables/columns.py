@@ -67,13 +67,16 @@ class ColumnSchema:
         """How text is read as numbers or dates; the text of levels is not converted."""
         return self.reading or dataclasses.replace(PLAIN[self.raw_kind.kind], zoned=self.zone is not None)
 
+    def described_levels(self) -> str:
+        """Returns the levels as text."""
+        if self.by_mean:
+            return f"{len(self.levels)} levels by target mean and frequency"
+        rare = f", {len(self.rare)} rare levels together" if self.rare else ""
+        return f"levels {checks.quoted_list(self.levels)}{rare}"
+
     def __str__(self) -> str:
         parts = ["durations in days"] * self.durations
-        if self.by_mean:
-            parts.append(f"{len(self.levels)} levels by target mean and frequency")
-        elif self.kind == "text":
-            rare = f", {len(self.rare)} rare levels together" if self.rare else ""
-            parts.append(f"levels {checks.quoted_list(self.levels)}{rare}")
+        parts += [self.described_levels()] if self.kind == "text" else []
         parts += [str(self.reading)] if self.reading is not None else []
         parts += [f"with {' and '.join(self.parts)}"] if self.parts else []
         if self.zone is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import re
 from typing import Any, Literal
 import warnings
 
@@ -11,10 +12,12 @@ import numpy as np
 from jtrees import io, tasks, validation as checks
 from jtrees.data.constraints import NamedColumn
 from jtrees.tables.columns import ColumnsWarning, Schema
-from jtrees.tables.encodings import Date, Encoding, Numeric, TargetMeans, fitted
 from jtrees.tables.frame import Frame
 from jtrees.tables.inference import MAX_LEVELS, inferred
 from jtrees.tables.means import FOLDS, Targets
+from jtrees.tables.program import Encoding, Lookup, fitted
+
+_OF_CLASS = re.compile(r"^\[mean ((?:class|action) \d+) by ")
 
 
 @io.part
@@ -47,7 +50,7 @@ class TableEncoder:
         """Returns the encoder of a table, and the features of its rows.
 
         The features differ from ``transform(x)`` if a column has more than ``max_levels`` levels: see
-        :class:`jtrees.tables.encodings.TargetMeans`.
+        :func:`jtrees.tables.means.level_means`.
 
         Args:
           x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
@@ -84,7 +87,7 @@ class TableEncoder:
           weight: weights above 0, ``(n,)``, or None.
         """
         targets = _targets(y, len(frame), task, weight)
-        results = {name: fitted(schema.columns[name], raw, targets) for name, raw in frame.columns.items()}
+        results = {name: fitted(name, schema.columns[name], raw, targets) for name, raw in frame.columns.items()}
         encoder = cls(schema, {name: encoding for name, (encoding, _) in results.items()})
         return encoder, np.column_stack([features for _, features in results.values()])
 
@@ -128,15 +131,14 @@ class TableEncoder:
     @property
     def feature_names(self) -> list[str]:
         """Names of the features, such as ``area``, ``[area missing]``, ``[heating = gas]``."""
-        return [feature for name, encoding in self.columns.items() for feature in encoding.features(name)]
+        return [feature for encoding in self.columns.values() for feature in encoding.feature_names]
 
     @property
     def named_columns(self) -> tuple[NamedColumn, ...]:
         """Name, number of features and kind of each column of the table."""
-        sizes = {name: len(encoding.features(name)) for name, encoding in self.columns.items()}
-        is_number = lambda name: isinstance(self.columns.get(name), Numeric)
+        sizes = {name: len(encoding.feature_names) for name, encoding in self.columns.items()}
         return tuple(
-            NamedColumn(name, sizes.get(name, 0), is_number(name), column.kind)
+            NamedColumn(name, sizes.get(name, 0), column.kind in ("number", "boolean"), column.kind)
             for name, column in self.schema.columns.items()
         )
 
@@ -147,17 +149,18 @@ class TableEncoder:
           class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
         names = {f"{prefix} {i}": str(name) for i, name in enumerate(class_names) for prefix in ("class", "action")}
+        new_name = lambda match: f"[mean {names.get(match[1], match[1])} by "
 
-        def renamed(encoding: Any) -> Any:
-            if isinstance(encoding, Date):
-                parts = {name: renamed(part) for name, part in encoding.parts.items()}
-                return dataclasses.replace(encoding, parts=parts)
-            if not isinstance(encoding, TargetMeans):
-                return encoding
-            outputs = tuple(names.get(output, output) for output in encoding.outputs)
-            return dataclasses.replace(encoding, outputs=outputs)
+        def renamed(lookup: Lookup) -> Lookup:
+            return dataclasses.replace(lookup, names=tuple(_OF_CLASS.sub(new_name, name) for name in lookup.names))
 
-        return dataclasses.replace(self, columns={name: renamed(encoding) for name, encoding in self.columns.items()})
+        columns = {
+            name: dataclasses.replace(
+                encoding, lookups={part: renamed(lookup) for part, lookup in encoding.lookups.items()}
+            )
+            for name, encoding in self.columns.items()
+        }
+        return dataclasses.replace(self, columns=columns)
 
     def described(self) -> dict[str, str]:
         """Returns a description of each column by name: its encoding, how its text is read, and any ambiguity."""
@@ -167,7 +170,8 @@ class TableEncoder:
                 descriptions[name] = f"left out: {column.note or 'as requested'}"
                 continue
             reading = "" if column.reading is None else str(column.reading)
-            descriptions[name] = "; ".join(filter(None, (str(self.columns[name]), reading, column.note)))
+            encoding = self.columns[name].described(column)
+            descriptions[name] = "; ".join(filter(None, (encoding, reading, column.note)))
         return descriptions
 
     def __hash__(self) -> int:

@@ -21,8 +21,6 @@ _IDENTIFIES = 20  # least number of distinct texts of a column that identifies r
 _DECIMALS = {"decimal point": ".", "decimal comma": ","}
 #: Kinds of columns that a user may request. A format of dates, such as ``"%d/%m/%Y"``, is a kind, too.
 KINDS = ("number", *_DECIMALS, "boolean", "date", *DATES, "text", "drop")
-
-
 _SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text' or 'drop'"
 
 
@@ -51,11 +49,11 @@ def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequenc
 
     Example:
       >>> import pandas as pd
-      >>> table = pd.DataFrame({"code": ["01", "02"] * 10, "rent": ["$1,200", "$950"] * 10})
+      >>> table = pd.DataFrame({"code": ["01", "02"] * 10, "rent": ["$980", "$950"] * 10})
       >>> print(jtrees.tables.schema(table, columns={"code": "number"}))
       column  kind    missing  cells
       'code'  number
-      'rent'  number           numbers in text such as '$1,200'
+      'rent'  number           numbers in text such as '$980'
     """
     return inferred(x, columns=columns, missing=missing)[0]
 
@@ -99,7 +97,8 @@ def inferred(
 
 def requested_kinds(columns: Any) -> dict[str, Any]:
     """Returns the requested kinds by the names of the columns, before the names are known."""
-    return {str(name): kind for name, kind in columns.items()} if isinstance(columns, Mapping) else {}
+    kinds = columns.items() if isinstance(columns, Mapping) else ()
+    return {str(name): kind for name, kind in kinds if isinstance(kind, str)}
 
 
 def checked_missing(missing: Any) -> tuple[str, ...]:

@@ -4,7 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jtrees.tables.frame import RawColumn
+
 FOLDS = 5
+_HELPS = 0.01  # least fraction of the variance that months or weekdays must explain beyond a trend
 
 
 class Targets(NamedTuple):
@@ -22,9 +25,33 @@ class Targets(NamedTuple):
     weight: np.ndarray
     fold: np.ndarray
 
+    def without_effect(self) -> "Targets":
+        """Returns targets that are 0, and so are their means."""
+        return self._replace(values=np.zeros_like(self.values))
 
-def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean of the targets over some rows, ``(k,)``, and the mean of each level shrunk towards it.
+
+def level_means(code: np.ndarray, levels: int, targets: Targets) -> tuple[np.ndarray, np.ndarray]:
+    """Returns shrunk means and frequencies of levels, ``(levels, k + 1)``, and the features of rows, ``(n, k + 1)``.
+
+    The features of a row use means over the four folds that do not contain the row (cross-fitting). Means over all rows
+    would leak the target of the row into its features. A level without rows has the mean of all targets.
+
+    Args:
+      code: the level of each row, ``(n,)``.
+      levels: number of levels.
+      targets: the targets.
+    """
+    shares = np.bincount(code, minlength=levels) / len(code)
+    means = shrunk_means(code, levels, targets, np.ones(len(code), bool))
+    features = np.empty((len(code), means.shape[1]))
+    for fold in range(FOLDS):
+        held_out = targets.fold == fold
+        features[held_out] = shrunk_means(code, levels, targets, ~held_out)[code[held_out]]
+    return np.column_stack([means, shares]), np.column_stack([features, shares[code]])
+
+
+def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> np.ndarray:
+    """Returns the mean of the targets of each level over some rows, shrunk towards their common mean, ``(levels, k)``.
 
     Let s2 be the variance of the targets around the mean of their level. Let t2 be the variance of the level means
     around the common mean. The posterior mean of a level with n rows is (sum + m mean) / (n + m), where m = s2 / t2
@@ -40,7 +67,7 @@ def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarr
         prior = variance_within / variance_between if variance_between > 0 else np.inf
         share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
         means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
-    return mean, means
+    return means
 
 
 def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
@@ -64,3 +91,26 @@ def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[flo
     variance_between = (explained - total.sum() ** 2 / n) / (levels - 1)
     size = (n - np.square(count).sum() / n) / (levels - 1)
     return variance_within, max((variance_between - variance_within) / size, 0.0), size
+
+
+def explains(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
+    """Returns whether months or weekdays explain an output beyond a linear trend in the days.
+
+    The levels must explain more than a hundredth of the variance that the trend leaves, and more than chance would. The
+    ratio of the mean squares between and within L random levels is about 1, with standard deviation sqrt(2 / (L - 1)).
+    """
+    rows = ~part.missing
+    levels, code = np.unique(part.values[rows], return_inverse=True)
+    if len(levels) < 2:
+        return False
+    weight, days = targets.weight[rows], raw.values[rows]
+    root, days = np.sqrt(weight), days - np.average(days, weights=weight)
+    trend = np.column_stack([np.ones(len(days)), days])
+    for y in targets.values[rows].T:
+        y = y - trend @ np.linalg.lstsq(trend * root[:, None], y * root, rcond=None)[0]
+        total, count = np.bincount(code, weight * y, len(levels)), np.bincount(code, weight, len(levels))
+        variance_within, variance_between, size = variances(total, count, weight @ np.square(y))
+        surprising = size * variance_between > 3 * np.sqrt(2 / (len(levels) - 1)) * variance_within
+        if surprising and variance_between > _HELPS * (variance_within + variance_between):
+            return True
+    return False

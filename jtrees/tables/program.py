@@ -1,0 +1,162 @@
+"""Programs: how the values of a column become features. Predictions and exported files run the same programs.
+
+The program of a column subtracts a number, fills missing values, and looks levels up in tables. It is plain data, so a
+saved model contains it. The number of its features depends only on the schema of the column and the number of outputs.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from jtrees import io
+from jtrees.tables.cells import OFFSETS
+from jtrees.tables.columns import ColumnSchema
+from jtrees.tables.frame import RawColumn
+from jtrees.tables.means import Targets, explains, level_means
+from jtrees.tables.periods import PERIODS, periods
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Features that are looked up by level.
+
+    Attributes:
+      levels: the levels.
+      rows: the features of each level, then of any other level, then of a missing value, ``(levels + 2, k)``.
+      names: names of the features.
+    """
+
+    levels: tuple[str, ...]
+    rows: tuple[tuple[float, ...], ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def from_rows(cls, levels: tuple[str, ...], rows: np.ndarray, names: list[str]) -> "Lookup":
+        """Returns the lookup of rows, ``(levels + 2, k)``."""
+        return cls(levels, tuple(tuple(row) for row in rows.tolist()), tuple(names))
+
+    @classmethod
+    def of_indicators(cls, name: str, column: ColumnSchema) -> "Lookup":
+        """Returns a feature of 0 and 1 for each level of a column.
+
+        Rare and new levels share a feature if the table has rare levels. Missing values have a feature if the table has
+        any.
+        """
+        levels, extra = column.levels, [bool(column.rare), bool(column.missing)]
+        rows = np.eye(len(levels) + 2)[:, [True] * len(levels) + extra]
+        names = [f"[{name} = {level}]" for level in levels]
+        return cls.from_rows(levels, rows, names + [f"[{name} other]"] * extra[0] + [f"[{name} missing]"] * extra[1])
+
+    def codes(self, raw: RawColumn) -> np.ndarray:
+        """Returns the number of the row of each value, ``(n,)``."""
+        places = {level: i for i, level in enumerate(self.levels)} | {None: len(self.levels) + 1}
+        return np.array([places.get(value, len(self.levels)) for value in raw.values], np.int64)
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of values, ``(n, k)``."""
+        return self.table[self.codes(raw)]
+
+    @property
+    def table(self) -> np.ndarray:
+        """The rows as an array, ``(levels + 2, k)``."""
+        return np.array(self.rows, np.float64).reshape(len(self.rows), len(self.names))
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """The program of a column.
+
+    A number has the feature ``value - start``, or ``center`` if it is missing. If there is a second name, a second
+    feature is 1 for a missing number, else 0. The features of the lookups follow.
+
+    Attributes:
+      names: names of the features of numbers and dates: none, one or two.
+      start: offset that is subtracted from numbers: the first day of the training rows for dates, else 0.
+      center: the median of the features of the training rows.
+      spread: the standard deviation of the training rows.
+      lookups: lookups of ``"level"`` of text, and of ``"month"`` and ``"weekday"`` of dates.
+    """
+
+    names: tuple[str, ...] = ()
+    start: float = 0.0
+    center: float = 0.0
+    spread: float = 0.0
+    lookups: dict[str, Lookup] = dataclasses.field(default_factory=dict)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features."""
+        return [*self.names, *(name for lookup in self.lookups.values() for name in lookup.names)]
+
+    def encode(self, raw: RawColumn) -> np.ndarray:
+        """Returns the features of values in the kind of the schema, ``(n, k)``."""
+        parts = []
+        if self.names:
+            missing = raw.missing
+            numbers = [np.where(missing, self.center, raw.values - self.start), missing]
+            parts.append(np.column_stack(numbers[: len(self.names)]))
+        parts += [lookup.encode(values_of(part, raw)) for part, lookup in self.lookups.items()]
+        return np.column_stack(parts)
+
+    def described(self, column: ColumnSchema) -> str:
+        """Returns a description of the encoding, with the schema of the column."""
+        gaps = f", {column.missing} missing" if column.missing else ""
+        if column.kind == "text":
+            return f"text, {column.described_levels()}{gaps}"
+        is_date = column.kind == "date"
+        median = np.datetime64(int(self.start + self.center), "D") if is_date else f"{self.center:.6g}"
+        kind = "durations in days" if column.durations else column.kind
+        text = f"{kind}, median {median}, deviation {self.spread:.3g}{' days' * is_date}{gaps}"
+        helpful = " and ".join(part for part, lookup in self.lookups.items() if any(map(any, lookup.rows)))
+        zone = "" if column.zone is None else f", local days{'' if column.zone == OFFSETS else f' of {column.zone}'}"
+        return f"{text}{', with ' * bool(helpful)}{helpful}{zone}"
+
+
+def values_of(part: str, raw: RawColumn) -> RawColumn:
+    """Returns the values that a lookup takes: levels, or the periods of dates."""
+    return raw if part == "level" else periods(part, raw)
+
+
+def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
+    """Returns the encoding of a column that is fitted to training rows, and the features of these rows.
+
+    The features of target means differ from those of new rows (:func:`jtrees.tables.means.level_means`).
+    """
+    if column.kind == "text":
+        if not column.by_mean:
+            encoding = Encoding(lookups={"level": Lookup.of_indicators(name, column)})
+            return encoding, encoding.encode(raw)
+        lookup, features = _of_means(name, column.levels, raw, targets, frequencies=True)
+        return Encoding(lookups={"level": lookup}), features
+    encoding = _of_numbers(name, column, raw)
+    features, lookups = [encoding.encode(raw)], {}
+    for part in column.parts:
+        # Means that explain nothing would be noise. The features remain, so that all splits have as many.
+        used = targets if explains(values := periods(part, raw), raw, targets) else targets.without_effect()
+        lookups[part], encoded = _of_means(f"{name} {part}", PERIODS[part], values, used, frequencies=False)
+        features.append(encoded)
+    return dataclasses.replace(encoding, lookups=lookups), np.column_stack(features)
+
+
+def _of_numbers(name: str, column: ColumnSchema, raw: RawColumn) -> Encoding:
+    """Returns the encoding of numbers, booleans or days. Without a value in the training rows, the median is 0."""
+    present = raw.values[~raw.missing]
+    present = present if len(present) else np.zeros(1)
+    start = float(np.floor(present.min())) if column.kind == "date" else 0.0
+    since = f" (days since {np.datetime64(int(start), 'D')})" if column.kind == "date" else ""
+    names = (name + since, *([f"[{name} missing]"] if column.missing else []))
+    return Encoding(names, start, float(np.median(present) - start), float(present.std()))
+
+
+def _of_means(
+    name: str, levels: tuple[str, ...], raw: RawColumn, targets: Targets, *, frequencies: bool
+) -> tuple[Lookup, np.ndarray]:
+    """Returns the lookup of target means, and of frequencies, and the features of the training rows."""
+    names = [f"[mean {output} by {name}]" for output in targets.names] + [f"[frequency of {name}]"] * frequencies
+    codes = Lookup(levels, (), ()).codes(raw)
+    rows, features = level_means(codes, len(levels) + 2, targets)
+    if not frequencies:
+        rows, features = rows[:, :-1], features[:, :-1]
+    return Lookup.from_rows(levels, rows, names), features
