@@ -150,12 +150,9 @@ def raw_rows(x: Any, missing: Sequence[str], columns: Any) -> Frame | None:
 
     An array without missing values is a raw table if kinds of its columns are requested.
     """
-    missing = checked_missing(missing)
     if isinstance(columns, Schema):
-        if missing:
-            raise ValueError(f"missing must be empty with a schema, which has its own, got {checks.quoted(missing)}")
-        return columns.read(x)
-    frame = read_frame(x, missing=missing, requested=requested_kinds(columns))
+        return inferred(x, columns=columns, missing=missing)[1]
+    frame = read_frame(x, missing=checked_missing(missing), requested=requested_kinds(columns))
     return rows_of(x) if frame is None and columns is not None else frame
 
 

@@ -173,7 +173,8 @@ def _described(
     if kind is None and (why := _useless(raw, present, count)):
         return ColumnSchema("drop", missing=count, note=why), raw
     parts = tuple(part for part in PERIODS if raw.kind == "date" and len(set(periods(part, raw).values[~gaps])) > 1)
-    return ColumnSchema(raw.kind, durations, reading, raw.zone, (), (), False, parts, count, note, otherwise), raw
+    about = {"parts": parts, "missing": count, "note": note, "otherwise": otherwise}
+    return ColumnSchema(raw.kind, durations, reading, raw.zone, **about), raw
 
 
 def _useless(raw: RawColumn, present: np.ndarray, missing: int) -> str:
