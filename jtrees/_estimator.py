@@ -16,10 +16,10 @@ from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
 from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
+from jtrees.tables.columns import warn_of_gaps
 from jtrees.tables.dataset import raw_rows
-from jtrees.tables.encoder import warn_of_gaps
 from jtrees.tables.frame import frame_of_objects
-from jtrees.tables.inference import checked_missing, requested_kinds
+from jtrees.tables.inference import checked_missing
 from jtrees.tree import ObliqueTree
 
 
@@ -94,7 +94,7 @@ class TreeEstimator(BaseEstimator):
         if self.random_state is None and distributed.is_shared():  # each process has its own generator
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
-        options |= {"monotone": self.monotonic_cst, "columns": self.columns, "missing": self._missing()}
+        options |= {"monotone": self.monotonic_cst, "columns": self.columns, "missing": self.missing}
         if self.validation_fraction is not None:
             from sklearn.model_selection import train_test_split  # imported here because the import is slow
 
@@ -118,7 +118,7 @@ class TreeEstimator(BaseEstimator):
         """Fits a tree with a single leaf to constant targets."""
         encoder = None
         if isinstance(x, Frame):
-            encoder = TableEncoder.fit(x, columns=self.columns, missing=self._missing())[0]
+            encoder = TableEncoder.fit(x, columns=self.columns, missing=self.missing)[0]
         self._medians = _medians(x)
         features = len(encoder.feature_names) if encoder is not None else x.shape[1]
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
@@ -158,7 +158,7 @@ class TreeEstimator(BaseEstimator):
         if not y:
             return validate_data(self, X, reset=False, ensure_min_samples=0, **options)
         x, targets = validate_data(self, X, *y, **options)
-        return raw_rows(x, self._missing(), self.columns) or x, targets
+        return raw_rows(x, self.missing, self.columns) or x, targets
 
     def _raw_table(self, X: Any, *, training: bool) -> Any:
         """Returns the raw table of a DataFrame, or of an array of objects, whose columns are found by position.
@@ -166,18 +166,17 @@ class TreeEstimator(BaseEstimator):
         A DataFrame for a prediction is returned unchanged.
         """
         if hasattr(X, "columns"):
-            return raw_rows(X, self._missing(), self.columns) if training else X
-        if training:
-            names, requested = [f"x{j}" for j in range(X.shape[1])], requested_kinds(self.columns)
-            return frame_of_objects(X, names, missing=checked_missing(self.missing), requested=requested)
-        encoder: Any = self.encoder_
-        schema = encoder.schema
+            return raw_rows(X, self.missing, self.columns) if training else X
+        encoder: Any = None if training else self.encoder_
+        schema = self.columns if training else encoder.schema
+        if not isinstance(schema, Schema):
+            names, missing = [f"x{j}" for j in range(X.shape[1])], checked_missing(self.missing)
+            return frame_of_objects(X, names, missing=missing, requested=self.columns)
         kinds = {name: column.raw_kind for name, column in schema.used.items()}
-        return frame_of_objects(X, [*schema.columns], kinds if schema.named else None, schema.missing)
-
-    def _missing(self) -> tuple[str, ...]:
-        """Returns the texts that mean a missing value in training; a schema has its own."""
-        return () if isinstance(self.columns, Schema) else checked_missing(self.missing)
+        names = list(schema.columns) if training else list(getattr(self, "feature_names_in_", schema.columns))
+        if X.shape[1] != len(names):
+            raise ValueError(f"X must have {len(names)} columns, got {X.shape[1]}")
+        return frame_of_objects(X, names, kinds if schema.named else None, schema.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""

@@ -528,3 +528,10 @@ def test_without_its_packages(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert cli.main(["--version"]) == 2
     assert 'the command line needs pip install "jtrees[cli]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["text", "drop", "date"])
+def test_a_target_has_the_kind_of_numbers_or_none(folder, capsys, kind):
+    given = ["--target", "price", "--columns", f"price={kind}", "--out", folder / "none.jtrees"]
+    assert run("fit", folder / "houses.csv", *given) == 2
+    assert "--columns must give the target a kind among number, " in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Schemas: how columns are read, in other ways on request, and the same in every room."""
 
+import runpy
 import warnings
 
 import jax
@@ -166,3 +167,77 @@ def test_what_a_fit_says_can_be_pasted():
         columns = eval(message.split("columns=")[1].removesuffix(" reads them otherwise"))
         otherwise = schema(FRAME, columns=columns)
         assert all(otherwise.columns[name] != schema(FRAME).columns[name] for name in columns)
+
+
+# --- What an attack found --------------------------------------------------------------------------------------------
+
+
+def test_levels_of_an_array_are_not_exported(tmp_path):
+    x = np.column_stack([np.arange(40) % 4, np.arange(40)])
+    model = jtrees.fit(RECIPE, x, Y, key=KEY, columns={0: "text"}).model
+    for write, name in (
+        (jtrees.export.to_numpy, "m.py"),
+        (jtrees.export.to_c, "m.h"),
+        (jtrees.export.to_onnx, "m.onnx"),
+    ):
+        with pytest.raises(ValueError, match="levels must be in a table with names, such as a DataFrame, got .* 'x0'"):
+            write(model, tmp_path / name)
+
+
+def test_a_rare_level_that_means_a_gap_elsewhere_is_a_level_in_a_file(tmp_path):
+    frame = pd.DataFrame({"level": [None, *["a"] * 40, *["b"] * 17, *["NA"] * 3], "size": np.arange(61.0)})
+    model = jtrees.fit(RECIPE, frame, 5.0 * (frame["level"] == "NA"), key=KEY).model
+    jtrees.export.to_numpy(model, tmp_path / "m.py")
+    exported = runpy.run_path(str(tmp_path / "m.py"))
+    np.testing.assert_array_equal(exported["predict"](frame), model.predict(frame))
+
+
+def test_a_frame_is_found_by_name_where_an_array_had_a_dropped_column():
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    model = jtrees.fit(RECIPE, x, Y, key=KEY, columns={1: "drop"}).model
+    frame = pd.DataFrame(x, columns=["x0", "x1", "x2"])
+    for names in (["x2", "x1", "x0"], ["x2", "x0"]):
+        np.testing.assert_array_equal(model.predict(frame[names]), model.predict(x))
+
+
+def test_training_rows_that_differ_from_their_schema_are_counted():
+    other = FRAME.assign(code="03", year=[None] * 5 + [2000] * 35)
+    with pytest.warns(jtrees.tables.ColumnsWarning) as warned:
+        jtrees.fit(RECIPE, other, Y, key=KEY, columns=schema(FRAME, columns={"id": "drop"}))
+    texts = " ".join(str(entry.message) for entry in warned)
+    assert "did not have: 'code' (40 rows)" in texts and "typical values: 'year' (5 rows)" in texts
+
+
+def test_columns_by_number_are_requested_before_they_are_read():
+    frame = pd.DataFrame({"a": np.arange(40), "mixed": [1, "q"] * 20, "lists": [[1]] * 40})
+    found = schema(frame, columns={1: "text", 2: "drop"})
+    assert [column.kind for column in found.columns.values()] == ["number", "text", "drop"]
+    cells = frame.assign(lists="x").to_numpy(object)
+    model = TreeRegressor(RECIPE, columns={1: "text", 2: "drop"}).fit(cells, Y)
+    assert model.encoder_.feature_names == ["x0", "[x1 = 1]", "[x1 = q]"] and len(model.predict(cells)) == 40
+    with pytest.raises(ValueError, match="columns must have one kind for each column, got two for 'a'"):
+        schema(frame, columns={"a": "text", 0: "drop", 2: "drop", 1: "text"})
+
+
+def test_an_estimator_of_a_schema_takes_its_columns_by_position():
+    found = schema(FRAME, columns={"id": "drop"})
+    names = [name for name in CELLS if name != "id"]
+    model = TreeRegressor(RECIPE, columns=found).fit(FRAME[names], Y)
+    cells = FRAME[names].astype(object)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # X does not have valid feature names
+        np.testing.assert_array_equal(model.predict(cells.to_numpy()), model.predict(FRAME[names]))
+    with pytest.raises(ValueError, match="missing must be empty with a schema"):
+        TreeRegressor(RECIPE, columns=found, missing=("-",)).fit(FRAME, Y)
+
+
+def test_messages_name_what_is_wrong():
+    with pytest.raises(ValueError, match=r"missing must be texts, such as .*, got None"):
+        schema(FRAME, missing=None)
+    with pytest.raises(ValueError, match="y must hold a target for each row, got 3"):
+        jtrees.fit(RECIPE, FRAME, 3.0, key=KEY, sample_weight=np.ones(40))
+    money = pd.DataFrame({"c": ["-", "$1", "$2", "$3", "$4"] * 8})
+    with pytest.raises(ValueError, match=r"in column 'c', got the texts '-': with missing"):
+        schema(money, columns={"c": "number"})
+    with pytest.raises(ValueError, match=r"must have a format of dates for 'when', got .* '%d/%m/%Y' or '%m/%d/%Y'"):
+        schema(FRAME, columns={"when": "date"})

@@ -17,6 +17,8 @@ _FEWEST = 20  # least number of rows to train, to validate and to test
 _LABELS = 20  # largest number of different whole numbers that are read as classes
 _MEMBERS = 5  # least number of rows of a class to train, to validate and to test
 
+_TARGET_KINDS = ("number", "decimal point", "decimal comma")
+
 Task = Literal["regression", "classification"]
 
 
@@ -51,6 +53,9 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
     Raises:
       DataError: if the file cannot be read, or if a column does not exist. The message lists the columns.
     """
+    if target is not None and rules.columns.get(target, "number") not in _TARGET_KINDS:
+        among = ", ".join(_TARGET_KINDS)
+        raise DataError(f"--columns must give the target a kind among {among}; got {rules.columns[target]}")
     frame, read, changes = read_table(file, rules, keep=target)
     names = list(frame.columns)
     if target is None or target not in names:

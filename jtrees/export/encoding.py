@@ -9,6 +9,7 @@ from jtrees.tables.cells import Reading
 from jtrees.tables.columns import ColumnSchema
 from jtrees.tables.frame import Frame, RawColumn
 from jtrees.tables.program import Encoding, Lookup
+from jtrees.validation import quoted
 
 MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds
 
@@ -27,7 +28,8 @@ class Field(NamedTuple):
       start: number that is subtracted from numbers and dates.
       center: feature of a missing number or date.
       masked: whether numbers and dates have a feature for missing values.
-      levels: the levels of text.
+      levels: the levels of text that have a row in the tables.
+      rare: the other levels of text.
       zone: time zone of dates, as in :class:`jtrees.tables.columns.ColumnSchema`.
       reading: format in which text is read as numbers or dates.
       durations: whether the numbers are durations in days.
@@ -41,6 +43,7 @@ class Field(NamedTuple):
     center: float
     masked: bool
     levels: tuple[str, ...]
+    rare: tuple[str, ...]
     tables: dict[str, np.ndarray]
     zone: str | None
     reading: Reading
@@ -53,7 +56,13 @@ class Field(NamedTuple):
 
 
 def fields_of(encoder: TableEncoder) -> list[Field]:
-    """Returns the columns that a model uses, in the order of their features."""
+    """Returns the columns that a model uses, in the order of their features.
+
+    Raises:
+      ValueError: for levels in an array, because files find the columns of arrays by position, as numbers.
+    """
+    if not encoder.schema.named and (text := [name for name, c in encoder.schema.used.items() if c.kind == "text"]):
+        raise ValueError(f"levels must be in a table with names, such as a DataFrame, got the column {quoted(text[0])}")
     return [
         _field(name, place, column, encoder.columns[name])
         for place, (name, column) in enumerate(encoder.schema.columns.items())
@@ -64,7 +73,8 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
 def _field(name: str, place: int, column: ColumnSchema, encoding: Encoding) -> Field:
     tables = {part: lookup.table for part, lookup in encoding.lookups.items()}
     numbers = column.kind, encoding.start, encoding.center, len(encoding.names) == 2
-    return Field(name, place, *numbers, column.levels, tables, column.zone, column.text_reading, column.durations)
+    levels = column.levels, column.rare
+    return Field(name, place, *numbers, *levels, tables, column.zone, column.text_reading, column.durations)
 
 
 def new_level(levels: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ alone. :mod:`jtrees.tables.inference` makes schemas, and :mod:`jtrees.tables.enc
 from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
+import warnings
 
 import numpy as np
 
@@ -122,8 +123,9 @@ class Schema:
 
     def _select(self, frame: Frame) -> Frame:
         """Returns the used columns of a table, found by name or position, in the kinds of the schema."""
-        by_position = not frame.named or (not self.named and set(frame.columns) != set(self.used))
-        if by_position:
+        names = set(frame.columns)
+        has_names = frame.named and (self.named or set(self.used) <= names <= set(self.columns))
+        if not has_names:
             if len(frame.columns) != len(self.columns):
                 raise ValueError(f"x must have {len(self.columns)} columns, got {len(frame.columns)}")
             frame = Frame(dict(zip(self.columns, frame.columns.values(), strict=True)), named=True)
@@ -167,6 +169,23 @@ class Schema:
             raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
         levels = self.columns[name].training_levels
         return with_gaps(as_levels(raw), [text for text in self.missing if text not in levels])
+
+    def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
+        """Warns of missing values where the table of the schema had none, and of levels that it did not have.
+
+        ``frame`` has rows as :meth:`read` returns them.
+        """
+        gaps, levels = {}, {}
+        for name, raw in frame.columns.items():
+            column = self.columns[name]
+            gaps[name] = 0 if column.missing else int(raw.missing.sum())
+            if column.kind == "text":
+                known = frozenset(column.training_levels)
+                levels[name] = sum(level is not None and level not in known for level in raw.values.tolist())
+        warn_of_gaps(gaps, stacklevel=stacklevel + 1)
+        if which := _counted(levels):
+            message = f"x has levels that the training rows did not have: {which}"
+            warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
     # --- Files -------------------------------------------------------------------------------------------------------
 
@@ -230,6 +249,19 @@ class Schema:
         return "\n".join(line.rstrip() for line in lines)
 
 
+def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
+    """Warns of missing values, counted by column, in columns that had none in the training rows."""
+    if which := _counted(counts):
+        message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
+        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Returns the names of columns and their positive numbers of rows as text."""
+    rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
+    return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
+
+
 def _remedy(columns: Mapping[str, ColumnSchema]) -> str:
     """Returns the argument ``columns`` that reads the columns in the other way, as text."""
     kinds = {name: column.otherwise for name, column in columns.items() if column.otherwise}
@@ -252,7 +284,7 @@ def rows_of(
     raw_kinds: Mapping[str, RawKind] | None = None,
     rows: int = 1,
     missing: Sequence[str] = (),
-    requested: Mapping[str, str] | None = None,
+    requested: Any = None,
 ) -> Frame:
     """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows.
 

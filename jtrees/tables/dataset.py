@@ -14,7 +14,7 @@ from jtrees.data.table import Table, check_range
 from jtrees.tables.columns import Schema, rows_of
 from jtrees.tables.encoder import TableEncoder
 from jtrees.tables.frame import Frame, read_frame
-from jtrees.tables.inference import checked_missing, inferred, requested_kinds
+from jtrees.tables.inference import checked_missing, inferred
 
 _Targets = Callable[[Any, Any], Any]
 
@@ -120,10 +120,15 @@ def checked_dataset(
         if sample_weight is not None:  # rows of weight 0 must not affect levels
             weight = checks.relative_weight(sample_weight, len(raw))
             if y is not None:
-                checks.check_rows(y := np.asarray(y), len(raw))
+                y = np.asarray(y)
+                if y.ndim == 0:
+                    raise ValueError(f"y must hold a target for each row, got {checks.quoted(y)}")
+                checks.check_rows(y, len(raw))
                 y = y[weight > 0]
             raw, sample_weight = raw[weight > 0], weight[weight > 0]
         schema, x = (columns, raw) if isinstance(columns, Schema) else inferred(raw, columns=columns, missing=missing)
+        if isinstance(columns, Schema):
+            columns.warn_of_news(x, stacklevel=5)
         if targets(np.zeros((2, len(x.columns))), y) is not y:
             encoder, x = TableEncoder.of_rows(schema, x, task, None, None)
     if not isinstance(x, Frame):
@@ -152,7 +157,7 @@ def raw_rows(x: Any, missing: Sequence[str], columns: Any) -> Frame | None:
     """
     if isinstance(columns, Schema):
         return inferred(x, columns=columns, missing=missing)[1]
-    frame = read_frame(x, missing=checked_missing(missing), requested=requested_kinds(columns))
+    frame = read_frame(x, missing=checked_missing(missing), requested=columns)
     return rows_of(x) if frame is None and columns is not None else frame
 
 

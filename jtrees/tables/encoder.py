@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import re
 from typing import Any, Literal
-import warnings
 
 from jax.typing import ArrayLike
 import numpy as np
 
 from jtrees import io, tasks, validation as checks
 from jtrees.data.constraints import NamedColumn
-from jtrees.tables.columns import ColumnsWarning, Schema
+from jtrees.tables.columns import Schema
 from jtrees.tables.frame import Frame
 from jtrees.tables.inference import MAX_LEVELS, inferred
 from jtrees.tables.means import FOLDS, Targets
@@ -105,9 +104,7 @@ class TableEncoder:
           ValueError: in the cases of :meth:`Schema.read`.
         """
         frame = self.schema.read(x)
-        complete = {name: raw for name, raw in frame.columns.items() if not self.schema.columns[name].missing}
-        warn_of_gaps({name: int(raw.missing.sum()) for name, raw in complete.items()}, stacklevel=3)
-        self._warn_of_levels(frame)
+        self.schema.warn_of_news(frame, stacklevel=3)
         return self.encode(frame)
 
     def encode(self, frame: Frame) -> np.ndarray:
@@ -117,16 +114,6 @@ class TableEncoder:
     def gaps(self, x: Any) -> dict[str, np.ndarray]:
         """Returns which values of new rows are missing, ``(n,)`` bool for each column that has features."""
         return {name: raw.missing for name, raw in self.schema.read(x).columns.items()}
-
-    def _warn_of_levels(self, frame: Frame) -> None:
-        """Warns of levels that the schema does not have."""
-        counts = {}
-        for name, raw in frame.columns.items():
-            if (column := self.schema.columns[name]).kind == "text":
-                levels = frozenset(column.training_levels)
-                counts[name] = sum(level is not None and level not in levels for level in raw.values.tolist())
-        if which := _counted(counts):
-            warnings.warn(f"x has levels that the training rows did not have: {which}", ColumnsWarning, stacklevel=3)
 
     @property
     def feature_names(self) -> list[str]:
@@ -179,19 +166,6 @@ class TableEncoder:
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {description}" for name, description in self.described().items())
-
-
-def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
-    """Warns of missing values, counted by column, in columns that had none in the training rows."""
-    if which := _counted(counts):
-        message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
-        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    """Returns the names of columns and their positive numbers of rows as text."""
-    rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
-    return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
 
 
 def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None) -> Targets:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jtrees import validation as checks
+from jtrees.data.constraints import name_of
 from jtrees.tables.cells import MISSING, OFFSETS, zone_name
 from jtrees.tables.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
@@ -77,7 +78,7 @@ def read_frame(
     x: Any,
     raw_kinds: Mapping[str, RawKind] | None = None,
     missing: Sequence[str] = (),
-    requested: Mapping[str, str] | None = None,
+    requested: Any = None,
 ) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
@@ -88,8 +89,8 @@ def read_frame(
         training rows. None: all columns, without conversion.
       missing: texts that mean a missing value, in training in all columns of a DataFrame, for new rows in columns that
         are not text.
-      requested: kinds of training columns by name. The values of ``"drop"`` are not read. The values of ``"text"`` may
-        have several types.
+      requested: kinds of training columns by name or number. The values of ``"drop"`` are not read. The values of
+        ``"text"`` may have several types.
 
     Raises:
       ImportError: if x is a DataFrame and narwhals is not installed.
@@ -99,12 +100,13 @@ def read_frame(
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        kinds, requested = raw_kinds or {}, requested or {}
+        kinds, series_by_name = raw_kinds or {}, _series(x, raw_kinds is None)
+        requested = requested_kinds(requested, list(series_by_name))
         columns = {
             name: _not_read(len(series))
             if requested.get(name) == "drop"
             else _read_series(name, series, kinds.get(name, _REQUESTED.get(requested.get(name, ""))), missing)
-            for name, series in _series(x, raw_kinds is None).items()
+            for name, series in series_by_name.items()
             if raw_kinds is None or name in raw_kinds
         }
         return _checked(Frame(columns, named=True))
@@ -123,7 +125,7 @@ def frame_of_objects(
     names: Sequence[str],
     raw_kinds: Mapping[str, RawKind] | None = None,
     missing: Sequence[str] = (),
-    requested: Mapping[str, str] | None = None,
+    requested: Any = None,
 ) -> Frame:
     """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
 
@@ -137,7 +139,7 @@ def frame_of_objects(
     Raises:
       ValueError: in the cases of :func:`read_frame`.
     """
-    columns, requested = {}, requested or {}
+    columns, requested = {}, requested_kinds(requested, names)
     for name, cells in zip(names, x.T, strict=True):
         if requested.get(name) == "drop":
             columns[name] = _not_read(len(x))
@@ -146,6 +148,20 @@ def frame_of_objects(
             values = [None if is_missing(value) else value for value in cells.tolist()]
             columns[name] = _read_objects(name, _with_missing(values, missing, kind), kind)
     return _checked(Frame(columns, named=True))
+
+
+def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the requested kinds by the name of the column.
+
+    Raises:
+      ValueError: for an unknown column, or for two kinds of a column.
+    """
+    kinds = {}
+    for column, kind in columns.items() if isinstance(columns, Mapping) else ():
+        if (name := name_of(column, list(names), "columns")) in kinds:
+            raise ValueError(f"columns must have one kind for each column, got two for {checks.quoted(name)}")
+        kinds[name] = kind if isinstance(kind, str) else repr(kind)
+    return kinds
 
 
 _REQUESTED = {"text": RawKind("text")}

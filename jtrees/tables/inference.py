@@ -1,16 +1,15 @@
 """The schema of a raw table, found from its rows, with the kinds of columns that the user requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.data.constraints import name_of as name_of_column
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_strays, has_comma
 from jtrees.tables.columns import ColumnSchema, Schema, as_levels, name_of, numbers_of, rows_of, with_gaps
-from jtrees.tables.frame import Frame, RawColumn
+from jtrees.tables.frame import Frame, RawColumn, requested_kinds
 from jtrees.tables.parse import DATES, ISO
 from jtrees.tables.periods import PERIODS, periods
 
@@ -78,7 +77,7 @@ def inferred(
         if missing:
             raise ValueError(f"missing must be empty with a schema, which has its own, got {checks.quoted(missing)}")
         return columns, columns.read(x)
-    frame = rows_of(x, missing=missing, requested=requested_kinds(columns))
+    frame = rows_of(x, missing=missing, requested=columns)
     kinds = checked_kinds(columns, frame)
     described, read, doubts = {}, {}, {}
     for name, raw in frame.columns.items():
@@ -95,15 +94,10 @@ def inferred(
     return result, Frame({name: read[name] for name in result.used}, named=True)
 
 
-def requested_kinds(columns: Any) -> dict[str, Any]:
-    """Returns the requested kinds by the names of the columns, before the names are known."""
-    kinds = columns.items() if isinstance(columns, Mapping) else ()
-    return {str(name): kind for name, kind in kinds if isinstance(kind, str)}
-
-
 def checked_missing(missing: Any) -> tuple[str, ...]:
     """Returns texts that mean a missing value; raises ``ValueError`` if they are not a sequence of texts."""
-    if isinstance(missing, str) or not all(isinstance(text, str) for text in missing):
+    is_several = isinstance(missing, Iterable) and not isinstance(missing, str)
+    if not is_several or not all(isinstance(text, str) for text in missing):
         raise ValueError(f'missing must be texts, such as ("-", "unknown"), got {checks.quoted(missing)}')
     return tuple(missing)
 
@@ -118,15 +112,12 @@ def checked_kinds(columns: Any, frame: Frame) -> dict[str, str]:
         return {}
     if not isinstance(columns, Mapping):
         raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")
-    names, kinds = list(frame.columns), {}
     for column, kind in columns.items():
-        name = name_of_column(column, names, "columns")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise ValueError(
                 f"columns must have kinds such as {_SHOWN_KINDS}, got {checks.quoted(kind)} for {checks.quoted(column)}"
             )
-        kinds[name] = kind
-    return kinds
+    return requested_kinds(columns, list(frame.columns))
 
 
 # --- A column --------------------------------------------------------------------------------------------------------
@@ -149,7 +140,7 @@ def _described(
     if kind == "drop":
         return ColumnSchema("drop"), raw
     if kind == "text":
-        if (came := name_of(raw)) in ("dates", "durations"):
+        if (came := name_of(raw)) in ("dates", "durations") and not raw.missing.all():
             raise ValueError(f"columns must not make text of the {came} in column {checks.quoted(name)}")
         return _of_levels(with_gaps(as_levels(raw), missing), kind, max_levels)
     reading, note, otherwise = None, "", ""
@@ -158,7 +149,7 @@ def _described(
         reading, note, otherwise = read_as(name, cells.values.tolist(), kind)
         if reading is not None:
             raw = numbers_of(name, cells, reading)
-            if reading == PLAIN[reading.kind]:
+            if dataclasses.replace(reading, example="") == PLAIN[reading.kind]:
                 if kind is None and reading.kind == "number":
                     note, otherwise = _PLAIN_NOTE, "text"
                 reading = None
@@ -245,11 +236,14 @@ def read_as(name: str, cells: list[str | None], kind: str | None, *, decimal: st
     reading, expected = found.reading, _kind_of_values(kind)
     if reading is None or reading.kind != expected:
         style = kind if kind in DATES else ISO
-        reading = dataclasses.replace(PLAIN[expected], decimal=decimal or ".", style=style)
+        example = next((cell.strip() for cell in cells if cell is not None), "")
+        reading = dataclasses.replace(PLAIN[expected], example=example, decimal=decimal or ".", style=style)
     _, wrong = reading.read(cells)
+    if wrong.any() and kind == "date" and found.otherwise in DATES:
+        raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {found.note}")
     if wrong.any():
-        strays = list(dict.fromkeys(cell for cell, bad in zip(cells, wrong, strict=True) if bad))
-        got = f"got the texts {checks.quoted_list(strays)}"
+        unreadable = dict.fromkeys(cell for cell, bad in zip(cells, wrong, strict=True) if bad)
+        got = f"got the texts {checks.quoted_list(find_strays(cells, decimal=decimal) or unreadable)}"
         raise ValueError(
             f"x must hold values of the kind {checks.quoted(kind)} in column {checks.quoted(name)}, {got}: with "
             'missing=("-",), such texts are missing values'
