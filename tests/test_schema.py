@@ -180,7 +180,7 @@ def test_levels_of_an_array_are_not_exported(tmp_path):
         (jtrees.export.to_c, "m.h"),
         (jtrees.export.to_onnx, "m.onnx"),
     ):
-        with pytest.raises(ValueError, match="levels must be in a table with names, such as a DataFrame, got .* 'x0'"):
+        with pytest.raises(ValueError, match=r"levels must be in a table with names, such as a DataFrame, got .* 'x0'"):
             write(model, tmp_path / name)
 
 
