@@ -535,7 +535,7 @@ def test_columns_are_dropped(houses, tmp_path, capsys):
     ]
     written, _ = run(tmp_path, *arguments)
     assert "heating" not in capsys.readouterr().out
-    kept = joblib.load(written / "cart_depth2.joblib")["encoder"].columns
+    kept = joblib.load(written / "cart_depth2.joblib")["encoder"].encodings
     assert list(kept) == ["area", "garden"]  # the cellar has no values
 
 

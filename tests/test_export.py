@@ -542,7 +542,7 @@ def raw_model(kind="linear", trees=None):
     """A random tree of the raw table, or a forest, with splits through rows of the table, and other rows."""
     frame, y = raw_table()
     columns, features = jtrees.tables.TableEncoder.fit(frame, y)
-    assert set(columns.columns["sold"].lookups) == {"month", "weekday"}
+    assert set(columns.encodings["sold"].lookups) == {"month", "weekday"}
     x = features.astype(np.float32)
     made = []
     for seed in range(trees or 1):
@@ -719,7 +719,7 @@ def test_months_and_weekdays_of_three_thousand_years(tmp_path):
     frame = pd.DataFrame({"day": days.astype("datetime64[D]").astype("datetime64[ms]")})
     months = days.astype("datetime64[D]").astype("datetime64[M]").astype(int) % 12
     columns, features = jtrees.tables.TableEncoder.fit(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2))
-    assert {"month", "weekday"} == set(columns.columns["day"].lookups)
+    assert {"month", "weekday"} == set(columns.encodings["day"].lookups)
     leaves = Linear(jnp.ones((2, features.shape[1])), jnp.zeros(2))
     tree = ObliqueTree(jnp.zeros((1, features.shape[1])), -jnp.ones(1), leaves)
     model = jtrees.tables.FrameModel(tree, columns)

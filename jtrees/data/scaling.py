@@ -115,7 +115,7 @@ class Scaling:
     def batch(self, table: Table, rows: int | None = None) -> Batch:
         """Returns the scaled table in NumPy, padded with copies of the last row that have weight 0.
 
-        ``rows`` is the number of rows with padding; None: that of :func:`jtrees.data.table.bucket`.
+        ``rows`` is the number of rows with padding; None: a little more than those of the table.
         """
         (n, p), y = table.x.shape, self.transform_y(table.y)
         padding = (rows or bucket(n)) - n

@@ -64,9 +64,9 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
     if not encoder.schema.named and (text := [name for name, c in encoder.schema.used.items() if c.kind == "text"]):
         raise ValueError(f"levels must be in a table with names, such as a DataFrame, got the column {quoted(text[0])}")
     return [
-        _field(name, place, column, encoder.columns[name])
+        _field(name, place, column, encoder.encodings[name])
         for place, (name, column) in enumerate(encoder.schema.columns.items())
-        if name in encoder.columns
+        if name in encoder.encodings
     ]
 
 
@@ -95,7 +95,7 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             sample[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
             sample[name].values[missing] = None
         else:
-            encoding = encoder.columns[name]
+            encoding = encoder.encodings[name]
             values = encoding.start + encoding.center + encoding.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if column.kind == "boolean" else values
             values = np.floor(values) if column.kind == "date" else values

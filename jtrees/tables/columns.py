@@ -1,7 +1,8 @@
 """The schema of a raw table: what each column holds, and how the cells of later tables are read.
 
-A schema comes from all rows of a table, without the targets. The number of features of a table depends on its schema
-alone. :mod:`jtrees.tables.inference` makes schemas, and :mod:`jtrees.tables.encoder` makes features.
+A schema comes from all rows of a table, without the targets. The number of features of a table depends only on its
+schema and on the number of outputs. :mod:`jtrees.tables.inference` makes schemas, and :mod:`jtrees.tables.encoder`
+makes features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,8 @@ class ColumnSchema:
       reading: how text is read as numbers or dates.
       zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
         no time zone.
-      levels: the sorted levels of text, without the rare levels.
-      rare: levels with fewer than five rows. They and new levels share a feature.
+      levels: the sorted levels of text. If each level has a feature, rare levels are not among them.
+      rare: levels with fewer than five rows, if each level has a feature. They and new levels share a feature.
       by_mean: whether levels are encoded by target means and frequencies, because there are many.
       parts: the parts of dates that vary, ``"month"`` and ``"weekday"``.
       missing: number of missing values.
@@ -147,7 +148,7 @@ class Schema:
             return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
         if kind == "text":
             return self._levels(name, raw)
-        expected, came = "durations" if durations else NAMES[kind], name_of(raw)
+        expected, came = "durations" if durations else NAMES[kind], in_words(raw)
         if durations != (came == "durations"):
             raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
         if raw.kind == "text":
@@ -165,7 +166,7 @@ class Schema:
 
     def _levels(self, name: str, raw: RawColumn) -> RawColumn:
         """Returns a column of levels as canonical text; a text that means a missing value may also be a level."""
-        if (came := name_of(raw)) in ("dates", "durations"):
+        if (came := in_words(raw)) in ("dates", "durations"):
             raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
         levels = self.columns[name].training_levels
         return with_gaps(as_levels(raw), [text for text in self.missing if text not in levels])
@@ -274,7 +275,7 @@ def _remedy(columns: Mapping[str, ColumnSchema]) -> str:
 NAMES = {"number": "numbers", "boolean": "booleans", "date": "dates", "text": "text"}
 
 
-def name_of(raw: RawColumn) -> str:
+def in_words(raw: RawColumn) -> str:
     """Returns the word of messages for the values of a column."""
     return raw.source if raw.source == "durations" else NAMES[raw.kind]
 

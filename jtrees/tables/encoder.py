@@ -24,15 +24,16 @@ _OF_CLASS = re.compile(r"^\[mean ((?:class|action) \d+) by ")
 class TableEncoder:
     """The map from the rows of a raw table to features.
 
-    Target means, medians and frequencies come from training rows. All else comes from the schema.
+    Target means, medians, deviations, first dates and frequencies come from training rows. All else comes from the
+    schema.
 
     Attributes:
       schema: what the columns hold.
-      columns: the encoding of each column that has features, by name.
+      encodings: the encoding of each column that has features, by name.
     """
 
     schema: Schema
-    columns: dict[str, Encoding]
+    encodings: dict[str, Encoding]
 
     @classmethod
     def fit(
@@ -48,8 +49,8 @@ class TableEncoder:
     ) -> tuple["TableEncoder", np.ndarray]:
         """Returns the encoder of a table, and the features of its rows.
 
-        The features differ from ``transform(x)`` if a column has more than ``max_levels`` levels: see
-        :func:`jtrees.tables.means.level_means`.
+        The features of target means differ from ``transform(x)``: a training row has means over other rows. A column of
+        text has target means if it has more than ``max_levels`` levels, and a column of dates if its periods help.
 
         Args:
           x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
@@ -109,7 +110,7 @@ class TableEncoder:
 
     def encode(self, frame: Frame) -> np.ndarray:
         """Returns the features of rows in the kinds of the schema, ``(n, p')``. No warnings are given."""
-        return np.column_stack([encoding.encode(frame.columns[name]) for name, encoding in self.columns.items()])
+        return np.column_stack([encoding.encode(frame.columns[name]) for name, encoding in self.encodings.items()])
 
     def gaps(self, x: Any) -> dict[str, np.ndarray]:
         """Returns which values of new rows are missing, ``(n,)`` bool for each column that has features."""
@@ -118,12 +119,12 @@ class TableEncoder:
     @property
     def feature_names(self) -> list[str]:
         """Names of the features, such as ``area``, ``[area missing]``, ``[heating = gas]``."""
-        return [feature for encoding in self.columns.values() for feature in encoding.feature_names]
+        return [feature for encoding in self.encodings.values() for feature in encoding.feature_names]
 
     @property
     def named_columns(self) -> tuple[NamedColumn, ...]:
         """Name, number of features and kind of each column of the table."""
-        sizes = {name: len(encoding.feature_names) for name, encoding in self.columns.items()}
+        sizes = {name: len(encoding.feature_names) for name, encoding in self.encodings.items()}
         return tuple(
             NamedColumn(name, sizes.get(name, 0), column.kind in ("number", "boolean"), column.kind)
             for name, column in self.schema.columns.items()
@@ -141,23 +142,23 @@ class TableEncoder:
         def renamed(lookup: Lookup) -> Lookup:
             return dataclasses.replace(lookup, names=tuple(_OF_CLASS.sub(new_name, name) for name in lookup.names))
 
-        columns = {
+        encodings = {
             name: dataclasses.replace(
                 encoding, lookups={part: renamed(lookup) for part, lookup in encoding.lookups.items()}
             )
-            for name, encoding in self.columns.items()
+            for name, encoding in self.encodings.items()
         }
-        return dataclasses.replace(self, columns=columns)
+        return dataclasses.replace(self, encodings=encodings)
 
     def described(self) -> dict[str, str]:
         """Returns a description of each column by name: its encoding, how its text is read, and any ambiguity."""
         descriptions = {}
         for name, column in self.schema.columns.items():
-            if name not in self.columns:
+            if name not in self.encodings:
                 descriptions[name] = f"left out: {column.note or 'as requested'}"
                 continue
             reading = "" if column.reading is None else str(column.reading)
-            encoding = self.columns[name].described(column)
+            encoding = self.encodings[name].described(column)
             descriptions[name] = "; ".join(filter(None, (encoding, reading, column.note)))
         return descriptions
 

@@ -8,14 +8,15 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_strays, has_comma
-from jtrees.tables.columns import ColumnSchema, Schema, as_levels, name_of, numbers_of, rows_of, with_gaps
+from jtrees.tables.columns import ColumnSchema, Schema, as_levels, in_words, numbers_of, rows_of, with_gaps
 from jtrees.tables.frame import Frame, RawColumn, requested_kinds
 from jtrees.tables.parse import DATES, ISO
 from jtrees.tables.periods import PERIODS, periods
 
 MAX_LEVELS = 10
 _RARE = 5  # levels with fewer rows are rare, and share a feature
-_IDENTIFIES = 20  # least number of distinct texts of a column that identifies rows
+# A column identifies rows if it has more distinct texts than this number, and more than half as many as rows.
+_IDENTIFIES = 20
 
 _DECIMALS = {"decimal point": ".", "decimal comma": ","}
 #: Kinds of columns that a user may request. A format of dates, such as ``"%d/%m/%Y"``, is a kind, too.
@@ -26,8 +27,8 @@ _SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text'
 def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = ()) -> Schema:
     """Returns what the columns of a raw table hold. Printed, it is a table with a line for each column.
 
-    The schema depends on all rows, and not on the targets. :func:`jtrees.fit` makes the same schema, or takes one as
-    its argument ``columns``.
+    The schema depends on all rows, and not on the targets. :func:`jtrees.fit` makes the schema of its rows of positive
+    weight, or takes one as its argument ``columns``.
 
     Args:
       x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
@@ -140,7 +141,7 @@ def _described(
     if kind == "drop":
         return ColumnSchema("drop"), raw
     if kind == "text":
-        if (came := name_of(raw)) in ("dates", "durations") and not raw.missing.all():
+        if (came := in_words(raw)) in ("dates", "durations") and not raw.missing.all():
             raise ValueError(f"columns must not make text of the {came} in column {checks.quoted(name)}")
         return _of_levels(with_gaps(as_levels(raw), missing), kind, max_levels)
     reading, note, otherwise = None, "", ""
@@ -210,7 +211,7 @@ def _requested(name: str, raw: RawColumn, kind: str) -> RawColumn:
     if kind == "boolean" and raw.kind == "number" and np.isin(raw.values[~raw.missing], (0, 1)).all():
         return raw._replace(kind="boolean")
     if raw.kind != kind:
-        got = f"got {name_of(raw)} in column {checks.quoted(name)}"
+        got = f"got {in_words(raw)} in column {checks.quoted(name)}"
         raise ValueError(f"columns must have the kinds that the cells have, {got}, not {kind}")
     return raw
 

@@ -3,12 +3,12 @@
 :class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm. Each recipe adds its soft routing and its
 sharpnesses.
 
-1. ``grow_carts`` and ``initial_starts`` (starts.py) grow CART, and draw the sharpnesses and the random splits (lines
-   3-5).
-2. ``train_stages`` (stages.py) trains a start under one sharpness after another (lines 7-15).
+1. ``grow_carts`` and ``initial_starts`` (starts.py) grow CART, which is from the authors' program, and draw the
+   sharpnesses and the random splits (lines 4-6).
+2. ``train_stages`` (stages.py) trains a start under one sharpness after another (lines 7-14).
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
-4. At the end, the best tree is refitted in the user's units and compared with CART (lines 16-18).
+4. At the end, the best tree is refitted in the user's units and compared with CART (line 15).
 """
 
 from collections.abc import Callable
@@ -273,7 +273,7 @@ class Annealed(Recipe):
         results: list[list[StartResult]],
         best_cart: int = -1,
     ) -> Fitted:
-        """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, lines 16 to 18).
+        """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
 
         Args:
           problem: the problem.

@@ -19,8 +19,8 @@ from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree
 
 _WARM_UP = 10  # linear warm-up steps
-_LAST_LEARNING_RATE = 1e-4  # relative to the peak: 1e-6 for the paper's 0.01
-_WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the paper keeps
+_LAST_LEARNING_RATE = 1e-4  # relative to the peak: 1e-6 for 0.01, as in the authors' program
+_WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the authors' program keeps
 _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs more than an update
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
 _FEW_ROWS = 1000  # rows of a short table
@@ -64,7 +64,7 @@ class StartResult(NamedTuple):
 async def train_stages(
     problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, matrix: np.ndarray | None = None
 ) -> StartResult:
-    """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 15).
+    """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 14).
 
     A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
     splits unchanged.

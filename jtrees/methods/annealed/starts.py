@@ -91,7 +91,7 @@ def cart_option() -> Any:
 
 
 async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
-    """Returns the CART trees of a problem (GET, Algorithm 1, line 3); ``folds`` are of :func:`held_out_rows`."""
+    """Returns the CART trees of a problem, as in the authors' program; ``folds`` are of :func:`held_out_rows`."""
     recipe, monitor = problem.recipe, problem.monitor.part(_PREPARATION)
     if recipe.cart == "binned":
         return Carts([], [[(await problem.map(binned_cart, bin_edges(problem, BINS), often=True)).host]])
@@ -159,7 +159,7 @@ def bin_codes(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
-    """Returns the starts: those from CART first, then the random starts (GET, Algorithm 1, lines 3 to 5)."""
+    """Returns the starts: those from CART first, then the random starts (GET, Algorithm 1, lines 4 to 6)."""
     recipe, monotone, p = problem.recipe, problem.monotone, problem.shape[1]
     nodes, numbers, (low, high) = topology.num_nodes(recipe.depth), 2 * recipe.stages, recipe.sharpness_ranges.T
     uniform = problem.rng(_STARTS).random((recipe.starts, numbers + nodes * (p + 1)), np.float32)
