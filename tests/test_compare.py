@@ -153,7 +153,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "task: classification, as verdict holds 2 labels (--task says otherwise)" in printed
     assert "1 rows without 'verdict' left out" in printed
-    assert re.search(r"^heating: categorical, levels 'gas', 'none', 'wood', \d missing$", printed, re.MULTILINE)
+    assert re.search(r"^heating: text, levels 'gas', 'none', 'wood', \d missing$", printed, re.MULTILINE)
     assert re.search(r"^area: number, median \d+[.\d]*, deviation [.\d]+, \d missing$", printed, re.MULTILINE)
     assert re.search(r"^street: left out: \d+ different texts in \d+ rows$", printed, re.MULTILINE)
     assert "cellar: left out: without values\n" in printed

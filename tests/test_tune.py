@@ -143,16 +143,14 @@ def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
     result = tune(table, grid, validation=3, sample_weight=weight)
     split_key, search_key, _ = jax.random.split(KEY, 3)
     folds = np.array_split(np.asarray(jax.random.permutation(split_key, len(x))), 3)
-    whole = checked_table(x, y, weight, "regression")
-    scaling = Scaling.fit(whole)
-    batch = scaling.batch(whole)
     for depth, rate in itertools.product(*grid.values()):
         recipe = Polynomials(depth=depth, learning_rate=rate)
         losses = []
         for fold in folds:
-            rest = batch.weight.copy()
-            rest[fold] = 0
-            fitted = search(problem_of(recipe, batch._replace(weight=rest), key=search_key))
+            rest = np.setdiff1d(np.arange(len(x)), fold)
+            training = checked_table(x[rest], y[rest], weight[rest] if weighted else None, "regression")
+            scaling = Scaling.fit(training)
+            fitted = search(problem_of(recipe, scaling.batch(training), key=search_key))
             losses.append((Polynomial(fitted.scaled, scaling).predict(x[fold]) - y[fold]) ** 2)
         trial = trials(result)[(depth, rate)]
         loss = np.average(np.concatenate(losses), weights=weight[np.concatenate(folds)] if weighted else None)
