@@ -234,7 +234,7 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     if all(row.test <= baseline.test for row in models):
         constant = "the mean" if task == "regression" else "the majority class"
         say(f"\nNo model is better on the test rows than always answering {constant}.")
-    if plots := outcome.drawn():
+    if plots := outcome.shown_tree():
         name = plots[0].name.replace("_depth", ", depth ")
         say(f"\ndrawn: {name}, the best on the validation set with at most {SMALL} leaves")
     say(f"written to {folder}")

@@ -157,9 +157,9 @@ def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
     try:
         bunch = fetch_openml(name=ON_OPENML.get(name, name), as_frame=True, parser="auto")
     except Exception as error:  # many kinds: network, HTTP, parser, unknown name
-        here = {file.stem for folder in _folders(data_dir) for file in folder.glob("*.npz")}
-        known = ", ".join(sorted(here | set(BUNDLED)))
-        raise DataError(f"unknown data set {name!r}: here are {known}; OpenML said: {one_line(error)}") from error
+        names = {file.stem for folder in _folders(data_dir) for file in folder.glob("*.npz")}
+        listed = ", ".join(sorted(names | set(BUNDLED)))
+        raise DataError(f"unknown data set {name!r}: here are {listed}; OpenML said: {one_line(error)}") from error
     if bunch.target is None:
         raise DataError(f"data set {name!r} on OpenML names no target column")
     return Frame(name, bunch.data, bunch.target)
@@ -172,10 +172,10 @@ def _numbers(frame: Frame) -> Table:
     if classes:
         y = y.cat.codes.replace(-1, np.nan)
     columns = {f"column {column!r}": frame.x[column] for column in frame.x.columns}
-    for what, values in [*columns.items(), ("the target", y)]:
+    for label, values in [*columns.items(), ("the target", y)]:
         if not pd.api.types.is_numeric_dtype(values):
-            raise DataError(f"{what} must be numeric, got values such as {values.iloc[0]!r}")
+            raise DataError(f"{label} must be numeric, got values such as {values.iloc[0]!r}")
         if not np.isfinite(values.to_numpy(np.float64, na_value=np.nan)).all():
-            raise DataError(f"{what} must have no missing or infinite values")
+            raise DataError(f"{label} must have no missing or infinite values")
     names = [str(column) for column in frame.x.columns]
     return Table(frame.name, frame.x.to_numpy(np.float32), y.to_numpy(np.int32 if classes else np.float32), names)

@@ -70,8 +70,8 @@ class Row:
         if self.log_loss is None:
             scores = {"train R2": f"{self.train:.4f}", "test R2": f"{self.test:.4f}"}
         else:
-            of_classes = {"train": self.train, "acc.": self.test, "bal.": self.balanced_accuracy, "AUC": self.auc}
-            scores = {head: f"{score:.3f}" for head, score in (of_classes | {"loss": self.log_loss}).items()}
+            class_scores = {"train": self.train, "acc.": self.test, "bal.": self.balanced_accuracy, "AUC": self.auc}
+            scores = {head: f"{score:.3f}" for head, score in (class_scores | {"loss": self.log_loss}).items()}
         return {
             "method": self.method,
             "depth": "-" if self.depth is None else str(self.depth),
@@ -192,8 +192,8 @@ class Outcome:
         notes = "" if row.log_loss is None else f"\n{' '.join(LEGEND)}\n"
         table = benchmark.markdown([*cells[0]], [[*line.values()] for line in cells])
         (self.aside / "table.md").write_text(table + notes)
-        kept = {"encoder": encoder, "model": model, "classes": self.shown["class_names"]}
-        joblib.dump(kept, self.aside / f"{row.name}.joblib", compress=1)
+        saved = {"encoder": encoder, "model": model, "classes": self.shown["class_names"]}
+        joblib.dump(saved, self.aside / f"{row.name}.joblib", compress=1)
         if tree is not None:
             self.trees[row.name] = tree
             np.savez(self.aside / f"{row.name}.npz", **arrays(tree))
@@ -204,7 +204,7 @@ class Outcome:
         if not self.rows:
             return None
         (self.aside / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        _figure(self.aside / "figure.png", self.rows, self.drawn(), title, self.shown)
+        _figure(self.aside / "figure.png", self.rows, self.shown_tree(), title, self.shown)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
             folder = self.parent / f"{title}-{stamp}{suffix}"
@@ -213,10 +213,10 @@ class Outcome:
                 return folder
         raise FileExistsError(f"no free name for the results in {self.parent}")
 
-    def drawn(self) -> tuple[Row, jtrees.ObliqueTree] | None:
+    def shown_tree(self) -> tuple[Row, jtrees.ObliqueTree] | None:
         """Returns the small tree that is best on the validation set; CART's tree only if there is no other tree."""
-        there = [(row, self.trees[row.name]) for row in self.rows if row.name in self.trees and row.leaves <= SMALL]
-        learnt = [(row, tree) for row, tree in there if row.method != "cart"] or there
+        trees = [(row, self.trees[row.name]) for row in self.rows if row.name in self.trees and row.leaves <= SMALL]
+        learnt = [(row, tree) for row, tree in trees if row.method != "cart"] or trees
         return max(learnt, key=lambda pair: pair[0].validate, default=None)
 
 
@@ -227,8 +227,8 @@ def arrays(tree: jtrees.ObliqueTree) -> dict[str, Any]:
     if origin is not None:
         zeros = {"x_zero": origin.x, "y_zero": zeros["y_zero"] if origin.y is None else origin.y}
     is_array = lambda value: isinstance(value, (np.ndarray, jax.Array))
-    of_leaves = {f"leaf_{name}": value for name, value in vars(tree.leaves).items() if is_array(value)}
-    return {k: np.asarray(a) for k, a in {"weights": tree.weights, "bias": tree.bias, **of_leaves, **zeros}.items()}
+    leaf_arrays = {f"leaf_{name}": value for name, value in vars(tree.leaves).items() if is_array(value)}
+    return {k: np.asarray(a) for k, a in {"weights": tree.weights, "bias": tree.bias, **leaf_arrays, **zeros}.items()}
 
 
 def _short(value: float) -> str:
@@ -245,20 +245,20 @@ _WIDTHS = {"depth": 5, "leaves": 6, "numbers": 7, "train s": 7, "rows/s": 7, "tr
 
 def _line(cells: dict[str, str], longest: int = _LONGEST) -> str:
     """Returns a line of the table, within 80 columns."""
-    method, *others = cells
-    return " ".join([f"{cells[method]:<{longest}}", *(f"{cells[head]:>{_WIDTHS.get(head, 5)}}" for head in others)])
+    method, *heads = cells
+    return " ".join([f"{cells[method]:<{longest}}", *(f"{cells[head]:>{_WIDTHS.get(head, 5)}}" for head in heads)])
 
 
-def _figure(file: Path, rows: list[Row], drawn: Any, title: str, shown: dict[str, Any]) -> None:
+def _figure(file: Path, rows: list[Row], small_tree: Any, title: str, shown: dict[str, Any]) -> None:
     """Draws score against size, and a tree."""
     figure = Figure(figsize=(6.5, 6), layout="tight")
-    axes = np.atleast_1d(figure.subplots(1, 2 if drawn else 1))
-    (baseline, *others) = rows
+    axes = np.atleast_1d(figure.subplots(1, 2 if small_tree else 1))
+    (baseline, *models) = rows
     axes[0].axhline(baseline.test, color="0.5", ls="--", label=baseline.method)
-    for method in dict.fromkeys(row.method for row in others):
-        own = [row for row in rows if row.method == method]
-        axes[0].plot([row.numbers for row in own], [row.test for row in own], "o-", label=method)
-        for row in own:
+    for method in dict.fromkeys(row.method for row in models):
+        method_rows = [row for row in rows if row.method == method]
+        axes[0].plot([row.numbers for row in method_rows], [row.test for row in method_rows], "o-", label=method)
+        for row in method_rows:
             where = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 10}
             axes[0].annotate("" if row.depth is None else f"{row.depth}", (row.numbers, row.test), **where)
     score = "test $R^2$" if rows[0].log_loss is None else "test accuracy"
@@ -267,8 +267,8 @@ def _figure(file: Path, rows: list[Row], drawn: Any, title: str, shown: dict[str
     axes[0].set_ylabel(score, fontsize=12)
     axes[0].legend()
     axes[0].grid(alpha=0.3)
-    if drawn:
-        row, tree = drawn
+    if small_tree:
+        row, tree = small_tree
         width, height = plotting.trees.inches(plotting.plot_tree(tree, axes[1], **shown))
         figure.set_size_inches(6.5 + width, max(6, height + 0.5))
         axes[0].get_gridspec().set_width_ratios([6.5, width])

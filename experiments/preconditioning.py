@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
         split = defaults.rows(name, options.seed, options.data_dir)
         cells = [name, f"{smallest_eigenvalue(split):.1g}"]
         for recipe in options.recipes:
-            of = partial(score, RECIPES[recipe], split, options.seed)
-            cells.append(" / ".join(f"{of(strength)[0]:.1f}" for strength in STRENGTHS))
+            score_of_strength = partial(score, RECIPES[recipe], split, options.seed)
+            cells.append(" / ".join(f"{score_of_strength(strength)[0]:.1f}" for strength in STRENGTHS))
         rows.append(cells)
         jax.clear_caches()
     texts = " / ".join(map(str, STRENGTHS))

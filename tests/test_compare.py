@@ -334,9 +334,9 @@ def test_the_tree_that_is_drawn_is_small_and_the_best_on_the_validation_set():
     rows = [row("cart", 0.9, 0.9, 4), row("get", 0.5, 0.8, 4), row("dgt", 0.6, 0.1, 8), row("raddt", 0.8, 0.9, 64)]
     told = outcome.Outcome.__new__(outcome.Outcome)
     told.rows, told.trees = rows, {row.name: row.method for row in rows}
-    assert told.drawn() == (rows[2], "dgt")
+    assert told.shown_tree() == (rows[2], "dgt")
     told.rows = rows[:1]
-    assert told.drawn() == (rows[0], "cart")
+    assert told.shown_tree() == (rows[0], "cart")
 
 
 def test_defaults():

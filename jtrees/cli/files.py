@@ -246,11 +246,11 @@ def read_cells(
 def _reading(name: str, cells: list[str | None], kind: str | None, decimal: str | None) -> tuple[Reading | None, str]:
     """Returns how the cells of a column are read, and a note; None for text, also for text that is nearly numbers."""
     try:
-        found = read_as(name, cells, kind, decimal=decimal)
+        reading, note, otherwise = read_as(name, cells, kind, decimal=decimal)
     except DoubtError:  # a later check of the features names all such columns
         return None, ""
-    remedy = f": --columns {checks.quoted(f'{name}={found.otherwise}')} reads it otherwise" if found.otherwise else ""
-    return found.reading, f"{found.note}{remedy}"
+    remedy = f": --columns {checks.quoted(f'{name}={otherwise}')} reads it otherwise" if otherwise else ""
+    return reading, f"{note}{remedy}"
 
 
 def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd.DataFrame, FileColumns, list[str]]:

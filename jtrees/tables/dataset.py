@@ -126,9 +126,11 @@ def checked_dataset(
                 checks.check_rows(y, len(raw))
                 y = y[weight > 0]
             raw, sample_weight = raw[weight > 0], weight[weight > 0]
-        schema, x = (columns, raw) if isinstance(columns, Schema) else inferred(raw, columns=columns, missing=missing)
         if isinstance(columns, Schema):
-            columns.warn_of_news(x, stacklevel=5)
+            schema, x = columns, raw
+            schema.warn_of_news(x, stacklevel=5)
+        else:
+            schema, x = inferred(raw, columns=columns, missing=missing)
         if targets(np.zeros((2, len(x.columns))), y) is not y:
             encoder, x = TableEncoder.of_rows(schema, x, task, None, None)
     if not isinstance(x, Frame):

@@ -11,7 +11,7 @@ from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, fi
 from jtrees.tables.columns import ColumnSchema, Schema, as_levels, in_words, numbers_of, rows_of, with_gaps
 from jtrees.tables.frame import Frame, RawColumn, requested_kinds
 from jtrees.tables.parse import DATES, ISO
-from jtrees.tables.periods import PERIODS, periods
+from jtrees.tables.periods import varying_periods
 
 MAX_LEVELS = 10
 _RARE = 5  # levels with fewer rows are rare, and share a feature
@@ -164,7 +164,7 @@ def _described(
     present = raw.values[~gaps]
     if kind is None and (why := _useless(raw, present, count)):
         return ColumnSchema("drop", missing=count, note=why), raw
-    parts = tuple(part for part in PERIODS if raw.kind == "date" and len(set(periods(part, raw).values[~gaps])) > 1)
+    parts = varying_periods(present) if raw.kind == "date" else ()
     about = {"parts": parts, "missing": count, "note": note, "otherwise": otherwise}
     return ColumnSchema(raw.kind, durations, reading, raw.zone, **about), raw
 

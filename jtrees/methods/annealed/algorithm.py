@@ -197,8 +197,8 @@ class Annealed(Recipe):
         if not can_grow or self.cart != "binned" or self.starts != 1 or self.precondition not in (0, "auto"):
             return None
         edges = bin_edges(problem, BINS)
-        drawn = sharpness_of_trees(problem.replace(recipe=self), trees)
-        return Growth(edges, problem.host(bin_codes, problem.batch.x, edges), drawn)
+        sharpness = sharpness_of_trees(problem.replace(recipe=self), trees)
+        return Growth(edges, problem.host(bin_codes, problem.batch.x, edges), sharpness)
 
     def grow(self, run: Run, edges: Array, codes: Array, sharpness: Array) -> tuple[ObliqueTree, Array]:
         """Returns the splits of the single start from CART over bins, and whether they are finite."""
