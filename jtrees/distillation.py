@@ -12,11 +12,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import _classes, processes, tasks, validation as checks
+from jtrees import processes, tasks, validation as checks
 from jtrees.search.fit import FitResult, fit
 from jtrees.search.recipe import Recipe
 from jtrees.tables.mixing import Rows
 from jtrees.tasks import Classification, Policy, Task
+from jtrees.tasks.labels import most_probable, shares
 from jtrees.tree import ObliqueTree
 
 # Default number of made rows: rows and made rows are _ROWS in total, with at most _MOST made rows for each row.
@@ -166,7 +167,7 @@ def distill(
     score = teacher_score = None
     labels = teacher_predictions = teacher_targets
     if isinstance(task, Classification):
-        labels, teacher_predictions = _classes.most_probable(labels), _classes.shares(labels, task.classes)
+        labels, teacher_predictions = most_probable(labels), shares(labels, task.classes)
     if y_out is not None:
         y_out = task.held_out_targets(_encoded(teacher, task, y_out), len(x_out))
         score = task.score(predictions, y_out, weight_out)

@@ -9,11 +9,12 @@ from typing import Any, Self
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import _classes, distributed, leaves, losses, validation as checks
+from jtrees import distributed, leaves, losses, validation as checks
 from jtrees.ensembles import Boosted
-from jtrees.losses.names import named
 from jtrees.methods import GET
 from jtrees.tasks import Regression
+from jtrees.tasks.custom import named
+from jtrees.tasks.labels import label_array
 
 try:
     from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
@@ -202,7 +203,7 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
         """
         if y is not None:
-            labels, unclear = _classes.label_array(y)
+            labels, unclear = label_array(y)
             if unclear:
                 raise ValueError(f"y must hold labels of one type, got {unclear}")
             y = labels if labels.dtype.kind in "biuf" else y

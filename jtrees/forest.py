@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, losses, prediction, processes, pytree, sharding, validation as checks
-from jtrees.losses.base import linked
+from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
 
 _GATHERED = 2**18  # number of values gathered at once on the host

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrees import routing, topology, validation
-from jtrees._classes import is_soft
 from jtrees._expected_loss import expected, leaf_probabilities
 from jtrees._implementations import by_rows, choose
+from jtrees.tasks.labels import is_soft
 import pallas_kernels as kernels
 from pallas_kernels import Implementation
 

@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 import numpy as np
 
 from jtrees import topology
-from jtrees._classes import shares
 from jtrees.segments import ones_or
 from jtrees.tasks import Classification, Task
+from jtrees.tasks.labels import shares
 
 Impurity = Callable[[jax.Array], jax.Array]  # statistics of nodes (..., q) -> impurity (...)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jtrees import _classes, processes, validation
+from jtrees import processes, validation
+from jtrees.tasks.labels import check_labels
 
 _READ = 8  # text with more digits is for computation, not for reading
 _REWARD_DIGITS = 3
@@ -217,7 +218,7 @@ def measured(
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
             texts += [f"mean reward of {best}"] if best else []
         return deviations, rows
-    y, classes = _classes.check_labels(y, classes)
+    y, classes = check_labels(y, classes)
     validation.check_rows(y, len(leaf))
     labels = class_labels(tree, class_names)
     leaf_counts = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)

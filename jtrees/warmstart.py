@@ -6,9 +6,9 @@ import warnings
 import numpy as np
 
 from jtrees import sharding, topology, validation
-from jtrees._classes import checked_classes, is_soft
 from jtrees.leaves import Values
 from jtrees.losses import Frequencies, SquaredError
+from jtrees.tasks.labels import checked_classes, is_soft
 from jtrees.tree import ObliqueTree
 
 _ROUNDING = 1e-6  # relative rounding error of sums of weights

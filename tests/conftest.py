@@ -18,9 +18,7 @@ import pytest
 CHECKED = [
     "topology",
     "ops",
-    "losses.samples",
-    "losses.quantiles",
-    "losses.newton",
+    "tasks.fits",
     "blocking",
     "validation",
     "warmstart",

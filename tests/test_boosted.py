@@ -10,9 +10,9 @@ import pytest
 import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
 from jtrees.data import Data
-from jtrees.losses.base import linked
 from jtrees.search import Fitted, Run, options
 from jtrees.tables import checked_table
+from jtrees.tasks.base import linked
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

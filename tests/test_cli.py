@@ -22,7 +22,7 @@ from jtrees.cli import arguments, commands, rivals
 from jtrees.cli.report import write_report
 from jtrees.cli.tables import Frame
 from jtrees.estimators import TreeClassifier, TreeRegressor
-from jtrees.losses.names import measure, named
+from jtrees.tasks.custom import named
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 
@@ -421,7 +421,7 @@ def test_losses_by_name(loss):
     assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
     estimator = arguments.estimator_of(options, recipe, "regression")
     assert arguments.loss_of(options) == named(loss) == estimator._task(np.zeros(3)).loss_function
-    assert measure(arguments.loss_of(options)).split()[-1] in ("error", "loss", "deviance")
+    assert arguments.loss_of(options).measure.split()[-1] in ("error", "loss", "deviance")
     if loss == "quantile":
         options = commands._parser().parse_args([*given, "--quantile", "0.9"])
         task = arguments.estimator_of(options, recipe, "regression")._task(np.zeros(3))

@@ -17,8 +17,8 @@ import pytest
 
 import jtrees
 from jtrees import Batch, leaves as kinds, losses, pytree
-from jtrees.losses import names
 from jtrees.search import FitReport, Report
+from jtrees.tasks.custom import NAMED
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Values(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
@@ -163,7 +163,7 @@ def test_a_loaded_fit_predicts(tmp_path):
     np.testing.assert_array_equal(jtrees.load(saved(FIT, tmp_path)).predict(x), TREE.predict(x))
 
 
-LOSSES = [names.named(name) for name in names._NAMES]
+LOSSES = [loss() for loss in NAMED.values()]
 LOSSES += [losses.Huber(np.float64(0.3)), losses.Quantile(0.9), losses.Quantile([0.1, 0.5]), losses.Tweedie(1.2)]
 
 

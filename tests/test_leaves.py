@@ -11,7 +11,7 @@ import pytest
 from jtrees import leaves, losses
 from jtrees.leaves import Linear, Values
 from jtrees.segments import effective
-from jtrees.tasks import Classification, Regression
+from jtrees.tasks import Classification, Regression, fits
 from jtrees.text import number_text
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
@@ -51,7 +51,7 @@ def test_constants_are_weighted_means(x64, outputs):
 
 
 fit_constant, constant_fit_error = (
-    jax.jit(partial(fit, num_leaves=LEAVES)) for fit in (losses.fit_constant, losses.means.constant_fit_error)
+    jax.jit(partial(fit, num_leaves=LEAVES)) for fit in (losses.fit_constant, fits.constant_fit_error)
 )
 
 
@@ -86,7 +86,7 @@ def test_integer_targets_are_averaged_as_numbers():
 def class_fits(leaf, y, smoothing, weight):
     counts = losses.class_counts(leaf, y, LEAVES, CLASSES, sample_weight=weight)
     frequencies = losses.fit_frequencies(leaf, y, LEAVES, CLASSES, smoothing=smoothing, sample_weight=weight)
-    return counts, frequencies, losses.frequencies.frequencies_error(counts, frequencies)
+    return counts, frequencies, fits.frequencies_error(counts, frequencies)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -10,7 +10,7 @@ import pytest
 
 import jtrees
 from jtrees import Classification, Regression, losses
-from jtrees.losses.samples import check_without_link
+from jtrees.tasks.custom import check_without_link
 
 
 @pytest.mark.parametrize("outputs", [(), (3,)])
@@ -54,15 +54,15 @@ def test_a_loss_of_the_users_own(task):
         task(loss_function=3)
 
 
-def test_the_verdict_on_a_loss_class_of_the_users_own_calls_it_loss():
-    class Own(losses.SquaredError):
-        """Squared error under another name."""
+def test_the_verdict_names_a_loss_by_its_measure():
+    class Deviation(losses.SquaredError):
+        measure = "mean squared deviation"
 
     x = np.linspace(-1, 1, 60)[:, None]
     recipe = jtrees.DGT(depth=1, epochs=2, widths=(), precondition=0)
     with pytest.warns(jtrees.data.baselines.BehindBaselineWarning):
-        fit = jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0), task=Regression(loss_function=Own()))
-    assert ": loss " in fit.report.verdict
+        fit = jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0), task=Regression(loss_function=Deviation()))
+    assert ": mean squared deviation " in fit.report.verdict
 
 
 def test_fitted_models_hold_the_task_without_a_function():

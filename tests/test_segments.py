@@ -166,7 +166,7 @@ def test_fits_of_leaves_are_those_of_double_precision(n):
     count, total = np.bincount(leaf, wide[2]), np.bincount(leaf, wide[2] * wide[1])
     means = total / count
     error = np.average(np.square(wide[1] - means[leaf]), weights=wide[2])
-    found = jax.jit(lambda *a: jtrees.losses.means.constant_fit_error(*a[:2], 4, sample_weight=a[2]))(leaf, y, weight)
+    found = jax.jit(lambda *a: jtrees.tasks.fits.constant_fit_error(*a[:2], 4, sample_weight=a[2]))(leaf, y, weight)
     plain = n <= 2**16  # sums of fewer rows are plain, and their error depends on the width of the vector unit
     assert found == pytest.approx(error, rel=1e-5 if plain else 2e-6)
     values, _ = jax.jit(lambda *a: jtrees.leaves.fit_hierarchical(*a[:2], 4, sample_weight=a[2], strength=0.0))(

@@ -10,8 +10,8 @@ from sklearn import metrics
 
 import jtrees
 from jtrees import Classification, Policy, Regression, leaves, losses
-from jtrees.losses.base import linked
-from jtrees.losses.newton import newton_constants
+from jtrees.tasks.base import linked
+from jtrees.tasks.fits import newton_constants
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -41,7 +41,7 @@ LOSSES = {
     "poisson": (losses.Poisson(), COUNTS, metrics.mean_poisson_deviance),
     "gamma": (losses.Gamma(), POSITIVE, metrics.mean_gamma_deviance),
     "tweedie": (losses.Tweedie(1.4), COUNTS, lambda y, p, **o: metrics.mean_tweedie_deviance(y, p, power=1.4, **o)),
-    "own": (losses.OwnLoss(quartic), REAL, None),
+    "own": (losses.CustomLoss(quartic), REAL, None),
 }
 SMOOTH = [name for name, (loss, _, _) in LOSSES.items() if loss.smooth]
 
@@ -86,7 +86,7 @@ def test_derivatives_are_those_of_automatic_differentiation(name, x64):
 
 @pytest.mark.slow
 def test_derivatives_of_several_outputs(x64):
-    loss, own = losses.LogLoss(0.1), losses.OwnLoss(lambda outputs, y: losses.LogLoss(0.1).samples(outputs, y))
+    loss, own = losses.LogLoss(0.1), losses.CustomLoss(lambda outputs, y: losses.LogLoss(0.1).samples(outputs, y))
     outputs, y = jnp.asarray(rng.normal(size=(N, 3))), jnp.asarray(rng.integers(0, 3, N))
     for ours, theirs in zip(loss.derivatives(outputs, y), own.derivatives(outputs, y), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
@@ -137,7 +137,7 @@ def test_quantiles_are_middles_of_all_minimisers(levels):
 
 def test_newton_steps_go_down_where_curvature_is_missing():
     flat = lambda outputs, y: jnp.abs(outputs - y) ** 1.5 + jnp.where(jnp.abs(outputs) > 5, 1.0, 0.0)
-    own = losses.OwnLoss(flat)
+    own = losses.CustomLoss(flat)
     y, leaf = jnp.asarray([1.0, 2.0, 4.0]), jnp.zeros(3, jnp.int32)
     start = jnp.asarray([-3.0])
     found = newton_constants(own.samples, own.derivatives, start, leaf, y, jnp.ones(3))

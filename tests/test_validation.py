@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from jtrees import _classes, validation
+from jtrees import validation
+from jtrees.tasks import labels as codec
 
 ENCODE = ": encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
 KNOWN = ": encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
@@ -66,12 +67,12 @@ def test_bad_weights_are_refused(weight, message):
     ids=str,
 )
 def test_labels_become_int32(y):
-    labels, classes = _classes.check_labels(y)
+    labels, classes = codec.check_labels(y)
     assert labels.dtype == np.int32
     assert labels.tolist() == np.asarray(y, int).tolist()
     assert classes == labels.max() + 1
-    assert _classes.check_labels(y, 5)[1] == 5  # known to be more: not every class need occur
-    assert _classes.check_labels(y[:1], 3)[1] == 3  # one class of several that are known: a part of the data
+    assert codec.check_labels(y, 5)[1] == 5  # known to be more: not every class need occur
+    assert codec.check_labels(y[:1], 3)[1] == 3  # one class of several that are known: a part of the data
 
 
 @pytest.mark.parametrize(
@@ -102,14 +103,14 @@ def test_labels_become_int32(y):
 )
 def test_bad_labels_are_refused(y, classes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        _classes.check_labels(y, classes)
+        codec.check_labels(y, classes)
 
 
 def test_labels_that_are_not_whole_say_how_to_encode_them():
     for y, odd in [(np.array(["b", "a"]), "np.str_('b')"), ([1.0, 0.5, 0.25], "0.5")]:
         message = f"y must hold whole numbers 0..K-1 in classification, got {odd}{ENCODE}"
         with pytest.raises(ValueError, match=re.escape(message)):
-            _classes.check_labels(y)
+            codec.check_labels(y)
 
 
 # --- Targets ---------------------------------------------------------------------------------------------------------
@@ -170,17 +171,17 @@ def test_traced_values_are_checked_for_their_shape_only(check, message):
 
 
 def test_labels_to_train_on():
-    _classes.check_traced(jnp.asarray([0, 2, 1]), 3)
-    jax.eval_shape(lambda y: _classes.check_traced(y, 3), jnp.asarray([7]))
+    codec.check_traced(jnp.asarray([0, 2, 1]), 3)
+    jax.eval_shape(lambda y: codec.check_traced(y, 3), jnp.asarray([7]))
     for y, message in [
         (jnp.asarray([0, 3]), "y must hold classes 0..2, got labels from 0 to 3"),
         (jnp.asarray([-1, 2]), "y must hold classes 0..2, got labels from -1 to 2"),
         (jnp.asarray([0.0, 1]), "y must hold whole numbers 0..2 in classification, got float32"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):
-            _classes.check_traced(y, 3)
+            codec.check_traced(y, 3)
         with pytest.raises(ValueError, match=re.escape(message)):  # known where other things are traced
-            jax.eval_shape(lambda _, y=y: _classes.check_traced(y, 3), 0)
+            jax.eval_shape(lambda _, y=y: codec.check_traced(y, 3), 0)
 
 
 # --- Features --------------------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ MASKED = np.ma.masked_array(np.ones((3, 2)), [[False, False], [False, True], [Tr
         lambda a: validation.check_x(a),
         lambda a: validation.check_targets(a, 3),
         lambda a: validation.check_weight(a[:, 0], 3),
-        lambda a: _classes.check_labels(a[:, 0]),
+        lambda a: codec.check_labels(a[:, 0]),
     ],
     ids=["x", "y", "sample_weight", "labels"],
 )
@@ -264,7 +265,7 @@ def test_a_column_may_be_named_as_numpy_names_a_mask():
 def test_a_masked_array_without_masked_values_is_an_array():
     whole = np.ma.masked_array(np.arange(6).reshape(3, 2))
     assert np.array_equal(validation.check_x(whole), whole.data) and type(validation.check_x(whole)) is np.ndarray
-    assert _classes.check_labels(whole[:, 0] // 2)[1] == 3
+    assert codec.check_labels(whole[:, 0] // 2)[1] == 3
 
 
 # --- Options ---------------------------------------------------------------------------------------------------------

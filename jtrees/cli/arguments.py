@@ -14,8 +14,8 @@ from jtrees import losses, validation
 from jtrees.cli.files import DataError, add_rules
 from jtrees.cli.tables import Task
 from jtrees.estimators import TreeClassifier, TreeRegressor
-from jtrees.losses.names import named
 from jtrees.selection.grid import with_options
+from jtrees.tasks.custom import named
 
 # The default is a single tree, which can be drawn, read and exported.
 DEFAULTS = {

@@ -38,7 +38,6 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from jtrees import explain, losses
 from jtrees.data.baselines import Comparison
 from jtrees.description import kind_of
-from jtrees.losses.names import measure
 from jtrees.tables import TableEncoder
 from jtrees.tasks import Classification, Regression
 
@@ -135,10 +134,8 @@ class HeldOut:
                 "log loss": loss,
             }
         if isinstance(self.loss, losses.Quantile):
-            return {measure(self.loss): loss, "rows below the prediction": float(np.mean(y < predicted))}
-        scores = (
-            {} if isinstance(self.loss, (losses.SquaredError, losses.AbsoluteError)) else {measure(self.loss): loss}
-        )
+            return {self.loss.measure: loss, "rows below the prediction": float(np.mean(y < predicted))}
+        scores = {} if isinstance(self.loss, (losses.SquaredError, losses.AbsoluteError)) else {self.loss.measure: loss}
         means = {"R²": r2_score, "RMSE": root_mean_squared_error, "mean absolute error": mean_absolute_error}
         return scores | {title: float(score(y, predicted)) for title, score in means.items()}
 
@@ -159,7 +156,7 @@ class HeldOut:
         y = self.codes(self.y_test)
         row_losses = {name: self.losses_of(y, predicted) for name, predicted in self.predictions.items()}
         where = f"{len(y)} held-out row{'' if len(y) == 1 else 's'}"
-        return Comparison.from_losses(row_losses, None, "log loss" if self.classes else measure(self.loss), where)
+        return Comparison.from_losses(row_losses, None, "log loss" if self.classes else self.loss.measure, where)
 
     # --- Summary -----------------------------------------------------------------------------------------------------
 
@@ -167,7 +164,7 @@ class HeldOut:
         """Returns the fall of a score when a column is shuffled, by column, and the description of the fall."""
         rows, y = self.x_test.iloc[:_SHUFFLED], self.codes(self.y_test)[:_SHUFFLED]
         score: Callable[..., float] = lambda y, predicted: -self.mean_loss(y, np.asarray(predicted, np.float64))
-        description = "the log likelihood falls" if self.classes else f"the {measure(self.loss)} rises"
+        description = "the log likelihood falls" if self.classes else f"the {self.loss.measure} rises"
         if not self.classes and isinstance(self.loss, losses.SquaredError):
             score, description = r2_score, "R² falls"
         return quiet(lambda: explain.permutation_importance(self.model.model_, rows, y, score)), description

@@ -14,10 +14,9 @@ from jtrees.data.scaling import Scaling, row_losses
 from jtrees.data.table import Table
 from jtrees.description import count_free
 from jtrees.forest import Forest
-from jtrees.losses.frequencies import class_counts
-from jtrees.losses.names import measure
 from jtrees.segments import ones_or
 from jtrees.tasks import Classification, Task
+from jtrees.tasks.fits import class_counts
 from jtrees.tree import ObliqueTree
 
 _ROWS = 10_000  # largest number of rows; a linear model then takes less time than any search
@@ -182,7 +181,7 @@ def compared(
         uncharged, where = model_loss, CHARGED
         model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
         doubt = _UNSURE * (model_loss - uncharged)
-    measured = "error rate" if votes else _measure(task)
+    measured = "error rate" if votes else task.loss_function.measure
     row_losses, charged = {"model": model_losses, **rival_losses}, {"model": model_loss, **charged}
     return Comparison.from_losses(row_losses, evaluated.weight, measured, where, charged, doubt)
 
@@ -311,10 +310,6 @@ def _losses(task: Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling
     if votes:
         return 1 - task.hits(predictions, y)
     return row_losses(task, predictions, y, scaling)
-
-
-def _measure(task: Task) -> str:
-    return "log loss" if isinstance(task, Classification) else measure(task.loss_function)
 
 
 def _charged(task: Task, loss: float, count: float, rows: int) -> float:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrees import blocking, compilation, distributed, io, pytree, segments, sharding, tasks
-from jtrees._classes import is_soft
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import kind_of, refit_hierarchical
 from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
+from jtrees.tasks.labels import is_soft
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
 from jtrees.validation import quoted_list

@@ -69,7 +69,7 @@ class Boosted(Wrapper):
     Newton steps on all rows; Friedman (2002) uses the drawn rows for the leaves too. A tree has all outputs in its
     leaves; Friedman grows a tree for each class. More than five outputs are combined into five random targets for the
     splits (Iosipoi & Vakhrushev 2022). The curvature has a lower bound, and a Newton step has an upper bound
-    (``jtrees/losses/base.py``). A loss without curvature has curvature 1. The outputs of the tree are multiplied by the
+    (``jtrees/tasks/base.py``). A loss without curvature has curvature 1. The outputs of the tree are multiplied by the
     learning rate and added to the sum.
 
     Boosting takes every loss of regression, and the log loss of classification. It takes neither a user-defined loss of

@@ -9,8 +9,8 @@ from jtrees import exact, losses
 from jtrees.export import encoding
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
-from jtrees.losses.base import linked
 from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
 from jtrees.validation import hint_of_estimator
 

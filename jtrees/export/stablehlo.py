@@ -11,8 +11,8 @@ from jaxtyping import Array
 from jtrees import io
 from jtrees.export.program import Program, program_of
 from jtrees.forest import Forest
-from jtrees.losses.base import linked
 from jtrees.tables import FrameModel
+from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -10,9 +10,9 @@ import numpy as np
 
 from jtrees import io, pytree, sharding, validation
 from jtrees.leaves.shrunk import shrunk_with_error
-from jtrees.losses.errors import SquaredError
-from jtrees.losses.means import uniform_targets
 from jtrees.segments import Array, common, module_of
+from jtrees.tasks.errors import SquaredError
+from jtrees.tasks.fits import uniform_targets
 from jtrees.text import model_text
 
 _BLOCK = 4096  # rows evaluated together on the host

@@ -9,9 +9,9 @@ import numpy as np
 
 from jtrees import io, pytree, validation
 from jtrees.leaves.hierarchical import fit_hierarchical
-from jtrees.losses.base import Loss, at_every_sample, linked
-from jtrees.losses.errors import SquaredError
 from jtrees.segments import Array, common, module_of
+from jtrees.tasks.base import Loss, at_every_sample, linked
+from jtrees.tasks.errors import SquaredError
 from jtrees.text import numbers_text, shares_text
 
 _SQUARED = SquaredError()

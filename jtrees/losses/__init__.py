@@ -1,24 +1,27 @@
 """Losses of samples as pure functions, and losses of tasks with links, derivatives and best constants.
 
-The package also computes means, class frequencies and quantiles of the targets in each leaf.
+The module also has the fits of leaf values: means, class frequencies and quantiles of the targets in each leaf.
 """
 
-from jtrees.losses.base import Link as Link, Loss as Loss
-from jtrees.losses.choices import Frequencies as Frequencies, LogLoss as LogLoss, Rewards as Rewards
-from jtrees.losses.deviances import Gamma as Gamma, Poisson as Poisson, Tweedie as Tweedie
-from jtrees.losses.errors import (
+from jtrees.tasks.base import Link as Link, Loss as Loss, mean_loss as mean_loss, weighted_mean as weighted_mean
+from jtrees.tasks.classes import (
+    Frequencies as Frequencies,
+    LogLoss as LogLoss,
+    Rewards as Rewards,
+    log_loss as log_loss,
+)
+from jtrees.tasks.custom import CustomLoss as CustomLoss
+from jtrees.tasks.deviances import Gamma as Gamma, Poisson as Poisson, Tweedie as Tweedie
+from jtrees.tasks.errors import (
     AbsoluteError as AbsoluteError,
     Huber as Huber,
     Quantile as Quantile,
     SquaredError as SquaredError,
 )
-from jtrees.losses.frequencies import class_counts as class_counts, fit_frequencies as fit_frequencies
-from jtrees.losses.means import fit_constant as fit_constant
-from jtrees.losses.newton import newton_constants as newton_constants
-from jtrees.losses.own import OwnLoss as OwnLoss
-from jtrees.losses.quantiles import weighted_quantiles as weighted_quantiles
-from jtrees.losses.samples import (
-    log_loss as log_loss,
-    mean_loss as mean_loss,
-    weighted_mean as weighted_mean,
+from jtrees.tasks.fits import (
+    class_counts as class_counts,
+    fit_constant as fit_constant,
+    fit_frequencies as fit_frequencies,
+    newton_constants as newton_constants,
+    weighted_quantiles as weighted_quantiles,
 )

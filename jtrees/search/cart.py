@@ -14,13 +14,13 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
-from jtrees._classes import shares
 from jtrees.data.table import without_padding
 from jtrees.leaves.shrunk import LEAST_FREE, decomposed
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.segments import effective, ones_or
 from jtrees.tasks import Classification, Policy, Task
+from jtrees.tasks.labels import shares
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 

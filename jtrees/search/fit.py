@@ -15,7 +15,6 @@ from jtrees import compilation, distributed, processes, sharding, validation as 
 from jtrees.data import Data, Table
 from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.data.table import bucket
-from jtrees.losses.samples import check_without_link
 from jtrees.search import options
 from jtrees.search.engine import Engine
 from jtrees.search.fitted import Fitted, LeftOut
@@ -27,6 +26,7 @@ from jtrees.search.result import FitResult, described
 from jtrees.tables import Dataset, FrameModel, Schema, checked_dataset
 from jtrees.tables.dataset import held_out_table
 from jtrees.tasks import Classification, Policy, Regression, Task
+from jtrees.tasks.custom import check_without_link
 
 # Concurrent runs per CPU device. Their calls take turns in a few threads, so a larger number would not save time.
 _AT_ONCE_CPU = 16

@@ -10,75 +10,36 @@ import numpy as np
 import optax
 
 from jtrees import io, segments
-from jtrees._classes import is_soft, shares
-from jtrees.losses.base import Link, Loss, check_number, linked
-from jtrees.losses.frequencies import class_counts, effective_counts, frequencies_error, smoothed
 from jtrees.segments import Array, mean_one, module_of, ones_or
+from jtrees.tasks.base import Link, Loss, check_number, linked
+from jtrees.tasks.fits import class_counts, effective_counts, frequencies_error, smoothed
+from jtrees.tasks.labels import is_soft, shares
 
 _CERTAIN = 1e4  # an output with a softmax of exactly 1 if all other outputs are 0
 _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
 
 
-@dataclasses.dataclass(frozen=True)
-class _OfClasses(Loss):
-    """Base of the losses of classes: leaves are fitted as smoothed class frequencies.
+def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"] | Float[Array, "n k"]) -> Float[Array, " n"]:
+    """Returns ``-log p_y`` of each sample, or for soft labels ``(n, k)`` the cross-entropy ``-sum_k y_k log p_k``.
 
-    Uneven weights count as fewer samples (Kish's effective sample size of each leaf).
+    Probabilities below the smallest normal number are raised to it.
     """
-
-    smoothing: float = 0.0
-
-    choice: ClassVar[Literal["class", "action"] | None] = "class"
-
-    def __post_init__(self) -> None:
-        if self.smoothing != 0:
-            check_number("smoothing", self.smoothing, 0, 1)
-
-    def fitted(
-        self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
-    ) -> "tuple[Array, Frequencies]":
-        _, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return self._of_labels(smoothed(samples, prior))
-
-    def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
-        counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return frequencies_error(counts, smoothed(samples, prior))
-
-    def averaged(self, values: Array, y: Array) -> Array:
-        return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
-
-    def of_means(
-        self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
-    ) -> "tuple[Array, Frequencies]":
-        _, samples, prior = _counts(means, leaf_index, y, sample_weight)
-        shrunk = module_of(leaf_index, y).maximum(means, 0) * samples.sum(1, keepdims=True)
-        return self._of_labels(smoothed(shrunk, prior))
-
-    def _of_labels(self, frequencies: Array) -> "tuple[Array, Frequencies]":
-        """Returns frequencies of smoothed labels, given frequencies of labels."""
-        if self.smoothing:
-            frequencies = (1 - self.smoothing) * frequencies + self.smoothing / frequencies.shape[1]
-        return frequencies, Frequencies(self.smoothing)
-
-    def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
-        return values, self  # classes have no units
-
-
-def _counts(values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array]:
-    """Returns the class weights of each leaf, its effective class counts, and the prior of the classes."""
-    weight = mean_one(ones_or(sample_weight, y, values.dtype))
-    counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
-    return counts, *effective_counts(counts, leaf_index, weight)
+    tiny = jnp.finfo(probabilities.dtype).tiny
+    if is_soft(y):
+        return -(y.astype(probabilities.dtype) * jnp.log(jnp.maximum(probabilities, tiny))).sum(1)
+    chosen = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
+    return -jnp.log(jnp.maximum(chosen, tiny))
 
 
 @io.part
 @dataclasses.dataclass(frozen=True)
-class LogLoss(_OfClasses):
+class LogLoss(Loss):
     """Log loss ``-log p_y`` of the softmax p of the outputs. Best constants are logarithms of class frequencies.
 
     For soft labels, the probabilities ``(n, k)`` of the classes, the loss is the cross-entropy ``-sum_k y_k log p_k``.
 
-    Trainable leaves hold logits. Fitted leaves hold :class:`Frequencies`.
+    Trainable leaves hold logits. Fitted leaves hold :class:`Frequencies`: smoothed class frequencies, where uneven
+    weights count as fewer samples (Kish's effective sample size of each leaf).
 
     Args:
       smoothing: part of the label that all classes share equally, at least 0 and below 1 (Szegedy et al. 2016).
@@ -87,7 +48,15 @@ class LogLoss(_OfClasses):
       ValueError: for a smoothing outside [0, 1).
     """
 
+    smoothing: float = 0.0
+
     link: ClassVar[Link] = "softmax"
+    measure: ClassVar[str] = "log loss"
+    choice: ClassVar[Literal["class", "action"] | None] = "class"
+
+    def __post_init__(self) -> None:
+        if self.smoothing != 0:
+            check_number("smoothing", self.smoothing, 0, 1)
 
     @property
     def kernel(self) -> str | None:
@@ -123,13 +92,49 @@ class LogLoss(_OfClasses):
             chances = (1 - self.smoothing) * chances + self.smoothing / classes
         return -jnp.matmul(jax.nn.log_softmax(values, axis=1), chances, precision="highest")
 
+    def fitted(
+        self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
+    ) -> "tuple[Array, Frequencies]":
+        _, samples, prior = _counts(values, leaf_index, y, sample_weight)
+        return self._of_labels(smoothed(samples, prior))
+
+    def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
+        counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
+        return frequencies_error(counts, smoothed(samples, prior))
+
+    def averaged(self, values: Array, y: Array) -> Array:
+        return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
+
+    def of_means(
+        self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
+    ) -> "tuple[Array, Frequencies]":
+        _, samples, prior = _counts(means, leaf_index, y, sample_weight)
+        shrunk = module_of(leaf_index, y).maximum(means, 0) * samples.sum(1, keepdims=True)
+        return self._of_labels(smoothed(shrunk, prior))
+
+    def _of_labels(self, frequencies: Array) -> "tuple[Array, Frequencies]":
+        """Returns frequencies of smoothed labels, given frequencies of labels."""
+        if self.smoothing:
+            frequencies = (1 - self.smoothing) * frequencies + self.smoothing / frequencies.shape[1]
+        return frequencies, Frequencies(self.smoothing)
+
+    def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
+        return values, self  # classes have no units
+
     def hardened(self, values: Array) -> "tuple[Array, Frequencies]":
         return linked("softmax", values), Frequencies(self.smoothing)
 
 
+def _counts(values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array]:
+    """Returns the class weights of each leaf, its effective class counts, and the prior of the classes."""
+    weight = mean_one(ones_or(sample_weight, y, values.dtype))
+    counts = class_counts(leaf_index, y, *values.shape, sample_weight=weight)
+    return counts, *effective_counts(counts, leaf_index, weight)
+
+
 @io.part
 @dataclasses.dataclass(frozen=True)
-class Frequencies(_OfClasses):
+class Frequencies(LogLoss):
     """Log loss of class frequencies (not logits), for the leaves of hard trees.
 
     Frequencies below the smallest normal number are raised to it.
@@ -140,6 +145,9 @@ class Frequencies(_OfClasses):
     Raises:
       ValueError: for a smoothing outside [0, 1).
     """
+
+    link: ClassVar[Link] = "identity"
+    kernel: ClassVar[None] = None  # type: ignore[override]
 
     def samples(self, outputs: Array, y: Array) -> Array:
         logits, loss = self.trainable(outputs)
@@ -152,6 +160,9 @@ class Frequencies(_OfClasses):
     def trainable(self, values: Array) -> tuple[Array, LogLoss]:
         values = jnp.asarray(values)
         return jnp.log(jnp.maximum(values, jnp.finfo(values.dtype).tiny)), LogLoss(self.smoothing)
+
+    def hardened(self, values: Array) -> "tuple[Array, Frequencies]":
+        return values, self
 
 
 @io.part

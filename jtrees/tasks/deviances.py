@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrees import io, segments
-from jtrees.losses.base import Link, Loss, check_number
 from jtrees.segments import Array, module_of
+from jtrees.tasks.base import Link, Loss, check_number
 from jtrees.validation import quoted
 
 _WIDEST = 30.0  # largest absolute output under an exponential
@@ -90,6 +90,7 @@ class Poisson(_LogLink):
       [ 2. -4.] [2. 2.]
     """
 
+    measure: ClassVar[str] = "Poisson deviance"
     _p: ClassVar[float] = 1.0
 
 
@@ -98,6 +99,7 @@ class Poisson(_LogLink):
 class Gamma(_LogLink):
     """Gamma deviance, ``2 (log(m / y) + y / m - 1)`` with ``m = exp(outputs)``, for positive targets."""
 
+    measure: ClassVar[str] = "gamma deviance"
     _p: ClassVar[float] = 2.0
 
 
@@ -116,6 +118,8 @@ class Tweedie(_LogLink):
     """
 
     variance_power: float = 1.5
+
+    measure: ClassVar[str] = "Tweedie deviance"
 
     def __post_init__(self) -> None:
         check_number("variance_power", self.variance_power, 1, 2)

@@ -1,9 +1,10 @@
-"""Defines the loss of a task: its link, checks of targets, derivatives, best constants and units.
+"""The loss of a task: its link, checks of targets, derivatives, best constants and units.
 
 A loss also defines how leaves of values are trained and fitted. A model computes ``outputs``, and ``link(outputs)`` are
 its predictions. A loss compares outputs with scaled targets (see :meth:`Loss.units`).
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -16,6 +17,7 @@ from jtrees.segments import Array, module_of, ones_or
 from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]
+SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, k), targets -> (n,)
 _LONGEST = 4.0  # longest Newton step under a link, as in LogitBoost (Friedman, Hastie & Tibshirani 2000)
 
 
@@ -48,6 +50,7 @@ class Loss:
       smooth: whether the loss has a curvature. If not, leaf values of boosting are best constants of residuals.
       in_units: whether the loss is also defined for predictions and targets in the user's units
         (:meth:`of_predictions`).
+      measure: name of the mean loss, such as ``"mean squared error"``.
       choice: the type of choice that the largest prediction makes, ``"class"`` or ``"action"``. None for predictions of
         numbers.
     """
@@ -55,6 +58,7 @@ class Loss:
     link: ClassVar[Link] = "identity"
     smooth: ClassVar[bool] = True
     in_units: ClassVar[bool] = True
+    measure: ClassVar[str] = "loss"
     choice: ClassVar[Literal["class", "action"] | None] = None
 
     @property
@@ -248,3 +252,18 @@ def check_number(name: str, value: Any, low: float, high: float) -> None:
     if not number or not low < value < high:
         below = "" if high == np.inf else f" and below {high:g}"
         raise ValueError(f"{name} must be above {low:g}{below}, got {quoted(value)}")
+
+
+def weighted_mean(sample_losses: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:
+    """Returns the weighted mean of losses. Weights must have mean 1 over the data set.
+
+    The sum is divided by the number of samples, not by the sum of weights. A sample's contribution therefore does not
+    depend on its mini-batch. A sample of weight 0 does not count, even if its loss is infinite. (Its gradient must be
+    finite: 0 times infinity is not a number.)
+    """
+    return sample_losses.mean() if weight is None else jnp.where(weight > 0, weight * sample_losses, 0).mean()
+
+
+def mean_loss(sample_losses: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:
+    """Returns the mean of losses for weights of any mean; weights None: equal weights."""
+    return weighted_mean(sample_losses, weight if weight is None else weight / weight.mean())

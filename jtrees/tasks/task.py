@@ -1,24 +1,108 @@
-"""Tasks: the kind of prediction and its scores. A task checks targets, and has the losses, the link and the scores.
+"""Tasks: what is predicted, and its scores. A task is a loss and a codec of targets.
 
-A model computes ``outputs`` and returns ``predictions = link(outputs)``. In classification, outputs are logits and
-predictions are class probabilities. In regression with squared error, predictions are the outputs.
+A task checks targets, and has the loss, the link and the scores. A model computes ``outputs`` and returns
+``predictions = link(outputs)``. In classification, outputs are logits and predictions are class probabilities. In
+regression with squared error, predictions are the outputs.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 import numpy as np
 
-from jtrees import _classes, io, losses, validation as checks
-from jtrees._task import TaskOfChoices, TaskOfLoss
-from jtrees.losses.names import named
+from jtrees import io, validation as checks
+from jtrees.tasks import labels
+from jtrees.tasks.base import Link, Loss, linked
+from jtrees.tasks.classes import LogLoss, Rewards, log_loss
+from jtrees.tasks.custom import CustomLoss, named
+from jtrees.tasks.errors import SquaredError
+
+
+class Task:
+    """The common base of tasks: what a task derives from its :class:`jtrees.losses.Loss`."""
+
+    loss_function: Loss
+
+    def __repr__(self) -> str:
+        # Messages name tasks, so only fields that differ from their defaults are shown.
+        fields = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields)})"
+
+    @property
+    def link_name(self) -> Link:
+        """Name of the link, as in :class:`jtrees.Forest`."""
+        return self.loss_function.link
+
+    @property
+    def leaf_loss(self) -> Loss:
+        """The loss of trainable leaf values: see :class:`jtrees.leaves.Values`."""
+        return self.loss_function
+
+    @property
+    def in_units(self) -> bool:
+        """Whether the loss can be computed from predictions in the user's units."""
+        return self.loss_function.in_units
+
+    @property
+    def of_models(self) -> Any:
+        """The task as a fitted model holds it. A loss function of the user is left out, as no file can hold it."""
+        return self if self.in_units else dataclasses.replace(self, loss_function=type(self).loss_function)  # type: ignore[type-var]
+
+    def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
+        """Returns the loss of each sample, averaged over several outputs."""
+        return self.loss_function.samples(outputs, y)
+
+    def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
+        """Returns the predictions for outputs of the model."""
+        return linked(self.link_name, outputs)
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        """Returns the offset and the unit of a table's targets: scaled targets are ``(y - offset) / unit``."""
+        return self.loss_function.units(y)
+
+    @property
+    def has_baselines(self) -> bool:
+        """Whether a constant prediction has a loss to compare with: see :func:`jtrees.fit`."""
+        return self.in_units and not isinstance(self.loss_function, Rewards)
+
+    def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns the targets, and factors of the sample weights or None."""
+        return y, None
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        """Returns the stratum of each sample, ``(n,)``: here 0. Samples of rows are drawn by stratum."""
+        return np.zeros(len(y), int)
+
+
+class _Choices(Task):
+    """The common base of tasks with an output for each class or action. Targets and losses are not scaled."""
+
+    is_least_squares = False
+    outputs: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the outputs for one sample: ``(outputs,)``."""
+        return (self.outputs,)
+
+    def scaled(self, unit: Any) -> Self:
+        """Returns the task itself."""
+        return self
+
+    def loss_unit(self, unit: Any) -> float:
+        """Returns 1."""
+        return 1.0
+
+    def varies(self, y: np.ndarray) -> bool:
+        """Returns True, because a single class or action can be fitted."""
+        return True
 
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Regression(TaskOfLoss):
+class Regression(Task):
     """Regression, by default with squared error.
 
     Args:
@@ -32,7 +116,7 @@ class Regression(TaskOfLoss):
     """
 
     outputs: int | None = None
-    loss_function: losses.Loss = losses.SquaredError()
+    loss_function: Loss = SquaredError()
 
     def __post_init__(self) -> None:
         if self.outputs is not None:
@@ -50,7 +134,7 @@ class Regression(TaskOfLoss):
     @property
     def is_least_squares(self) -> bool:
         """Whether the loss is the squared error."""
-        return isinstance(self.loss_function, losses.SquaredError)
+        return isinstance(self.loss_function, SquaredError)
 
     def scaled(self, unit: Any) -> "Regression":
         """Returns the task for targets divided by ``unit``."""
@@ -94,7 +178,7 @@ class Regression(TaskOfLoss):
 
     def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the loss of each prediction of scaled targets, or the squared error if the loss is user-defined."""
-        loss = self.loss_function if self.in_units else losses.SquaredError()
+        loss = self.loss_function if self.in_units else SquaredError()
         values = loss.of_predictions(predictions, loss.aligned(y))
         return values if values.ndim == 1 else values.mean(axis=1)
 
@@ -108,7 +192,7 @@ class Regression(TaskOfLoss):
         If there are several targets, targets and predictions are divided by ``unit``, and the losses are averaged over
         the targets.
         """
-        loss = self.loss_function if self.in_units else losses.SquaredError()
+        loss = self.loss_function if self.in_units else SquaredError()
         values = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
         return (values if np.size(unit) == 1 else values / np.power(unit, loss.power())).mean(1)
 
@@ -119,7 +203,7 @@ class Regression(TaskOfLoss):
         """
         if not self.varies(y):
             return float("nan")
-        loss = self.loss_function if self.in_units else losses.SquaredError()
+        loss = self.loss_function if self.in_units else SquaredError()
         mean = lambda predictions: np.average(loss.of_predictions(predictions, loss.aligned(y)), axis=0, weights=weight)
         return float(np.mean(1 - mean(predictions) / mean(loss.best(y, weight))))
 
@@ -130,7 +214,7 @@ class Regression(TaskOfLoss):
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Classification(TaskOfChoices):
+class Classification(_Choices):
     """Classification, by default with log loss.
 
     Args:
@@ -145,16 +229,16 @@ class Classification(TaskOfChoices):
     """
 
     classes: int
-    loss_function: losses.Loss = losses.LogLoss()
+    loss_function: Loss = LogLoss()
     class_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         checks.check_count("classes", self.classes, minimum=2)
         object.__setattr__(self, "loss_function", named(self.loss_function))
-        if not isinstance(self.loss_function, (losses.LogLoss, losses.OwnLoss)):
+        if not isinstance(self.loss_function, (LogLoss, CustomLoss)):
             raise ValueError(f"loss_function must be LogLoss or a function, got {checks.quoted(self.loss_function)}")
         if self.class_weight is not None:
-            object.__setattr__(self, "class_weight", _classes.checked_weight(self.class_weight, self.classes))
+            object.__setattr__(self, "class_weight", labels.checked_weight(self.class_weight, self.classes))
 
     @property
     def outputs(self) -> int:
@@ -162,14 +246,14 @@ class Classification(TaskOfChoices):
         return self.classes
 
     @property
-    def link_name(self) -> losses.Link:
+    def link_name(self) -> Link:
         """The softmax of the outputs. A user-defined loss also takes logits."""
         return "softmax"
 
     @property
-    def leaf_loss(self) -> losses.LogLoss:
+    def leaf_loss(self) -> LogLoss:
         """The loss of trainable leaves of logits. It is the log loss, even for a user-defined loss."""
-        return self.loss_function if isinstance(self.loss_function, losses.LogLoss) else losses.LogLoss()
+        return self.loss_function if isinstance(self.loss_function, LogLoss) else LogLoss()
 
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
         """Returns None, because classes are not scaled."""
@@ -177,7 +261,7 @@ class Classification(TaskOfChoices):
 
     def check(self, y: Any) -> None:
         """Raises ``ValueError`` if training targets are not integers 0..K-1 or soft labels. They may be traced."""
-        _classes.check_traced(y, self.classes)
+        labels.check_traced(y, self.classes)
 
     def targets(self, y: Any, n: int) -> np.ndarray:
         """Returns the checked training labels of n samples in int32, or soft labels in float64. Classes may be absent.
@@ -185,7 +269,7 @@ class Classification(TaskOfChoices):
         Raises:
           ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
-        y = _classes.checked_classes(y, self.classes)[0]
+        y = labels.checked_classes(y, self.classes)[0]
         checks.check_rows(y, n)
         return y
 
@@ -195,31 +279,31 @@ class Classification(TaskOfChoices):
         Raises:
           ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
-        y = _classes.checked_classes(y, self.classes)[0]
+        y = labels.checked_classes(y, self.classes)[0]
         if len(y) != n:
             raise ValueError(f"y must have shape {(n, *y.shape[1:])}, got {y.shape}")
         return y
 
     def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns the targets, and factors of the sample weights or None."""
-        return (y, None) if self.class_weight is None else _classes.weighed(y, self.class_weight)
+        return (y, None) if self.class_weight is None else labels.weighed(y, self.class_weight)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Returns the stratum of each sample, ``(n,)``: the most probable class.
 
         Samples of rows are drawn by stratum.
         """
-        return _classes.most_probable(y)
+        return labels.most_probable(y)
 
     def loss(self, outputs: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the loss of each sample. For soft labels, this is the expected loss of a class."""
-        if self.in_units or not _classes.is_soft(y):
+        if self.in_units or not labels.is_soft(y):
             return self.loss_function.samples(outputs, y)
-        return _classes.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
+        return labels.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the log loss of probabilities for each sample, without smoothing."""
-        return losses.log_loss(predictions, y)
+        return log_loss(predictions, y)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
         """Returns the log loss of each sample, in double precision.
@@ -227,7 +311,7 @@ class Classification(TaskOfChoices):
         Probabilities are clipped at the smallest normal number of float32.
         """
         tiny = np.finfo(np.float32).tiny
-        if _classes.is_soft(y):
+        if labels.is_soft(y):
             return -(y * np.log(np.maximum(predictions, tiny))).sum(1)
         return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
 
@@ -236,7 +320,7 @@ class Classification(TaskOfChoices):
 
         For soft labels, returns the probability of the predicted class.
         """
-        return _classes.share_of(y, predictions.argmax(1))
+        return labels.share_of(y, predictions.argmax(1))
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Returns the accuracy. For soft labels, this is the mean probability of the predicted class."""
@@ -244,12 +328,12 @@ class Classification(TaskOfChoices):
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
         """Returns the targets of a linear model: class probabilities or one-hot encoded labels, ``(n, K)``."""
-        return _classes.shares(y, self.classes)
+        return labels.shares(y, self.classes)
 
 
 @io.part
 @dataclasses.dataclass(frozen=True, repr=False)
-class Policy(TaskOfChoices):
+class Policy(_Choices):
     """Choice of an action for each sample, such that the mean reward is maximised.
 
     The targets are the rewards of all actions, ``(n, actions)``. If only the rewards of the chosen actions are known,
@@ -274,7 +358,7 @@ class Policy(TaskOfChoices):
 
     actions: int
 
-    loss_function = losses.Rewards()
+    loss_function = Rewards()
 
     def __post_init__(self) -> None:
         checks.check_count("actions", self.actions, minimum=2)
@@ -333,9 +417,6 @@ class Policy(TaskOfChoices):
         return y
 
 
-Task = Regression | Classification | Policy
-
-
 def check_log_loss(task: Task) -> None:
     """Raises ``ValueError`` for classification with a user-defined loss, which class frequencies do not minimise."""
     if isinstance(task, Classification) and not task.in_units:
@@ -361,7 +442,7 @@ def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]
         return task, task.targets(y, n)
     checks.check_choice("task", task, ("regression", "classification"), "a task such as jtrees.Classification(3)")
     if task == "classification":
-        task = Classification(_classes.checked_classes(y)[1])
+        task = Classification(labels.checked_classes(y)[1])
     else:
         task = Regression(*checks.check_targets(y, n).shape[1:])
     return task, task.targets(y, n)

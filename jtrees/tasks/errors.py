@@ -9,11 +9,9 @@ from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, segments
-from jtrees.losses.base import Link, Loss, at_every_sample, check_number
-from jtrees.losses.means import constant_fit_error, fit_constant, uniform_targets
-from jtrees.losses.newton import newton_constants
-from jtrees.losses.quantiles import weighted_quantiles
 from jtrees.segments import Array, module_of
+from jtrees.tasks.base import Link, Loss, at_every_sample, check_number
+from jtrees.tasks.fits import constant_fit_error, fit_constant, newton_constants, uniform_targets, weighted_quantiles
 from jtrees.validation import quoted
 
 
@@ -25,6 +23,7 @@ class SquaredError(Loss):
     Leaves hold means. As in GET, a leaf without samples holds the mid-range of the targets.
     """
 
+    measure: ClassVar[str] = "mean squared error"
     kernel: ClassVar[str] = "squared"  # type: ignore[override]
 
     def power(self) -> float:
@@ -68,6 +67,7 @@ class SquaredError(Loss):
 class AbsoluteError(Loss):
     """Absolute error ``|outputs - y|``. The best constant is the median."""
 
+    measure: ClassVar[str] = "mean absolute error"
     smooth: ClassVar[bool] = False
 
     def of_predictions(self, predictions: Any, y: Any) -> Any:
@@ -99,6 +99,8 @@ class Huber(Loss):
     """
 
     delta: float = 1.0
+
+    measure: ClassVar[str] = "Huber loss"
 
     def __post_init__(self) -> None:
         check_number("delta", self.delta, 0, np.inf)
@@ -157,6 +159,7 @@ class Quantile(Loss):
 
     levels: float | tuple[float, ...] = 0.5
 
+    measure: ClassVar[str] = "pinball loss"
     smooth: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -1,0 +1,121 @@
+"""User-defined losses, and losses by name."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrees import io, segments, validation as checks
+from jtrees.segments import Array
+from jtrees.tasks.base import Loss, SampleLoss
+from jtrees.tasks.deviances import Gamma, Poisson, Tweedie
+from jtrees.tasks.errors import AbsoluteError, Huber, Quantile, SquaredError
+from jtrees.tasks.fits import newton_constants
+
+NAMED: dict[str, type[Loss]] = {
+    "squared_error": SquaredError,
+    "absolute_error": AbsoluteError,
+    "huber": Huber,
+    "quantile": Quantile,
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "tweedie": Tweedie,
+}
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class CustomLoss(Loss):
+    """A user-defined loss of scaled targets. Automatic differentiation computes its derivatives.
+
+    Args:
+      function: ``(outputs, y) -> (n,)``. A module-level function is compiled once.
+
+    Raises:
+      ValueError: on evaluation, if the function does not return shape ``(n,)``.
+    """
+
+    function: SampleLoss
+
+    in_units: ClassVar[bool] = False
+
+    def samples(self, outputs: Array, y: Array) -> Array:
+        values = jnp.asarray(self.function(outputs, y))
+        if values.shape != y.shape[:1]:
+            raise ValueError(f"loss must give one number a sample, of shape {y.shape[:1]}, got shape {values.shape}")
+        return values
+
+    def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        total = jax.grad(lambda outputs: self.samples(outputs, y).sum())
+        along = lambda direction: jax.jvp(total, (outputs,), (jnp.broadcast_to(direction, outputs.shape),))
+        if outputs.ndim == 1:
+            return along(jnp.ones((), outputs.dtype))
+        # The curvature is the diagonal of each sample's matrix of second derivatives.
+        rows = [along(row) for row in jnp.eye(outputs.shape[1], dtype=outputs.dtype)]
+        return rows[0][0], jnp.stack([curved[:, j] for j, (_, curved) in enumerate(rows)], axis=1)
+
+    def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
+        if segments.module_of(leaf_index, y, weight) is not np:
+            return _constants(self, leaf_index, y, weight, num_leaves)
+        pad = (1 << (len(y) - 1).bit_length()) - len(y)  # rows of weight 0; a power of two limits recompilation
+        padded = [np.pad(a, [(0, pad)] + [(0, 0)] * (a.ndim - 1)) for a in (leaf_index, np.float64(y), weight)]
+        with jax.enable_x64(True):  # the function uses JAX
+            return np.asarray(_compiled_constants(self, *padded, num_leaves))
+
+    def __repr__(self) -> str:
+        return f"CustomLoss({getattr(self.function, '__name__', self.function)})"
+
+
+def _constants(loss: CustomLoss, leaf_index: Array, y: Array, weight: Array, num_leaves: int) -> Array:
+    start = segments.means(leaf_index, y, num_leaves, weight)
+    return newton_constants(loss.samples, loss.derivatives, start, leaf_index, y, weight)
+
+
+_compiled_constants = jax.jit(_constants, static_argnums=(0, 4))
+
+
+def named(loss: "str | Loss | SampleLoss") -> Loss:
+    """Returns the loss with a name such as ``"poisson"``.
+
+    A loss is returned unchanged. A function is wrapped in :class:`CustomLoss`.
+
+    Raises:
+      ValueError: for an unknown name, or for another type.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        checks.check_choice("loss", loss, tuple(NAMED), "a loss, or a function (outputs, y) -> (n,)")
+        return NAMED[loss]()
+    if not callable(loss):
+        raise ValueError(f"loss must be a function (outputs, y) -> (n,), got {checks.quoted(loss)}")
+    return CustomLoss(loss)
+
+
+def check_without_link(loss: SampleLoss, columns: tuple[int, ...] = ()) -> None:
+    """Checks at some targets in [0, 1] that a loss is smallest where outputs equal targets.
+
+    Recipes scale targets linearly, and reverse this scaling for outputs. Outputs must therefore estimate targets.
+    Outputs of a loss with a link do not (for example, the Poisson loss of log means).
+
+    Args:
+      loss: function of outputs and targets ``(n, *columns)`` that returns the loss of each sample.
+      columns: shape of the target of a sample.
+
+    Raises:
+      ValueError: if another output has a lower loss. The message names the target.
+    """
+    targets, steps = np.linspace(0, 1, 5, dtype=np.float32), np.array([-0.5, -0.1, 0.1, 0.5], np.float32)
+    with jax.ensure_compile_time_eval():
+        y = jnp.broadcast_to(targets.reshape(-1, *[1] * len(columns)), (len(targets), *columns))
+        exact, shifted = (np.asarray(a) for a in (loss(y, y), [loss(y + step, y) for step in steps]))
+    lower = shifted < exact - 1e-3 * np.maximum(1e-3, np.abs(exact))  # tolerance of float32; NaN is not lower
+    if lower.any():
+        step, i = np.argwhere(lower)[0]
+        raise ValueError(
+            f"loss must be smallest where outputs equal targets, which are scaled to [0, 1]; for the target "
+            f"{targets[i]:.2g} it is {exact[i]:.4g} there and {shifted[step, i]:.4g} at the output "
+            f"{targets[i] + steps[step]:.2g}: a loss with a link needs targets that range from exactly 0 to 1"
+        )

@@ -1,0 +1,289 @@
+"""Fits of the values of leaves: means, class frequencies, quantiles, and constants by Newton steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int, Num
+import numpy as np
+
+from jtrees import segments
+from jtrees.segments import Array, floating, module_of, ones_or, wide
+from jtrees.tasks.labels import is_soft
+
+_NEWTON_STEPS = 20
+_LONGEST = 1.0  # longest step of an output, for scaled targets
+
+
+# --- Means -----------------------------------------------------------------------------------------------------------
+
+
+def fit_constant(
+    leaf_index: Int[Array, " n"],
+    y: Num[Array, "n *k"],
+    num_leaves: int,
+    *,
+    default: float | Array | None = None,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, "leaves *k"]:
+    """Returns the mean of the targets in each leaf (GET, Algorithm 1: deterministic leaves).
+
+    Args:
+      leaf_index: leaf of each sample.
+      y: targets, ``(n,)`` or ``(n, k)``.
+      num_leaves: number of leaves.
+      default: value of a leaf without samples or weight. If None, the mid-range of ``y``.
+      sample_weight: nonnegative weights.
+
+    Returns:
+      Values of shape ``(leaves,)`` or ``(leaves, k)``.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([1.0, 3.0, 5.0, 7.0])
+      >>> print(jtrees.losses.fit_constant(leaf, y, 2))
+      [2. 6.]
+    """
+    y = floating(y)
+    # The mid-range is GET's value of an empty leaf.
+    default = (y.min(0) + y.max(0)) / 2 if default is None else default
+    default = module_of(y).asarray(default, y.dtype)
+    return segments.means(leaf_index, y, num_leaves, ones_or(sample_weight, y), default=default)
+
+
+def constant_fit_error(
+    leaf_index: Int[Array, " n"],
+    y: Num[Array, "n *k"],
+    num_leaves: int,
+    *,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, ""]:
+    """Returns the mean squared error of :func:`fit_constant` on the same samples, in one pass.
+
+    The error is ``(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i``, averaged over the outputs. ``S_l`` is the
+    weighted sum of the centred targets in leaf l, and ``N_l`` is the leaf's total weight.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([1.0, 3.0, 5.0, 7.0])
+      >>> print(jtrees.tasks.fits.constant_fit_error(leaf, y, 2))
+      1.0
+    """
+    y = floating(y).reshape(y.shape[0], -1)
+    weight = ones_or(sample_weight, y)
+    total = segments.total(weight)
+    y = y - (segments.total(weight[:, None] * y) / total)[None]
+    # One scatter of rows is cheaper than separate scatters of the weights and of each output.
+    columns = weight[:, None] * jnp.pad(y, ((0, 0), (1, 0)), constant_values=1)
+    sums = segments.sums(columns, leaf_index, num_leaves)
+    explained = jnp.square(sums[:, 1:]) / jnp.where(sums[:, :1] > 0, sums[:, :1], 1)
+    return (segments.total(weight[:, None] * jnp.square(y)).sum() - explained.sum()) / (total * y.shape[1])
+
+
+def uniform_targets(key: Array, num_leaves: int, y: Array, dtype: Any) -> Float[Array, "leaves *k"]:
+    """Returns random draws from U(min y, max y) for each output, the initialisation of GET."""
+    low, high = y.min(0).astype(dtype), y.max(0).astype(dtype)
+    return low + (high - low) * jax.random.uniform(key, (num_leaves, *y.shape[1:]), dtype)
+
+
+# --- Class frequencies -----------------------------------------------------------------------------------------------
+
+
+def class_counts(
+    leaf_index: Int[Array, " n"],
+    y: Int[Array, " n"] | Float[Array, "n k"],
+    num_leaves: int,
+    classes: int,
+    *,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, "leaves k"]:
+    """Returns the total weight of each class in each leaf, or the expected weight for soft labels ``(n, classes)``.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
+      >>> print(jtrees.losses.class_counts(leaf, y, 2, 2))
+      [[2. 0.]
+       [1. 1.]]
+    """
+    weight = ones_or(sample_weight, y, jnp.float32 if sample_weight is None else sample_weight.dtype)
+    if is_soft(y):
+        return segments.sums(weight[:, None] * y.astype(weight.dtype), leaf_index, num_leaves)
+    return segments.sums(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
+
+
+def fit_frequencies(
+    leaf_index: Int[Array, " n"],
+    y: Int[Array, " n"] | Float[Array, "n k"],
+    num_leaves: int,
+    classes: int,
+    *,
+    smoothing: float | Array = 1.0,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, "leaves k"]:
+    """Returns class frequencies in each leaf with Laplace smoothing: ``(N_lk + s q_k) / (N_l + s)``.
+
+    The prior ``q`` holds the class frequencies of all samples plus one sample of each class, so no frequency is 0.
+    Empty leaves hold the prior. (Laplace's rule, ``q_k = 1 / k`` and ``s = k``, adds one sample of each class to each
+    leaf. The added samples dominate small leaves if there are many classes.)
+
+    Args:
+      leaf_index: leaf of each sample.
+      y: classes from 0 to ``classes - 1``, or their probabilities, ``(n, classes)``.
+      num_leaves: number of leaves.
+      classes: number of classes, k.
+      smoothing: weight s of the prior q in samples, above 0.
+      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
+
+    Returns:
+      Frequencies ``(leaves, k)``. Each row sums to one.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
+      >>> print(np.asarray(jtrees.losses.fit_frequencies(leaf, y, 2, 2)).round(2))
+      [[0.89 0.11]
+       [0.56 0.44]]
+    """
+    counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
+    return smoothed(counts, prior_of(counts), smoothing)
+
+
+def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
+    """Returns the class frequencies of all samples plus one sample of each class."""
+    return (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+
+
+def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Float[Array, "leaves k"]:
+    """Returns class frequencies after adding ``smoothing`` samples with the prior's frequencies to the counts."""
+    return (counts + smoothing * prior) / (counts.sum(1, keepdims=True) + smoothing)
+
+
+def effective_counts(
+    counts: Float[Array, "leaves k"], leaf_index: Int[Array, " n"], weight: Float[Array, " n"]
+) -> tuple[Float[Array, "leaves k"], Float[Array, " k"]]:
+    """Returns class counts that sum to the effective number of samples of each leaf, and the prior of the classes.
+
+    Uneven weights w of a leaf count as ``(sum w)^2 / sum w^2`` samples (Kish). A heavy sample therefore makes its own
+    leaf small, but no other leaf. The prior has the frequencies of the weighted classes.
+
+    Args:
+      counts: total weight of each class in each leaf.
+      leaf_index: leaf of each sample.
+      weight: nonnegative weights.
+    """
+    xp = module_of(counts, weight)
+    squares = segments.sums(weight * weight, leaf_index, len(counts))
+    factor = xp.where(squares > 0, counts.sum(1) / xp.where(squares > 0, squares, 1), 0)
+    samples = factor[:, None] * counts
+    return samples, prior_of(counts * (samples.sum() / counts.sum()))
+
+
+def frequencies_error(counts: Float[Array, "leaves k"], frequencies: Float[Array, "leaves k"]) -> Float[Array, ""]:
+    """Returns the mean log loss of the frequencies of each leaf, for the total weights of the classes in each leaf."""
+    return -jax.scipy.special.xlogy(counts, frequencies).sum() / counts.sum()
+
+
+# --- Quantiles -------------------------------------------------------------------------------------------------------
+
+
+def weighted_quantiles(
+    leaf_index: Int[Array, " n"],
+    y: Float[Array, " n"],
+    num_leaves: int,
+    levels: Sequence[float],
+    *,
+    sample_weight: Float[Array, " n"] | None = None,
+) -> Float[Array, "leaves k"]:
+    """Returns quantiles of the targets in each leaf. They minimise the pinball losses of the leaf's samples.
+
+    If all values between two targets are minimisers, the quantile is the mid-point of the two targets. A leaf without
+    weight has the quantiles of all samples. Quantiles of one leaf never cross. The cost is two sorts for any number of
+    leaves. NumPy arrays are sorted on the host, and their weights are added in double precision.
+
+    Args:
+      leaf_index: leaf of each sample.
+      y: targets.
+      num_leaves: number of leaves.
+      levels: levels of the quantiles, k numbers above 0 and below 1.
+      sample_weight: nonnegative weights.
+
+    Example:
+      >>> leaf, y = jnp.array([0, 0, 0, 1]), jnp.array([1.0, 2.0, 3.0, 8.0])
+      >>> print(jtrees.losses.weighted_quantiles(leaf, y, 2, (0.25, 0.5)))
+      [[1. 2.]
+       [8. 8.]]
+    """
+    xp = module_of(leaf_index, y)
+    y = y.astype(np.float64) if xp is np else y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
+    weight = ones_or(sample_weight, y)
+    in_leaves, filled = segments.quantiles(leaf_index, y, num_leaves, levels, weight)
+    if xp is np and filled.all():
+        return in_leaves
+    overall, _ = segments.quantiles(xp.zeros_like(leaf_index), y, 1, levels, weight)
+    return xp.where(filled[:, None], in_leaves, overall)
+
+
+# --- Newton steps ----------------------------------------------------------------------------------------------------
+
+
+def newton_constants(
+    samples: Callable[[Array, Array], Array],
+    derivatives: Callable[[Array, Array], tuple[Array, Array]],
+    start: Float[Array, "leaves *k"],
+    leaf_index: Int[Array, " n"],
+    y: Array,
+    weight: Float[Array, " n"],
+    *,
+    longest: float = _LONGEST,
+) -> Float[Array, "leaves *k"]:
+    """Returns the constant of each leaf that minimises the loss of its samples, by 20 damped Newton steps.
+
+    A leaf takes a step if the step does not raise the leaf's loss. Otherwise the leaf halves its step size. If the
+    curvature is not positive and finite, the step follows the negative gradient. A leaf without weight has the constant
+    of all samples.
+
+    Args:
+      samples: ``(outputs, y) -> (n,)``, the loss of each sample.
+      derivatives: ``(outputs, y) -> (gradient, curvature)``, in the shape of the outputs.
+      start: initial constants.
+      leaf_index: leaf of each sample.
+      y: targets.
+      weight: nonnegative weights.
+      longest: longest step; infinity for targets in the user's units.
+    """
+    xp = module_of(leaf_index, y, weight, start)
+    filled = segments.sums(weight, leaf_index, len(start)) > 0
+    descended = lambda start, leaf: _descended(samples, derivatives, start, leaf, y, weight, longest)
+    in_leaves = descended(start, leaf_index)
+    if xp is np and filled.all():
+        return in_leaves
+    overall = descended(start.mean(0, keepdims=True), xp.zeros_like(leaf_index))
+    return xp.where(wide(filled, start), in_leaves, overall)
+
+
+def _descended(
+    samples: Any, derivatives: Any, start: Array, leaf_index: Array, y: Array, weight: Array, longest: float
+) -> Array:
+    xp, leaves = module_of(leaf_index, y, weight, start), len(start)
+    tiny = np.finfo(start.dtype).tiny
+    summed = lambda a: segments.sums(wide(weight, a) * a, leaf_index, leaves)
+    loss = lambda values: summed(samples(values[leaf_index], y))
+
+    def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        values, leaf_losses, size = state
+        gradient, curvature = (summed(a) for a in derivatives(values[leaf_index], y))
+        count = wide(segments.sums(weight, leaf_index, leaves), gradient)
+        curved = xp.isfinite(curvature) & (curvature > 0)
+        steep = xp.where(curved, curvature, xp.maximum(count, tiny))
+        change = (-gradient / xp.maximum(steep, tiny)).clip(-longest, longest)
+        changed = values + wide(size, change) * change
+        changed_losses = loss(changed)
+        better = changed_losses <= leaf_losses
+        size = xp.where(better, xp.minimum(1, 2 * size), size / 2)
+        values = xp.where(wide(better, values), changed, values)
+        return values, xp.where(better, changed_losses, leaf_losses), size
+
+    state = start, loss(start), xp.ones(leaves, start.dtype)
+    if xp is np:
+        for i in range(_NEWTON_STEPS):
+            state = step(i, state)
+        return state[0]
+    return jax.lax.fori_loop(0, _NEWTON_STEPS, step, state)[0]
