@@ -41,7 +41,7 @@ def test_constants_are_weighted_means(x64, outputs):
     leaf, _, y = draw(outputs=outputs)
     weights = None, np.where(leaf == 2, 0.0, np.random.default_rng(1).integers(0, 3, N))  # as good as empty
     fits = lambda weight: [
-        losses.fit_constant(leaf, y, LEAVES, sample_weight=weight, **to) for to in ({}, {"default": 7})
+        losses.fit_constant(leaf, y, LEAVES, sample_weight=weight, **to) for to in ({}, {"default": 7.0})
     ]
     for weight, found in zip(weights, jax.jit(lambda weights: list(map(fits, weights)))(weights), strict=True):
         for values, expected in zip(found, ((y.min(0) + y.max(0)) / 2, 7), strict=True):

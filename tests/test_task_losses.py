@@ -277,7 +277,7 @@ RECIPES = {
     "GET": jtrees.GET(depth=2, starts=2, epochs=40),
     "RADDT": jtrees.RADDT(depth=2, starts=2, epochs=20),
     "DGT": jtrees.DGT(**SMALL, widths=()),
-    "LatentTree": jtrees.LatentTree(**SMALL),
+    "LatentTree": jtrees.LatentTree(depth=2, epochs=60, batch_size=80),
     "TEL": jtrees.TEL(**SMALL, trees=4),
     "CO2": jtrees.CO2(**SMALL),
     "NonGreedy": jtrees.NonGreedy(**SMALL, greedy_epochs=5),
