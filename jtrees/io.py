@@ -127,7 +127,7 @@ def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     Raises:
       OSError: if the file cannot be written.
     """
-    path = _where(path)
+    path = as_path(path)
     if not isinstance(path, Path):  # an object in a bucket becomes visible when it is complete
         yield (buffer := io.BytesIO())
         path.write_bytes(buffer.getvalue())
@@ -143,7 +143,7 @@ def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def _where(path: str | os.PathLike) -> Path:
+def as_path(path: str | os.PathLike) -> Path:
     """Returns a path on a disk or in a bucket. ``pathlib`` would drop the double slash of a bucket's path."""
     if "://" not in os.fspath(path):
         return Path(path)
@@ -196,7 +196,7 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
       ImportError: for an estimator without scikit-learn.
       OSError: if the file cannot be read.
     """
-    contents = _header(path := _where(path))
+    contents = _header(path := as_path(path))
     kind, arrays = contents["kind"], _arrays(path, contents)
     if "state" not in contents:
         if like is not None:
@@ -227,7 +227,7 @@ def header(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       ValueError, OSError: in the cases of :func:`jtrees.load`.
     """
-    contents = _header(_where(path))
+    contents = _header(as_path(path))
     return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays")}
 
 

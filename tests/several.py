@@ -73,7 +73,7 @@ def of_mesh(starts, recipe, **options):
 def swept(**options):
     grid = {"learning_rate": (0.01, 0.1)}
     result = jtrees.selection.sweep(DGT, X, Y, key=key(), grid=grid, seeds=2, **options)
-    return [*np.ravel(result.losses).tolist(), *result.best]
+    return [*np.ravel(result.losses).tolist(), *result.best_run]
 
 
 def tuned():
@@ -210,7 +210,7 @@ def interrupted_sweep():
         result = jtrees.selection.sweep(long, X, Y, key=key(), grid={"l1": (0.0, 1e-3, 1e-2)}, batch=1)
     assert result.states.ravel().tolist() == ["interrupted", "not started", "not started"], result.states
     assert sum("the sweep was interrupted" in str(one.message) for one in caught) == (i == 0)
-    return [float(result.losses[0, 0, 0]), *result.best]
+    return [float(result.losses[0, 0, 0]), *result.best_run]
 
 
 def folders():

@@ -183,7 +183,7 @@ def test_progress_without_rich_is_some_lines(table, capsys, monkeypatch):
     result = fit(table, progress=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
-    assert lines[-1] == f"Polynomials: 103 of 103, loss {result.history[-1]:.4g}"
+    assert lines[-1] == f"Polynomials: 103 of 103, loss {result.history[-1]:.4g}, 0 s left"
 
 
 def test_progress_in_a_pipe_is_some_lines(table, capsys):
@@ -194,7 +194,7 @@ def test_progress_in_a_pipe_is_some_lines(table, capsys):
 
 def test_progress_says_how_many_runs_are_finite(table, capsys):
     jtrees.sweep(Polynomials(), *table, grid={"learning_rate": (0.1, 1e30)}, key=KEY, progress=True)
-    assert capsys.readouterr().out.splitlines()[-1].endswith(", 1 of 2 runs")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(", 1 of 2 runs, 0 s left")
 
 
 def test_progress_in_a_terminal_is_a_bar_with_the_loss(table, capsys, monkeypatch):

@@ -7,6 +7,7 @@ import pickle
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 from polynomials import Polynomials
 import pytest
@@ -158,20 +159,47 @@ def test_bags_of_a_fold_hold_rows_that_were_trained_on():
 # --- Results ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_best_and_ties(monkeypatch):
-    result = sweep(grid={"depth": (1, 3, 5)}, validation=(X, Y))
-    assert result.fit is result.fits[*result.best, 0]
-    assert result.losses[result.best].mean() == result.losses.min()
+def results(losses, states="finished", sizes=1.0):
+    """A sweep of which only the numbers are known."""
+    losses = np.asarray(losses, float)
+    filled = lambda value: np.broadcast_to(np.asarray(value), losses.shape)
+    options = [{"depth": 1 + c} for c in range(len(losses))]
+    seeds = tuple(range(losses.shape[1]))
+    fits = np.full(losses.shape, None)
+    return jtrees.SweepResult(options, seeds, fits, losses, filled(sizes), filled(2.0), filled(states))
+
+
+def test_the_best_run_and_the_best_combination():
+    result = sweep(grid={"depth": (1, 3)}, validation=(X, Y))
+    assert result.fit is result.fits[*result.best_run, 0]
+    assert result.losses[result.best_run].mean() == result.losses.min()
+    # The lowest loss is a lucky seed of the first combination; the second has the lower mean.
+    lucky = results([[[0.1], [0.9]], [[0.3], [0.3]]])
+    assert lucky.best_run == (0, 0) and lucky.best == {"depth": 2}
     # Equal losses: the smaller model.
-    monkeypatch.setattr(module.Run, "loss", 1.0)
-    assert sweep(grid={"depth": (5, 1, 3)}).best == (1, 0)
+    ties = results([[[0.5]], [[0.5]]], sizes=[[[3.0]], [[2.0]]])
+    assert ties.best_run == (1, 0) and ties.best == {"depth": 2}
+    # A combination that lacks a seed is not compared with one that has all.
+    diverged = results([[[0.1], [np.inf]], [[0.5], [0.5]]], states=[[["finished"], ["diverged"]], [["finished"]] * 2])
+    assert diverged.best_run == (0, 0) and diverged.best == {"depth": 2}
+
+
+def test_means_of_combinations():
+    frame = results([[[0.4], [0.8], [np.inf]], [[0.3]] * 3], [[["finished"]] * 2 + [["diverged"]], [["finished"]] * 3])
+    rows = frame.frame(by="mean")
+    assert rows["depth"].tolist() == [2, 1] and rows["seeds"].tolist() == [3, 2] and rows["diverged"].tolist() == [0, 1]
+    np.testing.assert_allclose(rows["loss"], [0.3, 0.6])
+    np.testing.assert_allclose(rows["error"], [0, np.std([0.4, 0.8], ddof=1) / np.sqrt(2)], atol=1e-12)
+    assert rows["seconds"].tolist() == [2, 2]
+    assert np.isnan(results([[[0.4]]]).rows("mean")[0]["error"])
+    with pytest.raises(ValueError, match="by must be one of 'mean'"):
+        frame.frame(by="median")
 
 
 def test_what_diverges_is_marked_and_not_fatal():
     result = sweep(grid={"learning_rate": (1e30, 0.5)})
-    assert [row["state"] for row in result.rows()] == ["diverged", "finished"] and result.best == (1, 0)
-    assert repr(result).startswith("SweepResult(2 combinations x 1 seeds x 1 folds, best: ")
+    assert [row["state"] for row in result.rows()] == ["diverged", "finished"] and result.best_run == (1, 0)
+    assert repr(result).startswith("SweepResult(2 combinations x 1 seeds x 1 folds, best run: ")
     assert result.fits[0, 0, 0] is None and result.losses[0, 0, 0] == np.inf and np.isnan(result.sizes[0, 0, 0])
     with pytest.raises(FloatingPointError, match="no run has a finite loss"):
         sweep(grid={"learning_rate": (1e29, 1e30)})
@@ -180,11 +208,40 @@ def test_what_diverges_is_marked_and_not_fatal():
 def test_frame_and_repr():
     result = sweep(seeds=(2, 1))
     frame = result.frame()
-    assert list(frame.columns) == ["learning_rate", "seed", "loss", "size", "state"]
+    assert list(frame.columns) == ["learning_rate", "seed", "loss", "size", "seconds", "state"]
     assert len(frame) == 4 and frame.loss.is_monotonic_increasing and set(frame.seed) == {1, 2}
     assert frame.loss[0] == result.losses.min()
-    assert repr(result).startswith("SweepResult(2 combinations x 2 seeds x 1 folds, best: {'learning_rate': 0.")
+    assert repr(result).startswith("SweepResult(2 combinations x 2 seeds x 1 folds, best run: {'learning_rate': 0.")
     same(pickle.loads(pickle.dumps(result)).fit, result.fit)
+
+
+def test_a_sweep_is_drawn_by_option_and_by_size():
+    matplotlib.use("Agg")
+    result = sweep(grid={"learning_rate": (1e-3, 0.1, 1e30), "depth": (1, 2)}, seeds=2)
+    axes = jtrees.plotting.plot_sweep(result)
+    assert [ax.get_xlabel() for ax in axes] == ["learning_rate", "depth", "numbers in the model"]
+    assert [ax.get_xscale() for ax in axes] == ["log", "linear", "linear"]
+    finished = np.sort(result.losses[result.states == "finished"])
+    for ax in axes:  # the runs that diverged are left out
+        np.testing.assert_array_equal(np.sort(ax.lines[0].get_ydata()), finished)
+    for value, mean in zip(*axes[1].lines[1].get_data(), strict=True):
+        runs = [row["loss"] for row in result.rows() if row["depth"] == value and row["state"] == "finished"]
+        np.testing.assert_allclose(mean, np.mean(runs))
+    names = jtrees.plotting.plot_sweep(
+        results([[[0.1]], [[0.2]]])._replace(options=[{"leaves": "a$"}, {"leaves": "b"}])
+    )
+    assert [text.get_text() for text in names[0].get_xticklabels()] == [r"a\$", "b"]
+    with pytest.raises(ValueError, match="axes must be 3, one for each option and one for the sizes, got 1"):
+        jtrees.plotting.plot_sweep(result, axes[:1])
+    with pytest.raises(ValueError, match="result must have a finished run to plot"):
+        jtrees.plotting.plot_sweep(results([[[np.inf]]], "diverged"))
+    matplotlib.pyplot.close("all")
+
+
+def test_progress_in_a_file_has_a_line_for_each_tenth(capsys):
+    single(seeds=20, batch=1, progress=True)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("runs: ")]
+    assert len(lines) == 10 and lines[-1].startswith("runs: 20 of 20, loss ") and lines[-1].endswith(", 0 s left")
 
 
 # --- Programs and interrupts -----------------------------------------------------------------------------------------
@@ -225,7 +282,7 @@ def test_an_interrupted_sweep_says_which_runs_are_not_finished(monkeypatch):
     assert result.states.ravel().tolist() == [row["state"] for row in result.rows()] == states
     assert [fit is not None for fit in result.fits.ravel()] == [True] * 4 + [False] * 8
     assert np.isfinite(result.losses.ravel()[:4]).all() and np.isinf(result.losses.ravel()[4:]).all()
-    assert repr(result).startswith("SweepResult(2 of 12 runs, interrupted: 2 combinations x 6 seeds x 1 folds, best: ")
+    assert repr(result).startswith("SweepResult(2 of 12 runs finished: 2 combinations x 6 seeds x 1 folds, best run: ")
     assert result.frame()["state"].tolist() == states
     same(pickle.loads(pickle.dumps(result)).fit, result.fit)
 
@@ -235,7 +292,7 @@ def test_a_run_that_came_to_its_end_is_the_best_whatever_an_interrupted_run_has_
     ctrl_c(monkeypatch, 2, after=False)
     with pytest.warns(UserWarning, match="of 3 runs, 1 finished, 1 interrupted, 1 not started"):
         result = sweep(grid={"learning_rate": (1e-6, 0.5, 0.6)}, batch=1)
-    assert result.losses[1] < result.losses[0] and result.best == (0, 0)
+    assert result.losses[1] < result.losses[0] and result.best_run == (0, 0)
     assert result.frame()["learning_rate"].tolist()[0] == 1e-6
 
 
@@ -245,7 +302,7 @@ def test_a_sweep_that_ended_before_any_combination_had_its_folds(monkeypatch):
     with pytest.warns(UserWarning, match="of 3 runs, 2 interrupted, 1 not started"):
         result = single(validation=3, batch=2)
     assert [fit is not None for fit in result.fits.ravel()] == [True, True, False]
-    assert result.best == (0, 0) and result.fit is result.fits[0, 0, 0]
+    assert result.best_run == (0, 0) and result.fit is result.fits[0, 0, 0]
     assert repr(result).endswith(f"loss {result.losses[0, 0, :2].mean():.6g})")
     assert [row["state"] for row in result.rows()] == ["interrupted"]
 
@@ -269,10 +326,9 @@ def test_folds_that_a_combination_does_not_have_are_not_compared():
     states = np.array(
         [[["finished", "diverged", "diverged"]], [["finished"] * 3], [["finished", "interrupted", "not started"]]]
     )
-    mean = lambda rows: module._mean_over_folds(losses[rows], states[rows]).ravel().tolist()
-    assert mean([0, 1, 2]) == [np.inf, 1.0, np.inf]
-    assert mean([0, 2]) == [np.inf, pytest.approx(0.2)]
-    assert mean([0]) == [np.inf]
+    best = lambda rows: rows[results(losses[rows], states[rows]).best_run[0]]
+    assert best([0, 1, 2]) == 1
+    assert best([0, 2]) == 2
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------

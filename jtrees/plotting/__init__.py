@@ -8,6 +8,7 @@ from jtrees.plotting.charts import (
     plot_regions as plot_regions,
     plot_splits as plot_splits,
 )
+from jtrees.plotting.sweeps import plot_sweep as plot_sweep
 from jtrees.plotting.trees import plot_tree as plot_tree
 
 _list_public_names()

@@ -230,12 +230,14 @@ class RunFit(NamedTuple):
       data: its data.
       task: the task of the scaled data.
       left_out: losses of the rows that parts of the search were not trained on, or None.
+      seconds: seconds of the run; of concurrent runs, an equal share of their seconds.
     """
 
     result: FitResult | FloatingPointError
     data: Data
     task: Task
     left_out: LeftOut | None = None
+    seconds: float = 0.0
 
 
 def fits_of(
@@ -244,6 +246,7 @@ def fits_of(
     splits: Sequence[Split],
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
+    cells: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[RunFit]:
     """Yields the fits of recipes that share one program, for each recipe, key and split, in this order.
 
@@ -255,6 +258,7 @@ def fits_of(
       splits: the tables of each fold. Tables of similar length share programs.
       monitor: the monitor of all runs.
       batch: number of concurrent runs.
+      cells: the numbers of the recipe, the key and the split of each run. None: all combinations.
     """
     began = time.monotonic()
     compilation.bound_memory()
@@ -265,24 +269,26 @@ def fits_of(
     before = time.monotonic()
     folds = [_problem(recipes[0], split, rows, engine) for split in splits]
     monitor.keep(_END * (time.monotonic() - before) / len(folds))  # reserves the time to evaluate results on all rows
-    cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
+    if cells is None:
+        cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
     size = _concurrent_runs(len(cells), batch)
     for low in range(0, len(cells), size):
         if low and not monitor.has_time():
             return
-        chunk = cells[low : low + size]
+        chunk, chunk_began = cells[low : low + size], time.monotonic()
         problems = [
             folds[k].replace(recipe=recipes[i], key=np.asarray(jax.random.key_data(keys[j]))) for i, j, k in chunk
         ]
         results = engine.run(*(problem.recipe.search(problem) for problem in problems))
+        share = (time.monotonic() - chunk_began) / len(chunk)
         for (i, _, _), problem, result in zip(chunk, problems, results, strict=True):
             data: Any = problem.data
             if isinstance(result, FloatingPointError):
-                yield RunFit(result, data, problem.task)
+                yield RunFit(result, data, problem.task, seconds=share)
                 continue
             seconds = time.monotonic() - began
             fit_result = _fit_result(result, unchecked[i], data.table, monitor, seconds)
-            yield RunFit(fit_result, data, problem.task, result.left_out)
+            yield RunFit(fit_result, data, problem.task, result.left_out, share)
 
 
 def _problem(recipe: Recipe, split: Split, rows: int, engine: Engine) -> Problem:

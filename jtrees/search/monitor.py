@@ -168,6 +168,14 @@ class Pace:
         self.step_seconds = 0.0 if compiled else seconds / steps
 
 
+def _duration(seconds: float) -> str:
+    """Returns a duration as text, such as ``"3 minutes"``."""
+    for unit, length in (("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}s"
+    return f"{seconds:.0f} s"
+
+
 def _summary(losses: list[np.ndarray]) -> str:
     """Returns the lowest loss of all runs as text, and the number of finite runs if some are not finite."""
     lowest = [np.min(run_losses, where=np.isfinite(run_losses), initial=np.inf) for run_losses in losses]
@@ -193,12 +201,13 @@ def _bar(total: int, name: str) -> Any:
     else:
         console = Console()
     if console is None or not (console.is_terminal or console.is_jupyter):
-        tenths = [0]
+        tenths, began = [0], time.monotonic()
 
         def line(done: int, text: str) -> None:
             if 10 * done // total > tenths[-1]:
                 tenths.append(10 * done // total)
-                print(f"{name}: {done} of {total}, {text}", flush=True)
+                left = (time.monotonic() - began) * (total - done) / done
+                print(f"{name}: {done} of {total}, {text}, {_duration(left)} left", flush=True)
 
         yield line
         return

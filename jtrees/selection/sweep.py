@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import itertools
+import os
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,8 +14,9 @@ import numpy as np
 from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
-from jtrees.search.fit import FitResult, Split, dataset_of, fits_of, of_raw_table, validation_of
+from jtrees.search.fit import FitResult, RunFit, Split, dataset_of, fits_of, of_raw_table, validation_of
 from jtrees.search.monitor import Monitor
+from jtrees.selection.folder import Run, RunFolder, description_of, row_checksum, run_name
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.space import LogUniform, Uniform
 from jtrees.tables import Dataset, Schema
@@ -29,13 +31,13 @@ class SweepResult(NamedTuple):
       seeds: the seeds.
       fits: fit of each run, ``(C, S, F)``; None if the run diverged or did not start.
       losses: mean loss of each run, ``(C, S, F)``, as in :class:`jtrees.FitResult`. The loss is on held-out rows if
-        there are any, else on the training data. It is infinite if there is no fit.
-      sizes: number of parameters of each model, ``(C, S, F)``; NaN if there is no fit.
+        there are any, else on the training data. It is infinite if the run diverged or did not start.
+      sizes: number of parameters of each model, ``(C, S, F)``; NaN if there is no model.
+      seconds: seconds of each run, ``(C, S, F)``; NaN if it did not start. Concurrent runs have equal shares of their
+        seconds.
       states: state of each run, ``(C, S, F)``. ``"finished"``; ``"interrupted"``: Ctrl-C ended its training early;
-        ``"not started"``: Ctrl-C ended the sweep before it; ``"diverged"``: it became non-finite.
-      best: indices of the combination and the seed with the lowest mean loss over the folds. If losses are equal, the
-        smaller model is the best. Only runs that finished all folds are compared. If there are none, the runs with the
-        most fits are compared, because folds differ.
+        ``"not started"``: Ctrl-C ended the sweep before it, or it is the share of another sweep; ``"diverged"``: it
+        became non-finite.
     """
 
     options: list[dict[str, Any]]
@@ -43,48 +45,123 @@ class SweepResult(NamedTuple):
     fits: np.ndarray
     losses: np.ndarray
     sizes: np.ndarray
+    seconds: np.ndarray
     states: np.ndarray
-    best: tuple[int, int]
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The options of the combination with the lowest mean loss over seeds and folds.
+
+        If losses are equal, the combination with the smaller models is the best. A combination is compared if all of
+        its runs are finished. If there are none, the combinations with the most finished runs are compared.
+        """
+        return self.options[self._order()[0]]
+
+    @property
+    def best_run(self) -> tuple[int, int]:
+        """The indices of the combination and the seed with the lowest mean loss over the folds.
+
+        If losses are equal, the smaller model is the best. Only runs that finished all folds are compared. If there are
+        none, the runs with the most finished folds are compared, because folds differ.
+        """
+        means, sizes = self._mean_over_folds(), self.sizes.mean(2)
+        combination, seed = min(np.ndindex(*means.shape), key=lambda cell: (means[cell], sizes[cell]))
+        return combination, seed
 
     @property
     def fit(self) -> FitResult:
-        """The best fit; if there are several folds, the fit of the first fold that has a fit."""
-        return next(fit for fit in self.fits[self.best] if fit is not None)
+        """The fit of the best run; if there are several folds, the fit of the first fold that has a fit.
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Returns a row for each combination and seed.
-
-        A row has the options, ``seed``, ``loss`` and ``size`` (means over folds), and ``state``. If the folds have
-        different states, the state is ``"diverged"`` if a fold diverged, else ``"interrupted"``.
+        Raises:
+          ValueError: if the fit is not in memory, because it is of a kind that the folder of the sweep cannot keep.
         """
+        fits = [fit for fit in self.fits[self.best_run] if fit is not None]
+        if not fits:
+            options, seed = self.options[self.best_run[0]], self.seeds[self.best_run[1]]
+            missing = f"{checks.quoted(options)}, seed {seed}"
+            raise ValueError(f"the best run must have a fit in memory or in the folder, got none for {missing}")
+        return fits[0]
+
+    def rows(self, by: Literal["mean"] | None = None) -> list[dict[str, Any]]:
+        """Returns a row for each combination and seed, or, by ``"mean"``, a row for each combination.
+
+        A row has the options, ``seed``, ``loss`` and ``size`` (means over folds), ``seconds`` (a sum over folds), and
+        ``state``. If the folds have different states, the state is ``"diverged"`` if a fold diverged, else
+        ``"interrupted"``.
+
+        By the mean, a row has the options, the means ``loss``, ``size`` and ``seconds`` of the finished seeds, the
+        standard error ``error`` of the mean loss (NaN for one seed), and the numbers ``seeds`` of finished seeds and
+        ``diverged`` of diverged seeds.
+
+        Raises:
+          ValueError: if ``by`` is neither None nor ``"mean"``.
+        """
+        if by is not None:
+            checks.check_choice("by", by, ("mean",))
+            return [self._mean_row(c) for c in range(len(self.options))]
         cells = itertools.product(range(len(self.options)), range(len(self.seeds)))
         return [
             self.options[c]
             | {"seed": self.seeds[s], "loss": float(self.losses[c, s].mean()), "size": float(self.sizes[c, s].mean())}
-            | {"state": state_of_folds(self.states[c, s])}
+            | {"seconds": float(self.seconds[c, s].sum()), "state": state_of_folds(self.states[c, s])}
             for c, s in cells
         ]
 
-    def frame(self) -> Any:
-        """Returns :meth:`rows` as a pandas DataFrame: finished rows from the best to the worst, then other rows.
+    def _mean_row(self, combination: int) -> dict[str, Any]:
+        """Returns the row of a combination, by the mean."""
+        states = np.array([state_of_folds(folds) for folds in self.states[combination]])
+        is_finished = states == "finished"
+        count = int(is_finished.sum())
+        mean = lambda values: float(values.mean()) if count else np.nan
+        losses = self.losses[combination][is_finished].mean(1)
+        error = float(losses.std(ddof=1) / np.sqrt(count)) if count > 1 else np.nan
+        return self.options[combination] | {
+            "loss": mean(losses) if count else np.inf,
+            "error": error,
+            "seeds": count,
+            "diverged": int((states == "diverged").sum()),
+            "size": mean(self.sizes[combination][is_finished]),
+            "seconds": mean(self.seconds[combination][is_finished].sum(1)),
+        }
+
+    def frame(self, by: Literal["mean"] | None = None) -> Any:
+        """Returns :meth:`rows` as a pandas DataFrame, from the best to the worst; runs that are not finished come last.
 
         Raises:
+          ValueError: as for :meth:`rows`.
           ImportError: if pandas is not installed.
         """
         import pandas as pd
 
-        frame = pd.DataFrame(self.rows())
+        frame = pd.DataFrame(self.rows(by))
+        if by == "mean":
+            return frame.iloc[self._order()].reset_index(drop=True)
         order = np.lexsort((frame["size"], frame["loss"], frame["state"] != "finished"))
         return frame.iloc[order].reset_index(drop=True)
 
+    def _order(self) -> list[int]:
+        """Returns the combinations from the best to the worst."""
+        rows = self.rows("mean")
+        return sorted(range(len(rows)), key=lambda c: (-rows[c]["seeds"], rows[c]["loss"], rows[c]["size"]))
+
+    def _mean_over_folds(self) -> np.ndarray:
+        """Returns mean losses over folds, ``(C, S)``; infinite for runs that are not compared."""
+        finite = np.isfinite(self.losses)
+        count = finite.sum(2)
+        compared = (finite & (self.states == "finished")).all(2)
+        if not compared.any() and _is_incomplete(self.states):
+            compared = count == max(1, count.max())
+        return np.where(compared, self.losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
+
     def __repr__(self) -> str:
-        combination, seed = self.best
+        combination, seed = self.best_run
         runs = f"{len(self.options)} combinations x {len(self.seeds)} seeds x {self.losses.shape[2]} folds"
-        if is_interrupted(self.states):
-            runs = f"{(self.states == 'finished').sum()} of {self.states.size} runs, interrupted: {runs}"
-        loss = np.ma.masked_invalid(self.losses[self.best]).mean()
+        if _is_incomplete(self.states):
+            runs = f"{(self.states == 'finished').sum()} of {self.states.size} runs finished: {runs}"
+        loss = np.ma.masked_invalid(self.losses[self.best_run]).mean()
         return (
-            f"SweepResult({runs}, best: {self.options[combination]}, seed {self.seeds[seed]}, loss {float(loss):.6g})"
+            f"SweepResult({runs}, best run: {self.options[combination]}, seed {self.seeds[seed]}, "
+            f"loss {float(loss):.6g})"
         )
 
 
@@ -106,6 +183,8 @@ def sweep(
     columns: Mapping[Any, str] | Schema | None = None,
     missing: Sequence[str] = (),
     progress: bool = False,
+    folder: str | os.PathLike | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> SweepResult:
     """Fits a recipe for many combinations of options and many seeds.
 
@@ -115,6 +194,9 @@ def sweep(
 
     On CPUs, as many fits run at once as there are processors. Other devices stack many fits.
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
+
+    With a ``folder``, each finished run is written as it comes. The same call continues after the process has ended,
+    for whatever reason, and repeats no finished run. Such a call may have more samples or seeds.
 
     Args:
       recipe: the recipe, with the options that all runs share. For a method: :class:`jtrees.FromMethod`.
@@ -139,7 +221,12 @@ def sweep(
       monotone: as for :func:`jtrees.fit`.
       columns: as for :func:`jtrees.fit`. The schema comes from all rows.
       missing: as for :func:`jtrees.fit`.
-      progress: whether to show a bar for each batch of runs.
+      progress: whether to show the number of finished runs, and the time left.
+      folder: a folder of the runs, on a disk or in a bucket (``gs://bucket/runs``). A run has a JSON file of its
+        numbers, and a file of its fit if :func:`jtrees.save` can save it. None: runs are only in memory.
+      share: ``(k, n)`` makes the k-th of n shares of the runs, k = 0, ..., n - 1, for n hosts with a common folder. The
+        result has the runs of this share, and the runs that the folder had when the sweep began. A last call without a
+        share returns all runs.
 
     Warns:
       UserWarning: if Ctrl-C ended the sweep before all runs were finished.
@@ -147,14 +234,15 @@ def sweep(
     Raises:
       ValueError: if a grid or a space is empty or has unknown names, or if a grid is combined with samples or a space.
         Also if a space has no number of samples, or if the bounds of a range are not ascending and finite. The bounds
-        of ``LogUniform`` must be positive. Also in the cases of :func:`jtrees.fit`.
+        of ``LogUniform`` must be positive. Also if the folder holds runs of another recipe, table, key, grid or space;
+        the message names what differs. Also in the cases of :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
 
     Example:
       >>> x = np.linspace(-1, 1, 40)[:, None]
       >>> recipe = jtrees.DGT(depth=1, epochs=20, widths=(), precondition=0)
       >>> jtrees.sweep(recipe, x, x[:, 0] > 0, grid={"learning_rate": (0.01, 0.03)}, seeds=2, key=jax.random.key(0))
-      SweepResult(2 combinations x 2 seeds x 1 folds, best: {'learning_rate': ...}, seed ..., loss ...)
+      SweepResult(2 combinations x 2 seeds x 1 folds, best run: {'learning_rate': ...}, seed ..., loss ...)
     """
     processes.require_xla("jtrees.selection.sweep")
     checks.check_key(key)
@@ -168,27 +256,70 @@ def sweep(
     if grid is None and samples is None and space is None:
         samples = [{}]
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
+    files = folder_of(folder, share, recipe, key, splits, "fits", grid=grid, space=space)
     shape = len(combinations), len(seeds), len(splits)
-    fits, losses, sizes = np.full(shape, None, object), np.full(shape, np.inf), np.full(shape, np.nan)
-    states = np.full(shape, "not started")
-    keys, monitor = [jax.random.fold_in(key, seed) for seed in seeds], Monitor(progress)
-    with compilation.promoting_ranks(), distributed.together("jtrees.selection.sweep"), monitor.listening():
+    result = SweepResult(
+        options=combinations,
+        seeds=seeds,
+        fits=np.full(shape, None, object),
+        losses=np.full(shape, np.inf),
+        sizes=np.full(shape, np.nan),
+        seconds=np.full(shape, np.nan),
+        states=np.full(shape, "not started"),
+    )
+    keys, monitor, finished = {seed: jax.random.fold_in(key, seed) for seed in seeds}, Monitor(progress), []
+    with (
+        compilation.promoting_ranks(),
+        distributed.together("jtrees.selection.sweep"),
+        monitor.listening(),
+        monitor.over(result.losses.size, "runs") as show,
+    ):
         for group in groups_of(recipe, combinations):
-            if fits.any() and not monitor.has_time():
+            if finished and not monitor.has_time():
                 break
-            recipes = [with_options(recipe, combinations[c]) for c in group]
-            cells = itertools.product(group, range(len(seeds)), range(len(splits)))
-            for cell, run in zip(cells, runs_of(recipes, keys, splits, monitor, batch), strict=False):
-                fits[cell] = None if run.fit is None else of_raw_table(run.fit, splits[cell[2]].table)
-                losses[cell], sizes[cell], states[cell] = run.loss, run.size, run.state
-    best = _best(_mean_over_folds(losses, states), sizes.mean(2))
-    if is_interrupted(states):
-        counts = ", ".join(f"{count} {state}" for state, count in Counter(states.ravel().tolist()).items())
-        distributed.warn(f"the sweep was interrupted: of {states.size} runs, {counts}")
-    return SweepResult(combinations, seeds, fits, losses, sizes, states, best)
+            group_options = [combinations[c] for c in group]
+            for (i, seed, fold), run in runs_of(recipe, group_options, keys, splits, monitor, batch, files):
+                cell = group[i], seeds.index(seed), fold
+                result.fits[cell], result.losses[cell], result.states[cell] = run.fit, run.loss, run.state
+                result.sizes[cell], result.seconds[cell] = run.size, run.seconds
+                finished.append(np.array([run.loss]))
+                show(len(finished), finished)
+    if not np.isfinite(result.losses).any():
+        raise FloatingPointError("no run has a finite loss: try a smaller learning_rate")
+    if monitor.ended == "interrupted":
+        counts = ", ".join(f"{count} {state}" for state, count in Counter(result.states.ravel().tolist()).items())
+        distributed.warn(f"the sweep was interrupted: of {result.states.size} runs, {counts}")
+    return result
 
 
-def is_interrupted(states: np.ndarray) -> bool:
+def folder_of(
+    folder: str | os.PathLike | None,
+    share: tuple[int, int],
+    recipe: Recipe,
+    key: Array,
+    splits: Sequence[Split],
+    keeps: Literal["fits", "row losses"],
+    **arguments: Any,
+) -> RunFolder | None:
+    """Returns the folder of the runs of a sweep, or None; ``arguments`` are what all runs share besides the rows.
+
+    Raises:
+      ValueError: if the share is not ``(k, n)`` with 0 <= k < n, or if there is a share without a folder. Also in the
+        cases of :class:`RunFolder`.
+    """
+    is_pair = (
+        isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(k, (int, np.integer)) for k in share)
+    )
+    if not is_pair or not 0 <= share[0] < share[1]:
+        raise ValueError(f"share must be (k, n) with whole numbers 0 <= k < n, got {checks.quoted(share)}")
+    if folder is None:
+        if share[1] > 1:
+            raise ValueError(f"folder must be given with a share, got None and the share {share}")
+        return None
+    return RunFolder(folder, description_of(recipe, key, splits, **arguments), keeps, share)
+
+
+def _is_incomplete(states: np.ndarray) -> bool:
     """Returns whether a run did not come to its end."""
     return bool(np.isin(states, ("interrupted", "not started")).any())
 
@@ -199,32 +330,6 @@ def state_of_folds(states: Iterable[str]) -> str:
     if len(distinct) == 1:
         return distinct.pop()
     return "diverged" if "diverged" in distinct else "interrupted"
-
-
-def _best(mean: np.ndarray, size: np.ndarray) -> tuple[int, int]:
-    """Returns the combination and the seed of the lowest mean loss; among equal losses, of the smallest model.
-
-    Raises:
-      FloatingPointError: if no loss is finite.
-    """
-    if not np.isfinite(mean).any():
-        raise FloatingPointError("no run has a finite loss: try a smaller learning_rate")
-    combination, seed = min(np.ndindex(*mean.shape), key=lambda cell: (mean[cell], size[cell]))
-    return combination, seed
-
-
-def _mean_over_folds(losses: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """Returns mean losses over folds, ``(C, S)``; infinite for runs that are not compared.
-
-    Runs are compared if all folds are finished and finite. If there are none because the sweep was interrupted, the
-    runs with the most finite folds are compared.
-    """
-    finite = np.isfinite(losses)
-    count = finite.sum(2)
-    compared = (finite & (states == "finished")).all(2)
-    if not compared.any() and is_interrupted(states):
-        compared = count == max(1, count.max())
-    return np.where(compared, losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
@@ -278,54 +383,59 @@ def _split(dataset: Dataset, held_out: np.ndarray) -> Split:
     return Split(table, None, dataset.rows(held_out).evaluated_by(table))
 
 
-class Run(NamedTuple):
-    """The result of a run.
-
-    Attributes:
-      fit: the fit; None if the run was not finite.
-      rows: loss on each held-out row. It is infinite if there is no fit, and empty if there are no held-out rows.
-      weights: weights of the held-out rows.
-    """
-
-    fit: FitResult | None
-    rows: np.ndarray
-    weights: np.ndarray
-
-    @property
-    def loss(self) -> float:
-        """The mean loss on the held-out rows, else the loss of the fit; infinite if there is no fit."""
-        if self.fit is None:
-            return np.inf
-        return float(np.average(self.rows, weights=self.weights)) if len(self.rows) else self.fit.loss
-
-    @property
-    def state(self) -> str:
-        """``"finished"``, ``"interrupted"`` by Ctrl-C or a deadline, or ``"diverged"``."""
-        if self.fit is None:
-            return "diverged"
-        return "finished" if self.fit.report.ended == "finished" else "interrupted"
-
-    @property
-    def size(self) -> float:
-        """Number of parameters of the model; NaN if there is no fit."""
-        return np.nan if self.fit is None else self.fit.model.num_parameters
-
-
 def runs_of(
-    recipes: list[Any],
-    keys: list[Array],
+    recipe: Recipe,
+    combinations: Sequence[Mapping[str, Any]],
+    keys: Mapping[int, Array],
     splits: Sequence[Split],
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
-) -> Iterator[Run]:
-    """Yields the runs of recipes that share one program, for each recipe, key and fold, in this order."""
-    fits = fits_of(recipes, keys, splits, monitor, batch)
-    for fitted, split in zip(fits, itertools.cycle(splits), strict=False):
-        fit, held_out = None if isinstance(fitted.result, FloatingPointError) else fitted.result, split.evaluated
-        rows = weights = np.zeros(0)
-        if held_out is not None:
-            weights = np.ones(len(held_out.x)) if held_out.weight is None else held_out.weight
-            rows = np.full(len(held_out.x), np.inf)
-            if fit is not None:
-                rows = losses_of(fit.model, held_out, fitted.data.scaling)
-        yield Run(fit, rows, weights)
+    folder: RunFolder | None = None,
+) -> Iterator[tuple[tuple[int, int, int], Run]]:
+    """Yields the runs of combinations that share one program, first the runs in the folder.
+
+    A run comes with the number of its combination, its seed and its fold. New runs are written to the folder.
+
+    Args:
+      recipe: the recipe.
+      combinations: the options of each combination.
+      keys: the key of each seed.
+      splits: the split of each fold.
+      monitor: the monitor of all runs.
+      batch: as for :func:`sweep`.
+      folder: the folder of the runs, or None.
+    """
+    seeds = list(keys)
+    cells = list(itertools.product(range(len(combinations)), range(len(seeds)), range(len(splits))))
+    names: dict[tuple[int, int, int], str] = {}
+    if folder is not None:
+        checksums = [row_checksum(split) for split in splits]
+        names = {(i, j, k): run_name(combinations[i], seeds[j], checksums[k]) for i, j, k in cells}
+        kept = {cell: run for cell in cells if (run := folder.read(names[cell])) is not None}
+        for (i, j, k), run in kept.items():
+            yield (i, seeds[j], k), run
+        cells = [cell for cell in cells if cell not in kept and folder.is_mine(names[cell])]
+        if not cells:
+            return
+    recipes = [with_options(recipe, dict(options)) for options in combinations]
+    fits = fits_of(recipes, list(keys.values()), splits, monitor, batch, cells)
+    for (i, j, k), fitted in zip(cells, fits, strict=False):
+        run = _evaluated(fitted, splits[k])
+        if folder is not None:
+            folder.write(names[i, j, k], run, {"options": dict(combinations[i]), "seed": seeds[j], "fold": k})
+        yield (i, seeds[j], k), run
+
+
+def _evaluated(fitted: RunFit, split: Split) -> Run:
+    """Returns the run of a fit, evaluated on the held-out rows of its split."""
+    result, held_out = fitted.result, split.evaluated
+    if isinstance(result, FloatingPointError):
+        row_losses = np.full(0 if held_out is None else len(held_out.x), np.inf)
+        return Run(None, row_losses, np.inf, np.nan, "diverged", fitted.seconds)
+    state = "finished" if result.report.ended == "finished" else "interrupted"
+    row_losses, loss = np.zeros(0), result.loss
+    if held_out is not None:
+        row_losses = losses_of(result.model, held_out, fitted.data.scaling)
+        loss = float(np.average(row_losses, weights=held_out.weight))
+    fit = of_raw_table(result, split.table)
+    return Run(fit, row_losses, loss, result.model.num_parameters, state, fitted.seconds)

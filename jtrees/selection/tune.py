@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import itertools
+import os
 import time
 from typing import Any, Literal, NamedTuple
 
@@ -14,10 +15,11 @@ from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, Split, dataset_of, fit
 from jtrees.search.monitor import Monitor
+from jtrees.selection.folder import RunFolder
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.halving import budgets, subsampled, survivors
 from jtrees.selection.space import LogUniform, Uniform
-from jtrees.selection.sweep import runs_of, splits_of, state_of_folds
+from jtrees.selection.sweep import folder_of, runs_of, splits_of, state_of_folds
 from jtrees.tables import Schema
 from jtrees.tasks import Task
 
@@ -43,6 +45,7 @@ def tune(
     missing: Sequence[str] = (),
     progress: bool = False,
     max_seconds: float | None = None,
+    folder: str | os.PathLike | None = None,
 ) -> FitResult:
     """Chooses options of a recipe by a :func:`jtrees.sweep`, and refits the recipe with these options to all rows.
 
@@ -85,6 +88,7 @@ def tune(
       missing: as for :func:`jtrees.fit`.
       progress: as for :func:`jtrees.fit`.
       max_seconds: deadline for all fits, in seconds from now. The last quarter is reserved for the fit to all rows.
+      folder: a folder of the runs, as for :func:`jtrees.sweep`: the same call continues after the process has ended.
 
     Returns:
       The fit to all rows with the chosen options. ``report.tuning`` is a :class:`jtrees.search.Tuning`.
@@ -117,12 +121,13 @@ def tune(
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     splits = splits_of(recipe, dataset, validation, split_key)
+    files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", grid=grid, space=space)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
         if halving is None:
-            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor), []
+            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, files), []
         else:
-            evaluated, left = _halved(recipe, combinations, splits, search_key, monitor, halving)
+            evaluated, left = _halved(recipe, combinations, splits, search_key, monitor, files, halving)
     if monitor.ended == "interrupted":
         compared = f"{len(evaluated)} of {len(combinations)} combinations"
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
@@ -163,7 +168,13 @@ class _Candidate(NamedTuple):
 
 
 def _halved(
-    recipe: Recipe, combinations: list[dict[str, Any]], splits: list[Split], key: Array, monitor: Monitor, factor: int
+    recipe: Recipe,
+    combinations: list[dict[str, Any]],
+    splits: list[Split],
+    key: Array,
+    monitor: Monitor,
+    folder: RunFolder | None,
+    factor: int,
 ) -> tuple[list[_Candidate], list[_Candidate]]:
     """Evaluates the combinations on few rows, and the best combinations on more rows.
 
@@ -180,7 +191,7 @@ def _halved(
         if last:
             last.sort(key=lambda trial: trial.loss)
             combinations = [trial.options for trial in last[: survivors(len(last), factor)]]
-        trials = _evaluate(recipe, combinations, samples, key, monitor, all_depths=True, has_trials=bool(last))
+        trials = _evaluate(recipe, combinations, samples, key, monitor, folder, all_depths=True, has_trials=bool(last))
         if last and not any(np.isfinite(trial.loss) for trial in trials):
             break
         evaluated = {id(trial.options) for trial in trials}
@@ -197,6 +208,7 @@ def _evaluate(
     splits: list[Split],
     key: Array,
     monitor: Monitor,
+    folder: RunFolder | None,
     all_depths: bool = False,
     has_trials: bool = False,
 ) -> list[_Candidate]:
@@ -219,7 +231,7 @@ def _evaluate(
         for group in groups_of_depth:
             if (trials or has_trials) and not monitor.has_time():
                 return trials
-            trials += _evaluate_group(recipe, group, splits, key, monitor)
+            trials += _evaluate_group(recipe, group, splits, key, monitor, folder)
             if monitor.ended != "finished":
                 complete = [trial for trial in trials if trial.state != "interrupted"]
                 return complete if has_trials or any(np.isfinite(trial.loss) for trial in complete) else trials
@@ -232,21 +244,28 @@ def _evaluate(
 
 
 def _evaluate_group(
-    recipe: Recipe, group: list[dict[str, Any]], splits: list[Split], key: Array, monitor: Monitor
+    recipe: Recipe,
+    group: list[dict[str, Any]],
+    splits: list[Split],
+    key: Array,
+    monitor: Monitor,
+    folder: RunFolder | None,
 ) -> list[_Candidate]:
     """Evaluates combinations that share a program; after a deadline, keeps the combinations with the most folds."""
-    recipes, folds = [with_options(recipe, options) for options in group], len(splits)
-    runs = list(runs_of(recipes, [key], splits, monitor))
-    weights = np.concatenate([run.weights for run in runs[:folds]])
+    runs = {(i, fold): run for (i, _, fold), run in runs_of(recipe, group, {0: key}, splits, monitor, folder=folder)}
+    evaluations: list[Any] = [split.evaluated for split in splits]
+    weights = [np.ones(len(rows.x)) if rows.weight is None else rows.weight for rows in evaluations]
+    most = max((sum((i, fold) in runs for fold in range(len(splits))) for i in range(len(group))), default=0)
     evaluated = []
     for i, options in enumerate(group):
-        option_runs = runs[i * folds : (i + 1) * folds]
-        if len(option_runs) == len(runs[:folds]):
+        folds = [fold for fold in range(len(splits)) if (i, fold) in runs]
+        if folds and len(folds) == most:
             # Weights are normalised over all folds together, so a row has the same influence in every fold.
-            losses = weights * np.concatenate([run.rows for run in option_runs]) / weights.mean()
-            size = float(np.mean([run.size for run in option_runs]))
-            state = state_of_folds([run.state for run in option_runs] + ["not started"] * (folds - len(option_runs)))
-            evaluated.append(_Candidate(options, losses, size, len(splits[0].table.x), state))
+            weight = np.concatenate([weights[fold] for fold in folds])
+            losses = weight * np.concatenate([runs[i, fold].row_losses for fold in folds]) / weight.mean()
+            size = float(np.mean([runs[i, fold].size for fold in folds]))
+            states = [runs[i, fold].state for fold in folds] + ["not started"] * (len(splits) - len(folds))
+            evaluated.append(_Candidate(options, losses, size, len(splits[0].table.x), state_of_folds(states)))
     return evaluated
 
 

@@ -1,0 +1,186 @@
+"""Folders of runs: a sweep writes each finished run to files, and continues with the other runs after it was ended."""
+
+from collections.abc import Mapping, Sequence
+import hashlib
+import io as streams
+import json
+import os
+import re
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jaxtyping import Array
+import numpy as np
+
+from jtrees import distributed, io
+from jtrees.search import Recipe
+from jtrees.search.fit import FitResult, Split
+from jtrees.selection.grid import options_of
+from jtrees.validation import quoted
+
+_DESCRIPTION = "sweep.json"
+
+
+class Run(NamedTuple):
+    """The result of a run.
+
+    Attributes:
+      fit: the fit; None if the run was not finite, or if a folder holds no fit.
+      row_losses: loss on each held-out row. It is infinite if the run was not finite, and empty if there are no
+        held-out rows.
+      loss: the mean loss on the held-out rows, else the loss of the fit; infinite if the run was not finite.
+      size: number of parameters of the model; NaN if the run was not finite.
+      state: ``"finished"``, ``"interrupted"`` by Ctrl-C or a deadline, or ``"diverged"``.
+      seconds: seconds of the run; of concurrent runs, an equal share of their seconds.
+    """
+
+    fit: FitResult | None
+    row_losses: np.ndarray
+    loss: float
+    size: float
+    state: str
+    seconds: float
+
+
+class RunFolder:
+    """The files of the runs of a sweep, on a disk or in a bucket.
+
+    ``sweep.json`` describes what all runs share. A finished run has a JSON file with its options, seed, fold and
+    numbers, and a file of its fit or of its row losses. The JSON file is written last, so a run that has a JSON file is
+    complete.
+
+    Args:
+      path: the folder, which is made if it does not exist.
+      description: what all runs share, by name, as text.
+      keeps: what a run keeps besides its numbers, ``"fits"`` or ``"row losses"``. A fit that cannot be saved is left
+        out.
+      share: ``(k, n)``: this process makes the k-th of n shares of the runs.
+
+    Raises:
+      ValueError: if the folder holds runs with another description. The message names what differs.
+      OSError: if the folder cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        description: Mapping[str, str],
+        keeps: Literal["fits", "row losses"],
+        share: tuple[int, int] = (0, 1),
+    ):
+        self._path, self._keeps, self._share = io.as_path(path), keeps, share
+        if distributed.is_first():
+            self._path.mkdir(parents=True, exist_ok=True)
+        file = self._path / _DESCRIPTION
+        if file.exists():
+            _check_same(json.loads(file.read_text()), description, os.fspath(path))
+        elif distributed.is_first():
+            self._write(_DESCRIPTION, json.dumps(description, indent=1).encode())
+
+    def read(self, name: str) -> Run | None:
+        """Returns a finished run, or None. All processes must read the same runs in the same order."""
+        file = self._path / f"{name}.json"
+        run = self._run(name, json.loads(file.read_text())) if file.exists() else None
+        return run if distributed.minimum(float(run is not None)) else None
+
+    def _run(self, name: str, numbers: dict[str, Any]) -> Run:
+        fit, row_losses = None, np.zeros(0)
+        if (file := self._path / f"{name}.jtrees").exists():
+            fit = io.load(file)
+        if (file := self._path / f"{name}.npy").exists():
+            row_losses = np.load(streams.BytesIO(file.read_bytes()), allow_pickle=False)
+        return Run(fit, row_losses, *(numbers[field] for field in ("loss", "size", "state", "seconds")))
+
+    def is_mine(self, name: str) -> bool:
+        """Returns whether a run is in the share of this process. Names are checksums, so shares are about equal."""
+        part, parts = self._share
+        return int(name, 16) % parts == part
+
+    def write(self, name: str, run: Run, identity: dict[str, Any]) -> None:
+        """Writes a finished run. ``identity`` has its options, its seed and its fold."""
+        if run.state == "interrupted" or not distributed.is_first():
+            return
+        if self._keeps == "row losses":
+            np.save(stream := streams.BytesIO(), run.row_losses, allow_pickle=False)
+            self._write(f"{name}.npy", stream.getvalue())
+        elif run.fit is not None and io.is_data(run.fit.model):
+            io.save(run.fit, self._path / f"{name}.jtrees")
+        numbers = {"loss": run.loss, "size": run.size, "state": run.state, "seconds": round(run.seconds, 3)}
+        self._write(f"{name}.json", json.dumps(identity | numbers, default=_text).encode())
+
+    def _write(self, name: str, contents: bytes) -> None:
+        with io.written_whole(self._path / name) as file:
+            file.write(contents)
+
+
+def _check_same(kept: Mapping[str, str], description: Mapping[str, str], folder: str) -> None:
+    """Raises ``ValueError`` if two descriptions differ; the message has the first difference."""
+    for name in {**kept, **description}:
+        before, now = kept.get(name, "none"), description.get(name, "none")
+        if before != now:
+            raise ValueError(
+                f"folder must hold runs of this sweep: {quoted(folder)} has {name} {quoted(before)}, got {quoted(now)}"
+            )
+
+
+def description_of(recipe: Recipe, key: Array, splits: Sequence[Split], **arguments: Any) -> dict[str, str]:
+    """Returns what all runs of a sweep share, by name: the recipe, the key, the rows and further arguments."""
+    tables = [split.table for split in splits]
+    held_out = [(table.x, table.y, table.weight) for split in splits if (table := split.evaluated) is not None]
+    rows = {
+        "x": [table.x for table in tables],
+        "y": [table.y for table in tables],
+        "sample_weight": [table.weight for table in tables],
+        "monotone": [table.monotone for table in tables],
+        "validation": held_out,
+    }
+    texts = {name: "none" if value is None else _text(value) for name, value in arguments.items()}
+    key_text = str(np.asarray(jax.random.key_data(key)).tolist())
+    checksums = {name: checksum(arrays) for name, arrays in rows.items()}
+    task = {"task": repr(tables[0].task)}
+    return {"recipe": type(recipe).__name__, **_option_texts(recipe), "key": key_text, **texts, **task, **checksums}
+
+
+def _option_texts(recipe: Any, prefix: str = "") -> dict[str, str]:
+    """Returns the options of a recipe and of its base recipes as text, by their full names."""
+    texts = {}
+    for name, value in options_of(recipe).items():
+        full = f"{prefix}{name}"
+        is_recipe = isinstance(value, Recipe)
+        texts[full] = type(value).__name__ if is_recipe else _text(value)
+        texts |= _option_texts(value, f"{full}__") if is_recipe else {}
+    return texts
+
+
+def run_name(options: Mapping[str, Any], seed: int, training_rows: str) -> str:
+    """Returns the name of a run's files, which depends on its options, its seed and the checksum of its rows."""
+    return checksum([_text(sorted(options.items())), seed, training_rows])
+
+
+def row_checksum(split: Split) -> str:
+    """Returns the checksum of the training rows of a split."""
+    return checksum([split.table.x, split.table.y, split.table.weight])
+
+
+def _text(value: Any) -> str:
+    """Returns a value as text, without the addresses of functions, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def checksum(values: Any) -> str:
+    """Returns a checksum of nested lists and tuples of arrays, numbers and text."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            digest.update(f"[{len(value)}".encode())
+            for item in value:
+                add(item)
+        elif isinstance(value, np.ndarray):
+            digest.update(f"{value.dtype}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        else:
+            digest.update(repr(value).encode())
+
+    add(values)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,219 @@
+"""Folders of sweeps: no finished run is lost or repeated, and other runs are refused."""
+
+import json
+from pathlib import Path
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+from polynomials import Polynomials
+import pytest
+
+import jtrees
+
+KEY = jax.random.key(3)
+rng = np.random.default_rng(0)
+X = rng.uniform(-2, 2, (96, 2))
+Y = X[:, 0] ** 3 - 2 * X[:, 0] + 0.3 * rng.normal(size=96)
+DGT = jtrees.DGT(depth=1, epochs=4, batch_size=32, widths=(), precondition=0)
+RATES = {"learning_rate": (0.01, 0.1)}
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+def sweep(folder, recipe=None, x=X, y=Y, **options):
+    options = {"grid": RATES, "seeds": 2, "validation": 3, "key": KEY} | options
+    return jtrees.sweep(recipe or Polynomials(), x, y, folder=folder, **options)
+
+
+def tune(folder, **options):
+    options = {"grid": {"depth": (1, 2, 3)}, "validation": 3} | options
+    return jtrees.tune(Polynomials(), X, Y, key=KEY, folder=folder, **options)
+
+
+def same(a, b):
+    """Two sweeps have the same numbers and states."""
+    np.testing.assert_array_equal(a.losses, b.losses)
+    np.testing.assert_array_equal(a.sizes, b.sizes)
+    assert a.states.tolist() == b.states.tolist() and a.options == b.options
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The recipes that were fitted so far."""
+    search, fitted = Polynomials.search, []
+
+    async def counted(self, problem):
+        fitted.append(self)
+        return await search(self, problem)
+
+    monkeypatch.setattr(Polynomials, "search", counted)
+    return fitted
+
+
+def test_a_second_sweep_repeats_no_run(tmp_path, searches):
+    first = sweep(tmp_path / "runs")
+    assert len(searches) == 12
+    second = sweep(tmp_path / "runs")
+    assert len(searches) == 12
+    same(first, second)
+    np.testing.assert_allclose(first.seconds, second.seconds, atol=1e-3)
+    numbers = [json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*.json") if file.stem != "sweep"]
+    assert len(numbers) == 12
+    for run in numbers:
+        cell = RATES["learning_rate"].index(run["options"]["learning_rate"]), run["seed"], run["fold"]
+        assert run["loss"] == first.losses[cell] and run["state"] == "finished"
+
+
+def test_a_sweep_with_a_folder_has_the_numbers_of_one_without(tmp_path):
+    same(sweep(tmp_path), sweep(None))
+
+
+def test_more_seeds_and_more_samples_continue_a_sweep(tmp_path, searches):
+    drawn = {"grid": None, "space": {"learning_rate": jtrees.LogUniform(0.01, 0.1)}}
+    first = sweep(tmp_path, samples=2, **drawn)
+    more = sweep(tmp_path, samples=4, seeds=3, **drawn)
+    assert len(searches) == 4 * 3 * 3
+    np.testing.assert_array_equal(more.losses[:2, :2], first.losses)
+
+
+def test_fits_come_back_bit_for_bit(tmp_path):
+    first = sweep(tmp_path, DGT, seeds=1, validation=0.25)
+    second = sweep(tmp_path, DGT, seeds=1, validation=0.25)
+    same(first, second)
+    np.testing.assert_array_equal(first.fit.predict(X), second.fit.predict(X))
+    assert second.fit.loss == first.fit.loss and second.fit.report.recipe == first.fit.report.recipe
+
+
+def test_a_fit_that_cannot_be_saved_is_missing_with_a_reason(tmp_path):
+    sweep(tmp_path)
+    again = sweep(tmp_path)
+    assert again.fits.tolist() == np.full((2, 2, 3), None).tolist()
+    with pytest.raises(ValueError, match="the best run must have a fit in memory or in the folder"):
+        _ = again.fit
+
+
+def test_diverged_runs_are_kept_and_interrupted_runs_are_not(tmp_path, monkeypatch, searches):
+    grid = {"learning_rate": (1e30, 0.5)}
+    assert sweep(tmp_path / "a", grid=grid).states[0].tolist() == [["diverged"] * 3] * 2
+    sweep(tmp_path / "a", grid=grid)
+    assert len(searches) == 12
+    search = Polynomials.search
+
+    async def interrupted(self, problem):
+        if len(searches) == 12 + 5:
+            problem.monitor._interrupt()
+        return await search(self, problem)
+
+    monkeypatch.setattr(Polynomials, "search", interrupted)
+    with pytest.warns(UserWarning, match="the sweep was interrupted"):
+        stopped = sweep(tmp_path / "b", batch=1)
+    assert 0 < (stopped.states == "finished").sum() < 12
+    monkeypatch.setattr(Polynomials, "search", search)
+    same(sweep(tmp_path / "b"), sweep(None))
+
+
+CHANGES = {
+    "x": {"x": X + 1},
+    "y": {"y": Y + 1e-9},
+    "key": {"key": jax.random.key(4)},
+    "learning_rate": {"recipe": Polynomials(learning_rate=0.25)},
+    "recipe": {"recipe": DGT},
+    "grid": {"grid": {"learning_rate": (0.01, 0.2)}},
+    "validation": {"validation": 4},
+    "sample_weight": {"sample_weight": np.arange(1.0, 97)},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_sweep_is_refused_with_what_differs(tmp_path, name):
+    sweep(tmp_path)
+    expected = "x" if name == "validation" else name  # other folds train on other rows
+    with pytest.raises(ValueError, match=rf"folder must hold runs of this sweep: '.*' has {expected} .*, got "):
+        sweep(tmp_path, **CHANGES[name])
+
+
+def test_shares_are_disjoint_and_complete(tmp_path, searches):
+    parts = [sweep(tmp_path, share=(k, 3)) for k in range(3)]
+    assert len(searches) == 12
+    finished = np.array([part.states == "finished" for part in parts])
+    assert finished[-1].all() and (np.diff(finished.astype(int), axis=0) >= 0).all()
+    same(sweep(tmp_path), sweep(None))
+
+
+@pytest.mark.parametrize("share", [(2, 2), (-1, 2), (0, 0), (0.5, 2), 3, "ab"], ids=str)
+def test_bad_shares_are_refused(tmp_path, share):
+    with pytest.raises(ValueError, match=r"share must be \(k, n\) with whole numbers 0 <= k < n, got "):
+        sweep(tmp_path, share=share)
+    with pytest.raises(ValueError, match="folder must be given with a share"):
+        sweep(None, share=(0, 2))
+
+
+@pytest.mark.parametrize("halving", [None, 2])
+def test_tune_continues_and_chooses_the_same(tmp_path, searches, halving):
+    x, y = np.tile(X, (9, 1)), np.tile(Y, 9)
+    options = {"grid": {"depth": (1, 2, 3), "learning_rate": (0.1, 0.5)}, "validation": 3, "halving": halving}
+    call = lambda folder: jtrees.tune(Polynomials(), x, y, key=KEY, folder=folder, **options)
+    first, count = call(tmp_path), len(searches)
+    again = call(tmp_path)
+    assert len(searches) == count + 1  # the fit to all rows
+    trials = lambda fit: [trial._replace(options=tuple(trial.options.items())) for trial in fit.report.tuning.trials]
+    assert trials(again) == trials(first) == trials(call(None))
+    assert again.report.tuning.options == first.report.tuning.options
+
+
+# --- Killed processes ------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, warnings
+import jax, numpy as np
+sys.path.insert(0, {tests!r})
+warnings.simplefilter("ignore")
+import jtrees
+from polynomials import Polynomials
+search = Polynomials.search
+async def counted(self, problem):
+    fitted = await search(self, problem)
+    with open({log!r}, "a") as file:
+        file.write("x")
+    return fitted
+Polynomials.search = counted
+rng = np.random.default_rng(0)
+x = rng.uniform(-2, 2, (96, 2))
+y = x[:, 0] ** 3
+jtrees.sweep(Polynomials(), x, y, key=jax.random.key(0), grid={{"learning_rate": np.linspace(0.01, 0.5, 50).tolist()}},
+             seeds=2, batch=2, folder={folder!r})
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_killed_sweeps_lose_only_the_runs_in_progress(tmp_path):
+    folder, log = tmp_path / "runs", tmp_path / "log"
+    log.write_text("")
+    tests = str(Path(__file__).parent)
+    script = SCRIPT.format(tests=tests, log=str(log), folder=str(folder))
+    command = [sys.executable, "-c", script]
+    draw, kills = random.Random(0), 0
+    while kills < 8:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before, began = len(list(folder.glob("*.json"))), time.monotonic()
+        # The process is killed at a random time after its first new run, while it makes further runs.
+        while process.poll() is None and len(list(folder.glob("*.json"))) <= before and time.monotonic() - began < 60:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.02))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.endswith("done\n") and kills >= 5
+    files = [file for file in folder.glob("*.json") if file.stem != "sweep"]
+    runs = [json.loads(file.read_text()) for file in files]
+    assert len(runs) == 100 and len({(run["options"]["learning_rate"], run["seed"]) for run in runs}) == 100
+    assert len(log.read_text()) <= 100 + 2 * kills  # at most the two runs in progress are made again
