@@ -100,7 +100,7 @@ def test_each_run_is_the_fit_of_its_draw():
 def test_drawn_values_are_columns_of_the_frame():
     result = jtrees.sweep(Polynomials(), X, Y, key=KEY, space=SPACE, samples=6, seeds=2)
     frame = result.frame()
-    assert list(frame.columns) == ["learning_rate", "depth", "seed", "loss", "size", "state"] and len(frame) == 12
+    assert list(frame.columns) == ["learning_rate", "depth", "seed", "loss", "size", "seconds", "state"] and len(frame) == 12
     assert set(zip(frame.learning_rate, frame.depth, strict=True)) == {tuple(d.values()) for d in result.options}
 
 
@@ -154,7 +154,7 @@ def halved(monkeypatch, losses, ends=None):
     """Halving where ``losses(options, rows)`` are the losses, and the group number ``ends`` is interrupted."""
     number, calls = itertools.count(1), []
 
-    def of_group(recipe, group, splits, key, monitor):
+    def of_group(recipe, group, splits, key, monitor, folder):
         rows = len(splits[0].table.x)
         calls.append((rows, [options["steps"] for options in group]))
         state = "interrupted" if next(number) == ends else "finished"

@@ -125,9 +125,9 @@ def tune(
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
         if halving is None:
-            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, files), []
+            evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, folder=files), []
         else:
-            evaluated, left = _halved(recipe, combinations, splits, search_key, monitor, files, halving)
+            evaluated, left = _halved(recipe, combinations, splits, search_key, monitor, halving, files)
     if monitor.ended == "interrupted":
         compared = f"{len(evaluated)} of {len(combinations)} combinations"
         distributed.warn(f"the trials were interrupted: the choice is among {compared}")
@@ -173,8 +173,8 @@ def _halved(
     splits: list[Split],
     key: Array,
     monitor: Monitor,
-    folder: RunFolder | None,
     factor: int,
+    folder: RunFolder | None = None,
 ) -> tuple[list[_Candidate], list[_Candidate]]:
     """Evaluates the combinations on few rows, and the best combinations on more rows.
 
@@ -191,7 +191,9 @@ def _halved(
         if last:
             last.sort(key=lambda trial: trial.loss)
             combinations = [trial.options for trial in last[: survivors(len(last), factor)]]
-        trials = _evaluate(recipe, combinations, samples, key, monitor, folder, all_depths=True, has_trials=bool(last))
+        trials = _evaluate(
+            recipe, combinations, samples, key, monitor, all_depths=True, has_trials=bool(last), folder=folder
+        )
         if last and not any(np.isfinite(trial.loss) for trial in trials):
             break
         evaluated = {id(trial.options) for trial in trials}
@@ -208,9 +210,9 @@ def _evaluate(
     splits: list[Split],
     key: Array,
     monitor: Monitor,
-    folder: RunFolder | None,
     all_depths: bool = False,
     has_trials: bool = False,
+    folder: RunFolder | None = None,
 ) -> list[_Candidate]:
     """Evaluates the combinations by ascending depth, until deeper trees do not improve or the deadline has passed.
 
