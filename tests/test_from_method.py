@@ -48,6 +48,14 @@ def test_numbers_of_the_method_are_one_program(count_compilations):
     assert count_compilations(swept, 6.0, 21.0) == 0
 
 
+def test_static_options_are_tuned():
+    recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 20.0}, static={"depth": 1}, epochs=5)
+    result = jtrees.sweep(recipe, X, Y, grid={"static__depth": (1, 2), "options__alpha": (5.0, 20.0)}, key=KEY)
+    assert [fit.tree.depth for fit in result.fits.ravel()] == [1, 1, 2, 2]
+    same = jtrees.fit(RECIPE.replace(epochs=5, learning_rate=0.01), X, Y, key=jax.random.fold_in(KEY, 0))
+    assert result.losses[3, 0, 0] == same.loss
+
+
 def no_method(**_):
     return 3
 
@@ -70,6 +78,8 @@ def of_three_numbers(**_):
         ({"make": of_three_numbers}, r"make must give leaves of shape \(4,\) for .*, got \(4, 3\): does it use task"),
         ({"rule": None}, "rule must be a function, got None"),
         ({"options": 0.1}, "options must be numbers by name, got 0.1"),
+        ({"static": 3}, "static must be values by name, got 3"),
+        ({"static": {"widths": [3]}}, r"static__widths must be hashable, got \[3\]"),
         ({"options": {"alpha": "steep"}}, "options__alpha must be a number, got 'steep'"),
         ({"options": {"alpha": jnp.nan}}, "options__alpha must be finite"),
         ({"options": {"alpha": np.ones(2)}}, "options__alpha must be one number"),

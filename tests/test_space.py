@@ -100,7 +100,10 @@ def test_each_run_is_the_fit_of_its_draw():
 def test_drawn_values_are_columns_of_the_frame():
     result = jtrees.sweep(Polynomials(), X, Y, key=KEY, space=SPACE, samples=6, seeds=2)
     frame = result.frame()
-    assert list(frame.columns) == ["learning_rate", "depth", "seed", "loss", "size", "seconds", "state"] and len(frame) == 12
+    assert (
+        list(frame.columns) == ["learning_rate", "depth", "seed", "loss", "size", "seconds", "state"]
+        and len(frame) == 12
+    )
     assert set(zip(frame.learning_rate, frame.depth, strict=True)) == {tuple(d.values()) for d in result.options}
 
 

@@ -30,6 +30,18 @@ def _checked_numbers(name: str, value: Any) -> FrozenDict:
     return FrozenDict({key: kinds.as_scalar(f"{name}__{key}", number, finite) for key, number in value.items()})
 
 
+def _checked_static(name: str, value: Any) -> FrozenDict:
+    """Returns hashable values by name."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be values by name, got {validation.quoted(value)}")
+    for key, item in value.items():
+        try:
+            hash(item)
+        except TypeError:
+            raise ValueError(f"{name}__{key} must be hashable, got {validation.quoted(item)}") from None
+    return FrozenDict(value)
+
+
 @pytree.dataclass(kw_only=True)
 class FromMethod(Recipe):
     """Recipe that trains a :class:`jtrees.Method` on mini-batches; it can be fitted to tables, tuned, swept and bagged.
@@ -39,24 +51,27 @@ class FromMethod(Recipe):
     ``score`` of the method on the validation set. The report is a :class:`jtrees.search.TreeReport`.
 
     Attributes:
-      make: ``(**options, task=task) -> Method``, such as ``partial(jtrees.methods.get, 4)``. Each function
-        compiles its own program, so reuse one ``partial`` for all fits.
+      make: ``(**static, **options, task=task) -> Method``, such as ``jtrees.methods.get``. Each function compiles its
+        own program, so use the same function for all fits.
       options: numeric arguments of ``make`` by name. They may be traced. The name in a grid is ``"options__alpha"``.
+      static: arguments of ``make`` that are constants of the program, such as ``{"depth": 4}``. Each value compiles its
+        own program. The name in a grid is ``"static__depth"``.
       rule: ``learning_rate -> optax transformation``. The learning rate follows a cosine decay to zero.
       epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
       batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate.
 
     Example:
-      >>> from functools import partial
       >>> x = np.linspace(-1, 1, 40)[:, None]
-      >>> recipe = jtrees.FromMethod(make=partial(jtrees.methods.get, 1), options={"alpha": 4.0}, epochs=300)
+      >>> options = {"options": {"alpha": 4.0}, "static": {"depth": 1}}
+      >>> recipe = jtrees.FromMethod(make=jtrees.methods.get, **options, epochs=300)
       >>> jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0)).tree
       ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
     make: Callable[..., training.Method] = pytree.field(pytree_node=False, metadata={"check": kinds.check_function})
     options: Any = kinds.traced(FrozenDict(), _checked_numbers)
+    static: Any = kinds.static(FrozenDict(), _checked_static)
     rule: Callable[..., optax.GradientTransformation] = kinds.static(optax.adam, kinds.check_function)
     epochs: int | None = kinds.optional_count(None)
     batch_size: int = kinds.count(128)
@@ -79,7 +94,7 @@ class FromMethod(Recipe):
             raise ValueError(f"make must give leaves of shape {expected} for {task}, got {got}: does it use task?")
 
     def _method(self, task: Task) -> training.Method:
-        method = self.make(**self.options, task=task)
+        method = self.make(**self.static, **self.options, task=task)
         if not isinstance(method, training.Method):
             raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
         return method
