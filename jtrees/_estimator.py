@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from jtrees import caching, distributed, processes, topology, validation as checks
+from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
@@ -21,6 +22,9 @@ from jtrees.tables.dataset import raw_rows
 from jtrees.tables.frame import frame_of_objects
 from jtrees.tables.inference import checked_missing
 from jtrees.tree import ObliqueTree
+
+_IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
+_FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS = 100, 1000
 
 
 class TreeEstimator(BaseEstimator):
@@ -80,7 +84,7 @@ class TreeEstimator(BaseEstimator):
 
     # --- Fitting -----------------------------------------------------------------------------------------------------
 
-    def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray) -> None:
+    def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray, groups: np.ndarray | None) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
         recipe = self._recipe_for(len(x))
@@ -96,23 +100,32 @@ class TreeEstimator(BaseEstimator):
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options |= {"monotone": self.monotonic_cst, "columns": self.columns, "missing": self.missing}
         if self.validation_fraction is not None:
-            from sklearn.model_selection import train_test_split  # imported here because the import is slow
-
-            split: Any = {"test_size": self.validation_fraction, "random_state": rng, "stratify": self._strata(y)}
-            training, held_out = train_test_split(np.arange(len(x)), **split)
+            training, held_out = self._divided(y, groups, rng)
             options["validation"] = x[held_out], y[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
         self._medians = _medians(x)
+        training_rows = x
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         with caching.advising():
             fitted = fit(recipe, x, y, key=key, **options)
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.
         self._keep(distributed.to_host(fitted.model))
+        self._sample = self._features_of(training_rows)
         self.loss_, self.report_ = fitted.loss, fitted.report
         if fitted.report.ended == "interrupted":
             distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
+
+    def _divided(self, y: np.ndarray, groups: np.ndarray | None, rng: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of the training rows and of the validation rows."""
+        from sklearn.model_selection import GroupShuffleSplit, train_test_split  # imported here because it is slow
+
+        options: Any = {"test_size": self.validation_fraction, "random_state": rng}
+        if groups is None:
+            training, held_out = train_test_split(np.arange(len(y)), stratify=self._strata(y), **options)
+            return np.asarray(training), np.asarray(held_out)
+        return next(GroupShuffleSplit(1, **options).split(y, groups=groups))
 
     def _learn_constant(self, x: np.ndarray | Frame, constant_leaves: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
@@ -123,6 +136,7 @@ class TreeEstimator(BaseEstimator):
         features = len(encoder.feature_names) if encoder is not None else x.shape[1]
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
         self._keep(tree if encoder is None else FrameModel(tree, encoder))
+        self._sample = self._features_of(x)
         self.loss_, self.report_ = 0.0, FitReport()
 
     def _keep(self, model: Any) -> None:
@@ -131,6 +145,34 @@ class TreeEstimator(BaseEstimator):
         if isinstance(model, FrameModel):
             self.encoder_, inner = model.encoder, model.model
         self.tree_ = inner if isinstance(inner, ObliqueTree) else None
+
+    def _features_of(self, x: np.ndarray | Frame) -> np.ndarray:
+        """Returns the features of some evenly spaced training rows, from which importances are computed."""
+        count = int(np.clip(_IMPORTANCE_ENTRIES // len(self._owner), _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS))
+        rows = np.unique(np.linspace(0, len(x) - 1, count).astype(int))
+        sample: Any = x[rows]
+        return sample if self.encoder_ is None else self.encoder_.encode(sample)
+
+    @property
+    def _owner(self) -> np.ndarray:
+        """The number of the column of X that each feature belongs to."""
+        if self.encoder_ is None:
+            return np.arange(self.n_features_in_)
+        columns = list(getattr(self, "feature_names_in_", self.encoder_.schema.columns))
+        named = [(columns.index(column.name), column.features) for column in self.encoder_.named_columns]
+        return np.repeat(*map(np.array, zip(*named, strict=True)))
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """How much the prediction depends on each column of X, ``(n_features_in_,)``, with the sum 1.
+
+        The importance of a column is the mean absolute change of the prediction when its values are shuffled, on at
+        most 1000 training rows: see :func:`jtrees.explain.importances`. scikit-learn's
+        :func:`~sklearn.inspection.permutation_importance` computes the importance for a score.
+        """
+        check_is_fitted(self)
+        model = self.model_ if self.encoder_ is None else self.model_.model
+        return mean_changes(model.predict, self._sample, self._owner, self.n_features_in_, np.random.default_rng(0))
 
     def _strata(self, y: np.ndarray) -> np.ndarray | None:
         """Returns what a validation set has in the same shares as the training rows, or None."""
@@ -291,9 +333,20 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     return options
 
 
-def weighed(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Returns the rows of positive weight, their targets and their weights."""
+def weighed(
+    x: Any, y: np.ndarray, sample_weight: Any, groups: Any
+) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Returns the rows of positive weight, their targets, their weights and their groups.
+
+    Raises:
+      ValueError: for invalid weights, or if there is not one group for each row.
+    """
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (len(x),):
+            raise ValueError(f"validation_groups must be one label a row, ({len(x)},), got shape {groups.shape}")
     if sample_weight is None:
-        return x, y, np.ones(len(x))
+        return x, y, np.ones(len(x)), groups
     weight = checks.relative_weight(sample_weight, len(x))
-    return x[weight > 0], y[weight > 0], weight[weight > 0]
+    used = weight > 0
+    return x[used], y[used], weight[used], None if groups is None else groups[used]

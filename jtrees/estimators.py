@@ -18,6 +18,7 @@ from jtrees.tasks.labels import label_array
 
 try:
     from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
+    from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
 
     from jtrees._estimator import TreeEstimator, weighed
@@ -68,6 +69,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
       encoder_: the :class:`jtrees.tables.TableEncoder` of a DataFrame or of an array with NaN, else None.
       loss_: loss of the model, as in :class:`jtrees.FitResult`.
       report_: report of the fit, a :class:`jtrees.search.FitReport`.
+      feature_importances_: how much the prediction depends on each column of X.
       n_features_in_: number of columns of X.
       feature_names_in_: names of the columns of X, if it has names.
 
@@ -120,13 +122,21 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         loss: Any = losses.Quantile(self.quantile) if self.quantile is not None else named(self.loss)
         return Regression(y.shape[1] if y.ndim > 1 else None, loss)
 
-    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        validation_groups: ArrayLike | None = None,
+    ) -> Self:
         """Fits the recipe to a table.
 
         Args:
           X: features, ``(n, p)``: an array or a DataFrame.
           y: targets, ``(n,)`` or ``(n, k)``.
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
+          validation_groups: a label for each row, ``(n,)``, such as a patient. With ``validation_fraction``, all rows
+            of a group are training rows, or all are validation rows.
 
         Raises:
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
@@ -136,7 +146,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
             checks.as_numeric("y", y)
         options: Any = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         x, targets = self._checked(X, y, **options)
-        x, targets, weight = weighed(x, targets.astype(np.float64), sample_weight)
+        x, targets, weight, groups = weighed(x, targets.astype(np.float64), sample_weight, validation_groups)
         columns = targets.reshape(len(targets), -1)
         single = columns.shape[1] == 1
         task = self._task(columns[:, 0] if single else targets)
@@ -147,7 +157,7 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         self._first, self._varies = columns[0], (columns != columns[0]).any(0)
         varying = columns[:, self._varies]
         if varying.shape[1]:
-            self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight)
+            self._learn(x, varying if varying.shape[1] > 1 else varying[:, 0], weight, groups)
         else:
             self._learn_constant(x, leaves.Values(np.broadcast_to(columns[:1], (2, *(task.shape or (1,)))).copy()))
         return self
@@ -168,7 +178,8 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
     ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels can have any type. X is as for
     :class:`TreeRegressor`. :func:`jtrees.fit` gives the same model for the same rows.
 
-    Parameters and attributes are as in :class:`TreeRegressor`, except ``loss`` and ``quantile``. The attribute
+    Parameters and attributes are as in :class:`TreeRegressor`, except ``loss`` and ``quantile``. As in scikit-learn,
+    ``class_weight`` is ``"balanced"`` or a factor of the sample weights for each label, ``{"yes": 2.0}``. The attribute
     ``classes_`` holds the sorted labels. The default recipe is :class:`jtrees.Boosted`, an ensemble of small oblique
     trees that are added one by one. ``experiments.estimators`` compares it with other ensembles on sixteen data sets.
     For fewer than 10 rows, the default recipe has ten rounds. Pass another recipe to get a single, readable tree.
@@ -185,19 +196,45 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
     default_recipe = Boosted()
     _TASK = "classification"
 
+    def __init__(
+        self,
+        recipe: Any = None,
+        *,
+        random_state: Any = None,
+        validation_fraction: float | None = None,
+        monotonic_cst: Any = None,
+        columns: Any = None,
+        missing: Sequence[str] = (),
+        max_seconds: float | None = None,
+        progress: bool = False,
+        class_weight: Any = None,
+    ):
+        common: Any = {"validation_fraction": validation_fraction, "monotonic_cst": monotonic_cst}
+        common |= {"columns": columns, "missing": missing}
+        super().__init__(recipe, random_state=random_state, max_seconds=max_seconds, progress=progress, **common)
+        self.class_weight = class_weight
+
     def _recipe_for(self, rows: int) -> Any:
         recipe = self._recipe()
         if self.recipe is None and isinstance(recipe, Boosted) and rows < _FEWEST_FOR_ROUNDS:
             return recipe.replace(patience=None, rounds=_FEW_ROUNDS)
         return recipe
 
-    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        validation_groups: ArrayLike | None = None,
+    ) -> Self:
         """Fits the recipe to a table.
 
         Args:
           X: features, ``(n, p)``: an array or a DataFrame.
           y: labels of any type, ``(n,)``.
           sample_weight: nonnegative weights, ``(n,)``, as for :func:`jtrees.fit`.
+          validation_groups: a label for each row, ``(n,)``, such as a patient. With ``validation_fraction``, all rows
+            of a group are training rows, or all are validation rows.
 
         Raises:
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
@@ -211,14 +248,21 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         check_classification_targets(labels)
         self.classes_, labels = np.unique(labels, return_inverse=True)
         _warn_of_spaces(self.classes_)
-        x, labels, weight = weighed(x, labels, sample_weight)
+        x, labels, weight, groups = weighed(x, labels, self._class_weighted(labels, sample_weight), validation_groups)
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
-            self._learn(x, labels, weight)
+            self._learn(x, labels, weight, groups)
             self._name_classes()
         else:
             self._learn_constant(x, leaves.Values(np.ones((2, 1)), losses.Frequencies()))
         return self
+
+    def _class_weighted(self, labels: np.ndarray, sample_weight: Any) -> Any:
+        """Returns the sample weights times the class weights of the labels 0..K-1."""
+        if self.class_weight is None:
+            return sample_weight
+        factors = compute_sample_weight(self.class_weight, self.classes_[labels])
+        return factors if sample_weight is None else factors * checks.relative_weight(sample_weight, len(labels))
 
     def _strata(self, y: np.ndarray) -> np.ndarray:
         return self.classes_[self._present[y]]  # labels, which errors name

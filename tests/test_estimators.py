@@ -612,3 +612,76 @@ def test_default_classifier_takes_few_rows():
     x = np.arange(8.0)[:, None]
     model = TreeClassifier(random_state=0).fit(x, x[:, 0] > 3)
     assert len(model.model_) == 10 and model.predict_proba(x).shape == (8, 2)
+
+
+# --- Importances, class weights and groups ---------------------------------------------------------------------------
+
+SMALL_DGT = jtrees.DGT(depth=3, epochs=20, widths=(), precondition=0)
+
+
+@pytest.mark.parametrize("recipe", [SMALL_DGT, jtrees.Boosted(rounds=10, patience=None)], ids=["tree", "forest"])
+def test_importances_have_the_order_of_the_effects(recipe):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 5))
+    y = 3 * x[:, 3] + 2 * x[:, 0] + x[:, 4]
+    model = TreeRegressor(recipe, random_state=0).fit(x, y)
+    importances = model.feature_importances_
+    assert importances.shape == (5,) and importances.sum() == pytest.approx(1)
+    assert np.argsort(-importances)[:3].tolist() == [3, 0, 4]
+    np.testing.assert_array_equal(importances, model.feature_importances_)
+
+
+def test_importances_of_a_raw_table_are_by_column_and_are_saved(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=200), "kind": rng.choice(list("xyz"), 200), "b": rng.normal(size=200)})
+    frame.loc[::7, "b"] = np.nan
+    model = TreeClassifier(SMALL_DGT, random_state=0).fit(frame, frame["kind"] == "x")
+    assert model.feature_importances_.argmax() == 1 and model.feature_importances_[1] > 0.8
+    jtrees.save(model, tmp_path / "model.jtrees")
+    loaded = jtrees.load(tmp_path / "model.jtrees")
+    np.testing.assert_array_equal(loaded.feature_importances_, model.feature_importances_)
+    constant = TreeRegressor(SMALL_DGT).fit(frame, np.ones(200))
+    assert constant.feature_importances_.tolist() == [0, 0, 0]
+
+
+def test_importances_of_a_model_are_those_of_its_estimator():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 3))
+    model = TreeRegressor(SMALL_DGT, random_state=0).fit(x, x[:, 0] + 0.5 * x[:, 1])
+    importances = jtrees.explain.importances(model.model_, x)
+    assert list(importances) == ["x0", "x1", "x2"]
+    np.testing.assert_allclose(list(importances.values()), model.feature_importances_, atol=0.05)  # other shuffles
+
+
+def test_class_weights_are_factors_of_the_sample_weights():
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(300, 2)), rng.uniform(0.5, 2, 300)
+    y = np.where(x[:, 0] + rng.normal(size=300) > 1, "rare", "usual")
+    fit = lambda weight, **options: TreeClassifier(SMALL_DGT, random_state=0, **options).fit(x, y, weight)
+    factors = {"rare": 3.0, "usual": 1.0}
+    expected = fit(weight * np.where(y == "rare", 3.0, 1.0)).predict_proba(x)
+    np.testing.assert_array_equal(fit(weight, class_weight=factors).predict_proba(x), expected)
+    balanced = fit(None, class_weight="balanced").predict_proba(x)[:, 0].mean()
+    assert balanced > fit(None).predict_proba(x)[:, 0].mean() + 0.1
+    with pytest.raises(ValueError, match="class_weight"):
+        fit(None, class_weight="even")
+
+
+def test_groups_are_not_divided(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, groups = rng.normal(size=(120, 2)), np.repeat(np.arange(30), 4)
+    x[:, 1] = groups
+    fitted = {}
+
+    def fit(recipe, x, y, *, validation, **options):
+        fitted["training"], fitted["held out"] = set(x[:, 1]), set(validation[0][:, 1])
+        return jtrees.fit(recipe, x, y, validation=validation, **options)
+
+    monkeypatch.setattr("jtrees._estimator.fit", fit)
+    model = TreeRegressor(SMALL_DGT, random_state=0, validation_fraction=0.2)
+    model.fit(x, x[:, 0], validation_groups=[f"patient {group}" for group in groups])
+    assert len(fitted["held out"]) == 6 and len(fitted["training"]) == 24
+    model.fit(x, x[:, 0])
+    assert fitted["training"] & fitted["held out"]
+    with pytest.raises(ValueError, match=r"validation_groups must be one label a row, \(120,\), got shape \(3,\)"):
+        model.fit(x, x[:, 0], validation_groups=[1, 2, 3])

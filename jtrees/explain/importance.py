@@ -1,4 +1,4 @@
-"""The importance of columns for a score."""
+"""The importance of columns, for a score and for the prediction."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,18 +55,66 @@ def permutation_importance(
     validation.check_count("repeats", repeats)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
 
-    columns, inner = (
-        ExplainedColumns.from_model(model, feature_names),
-        model.model if isinstance(model, FrameModel) else model,
-    )
+    columns = ExplainedColumns.from_model(model, feature_names)
     features, y = columns.features(x), np.asarray(y)
     validation.check_rows(y, len(features))
-    baseline = float(score(y, inner.predict(features)))
-
-    def fall(column: np.ndarray) -> float:
-        shuffled = features.copy()
-        shuffled[:, column] = features[rng.permutation(len(features))][:, column]
-        return baseline - float(score(y, inner.predict(shuffled)))
-
+    predict = _predict_function(model)
+    baseline = float(score(y, predict(features)))
+    fall = lambda column: baseline - float(score(y, predict(shuffled(features, column, rng))))
     masks = {name: columns.owner == i for i, name in enumerate(columns.names)}
     return {name: np.array([fall(column) for _ in range(repeats)]) for name, column in masks.items()}
+
+
+def importances(
+    model: Any, x: Any, *, key: Array | None = None, feature_names: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Returns how much the prediction depends on each column, as fractions of the sum over all columns.
+
+    The importance of a column is the mean absolute change of the prediction when the values of the column are shuffled.
+    Several outputs are averaged. Targets are not needed, so the importance says what the model uses, not what helps it:
+    see :func:`permutation_importance`. All features of a column are shuffled together.
+
+    Args:
+      model: any fitted model.
+      x: samples, ``(n, p)``, such as the training samples.
+      key: random key of the shuffles, by default ``jax.random.key(0)``.
+      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
+
+    Returns:
+      The importances by column name. Their sum is 1, or 0 for a constant model.
+
+    Raises:
+      ValueError: for rows that do not fit the model.
+
+    Example:
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 0.0]]), jnp.array([-1.0]), leaves)
+      >>> jtrees.explain.importances(tree, np.tile([[0.0, 7.0], [2.0, 8.0]], (5, 1)))
+      {'x0': 1.0, 'x1': 0.0}
+    """
+    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
+    columns = ExplainedColumns.from_model(model, feature_names)
+    changes = mean_changes(_predict_function(model), columns.features(x), columns.owner, len(columns.names), rng)
+    return dict(zip(columns.names, changes.tolist(), strict=True))
+
+
+def mean_changes(
+    predict: Callable[[Any], Any], features: np.ndarray, owner: np.ndarray, columns: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns the importances of :func:`importances`, ``(columns,)``. ``owner`` is the column of each feature."""
+    before = np.asarray(predict(features), np.float64)
+    change = lambda column: np.abs(np.asarray(predict(shuffled(features, owner == column, rng))) - before).mean()
+    changes = np.array([change(column) for column in range(columns)])
+    return changes / total if (total := changes.sum()) > 0 else changes
+
+
+def shuffled(features: np.ndarray, column: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns the features, of which those in ``column``, ``(p,)`` bool, are shuffled together."""
+    result = features.copy()
+    result[:, column] = features[rng.permutation(len(features))][:, column]
+    return result
+
+
+def _predict_function(model: Any) -> Callable[[Any], Any]:
+    """Returns the function that predicts for encoded features."""
+    return model.model.predict if isinstance(model, FrameModel) else model.predict
