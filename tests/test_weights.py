@@ -10,8 +10,8 @@ from small_recipes import COMBINATORS, OTHERS, QUICK
 
 import jtrees
 from jtrees import losses
-from jtrees.data.baselines import compared
 from jtrees.estimators import TreeClassifier
+from jtrees.report import compared
 from jtrees.tables import TableEncoder, checked_dataset, checked_table
 
 pytestmark = [

@@ -13,9 +13,9 @@ import numpy as np
 
 from jtrees import compilation, distributed, processes, sharding, validation as checks
 from jtrees.data import Data, Table
-from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.data.table import bucket
 from jtrees.losses.samples import check_without_link
+from jtrees.report.comparison import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.search import options
 from jtrees.search.engine import Engine
 from jtrees.search.fitted import Fitted, LeftOut

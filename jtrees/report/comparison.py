@@ -1,0 +1,226 @@
+"""The comparison of a model with simpler models on the same rows, and a verdict in one sentence."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jtrees import distributed
+from jtrees.data.baselines import BehindBaselineWarning
+from jtrees.data.scaling import Scaling, row_losses
+from jtrees.data.table import Table
+from jtrees.description import count_free
+from jtrees.forest import Forest
+from jtrees.losses.names import measure
+from jtrees.report.rivals import baselines
+from jtrees.tasks import Classification, Task
+from jtrees.tree import ObliqueTree
+
+_ROWS = 10_000  # largest number of rows of a comparison
+_ARTICLES = {
+    "linear": "a linear model",
+    "linear model": "a linear model",
+    "constant": "a constant",
+    "random forest": "a random forest",
+}
+_SHOWN = 3  # least number of rivals whose losses a verdict states, the best first
+_UNSURE = 0.25  # uncertain fraction of the charge for the parameters of a tree
+_MARGIN = 0.002  # smallest difference that counts, as a fraction of the loss of a constant
+_ERRORS = 2.0  # standard errors of a difference that may be due to chance
+
+TRAINING = "the training rows"
+CHARGED = "the training rows, with a penalty for each parameter"
+LEFT_OUT = "rows left out in training"
+HELD_OUT = "held-out rows"
+CHOSE = ", which also chose the model"  # losses on such rows are slightly too low
+VALIDATION = f"the validation set{CHOSE}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The losses of a model and of simpler models on the same rows.
+
+    Attributes:
+      losses: mean losses by name. The first is the loss of the model.
+      measure: name of the loss, such as ``"log loss"``.
+      where: name of the rows, such as ``"the validation set"``.
+      margins: by rival, the difference of losses that may be due to chance. It is the largest of 0.2 % of the
+        constant's loss, two standard errors of the mean difference of the two models' losses on the same rows, and a
+        quarter of a tree's charge.
+    """
+
+    losses: dict[str, float]
+    measure: str
+    where: str
+    margins: dict[str, float]
+
+    @classmethod
+    def from_losses(
+        cls,
+        row_losses: dict[str, np.ndarray],
+        weight: np.ndarray | None,
+        measure: str,
+        where: str,
+        charged: dict[str, float] | None = None,
+        doubt: float = 0.0,
+    ) -> "Comparison":
+        """Returns a comparison with its margins.
+
+        Args:
+          row_losses: the loss of each row by name, first of the model, ``(n,)`` each. One name is ``"constant"``.
+          weight: weights of the rows, or None.
+          measure: name of the loss.
+          where: name of the rows.
+          charged: mean losses that include a charge for parameters. None: the means of ``row_losses``.
+          doubt: lower bound of the margins, such as a part of a tree's charge.
+        """
+        means = {name: float(np.average(losses, weights=weight)) for name, losses in row_losses.items()}
+        losses = means if charged is None else charged
+        name, *rivals = row_losses
+        minimum = max(_MARGIN * losses["constant"], doubt)
+        error = lambda rival: _standard_error(row_losses[name] - row_losses[rival], weight)
+        return cls(losses, measure, where, {rival: max(minimum, _ERRORS * error(rival)) for rival in rivals})
+
+    @property
+    def rivals(self) -> list[str]:
+        """Names of the simpler models, sorted from the best."""
+        return sorted(self.margins, key=self.losses.__getitem__)
+
+    @property
+    def better(self) -> list[str]:
+        """Names of the simpler models that are better than the model, sorted from the best."""
+        return [rival for rival in self.rivals if self._lead(rival) > self.margins[rival]]
+
+    def _lead(self, rival: str) -> float:
+        """Returns by how much the loss of a rival is lower than the loss of the model."""
+        return self.losses[next(iter(self.losses))] - self.losses[rival]
+
+    def verdict(self, name: str) -> str:
+        """Returns a sentence that says which model is better; ``name`` is the name of the model."""
+        rivals, better = self.rivals, self.better
+        similar = [rival for rival in rivals if abs(self._lead(rival)) <= self.margins[rival]]
+        if better:
+            verdict = f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
+        elif similar:
+            verdict = f"{name} is about as good as {_listed(similar)}"
+        elif self.where == TRAINING:
+            verdict = f"whether {name} is better than {_listed(rivals)} needs held-out rows"
+        else:
+            verdict = f"{name} is better than {_listed(rivals)}"
+        shown = rivals[: max(_SHOWN, len(better))]
+        against = [f"{_short(self.losses[rival])} for {_phrase(rival)}" for rival in shown]
+        model_loss = _short(self.losses[next(iter(self.losses))])
+        verdict = f"{verdict}: {self.measure} {model_loss}, {_listed(against)}, on {self.where}"
+        return verdict[0].upper() + verdict[1:]
+
+    def warn_if_behind(self, name: str, cause: str | None = None, stacklevel: int = 3) -> None:
+        """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``cause``: the known cause."""
+        if self.better:
+            advice = cause or "other options or another recipe may do better"
+            distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
+
+
+def compared(
+    model: Any,
+    table: Table,
+    scaling: Scaling,
+    *,
+    held_out: Table | None,
+    where: str = HELD_OUT,
+    left_out: Any = None,
+) -> Comparison:
+    """Returns the losses of a model, of a linear model and of a constant.
+
+    The losses are on ``held_out`` if it is given, else on the rows that the model's search left out. If there are no
+    such rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
+    generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
+    :func:`jtrees.description.count_free`. A model that is not a single tree is not charged. Large tables are
+    subsampled.
+
+    Args:
+      model: the fitted model of numeric features.
+      table: the training rows, in the user's units.
+      scaling: scaling of the features.
+      held_out: rows that the model was not trained on, or None.
+      where: name of the rows ``held_out``.
+      left_out: losses of the rows that the search left out, a :class:`jtrees.search.LeftOut`, or None. If several
+        models left out different rows, the simpler models are fitted to all rows, and are charged.
+
+    Returns:
+      The comparison of ``model``, ``linear`` and ``constant``. Models that vote are compared by the error rate.
+    """
+    task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
+    trained, doubt = np.arange(len(table.x)), 0.0
+
+    def lose(predictions: np.ndarray, rows: Table) -> np.ndarray:
+        return 1 - task.hits(predictions, rows.y) if votes else row_losses(task, predictions, rows.y, scaling)
+
+    if held_out is None and left_out is not None and len(left_out.rows):
+        rows = _evenly(left_out.rows, _ROWS)
+        evaluated, model_losses = table.rows(rows), left_out.losses[rows]
+        where, charges = LEFT_OUT + CHOSE * left_out.chose, left_out.several
+        trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
+    else:
+        source, charges = table if held_out is None else held_out, held_out is None
+        evaluated = source.rows(_evenly(np.arange(len(source.x)), _ROWS)).normalised()
+        model_losses = lose(np.asarray(model.predict(evaluated.x), np.float64), evaluated)
+        where = TRAINING if held_out is None else where
+    mean = lambda losses: float(np.average(losses, weights=evaluated.weight))
+    charge = lambda loss, count: _charged(task, loss, count, len(table.x)) if charges and not votes else loss
+    losses, charged, model_loss = {"model": model_losses}, {}, mean(model_losses)
+    if where == TRAINING and isinstance(model, ObliqueTree):
+        uncharged, where = model_loss, CHARGED
+        model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
+        doubt = _UNSURE * (model_loss - uncharged)
+    for name, rival in baselines(task, scaling.transform).items():
+        sample = table.rows(_evenly(trained, rival.most_rows(table.x.shape[1]))).normalised()
+        rival_losses = lose(rival.fit(sample.x, sample.y, sample.weight).predict(evaluated.x), evaluated)
+        key = name.removesuffix(" model")  # as in the report of a fit
+        losses[key], charged[key] = rival_losses, charge(mean(rival_losses), rival.count)
+    measured = "error rate" if votes else measure_of(task)
+    return Comparison.from_losses(losses, evaluated.weight, measured, where, {"model": model_loss, **charged}, doubt)
+
+
+def measure_of(task: Task) -> str:
+    """Returns the name of the mean loss of a task."""
+    return "log loss" if isinstance(task, Classification) else measure(task.loss_function)
+
+
+def _standard_error(differences: np.ndarray, weight: np.ndarray | None) -> float:
+    """Returns the standard error of the weighted mean of differences; 0 if a difference is not finite."""
+    if not np.isfinite(differences).all():
+        return 0.0
+    share = np.ones(len(differences)) if weight is None else weight
+    share = share / share.sum()
+    return float(np.sqrt(np.square(share) @ np.square(differences - share @ differences)))
+
+
+def _evenly(rows: np.ndarray, limit: float) -> np.ndarray:
+    """Returns at most ``limit`` evenly spaced entries."""
+    return rows[:: max(1, int(np.ceil(len(rows) / limit)))]
+
+
+def _charged(task: Task, loss: float, count: float, rows: int) -> float:
+    """Returns the expected loss on new rows, from the loss on the training rows and the number of parameters."""
+    if isinstance(task, Classification):
+        return loss + count / rows  # Akaike
+    left = 1 - count / rows
+    power = 1.0 if task.loss_function.power() == 1 and task.loss_function.link != "exp" else 2.0
+    return loss / left**power if left > 0 else np.inf
+
+
+def _short(value: float) -> str:
+    """Returns a number as text with four digits; a large number has no exponent."""
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def _phrase(name: str) -> str:
+    """Returns a name as it appears in a sentence: "CART, depth 4" becomes "CART"."""
+    return _ARTICLES.get(name, name.partition(",")[0])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns names as text: "a linear model and a constant"."""
+    named = list(map(_phrase, names))
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
