@@ -54,7 +54,7 @@ class TaskOfLoss:
 
     @property
     def has_baselines(self) -> bool:
-        """Whether a constant prediction has a loss to compare with: see :mod:`jtrees.data.baselines`."""
+        """Whether a constant prediction has a loss to compare with: see :func:`jtrees.report.compared`."""
         return self.in_units and not isinstance(self.loss_function, losses.Rewards)
 
     def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

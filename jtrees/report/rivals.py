@@ -67,8 +67,8 @@ class LinearModel:
     """A linear model of standardised features.
 
     Logistic regression and regression with a log link minimise the loss. The targets under a log link are divided by
-    their mean. For other losses, the slopes are those of least squares, and the best constant of the residuals is
-    added. All slopes have a small ridge penalty.
+    their mean. For other losses, least squares give the slopes, and the best constant of the residuals is added.
+    All slopes have a small ridge penalty.
 
     Args:
       task: a task.
@@ -189,7 +189,7 @@ def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tu
     """Returns the unfitted rivals of a model by name: the baselines, and models of scikit-learn.
 
     Args:
-      task: a task of one target.
+      task: a task with a single target.
       rows: number of training rows.
       depth: depth of CART.
       seed: seed of the models of scikit-learn.
@@ -204,19 +204,19 @@ def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tu
     models: dict[str, Any] = dict(baselines(task))
     loss: Any = task.loss_function
     level: Any = 0.5 if isinstance(loss, losses.AbsoluteError) else getattr(loss, "levels", None)
-    if by_program := level is not None and rows <= _LINEAR_PROGRAM:
+    if is_program := level is not None and rows <= _LINEAR_PROGRAM:
         unpenalised: Any = {"quantile": level, "alpha": 0}
         linear = linear_model.QuantileRegressor(**unpenalised)
         models["linear model"] = pipeline.make_pipeline(preprocessing.StandardScaler(), linear)
     kind = "Classifier" if isinstance(task, Classification) else "Regressor"
     split, boosting = _SPLITS.get(type(loss)), _BOOSTING.get(type(loss))
-    grown: dict[str, Any] = {"criterion": split or "squared_error", "random_state": seed}
-    models[f"CART, depth {depth}"] = getattr(tree, f"DecisionTree{kind}")(max_depth=depth, **grown)
+    tree_options: dict[str, Any] = {"criterion": split or "squared_error", "random_state": seed}
+    models[f"CART, depth {depth}"] = getattr(tree, f"DecisionTree{kind}")(max_depth=depth, **tree_options)
     if forests:
-        models["random forest"] = getattr(ensemble, f"RandomForest{kind}")(n_jobs=-1, **grown)
-        boosted = {"loss": boosting or ("poisson" if loss.link == "exp" else "squared_error"), "random_state": seed}
-        boosted |= {"quantile": level} if boosting == "quantile" else {}
-        models["gradient boosting"] = getattr(ensemble, f"HistGradientBoosting{kind}")(**boosted)
+        models["random forest"] = getattr(ensemble, f"RandomForest{kind}")(n_jobs=-1, **tree_options)
+        options = {"loss": boosting or ("poisson" if loss.link == "exp" else "squared_error"), "random_state": seed}
+        options |= {"quantile": level} if boosting == "quantile" else {}
+        models["gradient boosting"] = getattr(ensemble, f"HistGradientBoosting{kind}")(**options)
     smooth = loss.link in ("softmax", "exp") or isinstance(loss, losses.SquaredError)
-    same = {"constant": True, "linear model": smooth or by_program, "gradient boosting": boosting is not None}
+    same = {"constant": True, "linear model": smooth or is_program, "gradient boosting": boosting is not None}
     return models, [name for name in models if not same.get(name, split is not None)]
