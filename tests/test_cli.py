@@ -505,6 +505,7 @@ def test_a_report_of_boosted_quantiles(folder, tmp_path, capsys):
     assert run("report", *given, *recipe, "--out", tmp_path / "page.html") == 0
     parts = Parts((tmp_path / "page.html").read_text())
     assert "pinball loss" in parts.text and "rows below the prediction" in parts.text and "R²" not in parts.text
+    assert "Exceptions, which minimise another loss: CART, depth 4; random forest." in parts.text
     assert "--loss quantile --quantile 0.9" in parts.text and {"model.h", "model.py"} == set(parts.links)
     assert run("fit", *given, *recipe, "--out", tmp_path / "model.jtrees") == 0
     assert "Boosted: pinball loss " in capsys.readouterr().out

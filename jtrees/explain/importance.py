@@ -54,12 +54,8 @@ def permutation_importance(
     """
     validation.check_count("repeats", repeats)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
-
-    columns, inner = (
-        ExplainedColumns.from_model(model, feature_names),
-        model.model if isinstance(model, FrameModel) else model,
-    )
-    features, y = columns.features(x), np.asarray(y)
+    columns = ExplainedColumns.from_model(model, feature_names)
+    inner, features, y = model.model if isinstance(model, FrameModel) else model, columns.features(x), np.asarray(y)
     validation.check_rows(y, len(features))
     baseline = float(score(y, inner.predict(features)))
 

@@ -13,11 +13,12 @@ from jtrees.data.table import Table
 from jtrees.description import count_free
 from jtrees.forest import Forest
 from jtrees.losses.names import measure
-from jtrees.report.rivals import baselines
+from jtrees.report.rivals import ITERATIONS, LinearModel, baselines
 from jtrees.tasks import Classification, Task
 from jtrees.tree import ObliqueTree
 
-_ROWS = 10_000  # largest number of rows of a comparison
+_WORK = 4e9  # largest number of products of a fit of the linear model, which takes less time than any search
+_FEWEST_ROWS, _ROWS = 1000, 10_000  # least number of rows of such a fit; largest number of rows of a comparison
 _ARTICLES = {
     "linear": "a linear model",
     "linear model": "a linear model",
@@ -174,7 +175,8 @@ def compared(
         model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
         doubt = _UNSURE * (model_loss - uncharged)
     for name, rival in baselines(task, scaling.transform).items():
-        sample = table.rows(_evenly(trained, rival.most_rows(table.x.shape[1]))).normalised()
+        limit = _most_rows(task, table.x.shape[1]) if isinstance(rival, LinearModel) else len(trained)
+        sample = table.rows(_evenly(trained, limit)).normalised()
         rival_losses = lose(rival.fit(sample.x, sample.y, sample.weight).predict(evaluated.x), evaluated)
         key = name.removesuffix(" model")  # as in the report of a fit
         losses[key], charged[key] = rival_losses, charge(mean(rival_losses), rival.count)
@@ -196,9 +198,16 @@ def _standard_error(differences: np.ndarray, weight: np.ndarray | None) -> float
     return float(np.sqrt(np.square(share) @ np.square(differences - share @ differences)))
 
 
-def _evenly(rows: np.ndarray, limit: float) -> np.ndarray:
+def _most_rows(task: Task, width: int) -> int:
+    """Returns the largest number of training rows of a linear model of ``width`` features."""
+    steps = 10 * ITERATIONS * max(1, int(np.prod(task.shape)))
+    cost = width * (width if task.link_name in ("identity", "sorted") else steps)
+    return int(np.clip(_WORK / max(1, cost), _FEWEST_ROWS, _ROWS))
+
+
+def _evenly(rows: np.ndarray, limit: int) -> np.ndarray:
     """Returns at most ``limit`` evenly spaced entries."""
-    return rows[:: max(1, int(np.ceil(len(rows) / limit)))]
+    return rows[:: -(-len(rows) // limit)]
 
 
 def _charged(task: Task, loss: float, count: float, rows: int) -> float:

@@ -14,15 +14,17 @@ import jtrees
 from jtrees import explain, export, io, plotting
 from jtrees.plotting._common import literal
 from jtrees.report.comparison import measure_of
-from jtrees.report.held_out import HeldOut, kind_of_model, quiet
 
 try:
     import jinja2
     import matplotlib.pyplot as plt
+    import pandas as pd
     from sklearn.calibration import CalibrationDisplay
     from sklearn.metrics import PredictionErrorDisplay
+
+    from jtrees.report.held_out import HeldOut, kind_of_model, quiet
 except ImportError as error:
-    raise ImportError('reports need Jinja2, matplotlib and scikit-learn: pip install "jtrees[cli]"') from error
+    raise ImportError('reports need Jinja2, matplotlib, pandas and scikit-learn: pip install "jtrees[cli]"') from error
 
 MAX_TERMS = 5  # largest number of terms of a condition
 _TICKS = 50  # largest number of characters of class names that fit below bars
@@ -55,6 +57,10 @@ def write_report(path: Path, held_out: HeldOut, *, name: str, target: str, comma
       OSError: if the page cannot be written.
     """
     model, (falls, fall) = held_out.model, held_out.importances
+    seconds = held_out.seconds.items()
+    scores = pd.DataFrame(
+        {name: held_out.scores(name) | {"seconds to fit": round(spent, 2)} for name, spent in seconds}
+    )
     text = _TEMPLATES.get_template("page.html").render(
         held_out=held_out,
         model=model,
@@ -63,7 +69,8 @@ def write_report(path: Path, held_out: HeldOut, *, name: str, target: str, comma
         command=command,
         summary=held_out.summary(kind_of_model(model)),
         measure=measure_of(held_out.task),
-        scores={rival: held_out.scores(rival) for rival in held_out.predictions},
+        columns=_table(pd.Series(model.encoder_.described()).to_frame("read as")),
+        scores=_table(scores.rename(columns={held_out.name: f"jtrees, {held_out.name}"}).T),
         targets=_targets(held_out, target),
         tree=None if model.tree_ is None else _tree(held_out),
         importances=_importances(falls),
@@ -119,46 +126,46 @@ def _exported(model: Any) -> list[tuple[str, str, str]]:
     return files
 
 
-# --- Charts ----------------------------------------------------------------------------------------------------------
+# --- Tables and charts -----------------------------------------------------------------------------------------------
+
+
+def _table(frame: pd.DataFrame) -> str:
+    """Returns a table as HTML, in which the text is escaped."""
+    with pd.option_context("display.max_colwidth", None):
+        return frame.to_html(float_format="{:.4g}".format, border=0)
 
 
 def _targets(held_out: HeldOut, target: str) -> str:
+    y, classes = held_out.codes(held_out.y_train), list(map(literal, held_out.classes))
     ax = plt.subplots(figsize=(6, 3), layout="tight")[1]
-    if held_out.classes:
-        counts = np.bincount(held_out.codes(held_out.y_train), minlength=len(held_out.classes))
-        ax.bar(list(map(literal, held_out.classes)), counts, color=_COLOR)
-        ax.tick_params(axis="x", rotation=45 if sum(map(len, held_out.classes)) > _TICKS else 0)
+    if classes:
+        ax.bar(classes, np.bincount(y, minlength=len(classes)), color=_COLOR)
+        ax.tick_params(axis="x", rotation=45 if sum(map(len, classes)) > _TICKS else 0)
     else:
-        ax.hist(held_out.y_train, bins=40, color=_COLOR)
+        ax.hist(y, bins=40, color=_COLOR)
     ax.set(xlabel=literal(target), ylabel="rows")
     return _image(ax)
 
 
 def _leaves(held_out: HeldOut) -> str:
     """Returns a chart of the training targets in each leaf: shares of the classes, or box plots."""
-    leaf, y = held_out.model.tree_.leaf_index(held_out.features), held_out.codes(held_out.y_train)
-    reached, index, rows = np.unique(leaf, return_inverse=True, return_counts=True)
-    labels = [f"{number}\n{count / len(leaf):.0%}" for number, count in zip(reached, rows, strict=True)]
-    ax = plt.subplots(figsize=(max(5, 0.6 * len(reached) + 2), 4), layout="tight")[1]
-    below = np.zeros(len(reached))
-    for k, name in enumerate(held_out.classes):
-        share = np.bincount(index[y == k], minlength=len(reached)) / rows
-        ax.bar(labels, share, bottom=below, label=literal(name))
-        below += share
+    leaf, y = np.asarray(held_out.model.tree_.leaf_index(held_out.features)), held_out.codes(held_out.y_train)
+    labels = [f"{k}\n{np.mean(leaf == k):.0%}" for k in np.unique(leaf)]
+    ax = plt.subplots(figsize=(max(5, 0.6 * len(labels) + 2), 4), layout="tight")[1]
     if held_out.classes:
-        ax.legend(fontsize=9)
+        shares = pd.crosstab(leaf, y, normalize="index").set_axis(labels).rename_axis(columns=None)
+        shares.rename(columns=lambda k: literal(held_out.classes[k])).plot.bar(stacked=True, rot=0, ax=ax)
     else:
-        ax.boxplot([y[index == k] for k in range(len(reached))], tick_labels=labels, showfliers=False)
+        ax.boxplot([y[leaf == k] for k in np.unique(leaf)], tick_labels=labels, showfliers=False)
     ax.set(xlabel="leaf, and its share of all rows", ylabel="share of the rows" if held_out.classes else "target")
     return _image(ax)
 
 
 def _importances(falls: dict[str, np.ndarray]) -> str:
-    names = sorted(falls, key=lambda name: -falls[name].mean())[:_MOST_COLUMNS]
-    ax = plt.subplots(figsize=(6, 0.35 * len(names) + 1), layout="tight")[1]
-    values, spread = zip(*((falls[name].mean(), falls[name].std()) for name in names), strict=True)
-    ax.barh(list(map(literal, names)), values, xerr=spread, color=_COLOR)
-    ax.invert_yaxis()
+    frame = pd.DataFrame(falls).rename(columns=literal)
+    mean = frame.mean().nlargest(_MOST_COLUMNS)[::-1]
+    ax = plt.subplots(figsize=(6, 0.35 * len(mean) + 1), layout="tight")[1]
+    ax.barh(mean.index, mean, xerr=frame[mean.index].std(ddof=0), color=_COLOR)
     ax.axvline(0, color="0.3", lw=0.8)
     ax.set_xlabel("fall of the score without the column")
     return _image(ax)

@@ -16,11 +16,9 @@ from jtrees.losses.frequencies import class_counts
 from jtrees.segments import ones_or
 from jtrees.tasks import Classification, Task
 
-_WORK = 4e9  # largest number of products in a fit of the linear model beside a search
-_FEWEST_ROWS, _MOST_ROWS = 1000, 10_000  # number of rows of such a fit, which takes less time than the search
 _LINEAR_PROGRAM = 5000  # largest number of training rows for a linear program of quantiles
 _RIDGE = 1.0  # penalty of the squared slopes, beside the sum of the losses; scikit-learn has the same default
-_ITERATIONS = 100
+ITERATIONS = 100  # largest number of steps of the descent
 _WIDEST = 30.0  # largest absolute output under an exponential
 
 # The losses that trees and boosting of scikit-learn minimise.
@@ -42,10 +40,6 @@ class Constant:
 
     def __init__(self, task: Task):
         self.task = task
-
-    def most_rows(self, width: int) -> float:
-        """Returns the largest number of training rows: there is no limit."""
-        return np.inf
 
     def fit(self, x: Any, y: np.ndarray, weight: np.ndarray | None = None) -> Self:
         """Fits the constant to targets of n rows, with weights ``(n,)`` of mean 1 or None; ``x`` is not used."""
@@ -82,12 +76,6 @@ class LinearModel:
     def __init__(self, task: Task, transform: Callable[[Any], Any] = np.asarray):
         self.task, self.link, self.transform = task, task.link_name, transform
         self.descends = self.link in ("softmax", "exp")
-
-    def most_rows(self, width: int) -> int:
-        """Returns the largest number of training rows such that a fit to features ``(n, width)`` takes little time."""
-        outputs = int(np.prod(self.task.shape))
-        cost = 10 * outputs * _ITERATIONS if self.descends else width
-        return int(np.clip(_WORK / max(1, width * cost), _FEWEST_ROWS, _MOST_ROWS))
 
     def fit(self, x: Any, y: np.ndarray, weight: np.ndarray | None = None) -> Self:
         """Fits the model to features ``(n, p)`` and their targets, with weights ``(n,)`` of mean 1 or None."""
@@ -156,7 +144,7 @@ def _descended(
         ridge[-1] = 0  # the intercepts
         return (share * values).sum() + 0.5 * (ridge * slopes).sum(), (x.T @ (share * gradients) + ridge).ravel()
 
-    options = {"maxiter": _ITERATIONS}
+    options = {"maxiter": ITERATIONS}
     return minimize(objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
 
 
