@@ -57,10 +57,8 @@ def write_report(path: Path, held_out: HeldOut, *, name: str, target: str, comma
       OSError: if the page cannot be written.
     """
     model, (falls, fall) = held_out.model, held_out.importances
-    seconds = held_out.seconds.items()
-    scores = pd.DataFrame(
-        {name: held_out.scores(name) | {"seconds to fit": round(spent, 2)} for name, spent in seconds}
-    )
+    scores = pd.DataFrame({name: held_out.scores(name) for name in held_out.predictions})
+    scores.loc["seconds to fit"] = pd.Series(held_out.seconds).round(2)
     text = _TEMPLATES.get_template("page.html").render(
         held_out=held_out,
         model=model,
