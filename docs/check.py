@@ -48,8 +48,8 @@ MODULES = (
         "nn",
         "ops",
     ),
-    *("plotting", "pytree", "routing", "search", "search.options", "selection", "sharding", "tasks", "topology"),
-    *("training", "warmstart"),
+    *("plotting", "pytree", "report", "routing", "search", "search.options", "selection", "sharding"),
+    *("tasks", "topology", "training", "warmstart"),
 )
 # Names that examples use without an import. The reference lists them.
 GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jtrees": jtrees}

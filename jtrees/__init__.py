@@ -12,6 +12,7 @@ from jtrees import (
     losses as losses,
     methods as methods,
     ops as ops,
+    report as report,
     routing as routing,
     search as search,
     sharding as sharding,

@@ -18,7 +18,7 @@ from small_recipes import get_of_depth_2
 
 import jtrees
 from jtrees import explain, selection
-from jtrees.data.baselines import BehindBaselineWarning
+from jtrees.report import BehindBaselineWarning
 
 new_key = partial(jax.random.key, 0)  # each case has a key of its own: jax_debug_key_reuse
 rng = np.random.default_rng(0)

@@ -20,4 +20,5 @@ for recipe in (jtrees.GET(depth=2, starts=2, epochs=100, cart=False), jtrees.DGT
         jtrees.save(result, Path(folder) / "tree.jtrees")
         loaded = jtrees.load(Path(folder) / "tree.jtrees")
     assert np.array_equal(loaded.predict(x), result.predict(x))
+assert (Path(jtrees.__file__).parent / "report" / "page.html").is_file(), "the wheel lacks the template of reports"
 print(f"jtrees {jtrees.__version__} is installed and works")

@@ -5,15 +5,17 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge, TweedieRegressor
 from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import jtrees
 from jtrees.data import Scaling
-from jtrees.data.baselines import BehindBaselineWarning, Comparison, compared, least_squares
 from jtrees.description import count_free
 from jtrees.estimators import TreeClassifier
+from jtrees.report import BehindBaselineWarning, Comparison, compared
+from jtrees.report.rivals import least_squares, rivals
 from jtrees.search import LeftOut
 from jtrees.tables import checked_dataset, checked_table
 from jtrees.tables.dataset import held_out_table
@@ -44,13 +46,19 @@ def losses_of(x, y, *, held_out=None, weight=None, task="regression", model=None
     return compared(model or Zero(*y.shape[1:]), table, Scaling.fit(table), held_out=other, left_out=left_out).losses
 
 
+def ridge(x, y, weight=None):
+    """Least squares with a penalty of 1 of the squared slopes of standardised features."""
+    weight = None if weight is None else weight / weight.mean()  # as a table has them
+    return make_pipeline(StandardScaler(), Ridge(1.0)).fit(x, y, ridge__sample_weight=weight)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("several", [False, True])
 def test_losses_on_held_out_rows_are_those_of_scikit_learn(weighted, several):
     y = np.stack([Y, X[:, 3] ** 2], 1) if several else Y
     weight = rng.uniform(0.1, 2, 150) if weighted else None
     found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]))
-    linear = LinearRegression().fit(X[:150], y[:150], weight).predict(X[150:])
+    linear = ridge(X[:150], y[:150], weight).predict(X[150:])
     mean = np.average(y[:150], axis=0, weights=weight)
     unit = np.ptp(y[:150], axis=0) if several else 1  # several targets count alike
     for name, predictions in {"model": 0, "constant": mean, "linear": linear}.items():
@@ -95,7 +103,73 @@ def test_other_losses_are_compared_with_their_own_constant(loss, level):
     best = {0.9: np.quantile(y[:150], 0.9), 0.5: np.median(y[:150])}.get(getattr(loss, "levels", level))
     if best is not None:
         assert found["constant"] == pytest.approx(of(np.full(50, best)), rel=0.02)
-    assert ("linear" in found) == (loss != "poisson")  # a linear model may predict counts below 0
+    assert list(found) == ["model", "constant", "linear"]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "power"), [("poisson", 1.0), (jtrees.losses.Tweedie(1.5), 1.5), ("gamma", 2.0)], ids=["1", "1.5", "2"]
+)
+def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power, weighted):
+    rng = np.random.default_rng(0)
+    mean = 1e3 * np.exp(X[:, 0] / 2)
+    y = rng.gamma(2.0, mean / 2) if power > 1 else rng.poisson(mean).astype(float)
+    weight = rng.uniform(0.1, 2, 150) if weighted else None
+    task = jtrees.Regression(loss_function=loss)
+    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task=task, model=Of(1e3))
+    scale = StandardScaler().fit(X[:150])
+    unit = np.average(y[:150], weights=weight)  # the ridge penalty is that of targets of mean 1
+    linear = TweedieRegressor(power=power, link="log", alpha=1 / 150, tol=1e-8, max_iter=1000).fit(
+        scale.transform(X[:150]), y[:150] / unit, weight
+    )
+    predicted = unit * linear.predict(scale.transform(X[150:]))
+    expected = task.loss_function.of_predictions(predicted, y[150:]).mean()
+    assert found["linear"] == pytest.approx(expected, rel=1e-3) and found["linear"] < found["constant"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "draw"),
+    [
+        ("poisson", lambda rng, mean: rng.poisson(0.02 * mean)),
+        ("gamma", lambda rng, mean: 0.02 * rng.gamma(1.0, mean)),
+        (
+            jtrees.losses.Tweedie(1.5),
+            lambda rng, mean: rng.poisson(0.05 * mean) * rng.gamma(2.0, 0.2, len(mean)),
+        ),
+    ],
+    ids=["poisson", "gamma", "tweedie"],
+)
+def test_regressions_with_a_log_link_are_better_than_the_constant_for_small_means(loss, draw):
+    """A penalty of a fixed size would leave nearly a constant where counts are rare."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8000, 3))
+    y = draw(rng, np.exp(x[:, 0] - 0.5)).astype(float)
+    task = jtrees.Regression(loss_function=loss)
+    models, _ = rivals(task, 4000, depth=2, seed=0, forests=False)
+    lost = {
+        name: task.host_losses(models[name].fit(x[:4000], y[:4000]).predict(x[4000:]), y[4000:], 1.0).mean()
+        for name in ("linear model", "constant")
+    }
+    assert lost["linear model"] < 0.9 * lost["constant"]
+    assert losses_of(x[:4000], y[:4000], held_out=(x[4000:], y[4000:]), task=task, model=Of(0.02))[
+        "linear"
+    ] == pytest.approx(lost["linear model"], rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["absolute_error", jtrees.losses.Quantile(0.9)], ids=["absolute", "quantile"])
+def test_linear_rivals_of_quantiles_minimise_the_pinball_loss(loss):
+    """The spread grows with x, so that quantiles have other slopes than means."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(2000, 2))
+    y = x[:, 0] * (1 + rng.exponential(5.0, 2000))
+    task = jtrees.Regression(loss_function=loss)
+    lost = {}
+    for rows in (1000, 10_000):  # a linear program, and least squares
+        models, other_loss = rivals(task, rows, depth=2, seed=0, forests=False)
+        predicted = models["linear model"].fit(x[:1000], y[:1000]).predict(x[1000:])
+        lost[rows] = task.host_losses(predicted, y[1000:], 1.0).mean()
+        assert ("linear model" in other_loss) == (rows > 5000)
+    assert lost[1000] < 0.99 * lost[10_000]
 
 
 class Of:
@@ -110,7 +184,7 @@ class Of:
 
 def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
     found = losses_of(X, Y)
-    residual = Y - LinearRegression().fit(X, Y).predict(X)
+    residual = Y - ridge(X, Y).predict(X)
     assert found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
     assert found["constant"] == pytest.approx(Y.var() / (1 - 1 / 200) ** 2)
     assert losses_of(X[:6], Y[:6])["linear"] == np.inf  # as many parameters as samples
@@ -127,7 +201,7 @@ def test_rows_that_a_search_left_out_are_those_of_the_comparison():
 def test_models_of_rows_that_were_left_out_in_turns_are_compared_with_models_of_all_rows():
     losses = np.append(np.full(20, np.nan), np.ones(180))
     found = losses_of(X, Y, left_out=LeftOut(losses, chose=False, several=True))
-    residual = (Y - LinearRegression().fit(X, Y).predict(X))[20:]
+    residual = (Y - ridge(X, Y).predict(X))[20:]
     assert found["model"] == 1 and found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
 
 
@@ -364,5 +438,5 @@ def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shap
     x = rng.normal(size=shape)
     x[:, 1] = x[:, 0] + x[:, 2]
     y = np.stack([x[:, :9].sum(1) + rng.normal(size=len(x)), rng.normal(size=len(x))], axis=1)
-    expected = np.linalg.lstsq(x, y, rcond=1e-6)[0]
-    np.testing.assert_allclose(least_squares(x, y), expected, atol=1e-4)
+    expected = Ridge(1.0, fit_intercept=False, solver="svd").fit(x, y).coef_.T
+    np.testing.assert_allclose(least_squares(x, y), expected, atol=1e-9)

@@ -60,7 +60,7 @@ def test_the_verdict_names_a_loss_by_its_measure():
 
     x = np.linspace(-1, 1, 60)[:, None]
     recipe = jtrees.DGT(depth=1, epochs=2, widths=(), precondition=0)
-    with pytest.warns(jtrees.data.baselines.BehindBaselineWarning):
+    with pytest.warns(jtrees.report.BehindBaselineWarning):
         fit = jtrees.fit(recipe, x, x[:, 0], key=jax.random.key(0), task=Regression(loss_function=Deviation()))
     assert ": mean squared deviation " in fit.report.verdict
 

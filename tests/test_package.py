@@ -17,7 +17,7 @@ import jtrees
 
 KINDS = ["Values", "Linear"]
 ROOMS = {"jtrees": jtrees} | {
-    name: getattr(jtrees, name) for name in ("data", "export", "methods", "plotting", "search", "training")
+    name: getattr(jtrees, name) for name in ("data", "export", "methods", "plotting", "report", "search", "training")
 }
 PUBLIC = {
     f"{room}.{name}": thing

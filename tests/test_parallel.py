@@ -179,7 +179,7 @@ import warnings
 import jax
 import numpy as np
 
-from jtrees.data.baselines import BehindBaselineWarning
+from jtrees.report import BehindBaselineWarning
 
 warnings.filterwarnings("ignore", category=BehindBaselineWarning)  # a few steps make no good trees
 jax.config.update("jax_num_cpu_devices", 2)

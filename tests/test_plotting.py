@@ -252,82 +252,21 @@ def test_splits_as_bars():
         plotting.plot_splits(jtrees.ObliqueTree(np.zeros((1, 2)), np.ones(1), Values(np.zeros(2))), np.zeros((3, 2)))
 
 
-def test_leaves_as_boxes_and_shares():
-    model, frame, x = _raw()
-    leaf = (x @ [0.05, 1, 0] > 4).astype(int)
-    y = np.where(leaf, 7.0, 2.0)
-    ax = plotting.plot_leaves(model, frame, y)
-    medians = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
-    assert set(medians) == {2.0, 7.0}
-    assert [label.get_text() for label in ax.get_xticklabels()] == [f"{i}\n{np.mean(leaf == i):.0%}" for i in (0, 1)]
-    classes = model.replace(model=model.model.replace(leaves=Values(np.full((2, 3), 1 / 3), losses.Frequencies())))
-    of_class = np.where(leaf, 2, np.arange(len(leaf)) % 2)
-    ax = plotting.plot_leaves(classes, frame, of_class, class_names=["a", "b", "c"])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "c"]
-    heights = np.array([bar.get_height() for bar in ax.patches]).reshape(3, 2)
-    np.testing.assert_allclose(heights.sum(0), 1)
-    np.testing.assert_allclose(heights[2], [0, 1])
-    with pytest.raises(ValueError, match=r"y must have shape \(n,\)"):
-        plotting.plot_leaves(model, frame, np.zeros((200, 2)))
-
-
-def test_leaves_and_rules_of_quantiles_and_of_policies():
+def test_leaves_of_quantiles_and_of_policies():
     model, frame, x = _raw()
     leaf = (x @ [0.05, 1, 0] > 4).astype(int)
     of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
     quantiles = of(Values(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
-    ax = plotting.plot_leaves(quantiles, frame, np.where(leaf, 7.0, 2.0))
-    medians = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1]
-    assert set(medians) == {2.0, 7.0} and _texts(plot_tree(quantiles))[:2] == ["6, 8", "1, 3"]
+    assert _texts(plot_tree(quantiles))[:2] == ["6, 8", "1, 3"]
     policy = of(Values(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
     names = {"class_names": ["wait", "treat"]}
     rewards = np.stack([np.where(leaf, 1.0, 2), np.where(leaf, 5.0, -1)], 1)
-    ax = plotting.plot_leaves(policy, frame, rewards, **names)
-    heights = np.array([bar.get_height() for bar in ax.patches]).reshape(2, 2)
-    np.testing.assert_array_equal(heights, [[2, 1], [-1, 5]])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["wait", "treat"]
-    assert ax.get_ylabel() == "mean reward" and ax.get_xticklabels()[1].get_text() == f"1\n{np.mean(leaf):.0%}"
     assert [text.split("\n")[0] for text in _texts(plot_tree(policy, x=frame, y=rewards, **names))[:2]] == [
         "treat",
         "wait",
     ]
-    ax = plotting.plot_regions(policy, frame, ("area", "[heating = gas]"), resolution=11)
-    assert ax.figure.axes[-1].get_ylabel() == "action" and set(np.unique(ax.collections[0].get_array())) == {0, 1}
     with pytest.raises(ValueError, match="y must hold the rewards of 2 actions"):
-        plotting.plot_leaves(policy, frame, leaf)
-
-
-def test_importances_are_sorted():
-    ax = plotting.plot_importances({"a": [0.1, 0.3], "b": 0.5, "c": [0.0, 0.0]}, most=2)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
-    np.testing.assert_allclose([bar.get_width() for bar in ax.patches], [0.5, 0.2])
-    with pytest.raises(ValueError, match="falls must hold numbers by column name, got none"):
-        plotting.plot_importances({})
-
-
-def test_a_learning_curve_has_a_line_for_each_run():
-    history = np.array([[3.0, 2.0, np.nan], [4.0, 1.0, 0.5], [np.nan] * 3])
-    fit = jtrees.FitResult(None, None, 0.5, 3, history, {})
-    ax = plotting.plot_learning_curve(fit)
-    assert [line.get_ydata().tolist() for line in ax.lines] == [[3, 2], [4, 1, 0.5]] and ax.get_yscale() == "log"
-    with pytest.raises(ValueError, match="fit must have a history with finite losses"):
-        plotting.plot_learning_curve(fit.replace(history=history[2:]))
-
-
-def test_regions_are_predictions_at_the_medians_of_the_other_features():
-    model, frame, x = _raw()
-    ax = plotting.plot_regions(model, frame, ("area", "[heating = gas]"), resolution=11)
-    shown = ax.collections[0].get_array().reshape(11, 11)
-    area, gas = np.meshgrid(np.linspace(x[:, 0].min(), x[:, 0].max(), 11), np.linspace(0, 1, 11))
-    np.testing.assert_array_equal(shown, (0.05 * area + gas > 4))
-    assert len(ax.collections[1].get_offsets()) == 200 and ax.get_xlabel() == "area"
-    classes = _tree(Values(np.float32([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8], [0.2, 0.8]]), losses.Frequencies()))
-    ax = plotting.plot_regions(classes, np.random.default_rng(0).normal(size=(9, 2)), ("a", "b"), feature_names="ab")
-    assert set(np.unique(ax.collections[0].get_array())) <= {0, 1}
-    with pytest.raises(ValueError, match=r"columns must be two of 'area', .*, got 'area'"):
-        plotting.plot_regions(model, frame, "area")
-    with pytest.raises(ValueError, match="model must have one output, got 2"):
-        plotting.plot_regions(_tree(Values(np.ones((4, 2)))), np.zeros((3, 2)), ("x0", "x1"))
+        plot_tree(policy, x=frame, y=leaf)
 
 
 def test_a_tree_of_a_raw_table_is_drawn_in_its_names():
@@ -345,16 +284,13 @@ def test_dollar_signs_are_drawn_as_they_are(name):
     """Between two dollar signs, matplotlib would read mathematics, and fail where it is none."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({name: rng.normal(size=90), "level": rng.choice([name, "other"], 90)})
-    columns, x = jtrees.tables.TableEncoder.fit(frame)
+    columns, _ = jtrees.tables.TableEncoder.fit(frame)
     leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
     model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 1, 0]]), np.float32([0]), leaves), columns)
     named = {"class_names": [name, "no"]}
     plots = {
         "tree": plot_tree(model, x=frame, **named),
         "splits": plotting.plot_splits(model, frame, **named)[0],
-        "leaves": plotting.plot_leaves(model, frame, (x[:, 0] > 0).astype(int), **named),
-        "importances": plotting.plot_importances({name: 1.0, "level": 0.5}),
-        "regions": plotting.plot_regions(model, frame, (name, columns.feature_names[1]), resolution=4),
     }
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text remains text
         for plot, ax in plots.items():

@@ -13,7 +13,7 @@ from jtrees.tables import TableEncoder
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
     pytest.mark.filterwarnings("ignore::jtrees.tables.ColumnsWarning"),
-    pytest.mark.filterwarnings("ignore::jtrees.data.baselines.BehindBaselineWarning"),
+    pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning"),
 ]
 
 KEY = jax.random.key(0)

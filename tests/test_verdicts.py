@@ -15,7 +15,7 @@ from jtrees.tables import checked_dataset
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
-    pytest.mark.filterwarnings("ignore::jtrees.data.baselines.BehindBaselineWarning"),
+    pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning"),
 ]
 
 KEY = jax.random.key(0)

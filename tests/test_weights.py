@@ -10,13 +10,13 @@ from small_recipes import COMBINATORS, OTHERS, QUICK
 
 import jtrees
 from jtrees import losses
-from jtrees.data.baselines import compared
 from jtrees.estimators import TreeClassifier
+from jtrees.report import compared
 from jtrees.tables import TableEncoder, checked_dataset, checked_table
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
-    pytest.mark.filterwarnings("ignore::jtrees.data.baselines.BehindBaselineWarning"),
+    pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning"),
 ]
 
 KEY = jax.random.key(0)

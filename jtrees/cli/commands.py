@@ -20,15 +20,15 @@ import jtrees
 from jtrees import cli, explain, export, io, validation
 from jtrees.cli.arguments import add_recipe, add_table, estimator_of, loss_of, recipe_of
 from jtrees.cli.files import DataError, numbers_of, one_line, read_rows, rules_of
-from jtrees.cli.report import write_report
-from jtrees.cli.rivals import HeldOut, kind_of_model
 from jtrees.cli.tables import Frame, Task, check_rows, guess, read_labelled, set_schema, targets_of, usable
-from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.report import BehindBaselineWarning
+from jtrees.report.held_out import HeldOut, kind_of_model
+from jtrees.report.page import MAX_TERMS, write_report
 from jtrees.tables import FrameModel, Schema, TableEncoder
 
-MAX_TERMS = 5  # largest number of terms of a condition in rules
 _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
+_HELD_OUT_OF_REPORT = 0.25
 _FEWEST = 30  # least number of rows of a table for a verdict
 _BACKGROUND = 100  # largest number of background rows of Shapley values
 _WRITERS = {
@@ -227,8 +227,13 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
     model = estimator_of(options, recipe_of(options, task), task, options.max_seconds, frame.kinds)
+    parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
+    with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
+        warnings.simplefilter("ignore", BehindBaselineWarning)
+        held_out = HeldOut(model, loss_of(options), frame.x, targets_of(frame.y), **parts)
+    set_schema(model, frame.remember(model.encoder_.schema))
     command = shlex.join(["jtrees", *map(str, options.given)])
-    write_report(options.out, frame, model, loss_of(options), seed=options.seed, command=command)
+    write_report(options.out, held_out, name=frame.name, target=str(frame.y.name), command=command)
     print(f"written to {options.out}")
     return 0
 

@@ -54,7 +54,6 @@ def permutation_importance(
     """
     validation.check_count("repeats", repeats)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
-
     columns = ExplainedColumns.from_model(model, feature_names)
     features, y = columns.features(x), np.asarray(y)
     validation.check_rows(y, len(features))

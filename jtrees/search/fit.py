@@ -13,8 +13,8 @@ import numpy as np
 
 from jtrees import compilation, distributed, processes, sharding, validation as checks
 from jtrees.data import Data, Table
-from jtrees.data.baselines import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.data.table import bucket
+from jtrees.report.comparison import HELD_OUT, VALIDATION, Comparison, compared
 from jtrees.search import options
 from jtrees.search.engine import Engine
 from jtrees.search.fitted import Fitted, LeftOut
@@ -103,7 +103,7 @@ def fit(
     Warns:
       jtrees.tables.ColumnsWarning: if columns of a raw table are left out because they are constant or identify rows,
         or if their text may have another meaning.
-      jtrees.data.baselines.BehindBaselineWarning: if a linear model or a constant is better.
+      jtrees.report.BehindBaselineWarning: if a linear model or a constant is better.
 
     Raises:
       ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.

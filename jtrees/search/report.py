@@ -161,7 +161,7 @@ class FitReport(Report):
     Attributes:
       verdict: a sentence that says which is better: the model, a linear model or a constant. None if ``baselines`` is
         None.
-      baselines: the losses ``model``, ``linear`` and ``constant`` (see :func:`jtrees.data.baselines.compared`). None
+      baselines: the losses ``model``, ``linear`` and ``constant`` (see :func:`jtrees.report.compared`). None
         for a user-defined loss, and for fits of a sweep.
       ended: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
       ended_at: the last search and its number of updates, in words.

@@ -1,7 +1,4 @@
-"""Baselines: the comparison of a model with a linear model and a constant, and a verdict in one sentence.
-
-The comparison uses the loss of the task, and held-out rows if there are any.
-"""
+"""The comparison of a model with simpler models on the same rows, and a verdict in one sentence."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -9,23 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from jtrees import distributed, segments
+from jtrees import distributed
 from jtrees.data.scaling import Scaling, row_losses
 from jtrees.data.table import Table
 from jtrees.description import count_free
 from jtrees.forest import Forest
-from jtrees.segments import ones_or
+from jtrees.report.rivals import ITERATIONS, LinearModel, baselines
 from jtrees.tasks import Classification, Task
-from jtrees.tasks.fits import class_counts
 from jtrees.tree import ObliqueTree
 
-_ROWS = 10_000  # largest number of rows; a linear model then takes less time than any search
-_WORK = 4e9  # largest product of rows and squared columns of a linear model; a tenth of it for classes
-_FEWEST_ROWS = 1000
-_DECOMPOSED = 200  # a matrix with more rows and more columns is not decomposed
-_RANK = 1e-6  # singular values below this fraction of the largest singular value count as 0
-_RIDGE = 1.0  # ridge penalty of the logistic regression, the default of scikit-learn
-_ITERATIONS = 100
+_WORK = 4e9  # largest number of products of a fit of the linear model, which takes less time than any search
+_FEWEST_ROWS, _ROWS = 1000, 10_000  # least number of rows of such a fit; largest number of rows of a comparison
 _ARTICLES = {
     "linear": "a linear model",
     "linear model": "a linear model",
@@ -94,21 +85,25 @@ class Comparison:
         error = lambda rival: _standard_error(row_losses[name] - row_losses[rival], weight)
         return cls(losses, measure, where, {rival: max(minimum, _ERRORS * error(rival)) for rival in rivals})
 
-    def _lead(self, rival: str) -> float:
-        """Returns by how much the loss of a rival is lower than the loss of the model."""
-        return self.losses[next(iter(self.losses))] - self.losses[rival]
+    @property
+    def rivals(self) -> list[str]:
+        """Names of the simpler models, sorted from the best."""
+        return sorted(self.margins, key=self.losses.__getitem__)
 
     @property
     def better(self) -> list[str]:
         """Names of the simpler models that are better than the model, sorted from the best."""
-        rivals = sorted(self.margins, key=self.losses.__getitem__)
-        return [rival for rival in rivals if self._lead(rival) > self.margins[rival]]
+        return [rival for rival in self.rivals if self._lead(rival) > self.margins[rival]]
+
+    def _lead(self, rival: str) -> float:
+        """Returns by how much the loss of a rival is lower than the loss of the model."""
+        return self.losses[next(iter(self.losses))] - self.losses[rival]
 
     def verdict(self, name: str) -> str:
         """Returns a sentence that says which model is better; ``name`` is the name of the model."""
-        rivals = sorted(self.margins, key=self.losses.__getitem__)
+        rivals, better = self.rivals, self.better
         similar = [rival for rival in rivals if abs(self._lead(rival)) <= self.margins[rival]]
-        if better := self.better:
+        if better:
             verdict = f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
         elif similar:
             verdict = f"{name} is about as good as {_listed(similar)}"
@@ -156,34 +151,39 @@ def compared(
         models left out different rows, the simpler models are fitted to all rows, and are charged.
 
     Returns:
-      The comparison of ``model``, ``linear`` and ``constant``. There is no linear model for a loss with a log link.
-      Models that vote are compared by the error rate.
+      The comparison of ``model``, ``linear`` and ``constant``. Models that vote are compared by the error rate.
     """
     task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
-    lose = lambda predictions, rows: _losses(task, predictions, rows.y, scaling, votes)
     trained, doubt = np.arange(len(table.x)), 0.0
+
+    def lose(predictions: np.ndarray, rows: Table) -> np.ndarray:
+        return 1 - task.hits(predictions, rows.y) if votes else row_losses(task, predictions, rows.y, scaling)
+
     if held_out is None and left_out is not None and len(left_out.rows):
         rows = _evenly(left_out.rows, _ROWS)
         evaluated, model_losses = table.rows(rows), left_out.losses[rows]
         where, charges = LEFT_OUT + CHOSE * left_out.chose, left_out.several
         trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
     else:
-        evaluated, charges = _subsample(table if held_out is None else held_out), held_out is None
+        source, charges = table if held_out is None else held_out, held_out is None
+        evaluated = source.rows(_evenly(np.arange(len(source.x)), _ROWS)).normalised()
         model_losses = lose(np.asarray(model.predict(evaluated.x), np.float64), evaluated)
         where = TRAINING if held_out is None else where
     mean = lambda losses: float(np.average(losses, weights=evaluated.weight))
     charge = lambda loss, count: _charged(task, loss, count, len(table.x)) if charges and not votes else loss
-    guesses = _guesses(table, trained, evaluated, scaling)
-    rival_losses = {name: lose(predictions, evaluated) for name, (predictions, _) in guesses.items()}
-    charged = {name: charge(mean(rival_losses[name]), count) for name, (_, count) in guesses.items()}
-    model_loss = mean(model_losses)
+    losses, charged, model_loss = {"model": model_losses}, {}, mean(model_losses)
     if where == TRAINING and isinstance(model, ObliqueTree):
         uncharged, where = model_loss, CHARGED
         model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
         doubt = _UNSURE * (model_loss - uncharged)
+    for name, rival in baselines(task, scaling.transform).items():
+        limit = _most_rows(task, table.x.shape[1]) if isinstance(rival, LinearModel) else len(trained)
+        sample = table.rows(_evenly(trained, limit)).normalised()
+        rival_losses = lose(rival.fit(sample.x, sample.y, sample.weight).predict(evaluated.x), evaluated)
+        key = name.removesuffix(" model")  # as in the report of a fit
+        losses[key], charged[key] = rival_losses, charge(mean(rival_losses), rival.count)
     measured = "error rate" if votes else task.loss_function.measure
-    row_losses, charged = {"model": model_losses, **rival_losses}, {"model": model_loss, **charged}
-    return Comparison.from_losses(row_losses, evaluated.weight, measured, where, charged, doubt)
+    return Comparison.from_losses(losses, evaluated.weight, measured, where, {"model": model_loss, **charged}, doubt)
 
 
 def _standard_error(differences: np.ndarray, weight: np.ndarray | None) -> float:
@@ -195,121 +195,16 @@ def _standard_error(differences: np.ndarray, weight: np.ndarray | None) -> float
     return float(np.sqrt(np.square(share) @ np.square(differences - share @ differences)))
 
 
-# --- The simpler models ----------------------------------------------------------------------------------------------
-
-
-def _guesses(
-    table: Table, trained: np.ndarray, evaluated: Table, scaling: Scaling
-) -> dict[str, tuple[np.ndarray, float]]:
-    """Returns the predictions and the numbers of parameters of the linear model and the constant.
-
-    Args:
-      table: a table.
-      trained: the numbers of the training rows in the table.
-      evaluated: the rows to predict.
-      scaling: scaling of the features.
-    """
-    width, y = table.x.shape[1], table.y[trained]
-    weight = None if table.weight is None else segments.mean_one(table.weight[trained])
-    if isinstance(table.task, Classification):
-        none = np.zeros(len(y), int)
-        share = class_counts(none, y, 1, table.task.classes, sample_weight=weight)[0] + 1 / table.task.classes
-        constant, ends = share / share.sum(), table.task.classes
-        limit = _WORK / 10 / (width * ends) if width else _ROWS
-        sample = _subsample(table, trained, int(np.clip(limit / _ITERATIONS, _FEWEST_ROWS, _ROWS)))
-        weights = ones_or(sample.weight, sample.x)
-        linear = _logistic(*_features(sample, evaluated, scaling), table.task.indicators(sample.y), weights)
-        free = ends - 1
-    else:
-        constant = table.task.loss_function.best(y, weight)
-        sample = _subsample(table, trained, int(np.clip(_WORK / max(1, width) ** 2, _FEWEST_ROWS, _ROWS)))
-        linear = _least_squares(*_features(sample, evaluated, scaling), sample, table.task)
-        free = constant.size
-    tiled = np.broadcast_to(constant, (len(evaluated.x), *np.shape(constant)))
-    models = {"linear": (linear, free * (1 + width)), "constant": (tiled, free)}
-    return {name: (predictions, count) for name, (predictions, count) in models.items() if predictions is not None}
-
-
-def _least_squares(x: np.ndarray, x_new: np.ndarray, sample: Table, task: Any) -> np.ndarray | None:
-    """Returns predictions of a least-squares fit, plus the best constant of the residuals; None for a log link."""
-    loss = task.loss_function
-    if loss.link == "exp":
-        return None
-    y, weight = sample.y.astype(np.float64), ones_or(sample.weight, sample.x)
-    root = np.sqrt(weight / weight.sum()).reshape(-1, *[1] * (y.ndim - 1))
-    mean = np.average(y, axis=0, weights=weight)
-    slopes = least_squares(np.sqrt(weight / weight.sum())[:, None] * x, root * (y - mean))
-    rest = loss.best(y - mean - x @ slopes, sample.weight) if np.ptp(y - mean - x @ slopes) > 0 else 0.0
-    return loss.aligned(mean + x_new @ slopes) + rest
-
-
-def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the least-squares solution of minimum norm.
-
-    If x has many rows and many columns, x is not decomposed. Instead, the matrix of the products of the shorter side is
-    inverted, which takes a tenth of the time. A ridge then replaces the cut-off of small singular values.
-    """
-    if min(x.shape) <= _DECOMPOSED:
-        return np.linalg.lstsq(x, y, rcond=_RANK)[0]
-    wide = x.shape[1] > len(x)
-    products = x @ x.T if wide else x.T @ x
-    inverse = np.linalg.inv(products + _RANK**2 * np.trace(products) * np.eye(len(products)))
-    return x.T @ (inverse @ y) if wide else inverse @ (x.T @ y)
-
-
-def _logistic(x: np.ndarray, x_new: np.ndarray, shares: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of a logistic regression with a ridge penalty on the slopes, ``(n, classes)``.
-
-    The regression is fitted to the class probabilities ``shares``.
-    """
-    from scipy.optimize import minimize  # imported late: jax installs SciPy, but this module is slow to import
-
-    total, classes = weight.sum(), shares.shape[1]
-
-    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        slopes = flat.reshape(-1, classes)
-        log = x @ slopes
-        log -= log.max(1, keepdims=True)
-        log -= np.log(np.exp(log).sum(1, keepdims=True))
-        ridge = _RIDGE * slopes[:-1] / total  # the last row has the intercepts
-        gradient = x.T @ (weight[:, None] / total * (np.exp(log) - shares))
-        gradient[:-1] += ridge
-        data_loss = -(weight * (shares * log).sum(1)).sum() / total
-        return data_loss + 0.5 * (ridge * slopes[:-1]).sum(), gradient.ravel()
-
-    start = np.zeros(x.shape[1] * classes)
-    coefficients = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS}).x
-    outputs = x_new @ coefficients.reshape(-1, classes)
-    chances = np.exp(outputs - outputs.max(1, keepdims=True))
-    return chances / chances.sum(1, keepdims=True)
-
-
-def _features(sample: Table, evaluated: Table, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
-    """Returns standardised features of two tables, and a column of ones."""
-    x, x_new = (np.asarray(scaling.transform(rows.x), np.float64) for rows in (sample, evaluated))
-    mean, deviation = x.mean(0), x.std(0)
-    unit = np.where(deviation > 0, deviation, 1)
-    first, second = (np.column_stack([(rows - mean) / unit, np.ones(len(rows))]) for rows in (x, x_new))
-    return first, second
-
-
-def _subsample(table: Table, rows: np.ndarray | None = None, limit: int = _ROWS) -> Table:
-    """Returns at most ``limit`` evenly spaced rows of a table, or of the rows with the given numbers."""
-    return table.rows(_evenly(np.arange(len(table.x)) if rows is None else rows, limit)).normalised()
+def _most_rows(task: Task, width: int) -> int:
+    """Returns the largest number of training rows of a linear model of ``width`` features."""
+    steps = 10 * ITERATIONS * max(1, int(np.prod(task.shape)))
+    cost = width * (width if task.link_name in ("identity", "sorted") else steps)
+    return int(np.clip(_WORK / max(1, cost), _FEWEST_ROWS, _ROWS))
 
 
 def _evenly(rows: np.ndarray, limit: int) -> np.ndarray:
     """Returns at most ``limit`` evenly spaced entries."""
     return rows[:: -(-len(rows) // limit)]
-
-
-# --- Losses ----------------------------------------------------------------------------------------------------------
-
-
-def _losses(task: Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling, votes: bool) -> np.ndarray:
-    if votes:
-        return 1 - task.hits(predictions, y)
-    return row_losses(task, predictions, y, scaling)
 
 
 def _charged(task: Task, loss: float, count: float, rows: int) -> float:

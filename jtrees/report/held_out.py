@@ -1,0 +1,179 @@
+"""A fitted estimator and its rivals on held-out rows: scores, a verdict and importances (needs scikit-learn)."""
+
+from collections.abc import Callable
+import functools
+import time
+from typing import Any
+import warnings
+
+import numpy as np
+from sklearn import metrics
+from sklearn.base import is_classifier
+from sklearn.model_selection import train_test_split
+
+from jtrees import explain, losses
+from jtrees.description import kind_of
+from jtrees.report.comparison import Comparison
+from jtrees.report.rivals import rivals
+from jtrees.tables import TableEncoder
+from jtrees.tasks import Classification, Regression, Task
+
+_SHUFFLED = 2000  # largest number of rows for permutation importances
+_CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it has the depth of the tree
+_TOP = 3  # number of columns in the summary
+
+
+class HeldOut:
+    """An estimator, held-out rows, and the predictions of the estimator and its rivals for the held-out rows.
+
+    Args:
+      model: the estimator before its fit. It is fitted to the rows that are not held out.
+      loss: the loss of regression.
+      x: the columns, a DataFrame of pandas.
+      y: the targets, ``(n,)``.
+      share: fraction of the rows to hold out.
+      seed: seed of the split and of the rivals.
+      forests: whether ensembles are among the rivals.
+
+    Attributes:
+      name: name of the recipe of the estimator.
+      task: what is predicted.
+      classes: the labels as text; empty in regression.
+      features: the training rows as features, ``(n, p)``, as all models were trained on them. Target means are means
+        over other rows.
+      predictions: predictions, or class probabilities, by name of the model. The first model is the estimator.
+      seconds: seconds to fit, by name of the model.
+      other_loss: names of the rivals that do not minimise the loss of the task.
+    """
+
+    def __init__(self, model: Any, loss: losses.Loss, x: Any, y: np.ndarray, *, share: float, seed: int, forests: bool):
+        kind: Any = "classification" if is_classifier(model) else "regression"
+        train, test = divided(y, kind, share, seed)
+        self.x_train, self.y_train = x.iloc[train], y[train]
+        self.x_test, self.y_test = x.iloc[test], y[test]
+        self.model, self.seed, self.name = model, seed, type(model._recipe()).__name__
+        self.seconds, self.predictions = {}, {}
+        self._timed(self.name, lambda: model.fit(self.x_train, self.y_train))
+        self.classes = [str(label) for label in model.classes_] if kind == "classification" else []
+        self.task: Task = Classification(len(self.classes)) if self.classes else Regression(loss_function=loss)
+        self.predictions[self.name] = self._predicted(model, self.x_test)
+        codes = self.codes(self.y_train)
+        encoder, self.features = TableEncoder.fit(self.x_train, codes, task=kind, columns=model.columns)
+        features_test = quiet(lambda: encoder.transform(self.x_test))
+        depth = _CART_DEPTH if model.tree_ is None else max(1, model.tree_.depth)
+        listed, self.other_loss = rivals(self.task, len(train), depth=depth, seed=seed, forests=forests)
+        for name, rival in listed.items():
+            self._timed(name, lambda rival=rival: quiet(lambda: rival.fit(self.features, codes)))
+            self.predictions[name] = self._predicted(rival, features_test)
+
+    def codes(self, y: np.ndarray) -> np.ndarray:
+        """Returns labels as classes 0..K-1; in regression, the targets in float64."""
+        return np.searchsorted(self.model.classes_, y) if self.classes else y.astype(np.float64)
+
+    def _timed(self, name: str, fit: Callable[[], Any]) -> None:
+        started = time.perf_counter()
+        fit()
+        self.seconds[name] = time.perf_counter() - started
+
+    def _predicted(self, model: Any, x: Any) -> np.ndarray:
+        """Returns predictions; in classification, the probabilities of all classes."""
+        predicted = quiet(lambda: getattr(model, "predict_proba", model.predict)(x))
+        if predicted.ndim == 1 or predicted.shape[1] == len(self.classes):
+            return predicted
+        all_classes = np.zeros((len(predicted), len(self.classes)))  # the training rows lack a class
+        all_classes[:, model.classes_] = predicted
+        return all_classes
+
+    # --- Scores ------------------------------------------------------------------------------------------------------
+
+    def scores(self, name: str) -> dict[str, float]:
+        """Returns the scores of a model on the held-out rows, by measure; for quantiles, there are no scores of means.
+
+        The area under the curve (AUC) is NaN if the held-out rows lack a class.
+        """
+        predicted, y = self.predictions[name], self.codes(self.y_test)
+        loss = {self.task.loss_function.measure: float(self.row_losses(y, predicted).mean())}
+        if self.classes:
+            labels, chance = predicted.argmax(1), predicted[:, 1] if predicted.shape[1] == 2 else predicted
+            every_class = len(np.unique(y)) == predicted.shape[1]
+            return {
+                "accuracy": float(metrics.accuracy_score(y, labels)),
+                "balanced accuracy": float(quiet(lambda: metrics.balanced_accuracy_score(y, labels))),
+                "AUC": float(metrics.roc_auc_score(y, chance, multi_class="ovr")) if every_class else np.nan,
+            } | loss
+        if isinstance(self.task.loss_function, losses.Quantile):
+            return loss | {"rows below the prediction": float(np.mean(y < predicted))}
+        means = {
+            "R²": metrics.r2_score,
+            "RMSE": metrics.root_mean_squared_error,
+            "mean absolute error": metrics.mean_absolute_error,
+        }
+        scores = {title: float(score(y, predicted)) for title, score in means.items()}
+        return scores if isinstance(self.task.loss_function, losses.SquaredError) else loss | scores
+
+    def row_losses(self, y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+        """Returns the loss on each row; infinite if the loss has a log link and a prediction is not positive."""
+        if self.task.link_name == "exp" and predicted.min() <= 0:
+            return np.full(len(y), np.inf)
+        return self.task.host_losses(predicted, y, 1.0)
+
+    def comparison(self) -> Comparison:
+        """Returns the mean losses of all models on the held-out rows."""
+        y = self.codes(self.y_test)
+        row_losses = {name: self.row_losses(y, predicted) for name, predicted in self.predictions.items()}
+        where = f"{len(y)} held-out row{'' if len(y) == 1 else 's'}"
+        return Comparison.from_losses(row_losses, None, self.task.loss_function.measure, where)
+
+    # --- Summary -----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def importances(self) -> tuple[dict[str, np.ndarray], str]:
+        """The fall of a score when a column is shuffled, by column, and the description of the fall."""
+        rows, y = self.x_test.iloc[:_SHUFFLED], self.codes(self.y_test)[:_SHUFFLED]
+        score: Callable[..., float] = lambda y, predicted: -self.row_losses(y, np.asarray(predicted, np.float64)).mean()
+        description = "the log likelihood falls" if self.classes else f"the {self.task.loss_function.measure} rises"
+        if not self.classes and isinstance(self.task.loss_function, losses.SquaredError):
+            score, description = metrics.r2_score, "R² falls"
+        return quiet(lambda: explain.permutation_importance(self.model.model_, rows, y, score)), description
+
+    def summary(self, kind: str) -> list[str]:
+        """Returns the verdict, the scores, the best rival, the kind of model and the top columns, as lines."""
+        comparison = self.comparison()
+        best = comparison.rivals[0]
+        show = lambda name: ", ".join(f"{title} {score:.4g}" for title, score in self.scores(name).items())
+        falls, fall_text = self.importances
+        means = {name: float(np.mean(fall)) for name, fall in falls.items()}
+        top = [name for name in sorted(means, key=means.__getitem__, reverse=True) if means[name] > 0][:_TOP]
+        columns = ", ".join(f"{name} ({means[name]:.2g})" for name in top) or "no column helps on the held-out rows"
+        return [
+            comparison.verdict(self.name),
+            f"{self.name}: {show(self.name)}",
+            f"best rival, {best}: {show(best)}",
+            f"kind of model: {kind}",
+            f"top columns, by how much {fall_text} without them: {columns}",
+        ]
+
+
+def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of the training rows and the held-out rows.
+
+    The held-out fraction is the same for each class, if each class has two rows and the held-out rows are enough.
+    """
+    strata: Any = None
+    if task == "classification":
+        counts = np.unique(y, return_counts=True)[1]
+        strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
+    train, test = train_test_split(np.arange(len(y)), test_size=share, stratify=strata, random_state=seed)
+    return np.asarray(train), np.asarray(test)
+
+
+def kind_of_model(model: Any) -> str:
+    """Returns the kind of an estimator's model, and how it was found, as text."""
+    return repr(model.model_) if model.tree_ is None else kind_of(model.tree_, model.report_.chosen)
+
+
+def quiet(function: Callable[[], Any]) -> Any:
+    """Returns the result of a function without its warnings, such as warnings of missing values or convergence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function()
