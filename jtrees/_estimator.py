@@ -16,10 +16,10 @@ from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
 from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
-from jtrees.tables.columns import warn_of_gaps
 from jtrees.tables.dataset import raw_rows
 from jtrees.tables.frame import frame_of_objects
 from jtrees.tables.inference import checked_missing
+from jtrees.tables.schemas import warn_of_gaps
 from jtrees.tree import ObliqueTree
 
 

@@ -18,7 +18,7 @@ from sklearn.calibration import CalibrationDisplay
 import jtrees
 from jtrees import explain, export, io, losses, plotting
 from jtrees.cli.rivals import HeldOut, kind_of_model, quiet
-from jtrees.cli.tables import Frame, set_schema, targets_of
+from jtrees.cli.tables import Frame, targets_of
 from jtrees.data.baselines import BehindBaselineWarning
 from jtrees.plotting._common import literal
 
@@ -45,7 +45,6 @@ def write_report(path: Path, frame: Frame, model: Any, loss: losses.Loss, *, see
     with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
         warnings.simplefilter("ignore", BehindBaselineWarning)
         held_out = HeldOut(model, loss, frame.x, targets_of(frame.y), share=_HELD_OUT, seed=seed, forests=True)
-    set_schema(model, frame.remember(model.encoder_.schema))
     page = _Page(held_out, frame.name, str(frame.y.name))
     sections = [
         _section("Summary", page.summary()),

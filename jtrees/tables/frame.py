@@ -4,7 +4,7 @@ A column of any library becomes one of four kinds: numbers, booleans, dates and 
 float64, and NaN is a missing value. Text is an array of objects, and None is a missing value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import datetime
 import decimal
 import numbers
@@ -15,7 +15,7 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.data.constraints import name_of
-from jtrees.tables.cells import MISSING, OFFSETS, zone_name
+from jtrees.tables.cells import MISSING, OFFSETS, mask_missing, zone_name
 from jtrees.tables.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
 
@@ -42,6 +42,20 @@ class RawColumn(NamedTuple):
     def missing(self) -> np.ndarray:
         """Mask of missing values, ``(n,)`` bool."""
         return self.values == np.array(None) if self.kind == "text" else np.isnan(self.values)
+
+    def masked(self, missing: Collection[str]) -> "RawColumn":
+        """Returns the column, in which texts that mean a missing value are None. Only text changes."""
+        if self.kind != "text" or not missing:
+            return self
+        return self._replace(values=_objects(mask_missing(self.values.tolist(), missing)))
+
+    def as_levels(self) -> "RawColumn":
+        """Returns numbers, booleans or text as the canonical text of levels."""
+        if self.kind == "text":
+            return self
+        boolean = self.kind == "boolean"
+        values = [level_of(bool(value) if boolean and value == value else value) for value in self.values.tolist()]
+        return RawColumn("text", _objects(values), source=self.kind)
 
 
 class RawKind(NamedTuple):
@@ -77,7 +91,7 @@ class Frame:
 def read_frame(
     x: Any,
     raw_kinds: Mapping[str, RawKind] | None = None,
-    missing: Sequence[str] = (),
+    missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
@@ -87,8 +101,7 @@ def read_frame(
       raw_kinds: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
         If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
         training rows. None: all columns, without conversion.
-      missing: texts that mean a missing value, in training in all columns of a DataFrame, for new rows in columns that
-        are not text.
+      missing: texts that mean a missing value, besides ``MISSING``, among values of another type. Other texts remain.
       requested: kinds of training columns by name or number. The values of ``"drop"`` are not read. The values of
         ``"text"`` may have several types.
 
@@ -100,16 +113,7 @@ def read_frame(
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        kinds, series_by_name = raw_kinds or {}, _series(x, raw_kinds is None)
-        requested = requested_kinds(requested, list(series_by_name))
-        columns = {
-            name: _not_read(len(series))
-            if requested.get(name) == "drop"
-            else _read_series(name, series, kinds.get(name, _REQUESTED.get(requested.get(name, ""))), missing)
-            for name, series in series_by_name.items()
-            if raw_kinds is None or name in raw_kinds
-        }
-        return _checked(Frame(columns, named=True))
+        return _read_columns(_series(x, raw_kinds is None), _read_series, raw_kinds, missing, requested)
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
@@ -124,29 +128,31 @@ def frame_of_objects(
     x: np.ndarray,
     names: Sequence[str],
     raw_kinds: Mapping[str, RawKind] | None = None,
-    missing: Sequence[str] = (),
+    missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame:
     """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
 
-    Args:
-      x: the cells.
-      names: names of the columns.
-      raw_kinds: the columns to read, and their kinds, as for :func:`read_frame`.
-      missing: texts that mean a missing value, as for :func:`read_frame`.
-      requested: kinds of training columns by name, as for :func:`read_frame`.
-
-    Raises:
-      ValueError: in the cases of :func:`read_frame`.
+    ``names`` are the names of the columns. All else is as for :func:`read_frame`.
     """
-    columns, requested = {}, requested_kinds(requested, names)
-    for name, cells in zip(names, x.T, strict=True):
-        if requested.get(name) == "drop":
-            columns[name] = _not_read(len(x))
+    return _read_columns(dict(zip(names, x.T, strict=True)), _read_objects, raw_kinds, missing, requested)
+
+
+def _read_columns(
+    series_by_name: Mapping[str, Any],
+    read: Callable[[str, Any, RawKind | None, Collection[str]], RawColumn],
+    raw_kinds: Mapping[str, RawKind] | None,
+    missing: Collection[str],
+    requested: Any,
+) -> Frame:
+    """Returns the raw table whose columns ``read`` reads; the other arguments are those of :func:`read_frame`."""
+    columns, requested = {}, requested_kinds(requested, list(series_by_name))
+    for name, series in series_by_name.items():
+        if requested.get(name) == "drop":  # the values are not read
+            columns[name] = RawColumn("text", np.full(len(series), None))
         elif raw_kinds is None or name in raw_kinds:
-            kind = (raw_kinds or {}).get(name, _REQUESTED.get(requested.get(name, "")))
-            values = [None if is_missing(value) else value for value in cells.tolist()]
-            columns[name] = _read_objects(name, _with_missing(values, missing, kind), kind)
+            kind = RawKind("text") if requested.get(name) == "text" else None
+            columns[name] = read(name, series, (raw_kinds or {}).get(name, kind), missing)
     return _checked(Frame(columns, named=True))
 
 
@@ -162,14 +168,6 @@ def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"columns must have one kind for each column, got two for {checks.quoted(name)}")
         kinds[name] = kind if isinstance(kind, str) else repr(kind)
     return kinds
-
-
-_REQUESTED = {"text": RawKind("text")}
-
-
-def _not_read(rows: int) -> RawColumn:
-    """Returns a column in the place of a column that is not read."""
-    return RawColumn("text", np.full(rows, None))
 
 
 def _series(x: Any, training: bool) -> dict[str, Any]:
@@ -190,7 +188,7 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
     return {name: frame.get_column(original) for name, original in zip(names, frame.columns, strict=True)}
 
 
-def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Sequence[str]) -> RawColumn:
+def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Collection[str]) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
@@ -205,10 +203,10 @@ def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Sequ
         return _dates(series, raw_kind)
     if dtype == nw.Duration:
         return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source="durations")
-    values = _with_missing(_values(series), missing, raw_kind)
+    values = _values(series)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), source="text" if dtype == nw.String else "levels")
-    return _read_objects(name, values, raw_kind)
+    return _read_objects(name, values, raw_kind, missing)
 
 
 def _numbers(series: Any) -> np.ndarray:
@@ -222,13 +220,6 @@ def _merged(series: Any, values: np.ndarray) -> bool:
     if not len(values) or not np.nanmax(np.abs(values), initial=0.0) > WHOLE:
         return False
     return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
-
-
-def _with_missing(values: list[Any], missing: Sequence[str], raw_kind: RawKind | None) -> list[Any]:
-    """Returns the values of a column in which texts that mean a missing value are None."""
-    if not missing or (raw_kind is not None and raw_kind.kind == "text"):
-        return values
-    return [None if isinstance(value, str) and value.strip() in missing else value for value in values]
 
 
 _NARROW = {"Float16": np.float16, "halffloat": np.float16, "Float32": np.float32, "float": np.float32}
@@ -272,11 +263,12 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _read_objects(name: str, values: list[Any], raw_kind: RawKind | None) -> RawColumn:
+def _read_objects(name: str, values: Any, raw_kind: RawKind | None, missing: Collection[str]) -> RawColumn:
     """Returns a column of Python objects, which must all have the same kind."""
+    values = [None if is_missing(value) else value for value in values]
     kinds = [None if value is None else _kind(value) for value in values]
     if len({*kinds} - {None, "text"}) == 1 and (raw_kind is None or raw_kind.kind != "text"):  # numbers and ``"?"``
-        values = [None if isinstance(value, str) and value.strip() in MISSING else value for value in values]
+        values = mask_missing(values, {*MISSING, *missing})
         kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
     present = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not present:
@@ -324,9 +316,14 @@ def _days(value: Any, zone: str | None) -> float:
 
 def _texts(values: list[Any]) -> np.ndarray:
     """Returns the canonical texts of levels, and None for missing values."""
-    texts = np.empty(len(values), object)
-    texts[:] = [value if type(value) is str else level_of(value) for value in values]
-    return texts
+    return _objects([value if type(value) is str else level_of(value) for value in values])
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    """Returns values as an array of objects, ``(n,)``."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _checked(frame: Frame) -> Frame:

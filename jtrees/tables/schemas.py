@@ -5,7 +5,7 @@ schema and on the number of outputs. :mod:`jtrees.tables.inference` makes schema
 makes features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 from typing import Any
 import warnings
@@ -15,7 +15,6 @@ import numpy as np
 from jtrees import distributed, io, validation as checks
 from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading
 from jtrees.tables.frame import Frame, RawColumn, RawKind, check_numbers, read_frame
-from jtrees.tables.parse import level_of
 
 
 class ColumnsWarning(UserWarning):
@@ -94,8 +93,7 @@ class Schema:
     Attributes:
       columns: the description of each column by name, in the order of the table.
       named: whether columns are found by name. The columns of an array are found by position.
-      missing: texts that mean a missing value in files, in text that becomes numbers or dates, and in text of levels
-        unless they are levels of the table.
+      missing: texts that mean a missing value in a column of text, unless they are levels of the column.
     """
 
     columns: dict[str, ColumnSchema]
@@ -144,17 +142,19 @@ class Schema:
         """
         column = self.columns[name]
         kind, zone, durations = column.raw_kind
+        expected, came = "durations" if durations else NAMES[kind], in_words(raw)
+        if kind == "text" and came not in ("dates", "durations"):
+            raw = raw.as_levels()
+        raw = raw.masked(frozenset(self.missing).difference(column.training_levels))
         if raw.missing.all():
             return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
-        if kind == "text":
-            return self._levels(name, raw)
-        expected, came = "durations" if durations else NAMES[kind], in_words(raw)
-        if durations != (came == "durations"):
+        if raw.kind == kind == "text":
+            return raw
+        differs = raw.kind != "text" and (raw.kind == "date") != (kind == "date")
+        if differs or durations != (came == "durations"):
             raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
         if raw.kind == "text":
-            return numbers_of(name, with_gaps(raw, self.missing), column.text_reading, zone)
-        if (raw.kind == "date") != (kind == "date"):
-            raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
+            return numbers_of(name, raw, column.text_reading, zone)
         if kind == "date" and (raw.zone is None) != (zone is None):
             which = "without" if zone is None else "with"
             came = "dates without one" if raw.zone is None else f"dates with one ({raw.zone})"
@@ -163,13 +163,6 @@ class Schema:
             wrong = ~(raw.missing | np.isin(raw.values, (0, 1)))
             check_cells(name, ~wrong, "booleans, or 0 and 1,", raw.values)
         return raw
-
-    def _levels(self, name: str, raw: RawColumn) -> RawColumn:
-        """Returns a column of levels as canonical text; a text that means a missing value may also be a level."""
-        if (came := in_words(raw)) in ("dates", "durations"):
-            raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
-        levels = self.columns[name].training_levels
-        return with_gaps(as_levels(raw), [text for text in self.missing if text not in levels])
 
     def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
         """Warns of missing values where the table of the schema had none, and of levels that it did not have.
@@ -188,55 +181,22 @@ class Schema:
             message = f"x has levels that the training rows did not have: {which}"
             warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
-    # --- Files -------------------------------------------------------------------------------------------------------
-
-    def with_readings(
-        self, readings: Mapping[str, Reading], notes: Mapping[str, str], missing: Sequence[str]
-    ) -> "Schema":
-        """Returns the same columns, which read text in the same way as the source file.
-
-        Args:
-          readings: how text becomes numbers or dates, by column.
-          notes: the ambiguity of a column, by column.
-          missing: texts that mean a missing value.
-        """
-
-        def updated(name: str, column: ColumnSchema) -> ColumnSchema:
-            reading = readings.get(name, column.reading)
-            zoned = column.kind == "date" and reading is not None and reading.zoned
-            zone = OFFSETS if zoned else column.zone
-            return dataclasses.replace(column, reading=reading, zone=zone, note=notes.get(name, column.note))
-
-        columns = {name: updated(name, column) for name, column in self.columns.items()}
-        return dataclasses.replace(self, columns=columns, missing=tuple(missing))
-
-    def with_decimal(self, decimal: str) -> "Schema":
-        """Returns the same columns with another decimal separator for numbers in text."""
-        columns = {
-            name: dataclasses.replace(column, reading=column.text_reading.with_decimal(decimal))
-            if column.kind == "number"
-            else column
-            for name, column in self.columns.items()
-        }
-        return dataclasses.replace(self, columns=columns)
-
     # --- What was decided --------------------------------------------------------------------------------------------
+
+    def messages(self, remedy: Callable[[Mapping[str, str]], str] | None = None) -> list[str]:
+        """Returns a message on the dropped columns and a message on the ambiguous columns, if there are any.
+
+        ``remedy`` returns how to request kinds of columns, given by name, as text; None: as an argument in Python.
+        """
+        remedy = remedy or (lambda kinds: f"columns={{{checks.listed(map(_item, kinds.items()))}}}")
+        dropped = {name: column for name, column in self.columns.items() if column.kind == "drop"}
+        subjects = {"columns of x are left out": dropped, "columns of x may mean something else": self.used}
+        return [f"{subject}: {text}" for subject, columns in subjects.items() if (text := _noted(columns, remedy))]
 
     def warn(self) -> None:
         """Warns with :class:`ColumnsWarning` of columns that are dropped or ambiguous, and names the remedy."""
-        if left_out := self.left_out():
-            distributed.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
-        open_columns = {name: column for name, column in self.used.items() if column.note}
-        if open_columns:
-            notes = [f"{checks.quoted(name)} ({column.note})" for name, column in open_columns.items()]
-            message = f"columns of x may mean something else: {checks.listed(notes)}{_remedy(open_columns)}"
+        for message in self.messages():
             distributed.warn(message, ColumnsWarning, stacklevel=3)
-
-    def left_out(self) -> str:
-        """Returns the names of the columns that the schema dropped, with the reasons, and the remedy."""
-        dropped = {name: column for name, column in self.columns.items() if column.kind == "drop" and column.note}
-        listed = checks.listed(f"{checks.quoted(name)} ({column.note})" for name, column in dropped.items())
-        return f"{listed}{_remedy(dropped)}" if dropped else ""
 
     def __hash__(self) -> int:
         return hash((self.named, tuple(self.columns)))
@@ -263,11 +223,15 @@ def _counted(counts: Mapping[str, int]) -> str:
     return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
 
 
-def _remedy(columns: Mapping[str, ColumnSchema]) -> str:
-    """Returns the argument ``columns`` that reads the columns in the other way, as text."""
+def _noted(columns: Mapping[str, ColumnSchema], remedy: Callable[[Mapping[str, str]], str]) -> str:
+    """Returns the names of the columns that have notes, with the notes and the remedy, as text."""
+    notes = checks.listed(f"{checks.quoted(name)} ({column.note})" for name, column in columns.items() if column.note)
     kinds = {name: column.otherwise for name, column in columns.items() if column.otherwise}
-    listed = checks.listed(f"{checks.quoted(name)}: {checks.quoted(kind)}" for name, kind in kinds.items())
-    return f": columns={{{listed}}} reads them otherwise" if kinds else ""
+    return f"{notes}: {remedy(kinds)} reads them otherwise" if kinds else notes
+
+
+def _item(item: tuple[str, str]) -> str:
+    return ": ".join(map(checks.quoted, item))
 
 
 # --- Cells -----------------------------------------------------------------------------------------------------------
@@ -284,7 +248,7 @@ def rows_of(
     x: Any,
     raw_kinds: Mapping[str, RawKind] | None = None,
     rows: int = 1,
-    missing: Sequence[str] = (),
+    missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame:
     """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows.
@@ -296,21 +260,6 @@ def rows_of(
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)
     return Frame({f"x{j}": RawColumn("number", column) for j, column in enumerate(values.T)}, named=False)
-
-
-def as_levels(raw: RawColumn) -> RawColumn:
-    """Returns numbers, booleans or text as the canonical text of levels."""
-    if raw.kind == "text":
-        return raw
-    values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
-    values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
-    return RawColumn("text", values, source=raw.kind)
-
-
-def with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
-    """Returns a column of text in which texts that mean a missing value are None."""
-    gaps = np.array([cell is None or cell.strip() in missing for cell in raw.values.tolist()], bool)
-    return raw._replace(values=np.where(gaps, np.array(None), raw.values)) if gaps.any() else raw
 
 
 def numbers_of(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:
