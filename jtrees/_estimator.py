@@ -172,11 +172,10 @@ class TreeEstimator(BaseEstimator):
         if not isinstance(schema, Schema):
             names, missing = [f"x{j}" for j in range(X.shape[1])], checked_missing(self.missing)
             return frame_of_objects(X, names, missing=missing, requested=self.columns)
-        kinds = {name: column.raw_kind for name, column in schema.used.items()}
         names = list(schema.columns) if training else list(getattr(self, "feature_names_in_", schema.columns))
         if X.shape[1] != len(names):
             raise ValueError(f"X must have {len(names)} columns, got {X.shape[1]}")
-        return frame_of_objects(X, names, kinds if schema.named else None, schema.missing)
+        return frame_of_objects(X, names, schema.used if schema.named else None, schema.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""

@@ -6,9 +6,8 @@ import numpy as np
 
 from jtrees.tables import TableEncoder
 from jtrees.tables.cells import Reading
-from jtrees.tables.frame import Frame, RawColumn
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
 from jtrees.tables.program import Encoding, Lookup
-from jtrees.tables.schemas import ColumnSchema
 from jtrees.validation import quoted
 
 MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds

@@ -5,6 +5,7 @@ float64, and NaN is a missing value. Text is an array of objects, and None is a 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
 import datetime
 import decimal
 import numbers
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import io, validation as checks
 from jtrees.data.constraints import name_of
-from jtrees.tables.cells import MISSING, OFFSETS, mask_missing, zone_name
+from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
 from jtrees.tables.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
 
@@ -58,18 +59,63 @@ class RawColumn(NamedTuple):
         return RawColumn("text", _objects(values), source=self.kind)
 
 
-class RawKind(NamedTuple):
-    """The kind that a column had in training.
+@io.part
+@dataclasses.dataclass(frozen=True)
+class ColumnSchema:
+    """What a column of a raw table holds.
 
     Attributes:
-      kind: ``"text"`` for levels, ``"number"``, ``"boolean"`` or ``"date"``.
-      zone: the zone of the dates, as in :class:`RawColumn`.
-      durations: whether the numbers are durations in days. The duration of a time of day is the time since midnight.
+      kind: ``"number"``, ``"boolean"``, ``"date"``, ``"text"``, or ``"drop"`` for a column without features.
+      durations: whether the numbers are durations in days.
+      reading: how text is read as numbers or dates.
+      zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
+        no time zone.
+      levels: the sorted levels of text. If each level has a feature, rare levels are not among them.
+      rare: levels with fewer than five rows, if each level has a feature. They and new levels share a feature.
+      by_mean: whether levels are encoded by target means and frequencies, because there are many.
+      parts: the parts of dates that vary, ``"month"`` and ``"weekday"``.
+      missing: number of missing values.
+      note: why the column is dropped, or what else its cells may mean.
+      otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
     """
 
     kind: str
-    zone: str | None = None
     durations: bool = False
+    reading: Reading | None = None
+    zone: str | None = None
+    levels: tuple[str, ...] = ()
+    rare: tuple[str, ...] = ()
+    by_mean: bool = False
+    parts: tuple[str, ...] = ()
+    missing: int = 0
+    note: str = ""
+    otherwise: str = ""
+
+    @property
+    def training_levels(self) -> tuple[str, ...]:
+        """All levels of the table."""
+        return self.levels + self.rare
+
+    @property
+    def text_reading(self) -> Reading:
+        """How text is read as numbers or dates; the text of levels is not converted."""
+        return self.reading or dataclasses.replace(PLAIN[self.kind], zoned=self.zone is not None)
+
+    def described_levels(self) -> str:
+        """Returns the levels as text."""
+        if self.by_mean:
+            return f"{len(self.levels)} levels by target mean and frequency"
+        rare = f", {len(self.rare)} rare levels together" if self.rare else ""
+        return f"levels {checks.quoted_list(self.levels)}{rare}"
+
+    def __str__(self) -> str:
+        parts = ["durations in days"] * self.durations
+        parts += [self.described_levels()] if self.kind == "text" else []
+        parts += [str(self.reading)] if self.reading is not None else []
+        parts += [f"with {' and '.join(self.parts)}"] if self.parts else []
+        if self.zone is not None:
+            parts.append(f"local days{'' if self.zone == OFFSETS else f' of {self.zone}'}")
+        return "; ".join([*parts, *([self.note] if self.note else [])])
 
 
 class Frame:
@@ -90,7 +136,7 @@ class Frame:
 
 def read_frame(
     x: Any,
-    raw_kinds: Mapping[str, RawKind] | None = None,
+    schemas: Mapping[str, ColumnSchema] | None = None,
     missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame | None:
@@ -98,7 +144,7 @@ def read_frame(
 
     Args:
       x: a DataFrame or table of pandas, polars, Arrow or another library that narwhals reads, or anything array-like.
-      raw_kinds: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
+      schemas: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
         If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
         training rows. None: all columns, without conversion.
       missing: texts that mean a missing value, besides ``MISSING``, among values of another type. Other texts remain.
@@ -113,7 +159,7 @@ def read_frame(
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        return _read_columns(_series(x, raw_kinds is None), _read_series, raw_kinds, missing, requested)
+        return _read_columns(_series(x, schemas is None), _read_series, schemas, missing, requested)
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
@@ -127,7 +173,7 @@ def read_frame(
 def frame_of_objects(
     x: np.ndarray,
     names: Sequence[str],
-    raw_kinds: Mapping[str, RawKind] | None = None,
+    schemas: Mapping[str, ColumnSchema] | None = None,
     missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame:
@@ -135,13 +181,13 @@ def frame_of_objects(
 
     ``names`` are the names of the columns. All else is as for :func:`read_frame`.
     """
-    return _read_columns(dict(zip(names, x.T, strict=True)), _read_objects, raw_kinds, missing, requested)
+    return _read_columns(dict(zip(names, x.T, strict=True)), _read_objects, schemas, missing, requested)
 
 
 def _read_columns(
     series_by_name: Mapping[str, Any],
-    read: Callable[[str, Any, RawKind | None, Collection[str]], RawColumn],
-    raw_kinds: Mapping[str, RawKind] | None,
+    read: Callable[[str, Any, ColumnSchema, Collection[str]], RawColumn],
+    schemas: Mapping[str, ColumnSchema] | None,
     missing: Collection[str],
     requested: Any,
 ) -> Frame:
@@ -150,9 +196,9 @@ def _read_columns(
     for name, series in series_by_name.items():
         if requested.get(name) == "drop":  # the values are not read
             columns[name] = RawColumn("text", np.full(len(series), None))
-        elif raw_kinds is None or name in raw_kinds:
-            kind = RawKind("text") if requested.get(name) == "text" else None
-            columns[name] = read(name, series, (raw_kinds or {}).get(name, kind), missing)
+        elif schemas is None or name in schemas:
+            schema = ColumnSchema("text" if requested.get(name) == "text" else "unknown")
+            columns[name] = read(name, series, (schemas or {}).get(name, schema), missing)
     return _checked(Frame(columns, named=True))
 
 
@@ -188,11 +234,11 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
     return {name: frame.get_column(original) for name, original in zip(names, frame.columns, strict=True)}
 
 
-def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Collection[str]) -> RawColumn:
+def _read_series(name: str, series: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
-    if raw_kind is not None and raw_kind.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
+    if schema.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
         return RawColumn("text", _texts(_values(series)), source="boolean" if dtype == nw.Boolean else "number")
     if dtype.is_numeric():
         values = _numbers(series)
@@ -200,13 +246,13 @@ def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Coll
     if dtype == nw.Boolean:
         return RawColumn("boolean", _numbers(series))
     if dtype in (nw.Date, nw.Datetime):
-        return _dates(series, raw_kind)
+        return _dates(series, schema)
     if dtype == nw.Duration:
         return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source="durations")
     values = _values(series)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), source="text" if dtype == nw.String else "levels")
-    return _read_objects(name, values, raw_kind, missing)
+    return _read_objects(name, values, schema, missing)
 
 
 def _numbers(series: Any) -> np.ndarray:
@@ -242,13 +288,13 @@ def _values(series: Any) -> list[Any]:
     return [None if is_missing(value) else value for value in values]
 
 
-def _dates(series: Any, raw_kind: RawKind | None) -> RawColumn:
+def _dates(series: Any, schema: ColumnSchema) -> RawColumn:
     """Returns days in local time; the time zone is the training rows' zone if it has a name, else the column's own."""
     zone = getattr(series.dtype, "time_zone", None)
     if zone is None:
         return RawColumn("date", _numbers(series.dt.timestamp("ms")) / DAY)
-    if raw_kind is not None and raw_kind.zone not in (None, OFFSETS):
-        series = series.dt.convert_time_zone(raw_kind.zone)
+    if schema.zone not in (None, OFFSETS):
+        series = series.dt.convert_time_zone(schema.zone)
     local = _numbers(series.dt.replace_time_zone(None).dt.timestamp("ms")) / DAY
     native = getattr(series.to_native(), "dt", None)
     return RawColumn("date", local, zone_name(getattr(native, "tz", None) or zone))
@@ -263,11 +309,11 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _read_objects(name: str, values: Any, raw_kind: RawKind | None, missing: Collection[str]) -> RawColumn:
+def _read_objects(name: str, values: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
     """Returns a column of Python objects, which must all have the same kind."""
     values = [None if is_missing(value) else value for value in values]
     kinds = [None if value is None else _kind(value) for value in values]
-    if len({*kinds} - {None, "text"}) == 1 and (raw_kind is None or raw_kind.kind != "text"):  # numbers and ``"?"``
+    if len({*kinds} - {None, "text"}) == 1 and schema.kind != "text":  # numbers and ``"?"``
         values = mask_missing(values, {*MISSING, *missing})
         kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
     present = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
@@ -278,7 +324,7 @@ def _read_objects(name: str, values: Any, raw_kind: RawKind | None, missing: Col
     if kind == "other":
         raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {column}")
     named = {"text", "boolean", "number"}  # kinds of values that may name levels
-    if raw_kind is not None and raw_kind.kind == "text" and {kind for _, kind in present} <= named:
+    if schema.kind == "text" and {kind for _, kind in present} <= named:
         return RawColumn("text", _texts(values), source=kind if all(other == kind for _, other in present) else "text")
     if other := next((row for row, other in present if other != kind), None):
         texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
@@ -295,7 +341,7 @@ def _read_objects(name: str, values: Any, raw_kind: RawKind | None, missing: Col
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
         raise ValueError(f"x must have dates that all have a time zone, or all have none, in column {column}")
-    zone = None if raw_kind is None or raw_kind.zone in (None, OFFSETS) else raw_kind.zone
+    zone = None if schema.zone == OFFSETS else schema.zone
     days = np.array([np.nan if value is None else _days(value, zone) for value in values])
     if aware != {True}:
         return RawColumn(kind, days)

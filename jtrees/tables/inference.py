@@ -8,10 +8,10 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_strays, has_comma
-from jtrees.tables.frame import Frame, RawColumn, requested_kinds
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.parse import DATES, ISO
 from jtrees.tables.periods import varying_periods
-from jtrees.tables.schemas import ColumnSchema, Schema, in_words, numbers_of, rows_of
+from jtrees.tables.schemas import Schema, in_words, numbers_of, rows_of
 
 MAX_LEVELS = 10
 _RARE = 5  # levels with fewer rows are rare, and share a feature
@@ -95,9 +95,10 @@ def inferred(
     frame = rows_of(x, missing=missing, requested=columns)
     kinds = checked_kinds(columns, frame)
     described, read, doubts = {}, {}, {}
+    rules: Any = {"max_levels": max_levels, "missing": missing, "decimal": decimal, "is_file": is_file}
     for name, raw in frame.columns.items():
         try:
-            described[name], read[name] = _described(name, raw, kinds.get(name), max_levels, missing, decimal, is_file)
+            described[name], read[name] = _described(name, raw, kinds.get(name), **rules)
         except DoubtError as error:
             doubts |= error.doubts
     if doubts:
@@ -158,12 +159,13 @@ def _described(
     name: str,
     raw: RawColumn,
     kind: str | None,
+    *,
     max_levels: int,
     missing: Sequence[str],
     decimal: str | None,
     is_file: bool,
 ) -> tuple[ColumnSchema, RawColumn]:
-    """Returns the schema of a column, and the column in the kind of the schema."""
+    """Returns the schema of a column, and the column in the kind of the schema; see :func:`inferred`."""
     if kind == "drop":
         return ColumnSchema("drop"), raw
     if kind == "text":

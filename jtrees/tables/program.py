@@ -10,10 +10,9 @@ import numpy as np
 
 from jtrees import io
 from jtrees.tables.cells import OFFSETS
-from jtrees.tables.frame import RawColumn
+from jtrees.tables.frame import ColumnSchema, RawColumn
 from jtrees.tables.means import Targets, explains, level_means
 from jtrees.tables.periods import PERIODS, periods
-from jtrees.tables.schemas import ColumnSchema
 
 
 @io.part

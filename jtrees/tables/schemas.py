@@ -13,76 +13,12 @@ import warnings
 import numpy as np
 
 from jtrees import distributed, io, validation as checks
-from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading
-from jtrees.tables.frame import Frame, RawColumn, RawKind, check_numbers, read_frame
+from jtrees.tables.cells import MISSING, OFFSETS, Reading
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, check_numbers, read_frame
 
 
 class ColumnsWarning(UserWarning):
     """Columns of a raw table are left out, are ambiguous, or have new missing values or levels."""
-
-
-@io.part
-@dataclasses.dataclass(frozen=True)
-class ColumnSchema:
-    """What a column of a raw table holds.
-
-    Attributes:
-      kind: ``"number"``, ``"boolean"``, ``"date"``, ``"text"``, or ``"drop"`` for a column without features.
-      durations: whether the numbers are durations in days.
-      reading: how text is read as numbers or dates.
-      zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
-        no time zone.
-      levels: the sorted levels of text. If each level has a feature, rare levels are not among them.
-      rare: levels with fewer than five rows, if each level has a feature. They and new levels share a feature.
-      by_mean: whether levels are encoded by target means and frequencies, because there are many.
-      parts: the parts of dates that vary, ``"month"`` and ``"weekday"``.
-      missing: number of missing values.
-      note: why the column is dropped, or what else its cells may mean.
-      otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
-    """
-
-    kind: str
-    durations: bool = False
-    reading: Reading | None = None
-    zone: str | None = None
-    levels: tuple[str, ...] = ()
-    rare: tuple[str, ...] = ()
-    by_mean: bool = False
-    parts: tuple[str, ...] = ()
-    missing: int = 0
-    note: str = ""
-    otherwise: str = ""
-
-    @property
-    def raw_kind(self) -> RawKind:
-        """The kind of raw column that is read for new rows."""
-        return RawKind("text" if self.kind == "drop" else self.kind, self.zone, self.durations)
-
-    @property
-    def training_levels(self) -> tuple[str, ...]:
-        """All levels of the table."""
-        return self.levels + self.rare
-
-    @property
-    def text_reading(self) -> Reading:
-        """How text is read as numbers or dates; the text of levels is not converted."""
-        return self.reading or dataclasses.replace(PLAIN[self.raw_kind.kind], zoned=self.zone is not None)
-
-    def described_levels(self) -> str:
-        """Returns the levels as text."""
-        if self.by_mean:
-            return f"{len(self.levels)} levels by target mean and frequency"
-        rare = f", {len(self.rare)} rare levels together" if self.rare else ""
-        return f"levels {checks.quoted_list(self.levels)}{rare}"
-
-    def __str__(self) -> str:
-        parts = ["durations in days"] * self.durations
-        parts += [self.described_levels()] if self.kind == "text" else []
-        parts += [str(self.reading)] if self.reading is not None else []
-        parts += [f"with {' and '.join(self.parts)}"] if self.parts else []
-        if self.zone is not None:
-            parts.append(f"local days{'' if self.zone == OFFSETS else f' of {self.zone}'}")
-        return "; ".join([*parts, *([self.note] if self.note else [])])
 
 
 @io.part
@@ -117,8 +53,7 @@ class Schema:
           ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
             expected kind, and the value or the kind found.
         """
-        raw_kinds = {name: column.raw_kind for name, column in self.used.items()}
-        return self._select(rows_of(x, raw_kinds if self.named else None, rows=0, missing=self.missing))
+        return self._select(rows_of(x, self.used if self.named else None, rows=0, missing=self.missing))
 
     def _select(self, frame: Frame) -> Frame:
         """Returns the used columns of a table, found by name or position, in the kinds of the schema."""
@@ -141,7 +76,7 @@ class Schema:
           ValueError: if the values cannot be converted to that kind.
         """
         column = self.columns[name]
-        kind, zone, durations = column.raw_kind
+        kind, zone, durations = column.kind, column.zone, column.durations
         expected, came = "durations" if durations else NAMES[kind], in_words(raw)
         if kind == "text" and came not in ("dates", "durations"):
             raw = raw.as_levels()
@@ -246,7 +181,7 @@ def in_words(raw: RawColumn) -> str:
 
 def rows_of(
     x: Any,
-    raw_kinds: Mapping[str, RawKind] | None = None,
+    schemas: Mapping[str, ColumnSchema] | None = None,
     rows: int = 1,
     missing: Collection[str] = (),
     requested: Any = None,
@@ -255,7 +190,7 @@ def rows_of(
 
     The other arguments are those of :func:`jtrees.tables.frame.read_frame`.
     """
-    frame = read_frame(x, raw_kinds, missing, requested)
+    frame = read_frame(x, schemas, missing, requested)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)
