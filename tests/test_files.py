@@ -3,6 +3,7 @@
 import datetime
 from decimal import Decimal
 import runpy
+import shlex
 
 from hypothesis import given, settings, strategies as st
 import numpy as np
@@ -15,7 +16,7 @@ from jtrees.cli import commands
 from jtrees.cli.files import DataError, Rules, read_rows, rules_of
 from jtrees.cli.tables import guess, read_labelled, usable
 from jtrees.estimators import TreeRegressor
-from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder
+from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder, schema
 from jtrees.tables.cells import MISSING
 from jtrees.tables.inference import inferred
 
@@ -125,6 +126,16 @@ def test_features_of_a_frame_are_those_of_its_file(fitted, tmp_path):
         city=cells["city"].astype("category"),
     )
     np.testing.assert_array_equal(columns.transform(typed), expected)
+
+
+def test_a_frame_of_text_has_the_schema_of_its_file(fitted, tmp_path):
+    encoder, features = fitted
+    cells = table().drop(columns="y")
+    found = schema(cells)
+    assert {name: column for name, column in found.columns.items() if column.note != "numbers in text"} == {
+        name: encoder.schema.columns[name] for name in cells if name not in ("size", "count")
+    }
+    np.testing.assert_array_equal(TableEncoder.fit(cells, table()["y"].astype(float))[1], features)
 
 
 def test_the_numpy_file_reads_cells_as_the_model_does(fitted, tmp_path):
@@ -319,6 +330,20 @@ def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_
     assert predicted("a;b\n0.5;x\n;y\n?;NA\n", "--decimal", ".") == expected
     assert predicted("a;b\n0,5;x\n-;y\n none;none\n", "--missing", "-", "none") == expected
     assert "x must hold numbers such as '0,5' in column 'a', got '0.5' in row 0" in predicted("a;b\n0.5;x\n")
+
+
+def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_path, capsys):
+    cells = table().drop(columns="when").assign(when="03/04/2024", price=["$1,200", "$2,300"] * (N // 2))
+    cells.loc[::2, "when"] = "05/06/2024"
+    given = ["fit", written(tmp_path, cells), "--target", "y", "--out", tmp_path / "m.jtrees"]
+    given += ["--set", "depth=1", "starts=1", "epochs=5"]
+    assert cli.main(list(map(str, given))) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    said, _, options = line.removesuffix(" reads them otherwise").partition(": --columns ")
+    assert "'price' ('$1,200' is read as 1200, and may mean 1.2)" in said and "numbers in text" not in said
+    assert shlex.split(options) == ["price=decimal comma", "id=number", "when=%d/%m/%Y"]
+    assert cli.main([*map(str, given), "--columns", *shlex.split(options)]) == 0
+    assert "may mean something else" not in capsys.readouterr().err
 
 
 def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
