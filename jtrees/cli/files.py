@@ -14,7 +14,7 @@ import pandas as pd
 
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING
-from jtrees.tables.inference import KINDS
+from jtrees.tables.frame import KINDS
 
 # First bytes of other formats, and how to get a file that can be read. Some encodings would read their bytes as text.
 _OTHER_FORMATS = (

@@ -18,23 +18,7 @@ from jtrees import io, validation as checks
 from jtrees.tables.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, number_of
 
 #: Texts that mean a missing value among numbers and dates.
-MISSING = (
-    "",
-    "?",
-    "NA",
-    "N/A",
-    "n/a",
-    "#N/A",
-    "<NA>",
-    "NaN",
-    "nan",
-    "-NaN",
-    "-nan",
-    "NaT",
-    "NULL",
-    "null",
-    "None",
-)
+MISSING = ("", *["?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "null", "None"])
 
 
 def mask_missing(values: Iterable[Any], missing: Collection[str]) -> list[Any]:
@@ -152,7 +136,7 @@ class Interpretation(NamedTuple):
     Attributes:
       reading: how the cells are read as numbers; None: the cells are text.
       note: a description of an ambiguity; empty if there is no ambiguity.
-      otherwise: the kind of :data:`jtrees.tables.inference.KINDS` that reads the cells in the other way.
+      otherwise: the kind of :data:`jtrees.tables.frame.KINDS` that reads the cells in the other way.
     """
 
     reading: Reading | None

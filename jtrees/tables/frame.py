@@ -17,7 +17,7 @@ import numpy as np
 from jtrees import io, validation as checks
 from jtrees.data.constraints import name_of
 from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
-from jtrees.tables.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
+from jtrees.tables.parse import DATES, DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
 
 class RawColumn(NamedTuple):
@@ -202,17 +202,28 @@ def _read_columns(
     return _checked(Frame(columns, named=True))
 
 
-def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, Any]:
+DECIMALS = {"decimal point": ".", "decimal comma": ","}
+#: Kinds of columns that a user may request. A format of dates, such as ``"%d/%m/%Y"``, is a kind, too.
+KINDS = ("number", *DECIMALS, "boolean", "date", *DATES, "text", "drop")
+_SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text' or 'drop'"
+
+
+def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, str]:
     """Returns the requested kinds by the name of the column.
 
     Raises:
-      ValueError: for an unknown column, or for two kinds of a column.
+      ValueError: for an unknown column or kind, or for two kinds of a column.
     """
+    if not isinstance(columns, Mapping | None):
+        raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")
     kinds = {}
-    for column, kind in columns.items() if isinstance(columns, Mapping) else ():
+    for column, kind in (columns or {}).items():
+        if not isinstance(kind, str) or kind not in KINDS:
+            got = f"got {checks.quoted(kind)} for {checks.quoted(column)}"
+            raise ValueError(f"columns must have kinds such as {_SHOWN_KINDS}, {got}")
         if (name := name_of(column, list(names), "columns")) in kinds:
             raise ValueError(f"columns must have one kind for each column, got two for {checks.quoted(name)}")
-        kinds[name] = kind if isinstance(kind, str) else repr(kind)
+        kinds[name] = kind
     return kinds
 
 

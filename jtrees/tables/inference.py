@@ -8,7 +8,7 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_strays, has_comma
-from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, requested_kinds
+from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.parse import DATES, ISO
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, in_words, numbers_of, rows_of
@@ -17,11 +17,6 @@ MAX_LEVELS = 10
 _RARE = 5  # levels with fewer rows are rare, and share a feature
 # A column identifies rows if it has more distinct texts than this number, and more than half as many as rows.
 _IDENTIFIES = 20
-
-_DECIMALS = {"decimal point": ".", "decimal comma": ","}
-#: Kinds of columns that a user may request. A format of dates, such as ``"%d/%m/%Y"``, is a kind, too.
-KINDS = ("number", *_DECIMALS, "boolean", "date", *DATES, "text", "drop")
-_SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text' or 'drop'"
 
 
 def schema(
@@ -85,7 +80,7 @@ def inferred(
       ValueError, ImportError: in the other cases of :func:`schema`.
     """
     checks.check_count("max_levels", max_levels)
-    if decimal not in (None, *_DECIMALS.values()):
+    if decimal not in (None, *DECIMALS.values()):
         raise ValueError(f"decimal must be a point or a comma, got {checks.quoted(decimal)}")
     missing = checked_missing(missing)
     if isinstance(columns, Schema):
@@ -93,7 +88,7 @@ def inferred(
             raise ValueError(f"missing must be empty with a schema, which has its own, got {checks.quoted(missing)}")
         return columns, columns.read(x)
     frame = rows_of(x, missing=missing, requested=columns)
-    kinds = checked_kinds(columns, frame)
+    kinds = requested_kinds(columns, list(frame.columns))
     described, read, doubts = {}, {}, {}
     rules: Any = {"max_levels": max_levels, "missing": missing, "decimal": decimal, "is_file": is_file}
     for name, raw in frame.columns.items():
@@ -116,24 +111,6 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
     if not is_several or not all(isinstance(text, str) for text in missing):
         raise ValueError(f'missing must be texts, such as ("-", "unknown"), got {checks.quoted(missing)}')
     return tuple(missing)
-
-
-def checked_kinds(columns: Any, frame: Frame) -> dict[str, str]:
-    """Returns the requested kinds by the name of the column.
-
-    Raises:
-      ValueError: for an unknown column or kind.
-    """
-    if columns is None:
-        return {}
-    if not isinstance(columns, Mapping):
-        raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")
-    for column, kind in columns.items():
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise ValueError(
-                f"columns must have kinds such as {_SHOWN_KINDS}, got {checks.quoted(kind)} for {checks.quoted(column)}"
-            )
-    return requested_kinds(columns, list(frame.columns))
 
 
 # --- A column --------------------------------------------------------------------------------------------------------
@@ -226,7 +203,7 @@ def _of_levels(raw: RawColumn, kind: str | None, max_levels: int) -> tuple[Colum
 
 def _kind_of_values(kind: str) -> str:
     """Returns the kind of the values of a requested kind."""
-    return "number" if kind in _DECIMALS else "date" if kind in DATES else kind
+    return "number" if kind in DECIMALS else "date" if kind in DATES else kind
 
 
 def _requested(name: str, raw: RawColumn, kind: str) -> RawColumn:
@@ -256,7 +233,7 @@ def read_as(name: str, cells: list[str | None], kind: str | None, *, decimal: st
     Raises:
       ValueError: if the text cannot be read in the requested kind. The message lists the texts.
     """
-    decimal = _DECIMALS.get(kind or "", decimal)
+    decimal = DECIMALS.get(kind or "", decimal)
     found = find_reading(cells, decimal=decimal, style=kind if kind in DATES else None)
     if kind is None:
         if found.reading is None and (doubt := doubt_of(cells, decimal)):
