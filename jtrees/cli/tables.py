@@ -147,17 +147,9 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
     is_number = pd.api.types.is_numeric_dtype(y)
     doubt = "" if is_number else doubt_of(y[keep].astype(str).tolist(), frame.reading.get("decimal"))
     doubt = doubt and _with_remedy(doubt)
-    if task == "regression" and "decimal comma" in doubt:
-        raise DataError(f"target {name} {doubt}")
-    if task == "regression" and (not is_number or not np.isfinite(y[keep].astype(float)).all()):
-        number = pd.to_numeric(y[keep], errors="coerce").astype(float)
-        row = int(np.argmax(~np.isfinite(number)))
-        got = f"{checks.quoted(str(y[keep].iloc[row]))} in row {y[keep].index[row]}"
-        every = f"; it {doubt}" if doubt else ""
-        raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}{every}")
-    if task == "regression" and len(far := beyond_float32(y[keep].to_numpy(np.float64))):
-        raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
-    if task == "classification":
+    if task == "regression":
+        _check_numbers(y[keep], doubt)
+    else:
         members = y.map(y.value_counts())
         rare = sorted({str(label) for label in y[keep & (members < _MEMBERS)]})
         if len(rare) > _LABELS:
@@ -178,6 +170,21 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         doubts = DoubtError({name: _with_remedy(doubt) for name, doubt in error.doubts.items()})
         raise DataError(f"columns must hold numbers or text: {doubts.listed()}") from None
     return replace(frame, x=x, y=y[keep].reset_index(drop=True), schema=schema), changes
+
+
+def _check_numbers(y: Any, doubt: str) -> None:
+    """Raises :class:`DataError` for a target that is not finite numbers; ``doubt`` says why its text is not numbers."""
+    name = checks.quoted(y.name)
+    if "decimal comma" in doubt:
+        raise DataError(f"target {name} {doubt}")
+    numbers = pd.to_numeric(y, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    finite = np.isfinite(numbers)
+    if not pd.api.types.is_numeric_dtype(y) or not finite.all():
+        row = int(np.argmin(finite))
+        got = f"{checks.quoted(str(y.iloc[row]))} in row {y.index[row]}{f'; it {doubt}' if doubt else ''}"
+        raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}")
+    if len(far := beyond_float32(numbers)):
+        raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
 
 
 def _with_remedy(doubt: str) -> str:
