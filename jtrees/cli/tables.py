@@ -177,7 +177,8 @@ def _check_numbers(y: Any, doubt: str) -> None:
     name = checks.quoted(y.name)
     if "decimal comma" in doubt:
         raise DataError(f"target {name} {doubt}")
-    numbers = pd.to_numeric(y, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    numeric: Any = pd.to_numeric(y, errors="coerce")
+    numbers = numeric.to_numpy(np.float64, na_value=np.nan)
     finite = np.isfinite(numbers)
     if not pd.api.types.is_numeric_dtype(y) or not finite.all():
         row = int(np.argmin(finite))
