@@ -132,7 +132,7 @@ def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tu
     strata = None if classes is None else y[rest]
     fifth = max(math.ceil(0.2 * len(rest)), 0 if classes is None else len(classes))
     train, validate = train_test_split(rest, test_size=fifth, stratify=strata, **options_of_split)
-    encoder, x = TableEncoder.fit(frame.x.iloc[train], y[train], task=task, columns=frame.kinds)
+    encoder, x = TableEncoder.fit(frame.x.iloc[train], y[train], task=task, columns=frame.schema)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ColumnsWarning)  # missing values in columns that have none in the training rows
         part = lambda rows: (encoder.transform(frame.x.iloc[rows]), y[rows])
@@ -250,7 +250,12 @@ def described_columns(encoder: TableEncoder) -> list[str]:
         is_requested = column.kind == "drop" and not column.note
         return is_requested or (column.kind in ("number", "boolean") and not column.missing and not has_text)
 
-    return [f"{name}: {description}" for name, description in encoder.described().items() if not plain(name)]
+    def remedy(name: str) -> str:
+        column = encoder.schema.columns[name]
+        is_open = column.kind != "drop" and column.otherwise
+        return f": {data.as_options({name: column.otherwise})} reads it otherwise" if is_open else ""
+
+    return [f"{name}: {text}{remedy(name)}" for name, text in encoder.described().items() if not plain(name)]
 
 
 def _loaded(options: argparse.Namespace) -> data.Frame:
@@ -260,7 +265,7 @@ def _loaded(options: argparse.Namespace) -> data.Frame:
         frame = data.load_frame(options.dataset, data_dir=options.data_dir)
         kinds = data.rules_of(options).columns
         data.check_named(kinds, list(map(str, frame.x.columns)))
-        frame = replace(frame, kinds=kinds)
+        frame = replace(frame, reading={"columns": kinds})
     return frame
 
 

@@ -18,6 +18,7 @@ from jtrees.cli.files import (
 from jtrees.cli.tables import (
     Frame as Frame,
     Task as Task,
+    as_options as as_options,
     beyond_float32 as beyond_float32,
     check_named as check_named,
     check_rows as check_rows,

@@ -17,10 +17,10 @@ from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
 from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
-from jtrees.tables.columns import warn_of_gaps
 from jtrees.tables.dataset import raw_rows
 from jtrees.tables.frame import frame_of_objects
 from jtrees.tables.inference import checked_missing
+from jtrees.tables.schemas import warn_of_gaps
 from jtrees.tree import ObliqueTree
 
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
@@ -214,11 +214,10 @@ class TreeEstimator(BaseEstimator):
         if not isinstance(schema, Schema):
             names, missing = [f"x{j}" for j in range(X.shape[1])], checked_missing(self.missing)
             return frame_of_objects(X, names, missing=missing, requested=self.columns)
-        kinds = {name: column.raw_kind for name, column in schema.used.items()}
         names = list(schema.columns) if training else list(getattr(self, "feature_names_in_", schema.columns))
         if X.shape[1] != len(names):
             raise ValueError(f"X must have {len(names)} columns, got {X.shape[1]}")
-        return frame_of_objects(X, names, kinds if schema.named else None, schema.missing)
+        return frame_of_objects(X, names, schema.used if schema.named else None, schema.missing)
 
     def _features(self, X: Any) -> np.ndarray:
         """Returns the features of new rows, ``(n, p)``."""

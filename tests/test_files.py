@@ -1,9 +1,9 @@
 """Tables in files: what their cells are, and that no row's answer depends on the other rows of its file."""
 
-import dataclasses
 import datetime
 from decimal import Decimal
 import runpy
+import shlex
 
 from hypothesis import given, settings, strategies as st
 import numpy as np
@@ -13,11 +13,12 @@ import pytest
 import jtrees
 from jtrees import cli
 from jtrees.cli import commands
-from jtrees.cli.files import DataError, Rules, read_rows, read_table, rules_of
+from jtrees.cli.files import DataError, Rules, read_rows, rules_of
 from jtrees.cli.tables import guess, read_labelled, usable
 from jtrees.estimators import TreeRegressor
-from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder
+from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder, schema
 from jtrees.tables.cells import MISSING
+from jtrees.tables.inference import inferred
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam
@@ -60,16 +61,15 @@ def written(folder, frame, name="table.csv", **how):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """The columns of a file, as the command line fits and remembers them, and the file's features."""
+    """The encoder of a file, as the command line fits it, and the file's features."""
     file = written(tmp_path_factory.mktemp("files"), table())
     frame = read_labelled(file, "y", Rules(missing=("", "?")))
-    return remembered(frame, frame.y.to_numpy(float))
+    return encoded(frame, frame.y.to_numpy(float))
 
 
-def remembered(frame, y=None):
-    """The encoder of a file, as the command line fits and remembers it, and the file's features."""
-    encoder, features = TableEncoder.fit(frame.x, y, columns=frame.kinds)
-    return dataclasses.replace(encoder, schema=frame.remember(encoder.schema)), features
+def encoded(frame, y=None):
+    """The encoder of the rows of a file, as the command line fits it, and their features."""
+    return TableEncoder.fit(frame.x, y, columns=inferred(frame.x, **frame.reading)[0])
 
 
 def test_kinds_of_a_file(fitted):
@@ -103,8 +103,7 @@ def test_pieces_of_a_file_have_the_features_of_the_whole(fitted, tmp_path_factor
     gaps = data.draw(st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from(list(whole))), max_size=30))
     for row, name in gaps:
         whole.loc[row, name] = None
-    rules = Rules(missing=columns.schema.missing)
-    read = lambda frame: read_rows(written(folder, frame), rules)[0]
+    read = lambda frame: read_rows(written(folder, frame), Rules())[0]
     expected = columns.transform(read(whole))
     cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), max_size=20)))
     for low, high in zip([0, *cuts], [*cuts, N], strict=True):
@@ -116,10 +115,27 @@ def test_pieces_of_a_file_have_the_features_of_the_whole(fitted, tmp_path_factor
 def test_features_of_a_frame_are_those_of_its_file(fitted, tmp_path):
     columns, _ = fitted
     cells = table(seed=1)
-    typed, _, _ = read_table(written(tmp_path, cells), Rules(missing=columns.schema.missing))
-    expected = columns.transform(read_rows(tmp_path / "table.csv", Rules(missing=columns.schema.missing))[0])
-    np.testing.assert_array_equal(columns.transform(typed), expected)
+    expected = columns.transform(read_rows(written(tmp_path, cells), Rules())[0])
     np.testing.assert_array_equal(columns.transform(cells), expected)
+    typed = cells.assign(
+        sure=cells["sure"].str.lower() == "true",
+        price=cells["price"].str.strip("$").str.replace(",", "").astype(int),
+        size=cells["size"].astype(float),
+        day=pd.to_datetime(cells["day"]),
+        when=pd.to_datetime(cells["when"], format="%d/%m/%Y"),
+        city=cells["city"].astype("category"),
+    )
+    np.testing.assert_array_equal(columns.transform(typed), expected)
+
+
+def test_a_frame_of_text_has_the_schema_of_its_file(fitted, tmp_path):
+    encoder, features = fitted
+    cells = table().drop(columns="y")
+    found = schema(cells)
+    assert {name: column for name, column in found.columns.items() if column.note != "numbers in text"} == {
+        name: encoder.schema.columns[name] for name in cells if name not in ("size", "count")
+    }
+    np.testing.assert_array_equal(TableEncoder.fit(cells, table()["y"].astype(float))[1], features)
 
 
 def test_the_numpy_file_reads_cells_as_the_model_does(fitted, tmp_path):
@@ -183,9 +199,13 @@ def test_an_empty_cell_of_one_column_is_a_row(tmp_path):
 def test_spaces_and_missing_values(tmp_path):
     text = "a,b\nYes ,NA\nYes, n/a\n No,-\n"
     frame, said = rows_of(tmp_path, text)
-    assert frame["a"].tolist() == ["Yes", "Yes", "No"] and frame["b"].tolist() == [None, None, "-"]
+    assert frame["a"].tolist() == ["Yes", "Yes", "No"] and frame["b"].tolist() == ["NA", "n/a", "-"]
     assert said == ["spaces at the ends of cells are left out, 1 times, in 'a'"]
-    assert rows_of(tmp_path, text, missing=("-",))[0]["b"].tolist() == ["NA", "n/a", None]
+    for missing, levels in ((MISSING, {"-"}), (("-",), {"NA", "n/a"})):
+        file = written(tmp_path, pd.concat([frame] * 10))
+        assert set(read_labelled(file, "b", Rules(missing=missing)).y.dropna()) == levels
+        column = encoded(read_labelled(file, "a", Rules(missing=missing)))[0].schema.columns["b"]
+        assert set(column.training_levels) == levels and column.missing == 30 - 10 * len(levels)
 
 
 def test_missing_values_of_the_command_line_are_added_to_the_list():
@@ -203,7 +223,7 @@ def test_numbers_among_texts_are_refused_with_all_texts_in_csv_and_parquet(tmp_p
         with pytest.raises(DataError, match=said):
             usable(read_labelled(file, "y"), "regression")
         frame, _ = usable(read_labelled(file, "y", Rules(missing=(*MISSING, "-", "n.a."))), "regression")
-        assert TableEncoder.fit(frame.x)[0].feature_names == ["age", "[age missing]"]
+        assert TableEncoder.fit(frame.x, columns=frame.schema)[0].feature_names == ["age", "[age missing]"]
     with pytest.raises(DataError, match=r"got '-' in row 38; it holds numbers or dates, and the texts '-', 'n\.a\.'"):
         usable(read_labelled(written(tmp_path, cells[["y", "age"]]), "age"), "regression")
 
@@ -213,11 +233,11 @@ def test_european_thousands_are_read_alike_in_features_and_targets(tmp_path):
     numbers = [1000 + 37 * i if i % 2 else 900 + i for i in range(40)]
     file = written(tmp_path, pd.DataFrame({"a": prices, "b": np.arange(40) % 7, "y": prices}))
     frame = read_labelled(file, "y")
-    assert frame.y.tolist() == frame.x["a"].tolist() == numbers
+    assert frame.y.tolist() == encoded(frame)[1][:, 0].tolist() == numbers
     said = "'1.037 €' is read as 1037, and may mean 1.037: --columns 'y=decimal point' reads it otherwise"
     assert said in frame.changes[0]
-    columns = remembered(frame)[0]
-    assert "'1.037 €' is read as 1037, and may mean 1.037: --columns 'a=decimal point'" in columns.described()["a"]
+    columns = encoded(frame)[0]
+    assert "'1.037 €' is read as 1037, and may mean 1.037" in columns.described()["a"]
     rows = pd.DataFrame({"a": ["1.983 €", "955 €", "1.983,50 €"], "b": "1"})
     assert columns.transform(rows)[:, 0].tolist() == [1983, 955, 1983.5]
     assert read_labelled(file, "y", Rules(decimal=".")).y[1] == 1.037
@@ -260,7 +280,7 @@ def test_columns_that_are_said_to_be_text(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("a,b\n" + "1,2\n2,3\n" * 20)
     frame = read_labelled(file, "b", Rules(columns={"a": "text"}))
-    assert frame.x["a"].tolist()[:2] == ["1", "2"] and remembered(frame)[0].schema.columns["a"].levels == ("1", "2")
+    assert frame.x["a"].tolist()[:2] == ["1", "2"] and encoded(frame)[0].schema.columns["a"].levels == ("1", "2")
     with pytest.raises(DataError, match="--columns must name columns among a, b; got 'c'"):
         read_labelled(file, "b", Rules(columns={"c": "text"}))
 
@@ -283,15 +303,47 @@ def test_a_decimal_comma_and_the_order_of_dates_are_remembered(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("a;b;y\n" + "".join(f"{i % 9},5;0{1 + i % 5}/03/2024;{i}\n" for i in range(40)))
     frame = read_labelled(file, "y", Rules(";", ",", columns={"b": "%d/%m/%Y"}))
-    columns = remembered(frame)[0]
+    columns = encoded(frame)[0]
     rows, _ = read_rows(file, Rules(";"))
     np.testing.assert_array_equal(columns.transform(rows[:2])[:, 0], [0.5, 1.5])
     np.testing.assert_array_equal(columns.transform(rows[:2])[:, 1], [0, 1])
     points = pd.DataFrame({"a": ["0.5"], "b": ["01/03/2024"]})
     with pytest.raises(ValueError, match=r"got '0\.5' in row 0"):
         columns.transform(points)
-    points_schema = columns.schema.with_decimal(".")
-    assert dataclasses.replace(columns, schema=points_schema).transform(points)[:, :2].tolist() == [[0.5, 0]]
+
+
+def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_path, capsys):
+    given = [tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m.jtrees", "--set", "depth=1", "epochs=5"]
+    (tmp_path / "t.csv").write_text("a;b;y\n" + "".join(f"{i % 9},5;{'xyz'[i % 3]};{i}\n" for i in range(60)))
+    assert cli.main(["fit", *map(str, given), "--separator", ";", "--decimal", ","]) == 0
+
+    def predicted(text, *options):
+        (tmp_path / "rows.csv").write_text(text)
+        capsys.readouterr()
+        arguments = ["predict", str(tmp_path / "m.jtrees"), str(tmp_path / "rows.csv"), "--separator", ";", *options]
+        code = cli.main(arguments)
+        said = capsys.readouterr()
+        return said.out if code == 0 else said.err
+
+    expected = predicted("a;b\n0,5;x\n;y\nNA;\n")
+    assert len(expected.splitlines()) == 4
+    assert predicted("a;b\n0.5;x\n;y\n?;NA\n", "--decimal", ".") == expected
+    assert predicted("a;b\n0,5;x\n-;y\n none;none\n", "--missing", "-", "none") == expected
+    assert "x must hold numbers such as '0,5' in column 'a', got '0.5' in row 0" in predicted("a;b\n0.5;x\n")
+
+
+def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_path, capsys):
+    cells = table().drop(columns="when").assign(when="03/04/2024", price=["$1,200", "$2,300"] * (N // 2))
+    cells.loc[::2, "when"] = "05/06/2024"
+    given = ["fit", written(tmp_path, cells), "--target", "y", "--out", tmp_path / "m.jtrees"]
+    given += ["--set", "depth=1", "starts=1", "epochs=5"]
+    assert cli.main(list(map(str, given))) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    said, _, options = line.removesuffix(" reads them otherwise").partition(": --columns ")
+    assert "'price' ('$1,200' is read as 1200, and may mean 1.2)" in said and "numbers in text" not in said
+    assert shlex.split(options) == ["price=decimal comma", "id=number", "when=%d/%m/%Y"]
+    assert cli.main([*map(str, given), "--columns", *shlex.split(options)]) == 0
+    assert "may mean something else" not in capsys.readouterr().err
 
 
 def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
@@ -421,7 +473,7 @@ def test_dates_with_an_offset_take_the_order_that_is_said(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("when,y\n" + "".join(f"0{1 + i % 5}/03/2024 12:00+01:00,{i}\n" for i in range(40)))
     frame = read_labelled(file, "y", Rules(columns={"when": "%d/%m/%Y"}))
-    columns = remembered(frame)[0]
+    columns = encoded(frame)[0]
     rows = read_rows(file, Rules())[0]
     expected = [[i % 5 + 0.5] for i in range(5)]
     assert columns.transform(rows[:5])[:, :1].tolist() == expected == columns.transform(frame.x[:5])[:, :1].tolist()
@@ -431,7 +483,7 @@ def test_text_of_a_file_is_read_once(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("share;size;y\n" + "".join(f"{i % 9}.5%;{i % 7};{i}\n" for i in range(40)))
     frame, _ = usable(read_labelled(file, "y", Rules(";", ",")), "regression")
-    columns = remembered(frame)[0]
+    columns = encoded(frame)[0]
     assert columns.schema.columns["share"].kind == "text"  # not numbers by another rule
 
 

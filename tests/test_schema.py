@@ -78,6 +78,16 @@ def test_values_of_requested_kinds():
     assert dates[:2, 0].tolist() == [0, 63]  # 3 April to 5 June
 
 
+def test_a_decimal_separator_holds_for_all_columns_without_a_kind():
+    cells = pd.DataFrame({"a": ["1,5", "2,5"] * 20, "b": ["1.500 €", "22 €"] * 20, "c": ["1.500 €", "22 €"] * 20})
+    found = schema(cells, decimal=",", columns={"c": "decimal point"})
+    assert not any(column.note for name, column in found.columns.items() if name != "a")
+    values = [column.values[0] for column in found.read(cells).columns.values()]
+    assert values == [1.5, 1500, 1.5]
+    with pytest.raises(ValueError, match="decimal must be a point or a comma, got ';'"):
+        schema(cells, decimal=";")
+
+
 def test_columns_of_arrays_go_by_number():
     x = np.column_stack([np.arange(40) % 3, np.arange(40), np.where(np.arange(40) == 3, np.nan, 1.0)])
     encoder, features = TableEncoder.fit(x, columns={0: "text", 2: "drop"})

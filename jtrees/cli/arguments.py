@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-from collections.abc import Mapping
 import contextlib
 from pathlib import Path
 import re
@@ -15,6 +14,7 @@ from jtrees.cli.files import DataError, add_rules
 from jtrees.cli.tables import Task
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.selection.grid import with_options
+from jtrees.tables import Schema
 from jtrees.tasks.custom import named
 
 # The default is a single tree, which can be drawn, read and exported.
@@ -50,11 +50,11 @@ def estimator_of(
     recipe: jtrees.Recipe,
     task: Task,
     max_seconds: float | None = None,
-    kinds: Mapping[str, str] | None = None,
+    schema: Schema | None = None,
 ) -> Any:
-    """Returns the estimator that the arguments describe; ``kinds`` are requested kinds of columns."""
+    """Returns the estimator that the arguments describe; ``schema`` says what the columns hold."""
     common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
-    common |= {"monotonic_cst": signs_of(options), "columns": kinds or None}
+    common |= {"monotonic_cst": signs_of(options), "columns": schema}
     if task == "classification":
         return TreeClassifier(recipe, **common)
     return TreeRegressor(recipe, loss=options.loss or LOSSES[0], quantile=options.quantile, **common)

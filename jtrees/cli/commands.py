@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator, Sequence
 import contextlib
-import dataclasses
 import logging
 from pathlib import Path
 import shlex
@@ -19,13 +18,16 @@ import pandas as pd
 import jtrees
 from jtrees import cli, explain, export, io, validation
 from jtrees.cli.arguments import add_recipe, add_table, estimator_of, loss_of, recipe_of
-from jtrees.cli.files import DataError, numbers_of, one_line, read_rows, rules_of
-from jtrees.cli.tables import Frame, Task, check_rows, guess, read_labelled, set_schema, targets_of, usable
+from jtrees.cli.files import DataError, is_parquet, one_line, read_rows, rules_of
+from jtrees.cli.tables import Frame, Task, as_options, check_rows, guess, read_labelled, targets_of, usable
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.report import BehindBaselineWarning
 from jtrees.report.held_out import HeldOut, kind_of_model
 from jtrees.report.page import MAX_TERMS, write_report
-from jtrees.tables import FrameModel, Schema, TableEncoder
+from jtrees.tables import ColumnsWarning, FrameModel, Schema, TableEncoder
+from jtrees.tables.cells import Reading
+from jtrees.tables.frame import RawColumn
+from jtrees.tables.schemas import numbers_of
 
 _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
 _HELD_OUT_OF_REPORT = 0.25
@@ -115,7 +117,7 @@ def _fit(options: argparse.Namespace) -> int:
     model = None if first is None else first.model
     if model is None or model.report_.ended != "interrupted":
         left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
-        model = estimator_of(options, recipe, task, left, frame.kinds)
+        model = estimator_of(options, recipe, task, left, frame.schema)
         with warnings.catch_warnings():
             # The verdict on held-out rows has already said whether a baseline is better.
             warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
@@ -124,7 +126,6 @@ def _fit(options: argparse.Namespace) -> int:
     print("\n".join(verdict if first is None else first.summary(kind_of_model(model))))
     if first is None or model is not first.model:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {time.perf_counter() - started:.1f} s in all")
-    set_schema(model, frame.remember(model.encoder_.schema))
     print(f"\n{model.encoder_}\n")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
@@ -147,7 +148,7 @@ def _fit(options: argparse.Namespace) -> int:
 
 def _held_out(options: argparse.Namespace, recipe: jtrees.Recipe, frame: Frame, y: np.ndarray, task: Task) -> HeldOut:
     """Returns a model fitted to nine tenths of the rows, and its rivals, in half of the time limit."""
-    model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2, frame.kinds)
+    model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2, frame.schema)
     with warnings.catch_warnings():  # the fit to all rows repeats the warnings
         warnings.simplefilter("ignore")
         return HeldOut(model, loss_of(options), frame.x, y, share=_HELD_OUT, seed=options.seed, forests=False)
@@ -226,12 +227,11 @@ def _export(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     frame, task = _labelled(options)
-    model = estimator_of(options, recipe_of(options, task), task, options.max_seconds, frame.kinds)
+    model = estimator_of(options, recipe_of(options, task), task, options.max_seconds, frame.schema)
     parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
     with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
         warnings.simplefilter("ignore", BehindBaselineWarning)
         held_out = HeldOut(model, loss_of(options), frame.x, targets_of(frame.y), **parts)
-    set_schema(model, frame.remember(model.encoder_.schema))
     command = shlex.join(["jtrees", *map(str, options.given)])
     write_report(options.out, held_out, name=frame.name, target=str(frame.y.name), command=command)
     print(f"written to {options.out}")
@@ -260,10 +260,13 @@ def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
             loss.check(data.y.to_numpy(np.float64, na_value=np.nan))  # numbers the rows as in the file
         except ValueError as error:
             raise DataError(f"target {validation.quoted(data.y.name)} {str(error).removeprefix('y ')}") from None
-    count = sum(frame.kinds.get(name) != "drop" for name in frame.x.columns)
+    schema: Any = frame.schema
+    count = sum(column.kind != "drop" or bool(column.note) for column in schema.columns.values())
     print(f"{frame.name}: {len(frame.x)} rows, {count} columns; task: {task_text}")
     for line in left_out:
         print(line)
+    for line in schema.messages(as_options):
+        print(f"jtrees: {line}", file=sys.stderr)
     return frame, options.task or task
 
 
@@ -287,15 +290,16 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
       DataError: if the table cannot be read, or if a column that the model uses is missing.
     """
     schema: Schema | None = None if model.encoder_ is None else model.encoder_.schema
-    rules = rules_of(options) if schema is None else rules_of(options, schema.missing)
+    rules = rules_of(options)
     table, changes = read_rows(options.table, rules)
-    if schema is None and options.table.suffix != ".parquet":  # the model takes only numbers
-        table = pd.DataFrame({name: numbers_of(name, table[name], rules) for name in table})
     for line in changes:
         print(f"jtrees: {line}", file=sys.stderr)
-    if schema is not None:
-        current = schema if options.decimal is None else schema.with_decimal(options.decimal)
-        set_schema(model, dataclasses.replace(current, missing=rules.missing))
+    table = table.mask(table.isin(options.missing or []), None)
+    if not is_parquet(options.table):
+        missing = rules.missing if schema is None else schema.missing
+        for name, reading in _readings(schema, list(table), options.decimal).items():
+            cells = RawColumn("text", table[name].to_numpy(object)).masked(missing)
+            table[name] = numbers_of(name, cells, reading).values
     described = {} if schema is None or not schema.named else schema.columns
     names = list(getattr(model, "feature_names_in_", described))
     dropped = {name for name, column in described.items() if column.kind == "drop"}
@@ -307,6 +311,17 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     return table.reindex(columns=names) if names else table
 
 
+def _readings(schema: Schema | None, names: list[str], decimal: str | None) -> dict[str, Reading]:
+    """Returns how numbers are read by another rule than that of the model: in all columns if it takes only numbers."""
+    if schema is None:
+        return dict.fromkeys(names, Reading("number", decimal=decimal or "."))
+    if decimal is None:
+        return {}
+    columns = schema.columns if schema.named else dict(zip(names, schema.columns.values(), strict=False))
+    numbers = {name: column for name, column in columns.items() if column.kind == "number" and name in names}
+    return {name: column.text_reading.with_decimal(decimal) for name, column in numbers.items()}
+
+
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Context in which each warning is a line on standard error."""
@@ -314,6 +329,7 @@ def _warnings_as_lines() -> Iterator[None]:
         warnings.simplefilter("default")
         for package in ("jax", "sklearn", "pandas", "matplotlib"):
             warnings.filterwarnings("ignore", module=rf"{package}\.")
+        warnings.filterwarnings("ignore", "columns of x ", ColumnsWarning)  # these lines name options instead
         warnings.showwarning = lambda message, *_, **__: print(
             f"jtrees: {one_line(Exception(message))}", file=sys.stderr
         )

@@ -7,18 +7,15 @@ from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 import re
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
-import numpy as np
 import pandas as pd
 
 from jtrees import validation as checks
-from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading
-from jtrees.tables.frame import RawColumn
-from jtrees.tables.inference import KINDS, DoubtError, read_as
+from jtrees.tables.cells import MISSING
+from jtrees.tables.frame import KINDS
 
-_DAY = 86_400_000  # milliseconds
 # First bytes of other formats, and how to get a file that can be read. Some encodings would read their bytes as text.
 _OTHER_FORMATS = (
     (b"\x1f\x8b", "a gzip file", "decompress it, such as by gunzip"),
@@ -38,9 +35,9 @@ class Rules:
 
     Attributes:
       separator: the field separator of CSV.
-      decimal: the decimal separator of CSV; None: a point, unless the numbers of a column need a comma.
+      decimal: the decimal separator of CSV, as for :func:`jtrees.tables.schema`.
       encoding: the character encoding of CSV.
-      missing: texts that mean a missing value in CSV. An empty cell is always a missing value. In text of Parquet,
+      missing: texts that mean a missing value in every column of CSV, as for :func:`jtrees.tables.schema`. In Parquet,
         only the texts that are not in ``MISSING`` count, because Parquet has missing values.
       columns: requested kinds of columns, as for :func:`jtrees.tables.schema`.
     """
@@ -63,16 +60,17 @@ def add_rules(parser: Any, *, training: bool) -> None:
     add("--decimal", metavar="MARK", help=f"decimal separator of CSV (default: {decimal})")
     add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
     default = "NA, nan, null, ? and others" if training else "those of the training"
-    missing_help = f"further texts that mean a missing value, besides {default}; without TEXT, only an empty cell does"
-    add("--missing", nargs="*", metavar="TEXT", help=missing_help)
+    missing_help = f"further texts that mean a missing value, besides {default}"
+    alone = "; without TEXT, those others are levels in columns of text" * training
+    add("--missing", nargs="*" if training else "+", metavar="TEXT", help=missing_help + alone)
     if training:
         kinds = ", ".join(kind.replace("%", "%%") for kind in KINDS)
         help_of_kinds = f"what columns hold, if it is not what their cells look like, such as id=drop: {kinds}"
         add("--columns", nargs="+", default=[], metavar="COLUMN=KIND", help=help_of_kinds)
 
 
-def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
-    """Returns the rules for reading a file; ``missing`` is the default for the option ``--missing``.
+def rules_of(options: Any) -> Rules:
+    """Returns the rules for reading a file.
 
     Raises:
       DataError: for an invalid separator, or if the two separators are equal.
@@ -85,8 +83,7 @@ def rules_of(options: Any, missing: tuple[str, ...] = MISSING) -> Rules:
         raise DataError(f"--decimal and --separator must differ, got {checks.quoted(decimal)} for both")
     if len(separator) != 1:
         raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
-    if options.missing is not None:
-        missing = (*dict.fromkeys((*missing, *options.missing)),) if options.missing else ("",)
+    missing = ("",) if options.missing == [] else (*dict.fromkeys((*MISSING, *(options.missing or ()))),)
     return Rules(separator, decimal, options.encoding, missing, kinds_of(getattr(options, "columns", ())))
 
 
@@ -110,30 +107,30 @@ def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
     """Returns the rows in a file, and a list of the changes made while reading, as lines of text.
 
     A file whose name ends in ``.parquet`` is Parquet. Every other file is CSV. Cells of CSV are text without spaces at
-    the ends, and None for missing values. All rows are returned.
+    the ends, and None if they are empty. All rows are returned.
 
     Raises:
       DataError: if the file cannot be read.
       ImportError: if the file is Parquet and pyarrow is not installed.
     """
-    if file.suffix == ".parquet":
-        frame, texts = _read_parquet(file), [text for text in rules.missing if text not in MISSING]
-        for name in frame if texts else ():
-            if pd.api.types.is_string_dtype(frame[name]) or frame[name].dtype == "object":
-                frame[name] = frame[name].where(~frame[name].isin(texts), None)
-        return frame, []
-    frame = _read_csv(file, rules)
-    gaps, changes = frozenset(("", *rules.missing)), []
+    if is_parquet(file):
+        return _read_parquet(file), []
+    frame, changes = _read_csv(file, rules), []
     stripped: dict[str, int] = {}
     for name in frame:
-        cells = frame[name].to_numpy(object)
-        short = [cell.strip() if isinstance(cell, str) else None for cell in cells]  # a short row lacks cells
-        stripped[name] = sum(a is not None and a != b and a not in gaps for a, b in zip(short, cells, strict=True))
-        frame[name] = pd.Series([None if cell is None or cell in gaps else cell for cell in short], dtype=object)
+        cells = frame[name].to_list()
+        short = [(cell.strip() or None) if isinstance(cell, str) else None for cell in cells]  # a short row lacks cells
+        stripped[name] = sum(a is not None and a != b for a, b in zip(short, cells, strict=True))
+        frame[name] = pd.Series(short, dtype=object)
     if any(stripped.values()):
         which = checks.quoted_list(name for name, count in stripped.items() if count)
         changes.append(f"spaces at the ends of cells are left out, {sum(stripped.values())} times, in {which}")
     return frame, changes
+
+
+def is_parquet(file: Path) -> bool:
+    """Returns whether a file is Parquet, not CSV."""
+    return file.suffix == ".parquet"
 
 
 def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
@@ -199,111 +196,6 @@ def _blank_lines(text: str) -> int:
     """Returns the number of blank lines before the header."""
     match = re.match(r"(?:[ \t]*\r?\n)*", text)
     return match[0].count("\n") if match else 0
-
-
-class FileColumns(NamedTuple):
-    """The columns of a file of text.
-
-    Attributes:
-      columns: the columns, by name.
-      readings: how the text of each column of numbers or dates is read.
-      notes: the ambiguity of a column, and the option that resolves it.
-    """
-
-    columns: dict[str, RawColumn]
-    readings: dict[str, Reading]
-    notes: dict[str, str]
-
-
-def read_cells(
-    cells: Mapping[str, np.ndarray], *, decimal: str | None = None, kinds: Mapping[str, str] | None = None
-) -> FileColumns:
-    """Returns the columns of a file whose cells are text; the kind of a column is inferred from all of its cells.
-
-    Args:
-      cells: the cells of each column, ``(n,)`` str, None if missing.
-      decimal: the decimal separator, as for :func:`jtrees.tables.cells.find_reading`.
-      kinds: requested kinds of columns, as for :func:`jtrees.tables.schema`.
-
-    Raises:
-      ValueError: if a cell is not of the requested kind.
-    """
-    result, kinds = FileColumns({}, {}, {}), kinds or {}
-    for name, values in cells.items():
-        kind = kinds.get(name)
-        raw = RawColumn("text", values, source="levels" if kind == "text" else "text")
-        if kind not in ("text", "drop"):
-            reading, note = _reading(name, values.tolist(), kind, decimal)
-            result.notes.update({name: note} if note else {})
-            if reading is not None:
-                numbers, _ = reading.read(values.tolist())
-                raw = RawColumn(reading.kind, numbers, OFFSETS if reading.zoned else None)
-                result.readings.update({} if reading == PLAIN[reading.kind] else {name: reading})
-        result.columns[name] = raw
-    return result
-
-
-def _reading(name: str, cells: list[str | None], kind: str | None, decimal: str | None) -> tuple[Reading | None, str]:
-    """Returns how the cells of a column are read, and a note; None for text, also for text that is nearly numbers."""
-    try:
-        reading, note, otherwise = read_as(name, cells, kind, decimal=decimal)
-    except DoubtError:  # a later check of the features names all such columns
-        return None, ""
-    remedy = f": --columns {checks.quoted(f'{name}={otherwise}')} reads it otherwise" if otherwise else ""
-    return reading, f"{note}{remedy}"
-
-
-def read_table(file: Path, rules: Rules, *, keep: str | None = None) -> tuple[pd.DataFrame, FileColumns, list[str]]:
-    """Returns the table in a file with typed columns, how its cells were read, and a list of changes.
-
-    Args:
-      file: the file.
-      rules: how the file is read.
-      keep: name of a column in which dates remain text, or None.
-
-    Raises:
-      DataError: if the file cannot be read.
-      ImportError: if the file is Parquet and pyarrow is not installed.
-    """
-    rows, changes = read_rows(file, rules)
-    if file.suffix == ".parquet":
-        return rows, FileColumns({}, {}, {}), changes
-    cells = {name: rows[name].to_numpy(object) for name in rows}
-    read = read_cells(cells, decimal=rules.decimal, kinds=rules.columns)
-    typed = {name: _typed(raw, cells[name], dates=name != keep) for name, raw in read.columns.items()}
-    return pd.DataFrame(typed, index=rows.index), read, changes
-
-
-def numbers_of(name: str, cells: Any, rules: Rules) -> np.ndarray:
-    """Returns the cells of a column as numbers.
-
-    Raises:
-      DataError: if a cell is not a number. The message names the column and the row.
-    """
-    values, wrong = Reading("number", decimal=rules.decimal or ".").read(cells.tolist())
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        cell = f"{checks.quoted(cells.iloc[row])} in row {row}"
-        raise DataError(f"x must hold numbers in column {checks.quoted(name)}, got {cell}")
-    return values
-
-
-def _typed(raw: RawColumn, cells: np.ndarray, *, dates: bool) -> Any:
-    """Returns a column as an array of pandas; ``dates`` says whether dates become pandas dates or remain text."""
-    if raw.kind == "text":
-        return pd.Categorical(cells) if raw.source == "levels" else pd.Series(cells, dtype=object)
-    if raw.kind == "boolean":
-        values = pd.array(np.where(raw.missing, False, raw.values != 0), dtype="boolean")
-        values[raw.missing] = pd.NA
-        return values if raw.missing.any() else values.to_numpy(bool)
-    if raw.kind == "date" and not dates:
-        return pd.Series(cells, dtype=object)
-    if raw.kind == "date":  # dates in local time, because the columns of a model handle offsets
-        days = np.where(raw.missing, 0, np.round(raw.values * _DAY)).astype("datetime64[ms]")
-        local = pd.Series(np.where(raw.missing, np.datetime64("NaT", "ms"), days))
-        return local if raw.zone is None else local.dt.tz_localize("UTC")  # does not change the local time
-    is_integer = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in cells)
-    return raw.values.astype(np.int64) if is_integer else raw.values
 
 
 def _read_parquet(file: Path) -> pd.DataFrame:

@@ -1,17 +1,19 @@
 """Tables from files with their targets: the usable rows and columns, and clear errors for unusable data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+import shlex
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from jtrees import validation as checks
-from jtrees.cli.files import PLAIN_RULES, DataError, Rules, read_table
+from jtrees.cli.files import PLAIN_RULES, DataError, Rules, is_parquet, read_rows
 from jtrees.tables import Schema
-from jtrees.tables.inference import doubt_of
+from jtrees.tables.cells import MISSING, PLAIN, mask_missing
+from jtrees.tables.inference import DoubtError, doubt_of, inferred, read_as
 
 _FEWEST = 20  # least number of rows to train, to validate and to test
 _LABELS = 20  # largest number of different whole numbers that are read as classes
@@ -31,24 +33,22 @@ class Frame:
       x: the features.
       y: the target.
       changes: changes made while reading the file, one line for each change.
-      settled: whether text must remain text, because all cells of a file have been read.
-      decimal: the decimal separator of the file, or None.
-      kinds: requested kinds of features, by name.
-      remember: ``schema -> schema``, which makes the schema of a model read text like this file.
+      reading: how the features are read: arguments of :func:`jtrees.tables.inference.inferred`.
+      schema: what the features of usable rows hold; None: not known yet.
     """
 
     name: str
     x: pd.DataFrame
     y: pd.Series
     changes: tuple[str, ...] = ()
-    settled: bool = False
-    decimal: str | None = None
-    kinds: dict[str, str] = field(default_factory=dict)
-    remember: Callable[[Schema], Schema] = lambda schema: schema
+    reading: dict[str, Any] = field(default_factory=dict)
+    schema: Schema | None = None
 
 
 def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) -> Frame:
     """Returns the data set in a file; ``target`` is the column to predict, and every other column is a feature.
+
+    The features of CSV are text. Its target is numbers, booleans or text.
 
     Raises:
       DataError: if the file cannot be read, or if a column does not exist. The message lists the columns.
@@ -56,8 +56,8 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
     if target is not None and rules.columns.get(target, "number") not in _TARGET_KINDS:
         among = ", ".join(_TARGET_KINDS)
         raise DataError(f"--columns must give the target a kind among {among}; got {rules.columns[target]}")
-    frame, read, changes = read_table(file, rules, keep=target)
-    names = list(frame.columns)
+    rows, changes = read_rows(file, rules)
+    names = list(rows.columns)
     if target is None or target not in names:
         came = "none was named" if target is None else f"got {checks.quoted(target)}"
         raise DataError(f"--target must be one of the columns {_listed(names)}; {came}")
@@ -65,16 +65,42 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
         raise DataError(f"{file} must have at least one column besides the target")
     check_named(rules.columns, names)
     kinds = {name: kind for name, kind in rules.columns.items() if name != target}
-    y: Any = frame[target]
-    if (reading := read.readings.get(target)) is not None and reading.kind == "number":
-        note = read.notes.get(target)
-        changes.append(f"target {checks.quoted(target)}: {reading}{f'; {note}' if note else ''}")
+    x, missing = rows.drop(columns=target), rules.missing
+    y: Any = rows[target]
+    if parquet := is_parquet(file):
+        missing = tuple(text for text in missing if text not in MISSING)
+        y = y.mask(y.isin(missing))
+    else:
+        y, how = _read_target(y, rules)
+        changes += [f"target {checks.quoted(target)}: {how}"] if how else []
+    reading = {"columns": kinds, "missing": missing, "decimal": rules.decimal, "is_file": not parquet}
+    return Frame(file.stem, x, y, tuple(changes), reading)
 
-    def remember(schema: Schema) -> Schema:
-        return schema.with_readings(read.readings, read.notes, rules.missing)
 
-    settled = file.suffix != ".parquet"
-    return Frame(file.stem, frame.drop(columns=target), y, tuple(changes), settled, rules.decimal, kinds, remember)
+def _read_target(cells: pd.Series, rules: Rules) -> tuple[pd.Series, str]:
+    """Returns the target as numbers, booleans or text, and how text with a unit or a separator is read."""
+    name, texts = str(cells.name), mask_missing(cells, rules.missing)
+    text = pd.Series(texts, name=name, dtype=object)
+    try:
+        reading, note, otherwise = read_as(name, texts, rules.columns.get(name), decimal=rules.decimal)
+    except DoubtError:  # a regression refuses the first text that is not a number
+        return text, ""
+    if reading is None or reading.kind == "date":
+        return text, ""
+    values, _ = reading.read(texts)
+    if reading.kind == "boolean":
+        return pd.Series(pd.arrays.BooleanArray(values == 1, np.isnan(values)), name=name), ""
+    is_whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in texts)
+    numbers = pd.Series(values.astype(np.int64) if is_whole else values, name=name)
+    if reading == PLAIN["number"]:
+        return numbers, ""
+    remedy = f"; {note}: {as_options({name: otherwise})} reads it otherwise" if note else ""
+    return numbers, f"{reading}{remedy}"
+
+
+def as_options(kinds: Mapping[str, str]) -> str:
+    """Returns the option of the command line that requests kinds of columns, given by name."""
+    return shlex.join(["--columns", *(f"{name}={kind}" for name, kind in kinds.items())])
 
 
 def _listed(names: list[str]) -> str:
@@ -106,31 +132,24 @@ def guess(y: Any) -> tuple[Task, str]:
 
 
 def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
-    """Returns the usable rows, and a list of the dropped rows and classes as lines of text.
+    """Returns the usable rows and their schema, and a list of the dropped rows and classes as lines of text.
 
     Raises:
-      DataError: if the target is constant or does not suit the task. Also for columns of infinite values, and for
-        columns of text that look like numbers. The message names all such columns.
+      DataError: if the target is constant or does not suit the task. Also for columns of text that look like numbers.
+        The message names all such columns.
+      ValueError: if the schema cannot be found, as for :func:`jtrees.tables.schema`.
     """
     y: Any = frame.y
-    if all(frame.kinds.get(name) == "drop" for name in frame.x.columns):
-        raise DataError("there must be a column to learn from besides the target")
     changes, name = list(frame.changes), checks.quoted(y.name)
     keep = y.notna()
     if not keep.all():
         changes.append(f"{(~keep).sum()} rows without {name} left out")
-    doubt = None if pd.api.types.is_numeric_dtype(y) else _doubt(y[keep], frame.decimal)
-    if task == "regression" and doubt and "decimal comma" in doubt:
-        raise DataError(f"target {name} {doubt}")
-    if task == "regression" and (not pd.api.types.is_numeric_dtype(y) or not np.isfinite(y[keep].astype(float)).all()):
-        number = pd.to_numeric(y[keep], errors="coerce").astype(float)
-        row = int(np.argmax(~np.isfinite(number)))
-        got = f"{checks.quoted(str(y[keep].iloc[row]))} in row {y[keep].index[row]}"
-        every = f"; it {doubt}" if doubt else ""
-        raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}{every}")
-    if task == "regression" and len(far := beyond_float32(y[keep].to_numpy(np.float64))):
-        raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
-    if task == "classification":
+    is_number = pd.api.types.is_numeric_dtype(y)
+    doubt = "" if is_number else doubt_of(y[keep].astype(str).tolist(), frame.reading.get("decimal"))
+    doubt = doubt and _with_remedy(doubt)
+    if task == "regression":
+        _check_numbers(y[keep], doubt)
+    else:
         members = y.map(y.value_counts())
         rare = sorted({str(label) for label in y[keep & (members < _MEMBERS)]})
         if len(rare) > _LABELS:
@@ -145,48 +164,39 @@ def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
         got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
-    used = [name for name in x.columns if frame.kinds.get(name) != "drop"]
-    if bad := [fault for name in used if (fault := _fault(x[name], frame.decimal))]:
-        raise DataError(f"columns must hold numbers or text: {checks.listed(bad, '; ')}")
-    if frame.settled:
-        text = [name for name in x.columns if x[name].dtype == object]
-        x = x.assign(**{name: pd.Categorical(x[name]) for name in text})
-    return replace(frame, x=x, y=y[keep].reset_index(drop=True)), changes
+    try:
+        schema, _ = inferred(x, **frame.reading)
+    except DoubtError as error:
+        doubts = DoubtError({name: _with_remedy(doubt) for name, doubt in error.doubts.items()})
+        raise DataError(f"columns must hold numbers or text: {doubts.listed()}") from None
+    return replace(frame, x=x, y=y[keep].reset_index(drop=True), schema=schema), changes
+
+
+def _check_numbers(y: Any, doubt: str) -> None:
+    """Raises :class:`DataError` for a target that is not finite numbers; ``doubt`` says why its text is not numbers."""
+    name = checks.quoted(y.name)
+    if "decimal comma" in doubt:
+        raise DataError(f"target {name} {doubt}")
+    numeric: Any = pd.to_numeric(y, errors="coerce")
+    numbers = numeric.to_numpy(np.float64, na_value=np.nan)
+    finite = np.isfinite(numbers)
+    if not pd.api.types.is_numeric_dtype(y) or not finite.all():
+        row = int(np.argmin(finite))
+        got = f"{checks.quoted(str(y.iloc[row]))} in row {y.index[row]}{f'; it {doubt}' if doubt else ''}"
+        raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}")
+    if len(far := beyond_float32(numbers)):
+        raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
+
+
+def _with_remedy(doubt: str) -> str:
+    """Returns why text is not read as numbers or dates, and the option that decides."""
+    decides = "use --columns COLUMN=text, or --missing for missing values"
+    return f"{doubt}: {'try --decimal ,' if 'decimal comma' in doubt else decides}"
 
 
 def targets_of(y: pd.Series) -> np.ndarray:
     """Returns targets as an array of numbers, booleans or text."""
     return y.to_numpy(str) if not pd.api.types.is_numeric_dtype(y) else y.to_numpy()
-
-
-def set_schema(model: Any, schema: Schema) -> None:
-    """Sets the schema with which a fitted estimator reads tables."""
-    model.encoder_ = replace(model.encoder_, schema=schema)
-    model.model_ = model.model_.replace(encoder=model.encoder_)
-
-
-def _fault(values: Any, decimal: str | None) -> str | None:
-    """Returns the fault of a column as text, or None; ``decimal`` is the decimal separator of the file."""
-    name = checks.quoted(values.name)
-    if pd.api.types.is_numeric_dtype(values):
-        infinite = int(np.isinf(values.to_numpy(np.float64, na_value=0.0)).sum())
-        if infinite:
-            return f"{name} has {infinite} infinite values"
-        far = beyond_float32(values.to_numpy(np.float64, na_value=0.0))
-        return f"{name} has values beyond the range of float32, such as {far[0]:.6g}" if len(far) else None
-    if pd.api.types.is_datetime64_any_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype):
-        return None
-    doubt = _doubt(values, decimal)
-    return f"{name} {doubt}" if doubt else None
-
-
-def _doubt(values: pd.Series, decimal: str | None) -> str | None:
-    """Returns why text that looks like numbers or dates is not read as such, and the remedy; None for other text."""
-    doubt = doubt_of(values.dropna().astype(str).tolist(), decimal)
-    remedy = (
-        "try --decimal ," if "decimal comma" in doubt else "use --columns COLUMN=text, or --missing for missing values"
-    )
-    return f"{doubt}: {remedy}" if doubt else None
 
 
 def beyond_float32(values: np.ndarray) -> np.ndarray:

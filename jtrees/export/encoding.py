@@ -6,8 +6,7 @@ import numpy as np
 
 from jtrees.tables import TableEncoder
 from jtrees.tables.cells import Reading
-from jtrees.tables.columns import ColumnSchema
-from jtrees.tables.frame import Frame, RawColumn
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
 from jtrees.tables.program import Encoding, Lookup
 from jtrees.validation import quoted
 
@@ -30,7 +29,7 @@ class Field(NamedTuple):
       masked: whether numbers and dates have a feature for missing values.
       levels: the levels of text that have a row in the tables.
       rare: the other levels of text.
-      zone: time zone of dates, as in :class:`jtrees.tables.columns.ColumnSchema`.
+      zone: time zone of dates, as in :class:`jtrees.tables.ColumnSchema`.
       reading: format in which text is read as numbers or dates.
       durations: whether the numbers are durations in days.
       tables: rows ``(levels + 2, k)`` of ``"level"``, ``"month"`` or ``"weekday"``, in the order of the features.

@@ -4,7 +4,7 @@ A :class:`Reading` is found once, on the training rows (:func:`find_reading`), a
 """
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 import dataclasses
 import datetime
 from functools import partial
@@ -17,24 +17,15 @@ import numpy as np
 from jtrees import io, validation as checks
 from jtrees.tables.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, number_of
 
-#: Texts of a file that mean a missing value.
-MISSING = (
-    "",
-    "?",
-    "NA",
-    "N/A",
-    "n/a",
-    "#N/A",
-    "<NA>",
-    "NaN",
-    "nan",
-    "-NaN",
-    "-nan",
-    "NaT",
-    "NULL",
-    "null",
-    "None",
-)
+#: Texts that mean a missing value among numbers and dates.
+MISSING = ("", *["?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "null", "None"])
+
+
+def mask_missing(values: Iterable[Any], missing: Collection[str]) -> list[Any]:
+    """Returns the values of a column, in which texts that mean a missing value are None."""
+    texts = frozenset(missing)
+    return [None if isinstance(value, str) and value.strip() in texts else value for value in values]
+
 
 OFFSETS = "offsets"  # the zone of a column in which each date has its own offset
 _SPACES = " \u00a0\u202f"  # the common, the no-break and the narrow no-break space
@@ -107,15 +98,11 @@ class Reading:
 
     def read(self, cells: Iterable[str | None], zone: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns numbers, ``(n,)`` float64 with NaN for None, and a mask of unreadable cells, ``(n,)`` bool."""
-        parser, parsed = self.parser(zone), {}
-        numbers, wrong = [], []
-        for cell in cells:
-            if cell not in parsed:
-                parsed[cell] = None if cell is None else parser(cell)
-            number = parsed[cell]
-            numbers.append(np.nan if number is None else number)
-            wrong.append(number is None and cell is not None)
-        return np.array(numbers, np.float64), np.array(wrong, bool)
+        cells, parser = list(cells), self.parser(zone)
+        parsed = {cell: None if cell is None else parser(cell) for cell in dict.fromkeys(cells)}
+        unreadable = {cell for cell, number in parsed.items() if number is None} - {None}
+        numbers = np.array([parsed[cell] for cell in cells], np.float64)  # None becomes NaN
+        return numbers, np.array([cell in unreadable for cell in cells], bool)
 
     def __str__(self) -> str:
         kinds = {"number": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
@@ -149,7 +136,7 @@ class Interpretation(NamedTuple):
     Attributes:
       reading: how the cells are read as numbers; None: the cells are text.
       note: a description of an ambiguity; empty if there is no ambiguity.
-      otherwise: the kind of :data:`jtrees.tables.inference.KINDS` that reads the cells in the other way.
+      otherwise: the kind of :data:`jtrees.tables.frame.KINDS` that reads the cells in the other way.
     """
 
     reading: Reading | None

@@ -11,10 +11,10 @@ import numpy as np
 from jtrees import segments, tasks, validation as checks
 from jtrees.data.constraints import checked_signs
 from jtrees.data.table import Table, check_range
-from jtrees.tables.columns import Schema, rows_of
 from jtrees.tables.encoder import TableEncoder
 from jtrees.tables.frame import Frame, read_frame
 from jtrees.tables.inference import checked_missing, inferred
+from jtrees.tables.schemas import Schema, rows_of
 
 _Targets = Callable[[Any, Any], Any]
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from jtrees import io, tasks, validation as checks
 from jtrees.data.constraints import NamedColumn
-from jtrees.tables.columns import Schema
 from jtrees.tables.frame import Frame
 from jtrees.tables.inference import MAX_LEVELS, inferred
 from jtrees.tables.means import FOLDS, Targets
 from jtrees.tables.program import Encoding, Lookup, fitted
+from jtrees.tables.schemas import Schema
 
 _OF_CLASS = re.compile(r"^\[mean ((?:class|action) \d+) by ")
 

@@ -4,7 +4,8 @@ A column of any library becomes one of four kinds: numbers, booleans, dates and 
 float64, and NaN is a missing value. Text is an array of objects, and None is a missing value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
 import datetime
 import decimal
 import numbers
@@ -13,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jtrees import validation as checks
+from jtrees import io, validation as checks
 from jtrees.data.constraints import name_of
-from jtrees.tables.cells import MISSING, OFFSETS, zone_name
-from jtrees.tables.parse import DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
+from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
+from jtrees.tables.parse import DATES, DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
 
 class RawColumn(NamedTuple):
@@ -43,19 +44,78 @@ class RawColumn(NamedTuple):
         """Mask of missing values, ``(n,)`` bool."""
         return self.values == np.array(None) if self.kind == "text" else np.isnan(self.values)
 
+    def masked(self, missing: Collection[str]) -> "RawColumn":
+        """Returns the column, in which texts that mean a missing value are None. Only text changes."""
+        if self.kind != "text" or not missing:
+            return self
+        return self._replace(values=_objects(mask_missing(self.values.tolist(), missing)))
 
-class RawKind(NamedTuple):
-    """The kind that a column had in training.
+    def as_levels(self) -> "RawColumn":
+        """Returns numbers, booleans or text as the canonical text of levels."""
+        if self.kind == "text":
+            return self
+        boolean = self.kind == "boolean"
+        values = [level_of(bool(value) if boolean and value == value else value) for value in self.values.tolist()]
+        return RawColumn("text", _objects(values), source=self.kind)
+
+
+@io.part
+@dataclasses.dataclass(frozen=True)
+class ColumnSchema:
+    """What a column of a raw table holds.
 
     Attributes:
-      kind: ``"text"`` for levels, ``"number"``, ``"boolean"`` or ``"date"``.
-      zone: the zone of the dates, as in :class:`RawColumn`.
-      durations: whether the numbers are durations in days. The duration of a time of day is the time since midnight.
+      kind: ``"number"``, ``"boolean"``, ``"date"``, ``"text"``, or ``"drop"`` for a column without features.
+      durations: whether the numbers are durations in days.
+      reading: how text is read as numbers or dates.
+      zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
+        no time zone.
+      levels: the sorted levels of text. If each level has a feature, rare levels are not among them.
+      rare: levels with fewer than five rows, if each level has a feature. They and new levels share a feature.
+      by_mean: whether levels are encoded by target means and frequencies, because there are many.
+      parts: the parts of dates that vary, ``"month"`` and ``"weekday"``.
+      missing: number of missing values.
+      note: why the column is dropped, or what else its cells may mean.
+      otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
     """
 
     kind: str
-    zone: str | None = None
     durations: bool = False
+    reading: Reading | None = None
+    zone: str | None = None
+    levels: tuple[str, ...] = ()
+    rare: tuple[str, ...] = ()
+    by_mean: bool = False
+    parts: tuple[str, ...] = ()
+    missing: int = 0
+    note: str = ""
+    otherwise: str = ""
+
+    @property
+    def training_levels(self) -> tuple[str, ...]:
+        """All levels of the table."""
+        return self.levels + self.rare
+
+    @property
+    def text_reading(self) -> Reading:
+        """How text is read as numbers or dates; the text of levels is not converted."""
+        return self.reading or dataclasses.replace(PLAIN[self.kind], zoned=self.zone is not None)
+
+    def described_levels(self) -> str:
+        """Returns the levels as text."""
+        if self.by_mean:
+            return f"{len(self.levels)} levels by target mean and frequency"
+        rare = f", {len(self.rare)} rare levels together" if self.rare else ""
+        return f"levels {checks.quoted_list(self.levels)}{rare}"
+
+    def __str__(self) -> str:
+        parts = ["durations in days"] * self.durations
+        parts += [self.described_levels()] if self.kind == "text" else []
+        parts += [str(self.reading)] if self.reading is not None else []
+        parts += [f"with {' and '.join(self.parts)}"] if self.parts else []
+        if self.zone is not None:
+            parts.append(f"local days{'' if self.zone == OFFSETS else f' of {self.zone}'}")
+        return "; ".join([*parts, *([self.note] if self.note else [])])
 
 
 class Frame:
@@ -76,19 +136,18 @@ class Frame:
 
 def read_frame(
     x: Any,
-    raw_kinds: Mapping[str, RawKind] | None = None,
-    missing: Sequence[str] = (),
+    schemas: Mapping[str, ColumnSchema] | None = None,
+    missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame | None:
     """Returns the raw table of a DataFrame, or of an array with NaN; None for other arrays.
 
     Args:
       x: a DataFrame or table of pandas, polars, Arrow or another library that narwhals reads, or anything array-like.
-      raw_kinds: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
+      schemas: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
         If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
         training rows. None: all columns, without conversion.
-      missing: texts that mean a missing value, in training in all columns of a DataFrame, for new rows in columns that
-        are not text.
+      missing: texts that mean a missing value, besides ``MISSING``, among values of another type. Other texts remain.
       requested: kinds of training columns by name or number. The values of ``"drop"`` are not read. The values of
         ``"text"`` may have several types.
 
@@ -100,16 +159,7 @@ def read_frame(
     if isinstance(x, Frame):
         return x
     if hasattr(x, "columns") and not isinstance(x, np.ndarray):
-        kinds, series_by_name = raw_kinds or {}, _series(x, raw_kinds is None)
-        requested = requested_kinds(requested, list(series_by_name))
-        columns = {
-            name: _not_read(len(series))
-            if requested.get(name) == "drop"
-            else _read_series(name, series, kinds.get(name, _REQUESTED.get(requested.get(name, ""))), missing)
-            for name, series in series_by_name.items()
-            if raw_kinds is None or name in raw_kinds
-        }
-        return _checked(Frame(columns, named=True))
+        return _read_columns(_series(x, schemas is None), _read_series, schemas, missing, requested)
     x = checks.as_numeric("x", x)
     if x.ndim != 2 or 0 in x.shape or isinstance(x, jax.core.Tracer) or x.dtype.kind in "biu":
         return None
@@ -123,53 +173,58 @@ def read_frame(
 def frame_of_objects(
     x: np.ndarray,
     names: Sequence[str],
-    raw_kinds: Mapping[str, RawKind] | None = None,
-    missing: Sequence[str] = (),
+    schemas: Mapping[str, ColumnSchema] | None = None,
+    missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame:
     """Returns the raw table of an array of objects, ``(n, p)``, such as the cells of a DataFrame.
 
-    Args:
-      x: the cells.
-      names: names of the columns.
-      raw_kinds: the columns to read, and their kinds, as for :func:`read_frame`.
-      missing: texts that mean a missing value, as for :func:`read_frame`.
-      requested: kinds of training columns by name, as for :func:`read_frame`.
-
-    Raises:
-      ValueError: in the cases of :func:`read_frame`.
+    ``names`` are the names of the columns. All else is as for :func:`read_frame`.
     """
-    columns, requested = {}, requested_kinds(requested, names)
-    for name, cells in zip(names, x.T, strict=True):
-        if requested.get(name) == "drop":
-            columns[name] = _not_read(len(x))
-        elif raw_kinds is None or name in raw_kinds:
-            kind = (raw_kinds or {}).get(name, _REQUESTED.get(requested.get(name, "")))
-            values = [None if is_missing(value) else value for value in cells.tolist()]
-            columns[name] = _read_objects(name, _with_missing(values, missing, kind), kind)
+    return _read_columns(dict(zip(names, x.T, strict=True)), _read_objects, schemas, missing, requested)
+
+
+def _read_columns(
+    series_by_name: Mapping[str, Any],
+    read: Callable[[str, Any, ColumnSchema, Collection[str]], RawColumn],
+    schemas: Mapping[str, ColumnSchema] | None,
+    missing: Collection[str],
+    requested: Any,
+) -> Frame:
+    """Returns the raw table whose columns ``read`` reads; the other arguments are those of :func:`read_frame`."""
+    columns, requested = {}, requested_kinds(requested, list(series_by_name))
+    for name, series in series_by_name.items():
+        if requested.get(name) == "drop":  # the values are not read
+            columns[name] = RawColumn("text", np.full(len(series), None))
+        elif schemas is None or name in schemas:
+            schema = ColumnSchema("text" if requested.get(name) == "text" else "unknown")
+            columns[name] = read(name, series, (schemas or {}).get(name, schema), missing)
     return _checked(Frame(columns, named=True))
 
 
-def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, Any]:
+DECIMALS = {"decimal point": ".", "decimal comma": ","}
+#: Kinds of columns that a user may request. A format of dates, such as ``"%d/%m/%Y"``, is a kind, too.
+KINDS = ("number", *DECIMALS, "boolean", "date", *DATES, "text", "drop")
+_SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text' or 'drop'"
+
+
+def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, str]:
     """Returns the requested kinds by the name of the column.
 
     Raises:
-      ValueError: for an unknown column, or for two kinds of a column.
+      ValueError: for an unknown column or kind, or for two kinds of a column.
     """
+    if not isinstance(columns, Mapping | None):
+        raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")
     kinds = {}
-    for column, kind in columns.items() if isinstance(columns, Mapping) else ():
+    for column, kind in (columns or {}).items():
+        if not isinstance(kind, str) or kind not in KINDS:
+            got = f"got {checks.quoted(kind)} for {checks.quoted(column)}"
+            raise ValueError(f"columns must have kinds such as {_SHOWN_KINDS}, {got}")
         if (name := name_of(column, list(names), "columns")) in kinds:
             raise ValueError(f"columns must have one kind for each column, got two for {checks.quoted(name)}")
-        kinds[name] = kind if isinstance(kind, str) else repr(kind)
+        kinds[name] = kind
     return kinds
-
-
-_REQUESTED = {"text": RawKind("text")}
-
-
-def _not_read(rows: int) -> RawColumn:
-    """Returns a column in the place of a column that is not read."""
-    return RawColumn("text", np.full(rows, None))
 
 
 def _series(x: Any, training: bool) -> dict[str, Any]:
@@ -190,11 +245,11 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
     return {name: frame.get_column(original) for name, original in zip(names, frame.columns, strict=True)}
 
 
-def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Sequence[str]) -> RawColumn:
+def _read_series(name: str, series: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
-    if raw_kind is not None and raw_kind.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
+    if schema.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
         return RawColumn("text", _texts(_values(series)), source="boolean" if dtype == nw.Boolean else "number")
     if dtype.is_numeric():
         values = _numbers(series)
@@ -202,13 +257,13 @@ def _read_series(name: str, series: Any, raw_kind: RawKind | None, missing: Sequ
     if dtype == nw.Boolean:
         return RawColumn("boolean", _numbers(series))
     if dtype in (nw.Date, nw.Datetime):
-        return _dates(series, raw_kind)
+        return _dates(series, schema)
     if dtype == nw.Duration:
         return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source="durations")
-    values = _with_missing(_values(series), missing, raw_kind)
+    values = _values(series)
     if dtype in (nw.Categorical, nw.Enum, nw.String):
         return RawColumn("text", _texts(values), source="text" if dtype == nw.String else "levels")
-    return _read_objects(name, values, raw_kind)
+    return _read_objects(name, values, schema, missing)
 
 
 def _numbers(series: Any) -> np.ndarray:
@@ -222,13 +277,6 @@ def _merged(series: Any, values: np.ndarray) -> bool:
     if not len(values) or not np.nanmax(np.abs(values), initial=0.0) > WHOLE:
         return False
     return len(np.unique(values[~np.isnan(values)])) < len({value for value in series.to_list() if value is not None})
-
-
-def _with_missing(values: list[Any], missing: Sequence[str], raw_kind: RawKind | None) -> list[Any]:
-    """Returns the values of a column in which texts that mean a missing value are None."""
-    if not missing or (raw_kind is not None and raw_kind.kind == "text"):
-        return values
-    return [None if isinstance(value, str) and value.strip() in missing else value for value in values]
 
 
 _NARROW = {"Float16": np.float16, "halffloat": np.float16, "Float32": np.float32, "float": np.float32}
@@ -251,13 +299,13 @@ def _values(series: Any) -> list[Any]:
     return [None if is_missing(value) else value for value in values]
 
 
-def _dates(series: Any, raw_kind: RawKind | None) -> RawColumn:
+def _dates(series: Any, schema: ColumnSchema) -> RawColumn:
     """Returns days in local time; the time zone is the training rows' zone if it has a name, else the column's own."""
     zone = getattr(series.dtype, "time_zone", None)
     if zone is None:
         return RawColumn("date", _numbers(series.dt.timestamp("ms")) / DAY)
-    if raw_kind is not None and raw_kind.zone not in (None, OFFSETS):
-        series = series.dt.convert_time_zone(raw_kind.zone)
+    if schema.zone not in (None, OFFSETS):
+        series = series.dt.convert_time_zone(schema.zone)
     local = _numbers(series.dt.replace_time_zone(None).dt.timestamp("ms")) / DAY
     native = getattr(series.to_native(), "dt", None)
     return RawColumn("date", local, zone_name(getattr(native, "tz", None) or zone))
@@ -272,11 +320,12 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _read_objects(name: str, values: list[Any], raw_kind: RawKind | None) -> RawColumn:
+def _read_objects(name: str, values: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
     """Returns a column of Python objects, which must all have the same kind."""
+    values = [None if is_missing(value) else value for value in values]
     kinds = [None if value is None else _kind(value) for value in values]
-    if len({*kinds} - {None, "text"}) == 1 and (raw_kind is None or raw_kind.kind != "text"):  # numbers and ``"?"``
-        values = [None if isinstance(value, str) and value.strip() in MISSING else value for value in values]
+    if len({*kinds} - {None, "text"}) == 1 and schema.kind != "text":  # numbers and ``"?"``
+        values = mask_missing(values, {*MISSING, *missing})
         kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
     present = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not present:
@@ -286,7 +335,7 @@ def _read_objects(name: str, values: list[Any], raw_kind: RawKind | None) -> Raw
     if kind == "other":
         raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {column}")
     named = {"text", "boolean", "number"}  # kinds of values that may name levels
-    if raw_kind is not None and raw_kind.kind == "text" and {kind for _, kind in present} <= named:
+    if schema.kind == "text" and {kind for _, kind in present} <= named:
         return RawColumn("text", _texts(values), source=kind if all(other == kind for _, other in present) else "text")
     if other := next((row for row, other in present if other != kind), None):
         texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
@@ -303,7 +352,7 @@ def _read_objects(name: str, values: list[Any], raw_kind: RawKind | None) -> Raw
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
         raise ValueError(f"x must have dates that all have a time zone, or all have none, in column {column}")
-    zone = None if raw_kind is None or raw_kind.zone in (None, OFFSETS) else raw_kind.zone
+    zone = None if schema.zone == OFFSETS else schema.zone
     days = np.array([np.nan if value is None else _days(value, zone) for value in values])
     if aware != {True}:
         return RawColumn(kind, days)
@@ -324,9 +373,14 @@ def _days(value: Any, zone: str | None) -> float:
 
 def _texts(values: list[Any]) -> np.ndarray:
     """Returns the canonical texts of levels, and None for missing values."""
-    texts = np.empty(len(values), object)
-    texts[:] = [value if type(value) is str else level_of(value) for value in values]
-    return texts
+    return _objects([value if type(value) is str else level_of(value) for value in values])
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    """Returns values as an array of objects, ``(n,)``."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _checked(frame: Frame) -> Frame:

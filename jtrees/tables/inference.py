@@ -8,23 +8,20 @@ import numpy as np
 
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_strays, has_comma
-from jtrees.tables.columns import ColumnSchema, Schema, as_levels, in_words, numbers_of, rows_of, with_gaps
-from jtrees.tables.frame import Frame, RawColumn, requested_kinds
+from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.parse import DATES, ISO
 from jtrees.tables.periods import varying_periods
+from jtrees.tables.schemas import Schema, in_words, numbers_of, rows_of
 
 MAX_LEVELS = 10
 _RARE = 5  # levels with fewer rows are rare, and share a feature
 # A column identifies rows if it has more distinct texts than this number, and more than half as many as rows.
 _IDENTIFIES = 20
 
-_DECIMALS = {"decimal point": ".", "decimal comma": ","}
-#: Kinds of columns that a user may request. A format of dates, such as ``"%d/%m/%Y"``, is a kind, too.
-KINDS = ("number", *_DECIMALS, "boolean", "date", *DATES, "text", "drop")
-_SHOWN_KINDS = "'number', 'decimal comma', 'boolean', 'date', '%d/%m/%Y', 'text' or 'drop'"
 
-
-def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = ()) -> Schema:
+def schema(
+    x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = (), decimal: str | None = None
+) -> Schema:
     """Returns what the columns of a raw table hold. Printed, it is a table with a line for each column.
 
     The schema depends on all rows, and not on the targets. :func:`jtrees.fit` makes the schema of its rows of positive
@@ -41,6 +38,7 @@ def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequenc
         - ``"drop"``: the column has no features.
       missing: texts that mean a missing value in every column of text, such as ``("-", "unknown")``. In text of numbers
         and dates, texts such as ``"?"`` and ``"N/A"`` always do.
+      decimal: the decimal separator of numbers in text, ``"."`` or ``","``. None: as the cells of each column say.
 
     Raises:
       ValueError: if the table cannot be read, or has no usable column, or if a column is not of the requested kind.
@@ -55,11 +53,17 @@ def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequenc
       'code'  number
       'rent'  number           numbers in text such as '$980'
     """
-    return inferred(x, columns=columns, missing=missing)[0]
+    return inferred(x, columns=columns, missing=missing, decimal=decimal)[0]
 
 
 def inferred(
-    x: Any, *, columns: Any = None, missing: Sequence[str] = (), max_levels: int = MAX_LEVELS
+    x: Any,
+    *,
+    columns: Any = None,
+    missing: Sequence[str] = (),
+    decimal: str | None = None,
+    max_levels: int = MAX_LEVELS,
+    is_file: bool = False,
 ) -> tuple[Schema, Frame]:
     """Returns the schema of a table, and the rows in the kinds of the schema.
 
@@ -67,31 +71,37 @@ def inferred(
       x: the table, as for :func:`schema`.
       columns: kinds of columns as for :func:`schema`, or a schema, which is returned unchanged.
       missing: as for :func:`schema`.
+      decimal: as for :func:`schema`.
       max_levels: largest number of levels for which each level is a feature. All rare levels count as one level.
+      is_file: whether x is the text of a file. Its plain numbers are then unambiguous.
 
     Raises:
-      ValueError, ImportError: in the cases of :func:`schema`.
+      DoubtError: for columns of text that look like numbers or dates.
+      ValueError, ImportError: in the other cases of :func:`schema`.
     """
     checks.check_count("max_levels", max_levels)
+    if decimal not in (None, *DECIMALS.values()):
+        raise ValueError(f"decimal must be a point or a comma, got {checks.quoted(decimal)}")
     missing = checked_missing(missing)
     if isinstance(columns, Schema):
         if missing:
             raise ValueError(f"missing must be empty with a schema, which has its own, got {checks.quoted(missing)}")
         return columns, columns.read(x)
     frame = rows_of(x, missing=missing, requested=columns)
-    kinds = checked_kinds(columns, frame)
+    kinds = requested_kinds(columns, list(frame.columns))
     described, read, doubts = {}, {}, {}
+    rules: Any = {"max_levels": max_levels, "missing": missing, "decimal": decimal, "is_file": is_file}
     for name, raw in frame.columns.items():
         try:
-            described[name], read[name] = _described(name, raw, kinds.get(name), max_levels, missing)
-        except DoubtError as doubt:
-            doubts[name] = str(doubt)
+            described[name], read[name] = _described(name, raw, kinds.get(name), **rules)
+        except DoubtError as error:
+            doubts |= error.doubts
     if doubts:
-        listed = checks.listed((f"{checks.quoted(name)} {doubt}" for name, doubt in doubts.items()), "; ")
-        raise ValueError(f"x must hold numbers, dates or text in each column, got {listed}. {_REMEDY}")
+        raise DoubtError(doubts)
     result = Schema(described, frame.named, (*dict.fromkeys((*MISSING, *missing)),))
     if not result.used:
-        raise ValueError(f"x must have a column to learn from, got {result.left_out() or 'only dropped columns'}")
+        got = "".join(result.messages()).partition(": ")[2] or "only dropped columns"
+        raise ValueError(f"x must have a column to learn from, got {got}")
     return result, Frame({name: read[name] for name in result.used}, named=True)
 
 
@@ -103,56 +113,51 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def checked_kinds(columns: Any, frame: Frame) -> dict[str, str]:
-    """Returns the requested kinds by the name of the column.
-
-    Raises:
-      ValueError: for an unknown column or kind.
-    """
-    if columns is None:
-        return {}
-    if not isinstance(columns, Mapping):
-        raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")
-    for column, kind in columns.items():
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise ValueError(
-                f"columns must have kinds such as {_SHOWN_KINDS}, got {checks.quoted(kind)} for {checks.quoted(column)}"
-            )
-    return requested_kinds(columns, list(frame.columns))
-
-
 # --- A column --------------------------------------------------------------------------------------------------------
 
 
 class DoubtError(ValueError):
     """Text looks like numbers or dates, and other texts keep it from being read as such."""
 
+    def __init__(self, doubts: Mapping[str, str]):
+        """``doubts``: why the text of a column is not read as numbers or dates, by name of the column."""
+        self.doubts = dict(doubts)
+        super().__init__(
+            f"x must hold numbers, dates or text in each column, got {self.listed()}. Read such texts as missing "
+            'values with missing=("-",), or say what the column holds with columns={"name": "text"}'
+        )
 
-_REMEDY = (
-    'Read such texts as missing values with missing=("-",), or say what the column holds with columns={"name": "text"}'
-)
-_PLAIN_NOTE = "numbers in text"
+    def listed(self) -> str:
+        """Returns the columns and the doubts as text."""
+        return checks.listed((f"{checks.quoted(name)} {doubt}" for name, doubt in self.doubts.items()), "; ")
 
 
 def _described(
-    name: str, raw: RawColumn, kind: str | None, max_levels: int, missing: Sequence[str]
+    name: str,
+    raw: RawColumn,
+    kind: str | None,
+    *,
+    max_levels: int,
+    missing: Sequence[str],
+    decimal: str | None,
+    is_file: bool,
 ) -> tuple[ColumnSchema, RawColumn]:
-    """Returns the schema of a column, and the column in the kind of the schema."""
+    """Returns the schema of a column, and the column in the kind of the schema; see :func:`inferred`."""
     if kind == "drop":
         return ColumnSchema("drop"), raw
     if kind == "text":
         if (came := in_words(raw)) in ("dates", "durations") and not raw.missing.all():
             raise ValueError(f"columns must not make text of the {came} in column {checks.quoted(name)}")
-        return _of_levels(with_gaps(as_levels(raw), missing), kind, max_levels)
-    reading, note, otherwise = None, "", ""
+        return _of_levels(raw.as_levels().masked(missing), kind, max_levels)
+    raw, reading, note, otherwise = raw.masked(missing), None, "", ""
     if raw.kind == "text" and (raw.source == "text" or kind is not None):
-        cells = with_gaps(raw, MISSING)
-        reading, note, otherwise = read_as(name, cells.values.tolist(), kind)
+        cells = raw.masked(MISSING)
+        reading, note, otherwise = read_as(name, cells.values.tolist(), kind, decimal=decimal)
         if reading is not None:
             raw = numbers_of(name, cells, reading)
             if dataclasses.replace(reading, example="") == PLAIN[reading.kind]:
-                if kind is None and reading.kind == "number":
-                    note, otherwise = _PLAIN_NOTE, "text"
+                if kind is None and reading.kind == "number" and not is_file:
+                    note, otherwise = "numbers in text", "text"
                 reading = None
     if kind is not None:
         raw = _requested(name, raw, kind)
@@ -198,7 +203,7 @@ def _of_levels(raw: RawColumn, kind: str | None, max_levels: int) -> tuple[Colum
 
 def _kind_of_values(kind: str) -> str:
     """Returns the kind of the values of a requested kind."""
-    return "number" if kind in _DECIMALS else "date" if kind in DATES else kind
+    return "number" if kind in DECIMALS else "date" if kind in DATES else kind
 
 
 def _requested(name: str, raw: RawColumn, kind: str) -> RawColumn:
@@ -228,11 +233,11 @@ def read_as(name: str, cells: list[str | None], kind: str | None, *, decimal: st
     Raises:
       ValueError: if the text cannot be read in the requested kind. The message lists the texts.
     """
-    decimal = _DECIMALS.get(kind or "", decimal)
+    decimal = DECIMALS.get(kind or "", decimal)
     found = find_reading(cells, decimal=decimal, style=kind if kind in DATES else None)
     if kind is None:
         if found.reading is None and (doubt := doubt_of(cells, decimal)):
-            raise DoubtError(doubt)
+            raise DoubtError({name: doubt})
         return found
     reading, expected = found.reading, _kind_of_values(kind)
     if reading is None or reading.kind != expected:

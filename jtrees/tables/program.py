@@ -10,8 +10,7 @@ import numpy as np
 
 from jtrees import io
 from jtrees.tables.cells import OFFSETS
-from jtrees.tables.columns import ColumnSchema
-from jtrees.tables.frame import RawColumn
+from jtrees.tables.frame import ColumnSchema, RawColumn
 from jtrees.tables.means import Targets, explains, level_means
 from jtrees.tables.periods import PERIODS, periods
 

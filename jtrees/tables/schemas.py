@@ -5,7 +5,7 @@ schema and on the number of outputs. :mod:`jtrees.tables.inference` makes schema
 makes features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 from typing import Any
 import warnings
@@ -13,77 +13,12 @@ import warnings
 import numpy as np
 
 from jtrees import distributed, io, validation as checks
-from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading
-from jtrees.tables.frame import Frame, RawColumn, RawKind, check_numbers, read_frame
-from jtrees.tables.parse import level_of
+from jtrees.tables.cells import MISSING, OFFSETS, Reading
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, check_numbers, read_frame
 
 
 class ColumnsWarning(UserWarning):
     """Columns of a raw table are left out, are ambiguous, or have new missing values or levels."""
-
-
-@io.part
-@dataclasses.dataclass(frozen=True)
-class ColumnSchema:
-    """What a column of a raw table holds.
-
-    Attributes:
-      kind: ``"number"``, ``"boolean"``, ``"date"``, ``"text"``, or ``"drop"`` for a column without features.
-      durations: whether the numbers are durations in days.
-      reading: how text is read as numbers or dates.
-      zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
-        no time zone.
-      levels: the sorted levels of text. If each level has a feature, rare levels are not among them.
-      rare: levels with fewer than five rows, if each level has a feature. They and new levels share a feature.
-      by_mean: whether levels are encoded by target means and frequencies, because there are many.
-      parts: the parts of dates that vary, ``"month"`` and ``"weekday"``.
-      missing: number of missing values.
-      note: why the column is dropped, or what else its cells may mean.
-      otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
-    """
-
-    kind: str
-    durations: bool = False
-    reading: Reading | None = None
-    zone: str | None = None
-    levels: tuple[str, ...] = ()
-    rare: tuple[str, ...] = ()
-    by_mean: bool = False
-    parts: tuple[str, ...] = ()
-    missing: int = 0
-    note: str = ""
-    otherwise: str = ""
-
-    @property
-    def raw_kind(self) -> RawKind:
-        """The kind of raw column that is read for new rows."""
-        return RawKind("text" if self.kind == "drop" else self.kind, self.zone, self.durations)
-
-    @property
-    def training_levels(self) -> tuple[str, ...]:
-        """All levels of the table."""
-        return self.levels + self.rare
-
-    @property
-    def text_reading(self) -> Reading:
-        """How text is read as numbers or dates; the text of levels is not converted."""
-        return self.reading or dataclasses.replace(PLAIN[self.raw_kind.kind], zoned=self.zone is not None)
-
-    def described_levels(self) -> str:
-        """Returns the levels as text."""
-        if self.by_mean:
-            return f"{len(self.levels)} levels by target mean and frequency"
-        rare = f", {len(self.rare)} rare levels together" if self.rare else ""
-        return f"levels {checks.quoted_list(self.levels)}{rare}"
-
-    def __str__(self) -> str:
-        parts = ["durations in days"] * self.durations
-        parts += [self.described_levels()] if self.kind == "text" else []
-        parts += [str(self.reading)] if self.reading is not None else []
-        parts += [f"with {' and '.join(self.parts)}"] if self.parts else []
-        if self.zone is not None:
-            parts.append(f"local days{'' if self.zone == OFFSETS else f' of {self.zone}'}")
-        return "; ".join([*parts, *([self.note] if self.note else [])])
 
 
 @io.part
@@ -94,8 +29,7 @@ class Schema:
     Attributes:
       columns: the description of each column by name, in the order of the table.
       named: whether columns are found by name. The columns of an array are found by position.
-      missing: texts that mean a missing value in files, in text that becomes numbers or dates, and in text of levels
-        unless they are levels of the table.
+      missing: texts that mean a missing value in a column of text, unless they are levels of the column.
     """
 
     columns: dict[str, ColumnSchema]
@@ -119,8 +53,7 @@ class Schema:
           ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
             expected kind, and the value or the kind found.
         """
-        raw_kinds = {name: column.raw_kind for name, column in self.used.items()}
-        return self._select(rows_of(x, raw_kinds if self.named else None, rows=0, missing=self.missing))
+        return self._select(rows_of(x, self.used if self.named else None, rows=0, missing=self.missing))
 
     def _select(self, frame: Frame) -> Frame:
         """Returns the used columns of a table, found by name or position, in the kinds of the schema."""
@@ -143,18 +76,20 @@ class Schema:
           ValueError: if the values cannot be converted to that kind.
         """
         column = self.columns[name]
-        kind, zone, durations = column.raw_kind
+        kind, zone, durations = column.kind, column.zone, column.durations
+        expected, came = "durations" if durations else NAMES[kind], in_words(raw)
+        if kind == "text" and came not in ("dates", "durations"):
+            raw = raw.as_levels()
+        raw = raw.masked(frozenset(self.missing).difference(column.training_levels))
         if raw.missing.all():
             return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
-        if kind == "text":
-            return self._levels(name, raw)
-        expected, came = "durations" if durations else NAMES[kind], in_words(raw)
-        if durations != (came == "durations"):
+        if raw.kind == kind == "text":
+            return raw
+        differs = raw.kind != "text" and (raw.kind == "date") != (kind == "date")
+        if differs or durations != (came == "durations"):
             raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
         if raw.kind == "text":
-            return numbers_of(name, with_gaps(raw, self.missing), column.text_reading, zone)
-        if (raw.kind == "date") != (kind == "date"):
-            raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
+            return numbers_of(name, raw, column.text_reading, zone)
         if kind == "date" and (raw.zone is None) != (zone is None):
             which = "without" if zone is None else "with"
             came = "dates without one" if raw.zone is None else f"dates with one ({raw.zone})"
@@ -163,13 +98,6 @@ class Schema:
             wrong = ~(raw.missing | np.isin(raw.values, (0, 1)))
             check_cells(name, ~wrong, "booleans, or 0 and 1,", raw.values)
         return raw
-
-    def _levels(self, name: str, raw: RawColumn) -> RawColumn:
-        """Returns a column of levels as canonical text; a text that means a missing value may also be a level."""
-        if (came := in_words(raw)) in ("dates", "durations"):
-            raise ValueError(f"x must hold text in column {checks.quoted(name)}, got {came}")
-        levels = self.columns[name].training_levels
-        return with_gaps(as_levels(raw), [text for text in self.missing if text not in levels])
 
     def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
         """Warns of missing values where the table of the schema had none, and of levels that it did not have.
@@ -188,55 +116,22 @@ class Schema:
             message = f"x has levels that the training rows did not have: {which}"
             warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
-    # --- Files -------------------------------------------------------------------------------------------------------
-
-    def with_readings(
-        self, readings: Mapping[str, Reading], notes: Mapping[str, str], missing: Sequence[str]
-    ) -> "Schema":
-        """Returns the same columns, which read text in the same way as the source file.
-
-        Args:
-          readings: how text becomes numbers or dates, by column.
-          notes: the ambiguity of a column, by column.
-          missing: texts that mean a missing value.
-        """
-
-        def updated(name: str, column: ColumnSchema) -> ColumnSchema:
-            reading = readings.get(name, column.reading)
-            zoned = column.kind == "date" and reading is not None and reading.zoned
-            zone = OFFSETS if zoned else column.zone
-            return dataclasses.replace(column, reading=reading, zone=zone, note=notes.get(name, column.note))
-
-        columns = {name: updated(name, column) for name, column in self.columns.items()}
-        return dataclasses.replace(self, columns=columns, missing=tuple(missing))
-
-    def with_decimal(self, decimal: str) -> "Schema":
-        """Returns the same columns with another decimal separator for numbers in text."""
-        columns = {
-            name: dataclasses.replace(column, reading=column.text_reading.with_decimal(decimal))
-            if column.kind == "number"
-            else column
-            for name, column in self.columns.items()
-        }
-        return dataclasses.replace(self, columns=columns)
-
     # --- What was decided --------------------------------------------------------------------------------------------
+
+    def messages(self, remedy: Callable[[Mapping[str, str]], str] | None = None) -> list[str]:
+        """Returns a message on the dropped columns and a message on the ambiguous columns, if there are any.
+
+        ``remedy`` returns how to request kinds of columns, given by name, as text; None: as an argument in Python.
+        """
+        remedy = remedy or (lambda kinds: f"columns={{{checks.listed(map(_item, kinds.items()))}}}")
+        dropped = {name: column for name, column in self.columns.items() if column.kind == "drop"}
+        subjects = {"columns of x are left out": dropped, "columns of x may mean something else": self.used}
+        return [f"{subject}: {text}" for subject, columns in subjects.items() if (text := _noted(columns, remedy))]
 
     def warn(self) -> None:
         """Warns with :class:`ColumnsWarning` of columns that are dropped or ambiguous, and names the remedy."""
-        if left_out := self.left_out():
-            distributed.warn(f"columns of x are left out: {left_out}", ColumnsWarning, stacklevel=3)
-        open_columns = {name: column for name, column in self.used.items() if column.note}
-        if open_columns:
-            notes = [f"{checks.quoted(name)} ({column.note})" for name, column in open_columns.items()]
-            message = f"columns of x may mean something else: {checks.listed(notes)}{_remedy(open_columns)}"
+        for message in self.messages():
             distributed.warn(message, ColumnsWarning, stacklevel=3)
-
-    def left_out(self) -> str:
-        """Returns the names of the columns that the schema dropped, with the reasons, and the remedy."""
-        dropped = {name: column for name, column in self.columns.items() if column.kind == "drop" and column.note}
-        listed = checks.listed(f"{checks.quoted(name)} ({column.note})" for name, column in dropped.items())
-        return f"{listed}{_remedy(dropped)}" if dropped else ""
 
     def __hash__(self) -> int:
         return hash((self.named, tuple(self.columns)))
@@ -263,11 +158,15 @@ def _counted(counts: Mapping[str, int]) -> str:
     return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
 
 
-def _remedy(columns: Mapping[str, ColumnSchema]) -> str:
-    """Returns the argument ``columns`` that reads the columns in the other way, as text."""
+def _noted(columns: Mapping[str, ColumnSchema], remedy: Callable[[Mapping[str, str]], str]) -> str:
+    """Returns the names of the columns that have notes, with the notes and the remedy, as text."""
+    notes = checks.listed(f"{checks.quoted(name)} ({column.note})" for name, column in columns.items() if column.note)
     kinds = {name: column.otherwise for name, column in columns.items() if column.otherwise}
-    listed = checks.listed(f"{checks.quoted(name)}: {checks.quoted(kind)}" for name, kind in kinds.items())
-    return f": columns={{{listed}}} reads them otherwise" if kinds else ""
+    return f"{notes}: {remedy(kinds)} reads them otherwise" if kinds else notes
+
+
+def _item(item: tuple[str, str]) -> str:
+    return ": ".join(map(checks.quoted, item))
 
 
 # --- Cells -----------------------------------------------------------------------------------------------------------
@@ -282,35 +181,20 @@ def in_words(raw: RawColumn) -> str:
 
 def rows_of(
     x: Any,
-    raw_kinds: Mapping[str, RawKind] | None = None,
+    schemas: Mapping[str, ColumnSchema] | None = None,
     rows: int = 1,
-    missing: Sequence[str] = (),
+    missing: Collection[str] = (),
     requested: Any = None,
 ) -> Frame:
     """Returns the raw table of a DataFrame or an array of numbers; an array must have at least ``rows`` rows.
 
     The other arguments are those of :func:`jtrees.tables.frame.read_frame`.
     """
-    frame = read_frame(x, raw_kinds, missing, requested)
+    frame = read_frame(x, schemas, missing, requested)
     if frame is not None:
         return frame
     values = np.asarray(checks.check_x(x, rows=rows), np.float64)
     return Frame({f"x{j}": RawColumn("number", column) for j, column in enumerate(values.T)}, named=False)
-
-
-def as_levels(raw: RawColumn) -> RawColumn:
-    """Returns numbers, booleans or text as the canonical text of levels."""
-    if raw.kind == "text":
-        return raw
-    values, boolean = np.full(len(raw.values), None), raw.kind == "boolean"
-    values[:] = [level_of(bool(value) if boolean and value == value else value) for value in raw.values.tolist()]
-    return RawColumn("text", values, source=raw.kind)
-
-
-def with_gaps(raw: RawColumn, missing: Sequence[str]) -> RawColumn:
-    """Returns a column of text in which texts that mean a missing value are None."""
-    gaps = np.array([cell is None or cell.strip() in missing for cell in raw.values.tolist()], bool)
-    return raw._replace(values=np.where(gaps, np.array(None), raw.values)) if gaps.any() else raw
 
 
 def numbers_of(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:
