@@ -151,7 +151,7 @@ class TreeEstimator(BaseEstimator):
         count = int(np.clip(_IMPORTANCE_ENTRIES // len(self._owner), _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS))
         rows = np.unique(np.linspace(0, len(x) - 1, count).astype(int))
         sample: Any = x[rows]
-        return sample if self.encoder_ is None else self.encoder_.encode(sample)
+        return sample if self.encoder_ is None else self.encoder_.encode(self.encoder_.schema.read(sample))
 
     @property
     def _owner(self) -> np.ndarray:
