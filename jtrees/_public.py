@@ -17,5 +17,6 @@ def list_public_names() -> None:
     """Sets ``__all__`` in all imported packages of jtrees."""
     for package, module in list(sys.modules.items()):
         if package.partition(".")[0] == "jtrees" and hasattr(module, "__path__"):
-            names = [name for name, value in vars(module).items() if _is_public(name, value, package)]
+            home = vars(module).get("_HOME", package)  # the package that defines the names
+            names = [name for name, value in vars(module).items() if _is_public(name, value, home)]
             vars(module)["__all__"] = names

@@ -718,17 +718,43 @@ def test_months_and_weekdays_of_three_thousand_years(tmp_path):
     days = np.concatenate([np.arange(-600_000, 500_000, 17), np.arange(-1500, 1500)])
     frame = pd.DataFrame({"day": days.astype("datetime64[D]").astype("datetime64[ms]")})
     months = days.astype("datetime64[D]").astype("datetime64[M]").astype(int) % 12
-    columns, features = jtrees.tables.TableEncoder.fit(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2))
-    assert {"month", "weekday"} == set(columns.encodings["day"].lookups)
+    check_dates(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2), {"month", "weekday"}, np.float64(days), tmp_path)
+
+
+def test_hours_and_minutes(tmp_path):
+    """The times of day of all files are those of NumPy, also just before and after midnight and before 1970."""
+    rng = np.random.default_rng(0)
+    milliseconds = rng.integers(-(10**12), 10**12, 4000)
+    milliseconds[:1000] += -milliseconds[:1000] % 86_400_000 - rng.integers(0, 2, 1000)
+    milliseconds[1000:2000] -= milliseconds[1000:2000] % 60_000
+    frame = pd.DataFrame({"day": milliseconds.astype("datetime64[ms]")})
+    hours, minutes = frame["day"].dt.hour.to_numpy(), frame["day"].dt.minute.to_numpy()
+    parts = {"month", "weekday", "hour", "minute"}
+    encoder = check_dates(frame, 3.0 * hours + 50.0 * (minutes >= 30), parts, milliseconds / 86_400_000, tmp_path)
+    means = dict(zip(encoder.feature_names, encoder.transform(frame).T, strict=True))
+    assert np.corrcoef(means["[mean y by day hour]"], hours)[0, 1] > 0.9
+    assert np.corrcoef(means["[mean y by day minute]"], minutes >= 30)[0, 1] > 0.9
+    assert {"hour", "minute"}.isdisjoint(
+        jtrees.tables.TableEncoder.fit(frame.assign(day=frame["day"].dt.floor("D")), hours)[0].encodings["day"].lookups
+    )
+
+
+def check_dates(frame, y, parts, days, tmp_path):
+    """The files predict as Python for a column of dates; returns its encoder. ``days`` are the days since 1970."""
+    columns, features = jtrees.tables.TableEncoder.fit(frame, y)
+    assert parts == set(columns.encodings["day"].lookups)
     leaves = Linear(jnp.ones((2, features.shape[1])), jnp.zeros(2))
     tree = ObliqueTree(jnp.zeros((1, features.shape[1])), -jnp.ones(1), leaves)
     model = jtrees.tables.FrameModel(tree, columns)
     expected = program_of(model).predict(columns.transform(frame))[:, 0]
     export.to_onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(["prediction"], {"day": np.float64(days)})[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(session.run(["prediction"], {"day": days})[0], expected, rtol=1e-12)
+    export.to_numpy(model, tmp_path / "model.py")
+    exported = runpy.run_path(str(tmp_path / "model.py"))["predict"]
+    np.testing.assert_allclose(exported(frame), expected, rtol=1e-12)
     if COMPILER is None:
-        return
+        return columns
     export.to_c(model, tmp_path / "model.h")
     body = """#include "model.h"
     void rows(const jtrees_row *x, int n, double *out) {
@@ -739,6 +765,7 @@ def test_months_and_weekdays_of_three_thousand_years(tmp_path):
         [COMPILER, "-std=c99", "-shared", "-fPIC", tmp_path / "rows.c", "-o", tmp_path / "rows.so"], check=True
     )
     pointer = lambda a: a.ctypes.data_as(ctypes.c_void_p)
-    x, out = np.float64(days), np.empty(len(days))
-    ctypes.CDLL(str(tmp_path / "rows.so")).rows(pointer(x), len(x), pointer(out))
+    out = np.empty(len(days))
+    ctypes.CDLL(str(tmp_path / "rows.so")).rows(pointer(days), len(days), pointer(out))
     np.testing.assert_allclose(out, expected, rtol=1e-12)
+    return columns

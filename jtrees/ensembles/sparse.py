@@ -67,7 +67,7 @@ class Sparse(Wrapper):
     once, without training.
 
     All features of a column of a raw table are one term here. Printed rules have a term for each feature. A category
-    has a feature for each group of levels, a date has month and weekday, and a column with gaps has an indicator.
+    has a feature for each group of levels, a date has its periods, and a column with gaps has an indicator.
 
     If ``interactions`` is given, each split has columns of only one group, and at most ``terms`` of them. Groups are
     removed first, in the same steps, until each split has the columns of one group. Each split can keep a different

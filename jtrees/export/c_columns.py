@@ -59,7 +59,7 @@ class Columns:
             parts += [table("double", tables[part], field.tables[part]) for part in tables]
             body += _field_lines(field, value, tables, start)
             start += field.numbers + sum(features.shape[1] for features in field.tables.values())
-        if any("month" in field.tables or "weekday" in field.tables for field in self.fields):
+        if any(field.tables and field.kind != "text" for field in self.fields):
             parts.insert(0, _DATES)
         if any(field.kind != "text" for field in self.fields):
             parts.insert(0, _NO_FAST_MATH)
@@ -215,4 +215,15 @@ static inline int $_month(double days) {
 static inline int $_weekday(double days) {
   return (int)((($_whole_days(days) + 3) % 7 + 7) % 7);
 }
+
+/* The milliseconds since midnight. */
+static inline long long $_milliseconds(double days) {
+  return (long long)((days - $_whole_days(days)) * 86400000 + 0.5);
+}
+
+/* The hour of the day, 0 to 23. */
+static inline int $_hour(double days) { return (int)($_milliseconds(days) / 3600000 % 24); }
+
+/* The minute of the hour, 0 to 59. */
+static inline int $_minute(double days) { return (int)($_milliseconds(days) / 60000 % 60); }
 """

@@ -17,7 +17,7 @@ class Field(NamedTuple):
     """A column that the model uses.
 
     A number has the feature ``value - start``, or ``center`` if the number is missing. If ``masked``, a second feature
-    is 1 for a missing number, else 0. The features of a level, a month or a weekday are a row of a table. The table has
+    is 1 for a missing number, else 0. The features of a level or of a period of dates are a row of a table. The table has
     a row for each level, then a row for any other level, then a row for a missing value.
 
     Attributes:
@@ -32,7 +32,7 @@ class Field(NamedTuple):
       zone: time zone of dates, as in :class:`jtrees.tables.ColumnSchema`.
       reading: format in which text is read as numbers or dates.
       durations: whether the numbers are durations in days.
-      tables: rows ``(levels + 2, k)`` of ``"level"``, ``"month"`` or ``"weekday"``, in the order of the features.
+      tables: rows ``(levels + 2, k)`` of ``"level"`` or of a period of dates, in the order of the features.
     """
 
     name: str
@@ -97,7 +97,9 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             encoding = encoder.encodings[name]
             values = encoding.start + encoding.center + encoding.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if column.kind == "boolean" else values
-            values = np.floor(values) if column.kind == "date" else values
+            if column.kind == "date":  # whole days, or whole minutes if the time of the day counts
+                step = 1440 if {"hour", "minute"} & set(column.parts) and column.zone is None else 1
+                values = np.floor(values * step) / step
             values = np.round(values * MICROSECONDS) / MICROSECONDS if column.durations else values
             source = "durations" if column.durations else "text"
             sample[name] = RawColumn(column.kind, np.where(missing, np.nan, values), column.zone, source)

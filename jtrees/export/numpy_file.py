@@ -192,8 +192,8 @@ _FEATURES_OF_COLUMNS = """\
 # whether a feature marks missing values, the format of text, the levels, and tables of features. The format of levels
 # is the rare levels. The format of numbers
 # is the text before and after them, and the separators of thousands and decimals. The format of dates is the style,
-# whether dates have an offset from UTC, and the time zone in which days count. A table has a row for each level, month
-# or weekday, then a row for any other value, and a row for a missing value.
+# whether dates have an offset from UTC, and the time zone in which days count. A table has a row for each level, month,
+# weekday, hour or minute, then a row for any other value, and a row for a missing value.
 COLUMNS = [
 @COLUMNS@
 ]
@@ -263,7 +263,9 @@ def _features(x):
             out += [np.where(missing, center, values - start), *([missing] if masked else [])]
             day = np.floor(np.where(missing, 0, values)).astype(np.int64)
             month = day.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
-            places = {"month": np.where(missing, 13, month), "weekday": np.where(missing, 8, (day + 3) % 7)}
+            time = np.floor((np.where(missing, 0, values) - day) * 86400000 + 0.5).astype(np.int64)  # in milliseconds
+            parts = {"month": month, "weekday": (day + 3) % 7, "hour": time // 3600000 % 24, "minute": time // 60000 % 60}
+            places = {part: np.where(missing, len(tables[part]) - 1, parts[part]) for part in tables}
         out += [features[places[part]] for part, features in tables.items()]
     return np.column_stack(out).astype(np.float64)
 """

@@ -9,6 +9,7 @@ from jtrees import io
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
 from jtrees.tables import TableEncoder
+from jtrees.tables.periods import PERIODS
 from jtrees.validation import quoted
 
 _OPSET = 17
@@ -187,11 +188,14 @@ def _check_name(name: str) -> None:
 
 
 def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:
-    """Adds the month and the weekday of days since 1970, as rows of their tables. The formula is as in the C header."""
+    """Adds the month, weekday, hour and minute of days since 1970, as rows of their tables, as in the C header."""
     from onnx import TensorProto
 
     int64 = lambda value: np.int64(value)
-    day_number = add("Cast", add("Floor", add("Where", missing, np.float64(0), days)), to=TensorProto.INT64)
+    whole = add("Floor", add("Where", missing, np.float64(0), days))
+    day_number = add("Cast", whole, to=TensorProto.INT64)
+    time = add("Mul", add("Sub", add("Where", missing, np.float64(0), days), whole), np.float64(86_400_000))
+    time = add("Cast", add("Floor", add("Add", time, np.float64(0.5))), to=TensorProto.INT64)  # in milliseconds
     z = add("Add", day_number, int64(719468))
     day = add("Mod", z, int64(146097))
     over = lambda value, by: add("Div", value, int64(by))
@@ -202,7 +206,9 @@ def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:
     month = over(add("Add", add("Mul", year_day, int64(5)), int64(2)), 153)
     month = add("Mod", add("Add", month, int64(2)), int64(12))
     weekday = add("Mod", add("Add", day_number, int64(3)), int64(7))
-    return {"month": add("Where", missing, int64(13), month), "weekday": add("Where", missing, int64(8), weekday)}
+    hour, minute = add("Mod", over(time, 3_600_000), int64(24)), add("Mod", over(time, 60_000), int64(60))
+    numbers = {"month": month, "weekday": weekday, "hour": hour, "minute": minute}
+    return {part: add("Where", missing, int64(len(PERIODS[part]) + 1), number) for part, number in numbers.items()}
 
 
 def _leaf(add: _Graph, z: str, weights: np.ndarray, bias: np.ndarray, depth: int) -> str:

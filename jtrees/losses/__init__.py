@@ -3,6 +3,7 @@
 The module also has the fits of leaf values: means, class frequencies and quantiles of the targets in each leaf.
 """
 
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.tasks.base import Link as Link, Loss as Loss, mean_loss as mean_loss, weighted_mean as weighted_mean
 from jtrees.tasks.classes import (
     Frequencies as Frequencies,
@@ -25,3 +26,6 @@ from jtrees.tasks.fits import (
     newton_constants as newton_constants,
     weighted_quantiles as weighted_quantiles,
 )
+
+_HOME = "jtrees.tasks"
+_list_public_names()

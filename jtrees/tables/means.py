@@ -7,7 +7,7 @@ import numpy as np
 from jtrees.tables.frame import RawColumn
 
 FOLDS = 5
-_HELPS = 0.01  # least fraction of the variance that months or weekdays must explain beyond a trend
+_HELPS = 0.01  # least fraction of the variance that a period must explain beyond a trend
 
 
 class Targets(NamedTuple):
@@ -94,7 +94,7 @@ def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[flo
 
 
 def explains(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
-    """Returns whether months or weekdays explain an output beyond a linear trend in the days.
+    """Returns whether a period of dates explains an output beyond a linear trend in the days.
 
     The levels must explain more than a hundredth of the variance that the trend leaves, and more than chance would. The
     ratio of the mean squares between and within L random levels is about 1, with standard deviation sqrt(2 / (L - 1)).

@@ -1,4 +1,4 @@
-"""Periods of dates: months and weekdays as levels."""
+"""Periods of dates as levels: months, weekdays, hours and minutes."""
 
 import numpy as np
 
@@ -7,11 +7,18 @@ from jtrees.tables.frame import RawColumn
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 #: The levels of each period.
-PERIODS = {"month": MONTHS, "weekday": WEEKDAYS}
+PERIODS = {
+    "month": MONTHS,
+    "weekday": WEEKDAYS,
+    "hour": tuple(f"{hour} h" for hour in range(24)),
+    "minute": tuple(f"{minute} min" for minute in range(60)),
+}
+_MILLISECONDS = 86_400_000  # milliseconds in a day
+_LENGTHS = {"hour": 3_600_000, "minute": 60_000}  # in milliseconds
 
 
 def periods(name: str, raw: RawColumn) -> RawColumn:
-    """Returns the months (Jan to Dec) or weekdays (Mon to Sun) of days since 1970 as text."""
+    """Returns the months (Jan to Dec), weekdays (Mon to Sun), hours or minutes of days since 1970 as text."""
     values = np.array(PERIODS[name], object)[_numbers(name, np.where(raw.missing, 0, raw.values))]
     values[raw.missing] = None
     return RawColumn("text", values)
@@ -23,8 +30,14 @@ def varying_periods(days: np.ndarray) -> tuple[str, ...]:
 
 
 def _numbers(name: str, days: np.ndarray) -> np.ndarray:
-    """Returns the number of the month, 0 to 11, or of the weekday, 0 to 6 from Monday."""
+    """Returns the number of the level of a period: the weekdays begin with Monday.
+
+    Times are rounded to milliseconds, because a time is not exact in days.
+    """
     whole = np.floor(days).astype(np.int64)
+    if name in _LENGTHS:
+        milliseconds = np.floor((days - whole) * _MILLISECONDS + 0.5).astype(np.int64)
+        return milliseconds // _LENGTHS[name] % len(PERIODS[name])
     if name == "month":
         return whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
     return (whole + 3) % 7  # the first day of 1970 was a Thursday

@@ -75,7 +75,7 @@ class Encoding:
       start: offset that is subtracted from numbers: the first day of the training rows for dates, else 0.
       center: the median of the features of the training rows.
       spread: the standard deviation of the training rows.
-      lookups: lookups of ``"level"`` of text, and of ``"month"`` and ``"weekday"`` of dates.
+      lookups: lookups of ``"level"`` of text, and of periods of dates.
     """
 
     names: tuple[str, ...] = ()
