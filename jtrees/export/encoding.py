@@ -17,8 +17,8 @@ class Field(NamedTuple):
     """A column that the model uses.
 
     A number has the feature ``value - start``, or ``center`` if the number is missing. If ``masked``, a second feature
-    is 1 for a missing number, else 0. The features of a level or of a period of dates are a row of a table. The table has
-    a row for each level, then a row for any other level, then a row for a missing value.
+    is 1 for a missing number, else 0. The features of a level or of a period of dates are a row of a table. The table
+    has a row for each level, then a row for any other level, then a row for a missing value.
 
     Attributes:
       name: name of the column.

@@ -264,7 +264,8 @@ def _features(x):
             day = np.floor(np.where(missing, 0, values)).astype(np.int64)
             month = day.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
             time = np.floor((np.where(missing, 0, values) - day) * 86400000 + 0.5).astype(np.int64)  # in milliseconds
-            parts = {"month": month, "weekday": (day + 3) % 7, "hour": time // 3600000 % 24, "minute": time // 60000 % 60}
+            hour, minute = time // 3600000 % 24, time // 60000 % 60
+            parts = {"month": month, "weekday": (day + 3) % 7, "hour": hour, "minute": minute}
             places = {part: np.where(missing, len(tables[part]) - 1, parts[part]) for part in tables}
         out += [features[places[part]] for part, features in tables.items()]
     return np.column_stack(out).astype(np.float64)
