@@ -152,7 +152,7 @@ def test_a_sweep_has_the_same_result_on_a_mesh():
     with jax.set_mesh(sharding.mesh(4, 2)):
         shared = of()
     np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-3)
-    assert shared.best == alone.best
+    assert shared.best_run == alone.best_run
 
 
 def test_rows_are_padded_to_the_devices():

@@ -49,7 +49,7 @@ def results(name):
     fit, sweep = partial(jtrees.fit, key=jax.random.key(0)), partial(jtrees.sweep, key=jax.random.key(0))
     swept = sweep(recipe, X, Y, grid=grid, validation=3)
     fits = [fit(recipe, X, Y), *swept.fits.ravel()]
-    return np.concatenate([swept.losses.ravel(), swept.best, *itertools.chain(*map(numbers, fits))])
+    return np.concatenate([swept.losses.ravel(), swept.best_run, *itertools.chain(*map(numbers, fits))])
 
 
 def compilations(name):
