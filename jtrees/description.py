@@ -1,8 +1,11 @@
 """The kind of a tree, found from the weights of its reachable splits, and its number of free parameters."""
 
+from typing import Any
+
 import numpy as np
 
 from jtrees import validation
+from jtrees.forest import Forest
 from jtrees.tree import ObliqueTree
 
 _FOUND = {-1: "CART", -2: "CART on the outputs of a ridge regression"}
@@ -28,6 +31,17 @@ def kind_of(tree: ObliqueTree, chosen: int | None = None) -> str:
     if chosen is None:
         return kind
     return f"{kind}; found by {_FOUND.get(chosen, f'gradient descent, start {chosen}')}"
+
+
+def kind_of_forest(model: Any) -> str:
+    """Returns a description of a model of several trees, such as ``"a sum of 30 trees of depth 5, 1200 numbers"``.
+
+    Another model is described by its ``repr``.
+    """
+    if not isinstance(model, Forest) or not isinstance(model.trees, ObliqueTree):
+        return repr(model)
+    kinds = {"sum": "a sum", "mean": "a mean", "vote": "a vote"}
+    return f"{kinds[model.combine]} of {len(model)} trees of depth {model[0].depth}, {model.num_parameters} numbers"
 
 
 def _kind(tree: ObliqueTree) -> str:

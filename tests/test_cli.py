@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -66,7 +67,8 @@ def folder(tmp_path_factory):
     houses().to_csv(folder / "houses.csv", index=False)
     with jax.numpy_dtype_promotion("standard"):
         for target, other in (("price", "verdict"), ("verdict", "price")):
-            out = ["--out", folder / f"{target}.jtrees", *QUICK]
+            recipe = ["--recipe", "GET"] if target == "verdict" else []
+            out = ["--out", folder / f"{target}.jtrees", *recipe, *QUICK]
             assert run("fit", folder / "houses.csv", "--target", target, "--columns", f"{other}=drop", *out) == 0
     return folder
 
@@ -204,7 +206,7 @@ def page(folder):
             "--out",
             folder / "page.html",
         ]
-        assert run("report", *arguments, *QUICK) == 0
+        assert run("report", *arguments, "--recipe", "GET", *QUICK) == 0
     return folder / "page.html"
 
 
@@ -226,7 +228,15 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
         "Use",
         "How this was made",
     ]
-    for name in ("jtrees, GET", "constant", "linear model", "CART, depth 2", "random forest", "gradient boosting"):
+    for name in (
+        "jtrees, GET",
+        "Boosted",
+        "constant",
+        "linear model",
+        "CART, depth 2",
+        "random forest",
+        "gradient boosting",
+    ):
         assert name in parts.text
     assert (
         "--target verdict --columns price=drop --out" in parts.text and " ".join(QUICK) in parts.text
@@ -274,8 +284,30 @@ def test_a_report_shows_dollar_signs(task, tmp_path):
     frame["$y_{$"] = frame["$a_{$"] / 2 if task == "regression" else frame["$b$"].replace("$v$", "$1")
     frame.to_csv(tmp_path / "table.csv", index=False)
     out = tmp_path / "page.html"
-    assert run("report", tmp_path / "table.csv", "--target", "$y_{$", "--out", out, *QUICK) == 0
+    assert run("report", tmp_path / "table.csv", "--target", "$y_{$", "--out", out, "--recipe", "GET", *QUICK) == 0
     assert "$y_{$" in Parts(out.read_text()).text
+
+
+@pytest.mark.slow
+def test_the_default_is_that_of_the_estimators_and_the_better_model_is_named(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(600, 3)), columns=list("abc"))
+    frame["y"] = np.where(np.sin(3 * frame["a"]) + frame["b"] * frame["c"] > 0, "yes", "no")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    given = ["fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m.jtrees"]
+    assert run(*given) == 0
+    output = capsys.readouterr().out
+    model = jtrees.load(tmp_path / "m.jtrees")
+    assert "Boosted fitted to all 600 rows" in output
+    trees = len(model.model_.model)
+    assert f"kind of model: a sum of {trees} trees of depth" in output and "may be better than" not in output
+    small = [*given, "--recipe", "GET", "--set", "depth=1", "starts=1", "epochs=5"]
+    frame["y"] = np.where(frame["a"] + frame["b"] + frame["c"] > 0, "yes", "no")  # a linear model is better
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert run(*small) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    command = ["jtrees", "fit", str(tmp_path / "t.csv"), "--target", "y", "--out", str(tmp_path / "m.jtrees")]
+    assert last.removeprefix("Boosted may be better than GET: ") == shlex.join([*command, "--recipe", "Boosted"])
 
 
 @pytest.mark.wide

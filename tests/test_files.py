@@ -336,7 +336,7 @@ def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_p
     cells = table().drop(columns="when").assign(when="03/04/2024", price=["$1,200", "$2,300"] * (N // 2))
     cells.loc[::2, "when"] = "05/06/2024"
     given = ["fit", written(tmp_path, cells), "--target", "y", "--out", tmp_path / "m.jtrees"]
-    given += ["--set", "depth=1", "starts=1", "epochs=5"]
+    given += ["--recipe", "GET", "--set", "depth=1", "starts=1", "epochs=5"]
     assert cli.main(list(map(str, given))) == 0
     line = capsys.readouterr().err.splitlines()[-1]
     said, _, options = line.removesuffix(" reads them otherwise").partition(": --columns ")
@@ -348,7 +348,8 @@ def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_p
 
 def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
     file, model = written(tmp_path, table()), tmp_path / "m.jtrees"
-    given = ["fit", file, "--target", "y", "--out", model, "--set", "depth=1", "starts=1", "epochs=5"]
+    given = ["fit", file, "--target", "y", "--out", model]
+    given += ["--recipe", "GET", "--set", "depth=1", "starts=1", "epochs=5"]
     assert cli.main([str(one) for one in given]) == 0
     capsys.readouterr()
     rows = table(seed=4).head(4).assign(city="nowhere", size=None)

@@ -17,11 +17,7 @@ from jtrees.selection.grid import with_options
 from jtrees.tables import Schema
 from jtrees.tasks.custom import named
 
-# The default is a single tree, which can be drawn, read and exported.
-DEFAULTS = {
-    "regression": jtrees.GET(depth=4, leaves="linear", starts=4, epochs=1000),
-    "classification": jtrees.GET(depth=4, starts=4, epochs=1000),
-}
+DEFAULTS = {"regression": TreeRegressor.default_recipe, "classification": TreeClassifier.default_recipe}
 LOSSES = ("squared_error", "absolute_error", "huber", "quantile", "poisson", "gamma", "tweedie")
 
 
@@ -36,7 +32,8 @@ def add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--recipe", help=f"such as TEL or Bagged(LatentTree) (default: {DEFAULTS['regression'].__class__.__name__})")
+    names = " or ".join(f"{type(recipe).__name__} in {task}" for task, recipe in DEFAULTS.items())
+    add("--recipe", help=f"such as GET, which is one tree, or Bagged(LatentTree) (default: {names})")
     add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the recipe: depth=3 or base.depth=3")
     add("--loss", metavar="NAME", help=f"loss of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
     add("--quantile", type=float, metavar="LEVEL", help="level of --loss quantile (default: 0.5)")
@@ -87,7 +84,8 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
       ValueError: for an unknown option.
     """
     recipe = DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
-    if options.recipe is None and (options.monotone or options.loss not in (None, LOSSES[0])):
+    is_tree = options.recipe is None and task == "regression"
+    if is_tree and (options.monotone or options.loss not in (None, LOSSES[0])):
         recipe = recipe.replace(leaves="constant")  # linear leaves support only squared errors without monotone columns
     for option in options.set:
         name, equals, value = option.partition("=")

@@ -12,7 +12,7 @@ from sklearn.base import is_classifier
 from sklearn.model_selection import train_test_split
 
 from jtrees import explain, losses
-from jtrees.description import kind_of
+from jtrees.description import kind_of, kind_of_forest
 from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
 from jtrees.tables import TableEncoder
@@ -34,6 +34,7 @@ class HeldOut:
       share: fraction of the rows to hold out.
       seed: seed of the split and of the rivals.
       forests: whether ensembles are among the rivals.
+      other: another estimator of jtrees before its fit, which is one more rival, or None.
 
     Attributes:
       name: name of the recipe of the estimator.
@@ -46,7 +47,18 @@ class HeldOut:
       other_loss: names of the rivals that do not minimise the loss of the task.
     """
 
-    def __init__(self, model: Any, loss: losses.Loss, x: Any, y: np.ndarray, *, share: float, seed: int, forests: bool):
+    def __init__(
+        self,
+        model: Any,
+        loss: losses.Loss,
+        x: Any,
+        y: np.ndarray,
+        *,
+        share: float,
+        seed: int,
+        forests: bool,
+        other: Any = None,
+    ):
         kind: Any = "classification" if is_classifier(model) else "regression"
         train, test = divided(y, kind, share, seed)
         self.x_train, self.y_train = x.iloc[train], y[train]
@@ -57,6 +69,10 @@ class HeldOut:
         self.classes = [str(label) for label in model.classes_] if kind == "classification" else []
         self.task: Task = Classification(len(self.classes)) if self.classes else Regression(loss_function=loss)
         self.predictions[self.name] = self._predicted(model, self.x_test)
+        if other is not None:
+            name = type(other._recipe()).__name__
+            self._timed(name, lambda: other.fit(self.x_train, self.y_train))
+            self.predictions[name] = self._predicted(other, self.x_test)
         codes = self.codes(self.y_train)
         encoder, self.features = TableEncoder.fit(self.x_train, codes, task=kind, columns=model.columns)
         features_test = quiet(lambda: encoder.transform(self.x_test))
@@ -169,7 +185,9 @@ def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarr
 
 def kind_of_model(model: Any) -> str:
     """Returns the kind of an estimator's model, and how it was found, as text."""
-    return repr(model.model_) if model.tree_ is None else kind_of(model.tree_, model.report_.chosen)
+    if model.tree_ is not None:
+        return kind_of(model.tree_, model.report_.chosen)
+    return kind_of_forest(model.model_ if model.encoder_ is None else model.model_.model)
 
 
 def quiet(function: Callable[[], Any]) -> Any:
