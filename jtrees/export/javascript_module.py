@@ -159,7 +159,7 @@ function localTime(moment, zone) {
 /** The canonical text of a level, as Python writes numbers and booleans. */
 function levelOf(value) {
   if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value !== "number") return typeof value === "object" ? undefined : String(value);
+  if (typeof value !== "number") return ["string", "bigint"].includes(typeof value) ? String(value) : undefined;
   if (Number.isInteger(value) && Math.abs(value) < 2 ** 53) return String(value);
   const [digits, exponent] = value.toExponential().split("e");
   if (exponent >= -4 && exponent < 16) return String(value);
