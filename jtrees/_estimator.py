@@ -158,7 +158,8 @@ class TreeEstimator(BaseEstimator):
         """The number of the column of X that each feature belongs to."""
         if self.encoder_ is None:
             return np.arange(self.n_features_in_)
-        names, columns = list(self.encoder_.schema.columns), list(getattr(self, "feature_names_in_", ()))
+        names = list(self.encoder_.schema.columns)
+        columns: list[Any] = list(getattr(self, "feature_names_in_", ()))
         columns = columns if set(names) <= set(columns) else names  # else the columns were found by position
         named = [(columns.index(column.name), column.features) for column in self.encoder_.named_columns]
         return np.repeat(*map(np.array, zip(*named, strict=True)))

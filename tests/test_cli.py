@@ -157,9 +157,11 @@ def test_a_row_is_explained(folder, capsys):
 
 
 def test_files_for_other_machines(folder, tmp_path, capsys):
-    for name in ("model.h", "model.py", "model.onnx", "model.stablehlo"):
+    for name in ("model.h", "model.py", "model.onnx", "model.stablehlo", "model.js"):
         assert run("export", folder / "verdict.jtrees", tmp_path / name) == 0
         assert "its outputs are probabilities of not yet, sold" in capsys.readouterr().out
+    assert run("export", folder / "verdict.jtrees", tmp_path / "model.sql") == 2
+    assert "columns must not be dates, which differ between databases, got 'offered'" in capsys.readouterr().err
     table = houses()
     chances = runpy.run_path(str(tmp_path / "model.py"))["predict"](table)
     model = jtrees.load(folder / "verdict.jtrees").model_
@@ -389,7 +391,10 @@ FIT = ["fit", "houses.csv", "--target", "price", "--out", "model.jtrees"]
         (["explain", "price.jtrees", "empty.csv"], "empty.csv has no rows"),
         (["predict", "price.jtrees", "houses.csv", "--probabilities"], "--probabilities are for a classifier"),
         (["explain", "price.jtrees", "houses.csv", "--row", "300"], "--row must be from 0 to 299, got 300"),
-        (["export", "price.jtrees", "model.exe"], "FILE must end in .h, .py, .onnx, .stablehlo, got 'model.exe'"),
+        (
+            ["export", "price.jtrees", "model.exe"],
+            "FILE must end in .h, .py, .onnx, .stablehlo, .sql, .js, got 'model.exe'",
+        ),
         (["export", "price.jtrees", "none/model.h"], "cannot read or write .*: No such file or directory"),
         (
             ["export", "tree.jtrees", "model.h"],

@@ -443,7 +443,8 @@ def test_what_cannot_be_exported(tmp_path):
     raw = jtrees.tables.FrameModel(tree, jtrees.tables.TableEncoder.fit(x)[0])
     trees_alone = r"model must be an ObliqueTree or a Forest of them \(to_stablehlo takes all others\), got"
     others = {export.to_stablehlo: []}
-    for write in (export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo):
+    trees_only = (export.to_c, export.to_numpy, export.to_onnx, export.to_sql, export.to_javascript)
+    for write in (*trees_only, export.to_stablehlo):
         for model, message in (
             *((other, f"{trees_alone} {type(other).__name__}") for other in others.get(write, [soft, latent])),
             (many, rf"{trees_alone} ObliqueTree of shape \(2, 7, 5\)"),

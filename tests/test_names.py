@@ -1,5 +1,6 @@
 """Names of columns that formats, languages and compilers read otherwise."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -87,6 +88,18 @@ def test_rules_and_numpy_files_take_any_names(odd, tmp_path):
     scope = {"__name__": "model"}
     exec(compile((tmp_path / "model.py").read_text(), "model.py", "exec"), scope)
     np.testing.assert_allclose(scope["predict"](frame), model.predict(frame), rtol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js")
+def test_javascript_modules_take_any_names(odd, tmp_path):
+    model, frame = odd
+    export.to_javascript(model, tmp_path / "model.mjs")
+    (tmp_path / "rows.json").write_text(frame.to_json(orient="records", double_precision=15))
+    (tmp_path / "main.mjs").write_text("""import { readFileSync } from "node:fs";
+    import { predict } from "./model.mjs";
+    console.log(JSON.stringify(JSON.parse(readFileSync(new URL("rows.json", import.meta.url))).map(predict)));""")
+    done = subprocess.run(["node", tmp_path / "main.mjs"], capture_output=True, text=True, check=True)
+    np.testing.assert_allclose(json.loads(done.stdout), model.predict(frame), rtol=1e-5)
 
 
 def test_saved_models_take_any_names(odd, tmp_path):

@@ -40,6 +40,8 @@ _WRITERS = {
     ".py": export.to_numpy,
     ".onnx": export.to_onnx,
     ".stablehlo": export.to_stablehlo,
+    ".sql": export.to_sql,
+    ".js": export.to_javascript,
 }
 
 

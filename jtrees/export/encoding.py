@@ -1,11 +1,12 @@
 """The encoding of a raw table's columns as plain arrays: the common part of all export formats with columns."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jtrees.tables import TableEncoder
-from jtrees.tables.cells import Reading
+from jtrees.tables.cells import PLAIN, Reading
 from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
 from jtrees.tables.program import Encoding, Lookup
 from jtrees.validation import quoted
@@ -28,7 +29,7 @@ class Field(NamedTuple):
       center: feature of a missing number or date.
       masked: whether numbers and dates have a feature for missing values.
       levels: the levels of text that have a row in the tables.
-      rare: the other levels of text.
+      missing: texts that mean a missing value.
       zone: time zone of dates, as in :class:`jtrees.tables.ColumnSchema`.
       reading: format in which text is read as numbers or dates.
       durations: whether the numbers are durations in days.
@@ -42,7 +43,7 @@ class Field(NamedTuple):
     center: float
     masked: bool
     levels: tuple[str, ...]
-    rare: tuple[str, ...]
+    missing: tuple[str, ...]
     tables: dict[str, np.ndarray]
     zone: str | None
     reading: Reading
@@ -63,16 +64,22 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
     if not encoder.schema.named and (text := [name for name, c in encoder.schema.used.items() if c.kind == "text"]):
         raise ValueError(f"levels must be in a table with names, such as a DataFrame, got the column {quoted(text[0])}")
     return [
-        _field(name, place, column, encoder.encodings[name])
+        _field(name, place, column, encoder.encodings[name], encoder.schema.missing)
         for place, (name, column) in enumerate(encoder.schema.columns.items())
         if name in encoder.encodings
     ]
 
 
-def _field(name: str, place: int, column: ColumnSchema, encoding: Encoding) -> Field:
+def number_fields(names: Sequence[str]) -> list[Field]:
+    """Returns the columns of a table of numbers without missing values. The feature of a missing number is NaN."""
+    reading = PLAIN["number"]
+    return [Field(name, j, "number", 0.0, np.nan, False, (), (), {}, None, reading) for j, name in enumerate(names)]
+
+
+def _field(name: str, place: int, column: ColumnSchema, encoding: Encoding, missing: tuple[str, ...]) -> Field:
     tables = {part: lookup.table for part, lookup in encoding.lookups.items()}
     numbers = column.kind, encoding.start, encoding.center, len(encoding.names) == 2
-    levels = column.levels, column.rare
+    levels = column.levels, tuple(text for text in missing if text not in column.training_levels)
     return Field(name, place, *numbers, *levels, tables, column.zone, column.text_reading, column.durations)
 
 

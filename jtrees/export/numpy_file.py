@@ -81,7 +81,7 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
         text_format = (field.reading.before, field.reading.after, field.reading.thousands, field.reading.decimal)
         if field.kind == "date":
             text_format = (field.reading.style, field.reading.zoned, None if field.zone == OFFSETS else field.zone)
-        text_format = field.rare if field.kind == "text" else text_format
+        text_format = field.missing if field.kind == "text" else text_format
         kind = "durations" if field.durations else field.kind
         listed.append(f"    ({where!r}, {kind!r}, {numbers}, {text_format!r}, {field.levels!r}, {{{tables}}}),")
     if schema.named:
@@ -190,10 +190,10 @@ _CHECK_MAPPING = """\
 _FEATURES_OF_COLUMNS = """\
 # An entry for each column: its name or position, its kind, the number to subtract, the number for a missing value,
 # whether a feature marks missing values, the format of text, the levels, and tables of features. The format of levels
-# is the rare levels. The format of numbers
-# is the text before and after them, and the separators of thousands and decimals. The format of dates is the style,
-# whether dates have an offset from UTC, and the time zone in which days count. A table has a row for each level, month,
-# weekday, hour or minute, then a row for any other value, and a row for a missing value.
+# is the texts that mean a missing value. The format of numbers is the text before and after them, and the separators of
+# thousands and decimals. The format of dates is the style, whether dates have an offset from UTC, and the time zone in
+# which days count. A table has a row for each level or period of dates, then a row for any other value, and a row for a
+# missing value.
 COLUMNS = [
 @COLUMNS@
 ]
@@ -253,9 +253,7 @@ def _features(x):
         if kind == "text":
             codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
             texts = [level_of(value) for value in _items(x[name])]
-            known = {*levels, *text_format}
-            gaps = [text is not None and text.strip() in MISSING and text not in known for text in texts]
-            texts = [None if gap else text for text, gap in zip(texts, gaps)]
+            texts = [None if text is None or text.strip() in text_format else text for text in texts]
             places = {"level": np.array([codes.get(text, len(levels)) for text in texts], np.int64)}
         else:
             values = _numbers(x[name], kind, text_format)

@@ -1,5 +1,6 @@
 """A tree or a forest as plain arrays: the common part of all export formats."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +59,10 @@ class Program(NamedTuple):
     def depth(self) -> int:
         """Depth of the trees."""
         return (self.bias.shape[1] + 1).bit_length() - 1
+
+    def fields(self, feature_names: Sequence[str]) -> list[encoding.Field]:
+        """Returns the columns of a row: those of the raw table, or a column of numbers for each name of a feature."""
+        return encoding.number_fields(feature_names) if self.encoder is None else encoding.fields_of(self.encoder)
 
     def relative(self, x: np.ndarray) -> np.ndarray:
         """Returns samples relative to the origin, ``(n, p)`` float32."""

@@ -1,0 +1,247 @@
+"""Writes a tree or a forest as a JavaScript module."""
+
+import json
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from jtrees import io
+from jtrees.export.encoding import Field
+from jtrees.export.program import Program, program_of
+from jtrees.tables.cells import OFFSETS
+from jtrees.tables.model import column_names
+from jtrees.tables.parse import BOOLEANS
+
+
+def to_javascript(model: Any, path: str | os.PathLike) -> None:
+    """Writes a model as an ES module without dependencies, for browsers, Node.js and Deno.
+
+    The module exports two functions of a single row. ``predict(row)`` returns a number, or an array of numbers for
+    several outputs. ``leaf(row)`` returns the leaf from 0, or an array of the leaves of a forest.
+
+    For a model of DataFrames, a row is an object with a property for each column that the model uses. For a model of
+    arrays, a row is an array. ``null``, ``undefined`` and ``NaN`` are missing values, and so are the texts that mean a
+    missing value for ``predict``. Numbers are not read from text, and durations are days. Dates are ISO 8601 texts or
+    ``Date`` objects. The day of a ``Date`` is that of the column's time zone, or of UTC if the column has none. The
+    functions throw a ``TypeError`` for a column that does not exist, or for a value of the wrong kind.
+
+    Node.js needs a file that ends in ``.mjs``, or a ``package.json`` with ``"type": "module"``.
+
+    Args:
+      model: as for :func:`jtrees.export.to_c`.
+      path: path of the file. The file is written completely or not at all.
+
+    Raises:
+      ValueError: for any other model.
+      OSError: if the file cannot be written.
+
+    Example:
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> jtrees.export.to_javascript(tree, "tree.js")
+      >>> "export function predict(row)" in open("tree.js").read()
+      True
+    """
+    program = program_of(model)
+    names = column_names(model, None)
+    source = _source(program, program.fields(names), len(names))
+    with io.written_whole(path) as file:
+        file.write(source.encode())
+
+
+def _source(program: Program, fields: list[Field], width: int) -> str:
+    named = program.encoder is not None and program.encoder.schema.named
+    arrays = ("weights", "bias", "intercept", "coefficients", "lower", "upper", "zero", "offset")
+    parts = {
+        "WHAT": program.described(),
+        "ROW": "an object with the columns as properties" if named else f"an array of {width} numbers",
+        "OUTPUTS": "a number" if program.scalar else f"an array of {len(program.offset)} numbers",
+        "LEAVES": "the leaf" if program.single else "an array of the leaves",
+        "FIELDS": ",\n".join(f"  {json.dumps(_column(field))}" for field in fields),
+        "BOOLEANS": json.dumps(list(BOOLEANS.items())),
+        "TABLES": "\n".join(f"const {name.upper()} = {_array(getattr(program, name))};" for name in arrays),
+        "CHECK": _CHECK_OBJECT if named else _CHECK_ARRAY.replace("WIDTH", str(width)),
+        "PLACE": "name" if named else "place",
+        "DIVISOR": program.divisor,
+        "LINK": _LINKS[program.link],
+        "LEAF": "[0]" if program.single else "",
+        "OUT": "[0]" if program.scalar else "",
+    }
+    return re.sub("@([A-Z]+)@", lambda match: str(parts[match[1]]), _TEMPLATE)
+
+
+def _column(field: Field) -> dict[str, Any]:
+    """Returns the description of a column as plain data."""
+    keys = ("name", "place", "kind", "start", "center", "masked", "missing", "levels")
+    dates = {"zoned": field.reading.zoned, "zone": None if field.zone == OFFSETS else field.zone}
+    tables = {part: rows.tolist() for part, rows in field.tables.items()}
+    return {key: getattr(field, key) for key in keys} | dates | {"tables": tables}
+
+
+def _array(values: np.ndarray | None) -> str:
+    if values is None:
+        return "null"
+    # Each float32 number is the shortest text that reads back as the same number.
+    listed = json.dumps(np.vectorize(lambda value: float(str(value)), otypes=[object])(values).tolist())
+    listed = listed.replace("], [", "],\n[")
+    return f"float32({listed})" if values.dtype == np.float32 else listed
+
+
+_CHECK_OBJECT = """\
+  for (const { name } of FIELDS)
+    if (!(name in Object(row))) throw new TypeError(`row must have a column ${JSON.stringify(name)}`);
+"""
+
+_CHECK_ARRAY = """\
+  if (row?.length !== WIDTH) throw new TypeError(`row must be an array of WIDTH numbers, got ${row?.length}`);
+"""
+
+_SOFTMAX = """\
+  const largest = Math.max(...out);
+  out = out.map((value) => Math.exp(value - largest));
+  const total = out.reduce((sum, power) => sum + power);
+  out = out.map((power) => power / total);
+"""
+
+_LINKS = {
+    "identity": "",
+    "softmax": _SOFTMAX,
+    "exp": "  out = out.map(Math.exp);\n",
+    "sorted": "  out.sort((a, b) => a - b);\n",
+}
+
+_TEMPLATE = r"""// @WHAT@, written by jtrees.
+//
+// predict(row) returns @OUTPUTS@. leaf(row) returns @LEAVES@, from 0. A row is @ROW@.
+
+const float32 = (values) => (typeof values[0] === "number" ? Float32Array.from(values) : values.map(float32));
+
+// The columns. A number has the feature value - start, or center if it is missing. If it is masked, another feature is
+// 1 for a missing number, else 0. The features of tables follow. A table has a row for each level or period of dates,
+// then a row for any other value, and a row for a missing value. Zoned dates have an offset from UTC, and days are
+// counted in the zone.
+const FIELDS = [
+@FIELDS@,
+];
+for (const field of FIELDS) field.codes = new Map(field.levels.map((level, code) => [level, code]));
+const BOOLEANS = new Map(@BOOLEANS@);
+const DAY = 86400000; // milliseconds
+const DATE = /^(\d{4}-\d\d-\d\d)(?:[T ](\d{1,2}):(\d\d)(?::(\d\d)(?:\.(\d+))?)?(Z|[+-]\d\d:?\d\d)?)?$/;
+
+@TABLES@
+
+/** Days since 1970 in local time. */
+function daysOf(value, { zoned, zone }) {
+  if (value instanceof Date) return localTime(value.getTime(), zone) / DAY;
+  const match = DATE.exec(String(value).trim());
+  if (!match || Boolean(match[6]) !== zoned) return undefined;
+  const [, date, hour = "0", minute = "00", second = "00", part = "", offset] = match;
+  const time = `${hour.padStart(2, "0")}:${minute}:${second}.${part.padEnd(3, "0").slice(0, 3)}`;
+  const local = Date.parse(`${date}T${time}Z`);
+  if (Number.isNaN(local) || !new Date(local).toISOString().startsWith(date)) return undefined;
+  if (!zone) return local / DAY;
+  const [, sign, hours, minutes] = /([+-])(\d\d):?(\d\d)/.exec(offset) ?? [offset, "+", "0", "0"];
+  return localTime(local - Number(`${sign}1`) * (60 * hours + Number(minutes)) * 60000, zone) / DAY;
+}
+
+/** The milliseconds of the local clock at a moment. Without a zone, the clock is that of UTC. */
+function localTime(moment, zone) {
+  if (!zone) return moment;
+  const units = ["year", "month", "day", "hour", "minute", "second"];
+  const options = { ...Object.fromEntries(units.map((unit) => [unit, "numeric"])), hourCycle: "h23", timeZone: zone };
+  const parts = new Intl.DateTimeFormat("en-US", options).formatToParts(moment);
+  const [year, month, ...others] = units.map((unit) => Number(parts.find(({ type }) => type === unit).value));
+  return Date.UTC(year, month - 1, ...others) + (((moment % 1000) + 1000) % 1000);
+}
+
+/** The canonical text of a level, as Python writes numbers and booleans. */
+function levelOf(value) {
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (typeof value !== "number") return ["string", "bigint"].includes(typeof value) ? String(value) : undefined;
+  if (Number.isInteger(value) && Math.abs(value) < 2 ** 53) return String(value);
+  const [digits, exponent] = value.toExponential().split("e");
+  if (exponent >= -4 && exponent < 16) return String(value);
+  return `${digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
+}
+
+const READ = {
+  number: (value) => (["number", "boolean", "bigint"].includes(typeof value) ? Number(value) : undefined),
+  boolean: (value) => BOOLEANS.get(String(value).trim().toLowerCase()),
+  date: daysOf,
+  text: levelOf,
+};
+
+/** The value of a column, or null if it is missing. */
+function valueOf(row, field) {
+  const cell = row[field.@PLACE@];
+  const number = cell instanceof Date ? cell.getTime() : cell;
+  const isMissing = typeof cell === "string" ? field.missing.includes(cell.trim()) : Number.isNaN(number ?? NaN);
+  if (isMissing && !Number.isNaN(field.center)) return null;
+  const value = isMissing ? undefined : READ[field.kind](cell, field);
+  if (typeof value === "string" || Number.isFinite(value)) return value;
+  const got = String(cell).slice(0, 80);
+  throw new TypeError(`row must have a ${field.kind} in column ${JSON.stringify(field.name)}, got ${got}`);
+}
+
+/** The features relative to the origin, in single precision. */
+function relative(row) {
+@CHECK@  const features = [];
+  for (const field of FIELDS) {
+    const value = valueOf(row, field);
+    const isMissing = value === null;
+    const codes = {};
+    if (field.kind === "text") {
+      codes.level = field.codes.get(value) ?? field.levels.length;
+    } else {
+      features.push(isMissing ? field.center : value - field.start);
+      if (field.masked) features.push(isMissing ? 1 : 0);
+      const date = new Date(Math.floor(value) * DAY);
+      const time = Math.floor((value - Math.floor(value)) * DAY + 0.5); // in milliseconds
+      codes.month = date.getUTCMonth();
+      codes.weekday = (date.getUTCDay() + 6) % 7;
+      codes.hour = Math.floor(time / 3600000) % 24;
+      codes.minute = Math.floor(time / 60000) % 60;
+    }
+    for (const [part, rows] of Object.entries(field.tables)) {
+      features.push(...rows[isMissing ? rows.length - 1 : codes[part]]);
+    }
+  }
+  return Float32Array.from(features, (feature, j) => feature - ZERO[j]);
+}
+
+/** The score of a split. Products are exact. Four partial sums, in the order of jtrees. */
+function score(weights, bias, z) {
+  const sums = [bias, 0, 0, 0];
+  for (let j = 0; j < z.length; j++) sums[j % 4] += weights[j] * z[j];
+  return sums[0] + sums[1] + (sums[2] + sums[3]);
+}
+
+function leaves(z) {
+  return WEIGHTS.map((weights, tree) => {
+    let node = 0;
+    while (node < weights.length) node = 2 * node + (score(weights[node], BIAS[tree][node], z) > 0 ? 2 : 1);
+    return node - weights.length;
+  });
+}
+
+export function leaf(row) {
+  return leaves(relative(row))@LEAF@;
+}
+
+export function predict(row) {
+  const z = relative(row);
+  const sums = OFFSET.map(() => 0);
+  leaves(z).forEach((leaf, tree) => {
+    for (let k = 0; k < sums.length; k++) {
+      let value = INTERCEPT[tree][leaf][k];
+      if (COEFFICIENTS) for (let j = 0; j < z.length; j++) value += COEFFICIENTS[tree][leaf][k][j] * z[j];
+      if (LOWER) value = Math.min(Math.max(value, LOWER[tree][leaf][k]), UPPER[tree][leaf][k]);
+      sums[k] += value;
+    }
+  });
+  let out = sums.map((sum, k) => sum / @DIVISOR@ + OFFSET[k]);
+@LINK@  return out@OUT@;
+}
+"""

@@ -1,0 +1,273 @@
+"""Writes a tree or a forest as a SELECT statement."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+import os
+from typing import Any
+
+import numpy as np
+
+from jtrees import io
+from jtrees.export.encoding import Field
+from jtrees.export.program import Program, program_of
+from jtrees.tables.model import column_names
+from jtrees.tables.parse import BOOLEANS
+from jtrees.validation import quoted
+
+_SPLITTER = "536870913.0"  # 2^29 + 1, which splits a double into its first 24 bits and the rest (Veltkamp 1968)
+
+
+def to_sql(
+    model: Any,
+    path: str | os.PathLike,
+    *,
+    table: str = "rows",
+    keys: str | Sequence[str] = (),
+    feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> None:
+    """Writes a model as one ``SELECT`` statement for SQLite 3.25 or newer and for PostgreSQL.
+
+    The result has a row for each row of the table. Its columns are the keys, then ``prediction``, or ``prediction_0``,
+    ``prediction_1`` and so on for several outputs. For a single tree, the last column is ``leaf``, from 0.
+
+    Columns of numbers hold numbers, and durations are days. Booleans are booleans, or 0 and 1. Text is the canonical
+    text of a level: ``1``, not ``1.0``. Dates are refused. NULL is a missing value, and so are the texts that mean a
+    missing value for ``predict``, such as ``NA``. If a model of arrays had no missing values in training, NULL gives
+    NULL.
+
+    The statement uses only standard SQL and ``LIMIT``. Probabilities of boosted classes, and boosted counts, also need
+    the function ``EXP``, which SQLite has if it was built with its mathematical functions. Both databases limit the
+    number of columns: a model may have some 1500 features.
+
+    Args:
+      model: as for :func:`jtrees.export.to_c`.
+      path: path of the file. The file is written completely or not at all.
+      table: name of the table, or of a view, that holds the rows.
+      keys: names of the columns that identify a row in the result.
+      feature_names: names of the p columns, for a model of arrays. None: ``x0``, ``x1`` and so on.
+      class_names: names of the k outputs, such as the classes. The columns of the result are then called
+        ``prediction_NAME``.
+
+    Raises:
+      ValueError: for any other model, for a column of dates, for a wrong number of names, for a name that occurs twice
+        in the result, or for the character 0 in a name or a level.
+      OSError: if the file cannot be written.
+
+    Example:
+      >>> import sqlite3
+      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
+      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
+      >>> jtrees.export.to_sql(tree, "tree.sql", keys="id", feature_names=["width", "height"])
+      >>> database = sqlite3.connect(":memory:")
+      >>> _ = database.executescript("CREATE TABLE rows (id, width, height); INSERT INTO rows VALUES (7, 2.0, 1.0)")
+      >>> database.execute(open("tree.sql").read()).fetchall()
+      [(7, 10.0, 1)]
+    """
+    program = program_of(model)
+    fields = program.fields(column_names(model, feature_names))
+    if dates := [field.name for field in fields if field.kind == "date"]:
+        hint = "fit the model to numbers of days, or drop the column"
+        raise ValueError(f"columns must not be dates, which differ between databases, got {quoted(dates[0])}: {hint}")
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    statement = _statement(program, fields, table, keys, _output_names(program, keys, class_names))
+    with io.written_whole(path) as file:
+        file.write(statement.encode())
+
+
+def _output_names(program: Program, keys: list[str], class_names: Sequence[str] | None) -> list[str]:
+    """Returns the names of the columns of the result that are not keys."""
+    count = len(program.offset)
+    if class_names is not None and len(class_names) != count:
+        raise ValueError(f"class_names must hold {count} names, one an output, got {len(class_names)}")
+    names = [f"prediction_{name}" for name in (range(count) if class_names is None else class_names)]
+    names = ["prediction"] if program.scalar and class_names is None else names
+    names += ["leaf"] if program.single else []
+    if repeated := [name for name in (*keys, *names) if (*keys, *names).count(name) > 1]:
+        argument = "keys" if repeated[0] in keys else "class_names"
+        raise ValueError(f"{argument} must give different columns of the result, got {quoted(repeated[0])} twice")
+    return names
+
+
+def _statement(program: Program, fields: list[Field], table: str, keys: list[str], names: list[str]) -> str:
+    """Returns a chain of subqueries: columns, features, the levels of all trees, values of leaves, and their sums."""
+    row = ['"row"', *(f'"key_{i}"' for i in range(len(keys)))]
+    features = [f'"z{j}"' for j in range(len(program.zero))]
+    sums = [f'"sum_{k}"' for k in range(len(program.offset))]
+    columns = {'"row"': "ROW_NUMBER() OVER ()"}
+    columns |= {name: f'"t".{_name(key)}' for name, key in zip(row[1:], keys, strict=True)}
+    columns |= {f'"x{i}"': _value(field, f'"t".{_name(field.name)}') for i, field in enumerate(fields)}
+
+    queries = _tables(program)
+    queries["jtrees_columns"] = _select(columns, f'{_name(table)} AS "t"')
+    relative = dict(zip(features, _features(program, fields), strict=True))
+    queries["jtrees_features"] = _select(_copied(row) | relative, '"jtrees_columns"')
+
+    right = f"CASE {_score(features)} > 0 WHEN TRUE THEN 2 WHEN FALSE THEN 1 END"
+    split = {'"tree"': '"s"."tree"', '"node"': f'2 * "s"."node" + {right}'}
+    previous, node = "jtrees_features", '"s"."node" = 0'
+    for level in range(program.depth):
+        source = f'"{previous}" AS "r" LEFT JOIN "jtrees_splits" AS "s" ON {node}'
+        previous, node = f"jtrees_level_{level}", '"s"."tree" = "r"."tree" AND "s"."node" = "r"."node"'
+        queries[previous] = _select(_copied(row + features) | split, source)
+
+    value = {'"leaf"': f'"s"."node" - {program.bias.shape[1]}', '"value"': '"value"'}
+    if program.coefficients is not None:
+        value['"value"'] = _sum(['"value"', *(f'"w{j}" * {z}' for j, z in enumerate(features))])
+    value |= _copied(['"output"'] + ['"lower"', '"upper"'] * (program.lower is not None))
+    source = f'"{previous}" AS "r" LEFT JOIN "jtrees_leaves" AS "s" ON {node}'
+    queries["jtrees_values"] = _select(_copied(row) | value, source)
+    total = {'"leaf"': 'MAX("leaf")'} | dict(zip(sums, _sums(program), strict=True))
+    queries["jtrees_sums"] = _select(_copied(row) | total, f'"jtrees_values"\nGROUP BY {", ".join(row)}')
+
+    outputs = [*row[1:], *_linked(program.link, sums), '"leaf"']
+    result = _select(dict(zip(map(_name, keys + names), outputs, strict=False)), '"jtrees_sums"\nORDER BY "row"')
+    listed = ", ".join(f"{name} AS (\n{query}\n)" for name, query in queries.items())
+    return f"{_HEADER.format(program.described())}WITH {listed}\n{result};\n"
+
+
+_HEADER = """\
+-- {}, written by jtrees.
+-- x: values of columns. z: features relative to the origin, rounded to single precision by the factor 2^29 + 1.
+-- The limits keep a database from merging the subqueries, which would compute shared columns many times.
+"""
+
+
+def _copied(columns: Iterable[str]) -> dict[str, str]:
+    return {column: column for column in columns}
+
+
+def _select(columns: dict[str, str], source: str) -> str:
+    listed = ",\n".join(f"  {value}" + f" AS {name}" * (value != name) for name, value in columns.items())
+    return f"SELECT\n{listed}\nFROM {source}\nLIMIT 9223372036854775807"
+
+
+def _tables(program: Program) -> dict[str, str]:
+    """Returns tables of all splits, and of all outputs of leaves. In a tree, leaves are the nodes after the splits."""
+    trees, nodes, p = program.weights.shape
+    weights = ", ".join(f'"w{j}"' for j in range(p))
+    splits = np.dstack([program.bias, program.weights.astype(np.float64)]).reshape(trees * nodes, p + 1)
+    optional = [(program.lower, '"lower"'), (program.upper, '"upper"'), (program.coefficients, weights)]
+    parts = [program.intercept, *(values for values, _ in optional if values is not None)]
+    leaves = np.concatenate([part.reshape(program.intercept.size, -1) for part in parts], axis=1, dtype=np.float64)
+    names = ", ".join(['"tree", "node", "output", "value"', *(name for values, name in optional if values is not None)])
+    numbered = [(tree, nodes + leaf, k) for tree, leaf, k in np.ndindex(program.intercept.shape)]
+    return {
+        f'"jtrees_splits" ("tree", "node", "bias", {weights})': _rows(list(np.ndindex(trees, nodes)), splits),
+        f'"jtrees_leaves" ({names})': _rows(numbered, leaves),
+    }
+
+
+def _rows(places: Sequence[tuple[int, ...]], numbers: np.ndarray) -> str:
+    """Returns rows of integers and numbers. The types of the first row make PostgreSQL use double precision."""
+    rows = [[*map(str, place), *map(_number, values)] for place, values in zip(places, numbers, strict=True)]
+    width = numbers.shape[1]
+    rows[0][-width:] = [f"CAST({number} AS DOUBLE PRECISION)" for number in rows[0][-width:]]
+    return "VALUES\n" + ",\n".join(f"({', '.join(row)})" for row in rows)
+
+
+def _value(field: Field, column: str) -> str:
+    """Returns the value of a column: a number, NULL if it is missing, or the number of a level's row."""
+    text = f"CAST({column} AS VARCHAR)"
+    if field.kind == "boolean":  # as text, because PostgreSQL has booleans, and SQLite has 0 and 1
+        cases = " ".join(f"WHEN {_text(word)} THEN {number}" for word, number in BOOLEANS.items())
+        return f"CAST(CASE LOWER(TRIM({text})) {cases} END AS DOUBLE PRECISION)"
+    missing = f" OR TRIM({text}) IN ({', '.join(map(_text, field.missing))})" if field.missing else ""
+    if field.kind == "number":
+        number = f"CAST({column} AS DOUBLE PRECISION)"
+        return f"CASE WHEN {column} IS NULL{missing} THEN NULL ELSE {number} END" if missing else number
+    levels = "".join(f"WHEN {text} = {_text(level)} THEN {i} " for i, level in enumerate(field.levels))
+    count = len(field.levels)
+    return f"CASE WHEN {column} IS NULL{missing} THEN {count + 1} {levels}ELSE {count} END"
+
+
+def _features(program: Program, fields: list[Field]) -> list[str]:
+    """Returns the features relative to the origin in single precision, in which SQL has no numbers in all databases."""
+    zeros, relative = iter(program.zero), []
+    constant = lambda value, zero: _number(np.float32(value - zero))
+    for i, field in enumerate(fields):
+        column = f'"x{i}"'
+        if field.kind != "text":
+            zero = next(zeros)
+            number = f"({column} - {_number(zero)})" if zero else column
+            rounded = f"{_SPLITTER} * {number} - ({_SPLITTER} * {number} - {number})"
+            default = constant(field.center, zero)
+            relative.append(rounded if np.isnan(field.center) else f"COALESCE({rounded}, {default})")
+            if field.masked:
+                zero = next(zeros)
+                cases = [constant(1, zero), constant(0, zero)]
+                relative.append(_lookup(f"CASE WHEN {column} IS NULL THEN 0 ELSE 1 END", cases))
+        for rows in field.tables.values():
+            for values in rows.T:
+                zero = next(zeros)
+                constants = [constant(value, zero) for value in values]
+                relative.append(_lookup(column, constants))
+    return relative
+
+
+def _lookup(code: str, values: Sequence[str]) -> str:
+    """Returns the value of a code. The type of the last value makes PostgreSQL compute in double precision."""
+    default = Counter(values).most_common(1)[0][0]
+    default_value = f"CAST({default} AS DOUBLE PRECISION)"
+    cases = " ".join(f"WHEN {i} THEN {value}" for i, value in enumerate(values) if value != default)
+    return f"CASE {code} {cases} ELSE {default_value} END" if cases else default_value
+
+
+def _score(features: Sequence[str]) -> str:
+    """Returns the score of a split, in four partial sums, in the order of jtrees."""
+    terms = [f'"w{j}" * {z}' for j, z in enumerate(features)]
+    a, b, c, d = (_sum(['"bias"'] * (i == 0) + terms[i::4]) for i in range(4))
+    return _sum([_sum([a, b]), _sum([c, d])])
+
+
+def _sums(program: Program) -> list[str]:
+    """Returns the outputs of the model before the link. They are NULL if a value is missing."""
+    value = '"value"'
+    if program.lower is not None:
+        value = f'CASE WHEN {value} < "lower" THEN "lower" WHEN {value} > "upper" THEN "upper" ELSE {value} END'
+    sums = [f'SUM(CASE WHEN "output" = {k} THEN {value} END)' for k in range(len(program.offset))]
+    sums = [f"{total} / {float(program.divisor)} + {_number(k)}" for total, k in zip(sums, program.offset, strict=True)]
+    return [f'CASE WHEN COUNT("value") = COUNT(*) THEN {total} END' for total in sums]
+
+
+def _linked(link: str, sums: list[str]) -> list[str]:
+    """Returns predictions from sums over the trees."""
+    if link == "exp":
+        return [_exponential(value) for value in sums]
+    if link == "softmax":
+        odds = lambda value: [_exponential(f"({other} - {value})") for other in sums if other != value]
+        return [f"1.0 / {_sum(['1.0', *odds(value)])}" for value in sums]
+    if link == "sorted":
+        listed = " UNION ALL ".join(f'SELECT {value} AS "value"' for value in sums)
+        ordered = f'(SELECT "value" FROM ({listed}) AS "values" ORDER BY "value" LIMIT 1 OFFSET'
+        return [f"{ordered} {k})" for k in range(len(sums))]
+    return sums
+
+
+def _exponential(value: str) -> str:
+    """Returns the exponential of a value in [-700, 700], because PostgreSQL refuses overflow and underflow."""
+    return f"EXP(CASE WHEN {value} < -700 THEN -700.0 WHEN {value} > 700 THEN 700.0 ELSE {value} END)"
+
+
+def _sum(terms: Iterable[str]) -> str:
+    terms = [term for term in terms if term]
+    return f"({' + '.join(terms)})" if len(terms) > 1 else "".join(terms)
+
+
+def _number(value: Any) -> str:
+    """Returns a number as the shortest text that reads back as itself in double precision."""
+    return repr(float(value))
+
+
+def _name(text: str) -> str:
+    return _delimited(text, '"')
+
+
+def _text(text: str) -> str:
+    return _delimited(text, "'")
+
+
+def _delimited(text: str, mark: str) -> str:
+    if "\0" in text:
+        raise ValueError(f"names and levels must have no null character in SQL, got {quoted(text)}")
+    return mark + text.replace(mark, 2 * mark) + mark
