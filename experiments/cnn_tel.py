@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, pieces
+from experiments import benchmark, data, studies
 from jtrees import nn
 
 FILTERS, BATCH, EPOCHS, DROPOUT = 16, 128, 10, 0.3
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
         tried = {rate: run(trees, rate, 0, parts) for rate in RATES}
         rate = min(RATES, key=lambda rate, tried=tried: tried[rate]["kept"])
         found = [tried[rate], *(run(trees, rate, seed, parts) for seed in range(1, options.seeds))]
-        accuracy, loss = (pieces.spread([one[what] for one in found], 4) for what in ("accuracy", "loss"))
+        accuracy, loss = (studies.spread([one[what] for one in found], 4) for what in ("accuracy", "loss"))
         rows.append([name, f"{found[0]['numbers']:,}", accuracy, loss, f"{rate:g}"])
     notes = (
         f"MNIST, {len(train)} rows to train, {len(kept)} to validate, {len(test)} to test; {EPOCHS} epochs, batches "

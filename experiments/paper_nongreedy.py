@@ -3,8 +3,7 @@ against depth, is in experiments/bench_nongreedy.py.
 
 python -m experiments.paper_nongreedy --data-dir DATA --seeds 3 [--datasets letter ...] [--parts axis co2 ...]
 
-The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report, a CSV
-of its numbers and the figures beside that folder are made from the existing files.
+The result of a (part, set, seed) is a row of --out. A CSV beside the report has its numbers.
 
 The test part is the set's own, if there is one, or a fifth of the rows, drawn by the seed. CO2 and non-greedy trees are
 tuned at each depth: the log loss on a fifth of the training rows chooses nu and the learning rate. The final fit takes
@@ -28,7 +27,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from experiments import benchmark, data, pieces
+from experiments import benchmark, data, studies
 import jtrees
 from jtrees import splitting
 from jtrees.losses import fit_frequencies
@@ -77,7 +76,7 @@ def budget(name: str) -> dict[str, Any]:
 def evaluated(model: Any, split: Split) -> dict[str, float]:
     """Returns accuracy on both parts, in per cent, and the number of leaves that training samples reach."""
     x, x_test, y, y_test = split
-    percent = lambda x, y: pieces.percent(model.predict(x), y)
+    percent = lambda x, y: studies.percent(model.predict(x), y)
     return {"train": percent(x, y), "test": percent(x_test, y_test), "leaves": len(np.unique(model.leaf_index(x)))}
 
 
@@ -165,8 +164,8 @@ def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
             counts = np.zeros((len(known), one_hot.shape[1]))
             np.add.at(counts, at, one_hot)
             usual = one_hot.sum(0).argmax()
-            found = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
-            answers = np.where(known[found] == leaf_test, counts.argmax(1)[found], usual)
+            index = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
+            answers = np.where(known[index] == leaf_test, counts.argmax(1)[index], usual)
             scores = {"train": 100 * float(np.mean(counts.argmax(1)[at] == y))}
             scores |= {"test": 100 * float(np.mean(answers == y_test)), "leaves": len(known)}
             out[str(level + 1)] = scores
@@ -282,9 +281,9 @@ def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
     for depth in (depth for depth in DEPTHS if depth <= of["deepest"]):
         recipe = recipe_of(kind, depth, name)
         if depth <= of["tuned"]:
-            found = jtrees.tune(recipe, x, y, grid=of["grid"], validation=0.2, **how)
+            trials = jtrees.tune(recipe, x, y, grid=of["grid"], validation=0.2, **how).report.tuning.trials
             # This takes the lowest loss. ``tune`` would take the smallest tree within the error of the lowest loss.
-            options = min(found.report.tuning.trials, key=lambda trial: trial.loss).options
+            options = min(trials, key=lambda trial: trial.loss).options
         fit = jtrees.fit(recipe.replace(**options), x, y, **how)
         out[str(depth)] = evaluated(fit.model, split) | {"options": options}
     return out
@@ -314,23 +313,24 @@ PARTS: dict[str, Any] = {
     "nongreedy": partial(learnt, "nongreedy"),
     "pruned": pruned,
 }
+QUANTITIES = ("train", "test", "leaves")
 CURVES = {"axis": "axis-aligned", "random": "random", "oc1": "OC1", "co2": "CO2", "nongreedy": "non-greedy"}
 
 
 def settings_of(part: str, name: str) -> dict[str, Any]:
     """Returns the settings that a piece depends on."""
     if part in ("co2", "nongreedy"):
-        return {"depths": DEPTHS, "recipe": pieces.recipe_text(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
+        return {"depths": DEPTHS, "recipe": studies.recipe_text(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
     if part == "pruned":
         return {
             "depths": PRUNED_DEPTHS[name],
             "nus": NUS,
-            "recipe": pieces.recipe_text(recipe_of("nongreedy", 8, name)),
+            "recipe": studies.recipe_text(recipe_of("nongreedy", 8, name)),
         }
     return {"depths": DEPTHS} | {"random": {"directions": DIRECTIONS}, "oc1": OC1}.get(part, {})
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed; OC1 and Figure 3 run on some sets, and Figure 3 with one seed."""
     if (part == "oc1" and name not in OC1_SETS) or (part == "pruned" and name not in PRUNED):
         return
@@ -339,34 +339,33 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         return PARTS[part](parts_of(name, seed, options.data_dir), name, seed)
 
     seeds = 1 if part == "pruned" else options.all_seeds
-    yield from pieces.for_seeds(part, name, make, settings_of(part, name), seeds)
+    yield from studies.for_seeds(part, name, make, settings_of(part, name), seeds)
 
 
-def curve(found: pieces.Found, part: str, name: str, what: str) -> dict[int, float]:
+def curve(results: studies.Results, part: str, name: str, quantity: str) -> dict[int, float]:
     """Returns the mean over seeds, by depth."""
-    seeds = list(pieces.of_seeds(found, part, name).values())
-    depths = [int(depth) for depth in seeds[0]] if seeds else []
-    return {depth: float(np.mean([one[str(depth)][what] for one in seeds])) for depth in depths}
+    values = results.values(part, name)
+    depths = sorted(map(int, values[0])) if values else []
+    return {depth: float(np.mean([value[str(depth)][quantity] for value in values])) for depth in depths}
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns Figures 2 and 3 as tables."""
-    text = [f"# Non-greedy trees\n\nMade by `{command}` on {pieces.machines(found)}."]
+    text = [f"# Non-greedy trees\n\nMade by `{command}` on {results.machines}."]
     for name in SETS:
-        if rows := _rows(found, name):
-            seeds = max(len(found[part][name]) for part in CURVES if name in found.get(part, {}))
+        if rows := _rows(results, name):
+            seeds = max(len(results.values(part, name)) for part in CURVES)
             header = ["method", *(f"depth {depth}" for depth in DEPTHS)]
             title = f"## {name}: test accuracy (training accuracy) by depth (Figure 2), {seeds} seed(s)"
-            text.append(f"{title}\n\n{benchmark.markdown(header, rows)}\n{_verdict(found, name)}")
+            text.append(f"{title}\n\n{benchmark.markdown(header, rows)}\n{_verdict(results, name)}")
     for name in PRUNED:
-        if seeds := found.get("pruned", {}).get(name):
+        if seeds := results.values("pruned", name):
             rows = []
             for depth in PRUNED_DEPTHS[name]:
-                of = lambda nu, what, depth=depth, seeds=seeds: np.mean(
-                    [one["found"][str(depth)][f"{nu:g}"][what] for one in seeds.values()]
-                )
-                grown = np.mean([one["found"][str(depth)]["axis-aligned"] for one in seeds.values()])
-                cells = [f"{of(nu, 'leaves'):.0f} ({of(nu, 'test'):.1f})" for nu in NUS]
+                values = [value[str(depth)] for value in seeds]
+                mean = lambda nu, quantity, v=values: np.mean([value[f"{nu:g}"][quantity] for value in v])
+                grown = np.mean([value["axis-aligned"] for value in values])
+                cells = [f"{mean(nu, 'leaves'):.0f} ({mean(nu, 'test'):.1f})" for nu in NUS]
                 rows.append([str(depth), f"{grown:.0f}", *cells])
             header = ["depth", "axis-aligned", *(f"nu {nu:g}" for nu in NUS)]
             table = benchmark.markdown(header, rows)
@@ -374,18 +373,18 @@ def report(found: pieces.Found, command: str) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def _rows(found: pieces.Found, name: str) -> list[list[str]]:
+def _rows(results: studies.Results, name: str) -> list[list[str]]:
     rows = []
     for part, label in CURVES.items():
-        if test := curve(found, part, name, "test"):
-            train = curve(found, part, name, "train")
+        if test := curve(results, part, name, "test"):
+            train = curve(results, part, name, "train")
             cells = [f"{test[depth]:.2f} ({train[depth]:.2f})" if depth in test else "-" for depth in DEPTHS]
             rows.append([label, *cells])
     return rows
 
 
-def _verdict(found: pieces.Found, name: str) -> str:
-    joint, greedy, plain = (curve(found, part, name, "test") for part in ("nongreedy", "co2", "axis"))
+def _verdict(results: studies.Results, name: str) -> str:
+    joint, greedy, plain = (curve(results, part, name, "test") for part in ("nongreedy", "co2", "axis"))
     both = [depth for depth in DEPTHS if depth in joint and depth in greedy and depth in plain]
     if not both:
         return ""
@@ -397,40 +396,40 @@ def _verdict(found: pieces.Found, name: str) -> str:
     )
 
 
-def figure(found: pieces.Found, file: Path) -> None:
+def figure(results: studies.Results, file: Path) -> None:
     """Draws Figures 2 and 3, and writes all of their numbers as CSV."""
-    names = [name for name in SETS if _rows(found, name)]
+    names = [name for name in SETS if _rows(results, name)]
     drawn = Figure(figsize=(3.2 * max(1, len(names)), 8), layout="constrained")
     axes = drawn.subplots(3, max(1, len(names)), squeeze=False)
-    lines = [["figure", "set", "method", "depth", "nu", "train", "test", "leaves"]]
+    lines = [["figure", "set", "method", "depth", "nu", *QUANTITIES]]
     for column, name in enumerate(names):
         for part, label in CURVES.items():
-            for row, what in enumerate(("test", "train")):
-                if by_depth := curve(found, part, name, what):
+            curves = {quantity: curve(results, part, name, quantity) for quantity in QUANTITIES}
+            for row, quantity in enumerate(("test", "train")):
+                if by_depth := curves[quantity]:
                     axes[row, column].plot(*zip(*by_depth.items(), strict=True), marker=".", label=label)
-            for depth in curve(found, part, name, "test"):
-                numbers = [f"{curve(found, part, name, what)[depth]:.4f}" for what in ("train", "test", "leaves")]
-                lines.append(["2", name, label, str(depth), "", *numbers])
+            for depth in curves["test"]:
+                lines.append(["2", name, label, str(depth), "", *(f"{curves[q][depth]:.4f}" for q in QUANTITIES)])
         for row, what in enumerate(("test", "train")):
             axes[row, column].set(title=name, xlabel="depth", ylabel=f"{what} accuracy, per cent")
         axes[2, column].set(xlabel="nu", ylabel="leaves in use", title=name)
-        for one in list(found.get("pruned", {}).get(name, {}).values())[:1]:
-            for depth, by_nu in one["found"].items():
+        for by_depth in results.values("pruned", name)[:1]:
+            for depth, by_nu in sorted(by_depth.items(), key=lambda item: int(item[0])):
                 counts = [by_nu[f"{nu:g}"]["leaves"] for nu in NUS]
                 [line] = axes[2, column].loglog(NUS, counts, marker=".", label=f"depth {depth}")
                 axes[2, column].axhline(by_nu["axis-aligned"], color=line.get_color(), linestyle=":")
                 for nu in NUS:
-                    numbers = [f"{by_nu[f'{nu:g}'][what]:.4f}" for what in ("train", "test", "leaves")]
+                    numbers = [f"{by_nu[f'{nu:g}'][quantity]:.4f}" for quantity in QUANTITIES]
                     lines.append(["3", name, "non-greedy", depth, f"{nu:g}", *numbers])
-    for one in axes.flat:
-        if one.lines:
-            one.legend(fontsize=7)
+    for axis in axes.flat:
+        if axis.lines:
+            axis.legend(fontsize=7)
     drawn.savefig(file, dpi=100)
     with file.with_suffix(".csv").open("w", newline="") as out:
         csv.writer(out).writerows(lines)
 
 
-SCRIPT = pieces.Script("paper_nongreedy", __doc__, PARTS, SETS, 3, pieces_of, report, figure)
+STUDY = studies.Study("paper_nongreedy", __doc__, PARTS, SETS, 3, pieces, report, figure)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

@@ -2,10 +2,8 @@
 
 python -m experiments.study --data-dir DATA [--seeds 5] [--datasets abalone ...] [--parts sigmoid ...]
 
-The results of a (relaxation, set) are a file under --out, with all leaves, depths, schedules and seeds. By default
-these are the committed files. The report and the figure beside that folder are made from the existing files. The score
-is the test score of the hard tree, one oblique tree whose leaves are refitted by hard routing: R^2 or accuracy in per
-cent.
+The result of a (relaxation, set) is a row of --out, with all leaves, depths, schedules and seeds. The score is the test
+score of the hard tree, one oblique tree whose leaves are refitted by hard routing: R^2 or accuracy in per cent.
 """
 
 import argparse
@@ -25,7 +23,7 @@ import pandas as pd
 from scipy import stats
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, defaults, pieces
+from experiments import benchmark, data, defaults, studies
 import jtrees
 from jtrees import leaves as kinds, ops, routing, topology, training
 from jtrees.cli import keep_programs
@@ -287,11 +285,16 @@ def measured(relaxation: str, name: str, seeds: int, data_dir: str | None) -> di
     take the pair with the best mean validation score of the hard tree.
     """
     data, task, features = rows(name, seeds, data_dir)
-    found: dict[str, Any] = {"rows": data.train.x.shape[1], "features": features}
+    value: dict[str, Any] = {"rows": data.train.x.shape[1], "features": features}
     for leaves in kinds.KINDS if task.is_least_squares else ("constant",):
         of_depth = lambda depth, leaves=leaves: program(relaxation, depth, leaves, task, features)
-        found[leaves] = of_leaves(of_depth, data, seeds)
-    return found
+        value[leaves] = of_leaves(of_depth, data, seeds)
+    return value
+
+
+def measured_depths() -> list[int]:
+    """Returns the depths in the order in which they are measured: the depth at which options are chosen comes first."""
+    return [CHOSEN_AT, *(depth for depth in DEPTHS if depth != CHOSEN_AT)]
 
 
 def of_leaves(of_depth: Callable[[int], Program], data: Rows, seeds: int) -> dict[str, Any]:
@@ -309,9 +312,8 @@ def of_leaves(of_depth: Callable[[int], Program], data: Rows, seeds: int) -> dic
     best = {schedule: max(ones, key=Tried.worth) for schedule, ones in tried.items()}
     chosen = {schedule: (one.rate, one.sharpness) for schedule, one in best.items()}
     by_depth = {str(CHOSEN_AT): {schedule: one.scores for schedule, one in best.items()}}
-    for depth in DEPTHS:
-        if depth != CHOSEN_AT:
-            by_depth[str(depth)] = by_schedule(of_depth(depth).of(runs(chosen, seeds), data))
+    for depth in measured_depths()[1:]:
+        by_depth[str(depth)] = by_schedule(of_depth(depth).of(runs(chosen, seeds), data))
     short = {schedule: [one.short() for one in ones] for schedule, ones in tried.items()}
     return {"chosen": chosen, "tried": short, "scores": by_depth}
 
@@ -339,7 +341,7 @@ def by_schedule(scores: dict[str, np.ndarray]) -> dict[str, dict[str, list[float
     return {schedule: {what: part[i] for what, part in parts.items()} for i, schedule in enumerate(SCHEDULES)}
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece for all seeds."""
     if name not in SETS:
         raise SystemExit(f"--datasets must be among {', '.join(SETS)}; got {name!r}")
@@ -352,8 +354,7 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         "sharpnesses": SHARPNESSES,
         "rise": RISE,
     }
-    make = partial(measured, part, name, options.seeds, options.data_dir)
-    yield pieces.Piece(part, name, make, settings, file=f"{name}-{part.replace(' ', '-')}")
+    yield studies.Piece(part, name, partial(measured, part, name, options.seeds, options.data_dir), settings)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -362,19 +363,19 @@ Lines = Any  # a data frame; the types of pandas tell a type checker too little
 LEAST = 0.5  # points: a smaller difference does not matter, however certain it is
 
 
-def table(found: pieces.Found) -> Lines:
+def table(results: studies.Results) -> Lines:
     """Returns a line for each chosen run, of the sets that all relaxations have been measured on."""
-    whole = [name for name in SETS if all(name in found.get(part, {}) for part in RELAXATIONS)]
+    names = [name for name in SETS if all(results.values(part, name) for part in RELAXATIONS)]
     lines = []
-    for relaxation, name in itertools.product(RELAXATIONS, whole):
-        one = found[relaxation][name][0]["found"]
-        of_set = {"set": name, "relaxation": relaxation, "rows": one["rows"], "features": one["features"]}
-        for leaves in [kind for kind in kinds.KINDS if kind in one]:
-            for depth, by_schedule in one[leaves]["scores"].items():
-                for schedule, scores in by_schedule.items():
-                    where = of_set | {"leaves": leaves, "depth": int(depth), "schedule": schedule}
-                    for seed, values in enumerate(zip(*scores.values(), strict=True)):
-                        lines.append(where | {"seed": seed, "soft": np.nan} | dict(zip(scores, values, strict=True)))
+    for relaxation, name in itertools.product(RELAXATIONS, names):
+        (value,) = results.values(relaxation, name)
+        run = {"set": name, "relaxation": relaxation, "rows": value["rows"], "features": value["features"]}
+        for leaves in [kind for kind in kinds.KINDS if kind in value]:
+            for depth, schedule in itertools.product(measured_depths(), SCHEDULES):
+                run |= {"leaves": leaves, "depth": depth, "schedule": schedule}
+                scores = value[leaves]["scores"][str(depth)][schedule]
+                for seed, values in enumerate(zip(*scores.values(), strict=True)):
+                    lines.append(run | {"seed": seed, "soft": np.nan} | dict(zip(scores, values, strict=True)))
     return pd.DataFrame(lines)
 
 
@@ -508,9 +509,9 @@ def draw_ranks(axis: Any, of: Ranks, title: str) -> None:
         axis.text(end, y + 0.03, text, ha="left" if left else "right", va="bottom", fontsize=9)
 
 
-def draw(found: pieces.Found, file: Path) -> None:
+def draw(results: studies.Results, file: Path) -> None:
     """Draws the diagram of each kind of leaves."""
-    best = preferred(table(found))
+    best = preferred(table(results))
     drawn = Figure(figsize=(8, 5), layout="constrained")
     there = [kind for kind in kinds.KINDS if kind in set(best["leaves"])]
     for axis, leaves in zip(np.atleast_1d(drawn.subplots(len(there), 1)), there, strict=True):
@@ -522,14 +523,13 @@ def draw(found: pieces.Found, file: Path) -> None:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def tried(found: pieces.Found, runs: Lines) -> Lines:
+def tried(results: studies.Results, runs: Lines) -> Lines:
     """Returns a line for each learning rate and sharpness of a schedule at depth CHOSEN_AT: means over seeds."""
     lines = []
     for relaxation, name in itertools.product(RELAXATIONS, dict.fromkeys(runs["set"])):
-        one = found[relaxation][name][0]["found"]
-        for leaves in [kind for kind in kinds.KINDS if kind in one]:
-            where = [name, relaxation, leaves]
-            lines += [[*where, schedule, *values] for schedule, all_ in one[leaves]["tried"].items() for values in all_]
+        (value,) = results.values(relaxation, name)
+        for leaves, schedule in itertools.product([kind for kind in kinds.KINDS if kind in value], SCHEDULES):
+            lines += [[name, relaxation, leaves, schedule, *trial] for trial in value[leaves]["tried"][schedule]]
     columns = ["set", "relaxation", "leaves", "schedule", "rate", "sharpness", "valid", "test"]
     return pd.DataFrame(lines, columns=columns)
 
@@ -695,28 +695,24 @@ def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
     return out
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns the report."""
-    runs = table(found)
+    runs = table(results)
     if runs.empty:
-        return f"# What matters in a tree learnt by gradients\n\nMade by `{command}`: there are no pieces yet.\n"
-    options, best = tried(found, runs), preferred(runs)
+        return f"# What matters in a tree learnt by gradients\n\nMade by `{command}`: there are no rows yet.\n"
+    options, best = tried(results, runs), preferred(runs)
     all_effects, seeds = effects(runs, options), runs["seed"].nunique()
-    hours = (
-        sum(one["seconds"] for part in found.values() for by_seed in part.values() for one in by_seed.values()) / 3600
-    )
     head = (
-        f"# What matters in a tree learnt by gradients\n\nMade by `{command}` on {pieces.machines(found)}, in "
-        f"{hours:.1f} hours of one core that was shared with other work. The data are {runs['set'].nunique()} sets, "
-        f"{seeds} random splits of each set, each with its own seed. The factors are relaxation "
-        f"({', '.join(RELAXATIONS)}), leaves, depth {DEPTHS} and sharpness (constant, or rising geometrically from a "
-        f"quarter to four times its mean). At most {ROWS} rows are training rows. {VALIDATED:.0%} of them are "
-        f"validation rows, which choose learning rate {RATES} and mean sharpness {SHARPNESSES}. At most {TEST_ROWS} "
-        "rows are test rows. A "
-        f"run has {STEPS} updates of {BATCH} rows. Scores are test R² or accuracy in per cent of the **hard** tree, "
-        "one oblique tree whose leaves are refitted by hard routing. By default, each relaxation has the schedule with "
-        "the better validation score on each set, and scores are means over depths. Number of these runs that became "
-        f"non-finite: {runs['test'].isna().sum()}.\n\n"
+        f"# What matters in a tree learnt by gradients\n\nMade by `{command}` on {results.machines}, in "
+        f"{results.seconds / 3600:.1f} hours of one core that was shared with other work. The data are "
+        f"{runs['set'].nunique()} sets, {seeds} random splits of each set, each with its own seed. The factors are "
+        f"relaxation ({', '.join(RELAXATIONS)}), leaves, depth {DEPTHS} and sharpness (constant, or rising "
+        f"geometrically from a quarter to four times its mean). At most {ROWS} rows are training rows. {VALIDATED:.0%} "
+        f"of them are validation rows, which choose learning rate {RATES} and mean sharpness {SHARPNESSES}. At most "
+        f"{TEST_ROWS} rows are test rows. A run has {STEPS} updates of {BATCH} rows. Scores are test R² or accuracy in "
+        "per cent of the **hard** tree, one oblique tree whose leaves are refitted by hard routing. By default, "
+        "each relaxation has the schedule with the better validation score on each set, and scores are means over "
+        f"depths. Number of these runs that became non-finite: {runs['test'].isna().sum()}.\n\n"
         "A difference is estimated from its values on the sets. The estimate is that of Hodges & Lehmann: the median "
         "of the means of pairs of sets, which a single odd set hardly changes. Brackets have its 95 % interval. A "
         f"difference *matters* if the interval is on one side of 0 and the estimate is at least {LEAST} points. It "
@@ -743,8 +739,8 @@ def report(found: pieces.Found, command: str) -> str:
     return "\n".join([*parts, "## What could not be made equal\n", UNEQUAL])
 
 
-SCRIPT = pieces.Script("study", __doc__, RELAXATIONS, SETS, 5, pieces_of, report, draw)
+STUDY = studies.Study("study", __doc__, RELAXATIONS, SETS, 5, pieces, report, draw)
 
 if __name__ == "__main__":
     keep_programs()
-    pieces.main(SCRIPT)  # on one device
+    studies.main(STUDY)  # on one device
