@@ -44,9 +44,9 @@ from experiments import (
     paper_tel,
     preconditioning,
     records,
+    relaxations,
     rivals,
     studies,
-    study,
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
@@ -201,7 +201,7 @@ def test_a_study_that_fails_keeps_its_finished_pieces(long_run, tmp_path):
     assert measured == ["a-one-0", "a-three-0", "b-one-0", "b-three-0"]
 
 
-@pytest.mark.parametrize("script", [*records.MODULES, estimators, distillation, defaults, log_loss, study])
+@pytest.mark.parametrize("script", [*records.MODULES, estimators, distillation, defaults, log_loss, relaxations])
 def test_committed_rows_make_the_committed_report(script, tmp_path):
     name = script.STUDY.name
     (tmp_path / f"{name}.jsonl").symlink_to(benchmark.RESULTS / f"{name}.jsonl")
@@ -209,7 +209,7 @@ def test_committed_rows_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third says with which command
     assert made.count("\n|") > 10
-    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, study)
+    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, relaxations)
     assert (tmp_path / f"{name}.png").exists() == (script in drawn)
 
 
@@ -793,18 +793,18 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
     assert capsys.readouterr().out.count("round ") == 2
 
 
-# --- The study -------------------------------------------------------------------------------------------------------
+# --- Relaxations ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
 def test_relaxations_have_equal_slopes_and_become_hard():
-    for relaxation, probabilities in study.SOFT.items():
+    for relaxation, probabilities in relaxations.SOFT.items():
         slope = jax.grad(lambda z, p=probabilities: p(z)[1].sum())(jnp.full((1, 1), 1e-4))[0, 0]  # a kink at 0
         assert slope == pytest.approx(0.25, abs=1e-4), relaxation
     rng = np.random.default_rng(0)
     scores = jnp.asarray(rng.normal(size=(7, 9)), jnp.float32)
     leaf = jtrees.routing.leaf_index(scores)
-    for probabilities in study.SOFT.values():
+    for probabilities in relaxations.SOFT.values():
         assert np.allclose(probabilities(scores).sum(0), 1, atol=1e-5)
         assert np.array_equal(probabilities(1e4 * scores).argmax(0), leaf)
         assert np.allclose(probabilities(1e4 * scores).max(0), 1, atol=1e-3)
@@ -819,17 +819,19 @@ def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_i
     linear = jtrees.leaves.Linear(numbers(8, 2), numbers(8))
     for leaves in (constant, linear):
         reached = leaves.losses(batch.x, batch.y)[leaf, jnp.arange(9)]
-        assert np.allclose(study.path_sum(scores, leaves, batch, task), reached, atol=1e-5)
-        assert (study.surrogate(scores, leaves, batch, task) >= reached - 1e-5).all()
-        assert np.allclose(study.surrogate(1e4 * scores, leaves, batch, task), reached, atol=1e-5)
+        assert np.allclose(relaxations.path_sum(scores, leaves, batch, task), reached, atol=1e-5)
+        assert (relaxations.surrogate(scores, leaves, batch, task) >= reached - 1e-5).all()
+        assert np.allclose(relaxations.surrogate(1e4 * scores, leaves, batch, task), reached, atol=1e-5)
     # Linear leaves without slopes are constant ones, and have their gradient.
     flat = jtrees.leaves.Linear(jnp.zeros((8, 2)), constant.values)
-    slopes = [jax.grad(lambda z, of=of: study.path_sum(z, of, batch, task).sum())(scores) for of in (constant, flat)]
+    slopes = [
+        jax.grad(lambda z, of=of: relaxations.path_sum(z, of, batch, task).sum())(scores) for of in (constant, flat)
+    ]
     assert np.abs(slopes[0]).max() > 0 and np.allclose(*slopes, atol=1e-5)
     labels = batch._replace(y=jnp.arange(9) % 3)
     logits, classes = jtrees.leaves.Values(numbers(8, 3), jtrees.losses.LogLoss()), jtrees.Classification(3)
     reached = logits.losses(labels.x, labels.y)[leaf, jnp.arange(9)]
-    assert np.allclose(study.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
+    assert np.allclose(relaxations.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
 
 
 @pytest.mark.wide
@@ -837,8 +839,8 @@ def test_all_relaxations_begin_with_the_same_tree():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32).at[:, 2].set(0)
     batch = jtrees.Batch(x, x[:, 0] * x[:, 1])
     for leaves in ("constant", "linear"):
-        make = lambda relaxation, leaves=leaves: study.method(relaxation, 2, leaves, jtrees.Regression(), 1.0)
-        trees = [make(relaxation).init(batch, key=jax.random.key(0)) for relaxation in study.RELAXATIONS]
+        make = lambda relaxation, leaves=leaves: relaxations.method(relaxation, 2, leaves, jtrees.Regression(), 1.0)
+        trees = [make(relaxation).init(batch, key=jax.random.key(0)) for relaxation in relaxations.RELAXATIONS]
         for tree in trees:
             assert all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(trees[0])))
         assert not trees[0].weights[:, 2].any()  # a column of zeros has no weight
@@ -847,20 +849,20 @@ def test_all_relaxations_begin_with_the_same_tree():
 
 
 def test_rows_are_parted_scaled_and_filled_up(folder):
-    data, task, features = study.rows("segmentation", 2, str(folder))
-    assert features == 5 and task == jtrees.Classification(study.CLASSES)
+    data, task, features = relaxations.rows("segmentation", 2, str(folder))
+    assert features == 5 and task == jtrees.Classification(relaxations.CLASSES)
     train, valid, test = data
     assert train.x.shape == (2, 186, 8) and valid.x.shape == (2, 39, 8) and test.x.shape == (2, 1500, 8)
     assert np.allclose(train.x[0, :, :5].mean(0), 0, atol=1e-5) and np.allclose(train.x[0, :, :5].std(0), 1, atol=1e-5)
     assert not train.x[..., 5:].any() and test.weight[0].sum() == 75 and not test.x[0, 75:].any()
-    data, task, _ = study.rows("kin8nm", 1, str(folder))
+    data, task, _ = relaxations.rows("kin8nm", 1, str(folder))
     assert task == jtrees.Regression() and np.isclose(data.train.y.std(), 1, atol=1e-5)
     outputs = data.test.y[0] + jnp.where(data.test.weight[0] > 0, 0.0, 99.0)  # wrong where nothing counts
-    assert study.percent(outputs, data.test.y[0], data.test.weight[0]) == 100
+    assert relaxations.percent(outputs, data.test.y[0], data.test.weight[0]) == 100
 
 
 def test_runs_are_all_seeds_of_all_schedules():
-    runs = study.runs({"constant": (0.1, 2.0), "rising": (0.2, 8.0)}, 2)
+    runs = relaxations.runs({"constant": (0.1, 2.0), "rising": (0.2, 8.0)}, 2)
     assert runs.seed.tolist() == [0, 1, 0, 1] and np.allclose(runs.rate, [0.1, 0.1, 0.2, 0.2])
     assert runs.first.tolist() == [2, 2, 2, 2] and runs.last.tolist() == [2, 2, 32, 32]
 
@@ -868,16 +870,16 @@ def test_runs_are_all_seeds_of_all_schedules():
 def test_ranks_are_compared_by_the_critical_difference():
     rng = np.random.default_rng(0)
     means = pd.DataFrame(rng.normal(size=(14, 4)) * 0.1 + [0, 3, 1, 1], columns=["a", "b", "c", "d"])
-    ranks = study.Ranks.of(means)
+    ranks = relaxations.Ranks.of(means)
     assert ranks.critical == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)  # Demsar (2006), table 5
     assert ranks.ranks.index[0] == "b" and ranks.ranks["b"] == 1 and ranks.ranks["a"] == 4 and ranks.p < 1e-4
     assert ranks.worse()[-1] == "a" and all({"c", "d"} <= set(group) for group in ranks.groups()[1:2])
     figure = Figure()
-    study.draw_ranks(figure.subplots(), ranks, "title")
+    relaxations.draw_ranks(figure.subplots(), ranks, "title")
 
 
 def test_a_factor_matters_by_its_interval_and_its_size():
-    effect = lambda *differences: study.Effect("x", pd.Series(differences))
+    effect = lambda *differences: relaxations.Effect("x", pd.Series(differences))
     assert effect(2.0, 3.0, 2.5, 2.0, 4.0, 1.0, 90.0).verdict() == "matters"  # whatever one set says
     assert effect(0.1, 0.2, 0.1, 0.3, 0.2, 0.1).verdict() == "does not matter"  # however certain
     assert effect(-4.0, 5.0, 1.0, 2.0, -1.0, 0.0).verdict() == "undecided"
@@ -888,7 +890,7 @@ def test_a_factor_matters_by_its_interval_and_its_size():
     for end, p_of in ((low, lambda p: p > 0.03), (low - 0.1, lambda p: p < 0.05), (high + 0.1, lambda p: p < 0.05)):
         assert p_of(stats.wilcoxon(change - end).pvalue)  # the ends are where the test begins to reject
     lines = [(f"set {i}", level, i + (2.0 if level == "b" else 0.0)) for i in range(6) for level in "ab"]
-    between = study.between(pd.DataFrame(lines, columns=["set", "of", "test"]), "of", "b", "a", "b instead of a")
+    between = relaxations.between(pd.DataFrame(lines, columns=["set", "of", "test"]), "of", "b", "a", "b instead of a")
     assert between.clause() == "b instead of a +2.0 (+2.0 to +2.0, better on 6 of 6)"
     assert between.cells() == ["b instead of a", "+2.00 (+2.00 to +2.00)", "+2.00 ± 0.00", "6 of 6", "matters"]
 
@@ -897,17 +899,17 @@ def test_a_factor_matters_by_its_interval_and_its_size():
 def test_every_part_of_the_study_runs(folder, monkeypatch):
     smaller = {"STEPS": 3, "DEPTHS": (1, 2), "CHOSEN_AT": 1, "RATES": (0.1,), "SHARPNESSES": (1.0, 2.0)}
     smaller["RELAXATIONS"] = some = ("sigmoid", "path sum", "surrogate")  # each of them: above
-    smaller["STUDY"] = dataclasses.replace(study.STUDY, parts=some)
+    smaller["STUDY"] = dataclasses.replace(relaxations.STUDY, parts=some)
     for name, value in smaller.items():
-        monkeypatch.setattr(study, name, value)
-    text = report_of(study, folder, "kin8nm", "segmentation", seeds=2)
+        monkeypatch.setattr(relaxations, name, value)
+    text = report_of(relaxations, folder, "kin8nm", "segmentation", seeds=2)
     assert "2 sets, 2 random splits" in text and "nan" not in text.split("## Linear leaves")[0]
     assert "| kin8nm | 186 x 5 | " in text and "| segmentation | 186 x 5 | " in text
     assert (folder / "study.png").exists()
     found = value_of(folder, "path sum", "kin8nm", 0)
     assert set(found["linear"]["scores"]) == {"1", "2"} and "soft" not in found["linear"]["scores"]["1"]["rising"]
     with pytest.raises(SystemExit, match="--datasets must be among"):
-        studies.main(study.STUDY, ["--datasets", "mnist", "--out", str(folder / "x.jsonl")])
+        studies.main(relaxations.STUDY, ["--datasets", "mnist", "--out", str(folder / "x.jsonl")])
 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------

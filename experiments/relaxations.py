@@ -1,6 +1,6 @@
 """Factors of a tree learnt by gradients: relaxation x leaves x depth x annealing, all else equal, on twenty sets.
 
-python -m experiments.study --data-dir DATA [--seeds 5] [--datasets abalone ...] [--parts sigmoid ...]
+python -m experiments.relaxations --data-dir DATA [--seeds 5] [--datasets abalone ...] [--parts sigmoid ...]
 
 The result of a (relaxation, set) is a row of --out, with all leaves, depths, schedules and seeds. The score is the test
 score of the hard tree, one oblique tree whose leaves are refitted by hard routing: R^2 or accuracy in per cent.
@@ -739,7 +739,7 @@ def report(results: studies.Results, command: str) -> str:
     return "\n".join([*parts, "## What could not be made equal\n", UNEQUAL])
 
 
-STUDY = studies.Study("study", __doc__, RELAXATIONS, SETS, 5, pieces, report, draw)
+STUDY = studies.Study("relaxations", __doc__, RELAXATIONS, SETS, 5, pieces, report, draw)
 
 if __name__ == "__main__":
     keep_programs()
