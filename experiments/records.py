@@ -407,7 +407,7 @@ def page(folder: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Writes the page."""
-    options = benchmark.parser(__doc__).parse_args(arguments)
+    options = benchmark.parse("records", __doc__, arguments)
     text = page(benchmark.RESULTS)
     print(text)
     file = (benchmark.RESULTS if options.write else Path("results")) / "records.md"

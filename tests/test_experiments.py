@@ -220,12 +220,34 @@ def test_benchmarks_write_to_the_committed_tables_only_if_told(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "committed")
     for arguments, folder in (([], "results"), (["--write"], "committed")):
-        options = benchmark.parser("doc").parse_args(arguments)
-        benchmark.write("bench_x", "--n 3", ["a", "b"], [["1", "2"]], "Notes.", committed=options.write)
+        options = benchmark.parse("bench_x", "doc", ["--n", "3", *arguments], n=2)
+        table = benchmark.Table("a", "b, ms")
+        table.add(1, [0.002, 0.002])
+        benchmark.write(options, table, "Notes.")
         text = (tmp_path / folder / "bench_x.md").read_text()
-        assert "Made by `python -m experiments.bench_x --n 3` on " in text and "| 1 | 2 |" in text
+        assert "Made by `python -m experiments.bench_x --n 3` on " in text and "| 1 | 2 ± 0 |" in text
         assert text in capsys.readouterr().out
         assert (tmp_path / "committed").exists() == (folder == "committed")
+
+
+def test_the_command_of_a_benchmark_has_the_options_that_differ_from_their_defaults():
+    options = {"n": 2, "depth": (4, 6), "rate": 0.5, "tune": False, "data_dir": None}
+    options["jobs"] = benchmark.several(["a", "b"])
+    parse = lambda *arguments: benchmark.parse("bench_x", None, list(arguments), **options)
+    assert parse().command == "python -m experiments.bench_x --data-dir DATA"
+    parsed = parse("--depth", "8", "--tune", "--jobs", "b", "--data-dir", "/tmp", "--rate", "1", "--n", "2")
+    assert (parsed.depth, parsed.tune, parsed.jobs, parsed.rate) == ([8], True, ["b"], 1.0)
+    assert parsed.command == "python -m experiments.bench_x --depth 8 --rate 1.0 --tune --data-dir DATA --jobs b"
+    with pytest.raises(SystemExit):
+        parse("--jobs", "c")
+
+
+@pytest.mark.slow
+def test_a_function_runs_in_a_process_of_its_own():
+    run = benchmark.isolated(benchmark.ratio, [2.0, 4.0], [1.0], environment={"PYTHONHASHSEED": "0"})
+    assert run == "3.00"
+    with pytest.raises(RuntimeError, match=r"ratio of experiments\.benchmark failed:(.|\n)*TypeError"):
+        benchmark.isolated(benchmark.ratio, [1.0])
 
 
 @pytest.mark.parametrize("implementation", sweeps.slow(["interpret", None], [None]))
@@ -1005,23 +1027,13 @@ def test_rows_are_timed_beside_others(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_boosting_is_compared_table_by_table(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    x, y = bench_rows.made(400, 5, seed=0)
-    monkeypatch.setattr(
-        boosting, "tables", lambda *_: iter([(name, [x[:300], x[300:], y[:300], y[300:]]) for name in "ab"])
-    )
-    recipes = {"many": jtrees.Boosted(rounds=20, patience=None), "one": jtrees.Boosted(rounds=1, patience=None)}
-    monkeypatch.setattr(boosting, "variants", lambda: recipes)
+    monkeypatch.setattr(boosting, "TRAIN", 300)
+    monkeypatch.setattr(boosting, "TEST", 100)
+    recipes = {"one": jtrees.Boosted(rounds=1, patience=None), "many": jtrees.Boosted(rounds=20, patience=None)}
+    monkeypatch.setattr(boosting, "recipes", lambda: recipes)
     monkeypatch.setattr(benchmark, "installed", lambda _: False)
-    boosting.main(["--part", "choice", "--tables", "a", "--write"])
-    lines = [line for line in (tmp_path / "boosting_choice.md").read_text().splitlines() if line.startswith("|")]
+    boosting.main(["--tables", "Friedman 2", "--write"])
+    lines = [line for line in (tmp_path / "boosting_held_out.md").read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["", "a", "mean beside many"] and [row[0] for row in cells[2:]] == ["many", "one"]
-    assert cells[2][2] == "+0.00" and float(cells[3][2]) < -10 and cells[2][1].endswith(" s, 20)")
-
-
-def test_made_tables_of_boosting_are_not_used_for_both_choice_and_comparison():
-    assert not {*boosting.REAL["choice"]} & {*boosting.REAL["held-out"]}
-    for part, made in boosting.MADE.items():
-        for make in made.values():
-            x, y = make(2500)
-            assert x.shape[0] == y.shape[0] == 2500 and np.isfinite(y).all(), part
+    assert cells[0] == ["", "Friedman 2", "mean beside many"] and [row[0] for row in cells[2:]] == ["one", "many"]
+    assert cells[3][2] == "+0.00" and float(cells[2][2]) < -10 and cells[3][1].endswith(" s, 20)")
