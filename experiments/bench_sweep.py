@@ -7,7 +7,7 @@ One run times the following. First, a single compiled fit; its rounds use mostly
 each core. Second, the sweep, once with compilation and then with other values. Third, processes that each make one of
 the fits, two at a time, with and without a cache of compiled programs. Fourth, draws from a space with three depths, as
 a compiled sweep and as compiled sequential fits; ``--space`` measures only this part. Fifth, the memory of a sweep
-of 1000 runs in a process of its own. The results of the first sweep are written as a table beside the times.
+of 1000 runs in a process of its own.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -125,8 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
     grid = lambda shift: {"learning_rate": RATES * (1 + shift), "l1": PENALTIES}
     sweep = lambda shift: jtrees.sweep(recipe, x, y, grid=grid(shift), seeds=SEEDS, key=key)
     compiled.clear()
-    sweeps = []
-    [cold] = benchmark.seconds(lambda: sweeps.append(sweep(0)), 1)
+    [cold] = benchmark.seconds(lambda: sweep(0), 1)
     programs = sum(seconds > 0.1 for seconds in compiled)
     alone, together = [], []
     for i in range(REPEATS):
@@ -153,8 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"A sweep of {memory['runs']} runs of 20 steps takes at most {memory['after']:.2f} GB of memory; an earlier "
         f"sweep of 64 runs in the same process took {memory['before']:.2f} GB."
     )
-    file = benchmark.write(options, results, notes)
-    sweeps[0].frame().to_csv(file.with_suffix(".csv"), index=False, float_format="%.6g")
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

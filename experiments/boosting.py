@@ -33,8 +33,7 @@ def tables(names: list[str], data_dir: Any) -> Iterator[tuple[str, list[np.ndarr
             yield name, [x[:TRAIN], x[TRAIN:], y[:TRAIN], y[TRAIN:]]
         else:
             table = data.load(name, data_dir=data_dir)
-            split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=0)
-            yield name, split
+            yield name, data.split(table.x, table.y, seed=0)
 
 
 def recipes() -> dict[str, Any]:

@@ -18,7 +18,6 @@ import warnings
 import jax
 import numpy as np
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
@@ -90,9 +89,7 @@ def rows(name: str, seed: int, data_dir: str | None) -> Any:
     else:
         table = data.load(name, data_dir=data_dir)
         x, y = table.x, table.y
-    train = min(ROWS, 3 * len(x) // 4)
-    sizes: Any = {"train_size": train, "test_size": min(ROWS, len(x) - train)}
-    return train_test_split(x, y, **sizes, random_state=seed, stratify=y if TASKS[name] == "classification" else None)
+    return data.split(x, y, seed, most=ROWS)
 
 
 def depth_of(recipe: Any) -> int:

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, data, rivals, studies
 import jtrees
@@ -41,10 +40,9 @@ def teacher_of(classifies: bool, seed: int) -> Any:
 
 def measured(table: data.Table, seed: int) -> dict[str, Any]:
     """Returns scores in per cent, log losses of classes, fidelity in per cent, and seconds."""
-    classifies, by_class = table.is_classification, table.y if table.is_classification else None
+    classifies = table.is_classification
     task: Any = "classification" if classifies else "regression"
-    split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed, stratify=by_class)
-    x, x_test, y, y_test = split
+    x, x_test, y, y_test = data.split(table.x, table.y, seed)
     key, value = jax.random.key(seed), {"rows": len(x), "features": x.shape[1]}
     begun = time.perf_counter()
     teacher = teacher_of(classifies, seed).fit(x, y)

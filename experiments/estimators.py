@@ -20,7 +20,7 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.model_selection import GridSearchCV
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, rivals, studies
@@ -113,8 +113,7 @@ def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studie
 
     def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        by_class = table.y if part == "classification" else None
-        split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed, stratify=by_class)
+        split = data.split(table.x, table.y, seed)
         value: dict[str, Any] = {"rows": len(split[0]), "features": table.x.shape[1]}
         return value | {method: measured(make, seed == 0, *split) for method, make in models(part, seed).items()}
 

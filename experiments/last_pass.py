@@ -48,9 +48,7 @@ WAYS = {"last pass": last_pass, "a tenth": a_tenth, "second fit": second_fit}
 
 def measured(way: Callable[..., Any], task: Any, x: Any, y: Any, seed: int) -> tuple[float, float]:
     """Returns the score on a quarter of the rows, and the seconds of a fit with compiled programs."""
-    strata = y if task == "classification" else None
-    split: Any = train_test_split(x, y, train_size=0.75, random_state=seed, stratify=strata)
-    x, x_test, y, y_test = split
+    x, x_test, y, y_test = data.split(x, y, seed)
     strata = y if task == "classification" else None
     fit = partial(jtrees.fit, task=task, key=jax.random.key(seed))
     if seed == 0:

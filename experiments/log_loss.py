@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn import metrics
-from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, data, estimators, rivals, studies
 from experiments.outcome import size
@@ -99,9 +98,7 @@ def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studie
 
     def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        train = min(ROWS, 3 * len(table.y) // 4)
-        sizes: Any = {"train_size": train, "test_size": min(ROWS, len(table.y) - train)}
-        return PARTS[part](train_test_split(table.x, table.y, **sizes, random_state=seed, stratify=table.y), seed)  # type: ignore[arg-type]
+        return PARTS[part](data.split(table.x, table.y, seed, most=ROWS), seed)
 
     recipes = {"refined": REFINED, "boosted": BOOSTED}.get(part)
     settings: dict[str, Any] = {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
-from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, data, rivals, studies
 from experiments.outcome import size
@@ -198,14 +197,13 @@ SETTINGS: dict[str, Any] = {
 def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed."""
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        parts: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
-        x, x_test, y, y_test = parts
+        x, x_test, y, y_test = data.split(table.x, table.y, seed)
         mean, deviation = y.mean(dtype=np.float64), y.std(dtype=np.float64)
         return PARTS[part]((x, x_test, (y - mean) / deviation, (y_test - mean) / deviation), seed)
 
-    yield from studies.for_seeds(part, name, make, SETTINGS[part], options.all_seeds)
+    yield from studies.for_seeds(part, name, measure, SETTINGS[part], options.all_seeds)
 
 
 def ahead(results: studies.Results, part: str, name: str, others: tuple[str, ...] = ("boosting",)) -> float:

@@ -168,12 +168,11 @@ def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studie
     if part == "get_default":
         settings |= {"recipe": studies.recipe_text(DEFAULT), "tuning": DEFAULT_TUNING, "final": DEFAULT_FINAL}
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
-        return PARTS[part](split, seed, options)
+        return PARTS[part](data.split(table.x, table.y, seed), seed, options)
 
-    yield from studies.for_seeds(part, name, make, settings, options.all_seeds)
+    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------

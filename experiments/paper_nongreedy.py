@@ -3,7 +3,7 @@ against depth, is in experiments/bench_nongreedy.py.
 
 python -m experiments.paper_nongreedy --data-dir DATA --seeds 3 [--datasets letter ...] [--parts axis co2 ...]
 
-The result of a (part, set, seed) is a row of --out. A CSV beside the report has its numbers.
+The result of a (part, set, seed) is a row of --out.
 
 The test part is the set's own, if there is one, or a fifth of the rows, drawn by the seed. CO2 and non-greedy trees are
 tuned at each depth: the log loss on a fifth of the training rows chooses nu and the learning rate. The final fit takes
@@ -14,7 +14,6 @@ coordinate descent on each node from the axis-aligned split, with restarts; it r
 
 import argparse
 from collections.abc import Iterator
-import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -313,7 +312,6 @@ PARTS: dict[str, Any] = {
     "nongreedy": partial(learnt, "nongreedy"),
     "pruned": pruned,
 }
-QUANTITIES = ("train", "test", "leaves")
 CURVES = {"axis": "axis-aligned", "random": "random", "oc1": "OC1", "co2": "CO2", "nongreedy": "non-greedy"}
 
 
@@ -335,11 +333,11 @@ def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studie
     if (part == "oc1" and name not in OC1_SETS) or (part == "pruned" and name not in PRUNED):
         return
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         return PARTS[part](parts_of(name, seed, options.data_dir), name, seed)
 
     seeds = 1 if part == "pruned" else options.all_seeds
-    yield from studies.for_seeds(part, name, make, settings_of(part, name), seeds)
+    yield from studies.for_seeds(part, name, measure, settings_of(part, name), seeds)
 
 
 def curve(results: studies.Results, part: str, name: str, quantity: str) -> dict[int, float]:
@@ -397,19 +395,15 @@ def _verdict(results: studies.Results, name: str) -> str:
 
 
 def figure(results: studies.Results, file: Path) -> None:
-    """Draws Figures 2 and 3, and writes all of their numbers as CSV."""
+    """Draws Figures 2 and 3."""
     names = [name for name in SETS if _rows(results, name)]
-    drawn = Figure(figsize=(3.2 * max(1, len(names)), 8), layout="constrained")
-    axes = drawn.subplots(3, max(1, len(names)), squeeze=False)
-    lines = [["figure", "set", "method", "depth", "nu", *QUANTITIES]]
+    drawing = Figure(figsize=(3.2 * max(1, len(names)), 8), layout="constrained")
+    axes = drawing.subplots(3, max(1, len(names)), squeeze=False)
     for column, name in enumerate(names):
         for part, label in CURVES.items():
-            curves = {quantity: curve(results, part, name, quantity) for quantity in QUANTITIES}
             for row, quantity in enumerate(("test", "train")):
-                if by_depth := curves[quantity]:
-                    axes[row, column].plot(*zip(*by_depth.items(), strict=True), marker=".", label=label)
-            for depth in curves["test"]:
-                lines.append(["2", name, label, str(depth), "", *(f"{curves[q][depth]:.4f}" for q in QUANTITIES)])
+                if points := curve(results, part, name, quantity):
+                    axes[row, column].plot(*zip(*points.items(), strict=True), marker=".", label=label)
         for row, what in enumerate(("test", "train")):
             axes[row, column].set(title=name, xlabel="depth", ylabel=f"{what} accuracy, per cent")
         axes[2, column].set(xlabel="nu", ylabel="leaves in use", title=name)
@@ -418,15 +412,10 @@ def figure(results: studies.Results, file: Path) -> None:
                 counts = [by_nu[f"{nu:g}"]["leaves"] for nu in NUS]
                 [line] = axes[2, column].loglog(NUS, counts, marker=".", label=f"depth {depth}")
                 axes[2, column].axhline(by_nu["axis-aligned"], color=line.get_color(), linestyle=":")
-                for nu in NUS:
-                    numbers = [f"{by_nu[f'{nu:g}'][quantity]:.4f}" for quantity in QUANTITIES]
-                    lines.append(["3", name, "non-greedy", depth, f"{nu:g}", *numbers])
     for axis in axes.flat:
         if axis.lines:
             axis.legend(fontsize=7)
-    drawn.savefig(file, dpi=100)
-    with file.with_suffix(".csv").open("w", newline="") as out:
-        csv.writer(out).writerows(lines)
+    drawing.savefig(file, dpi=100)
 
 
 STUDY = studies.Study("paper_nongreedy", __doc__, PARTS, SETS, 3, pieces, report, figure)

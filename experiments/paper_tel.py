@@ -277,12 +277,11 @@ def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studie
     if part in ("leaves", "seconds") and name not in TIMED:
         return
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        parts: Any = train_test_split(table.x, table.y, train_size=0.7, stratify=table.y, random_state=seed)
-        return PARTS[part](parts, seed)
+        return PARTS[part](data.split(table.x, table.y, seed, share=0.7), seed)
 
-    yield from studies.for_seeds(part, name, make, SETTINGS[part], options.all_seeds)
+    yield from studies.for_seeds(part, name, measure, SETTINGS[part], options.all_seeds)
 
 
 def report(results: studies.Results, command: str) -> str:

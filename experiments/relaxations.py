@@ -7,7 +7,7 @@ score of the hard tree, one oblique tree whose leaves are refitted by hard routi
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 import itertools
 from pathlib import Path
@@ -206,11 +206,11 @@ class Runs(NamedTuple):
 
 def runs(schedules: dict[str, tuple[float, float]], seeds: int) -> Runs:
     """Returns all seeds of each schedule, by its learning rate and mean sharpness."""
-    each = []
+    columns = []
     for schedule, (rate, sharpness) in schedules.items():
         rise = RISE if schedule == "rising" else 1.0
-        each += [(seed, rate, sharpness / rise, sharpness * rise) for seed in range(seeds)]
-    return Runs(*(np.array(a, np.int32 if i == 0 else np.float32) for i, a in enumerate(zip(*each, strict=True))))
+        columns += [(seed, rate, sharpness / rise, sharpness * rise) for seed in range(seeds)]
+    return Runs(*(np.array(a, np.int32 if i == 0 else np.float32) for i, a in enumerate(zip(*columns, strict=True))))
 
 
 class Program(NamedTuple):
@@ -219,7 +219,7 @@ class Program(NamedTuple):
     train: Callable[..., Any]
     score: Callable[..., Any]
 
-    def of(self, all_runs: Runs, data: Rows) -> dict[str, np.ndarray]:
+    def scores(self, all_runs: Runs, data: Rows) -> dict[str, np.ndarray]:
         """Returns the scores of the runs, by name, ``(runs,)``."""
         return jax.tree.map(np.asarray, self.score(all_runs, self.train(all_runs, data.train), data))
 
@@ -231,11 +231,11 @@ def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) 
         # The weights are dropped, because they are all 1.
         batch = jax.tree.map(lambda a: a[run.seed], train)._replace(weight=None)
         sharpness = lambda step: run.first * jnp.power(run.last / run.first, step / STEPS)
-        of_run = method(relaxation, depth, leaves, task, sharpness)
+        trained = method(relaxation, depth, leaves, task, sharpness)
         optimizer = optax.adam(optax.cosine_decay_schedule(run.rate, STEPS))
         size = min(BATCH, len(batch.x))
-        state = training.start(of_run, batch, key=jax.random.key(run.seed), optimizer=optimizer)
-        state, _ = training.advance(of_run, state, batch, optimizer=optimizer, steps=STEPS, batch_size=size)
+        state = training.start(trained, batch, key=jax.random.key(run.seed), optimizer=optimizer)
+        state, _ = training.advance(trained, state, batch, optimizer=optimizer, steps=STEPS, batch_size=size)
         return state.params
 
     def score_one(run: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
@@ -287,8 +287,8 @@ def measured(relaxation: str, name: str, seeds: int, data_dir: str | None) -> di
     data, task, features = rows(name, seeds, data_dir)
     value: dict[str, Any] = {"rows": data.train.x.shape[1], "features": features}
     for leaves in kinds.KINDS if task.is_least_squares else ("constant",):
-        of_depth = lambda depth, leaves=leaves: program(relaxation, depth, leaves, task, features)
-        value[leaves] = of_leaves(of_depth, data, seeds)
+        compiled = lambda depth, leaves=leaves: program(relaxation, depth, leaves, task, features)
+        value[leaves] = leaf_scores(compiled, data, seeds)
     return value
 
 
@@ -297,28 +297,30 @@ def measured_depths() -> list[int]:
     return [CHOSEN_AT, *(depth for depth in DEPTHS if depth != CHOSEN_AT)]
 
 
-def of_leaves(of_depth: Callable[[int], Program], data: Rows, seeds: int) -> dict[str, Any]:
-    """Measures one kind of leaves.
+def leaf_scores(compiled: Callable[[int], Program], data: Rows, seeds: int) -> dict[str, Any]:
+    """Measures one kind of leaves, with a program for each depth.
 
     Returns:
       The chosen and the tried options by schedule (learning rate, sharpness, mean validation and test score), and the
       scores of all seeds by depth.
     """
-    tried: dict[str, list[Tried]] = {schedule: [] for schedule in SCHEDULES}
-    at = of_depth(CHOSEN_AT)
+    trials: dict[str, list[Trial]] = {schedule: [] for schedule in SCHEDULES}
+    first, *depths = measured_depths()
+    chooser = compiled(first)
     for options in itertools.product(RATES, SHARPNESSES):
-        for schedule, scores in by_schedule(at.of(runs(dict.fromkeys(SCHEDULES, options), seeds), data)).items():
-            tried[schedule].append(Tried(*options, scores))
-    best = {schedule: max(ones, key=Tried.worth) for schedule, ones in tried.items()}
-    chosen = {schedule: (one.rate, one.sharpness) for schedule, one in best.items()}
-    by_depth = {str(CHOSEN_AT): {schedule: one.scores for schedule, one in best.items()}}
-    for depth in measured_depths()[1:]:
-        by_depth[str(depth)] = by_schedule(of_depth(depth).of(runs(chosen, seeds), data))
-    short = {schedule: [one.short() for one in ones] for schedule, ones in tried.items()}
-    return {"chosen": chosen, "tried": short, "scores": by_depth}
+        candidates = runs(dict.fromkeys(SCHEDULES, options), seeds)
+        for schedule, scores in by_schedule(chooser.scores(candidates, data)).items():
+            trials[schedule].append(Trial(*options, scores))
+    best = {schedule: max(candidates, key=Trial.worth) for schedule, candidates in trials.items()}
+    chosen = {schedule: (trial.rate, trial.sharpness) for schedule, trial in best.items()}
+    scores_by_depth = {str(first): {schedule: trial.scores for schedule, trial in best.items()}}
+    for depth in depths:
+        scores_by_depth[str(depth)] = by_schedule(compiled(depth).scores(runs(chosen, seeds), data))
+    summaries = {schedule: [trial.summary() for trial in candidates] for schedule, candidates in trials.items()}
+    return {"chosen": chosen, "tried": summaries, "scores": scores_by_depth}
 
 
-class Tried(NamedTuple):
+class Trial(NamedTuple):
     """A learning rate and a mean sharpness, and the scores of all seeds with them."""
 
     rate: float
@@ -329,16 +331,17 @@ class Tried(NamedTuple):
         """Returns the mean validation score, or minus infinity if a run became non-finite."""
         return float(np.nan_to_num(np.mean(self.scores["valid"]), nan=-np.inf))
 
-    def short(self) -> list[float]:
+    def summary(self) -> list[float]:
         """Returns the options and the mean scores."""
-        return [self.rate, self.sharpness, *(round(float(np.mean(self.scores[what])), 2) for what in ("valid", "test"))]
+        return [self.rate, self.sharpness, *(round(float(np.mean(self.scores[key])), 2) for key in ("valid", "test"))]
 
 
 def by_schedule(scores: dict[str, np.ndarray]) -> dict[str, dict[str, list[float]]]:
     """Returns scores by schedule, one per seed, rounded to two digits."""
-    apart = lambda values: values.astype(np.float64).round(2).reshape(len(SCHEDULES), -1).tolist()
-    parts = {what: apart(values) for what, values in scores.items()}
-    return {schedule: {what: part[i] for what, part in parts.items()} for i, schedule in enumerate(SCHEDULES)}
+    parts = {
+        key: values.astype(np.float64).round(2).reshape(len(SCHEDULES), -1).tolist() for key, values in scores.items()
+    }
+    return {schedule: {key: part[i] for key, part in parts.items()} for i, schedule in enumerate(SCHEDULES)}
 
 
 def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
@@ -363,6 +366,11 @@ Lines = Any  # a data frame; the types of pandas tell a type checker too little
 LEAST = 0.5  # points: a smaller difference does not matter, however certain it is
 
 
+def leaf_kinds(names: Iterable[str]) -> list[str]:
+    """Returns the kinds of leaves among some names, in the order of the report."""
+    return [kind for kind in kinds.KINDS if kind in set(names)]
+
+
 def table(results: studies.Results) -> Lines:
     """Returns a line for each chosen run, of the sets that all relaxations have been measured on."""
     names = [name for name in SETS if all(results.values(part, name) for part in RELAXATIONS)]
@@ -370,7 +378,7 @@ def table(results: studies.Results) -> Lines:
     for relaxation, name in itertools.product(RELAXATIONS, names):
         (value,) = results.values(relaxation, name)
         run = {"set": name, "relaxation": relaxation, "rows": value["rows"], "features": value["features"]}
-        for leaves in [kind for kind in kinds.KINDS if kind in value]:
+        for leaves in leaf_kinds(value):
             for depth, schedule in itertools.product(measured_depths(), SCHEDULES):
                 run |= {"leaves": leaves, "depth": depth, "schedule": schedule}
                 scores = value[leaves]["scores"][str(depth)][schedule]
@@ -387,9 +395,9 @@ def preferred(runs: Lines) -> Lines:
     return runs.merge(best, on=keys).query("schedule == best").drop(columns="best")
 
 
-def by_set(runs: Lines, of: str, what: str = "test") -> Lines:
+def by_set(runs: Lines, factor: str, score: str = "test") -> Lines:
     """Returns means of a score, a row for each set and a column for each level of a factor."""
-    return runs.groupby(["set", of], sort=False)[what].mean().unstack()
+    return runs.groupby(["set", factor], sort=False)[score].mean().unstack()
 
 
 class Effect(NamedTuple):
@@ -439,9 +447,9 @@ class Effect(NamedTuple):
         return [self.name, interval, f"{change.mean():+.2f} ± {change.std(ddof=0):.2f}", wins, self.verdict()]
 
 
-def between(runs: Lines, of: str, high: Any, low: Any, name: str) -> Effect:
+def effect(runs: Lines, factor: str, high: Any, low: Any, name: str) -> Effect:
     """Returns the effect of the level ``high`` against ``low``, on the sets that have both."""
-    means = by_set(runs, of)
+    means = by_set(runs, factor)
     return Effect(name, (means[high] - means[low]).dropna())
 
 
@@ -484,23 +492,24 @@ class Ranks(NamedTuple):
         return [name for name, rank in self.ranks.items() if rank - self.ranks.iloc[0] > self.critical]  # type: ignore[misc]
 
 
-def draw_ranks(axis: Any, of: Ranks, title: str) -> None:
+def draw_ranks(axis: Any, ranks: Ranks, title: str) -> None:
     """Draws a critical-difference diagram, with the best at the left."""
-    count = len(of.ranks)
+    count = len(ranks.ranks)
     axis.set(xlim=(-0.3, count + 1.3), ylim=(-0.9 - 0.3 * count, 1.2), title=title)
     axis.axis("off")
     axis.plot([1, count], [0, 0], "k", lw=1)
     for tick in range(1, count + 1):
         axis.plot([tick, tick], [0, 0.12], "k", lw=1)
         axis.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=9)
-    axis.plot([1, 1 + of.critical], [0.85, 0.85], "k", lw=2)
-    axis.text(1 + of.critical / 2, 0.9, f"critical difference {of.critical:.2f}", ha="center", va="bottom", fontsize=8)
-    groups = of.groups()
+    axis.plot([1, 1 + ranks.critical], [0.85, 0.85], "k", lw=2)
+    text = f"critical difference {ranks.critical:.2f}"
+    axis.text(1 + ranks.critical / 2, 0.9, text, ha="center", va="bottom", fontsize=8)
+    groups = ranks.groups()
     for i, group in enumerate(groups):
-        low, high = of.ranks[group[0]], of.ranks[group[-1]]
+        low, high = ranks.ranks[group[0]], ranks.ranks[group[-1]]
         axis.plot([low - 0.03, high + 0.03], [-0.2 - 0.17 * i] * 2, "C0", lw=3, solid_capstyle="butt")
     below = 0.4 + 0.17 * len(groups)
-    for i, (name, rank) in enumerate(of.ranks.items()):
+    for i, (name, rank) in enumerate(ranks.ranks.items()):
         left = i < (count + 1) // 2
         y = -below - 0.45 * (i if left else count - 1 - i)
         end = -0.2 if left else count + 1.2
@@ -512,87 +521,83 @@ def draw_ranks(axis: Any, of: Ranks, title: str) -> None:
 def draw(results: studies.Results, file: Path) -> None:
     """Draws the diagram of each kind of leaves."""
     best = preferred(table(results))
-    drawn = Figure(figsize=(8, 5), layout="constrained")
-    there = [kind for kind in kinds.KINDS if kind in set(best["leaves"])]
-    for axis, leaves in zip(np.atleast_1d(drawn.subplots(len(there), 1)), there, strict=True):
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    measured_leaves = leaf_kinds(best["leaves"])
+    axes = np.atleast_1d(figure.subplots(len(measured_leaves), 1))
+    for axis, leaves in zip(axes, measured_leaves, strict=True):
         ranks = Ranks.of(by_set(best[best["leaves"] == leaves], "relaxation"))
         draw_ranks(axis, ranks, f"{leaves} leaves, {ranks.sets} sets: average rank of the hard tree's test score")
-    drawn.savefig(file, dpi=110)
+    figure.savefig(file, dpi=110)
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def tried(results: studies.Results, runs: Lines) -> Lines:
+def trials_table(results: studies.Results, runs: Lines) -> Lines:
     """Returns a line for each learning rate and sharpness of a schedule at depth CHOSEN_AT: means over seeds."""
     lines = []
     for relaxation, name in itertools.product(RELAXATIONS, dict.fromkeys(runs["set"])):
         (value,) = results.values(relaxation, name)
-        for leaves, schedule in itertools.product([kind for kind in kinds.KINDS if kind in value], SCHEDULES):
+        for leaves, schedule in itertools.product(leaf_kinds(value), SCHEDULES):
             lines += [[name, relaxation, leaves, schedule, *trial] for trial in value[leaves]["tried"][schedule]]
     columns = ["set", "relaxation", "leaves", "schedule", "rate", "sharpness", "valid", "test"]
     return pd.DataFrame(lines, columns=columns)
 
 
-def best_of_rest(options: Lines, of: str) -> Lines:
-    """Returns, for each level of an option, the line of :func:`tried` that has the best validation score."""
-    keys = ["set", "relaxation", "leaves", "schedule", of]
-    return options.loc[options.groupby(keys)["valid"].idxmax()]
+def best_trials(trials: Lines, *options: str) -> Lines:
+    """Returns the lines of :func:`trials_table` with the best validation score, for each level of some options."""
+    keys = ["set", "relaxation", "leaves", "schedule", *options]
+    return trials.loc[trials.groupby(keys)["valid"].idxmax()]
 
 
-def effects(runs: Lines, options: Lines) -> dict[str, list[Effect]]:
+def effects(runs: Lines, trials: Lines) -> dict[str, list[Effect]]:
     """Returns each factor's effects on the test score of the hard tree, by leaves; means over the other factors."""
     best, out = preferred(runs), {}
-    for leaves in [kind for kind in kinds.KINDS if kind in set(runs["leaves"])]:
-        of = lambda lines, leaves=leaves: lines[lines["leaves"] == leaves]
-        own: list[Effect] = []
-        for relaxation in RELAXATIONS[1:]:
-            name = f"{relaxation} instead of {RELAXATIONS[0]}"
-            own.append(between(of(best), "relaxation", relaxation, RELAXATIONS[0], name))
+    rising, constant = SCHEDULES[1], SCHEDULES[0]
+    for leaves in leaf_kinds(runs["leaves"]):
+        leaf_runs, leaf_best, leaf_trials = (lines[lines["leaves"] == leaves] for lines in (runs, best, trials))
+        out[leaves] = [
+            effect(leaf_best, "relaxation", relaxation, RELAXATIONS[0], f"{relaxation} instead of {RELAXATIONS[0]}")
+            for relaxation in RELAXATIONS[1:]
+        ]
         for low, high in itertools.pairwise(DEPTHS):
-            own.append(between(of(best), "depth", high, low, f"depth {high} instead of {low}"))
-        name = f"{SCHEDULES[1]} instead of {SCHEDULES[0]} sharpness"
-        own.append(between(of(runs), "schedule", SCHEDULES[1], SCHEDULES[0], name))
+            out[leaves].append(effect(leaf_best, "depth", high, low, f"depth {high} instead of {low}"))
+        name = f"{rising} instead of {constant} sharpness"
+        out[leaves].append(effect(leaf_runs, "schedule", rising, constant, name))
         for relaxation in RELAXATIONS:
-            alone = of(runs)[of(runs)["relaxation"] == relaxation]
-            own.append(between(alone, "schedule", SCHEDULES[1], SCHEDULES[0], f"the same, {relaxation}"))
-        for option, levels in (("sharpness", SHARPNESSES), ("rate", RATES)):
-            lines = best_of_rest(of(options), option)
-            what = {"sharpness": "mean sharpness", "rate": "learning rate"}[option]
+            relaxation_runs = leaf_runs[leaf_runs["relaxation"] == relaxation]
+            out[leaves].append(effect(relaxation_runs, "schedule", rising, constant, f"the same, {relaxation}"))
+        for option, title, levels in (("sharpness", "mean sharpness", SHARPNESSES), ("rate", "learning rate", RATES)):
+            lines = best_trials(leaf_trials, option)
             for low, high in itertools.pairwise(levels):
-                name = f"{what} {high:g} instead of {low:g}, depth {CHOSEN_AT}"
-                own.append(between(lines, option, high, low, name))
-        out[leaves] = own
+                name = f"{title} {high:g} instead of {low:g}, depth {CHOSEN_AT}"
+                out[leaves].append(effect(lines, option, high, low, name))
     if "linear" in out:
         numbers = best[best["set"].isin(best[best["leaves"] == "linear"]["set"])]
-        name = "linear instead of constant leaves"
-        own = [between(numbers, "leaves", "linear", "constant", name)]
-        for depth in DEPTHS:
-            at = numbers[numbers["depth"] == depth]
-            own.append(between(at, "leaves", "linear", "constant", f"the same, depth {depth}"))
-        for relaxation in RELAXATIONS:
-            of_one = numbers[numbers["relaxation"] == relaxation]
-            own.append(between(of_one, "leaves", "linear", "constant", f"the same, {relaxation}"))
-        out["leaves"] = own
+        leaves_effect = lambda lines, name: effect(lines, "leaves", "linear", "constant", name)
+        out["leaves"] = [leaves_effect(numbers, "linear instead of constant leaves")]
+        for factor, levels, text in (("depth", DEPTHS, "depth "), ("relaxation", RELAXATIONS, "")):
+            for level in levels:
+                out["leaves"].append(leaves_effect(numbers[numbers[factor] == level], f"the same, {text}{level}"))
     return out
 
 
-def effects_table(own: list[Effect]) -> str:
-    """Returns a table of some effects."""
+def effects_table(effects: list[Effect]) -> str:
+    """Returns a table of effects."""
     header = ["what", "points (95 % interval)", "mean ± deviation over sets", "better on", "verdict"]
-    return benchmark.markdown(header, [effect.cells() for effect in own])
+    return benchmark.markdown(header, [effect.cells() for effect in effects])
 
 
 def scores_table(best: Lines, ranks: Ranks) -> str:
     """Returns means over sets by relaxation and depth, with ranks, and the soft model beside the hard tree."""
     rows = []
     for relaxation in ranks.ranks.index:
-        own = best[best["relaxation"] == relaxation]
-        by_depth, reached = by_set(own, "depth").mean(), by_set(own, "depth", "reached").median()
-        gap = by_set(own.assign(gap=own["test"] - own["soft"]), "depth", "gap").median()
+        lines = best[best["relaxation"] == relaxation]
+        means, reached = by_set(lines, "depth").mean(), by_set(lines, "depth", "reached").median()
+        gap = by_set(lines.assign(gap=lines["test"] - lines["soft"]), "depth", "gap").median()
         soft = "-" if relaxation in HARD else " / ".join(f"{gap[depth]:+.1f}" for depth in DEPTHS)
-        overfit = (own["train"] - own["test"]).groupby(own["set"]).mean().median()
-        cells = [str(relaxation), *(f"{by_depth[depth]:.2f}" for depth in DEPTHS), f"{by_depth.mean():.2f}"]
+        overfit = (lines["train"] - lines["test"]).groupby(lines["set"]).mean().median()
+        cells = [str(relaxation), *(f"{means[depth]:.2f}" for depth in DEPTHS), f"{means.mean():.2f}"]
         cells += [f"{ranks.ranks[relaxation]:.2f}", soft, f"{overfit:.1f}"]
         rows.append([*cells, " / ".join(f"{reached[depth]:.0f}" for depth in DEPTHS)])
     depths = " / ".join(map(str, DEPTHS))
@@ -611,16 +616,15 @@ def sets_table(best: Lines) -> str:
     return benchmark.markdown(["set", "rows x features", *RELAXATIONS], rows)
 
 
-def chosen_table(options: Lines) -> str:
+def chosen_table(trials: Lines) -> str:
     """Returns how often validation chose each learning rate and mean sharpness, over sets, leaves and schedules."""
-    best = options.loc[options.groupby(["set", "relaxation", "leaves", "schedule"])["valid"].idxmax()]
-    rows = []
+    best, rows = best_trials(trials), []
     for relaxation in RELAXATIONS:
-        own = best[best["relaxation"] == relaxation]
-        counts = [[(own["rate"] == rate).sum() for rate in RATES], [(own["sharpness"] == s).sum() for s in SHARPNESSES]]
-        rows.append([relaxation, *(" / ".join(map(str, one)) for one in counts)])
-    levels = lambda of: " / ".join(f"{level:g}" for level in of)
-    header = ["relaxation", f"learning rate {levels(RATES)}", f"mean sharpness {levels(SHARPNESSES)}"]
+        lines = best[best["relaxation"] == relaxation]
+        count = lambda option, levels, lines=lines: " / ".join(str((lines[option] == level).sum()) for level in levels)
+        rows.append([relaxation, count("rate", RATES), count("sharpness", SHARPNESSES)])
+    text = lambda levels: " / ".join(f"{level:g}" for level in levels)
+    header = ["relaxation", f"learning rate {text(RATES)}", f"mean sharpness {text(SHARPNESSES)}"]
     return benchmark.markdown(header, rows)
 
 
@@ -651,11 +655,11 @@ def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
     """Returns lists of factors that matter, that do not matter, and that are undecided, the largest first."""
     factors = [
         (effect.name + ("" if key == "leaves" else f" ({key} leaves)"), effect)
-        for key, own in all_effects.items()
-        for effect in own
+        for key, effects in all_effects.items()
+        for effect in effects
         if not effect.name.startswith("the same")
     ]
-    factors.sort(key=lambda one: -abs(one[1].estimate()))
+    factors.sort(key=lambda factor: -abs(factor[1].estimate()))
     out = []
     for verdict, title in (
         ("matters", "What matters"),
@@ -669,14 +673,14 @@ def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
 
 def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
     """Returns sentences whose numbers and verdicts are computed from the lines."""
-    there, out = [kind for kind in kinds.KINDS if kind in all_effects], verdicts(all_effects)
-    for leaves in there:
+    measured_leaves, out = leaf_kinds(all_effects), verdicts(all_effects)
+    for leaves in measured_leaves:
         means = by_set(best[best["leaves"] == leaves], "relaxation")
         ranks, level = Ranks.of(means), means.mean()
-        alike = [name for name in ranks.ranks.index if name not in ranks.worse()]
+        equal = [name for name in ranks.ranks.index if name not in ranks.worse()]
         out.append(
-            f"**Relaxation, {leaves} leaves** ({ranks.sets} sets): {alike[0]} has the best average rank. Not "
-            f"significantly different from it: {', '.join(alike[1:]) or 'none'}. Significantly behind it: "
+            f"**Relaxation, {leaves} leaves** ({ranks.sets} sets): {equal[0]} has the best average rank. Not "
+            f"significantly different from it: {', '.join(equal[1:]) or 'none'}. Significantly behind it: "
             f"{', '.join(ranks.worse()) or 'none'}. Means from {level.min():.1f} ({level.idxmin()}) to "
             f"{level.max():.1f} ({level.idxmax()})."
         )
@@ -686,12 +690,14 @@ def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
             f"**Leaves**, regression: {'; '.join(map(Effect.clause, named('leaves', 'linear', 'the same, d')))}."
         )
     for topic, start in {"Depth": "depth", "Annealing": SCHEDULES[1]}.items():
-        clauses = [f"{leaves} leaves: {'; '.join(map(Effect.clause, named(leaves, start)))}" for leaves in there]
+        clauses = [
+            f"{leaves} leaves: {'; '.join(map(Effect.clause, named(leaves, start)))}" for leaves in measured_leaves
+        ]
         out.append(f"**{topic}**, {'. '.join(clauses)}.")
     gaps = best.assign(gap=best["test"] - best["soft"]).groupby(["leaves", "relaxation", "set"])["gap"].mean()
-    for leaves in there:
-        of_soft = [f"{name} {gaps[leaves, name].median():+.1f}" for name in RELAXATIONS if name in SOFT]
-        out.append(f"**Hardening, {leaves} leaves**: the hard tree minus its soft model, median: {', '.join(of_soft)}.")
+    for leaves in measured_leaves:
+        soft = [f"{name} {gaps[leaves, name].median():+.1f}" for name in RELAXATIONS if name in SOFT]
+        out.append(f"**Hardening, {leaves} leaves**: the hard tree minus its soft model, median: {', '.join(soft)}.")
     return out
 
 
@@ -700,8 +706,8 @@ def report(results: studies.Results, command: str) -> str:
     runs = table(results)
     if runs.empty:
         return f"# What matters in a tree learnt by gradients\n\nMade by `{command}`: there are no rows yet.\n"
-    options, best = tried(results, runs), preferred(runs)
-    all_effects, seeds = effects(runs, options), runs["seed"].nunique()
+    trials, best = trials_table(results, runs), preferred(runs)
+    all_effects, seeds = effects(runs, trials), runs["seed"].nunique()
     head = (
         f"# What matters in a tree learnt by gradients\n\nMade by `{command}` on {results.machines}, in "
         f"{results.seconds / 3600:.1f} hours of one core that was shared with other work. The data are "
@@ -720,22 +726,23 @@ def report(results: studies.Results, command: str) -> str:
         "so many intervals are wrong by chance.\n"
     )
     parts = [head, "## In short\n", *(f"- {line}" for line in conclusions(best, all_effects)), ""]
-    for leaves in [kind for kind in kinds.KINDS if kind in all_effects]:
-        own = best[best["leaves"] == leaves]
-        ranks = Ranks.of(by_set(own, "relaxation"))
-        joined = "; ".join(", ".join(group) for group in ranks.groups()) or "none"
-        equal = (np.ptp(by_set(own, "relaxation").to_numpy(), axis=1) < 0.1).sum()
-        said = (
+    for leaves in leaf_kinds(all_effects):
+        lines = best[best["leaves"] == leaves]
+        means = by_set(lines, "relaxation")
+        ranks = Ranks.of(means)
+        groups = "; ".join(", ".join(group) for group in ranks.groups()) or "none"
+        equal = (np.ptp(means.to_numpy(), axis=1) < 0.1).sum()
+        about = (
             f"{ranks.sets} sets. Friedman's test: p = {ranks.p:.2g}; critical difference of average ranks (Nemenyi, 5 "
-            f"per cent): {ranks.critical:.2f}. Groups without a significant difference: {joined}. On {equal} of the "
+            f"per cent): {ranks.critical:.2f}. Groups without a significant difference: {groups}. On {equal} of the "
             "sets all relaxations are within 0.1 points of each other. Hard - soft, training - test and the number of "
             "leaves that training rows reach are medians over sets.\n"
         )
-        parts += [f"## {leaves.capitalize()} leaves\n", scores_table(own, ranks), said]
-        parts += [effects_table(all_effects[leaves]), sets_table(own)]
+        parts += [f"## {leaves.capitalize()} leaves\n", scores_table(lines, ranks), about]
+        parts += [effects_table(all_effects[leaves]), sets_table(lines)]
     if "leaves" in all_effects:
         parts += ["## Linear and constant leaves, regression\n", effects_table(all_effects["leaves"])]
-    parts += ["## How often each option was chosen\n", chosen_table(options)]
+    parts += ["## How often each option was chosen\n", chosen_table(trials)]
     return "\n".join([*parts, "## What could not be made equal\n", UNEQUAL])
 
 
