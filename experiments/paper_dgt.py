@@ -131,7 +131,7 @@ def chosen(name: str, split: Split) -> dict[str, Any]:
     )
     tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report.tuning
     trials = [tune(i).trials for i in range(keys)]
-    losses = np.mean([[trial.loss for trial in one] for one in trials], axis=0)
+    losses = np.mean([[trial.loss for trial in by_key] for by_key in trials], axis=0)
     return trials[0][int(np.argmin(losses))].options
 
 
@@ -281,7 +281,7 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
                 return method.harden(result.params, batch).apply(new)
 
             answers = jax.jit(partial(training.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
-            out[kind] += [score(name, scaling.inverse(np.asarray(one)), y_test) for one in answers]
+            out[kind] += [score(name, scaling.inverse(np.asarray(answer)), y_test) for answer in answers]
     return out
 
 

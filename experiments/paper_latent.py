@@ -92,7 +92,7 @@ def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
         return models
     # Their tolerances are absolute, and therefore all targets have unit variance.
     scaled = lambda model: TransformedTargetRegressor(model, transformer=StandardScaler())
-    return {label: list(map(scaled, some)) for label, some in models.items()}
+    return {label: list(map(scaled, candidates)) for label, candidates in models.items()}
 
 
 def recipe(width: int, epochs: int, **options: Any) -> jtrees.LatentTree:
@@ -107,10 +107,10 @@ def task(classes: bool) -> Any:
     return "classification" if classes else "regression"
 
 
-def fitted(one: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.FitResult:
+def fitted(latent: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.FitResult:
     """Fits LatentTree; the validation set chooses the epoch."""
     x, y, x_new, y_new = split
-    return jtrees.fit(one, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
+    return jtrees.fit(latent, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
 
 
 def chosen(split: Split, seed: int, epochs: int, classes: bool) -> dict[str, Any]:
@@ -156,8 +156,8 @@ def hierarchical_kmeans(x: np.ndarray, new: np.ndarray, depth: int, seed: int) -
     leaf, leaf_new = np.zeros(len(x), int), np.zeros(len(new), int)
     for _ in range(depth):
         right, right_new = np.zeros(len(x), int), np.zeros(len(new), int)
-        for one in np.unique(leaf):
-            inside, inside_new = leaf == one, leaf_new == one
+        for node in np.unique(leaf):
+            inside, inside_new = leaf == node, leaf_new == node
             if len(np.unique(x[inside], axis=0)) > 1:
                 means = KMeans(2, random_state=seed).fit(x[inside])
                 right[inside] = means.labels_
@@ -201,8 +201,8 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
         ends = dict(zip(METHODS, (fit.tree.leaf_index(table.x), means, nodes), strict=True))
         for method, leaves in ends.items():
             above = parent if method == "BIRCH" else None
-            for label, some in (("test", test), ("all", np.arange(len(table.x)))):
-                purity = jtrees.methods.dendrogram_purity(leaves[some], table.y[some], parent=above)
+            for label, index in (("test", test), ("all", np.arange(len(table.x)))):
+                purity = jtrees.methods.dendrogram_purity(leaves[index], table.y[index], parent=above)
                 out[f"{method}, {label}"].append(purity)
     return {"chosen": picked, **out}
 
@@ -266,12 +266,12 @@ def qhadam(learning_rate: float) -> optax.GradientTransformation:
             kept = beta * old + (1 - beta) * new
             return kept, (1 - nu) * new + nu * kept / (1 - jnp.asarray(beta, old.dtype) ** count.astype(old.dtype))
 
-        def one(g: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
+        def update_leaf(g: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
             mean, step = moment(mean, g, betas[0], nus[0])
             square, size = moment(square, g * g, betas[1], nus[1])
             return step / (jnp.sqrt(size) + eps), mean, square
 
-        parts = jax.tree.map(one, updates, state.mean, state.square)
+        parts = jax.tree.map(update_leaf, updates, state.mean, state.square)
         step, mean, square = jax.tree.transpose(jax.tree.structure(updates), jax.tree.structure((0, 0, 0)), parts)
         return step, QHAdamState(count, mean, square)
 

@@ -208,8 +208,8 @@ def get_rows(results: Results) -> Iterator[Row]:
             runs = results.values("paper_get", part, name)
             test, numbers = ([run[key] for run in runs] for key in ("test", "parameters"))
             ours = results.ours("paper_get", part, name, test, numbers)
-            again = command("paper_get", part, name)
-            yield Row("8", name, what, R2, paper, ours, again, "no: 75/25 at random", tree=True)
+            remake = command("paper_get", part, name)
+            yield Row("8", name, what, R2, paper, ours, remake, "no: 75/25 at random", tree=True)
 
 
 def metric_of(name: str) -> str:
@@ -225,21 +225,21 @@ def dgt_rows(results: Results) -> Iterator[Row]:
             paper = setting.tree if part == "trees" else setting.forest
             if paper is not None:
                 values = [score for value in results.values("paper_dgt", part, name) for score in value["test"]]
-                ours, again = results.ours("paper_dgt", part, name, values), command("paper_dgt", part, name)
+                ours, remake = results.ours("paper_dgt", part, name, values), command("paper_dgt", part, name)
                 table = "4" if part == "forests" else "1" if name in paper_dgt.REGRESSION else "2"
-                yield Row(table, name, what, metric_of(name), paper, ours, again, same(name), tree=part == "trees")
+                yield Row(table, name, what, metric_of(name), paper, ours, remake, same(name), tree=part == "trees")
     for name, (_, *papers) in paper_dgt.ABLATED.items():
         for kind, paper in zip(paper_dgt.ABLATIONS[1:], papers, strict=True):
             values = [score for value in results.values("paper_dgt", "ablations", name) for score in value[kind]]
-            ours, again = results.ours("paper_dgt", "ablations", name, values), command("paper_dgt", "ablations", name)
-            yield Row("7", name, kind, metric_of(name), paper, ours, again, same(name), variant=True)
+            ours, remake = results.ours("paper_dgt", "ablations", name, values), command("paper_dgt", "ablations", name)
+            yield Row("7", name, kind, metric_of(name), paper, ours, remake, same(name), variant=True)
     bandits = [("6", name, "bandit, two-point", tree) for name, (tree, _) in paper_bandit.PAPER.items()]
     for table, name, what, paper in [*bandits, ("Figure 2", "mnist", "bandit", float(paper_bandit.PAPER_MNIST))]:
         values = [curve[-1] for value in results.values("paper_bandit", "tree", name) for curve in value["scores"]]
-        ours, again = results.ours("paper_bandit", "tree", name, values), command("paper_bandit", "tree", name)
+        ours, remake = results.ours("paper_bandit", "tree", name, values), command("paper_bandit", "tree", name)
         first = {paper_dgt.SHUFFLES: "yes: the first of the paper's five", "cpu-act": "no: at random, 60/40"}
         one_split = first.get(name, same(name))
-        yield Row(table, name, what, metric_of(name), paper, ours, again, one_split)
+        yield Row(table, name, what, metric_of(name), paper, ours, remake, one_split)
 
 
 def nongreedy_rows(results: Results) -> Iterator[Row]:
@@ -261,13 +261,13 @@ def latent_rows(results: Results) -> Iterator[Row]:
     script, name = "paper_latent", "glass"
     values = [purity for value in results.values(script, "clustering", name) for purity in value["LatentTree, test"]]
     ours, same = results.ours(script, "clustering", name, values), "no: 60/20/20 at random, 205 of 214 rows"
-    paper, again = paper_latent.PURITY["LatentTree"][0], command(script, "clustering", name)
-    yield Row("3", name, "LatentTree", "purity", paper, ours, again, same)
+    paper, remake = paper_latent.PURITY["LatentTree"][0], command(script, "clustering", name)
+    yield Row("3", name, "LatentTree", "purity", paper, ours, remake, same)
     lambdas = paper_latent.PENALTIES.index(10.0)
     curves = [value["batches of 8"][lambdas] for value in results.values(script, "pruning", name)]
     last = [curve[-1] for by_seed in curves for curve in by_seed]
-    ours, again = results.ours(script, "pruning", name, last), command(script, "pruning", name)
-    yield Row("Figure 7", name, "active nodes, lambda 10", "share, %", ACTIVE, ours, again, "all rows")
+    ours, remake = results.ours(script, "pruning", name, last), command(script, "pruning", name)
+    yield Row("Figure 7", name, "active nodes, lambda 10", "share, %", ACTIVE, ours, remake, "all rows")
 
 
 def tel_rows(results: Results) -> Iterator[Row]:
@@ -281,14 +281,14 @@ def tel_rows(results: Results) -> Iterator[Row]:
     for name, papers in TEL_ROUTING.items():
         for kind, paper in zip(("smooth-step", "logistic"), papers, strict=True):
             test = [value[kind]["test"] for value in results.values(script, "steps", name)]
-            ours, again = results.ours(script, "steps", name, test), command(script, "steps", name)
+            ours, remake = results.ours(script, "steps", name, test), command(script, "steps", name)
             what = f"ten trees of depth 4, {kind}"
-            yield Row("2", name, what, AUC, 100 * paper, ours, again, same, variant=kind == "logistic")
+            yield Row("2", name, what, AUC, 100 * paper, ours, remake, same, variant=kind == "logistic")
     network, rows = of_network(results.folder / "cnn_tel.md")
     for metric, paper in TEL_NETWORK.items():
-        again = "`python -m experiments.cnn_tel --data-dir DATA --write`"
+        remake = "`python -m experiments.cnn_tel --data-dir DATA --write`"
         same = f"no: random, {rows} rows to train"
-        yield Row("4", "mnist", "CNN-TEL", metric, paper, network.get(metric), again, same)
+        yield Row("4", "mnist", "CNN-TEL", metric, paper, network.get(metric), remake, same)
 
 
 def of_network(file: Path) -> tuple[dict[str, Ours], str]:
