@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 import numpy as np
-from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
@@ -63,8 +62,7 @@ def parts_of(name: str, seed: int, folder: str | None) -> Split:
     table, test = data.load_as_published(name, folder)
     if test is not None:
         return table.x[~test], table.x[test], table.y[~test], table.y[test]
-    drawn: Any = train_test_split(table.x, table.y, test_size=0.2, stratify=table.y, random_state=seed)
-    return drawn[0], drawn[1], drawn[2], drawn[3]
+    return data.split(table.x, table.y, seed, share=0.8)
 
 
 def budget(name: str) -> dict[str, Any]:
@@ -101,20 +99,21 @@ def random(split: Split, name: str, seed: int) -> dict[str, Any]:
     classes, place = int(y.max()) + 1, [np.zeros(len(a), np.int32) for a in (x, x_test)]
     for level in range(max(DEPTHS)):
         directions = rng.normal(size=(x.shape[1], DIRECTIONS)).astype(np.float32)
-        held, held_test = x @ directions, x_test @ directions
+        projected, projected_test = x @ directions, x_test @ directions
         local = place[0] - (2**level - 1)
         nodes = len(occupied := np.unique(local))
         label = np.searchsorted(occupied, local)
         room = 1 << max(3, (nodes - 1).bit_length())
-        best = _random_splits(held, splitting.edges_of(held), y, label, room, classes)
-        begun = jax.tree.map(lambda a, at=occupied, n=nodes: _spread_out(np.asarray(a)[:n], at), best)
-        place = [_below(begun, a, at, level) for a, at in zip((held, held_test), place, strict=True)]
+        best = _random_splits(projected, splitting.edges_of(projected), y, label, room, classes)
+        splits = jax.tree.map(lambda a, index=occupied, n=nodes: _scatter(np.asarray(a)[:n], index), best)
+        place = [_children(splits, a, node, level) for a, node in zip((projected, projected_test), place, strict=True)]
         if level + 1 in DEPTHS:
-            leaf, leaf_test = (at - (2 ** (level + 1) - 1) for at in place)
-            chances = np.asarray(fit_frequencies(*map(jnp.asarray, (leaf, y)), 2 ** (level + 1), classes)).argmax(1)
-            of = lambda leaf, y, chances=chances: 100 * float(np.mean(chances[leaf] == y))
-            scores = {"train": of(leaf, y), "test": of(leaf_test, y_test), "leaves": len(np.unique(leaf))}
-            out[str(level + 1)] = scores
+            leaf, leaf_test = (node - (2 ** (level + 1) - 1) for node in place)
+            frequencies = fit_frequencies(*map(jnp.asarray, (leaf, y)), 2 ** (level + 1), classes)
+            answers = np.asarray(frequencies).argmax(1)
+            accuracy = lambda leaf, y, answers=answers: 100 * float(np.mean(answers[leaf] == y))
+            scores = {"train": accuracy(leaf, y), "test": accuracy(leaf_test, y_test)}
+            out[str(level + 1)] = scores | {"leaves": len(np.unique(leaf))}
     return out
 
 
@@ -124,19 +123,19 @@ def _random_splits(x: Any, edges: Any, y: Any, node: Any, nodes: int, classes: i
     return splitting.best_thresholds(x, edges, statistics, node, nodes, splitting.entropy)
 
 
-def _spread_out(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    out = np.zeros(at.max() + 1, values.dtype)
-    out[at] = values
+def _scatter(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    out = np.zeros(index.max() + 1, values.dtype)
+    out[index] = values
     return out
 
 
-def _below(begun: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarray:
+def _children(splits: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarray:
     """Returns the children that samples go to; nodes without training samples send all samples left."""
     local = place - (2**level - 1)
-    known = local < len(begun.gain)
-    local = np.where(known, local, 0)
-    right = known & (begun.gain[local] > 0) & (x[np.arange(len(x)), begun.feature[local]] > begun.threshold[local])
-    return 2 * place + 1 + right
+    trained = local < len(splits.gain)
+    local = np.where(trained, local, 0)
+    above = x[np.arange(len(x)), splits.feature[local]] > splits.threshold[local]
+    return 2 * place + 1 + (trained & (splits.gain[local] > 0) & above)
 
 
 def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
@@ -151,21 +150,21 @@ def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
             here = place[0] == node
             if here.sum() > 1 and (one_hot[here].sum(0) > 0).sum() > 1:
                 weights[int(node)] = oc1_split(x[here], one_hot[here], rng)
-        for part, (a, at) in enumerate(zip((x, x_test), place, strict=True)):
+        for part, (a, nodes) in enumerate(zip((x, x_test), place, strict=True)):
             right = np.zeros(len(a), bool)
-            for node in np.unique(at):
+            for node in np.unique(nodes):
                 if int(node) in weights:
-                    right[at == node] = a[at == node] @ weights[int(node)] > 0
-            place[part] = 2 * at + 1 + right
+                    right[nodes == node] = a[nodes == node] @ weights[int(node)] > 0
+            place[part] = 2 * nodes + 1 + right
         if level + 1 in DEPTHS:
             leaf, leaf_test = place
-            known, at = np.unique(leaf, return_inverse=True)
+            known, index = np.unique(leaf, return_inverse=True)
             counts = np.zeros((len(known), one_hot.shape[1]))
-            np.add.at(counts, at, one_hot)
+            np.add.at(counts, index, one_hot)
             usual = one_hot.sum(0).argmax()
-            index = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
-            answers = np.where(known[index] == leaf_test, counts.argmax(1)[index], usual)
-            scores = {"train": 100 * float(np.mean(counts.argmax(1)[at] == y))}
+            index_test = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
+            answers = np.where(known[index_test] == leaf_test, counts.argmax(1)[index_test], usual)
+            scores = {"train": 100 * float(np.mean(counts.argmax(1)[index] == y))}
             scores |= {"test": 100 * float(np.mean(answers == y_test)), "leaves": len(known)}
             out[str(level + 1)] = scores
     return out
@@ -255,32 +254,23 @@ def _best_axis(x: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
 
 def recipe_of(kind: str, depth: int, name: str) -> Any:
     """Returns CO2 or NonGreedy with a set's passes."""
-    of = budget(name)
+    settings = budget(name)
+    published: Any = {"rows": None, "learning_rate": 1.0, "ridge": False, "precondition": 0.0, "shrink": False}
     if kind == "co2":
-        return jtrees.CO2(
-            depth=depth,
-            rows=None,
-            epochs=of["greedy_epochs"],
-            learning_rate=1.0,
-            ridge=False,
-            precondition=0.0,
-            shrink=False,
-        )
-    options = {name: of[name] for name in ("greedy_epochs", "epochs", "stable")}
-    return jtrees.NonGreedy(
-        depth=depth, rows=None, learning_rate=1.0, ridge=False, precondition=0.0, shrink=False, **options
-    )
+        return jtrees.CO2(depth=depth, epochs=settings["greedy_epochs"], **published)
+    options = {name: settings[name] for name in ("greedy_epochs", "epochs", "stable")}
+    return jtrees.NonGreedy(depth=depth, **options, **published)
 
 
 def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
     """Fits a recipe at each depth, and tunes it up to the set's largest tuned depth."""
     x, _, y, _ = split
-    out, of, options = {}, budget(name), {}
+    out, settings, options = {}, budget(name), {}
     how: Any = {"key": jax.random.key(seed), "task": "classification"}
-    for depth in (depth for depth in DEPTHS if depth <= of["deepest"]):
+    for depth in (depth for depth in DEPTHS if depth <= settings["deepest"]):
         recipe = recipe_of(kind, depth, name)
-        if depth <= of["tuned"]:
-            trials = jtrees.tune(recipe, x, y, grid=of["grid"], validation=0.2, **how).report.tuning.trials
+        if depth <= settings["tuned"]:
+            trials = jtrees.tune(recipe, x, y, grid=settings["grid"], validation=0.2, **how).report.tuning.trials
             # This takes the lowest loss. ``tune`` would take the smallest tree within the error of the lowest loss.
             options = min(trials, key=lambda trial: trial.loss).options
         fit = jtrees.fit(recipe.replace(**options), x, y, **how)

@@ -157,10 +157,10 @@ def rows(name: str, seeds: int, data_dir: str | None) -> tuple[Rows, Any, int]:
         table = data.load(name, data_dir=data_dir)
         x, y = table.x, table.y
     by_class = defaults.TASKS[name] == "classification"
-    each = [_split(x, y, seed, by_class) for seed in range(seeds)]
+    splits = [_split(x, y, seed, by_class) for seed in range(seeds)]
     classes = int(y.max()) + 1 if by_class else 0
     task = jtrees.Classification(max(classes, CLASSES)) if by_class else jtrees.Regression()
-    return jax.tree.map(lambda *a: jnp.stack(a), *each), task, x.shape[1]
+    return jax.tree.map(lambda *a: jnp.stack(a), *splits), task, x.shape[1]
 
 
 def _split(x: np.ndarray, y: np.ndarray, seed: int, by_class: bool) -> Rows:
