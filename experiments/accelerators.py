@@ -10,7 +10,6 @@ also 1 if a program needs over 5 % more temporary memory or moved bytes than the
 raises ``Unsupported`` for a size is listed as refused.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 import contextlib
 from dataclasses import replace
@@ -18,7 +17,6 @@ from functools import partial
 import importlib.util
 import json
 import os
-from pathlib import Path
 import sys
 import time
 from typing import Any, NamedTuple
@@ -129,7 +127,7 @@ def kernel_programs(how: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
-def of_kernels() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def kernel_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yields names and functions that compile the kernels and XLA's equivalents."""
     has_cuda = use_cuda_compiler()
     for chip, about in CHIPS.items():
@@ -145,10 +143,10 @@ def of_kernels() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
             for how in ("xla", about.backend):
                 for name, fn in kernel_programs(how).items():
                     size = f"{chip}, {name}, n = {n}, p = {p}, depth {depth}, k = {k}, {how}"
-                    yield size, partial(of_kernel, fn, interpreted[name] if how != "xla" else None, operands, about)
+                    yield size, partial(kernel_costs, fn, interpreted[name] if how != "xla" else None, operands, about)
 
 
-def of_kernel(
+def kernel_costs(
     fn: Callable[..., Any], interpreted: Callable[..., Any] | None, operands: tuple, chip: Chip
 ) -> dict[str, Any]:
     """Compiles a kernel and counts the operations of its interpreted version."""
@@ -159,16 +157,16 @@ def of_kernel(
     try:
         with of_gpu if platform == "cuda" else contextlib.nullcontext():
             trace = jax.jit(fn).trace(*operands)
-            found = compiled(lambda: trace.lower(lowering_platforms=(platform,)))
+            costs = compiled(lambda: trace.lower(lowering_platforms=(platform,)))
     except kernels.Unsupported as error:
         return {"refused": str(error)}
     if interpreted is None:
-        return found
+        return costs
     matrix, vector = programs.operations(jax.jit(interpreted).trace(*operands))
-    return found | {"matrix": matrix, "vector": vector}
+    return costs | {"matrix": matrix, "vector": vector}
 
 
-def of_pods() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def step_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yields a training step of each method on each pod."""
     for pod, chips in PODS.items():
         devices = topologies.get_topology_desc(pod, platform="tpu").devices
@@ -212,77 +210,74 @@ def compiled(lower: Callable[[], Any]) -> dict[str, Any]:
         text = ""
     kinds, exchanged = programs.collectives(text)
     moved = int((program.cost_analysis() or {}).get("bytes accessed", 0)) or programs.traffic(text)
-    found = {"temporary": program.memory_analysis().temp_size_in_bytes, "exchanged": exchanged, "collectives": kinds}
-    return found | {"moved": moved, "seconds": round(time.monotonic() - begun, 1)}
+    costs = {"temporary": program.memory_analysis().temp_size_in_bytes, "exchanged": exchanged, "collectives": kinds}
+    return costs | {"moved": moved, "seconds": round(time.monotonic() - begun, 1)}
 
 
-def worse(found: dict[str, Any], before: dict[str, Any] | None) -> str:
+def worse(costs: dict[str, Any], before: dict[str, Any] | None) -> str:
     """Returns a text on the excess over the committed table, or an empty text."""
-    if "error" in found:  # XLA's own programs for a GPU may spill
-        return "" if before is not None and "error" in before else found["error"]
+    if "error" in costs:  # XLA's own programs for a GPU may spill
+        return "" if before is not None and "error" in before else costs["error"]
     if before is None or "temporary" not in before:
         return ""
-    if "refused" in found:
-        return found["refused"]
-    more = [name for name in ("temporary", "exchanged", "moved") if found[name] > MORE * before[name]]
-    return ", ".join(f"{found[name]} {name} bytes, {before[name]} before" for name in more)
+    if "refused" in costs:
+        return costs["refused"]
+    more = [name for name in ("temporary", "exchanged", "moved") if costs[name] > MORE * before[name]]
+    return ", ".join(f"{costs[name]} {name} bytes, {before[name]} before" for name in more)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Compiles all programs and writes the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("kernels", "pods"), default=["kernels", "pods"])
-    parser.add_argument("--write", action="store_true", help="write the committed tables")
-    options = parser.parse_args(arguments)
+    options = benchmark.parse("accelerators", __doc__, arguments, only=benchmark.several(("kernels", "pods")))
     before = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    everything = [*(of_kernels() if "kernels" in options.only else ()), *(of_pods() if "pods" in options.only else ())]
-    found, failed = {}, []
-    for name, compile_it in everything:
-        found[name] = compile_it()
-        if said := worse(found[name], before.get(name)):
-            failed.append(f"{name}: {said}")
-        print(name, found[name], flush=True)
+    everything = [
+        *(kernel_compilations() if "kernels" in options.only else ()),
+        *(step_compilations() if "pods" in options.only else ()),
+    ]
+    costs, failed = {}, []
+    for name, compile_program in everything:
+        costs[name] = compile_program()
+        if excess := worse(costs[name], before.get(name)):
+            failed.append(f"{name}: {excess}")
+        print(name, costs[name], flush=True)
     if options.write:
-        kept = {name: one for name, one in before.items() if (", n = " in name) != ("kernels" in options.only)}
-        _write(kept | found)
-    if failed and not options.write:
+        kept = {name: cost for name, cost in before.items() if (", n = " in name) != ("kernels" in options.only)}
+        costs = kept | costs
+        benchmark.write_whole(TABLE, json.dumps(costs, indent=1) + "\n")
+        benchmark.write(options, *_pods(costs), to="accelerators_pods")
+        benchmark.write(options, *_kernels(costs))
+    elif failed:
         sys.exit("\n".join(failed))
 
 
-def _write(found: dict[str, dict[str, Any]]) -> None:
-    benchmark.write_whole(Path(TABLE), json.dumps(found, indent=1) + "\n")
-    benchmark.write("accelerators", "--write", *_pods(found), committed=True, to="accelerators_pods")
-    benchmark.write("accelerators", "--write", *_kernels(found), committed=True)
-
-
-def _pods(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]], str]:
+def _pods(costs: dict[str, dict[str, Any]]) -> tuple[benchmark.Table, str]:
     """Returns the table of training steps."""
-    names = [name for name in found if ", n = " not in name]
-    cells = lambda one: [
-        *(_megabytes(one, of) for of in ("temporary", "moved", "exchanged")),
-        one.get("collectives", ""),
-    ]
-    rows = [[name, *(cells(found[name]) if "error" not in found[name] else [found[name]["error"]])] for name in names]
+    table = benchmark.Table("step", "temporary MB", "MB read and written", "MB exchanged", "collectives")
+    for name, cost in costs.items():
+        if ", n = " not in name:
+            megabytes = (_megabytes(cost, key) for key in ("temporary", "moved", "exchanged"))
+            table.add(name, *([cost["error"]] if "error" in cost else [*megabytes, cost.get("collectives", "")]))
     notes = (
         "libtpu compiled the steps on a CPU; nothing ran. The numbers are for one chip: temporary memory, bytes read "
         "and written (the compiler's estimate), and bytes exchanged with other chips. A step is one update by Adam on "
         f"{ROWS} rows of {FEATURES} features per chip. Mini-batches have {MINI_BATCH} rows per chip. GET and RADDT "
         "take all rows.\n"
     )
-    return ["step", "temporary MB", "MB read and written", "MB exchanged", "collectives"], rows, notes
+    return table, notes
 
 
-def _kernels(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]], str]:
+def _kernels(costs: dict[str, dict[str, Any]]) -> tuple[benchmark.Table, str]:
     """Returns the table of kernels beside XLA's programs."""
-    rows = []
-    for name, plain in found.items():
+    header = ["kernel", "XLA: MB moved", "temporary MB", "kernel: MB moved", "temporary MB"]
+    table = benchmark.Table(*header, "products, kflop a row", "routing, kflop a row", "bound by; fewer bytes than XLA")
+    for name, plain in costs.items():
         if not name.endswith(", xla"):
             continue
         chip = CHIPS[name.split(",")[0]]
-        fused, row = found[name.replace(", xla", f", {chip.backend}")], [name.removesuffix(", xla")]
-        row += [_megabytes(plain, "moved"), _megabytes(plain, "temporary")]
+        fused, cells = costs[name.replace(", xla", f", {chip.backend}")], [name.removesuffix(", xla")]
+        cells += [_megabytes(plain, "moved"), _megabytes(plain, "temporary")]
         if "moved" not in fused:
-            rows.append([*row, "refused" if "refused" in fused else fused["error"], "", "", "", ""])
+            table.add(*cells, "refused" if "refused" in fused else fused["error"], "", "", "", "")
             continue
         n = int(name.split("n = ")[1].split(",")[0])
         # A float32 product takes six bfloat16 products. The counts of a GPU kernel already include this factor.
@@ -293,11 +288,9 @@ def _kernels(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str
             "memory": fused["moved"] / chip.memory,
         }
         bound = max(seconds, key=lambda name: seconds[name])
-        per_row = [f"{fused[of] / n / 1e3:.1f}" for of in ("matrix", "vector")]
+        per_row = [f"{fused[key] / n / 1e3:.1f}" for key in ("matrix", "vector")]
         fewer = "yes" if fused["moved"] < plain["moved"] else "no"
-        rows.append([*row, _megabytes(fused, "moved"), _megabytes(fused, "temporary"), *per_row, f"{bound}, {fewer}"])
-    header = ["kernel", "XLA: MB moved", "temporary MB", "kernel: MB moved", "temporary MB"]
-    header += ["products, kflop a row", "routing, kflop a row", "bound by; fewer bytes than XLA"]
+        table.add(*cells, _megabytes(fused, "moved"), _megabytes(fused, "temporary"), *per_row, f"{bound}, {fewer}")
     notes = (
         "libtpu compiled the programs for TPUs, and XLA, Triton and ptxas the programs for an H100, all on a CPU; "
         "nothing ran. The bytes on TPUs are the compiler's estimate, which pads rows to 128 features. The bytes on an "
@@ -305,11 +298,11 @@ def _kernels(found: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str
         "kernel. The bound of a kernel is an estimate from the makers' figures for the chip. XLA's program runs where "
         "a kernel refuses a size.\n"
     )
-    return header, rows, notes
+    return table, notes
 
 
-def _megabytes(one: dict[str, Any], name: str) -> str:
-    return f"{one[name] / 1e6:.2f}" if name in one else "-"
+def _megabytes(cost: dict[str, Any], name: str) -> str:
+    return f"{cost[name] / 1e6:.2f}" if name in cost else "-"
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ products for the gradient of each. An update also reads and writes every weight 
 column of the table has these bytes.
 """
 
-import argparse
 from functools import partial
-import json
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ def products(depth: int, p: int, width: int):
     x = jnp.asarray(rng.normal(size=(BATCH, p + 1)), jnp.float32)
     unit = lambda a: a / jnp.abs(a).max()  # applied to small arrays only: avoids overflow and subnormal numbers
 
-    def one(chain, _):
+    def step(chain, _):
         third, second, first = chain
         a = unit(second @ first)
         scores = third @ a @ x.T
@@ -44,10 +43,10 @@ def products(depth: int, p: int, width: int):
         return (unit(d_third), d_a @ first.T, unit(second.T @ d_a)), None
 
     inner = width * width * (p + 1) + nodes * width * (p + 1)
-    return jax.jit(lambda: jax.lax.scan(one, chain, length=STEPS)[0]), 2 * (3 * inner + 2 * nodes * BATCH * (p + 1))
+    return jax.jit(lambda: jax.lax.scan(step, chain, length=STEPS)[0]), 2 * (3 * inner + 2 * nodes * BATCH * (p + 1))
 
 
-def step_case(depth: int, p: int, width: int, repeats: int) -> list[str]:
+def step_case(depth: int, p: int, width: int, repeats: int) -> list[Any]:
     """Returns one row: an update, the products, their ratio."""
     rng, n = np.random.default_rng(0), 16 * BATCH
     x, y = jnp.asarray(rng.normal(size=(n, p)), jnp.float32), jnp.asarray(rng.uniform(size=n), jnp.float32)
@@ -60,14 +59,15 @@ def step_case(depth: int, p: int, width: int, repeats: int) -> list[str]:
     times = benchmark.in_turn({"ours": lambda: train(jax.random.key(0)), "floor": floor}, repeats)
     ours, least = ([t / STEPS for t in times[name]] for name in ("ours", "floor"))
     weights = width * (p + 1) + width * width + (2**depth - 1) * width
-    ratio = np.median(ours) / np.median(least)
-    theirs = f"{AUTHORS[depth]:.0f} ({AUTHORS[depth] / np.median(ours) / 1e3:.1f} x)" if depth in AUTHORS else "-"
-    return [str(depth), str(p), f"{width}, {width}", benchmark.spread(ours), benchmark.spread(least), f"{ratio:.2f}",
-            f"{operations / 1e6:.0f}", f"{4 * 4 * weights / 1e6:.0f}", f"{compile_seconds:.1f}", theirs]  # fmt: skip
+    theirs = f"{AUTHORS[depth]:.0f} ({benchmark.ratio([AUTHORS[depth] / 1e3], ours, 1)} x)" if depth in AUTHORS else "-"
+    sizes = [f"{operations / 1e6:.0f}", f"{4 * 4 * weights / 1e6:.0f}", f"{compile_seconds:.1f}"]
+    return [depth, p, f"{width}, {width}", ours, least, benchmark.ratio(ours, least), *sizes, theirs]
 
 
 def bandit(repeats: int) -> dict[str, list[float]]:
-    """Returns rounds per second of the two kinds of learners at batch size 1, depth 6 and 16 features."""
+    """Returns rounds per second of the two kinds of learners on one core: batch size 1, depth 6 and 16 features."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {0})
     rng = np.random.default_rng(0)
     x, targets = jnp.asarray(rng.normal(size=(ROUNDS, 16)), jnp.float32), jnp.asarray(rng.integers(0, 10, ROUNDS))
     discrete = lambda i, a: (a != targets[i]).astype(jnp.float32)
@@ -79,28 +79,20 @@ def bandit(repeats: int) -> dict[str, list[float]]:
     ]:
         play = partial(jtrees.methods.run_bandit, learner, x, loss)
         run = jax.jit(lambda key, play=play: play(key=key).losses)
-        jax.block_until_ready(run(jax.random.key(0)))
-        times = benchmark.seconds(lambda run=run: jax.block_until_ready(run(jax.random.key(1))), repeats)
-        out[label] = [ROUNDS / t for t in times]
+        times = benchmark.in_turn({label: lambda run=run: run(jax.random.key(1))}, repeats)[label]
+        out[label] = [ROUNDS / seconds for seconds in times]
     return out
 
 
 def main() -> None:
     """Measures the updates in this process, and the streams in a process pinned to one core."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["bandit"], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.only:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {0})
-        print(json.dumps(bandit(options.repeats)))
-        return
+    options = benchmark.parse("bench_dgt", __doc__, repeats=7)
     benchmark.use_all_cores()
-    rows = [step_case(*case, options.repeats) for case in CASES]
     header = ["depth", "p", "widths", "update, ms", "products, ms", "ratio", "their Mflop", "optimiser's MB"]
-    header += ["first call, s", "authors, ms"]
-    streams = benchmark.child("experiments.bench_dgt", "--only", "bandit", "--repeats", options.repeats)
+    table = benchmark.Table(*header, "first call, s", "authors, ms")
+    for case in CASES:
+        table.add(*step_case(*case, options.repeats))
+    streams = benchmark.isolated(bandit, options.repeats)
     rates = "; ".join(f"{label} {benchmark.spread(rates, 1e-3)} thousand" for label, rates in streams.items())
     notes = (
         f"Batch {BATCH}, float32, {STEPS} updates per call. Median ± half the middle half of {options.repeats} calls; "
@@ -108,7 +100,7 @@ def main() -> None:
         "once. The authors' figure was reported to us and measured on another day.\n\nBandit streams, depth 6, p = 16, "
         f"one round at a time, on one core, rounds per second: {rates}."
     )
-    benchmark.write("bench_dgt", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

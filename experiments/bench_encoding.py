@@ -40,20 +40,18 @@ def processor_seconds(call: Callable[[], Any], repeats: int) -> list[float]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and writes the table."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args(arguments)
+    options = benchmark.parse("bench_encoding", __doc__, arguments, rows=100_000, repeats=5)
     x, y = table(options.rows)
     encoder, features = TableEncoder.fit(x, y)
     calls = {
         "fit, and the features of the training rows": lambda: TableEncoder.fit(x, y),
         "features of new rows": lambda: encoder.transform(x),
     }
-    rows = [[name, benchmark.spread(processor_seconds(call, options.repeats), 1)] for name, call in calls.items()]
+    results = benchmark.Table("work", "processor seconds")
+    for name, call in calls.items():
+        results.add(name, benchmark.spread(processor_seconds(call, options.repeats), 1))
     notes = f"Median and half the interquartile range of {options.repeats} calls; {features.shape[1]} features.\n"
-    command = f"--rows {options.rows} --repeats {options.repeats}"
-    benchmark.write("bench_encoding", command, ["work", "processor seconds"], rows, notes, committed=options.write)
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

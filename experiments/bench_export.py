@@ -84,13 +84,11 @@ def exported(tree: jtrees.ObliqueTree, folder: Path, x: np.ndarray) -> dict[str,
 
 def main() -> None:
     """Times the formats of each depth in alternation, which spreads other load of the machine over all formats."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    options = parser.parse_args()
+    options = benchmark.parse("bench_export", __doc__, rows=1_000_000)
+    table = benchmark.Table("model", "million rows/s", "of CART's per core", "one row, µs", "rows with another leaf")
     rng = np.random.default_rng(0)
     x = rng.random((options.rows, FEATURES), dtype=np.float32)
     y = np.sin(5 * x[:20_000, 0]) + x[:20_000, 1] * x[:20_000, 2]
-    rows = []
 
     def add(entries: dict[str, Entry], peer: str, what: str, expected: np.ndarray | None) -> None:
         times, processor = ({name: [] for name in entries} for _ in range(2))
@@ -106,9 +104,7 @@ def main() -> None:
             faster = len(x) / min(processor[name]) * min(processor[peer]) / len(entries[peer].x)
             single = benchmark.spread(benchmark.seconds(lambda p=predict, x=x: p(x[:1]), 200), 1e6)
             differing = "" if leaf is None else f"{int((leaf(x) != expected[: len(x)]).sum())} of {len(x)}"  # type: ignore[index]
-            shown = benchmark.spread(rates.tolist(), 1e-6)
-            rows.append([f"{name}{what}", shown, f"{faster:.2f}", single, differing])
-            print(*rows[-1], flush=True)
+            table.add(f"{name}{what}", benchmark.spread(rates.tolist(), 1e-6), f"{faster:.2f}", single, differing)
 
     for depth in (4, 8, 12):
         tree = oblique(depth, rng)
@@ -123,8 +119,7 @@ def main() -> None:
         boosted = xgboost.XGBRegressor(n_estimators=100).fit(x[:20_000], y)
         name = "XGBoost, 100 trees, depth 6"
         add({name: Entry(boosted.predict, None, x)}, name, "", None)
-        rows[-1][2] = ""
-    header = ["model", "million rows/s", "of CART's per core", "one row, µs", "rows with another leaf"]
+        table.rows[-1][2] = ""
     notes = (
         f"{options.rows} rows of {FEATURES} features in a NumPy array, float64 for exported files, else float32; "
         "answers in NumPy. C and CART run on one core; jtrees and ONNX use all cores. The time of one row is a call "
@@ -134,8 +129,7 @@ def main() -> None:
         "on the machine disturbs this ratio least. Leaves are compared with leaf_index. Median and half the "
         f"interquartile range. Mean load of the machine at the end: {os.getloadavg()[2]:.1f} processes."
     )
-    arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
-    benchmark.write("bench_export", arguments, header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

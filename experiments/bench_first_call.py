@@ -7,10 +7,7 @@ second process has the folder that the first process has filled. The third proce
 `jtrees.warmup`. Each process then fits once more, with another key.
 """
 
-import argparse
 from collections.abc import Callable
-import json
-import sys
 import tempfile
 import time
 from typing import Any, NamedTuple
@@ -74,10 +71,10 @@ def dgt() -> Job:
     return _recipe(jtrees.DGT())
 
 
-JOBS = {one.__name__: one for one in (regressor, classifier, get, dgt)}
+JOBS = {job.__name__: job for job in (regressor, classifier, get, dgt)}
 
 
-def one(job: str, folder: str | None) -> dict[str, float]:
+def fits(job: str, folder: str | None) -> dict[str, float]:
     """Returns the seconds of the first and the second fit of a process, imports (also of the data) not included.
 
     If ``folder`` is None, `warmup` runs before the fits, and its seconds are returned, too.
@@ -85,65 +82,45 @@ def one(job: str, folder: str | None) -> dict[str, float]:
     import jtrees
 
     fit, recipe, shape = JOBS[job]()
-    found = {}
+    seconds = {}
     if folder is None:
-        found["warmup"] = jtrees.warmup(recipe, **shape)
+        seconds["warmup"] = jtrees.warmup(recipe, **shape)
     else:
         jtrees.cache(folder)
     for seed, name in enumerate(("first", "second")):
         began = time.perf_counter()
         fit(seed)
-        found[name] = time.perf_counter() - began
-    return found
+        seconds[name] = time.perf_counter() - began
+    return seconds
 
 
 def measured(job: str) -> dict[str, float]:
     """Returns the seconds of a job in its three processes."""
-    child = lambda *folder: benchmark.child("experiments.bench_first_call", "--only", job, *folder)
     with tempfile.TemporaryDirectory() as folder:
-        cold, cached = child("--folder", folder), child("--folder", folder)
-    warmed = child()
+        cold, cached = (benchmark.isolated(fits, job, folder) for _ in range(2))
+    warmed = benchmark.isolated(fits, job, None)
     again = {"cold": cold["first"], "cached": cached["first"], "warmup": warmed["warmup"], "warmed": warmed["first"]}
     return again | {"warm": cached["second"], "ratio": cached["first"] / cold["first"]}
 
 
 def main() -> None:
     """Runs every job sequentially."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--jobs", nargs="+", default=[*JOBS], choices=[*JOBS])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=[*JOBS], help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.only:
-        print(json.dumps(one(options.only, options.folder)))
-        return
-    rows = []
+    options = benchmark.parse("bench_first_call", __doc__, jobs=benchmark.several(JOBS), repeats=3)
+    header = ["first fit of a process", "cold, s", "cached, s", "cached / cold", "`warmup`, s", "after it, s"]
+    table = benchmark.Table(*header, "again, s")
     for job in options.jobs:
-        found = [measured(job) for _ in range(options.repeats)]
+        repeats = [measured(job) for _ in range(options.repeats)]
         numbers = ("cold", "cached", "ratio", "warmup", "warmed", "warm")
-        seconds = [benchmark.spread([each[name] for each in found], 1) for name in numbers]
-        rows.append([(JOBS[job].__doc__ or "").rstrip("."), *seconds])
-        print(*rows[-1], file=sys.stderr, flush=True)
-    header = [
-        "first fit of a process",
-        "cold, s",
-        "cached, s",
-        "cached / cold",
-        "`warmup`, s",
-        "after it, s",
-        "again, s",
-    ]
+        seconds = [benchmark.spread([repeat[name] for repeat in repeats], 1) for name in numbers]
+        table.add((JOBS[job].__doc__ or "").rstrip("."), *seconds)
     notes = (
         f"Seconds of `fit` in {options.repeats} processes each, imports not included, median and half the "
         "interquartile range. Cold: the folder of `jtrees.cache` is empty, and is written to. Cached: a later process "
         "with this folder. After `warmup`: without a folder. Again: the second fit of the cached process, with another "
         "key."
     )
-    jobs = "" if len(options.jobs) == len(JOBS) else f"--jobs {' '.join(options.jobs)} "
-    to = f"bench_first_call_{'_'.join(options.jobs)}" if jobs else ""
-    arguments = f"{jobs}--repeats {options.repeats}"
-    benchmark.write("bench_first_call", arguments, header, rows, notes, committed=options.write, to=to)
+    to = "" if len(options.jobs) == len(JOBS) else f"bench_first_call_{'_'.join(options.jobs)}"
+    benchmark.write(options, table, notes, to=to)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The first and the second fit of every recipe in a fresh process: seconds, and the score on held-out rows.
 
-python -m experiments.bench_fits [--only NAME ...] [--jobs 1] [--write]
+python -m experiments.bench_fits [--recipes NAME ...] [--tables NAME ...] [--jobs 1] [--write]
 
 A first fit includes the compilation of its programs. The second fit has another key and the same shapes. Processor
 seconds are summed over all cores; imports are not included. On an accelerator, wall-clock seconds count, and several
@@ -8,7 +8,7 @@ simultaneous processes (``--jobs``) change them.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-import json
+import sys
 import time
 from typing import Any
 
@@ -52,8 +52,7 @@ def fits(name: str, table: str) -> dict[str, Any]:
     def fit(seed: int) -> float:
         if make is None:
             return estimator(random_state=seed).fit(x, y).score(x_test, y_test)
-        found = jtrees.fit(make(jtrees), x, y, key=jax.random.key(seed), task=task)
-        answers = found.predict(x_test)
+        answers = jtrees.fit(make(jtrees), x, y, key=jax.random.key(seed), task=task).predict(x_test)
         return float(metric(y_test, answers.argmax(1) if classes else answers))
 
     times, scores = [], []
@@ -66,36 +65,27 @@ def fits(name: str, table: str) -> dict[str, Any]:
 
 def main() -> None:
     """Runs every recipe on every table, each in a process of its own."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--table", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--child", action="store_true")
-    options = parser.parse_args()
-    if options.child:
-        print(json.dumps(fits(options.only[0], options.table[0])))
-        return
-
-    def run(job: tuple[str, str]) -> dict[str, Any] | None:
-        try:
-            found = benchmark.child("experiments.bench_fits", "--child", "--only", job[0], "--table", job[1])
-        except RuntimeError as error:  # a failed fit becomes a row without numbers, and the other fits go on
-            print(*job, error, flush=True)
-            return None
-        print(*job, found, flush=True)
-        return found
-
-    jobs = [(name, table) for table in options.table for name in options.only]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(run, jobs))
-    rows = []
-    for (name, table), one in zip(jobs, results, strict=True):
-        numbers = [f"{seconds:.2f}" for seconds in (*one["first"], *one["second"])] if one else ["failed"] * 4
-        rows.append([table, name, *numbers, f"{one['score']:.3f}" if one else "-"])
+    recipes, tables = benchmark.several(RECIPES), benchmark.several(TABLES)
+    options = benchmark.parse("bench_fits", __doc__, recipes=recipes, tables=tables, jobs=1)
     header = ["table", "recipe", "first fit, s", "processor s", "second fit, s", "processor s", "R² or accuracy"]
-    device = next((one["device"] for one in results if one), "no device")
+    table, devices = benchmark.Table(*header), set()
+
+    def run(job: tuple[str, str]) -> None:
+        try:
+            fit = benchmark.isolated(fits, *job)
+        except RuntimeError as error:  # a failed fit becomes a row without numbers, and the other fits go on
+            table.add(*reversed(job), *["failed"] * 4, "-")
+            print(error, file=sys.stderr)
+            return
+        devices.add(fit["device"])
+        seconds = (f"{seconds:.2f}" for seconds in (*fit["first"], *fit["second"]))
+        table.add(*reversed(job), *seconds, f"{fit['score']:.3f}")
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, [(name, rows) for rows in options.tables for name in options.recipes]))
+    device = " and ".join(sorted(devices)) or "no device"
     notes = f"On {device}, {options.jobs} processes at once, default options, a quarter of the rows held out."
-    benchmark.write("bench_fits", f"--jobs {options.jobs}", header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

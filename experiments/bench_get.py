@@ -8,11 +8,8 @@ seconds of all these budgets are added up. Both packages see the same table in t
 separately: every fit is made twice, and the second fit counts.
 """
 
-import argparse
 import contextlib
 import io
-import json
-import sys
 import time
 from typing import Any
 
@@ -24,106 +21,91 @@ from experiments.bench_training import PEER, table
 BUDGETS = ((1, 50), (2, 100), (2, 300), (4, 500), (4, 1000), (10, 1000), (10, 3000))  # starts, epochs per scale factor
 
 
-def peer(options: argparse.Namespace) -> dict[str, Any]:
+def peer(depth: int, starts: int, epochs: int, seed: int, data_dir: str | None) -> dict[str, Any]:
     """Returns seconds and training loss of a whole fit by the authors' package."""
     from GET import GETRegressor  # type: ignore[import-not-found]
     import torch  # type: ignore[import-not-found]
 
     torch.set_num_threads(2)
-    torch.manual_seed(options.seed)
-    np.random.seed(options.seed)
-    _, x, y = table(options.data_dir)
-    starts, epochs = options.peer
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    _, x, y = table(data_dir)
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
-        model = GETRegressor(treeDepth=options.depth[0], epochNum=epochs, startNum=starts, device="cpu")
+        model = GETRegressor(treeDepth=depth, epochNum=epochs, startNum=starts, device="cpu")
         model.fit(x, y)
     seconds = time.perf_counter() - start
     answer = np.asarray(model.predict(x), np.float64).reshape(-1)
     return {"seconds": seconds, "loss": float(np.mean((answer - y) ** 2))}
 
 
-def ours(options: argparse.Namespace) -> dict[str, Any]:
+def ours(depth: int, target: float, seed: int, data_dir: str | None) -> dict[str, Any]:
     """Fits growing budgets until the target loss is reached; returns fitting and compilation seconds."""
     benchmark.use_all_cores()
     import jax
 
     import jtrees
 
-    _, x, y = table(options.data_dir)
+    _, x, y = table(data_dir)
     spent, compiling = 0.0, 0.0
 
-    def fit(seed: int, starts: int, epochs: int) -> tuple[float, float]:
+    def fit(starts: int, epochs: int) -> tuple[float, float]:
         start = time.perf_counter()
-        base = jtrees.GET(depth=options.depth[0], starts=starts, epochs=epochs, ridge=False, halving=False)
-        found = jtrees.fit(jtrees.Polished(base=base, epochs=epochs, shrink=False), x, y, key=jax.random.key(seed))
-        return found.loss, time.perf_counter() - start
+        base = jtrees.GET(depth=depth, starts=starts, epochs=epochs, ridge=False, halving=False)
+        polished = jtrees.fit(jtrees.Polished(base=base, epochs=epochs, shrink=False), x, y, key=jax.random.key(seed))
+        return polished.loss, time.perf_counter() - start
 
     for starts, epochs in BUDGETS:
-        first = fit(options.seed, starts, epochs)[1]  # compiles; the padding of subtrees depends on the tree
-        loss, seconds = fit(options.seed, starts, epochs)
+        first = fit(starts, epochs)[1]  # compiles; the padding of subtrees depends on the tree
+        loss, seconds = fit(starts, epochs)
         spent, compiling = spent + seconds, compiling + max(0.0, first - seconds)
-        if loss <= options.loss:
+        if loss <= target:
             break
     return {"seconds": spent, "compile": compiling, "loss": loss, "budget": (starts, epochs)}
 
 
-def full(options: argparse.Namespace) -> dict[str, Any]:
+def full(depth: int, seed: int, data_dir: str | None) -> dict[str, Any]:
     """Fits the paper's whole budget, 10 starts x 3000 epochs x 2 scale factors, on three quarters of the set."""
     benchmark.use_all_cores()
     import jax
 
     import jtrees
 
-    _, x, y = table(options.data_dir, 0.75)
+    _, x, y = table(data_dir, 0.75)
     start = time.perf_counter()
-    recipe = jtrees.GET(depth=options.depth[0], ridge=False, precondition=0.0, shrink=False, halving=False)
-    found = jtrees.fit(recipe, x, y, key=jax.random.key(options.seed))
+    recipe = jtrees.GET(depth=depth, ridge=False, precondition=0.0, shrink=False, halving=False)
+    loss = jtrees.fit(recipe, x, y, key=jax.random.key(seed)).loss
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "rows": len(x), "r2": 100 * (1 - found.loss / float(np.var(y)))}
+    return {"seconds": seconds, "rows": len(x), "r2": 100 * (1 - loss / float(np.var(y)))}
 
 
-def compared(options: argparse.Namespace, depth: int, seed: int, folder: list[str]) -> list[str]:
+def compared(depth: int, budget: list[int], seed: int, data_dir: str | None) -> list[str]:
     """Returns a row of the table; each package runs in a process of its own."""
-    common = ["--depth", depth, "--seed", seed, "--peer", *options.peer, *folder]
-    variance = float(np.var(table(options.data_dir)[2]))
-    percent = lambda one: f"{100 * (1 - one['loss'] / variance):.2f}"
-    theirs = benchmark.child("experiments.bench_get", "--only", "peer", *common)
-    mine = benchmark.child("experiments.bench_get", "--only", "ours", "--loss", theirs["loss"], *common)
+    variance = float(np.var(table(data_dir)[2]))
+    percent = lambda fit: f"{100 * (1 - fit['loss'] / variance):.2f}"
+    theirs = benchmark.isolated(peer, depth, *budget, seed, data_dir)
+    mine = benchmark.isolated(ours, depth, theirs["loss"], seed, data_dir)
     row = [str(depth), str(seed), f"{theirs['seconds']:.1f}", percent(theirs), f"{mine['seconds']:.2f}"]
     row += [f"{mine['compile']:.1f}", percent(mine), "{} x {}".format(*mine["budget"])]
-    row.append(f"{theirs['seconds'] / mine['seconds']:.0f}" if mine["loss"] <= theirs["loss"] else "not reached")
-    print(" ".join(row), file=sys.stderr, flush=True)
-    return row
+    return [*row, f"{theirs['seconds'] / mine['seconds']:.0f}" if mine["loss"] <= theirs["loss"] else "not reached"]
 
 
 def main() -> None:
     """Runs every depth and seed sequentially, each package in a process of its own."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--depth", nargs="+", type=int, default=[4, 6])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--peer", nargs=2, type=int, default=[2, 500], metavar=("STARTS", "EPOCHS"))
-    parser.add_argument("--data-dir")
-    parser.add_argument("--only", choices=["ours", "peer", "full"], help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--loss", type=float, default=0.0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.only:
-        print(json.dumps({"ours": ours, "peer": peer, "full": full}[options.only](options)))
-        return
+    budget = {"nargs": 2, "type": int, "default": [2, 500], "metavar": ("STARTS", "EPOCHS")}
+    options = benchmark.parse("bench_get", __doc__, depth=(4, 6), seeds=3, peer=budget, data_dir=None)
     if not benchmark.installed(PEER):
         print("bench_get: get-oblique is not installed (make peers): nothing to compare with")
         return
-    folder, seeds = ["--data-dir", options.data_dir] if options.data_dir else [], range(options.seeds)
-    rows = [compared(options, depth, seed, folder) for depth in options.depth for seed in seeds]
     header = ["depth", "seed", "get-oblique, s", "its training R², %", "jtrees, s", "compilation, s"]
-    header += ["its training R², %", "last budget", "get-oblique / jtrees"]
-    whole = ["--only", "full", "--depth", 6, *folder, "--seed"]
-    fits = [benchmark.child("experiments.bench_get", *whole, seed) for seed in seeds]
+    results = benchmark.Table(*header, "its training R², %", "last budget", "get-oblique / jtrees")
+    for depth in options.depth:
+        for seed in range(options.seeds):
+            results.add(*compared(depth, options.peer, seed, options.data_dir))
+    fits = [benchmark.isolated(full, 6, seed, options.data_dir) for seed in range(options.seeds)]
     name, x, _ = table(options.data_dir)
-    took, fitted = (
-        ", ".join(one) for one in zip(*((f"{f['seconds']:.0f}", f"{f['r2']:.2f}") for f in fits), strict=True)
-    )
+    seconds = ", ".join(f"{fit['seconds']:.0f}" for fit in fits)
+    scores = ", ".join(f"{fit['r2']:.2f}" for fit in fits)
     notes = (
         f"Whole fits to {len(x)} x {x.shape[1]} samples of {name}. get-oblique: {options.peer[0]} starts, "
         f"{options.peer[1]} epochs per scale factor. jtrees: `Polished(base=GET(...))` with growing budgets (starts x "
@@ -131,11 +113,10 @@ def main() -> None:
         "starts from scratch, and the budgets end when the training loss is no higher than get-oblique's. The seconds "
         "are the sum over all these budgets.\n\n"
         "The whole budget of the paper, `GET` at depth 6 with 10 starts x 3000 epochs x 2 scale factors on "
-        f"{fits[0]['rows']} rows, took {took} seconds (one fit per seed, compilation and CART included; training R² "
-        f"{fitted} %)."
+        f"{fits[0]['rows']} rows, took {seconds} seconds (one fit per seed, compilation and CART included; training R² "
+        f"{scores} %)."
     )
-    arguments = f"--data-dir DATA --seeds {options.seeds}"
-    benchmark.write("bench_get", arguments, header, rows, notes, committed=options.write)
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,9 @@ def inputs(kind: str, n: int, depth: int) -> jax.Array:
     return 0.2 * q + jnp.asarray(level[:, None] / depth - 0.7, q.dtype)
 
 
-def measured(fn: Callable[..., Any], *arguments: Any, repeats: int) -> list[float]:
+def measured(function: Callable[..., Any], *arguments: Any, repeats: int) -> list[float]:
     """Returns the seconds of each call after compilation."""
-    jax.block_until_ready(fn(*arguments))
-    return benchmark.seconds(lambda: jax.block_until_ready(fn(*arguments)), repeats)
+    return benchmark.in_turn({"": lambda: function(*arguments)}, repeats)[""]
 
 
 forward = jax.jit(lambda q: isotonic.prune(q, PENALTY))
@@ -53,11 +52,11 @@ both = jax.jit(jax.value_and_grad(lambda q, cotangent: isotonic.prune(q, PENALTY
 def ten_passes(q: jax.Array, level: jax.Array) -> Any:
     """Reads q like ten steps of Newton's method; each result enters the next, and the compiler keeps all steps."""
 
-    def one(level: jax.Array, _: None) -> tuple[jax.Array, None]:
+    def step(level: jax.Array, _: None) -> tuple[jax.Array, None]:
         excess, count = isotonic._excess(q, level)
         return level + 0 * (excess + count), None
 
-    return jax.lax.scan(one, level, length=10)[0]
+    return jax.lax.scan(step, level, length=10)[0]
 
 
 def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float], float]:
@@ -72,16 +71,15 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
     constraints: list[Any] = [z >= 0, z <= below, a >= 0, a <= 1, a[1:] <= a[(np.arange(1, nodes) - 1) // 2]]
     objective = cp.Minimize(PENALTY / 2 * cp.sum_squares(a) + cp.sum_squares(z - raised) / 2)
     layer = CvxpyLayer(cp.Problem(objective, constraints), parameters=[raised], variables=[a, z])
-    given = torch.tensor(q + 0.5, dtype=torch.float64, requires_grad=True)
-    forward = lambda: layer(given)[0]
+    inputs = torch.tensor(q + 0.5, dtype=torch.float64, requires_grad=True)
+    forward = lambda: layer(inputs)[0]
     both = lambda: forward().sum().backward()
-    found = forward().detach().numpy()
-    error = float(np.abs(found - isotonic.prune_pav(q, PENALTY)[0]).max())
+    error = float(np.abs(forward().detach().numpy() - isotonic.prune_pav(q, PENALTY)[0]).max())
     both()
     return benchmark.seconds(forward, repeats), benchmark.seconds(both, repeats), error
 
 
-def case(n: int, depth: int, kind: str, repeats: int) -> list[str]:
+def case(n: int, depth: int, kind: str, repeats: int) -> list[Any]:
     """Returns a row of the table."""
     q = inputs(kind, n, depth)
     cotangent = jax.random.normal(jax.random.key(2), (len(q),))
@@ -90,10 +88,10 @@ def case(n: int, depth: int, kind: str, repeats: int) -> list[str]:
     ten = measured(ten_passes, q, values, repeats=repeats)
     ahead, full = measured(forward, q, repeats=repeats), measured(both, q, cotangent, repeats=repeats)
     authors = AUTHORS[n, depth] * (1.0 if kind == "traversed" else 1.5)
-    floor = float(passes) / 10 * float(np.median(ten))
-    row = [f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}"]
-    row += [benchmark.spread(ahead), benchmark.spread(full), f"{authors:.3g}"]
-    return [*row, f"{authors / np.median(full) / 1e3:.0f}", f"{np.median(ahead) / floor:.1f}", f"{exact:.0e}"]
+    floor = [float(passes) / 10 * seconds for seconds in ten]
+    row = [f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}", ahead, full]
+    row += [f"{authors:.3g}", benchmark.ratio([authors / 1e3], full, 0), benchmark.ratio(ahead, floor, 1)]
+    return [*row, f"{exact:.0e}"]
 
 
 def against_cvxpylayers(repeats: int) -> str:
@@ -101,30 +99,30 @@ def against_cvxpylayers(repeats: int) -> str:
     if not benchmark.installed("cvxpylayers"):
         return "cvxpylayers is not installed (`make peers`): not measured.\n"
     n, depth = AGAINST_CVXPY
-    q, says = inputs("uniform", n, depth), benchmark.spread
+    q, spread, ratio = inputs("uniform", n, depth), benchmark.spread, benchmark.ratio
     ahead, full = measured(forward, q, repeats=repeats), measured(both, q, jnp.ones(len(q)), repeats=repeats)
     theirs, theirs_full, error = by_cvxpylayers(np.asarray(q, np.float64), max(3, repeats // 3))
     return (
-        f"At n = {n}, depth {depth}: forward {says(ahead)} ms, cvxpylayers {says(theirs)} ms, ratio "
-        f"{np.median(theirs) / np.median(ahead):.0f}; with backward {says(full)} ms, {says(theirs_full)} ms, ratio "
-        f"{np.median(theirs_full) / np.median(full):.0f} (its largest error: {error:.0e}).\n"
+        f"At n = {n}, depth {depth}: forward {spread(ahead)} ms, cvxpylayers {spread(theirs)} ms, ratio "
+        f"{ratio(theirs, ahead, 0)}; with backward {spread(full)} ms, {spread(theirs_full)} ms, ratio "
+        f"{ratio(theirs_full, full, 0)} (its largest error: {error:.0e}).\n"
     )
 
 
 def main() -> None:
     """Prints and writes the table."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=31)
-    options = parser.parse_args()
-    rows = [case(*size, kind, options.repeats) for size in SIZES for kind in ("traversed", "uniform", "rising")]
+    options = benchmark.parse("bench_isotonic", __doc__, repeats=31)
     header = ["n, depth", "q", "groups", "passes", "forward, ms", "forward + backward, ms", "authors, ms"]
-    header += ["authors / ours", "forward / floor", "error"]
+    table = benchmark.Table(*header, "authors / ours", "forward / floor", "error")
+    for size in SIZES:
+        for kind in ("traversed", "uniform", "rising"):
+            table.add(*case(*size, kind, options.repeats))
     notes = (
         "float32. Passes: the number of reads of all of q; reads of some rows count as fractions. The authors' figures "
         "were reported to us for their compiled solver; they are not from this run. Error: the largest difference from "
         f"sequential pooling in float64.\n\n{against_cvxpylayers(options.repeats)}"
     )
-    benchmark.write("bench_isotonic", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

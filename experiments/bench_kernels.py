@@ -13,7 +13,6 @@ of the outputs. The roofline is the larger of two times: operations over the rat
 over the rate of a copy. Both rates are measured in the same run.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -225,7 +224,9 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
     """Returns the fastest sizes of each kernel on one case, and their speed relative to XLA."""
     best: dict[str, tuple[Config, float]] = {}
     arrays = operands(TUNED)
-    by_kernel = {one.name: one for one in KERNELS.values()}  # of two entries with one name, the last: with gradients
+    by_kernel = {
+        kernel.name: kernel for kernel in KERNELS.values()
+    }  # of two entries with one name, the last: with gradients
     for name, kernel in by_kernel.items():
         if time.monotonic() > until:
             print(f"{name}: not tuned, because the time is over", flush=True)
@@ -250,7 +251,7 @@ def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
 
     An entry applies to the depth, features and outputs of the case, and from a tenth of its samples on.
     """
-    others = [one for one in json.loads(WINNERS.read_text()) if one["device"] != device]
+    others = [winner for winner in json.loads(WINNERS.read_text()) if winner["device"] != device]
     size = {"depth": TUNED.depth, "p": TUNED.p, "k": TUNED.k, "n": TUNED.n // 10}
     won = [
         {"device": device, "kernel": name, **size, "config": asdict(config)}
@@ -276,36 +277,35 @@ def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple
     for case, name in jobs:
         operations, moved = KERNELS[name].work(case)
         floor = max(operations / rate[0], moved / rate[1])
-        found = {"kernel": name, **asdict(case), "operations": operations, "bytes": moved, "floor": floor}
+        record = {"kernel": name, **asdict(case), "operations": operations, "bytes": moved, "floor": floor}
         arrays, answers = operands(case), []
         for label in ways:
-            call, found[f"{label}_compile"] = next(programs)
+            call, record[f"{label}_compile"] = next(programs)
             try:
                 if isinstance(call, Exception):
                     raise call
-                found[label] = timed(call, arrays)
+                record[label] = timed(call, arrays)
                 answers.append(call(*arrays))
             except Exception as error:  # the program exceeds the memory or was refused
-                found[f"{label}_error"] = _said(error)
+                record[f"{label}_error"] = _said(error)
         if len(answers) == 2:
-            found["agree"] = agree(answers[1], answers[0])
-        yield found
+            record["agree"] = agree(answers[1], answers[0])
+        yield record
 
 
-def row(found: dict[str, Any]) -> list[str]:
+def row(record: dict[str, Any]) -> list[Any]:
     """Returns a line of the table."""
-    n = found["n"] * found["trees"]
-    line = [found["kernel"], *(f"{found[key]:,}" for key in ("n", "p", "depth", "k", "trees"))]
-    median = {label: float(np.median(found[label])) for label in ("xla", "fused") if label in found}
+    n = record["n"] * record["trees"]
+    line = [record["kernel"], *(f"{record[key]:,}" for key in ("n", "p", "depth", "k", "trees"))]
+    median = {label: float(np.median(record[label])) for label in ("xla", "fused") if label in record}
     for label in ("xla", "fused"):
         if label in median:
-            share = f"{found['floor'] / median[label]:.0%}"
-            line += [benchmark.spread(found[label]), share, f"{found[f'{label}_compile']:.1f}"]
+            line += [record[label], f"{record['floor'] / median[label]:.0%}", f"{record[f'{label}_compile']:.1f}"]
         else:
-            line += [found.get(f"{label}_error", "-").split(":")[0], "-", "-"]
+            line += [record.get(f"{label}_error", "-").split(":")[0], "-", "-"]
     line.append(f"{median['xla'] / median['fused']:.2f}" if len(median) == 2 else "-")
     line.append(f"{n / median['fused']:.2e}" if "fused" in median else "-")
-    return [*line, {True: "yes", False: "NO"}.get(found.get("agree", ""), "-")]
+    return [*line, {True: "yes", False: "NO"}.get(record.get("agree", ""), "-")]
 
 
 HEADER = ["", "n", "p", "depth", "k", "trees", "XLA, ms", "of the roofline", "compilation, s"]
@@ -314,29 +314,26 @@ HEADER += ["kernel, ms", "of the roofline", "compilation, s", "XLA / kernel", "s
 
 def main(arguments: list[str] | None = None) -> None:
     """Tunes, compares, and writes the tables."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=8.0, help="time limit in minutes")
-    parser.add_argument("--tune", action="store_true", help="find the best sizes first, in half of the time")
-    options: argparse.Namespace = parser.parse_args(arguments)
+    options = benchmark.parse("bench_kernels", __doc__, arguments, minutes=8.0, tune=False)
     start, platform = time.monotonic(), jax.default_backend()
     end, implementation = start + 60 * options.minutes, IMPLEMENTATION.get(platform)
     device = jax.devices()[0].device_kind
     rate = rates(platform)
     best = tune(implementation, start + 30 * options.minutes) if implementation and options.tune else {}
-    names = {one.name for one in KERNELS.values()} if implementation else ()
+    names = {kernel.name for kernel in KERNELS.values()} if implementation else ()
     fused = {name: best[name][0] if name in best else implementation for name in names}
     kept = (benchmark.RESULTS if options.write else Path("results")) / f"kernels/{device.lower().replace(' ', '-')}"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    found, left = [], []
+    records, left, table = [], [], benchmark.Table(*HEADER)
     for case in cases(platform):
         if time.monotonic() > end - 30:
             left.append(str(case))
             continue
-        for one in compare([(case, name) for name in KERNELS], fused, rate):
-            found.append(one)
-            print(" ".join(row(one)), flush=True)
-            record = {"device": device, "rates": rate, "cases": found}
-            kept.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        for record in compare([(case, name) for name in KERNELS], fused, rate):
+            records.append(record)
+            table.add(*row(record))
+            text = json.dumps({"device": device, "rates": rate, "cases": records}, indent=1)
+            kept.with_suffix(".json").write_text(text + "\n")
     notes = (
         f"{device}: {rate[0] / 1e12:.2f} x 10^12 floating-point operations per second in a large product, "
         f"{rate[1] / 1e9:.0f} GB per second in a copy. Medians and half the interquartile range. Compilation is "
@@ -346,7 +343,7 @@ def main(arguments: list[str] | None = None) -> None:
         size = f"depth {TUNED.depth}, p {TUNED.p}, n {TUNED.n:,}"
         notes += f"\nThe fastest sizes at {size}:\n\n"
         notes += "".join(
-            f"- {name}: `{one}`, {factor:.2f} times as fast as XLA\n" for name, (one, factor) in best.items()
+            f"- {name}: `{config}`, {factor:.2f} times as fast as XLA\n" for name, (config, factor) in best.items()
         )
         if options.write:
             write_winners(device, best)
@@ -354,9 +351,7 @@ def main(arguments: list[str] | None = None) -> None:
         notes += "\nThere is no kernel for this device: only XLA was timed.\n"
     if left:
         notes += f"\nThe time did not allow {len(left)} cases, from {left[0]} on.\n"
-    command = f"--minutes {options.minutes:g}" + (" --tune" if options.tune else "")
-    rows = [row(one) for one in found]
-    benchmark.write("bench_kernels", command, HEADER, rows, notes, committed=options.write, to=f"kernels/{kept.name}")
+    benchmark.write(options, table, notes, to=f"kernels/{kept.name}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from each level, and multiplies them with the samples. Its time is not a lower b
 more rows, which then lie in the cache.
 """
 
-import argparse
 from typing import Any
 
 import jax
@@ -86,28 +85,25 @@ def reading(depth: int, p: int) -> Any:
     weights = jax.random.normal(jax.random.key(0), (2**depth - 1, p))
     nodes = [jnp.asarray(rng.integers(2**t - 1, 2 ** (t + 1) - 1, (t + 1, BATCH))) for t in range(depth)]
     read = jax.jit(lambda weights, nodes: [jnp.einsum("tnp,np->tn", weights[level], x) for level in nodes])
-    return lambda: jax.block_until_ready(read(weights, nodes))
+    return lambda: read(weights, nodes)
 
 
-def row(depth: int, p: int, repeats: int) -> tuple[list[str], float]:
-    """Returns the times of a depth, and the ms of fast inference."""
-    kinds_of = {"stable": ("fast", True), "fast": ("fast", False)}
+def add_depth(table: benchmark.Table, depth: int, p: int, repeats: int) -> float:
+    """Adds the times of a depth, and returns the seconds of fast inference."""
+    variants = {"stable": ("fast", True), "fast": ("fast", False)}
     if depth <= EXACT[p]:
-        kinds_of["exact"] = ("exact", False)
-    ms, memory = {}, 0.0
-    for kind, (inference, stable) in kinds_of.items():  # one after the other: the memory holds only one deep tree
+        variants["exact"] = ("exact", False)
+    times, memory = {}, 0.0
+    for kind, (inference, stable) in variants.items():  # one after the other: the memory holds only one deep tree
         steps = Steps(depth, p, inference, stable)
-        ms[kind] = [1e3 * t / STEPS for t in benchmark.seconds(steps, repeats)]
+        times[kind] = [seconds / STEPS for seconds in benchmark.seconds(steps, repeats)]
         memory = steps.gigabytes() if kind == "fast" else memory
-    read = reading(depth, p)
-    read()
-    ms["reading"] = [1e3 * t for t in benchmark.seconds(read, repeats)]
-    texts = {kind: benchmark.spread(times, 1) for kind, times in ms.items()}
-    ratio = f"{np.median(ms['exact']) / np.median(ms['fast']):.1f}" if "exact" in ms else "-"
-    fast = float(np.median(ms["fast"]))
-    epoch = f"{fast * CONNECT_4 / BATCH / 1e3:.1f}"
-    cells = [texts["fast"], texts["reading"], texts["stable"], texts.get("exact", "-"), ratio, epoch, f"{memory:.2f}"]
-    return [str(p), str(depth), *cells], fast
+    read = benchmark.in_turn({"": reading(depth, p)}, repeats)[""]
+    ratio = benchmark.ratio(times["exact"], times["fast"], 1) if "exact" in times else "-"
+    fast = float(np.median(times["fast"]))
+    ms = times["fast"], read, times["stable"], times.get("exact", "-")
+    table.add(p, depth, *ms, ratio, f"{fast * CONNECT_4 / BATCH:.1f}", f"{memory:.2f}")
+    return fast
 
 
 def _exponent(times: dict[int, float]) -> float:
@@ -116,26 +112,21 @@ def _exponent(times: dict[int, float]) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures and writes the table."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
-    options: argparse.Namespace = parser.parse_args(arguments)
-    rows, notes = [], []
+    options = benchmark.parse("bench_nongreedy", __doc__, arguments, repeats=9)
+    header = ["p", "depth", "fast, ms a step", "reading the rows, ms", "stable, ms", "exact, ms", "exact / fast"]
+    table, notes = benchmark.Table(*header, "connect-4, fast, s an epoch", "GB"), []
     for p, depths in DEPTHS.items():
-        results = [row(depth, p, options.repeats) for depth in depths]
-        rows += [cells for cells, _ in results]
-        times = {depth: fast for depth, (_, fast) in zip(depths, results, strict=True)}
+        times = {depth: add_depth(table, depth, p, options.repeats) for depth in depths}
         parts = [f"{_exponent(times):.2f}"]
         if deep := {depth: fast for depth, fast in times.items() if depth >= FOLLOWS}:
             parts.append(f"from depth {FOLLOWS} on {_exponent(deep):.2f}")
         notes.append(f"{p} features: the time of a fast step grows as depth to the power of {', '.join(parts)}.")
-    header = ["p", "depth", "fast, ms a step", "reading the rows, ms", "stable, ms", "exact, ms", "exact / fast"]
-    header += ["connect-4, fast, s an epoch", "GB"]
     notes.append(
         f"Below depth {FOLLOWS}, a step multiplies all splits, which is faster than the paths; the first exponent is "
         "therefore higher."
     )
     text = " ".join(notes) + f" Batches of {BATCH}, {CLASSES} classes, momentum. GB: a fast step, by the compiler."
-    benchmark.write("bench_nongreedy", f"--repeats {options.repeats}", header, rows, text, committed=options.write)
+    benchmark.write(options, table, text)
 
 
 if __name__ == "__main__":

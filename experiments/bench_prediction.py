@@ -26,9 +26,7 @@ def oblique(depth: int, rng: np.random.Generator) -> jtrees.ObliqueTree:
 
 def main() -> None:
     """Times each model sequentially on the same array."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    options = parser.parse_args()
+    options = benchmark.parse("bench_prediction", __doc__, rows=1_000_000)
     rng = np.random.default_rng(0)
     x = rng.random((options.rows, FEATURES), dtype=np.float32)
     y = np.sin(5 * x[:20_000, 0]) + x[:20_000, 1] * x[:20_000, 2]
@@ -44,7 +42,7 @@ def main() -> None:
         import xgboost  # type: ignore[import-not-found]
 
         models["XGBoost, 100 trees, depth 6"] = xgboost.XGBRegressor(n_estimators=100).fit(x[:20_000], y).predict
-    rows = []
+    table = benchmark.Table("model", "million rows/s", "one row, µs", "first call, s", "first call with another n, s")
     for name, predict in models.items():
         rates, single = [], []
         first = benchmark.seconds(lambda p=predict: p(x[: options.rows - 1]), 1)[0]
@@ -53,10 +51,7 @@ def main() -> None:
             rates.append(options.rows / benchmark.seconds(lambda p=predict: p(x), 1)[0])
             single += benchmark.seconds(lambda p=predict: p(x[:1]), 50)
         new = benchmark.seconds(lambda p=predict: p(x[: options.rows - 4321]), 1)[0]
-        row = [name, benchmark.spread(rates, 1e-6), benchmark.spread(single, 1e6), f"{first:.2f}", f"{new:.2f}"]
-        rows.append(row)
-        print(*row, flush=True)
-    header = ["model", "million rows/s", "one row, µs", "first call, s", "first call with another n, s"]
+        table.add(name, benchmark.spread(rates, 1e-6), benchmark.spread(single, 1e6), f"{first:.2f}", f"{new:.2f}")
     notes = (
         f"{options.rows} rows of {FEATURES} float32 features in a NumPy array; the output is a NumPy array. Another n "
         "compiles at most a program for the size of the last, padded chunk. Median and half the interquartile range. A "
@@ -64,8 +59,7 @@ def main() -> None:
         f"{FEATURES} x (2^D - 1) floating-point operations per row; a tree that follows the path does 2 x {FEATURES} x "
         "D."
     )
-    arguments = "" if options.rows == parser.get_default("rows") else f"--rows {options.rows}"
-    benchmark.write("bench_prediction", arguments, header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ The rivals (scikit-learn, XGBoost, LightGBM) have their defaults; the report omi
 """
 
 from collections.abc import Callable
-import importlib.util
+import importlib
 import time
 from typing import Any
 
@@ -41,7 +41,7 @@ def ours(recipe: Any, seconds: float) -> Callable[..., Any]:
 
 def programs(seconds: float) -> dict[str, Callable[..., Any]]:
     """Returns all programs by name."""
-    found: dict[str, Callable[..., Any]] = {
+    fits: dict[str, Callable[..., Any]] = {
         "GET()": ours(jtrees.GET(), seconds),
         "DGT()": ours(jtrees.DGT(), seconds),
         "Boosted()": ours(jtrees.Boosted(), seconds),
@@ -51,13 +51,13 @@ def programs(seconds: float) -> dict[str, Callable[..., Any]]:
         module = importlib.import_module(name)
         return lambda x, y: getattr(module, regressor)(**options).fit(x, y)
 
-    found["linear regression"] = fitted("sklearn.linear_model", "LinearRegression")
-    found["HistGradientBoosting"] = fitted("sklearn.ensemble", "HistGradientBoostingRegressor")
-    if importlib.util.find_spec("xgboost"):
-        found["XGBoost"] = fitted("xgboost", "XGBRegressor")
-    if importlib.util.find_spec("lightgbm"):
-        found["LightGBM"] = fitted("lightgbm", "LGBMRegressor", verbosity=-1)
-    return found
+    fits["linear regression"] = fitted("sklearn.linear_model", "LinearRegression")
+    fits["HistGradientBoosting"] = fitted("sklearn.ensemble", "HistGradientBoostingRegressor")
+    if benchmark.installed("xgboost"):
+        fits["XGBoost"] = fitted("xgboost", "XGBRegressor")
+    if benchmark.installed("lightgbm"):
+        fits["LightGBM"] = fitted("lightgbm", "LGBMRegressor", verbosity=-1)
+    return fits
 
 
 def draw(records: list[dict[str, Any]], file: Any) -> None:
@@ -68,10 +68,10 @@ def draw(records: list[dict[str, Any]], file: Any) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    for name in dict.fromkeys(one["name"] for one in records):
-        of_name = [one for one in records if one["name"] == name]
-        for axis, what in zip(axes, ("seconds", "score"), strict=True):
-            axis.plot([one["rows"] for one in of_name], [one[what] for one in of_name], marker="o", label=name)
+    for name in dict.fromkeys(record["name"] for record in records):
+        curve = [record for record in records if record["name"] == name]
+        for axis, key in zip(axes, ("seconds", "score"), strict=True):
+            axis.plot([record["rows"] for record in curve], [record[key] for record in curve], marker="o", label=name)
     axes[0].set(xscale="log", yscale="log", xlabel="rows", ylabel="seconds")
     axes[1].set(xscale="log", xlabel="rows", ylabel="R$^2$", ylim=(0.5, 1.0))
     axes[1].legend(fontsize="small")
@@ -81,11 +81,9 @@ def draw(records: list[dict[str, Any]], file: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and writes the table and the plot."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--features", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=60.0, help="limit of each of our fits")
-    options = parser.parse_args(arguments)
+    options = benchmark.parse(
+        "bench_rows", __doc__, arguments, rows=(1000, 10_000, 100_000, 1_000_000), features=10, seconds=60.0
+    )
     test_x, test_y = made(TEST, options.features, seed=1)
     records: list[dict[str, Any]] = []
     for name, fit in programs(options.seconds).items():
@@ -99,17 +97,19 @@ def main(arguments: list[str] | None = None) -> None:
             ended = getattr(getattr(model, "report", None), "ended", "finished")
             records.append({"name": name, "rows": rows, "seconds": seconds, "score": score, "ended": ended})
             print(records[-1], flush=True)
-    header = ["rows", *dict.fromkeys(one["name"] for one in records)]
-    shown = lambda one: f"{one['score']:.3f} in {one['seconds']:.1f} s" + ("*" if one["ended"] != "finished" else "")
-    rows = [
-        [f"{rows:,}", *(shown(one) for one in records if one["rows"] == rows)] for rows in dict.fromkeys(options.rows)
-    ]
+    table = benchmark.Table("rows", *dict.fromkeys(record["name"] for record in records))
+    for rows in dict.fromkeys(options.rows):
+        cells = [
+            f"{record['score']:.3f} in {record['seconds']:.1f} s" + ("*" if record["ended"] != "finished" else "")
+            for record in records
+            if record["rows"] == rows
+        ]
+        table.add(f"{rows:,}", *cells)
     notes = (
         f"R^2 on {TEST:,} test rows, and seconds of a fit, with {options.features} features; the seconds include "
         f"compilation for the shape. A star marks a fit that the limit of {options.seconds:g} s ended.\n"
     )
-    command = f"--features {options.features} --seconds {options.seconds:g} --rows {' '.join(map(str, options.rows))}"
-    file = benchmark.write("bench_rows", command, header, rows, notes, committed=options.write)
+    file = benchmark.write(options, table, notes)
     draw(records, file.with_suffix(".png"))
 
 

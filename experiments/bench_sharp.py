@@ -19,7 +19,7 @@ from experiments.bench_training import table
 import jtrees
 from jtrees import topology
 from jtrees.routing import frontier, sharp
-from jtrees.routing.by_level import Asked
+from jtrees.routing.by_level import Operands
 
 DEEPEST = 12  # depth limit of steps over all leaves
 REPEATS = 7
@@ -27,8 +27,8 @@ REPEATS = 7
 
 def reached(tree: jtrees.ObliqueTree, x: jax.Array) -> tuple[float, float]:
     """Returns the mean number of leaves that a sample reaches, and the share of skipped splits."""
-    asked, depth = Asked(x, tree.weights[None], tree.bias[None], None, None), topology.depth_of(len(tree.bias))
-    paths, fits = jax.jit(lambda: frontier.explore(asked, 64, sharp.sigmoid()))()
+    inputs, depth = Operands(x, tree.weights[None], tree.bias[None], None, None), topology.depth_of(len(tree.bias))
+    paths, fits = jax.jit(lambda: frontier.explore(inputs, 64, sharp.sigmoid()))()
     if not fits:
         return np.nan, np.nan
     counts = np.asarray(paths.counts) / len(x)
@@ -53,47 +53,40 @@ def measured(depth: int, sharpness: float, x: jax.Array, y: jax.Array) -> dict[s
     chosen = jax.jit(train).lower(x, y, keys).compile()
     calls: dict[str, Any] = {"chosen": lambda: chosen(x, y, keys)}
     if depth <= DEEPEST:
-        kept = dict(sharp.WIDTHS)
+        widths = dict(sharp.WIDTHS)
         sharp.WIDTHS.clear()
         all_leaves = jax.jit(lambda *a: train(*a)).lower(x, y, keys).compile()
-        sharp.WIDTHS.update(kept)
+        sharp.WIDTHS.update(widths)
         calls["all leaves"] = lambda: all_leaves(x, y, keys)
     bottom = jax.jit(floor).lower(x, tree.weights).compile()
     calls["floor"] = lambda: bottom(x, tree.weights)
     times = benchmark.in_turn(calls, REPEATS)
-    scaled = {name: np.array(t) / steps / (1 if name == "floor" else starts) for name, t in times.items()}
+    scaled = {name: [t / steps / (1 if name == "floor" else starts) for t in calls] for name, calls in times.items()}
     scaled_tree = tree.replace(weights=sharpness * tree.weights, bias=sharpness * tree.bias)
     return {"times": scaled, "reached": reached(scaled_tree, x)}
 
 
 def main() -> None:
     """Measures every depth and sharpness sequentially."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--depth", nargs="+", type=int, default=[9, 10, 12, 14])
-    parser.add_argument("--sharpness", nargs="+", type=float, default=[15, 100])
-    parser.add_argument("--data-dir")
-    options = parser.parse_args()
+    options = benchmark.parse("bench_sharp", __doc__, depth=(9, 10, 12, 14), sharpness=(15.0, 100.0), data_dir=None)
     benchmark.use_all_cores()
     name, x, y = table(options.data_dir)
-    rows = []
+    header = ["depth", "sharpness", "leaves a sample", "splits skipped, %", "step, ms", "of all leaves, ms"]
+    results = benchmark.Table(*header, "floor, ms", "step / floor")
     for depth in options.depth:
         for sharpness in options.sharpness:
-            found = measured(depth, sharpness, jnp.asarray(x), jnp.asarray(y))
-            times, (leaves, skipped) = found["times"], found["reached"]
-            ratio = f"{np.median(times['chosen']) / np.median(times['floor']):.2f}"
-            row = [str(depth), f"{sharpness:g}", f"{leaves:.1f}", f"{100 * skipped:.1f}"]
-            row += [benchmark.spread(times[n]) if n in times else "-" for n in ("chosen", "all leaves", "floor")]
-            rows.append([*row, ratio])
-            print(*rows[-1], flush=True)
-    header = ["depth", "sharpness", "leaves a sample", "splits skipped, %", "step, ms", "of all leaves, ms"]
-    header += ["floor, ms", "step / floor"]
+            case = measured(depth, sharpness, jnp.asarray(x), jnp.asarray(y))
+            times, (leaves, skipped) = case["times"], case["reached"]
+            ms = times["chosen"], times.get("all leaves", "-"), times["floor"]
+            ratio = benchmark.ratio(times["chosen"], times["floor"])
+            results.add(depth, f"{sharpness:g}", f"{leaves:.1f}", f"{100 * skipped:.1f}", *ms, ratio)
     notes = (
         f"Milliseconds per step and start on {len(x)} x {x.shape[1]} samples of {name}: median and half the "
         "interquartile range. Leaves a sample: leaves of the initial tree with a probability above about "
         f"{sharp.TOLERANCE:g} (nan: more than 64). Splits skipped: the share of all splits of all samples that the "
         "followed paths skip. If more leaves are reached than the program can follow, the step scores all leaves."
     )
-    benchmark.write("bench_sharp", "--data-dir DATA", header, rows, notes, committed=options.write)
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Each figure comes from a process of its own: DGT, depth 6, 64 features, mini-bat
 memory makes the same steps. It repeats sixteen rounds of rows that lie on the device.
 """
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -29,28 +28,28 @@ REPEATS = 5
 SECONDS = 40
 
 
-def in_memory() -> None:
-    """Makes the same steps on rows in memory in this process, and prints the rows per second."""
+def in_memory() -> list[float]:
+    """Makes the same steps on rows in memory in this process, and returns the rows per second."""
     import jax
 
-    from experiments import rounds as job_of, train_large
+    from experiments import rounds, train_large
     import jtrees
 
     options = train_large.parse(["--out", "-", "--synthetic", f"rows={ROWS},p={P}", "--blocks", "1", *METHOD])
     with jax.set_mesh(jtrees.sharding.mesh()):
-        job = job_of.prepared(options, job_of.source(options))
-        state, data = job_of.first_state(job, jax.random.key(0)), job_of.stream(job)
-        rounds = [jtrees.sharding.join_rows(next(data)) for _ in range(ROUNDS)]
-        program = job_of.round_of(job).lower(state, *rounds[0]).compile()
+        job = rounds.prepared(options, rounds.source(options))
+        state, data = rounds.first_state(job, jax.random.key(0)), rounds.stream(job)
+        batches = [jtrees.sharding.join_rows(next(data)) for _ in range(ROUNDS)]
+        program = rounds.round_of(job).lower(state, *batches[0]).compile()
         speeds = []
         for i in range(REPEATS * 4 * ROUNDS):
             if i % (4 * ROUNDS) == 0:
                 start = time.perf_counter()
-            state, loss = program(state, *rounds[i % ROUNDS])
+            state, loss = program(state, *batches[i % ROUNDS])
             loss.block_until_ready()
             if i % (4 * ROUNDS) == 4 * ROUNDS - 1:
                 speeds.append(4 * ROUNDS * options.block / (time.perf_counter() - start))
-    print(json.dumps({"speeds": speeds}))
+    return speeds
 
 
 def shards(folder: Path, kind: str) -> Path:
@@ -58,9 +57,9 @@ def shards(folder: Path, kind: str) -> Path:
     from experiments.blocks import Synthetic
 
     folder.mkdir()
-    made = Synthetic(ROWS, P, 4096)
+    blocks = Synthetic(ROWS, P, 4096)
     for k in range(SHARDS):
-        x, y = (np.concatenate(a) for a in zip(*(made[i] for i in range(k, len(made), SHARDS)), strict=True))
+        x, y = (np.concatenate(a) for a in zip(*(blocks[i] for i in range(k, len(blocks), SHARDS)), strict=True))
         if kind == "npy":
             np.save(folder / f"{k}.npy", np.concatenate([x, y[:, None]], 1))
         else:
@@ -76,51 +75,44 @@ def run(out: Path, *more: Any) -> tuple[float, str, list[dict[str, Any]]]:
     """Runs the script; returns its seconds, its output and its metrics."""
     command = [sys.executable, "-W", "ignore", "-m", "experiments.train_large", "--out", str(out), *METHOD, *EVERY]
     start = time.perf_counter()
-    done = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
+    process = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
-    if done.returncode not in (0, os.EX_TEMPFAIL):  # --max-seconds ends with EX_TEMPFAIL
-        raise RuntimeError(done.stderr[-2000:])
-    return seconds, done.stdout, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    if process.returncode not in (0, os.EX_TEMPFAIL):  # --max-seconds ends with EX_TEMPFAIL
+        raise RuntimeError(process.stderr[-2000:])
+    return seconds, process.stdout, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def main() -> None:
     """Prints the table."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--child", choices=("in_memory",), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        in_memory()
-        return
-    rows: list[list[str]] = []
+    options = benchmark.parse("bench_streaming", __doc__)
+    table = benchmark.Table("data", "1000 rows/s", "of those in memory", "waiting for data", "peak GB")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        memory = benchmark.child("experiments.bench_streaming", "--child", "in_memory")["speeds"]
-        rows.append(["rows in memory", benchmark.spread(memory, 1e-3), "1", "-", "-"])
+        memory = benchmark.isolated(in_memory)
+        table.add("rows in memory", benchmark.spread(memory, 1e-3), "1", "-", "-")
         kinds: dict[str, list[Any]] = {"made as needed": ["--synthetic", f"rows={ROWS},p={P}"]}
         for kind, target in (("npy", []), ("parquet", ["--target", "y"])):
             kinds[f"{SHARDS} shards, {kind}"] = ["--data", shards(folder / kind, kind), *target]
-        for what, source in kinds.items():
-            _, _, lines = run(folder / f"run {what}", *source, "--epochs", 2 * REPEATS)
-            rows.append([what, *_figures(lines, memory)])
+        for kind, source in kinds.items():
+            _, _, lines = run(folder / f"run {kind}", *source, "--epochs", 2 * REPEATS)
+            table.add(kind, *_figures(lines, memory))
         _, _, lines = run(folder / "many", "--synthetic", f"rows={MANY},p={P}", *EVERY[:1], "4096")
-        rows.append([f"{MANY:.0e} rows, made", *_figures(lines, memory)])
-        goes_on = []
+        table.add(f"{MANY:.0e} rows, made", *_figures(lines, memory))
+        resumed = []
         for i in range(REPEATS):
-            _, said, _ = run(folder / "resumed", *kinds["made as needed"], "--max-steps", 160 * (i + 1))
-            goes_on += [float(seconds) for seconds in re.findall(r"resumes at step \d+, ([\d.]+) s", said)]
-        whole, said, _ = run(
-            folder / "timed", "--synthetic", f"rows={MANY},p={P}", "--epochs", 9, "--max-seconds", SECONDS
-        )
+            _, output, _ = run(folder / "resumed", *kinds["made as needed"], "--max-steps", 160 * (i + 1))
+            resumed += [float(seconds) for seconds in re.findall(r"resumes at step \d+, ([\d.]+) s", output)]
+        limited = ["--synthetic", f"rows={MANY},p={P}", "--epochs", 9, "--max-seconds", SECONDS]
+        total, _, _ = run(folder / "timed", *limited)
     notes = [
-        f"Resuming takes {benchmark.spread(goes_on, 1)} s ({len(goes_on)} times), without the start of Python and its "
+        f"Resuming takes {benchmark.spread(resumed, 1)} s ({len(resumed)} times), without the start of Python and its "
         "imports. The seconds include the first rows for moments, the checkpoint and the position.",
-        f"`--max-seconds {SECONDS}`: {whole:.1f} s from the start of the process to its end, imports included.",
+        f"`--max-seconds {SECONDS}`: {total:.1f} s from the start of the process to its end, imports included.",
         "rows/s: the median over the lines of metrics.jsonl without the first line of a run; evaluations and "
         f"checkpoints are not included. A pass moves {ROWS * P * 4 / 1e6:.0f} MB, for {1e7:.0e} rows "
         f"{MANY * P * 4 / 1e9:.2f} GB.",
     ]
-    header = ["data", "1000 rows/s", "of those in memory", "waiting for data", "peak GB"]
-    benchmark.write("bench_streaming", "--write", header, rows, "\n\n".join(notes), committed=options.write)
+    benchmark.write(options, table, "\n\n".join(notes))
 
 
 def _figures(lines: list[dict[str, Any]], memory: list[float]) -> list[str]:

@@ -1,19 +1,16 @@
 """Speed of a sweep: 16 combinations x 4 seeds of GET, depth 4, 500 steps each, on kin8nm (embedded).
 
 python -m experiments.bench_sweep [--write]
-python -m experiments.bench_sweep --what space [--samples 64]
+python -m experiments.bench_sweep --space [--samples 64]
 
 One run times the following. First, a single compiled fit; its rounds use mostly one core, while a sweep has a run on
 each core. Second, the sweep, once with compilation and then with other values. Third, processes that each make one of
 the fits, two at a time, with and without a cache of compiled programs. Fourth, draws from a space with three depths, as
-a compiled sweep and as compiled sequential fits; ``--what space`` measures only this part. Fifth, the memory of a sweep
-of 1000 runs in a process of its own. The results of the first sweep are written as a table beside the times.
+a compiled sweep and as compiled sequential fits; ``--space`` measures only this part. Fifth, the memory of a sweep
+of 1000 runs in a process of its own.
 """
 
-import json
-import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 import tempfile
 import time
 
@@ -26,7 +23,7 @@ EPOCHS = 250  # for each of two scale factors
 REPEATS = 5
 MANY = 1000
 SAMPLES, SPACE_REPEATS = 64, 3
-HEADER = ["what", "s", "s for all runs", "of compiled fits in turn"]
+HEADER = ("what", "s", "s for all runs", "of compiled fits in turn")
 
 
 def table() -> tuple[np.ndarray, np.ndarray]:
@@ -35,18 +32,18 @@ def table() -> tuple[np.ndarray, np.ndarray]:
     return loaded.x, loaded.y
 
 
-def one_fit() -> None:
-    """Makes one fit in this process."""
+def single_fit() -> float:
+    """Makes one fit in this process; returns its loss."""
     import jax
 
     import jtrees
 
     recipe = jtrees.GET(depth=4, starts=1, epochs=EPOCHS, learning_rate=0.01, precondition=0.0)
-    print(jtrees.fit(recipe, *table(), key=jax.random.key(0)).loss)
+    return float(jtrees.fit(recipe, *table(), key=jax.random.key(0)).loss)
 
 
-def many() -> None:
-    """Makes a sweep of 1000 short runs in this process, and prints the peak memory before and after."""
+def many() -> dict[str, float]:
+    """Makes a sweep of 1000 short runs in this process, and returns the peak memory before and after."""
     benchmark.use_all_cores()
     import jax
 
@@ -56,11 +53,12 @@ def many() -> None:
     recipe = jtrees.GET(depth=4, starts=1, epochs=10, cart=False)
     jtrees.sweep(recipe, x, y, samples=[{}], seeds=64, key=jax.random.key(0))
     before = benchmark.peak_memory()
-    found = jtrees.sweep(recipe, x, y, grid={"learning_rate": RATES.tolist()}, seeds=MANY // 8, key=jax.random.key(0))
-    print(json.dumps({"before": before, "after": benchmark.peak_memory(), "runs": int(found.losses.size)}))
+    grid = {"learning_rate": RATES.tolist()}
+    losses = jtrees.sweep(recipe, x, y, grid=grid, seeds=MANY // 8, key=jax.random.key(0)).losses
+    return {"before": before, "after": benchmark.peak_memory(), "runs": int(losses.size)}
 
 
-def of_space(samples: int) -> dict[str, list[float]]:
+def space_times(samples: int) -> dict[str, list[float]]:
     """Returns the seconds of a compiled sweep over draws from a space, and of compiled sequential fits of the draws."""
     import jax
 
@@ -82,45 +80,32 @@ def of_space(samples: int) -> dict[str, list[float]]:
     return benchmark.in_turn({"sweep": sweep, "fits": fits}, SPACE_REPEATS)
 
 
-def rows_of_space(samples: int) -> list[list[str]]:
-    """Returns the rows of the table for the space."""
-    times = of_space(samples)
-    fits, sweep = np.median(times["fits"]), np.median(times["sweep"])
-    return [
-        [f"{samples} fits of draws from a space, compiled", benchmark.spread(times["fits"], 1), f"{fits:.1f}", "1"],
-        [
-            f"{samples} samples of a space, compiled",
-            benchmark.spread(times["sweep"], 1),
-            f"{sweep:.1f}",
-            f"{sweep / fits:.2f}",
-        ],
-    ]
+def add_space(results: benchmark.Table, samples: int) -> None:
+    """Adds the rows of the space."""
+    times = space_times(samples)
+    for label, name in (("fits of draws from", "fits"), ("samples of", "sweep")):
+        seconds, ratio = np.median(times[name]), benchmark.ratio(times[name], times["fits"])
+        text = f"{samples} {label} a space, compiled"
+        results.add(text, benchmark.spread(times[name], 1), f"{seconds:.1f}", "1" if name == "fits" else ratio)
 
 
 def processes(cache: str | None) -> float:
     """Returns the seconds of 64 processes of one fit, two at a time, extrapolated from four processes."""
-    env = os.environ | ({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})
-    command = [sys.executable, "-m", "experiments.bench_sweep", "--what", "one"]
+    environment = {"JAX_COMPILATION_CACHE_DIR": cache} if cache else {}
     start = time.perf_counter()
-    for _ in range(2):
-        pair = [subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
-        if any(process.wait() for process in pair):
-            raise SystemExit("a process of one fit failed")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: benchmark.isolated(single_fit, environment=environment), range(4)))
     return (time.perf_counter() - start) * 16
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures all parts and writes the table."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--what", choices=["all", "one", "many", "space"], default="all", help="the measured part")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="draws from a space")
-    options = parser.parse_args(arguments)
-    if options.what == "space":
-        benchmark.use_all_cores()
-        return print(benchmark.markdown(HEADER, rows_of_space(options.samples)))
-    if options.what != "all":
-        return {"one": one_fit, "many": many}[options.what]()
+    options = benchmark.parse("bench_sweep", __doc__, arguments, space=False, samples=SAMPLES)
+    results = benchmark.Table(*HEADER)
     benchmark.use_all_cores()
+    if options.space:
+        add_space(results, options.samples)
+        return print(results)
     import jax
 
     import jtrees
@@ -140,37 +125,34 @@ def main(arguments: list[str] | None = None) -> None:
     grid = lambda shift: {"learning_rate": RATES * (1 + shift), "l1": PENALTIES}
     sweep = lambda shift: jtrees.sweep(recipe, x, y, grid=grid(shift), seeds=SEEDS, key=key)
     compiled.clear()
-    found = []
-    [cold] = benchmark.seconds(lambda: found.append(sweep(0)), 1)
-    programs = len([one for one in compiled if one > 0.1])
+    [cold] = benchmark.seconds(lambda: sweep(0), 1)
+    programs = sum(seconds > 0.1 for seconds in compiled)
     alone, together = [], []
     for i in range(REPEATS):
         alone += benchmark.seconds(fit, 3)
         together += benchmark.seconds(lambda i=i: sweep(0.01 * (1 + i)), 1)
     runs = RATES.size * len(PENALTIES) * SEEDS
-    one, all_ = np.median(alone), np.median(together)
+    fits, all_runs = np.median(alone) * runs, np.median(together)
     with tempfile.TemporaryDirectory() as folder:
         fresh, _, cached = processes(None), processes(folder), processes(folder)
-    memory = benchmark.child("experiments.bench_sweep", "--what", "many")
-    rows = [
-        ["one fit, compiled", benchmark.spread(alone, 1), f"{one * runs:.1f}", "1"],
-        [f"sweep of {runs}, compiled", benchmark.spread(together, 1), f"{all_:.1f}", f"{all_ / one / runs:.2f}"],
-        [f"sweep of {runs}, with compilation", f"{cold:.1f}", f"{cold:.1f}", f"{cold / one / runs:.2f}"],
-        ["processes, two at a time", "", f"{fresh:.0f}", f"{fresh / one / runs:.2f}"],
-        ["processes, programs cached", "", f"{cached:.0f}", f"{cached / one / runs:.2f}"],
-        *rows_of_space(options.samples),
-    ]
+    memory = benchmark.isolated(many)
+    results.add("one fit, compiled", benchmark.spread(alone, 1), f"{fits:.1f}", "1")
+    spread, ratio = benchmark.spread(together, 1), all_runs / fits
+    results.add(f"sweep of {runs}, compiled", spread, f"{all_runs:.1f}", f"{ratio:.2f}")
+    results.add(f"sweep of {runs}, with compilation", f"{cold:.1f}", f"{cold:.1f}", f"{cold / fits:.2f}")
+    results.add("processes, two at a time", "", f"{fresh:.0f}", f"{fresh / fits:.2f}")
+    results.add("processes, programs cached", "", f"{cached:.0f}", f"{cached / fits:.2f}")
+    add_space(results, options.samples)
     notes = (
         f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(x)} rows; median ± half the middle half. The sweep "
         f"compiled {programs} programs that each took more than a tenth of a second (a sweep needs the start of a "
         f"search, a round, its end, and predictions of a tree). Processes take {fresh / cold:.1f} times the seconds of "
-        f"the sweep with its compilation, and {fresh / all_:.1f} times the seconds of the compiled sweep. The draws "
-        "from a space have depths 3, 4 and 5.\n\n"
+        f"the sweep with its compilation, and {fresh / all_runs:.1f} times the seconds of the compiled sweep. The "
+        "draws from a space have depths 3, 4 and 5.\n\n"
         f"A sweep of {memory['runs']} runs of 20 steps takes at most {memory['after']:.2f} GB of memory; an earlier "
         f"sweep of 64 runs in the same process took {memory['before']:.2f} GB."
     )
-    file = benchmark.write("bench_sweep", "", HEADER, rows, notes, committed=options.write)
-    found[0].frame().to_csv(file.with_suffix(".csv"), index=False, float_format="%.6g")
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

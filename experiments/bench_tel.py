@@ -20,13 +20,12 @@ from experiments import benchmark
 import jtrees
 from jtrees import routing
 from jtrees.routing import conditional
-from jtrees.routing.by_level import Asked
+from jtrees.routing.by_level import Operands
 
 TREES, BATCH, FEATURES, ROWS, EPOCHS, RATE = 10, 256, 20, 2560, 50, 0.01
 STEPS = 20  # steps per timed call
-# ms of loss and gradients of the authors' TensorFlow operator with 2 threads of a similar machine, as reported to us;
-# the
-# trained tree has gamma = 1.
+# ms of loss and gradients of the authors' TensorFlow operator with 2 threads of a similar machine, as reported to us.
+# The trained tree has gamma = 1.
 AUTHORS = {4: (2.2, 2.2), 6: (5.9, 3.8), 8: (20.0, 10.0), 10: (81.0, 40.0)}
 NAIVE = {10: 49.0, 12: 238.0, 14: 911.0}  # ms of a dense logistic layer, as reported to us
 
@@ -49,9 +48,9 @@ def method(depth: int, gamma: float, kind: str) -> tuple[jtrees.Method, optax.Gr
 
 def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtrees.training.TrainState, Any]:
     """Returns the initial state of a run, and a compiled function that makes a number of its steps."""
-    of, optimizer = method(depth, gamma, kind)
-    state = jtrees.training.start(of, data, key=jax.random.key(0), optimizer=optimizer)
-    once = jtrees.training.step.one_step(of, data, optimizer, batch_size=BATCH)
+    ensemble, optimizer = method(depth, gamma, kind)
+    state = jtrees.training.start(ensemble, data, key=jax.random.key(0), optimizer=optimizer)
+    once = jtrees.training.step.one_step(ensemble, data, optimizer, batch_size=BATCH)
     most = ROWS // BATCH * EPOCHS
     return state, jax.jit(lambda state, steps: jtrees.training.loop.advance_up_to(once, state, steps, most))
 
@@ -66,65 +65,67 @@ def trained(depth: int, gamma: float) -> jtrees.methods.Ensemble:
 def loss_and_gradients(way: str, width: int = 1) -> Any:
     """Returns a function of sequential batches, by ``"level"``, along ``"paths"``, or as the library ``"chooses"``."""
 
-    def outputs(asked: Asked) -> jax.Array:
+    def outputs(inputs: Operands) -> jax.Array:
         if way == "level":
-            return conditional._by_level(asked)
+            return conditional._by_level(inputs)
         if way == "paths":
-            return conditional._conditional(width, asked)
-        return routing.conditional_ensemble(*asked)
+            return conditional._conditional(width, inputs)
+        return routing.conditional_ensemble(*inputs)
 
     def loss(params: jtrees.methods.Ensemble, x: jax.Array, y: jax.Array, gamma: jax.Array) -> jax.Array:
         out = outputs(conditional.checked(x, params.weights, params.bias, params.leaf_values, gamma))
         return optax.losses.softmax_cross_entropy_with_integer_labels(out, y).mean()
 
     @jax.jit
-    def of_batches(params: jtrees.methods.Ensemble, x: jax.Array, y: jax.Array, gamma: jax.Array) -> Any:
+    def over_batches(params: jtrees.methods.Ensemble, x: jax.Array, y: jax.Array, gamma: jax.Array) -> Any:
         zeros = jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, params)
-        of_batch = lambda _, batch: (jax.value_and_grad(loss)(params, *batch, gamma), None)
-        return jax.lax.scan(of_batch, zeros, (x, y))[0]
+        step = lambda _, batch: (jax.value_and_grad(loss)(params, *batch, gamma), None)
+        return jax.lax.scan(step, zeros, (x, y))[0]
 
-    return of_batches
+    return over_batches
 
 
 @jax.jit
 def floor(params: jtrees.methods.Ensemble, batches: jax.Array) -> Any:
     """Computes the products, tree by tree."""
 
-    def tree(one: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
-        weights, values = one
+    def products(tree: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
+        weights, values = tree
         z = weights @ x.T
         return z @ x, jnp.concatenate([z, z[:1]]) @ (x[:, :2] * values[0])
 
-    of_trees = lambda x: jax.lax.map(lambda one: tree(one, x), (params.weights, params.leaf_values))
-    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(of_trees, batches[0]))
-    return jax.lax.scan(lambda _, x: (of_trees(x), None), zeros, batches)[0]
+    trees = lambda x: jax.lax.map(lambda tree: products(tree, x), (params.weights, params.leaf_values))
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(trees, batches[0]))
+    return jax.lax.scan(lambda _, x: (trees(x), None), zeros, batches)[0]
 
 
-def of_gradients(depth: int, repeats: int, data: jtrees.Batch) -> list[list[str]]:
-    """Returns three rows: initial, trained with gamma = 1, trained with gamma = 0.1."""
-    x, y, rows = data.x.reshape(-1, BATCH, FEATURES), data.y.reshape(-1, BATCH), []
-    of, _ = method(depth, 1.0, "lazy")
-    states = [("initial", 1.0, of.init(data, key=jax.random.key(0)))]
+def add_gradients(table: benchmark.Table, depth: int, repeats: int, data: jtrees.Batch) -> None:
+    """Adds three rows: initial, trained with gamma = 1, trained with gamma = 0.1."""
+    x, y = data.x.reshape(-1, BATCH, FEATURES), data.y.reshape(-1, BATCH)
+    states = [("initial", 1.0, method(depth, 1.0, "lazy")[0].init(data, key=jax.random.key(0)))]
     states += [("trained", gamma, trained(depth, gamma)) for gamma in (1.0, 0.1)]
     chooses, level = loss_and_gradients("chooses"), loss_and_gradients("level")
     for i, (label, gamma, params) in enumerate(states):
-        asked = params, x, y, jnp.float32(gamma)
+        inputs = params, x, y, jnp.float32(gamma)
         count, _ = routing.reachable_leaves(x[0], params.weights, params.bias, gamma)
-        calls: dict[str, Any] = {"ours": lambda a=asked: chooses(*a), "level": lambda a=asked: level(*a)}
+        calls: dict[str, Any] = {"ours": lambda a=inputs: chooses(*a), "level": lambda a=inputs: level(*a)}
         if count.mean() < 10:
             paths = loss_and_gradients("paths", int(count.mean()) + 1)
-            calls["paths"] = lambda a=asked, paths=paths: paths(*a)
+            calls["paths"] = lambda a=inputs, paths=paths: paths(*a)
         calls["floor"] = lambda params=params: floor(params, x)
-        times = {name: [t / len(x) for t in of] for name, of in benchmark.in_turn(calls, repeats).items()}
-        ms = {name: benchmark.spread(t) for name, t in times.items()}
-        theirs = AUTHORS[depth][i] if depth in AUTHORS and i < 2 else None
-        ratio = "-" if theirs is None else f"{theirs:g} ({theirs / 1e3 / np.median(times['ours']):.1f} x)"
-        rows.append([str(depth), label, f"{gamma:g}", f"{count.mean():.2f}", str(count.max()), ms["ours"], ms["level"],
-                     ms.get("paths", "-"), ms["floor"], ratio])  # fmt: skip
-    return rows
+        times = {
+            name: [seconds / len(x) for seconds in calls] for name, calls in benchmark.in_turn(calls, repeats).items()
+        }
+        theirs = "-"
+        if depth in AUTHORS and i < 2:
+            reported = AUTHORS[depth][i]
+            theirs = f"{reported:g} ({benchmark.ratio([reported / 1e3], times['ours'], 1)} x)"
+        leaves = f"{count.mean():.2f}", count.max()
+        ms = times["ours"], times["level"], times.get("paths", "-"), times["floor"]
+        table.add(depth, label, f"{gamma:g}", *leaves, *ms, theirs)
 
 
-def of_steps(depth: int, repeats: int, data: jtrees.Batch, gamma: float = 0.1) -> list[str]:
+def step_row(depth: int, repeats: int, data: jtrees.Batch, gamma: float = 0.1) -> list[Any]:
     """Returns a row of whole steps on a trained ensemble, of three kinds."""
     calls, compiled, memory = {}, [], 0.0
     for kind in ("lazy", "dense", "logistic"):
@@ -143,11 +144,10 @@ def of_steps(depth: int, repeats: int, data: jtrees.Batch, gamma: float = 0.1) -
         steps = 2 if kind == "logistic" and depth >= 12 else STEPS
         few = max(3, repeats // 3) if kind == "logistic" else repeats
         times[kind] = [t / steps for t in benchmark.seconds(lambda call=call: jax.block_until_ready(call()), few)]
-    lazy, dense, logistic = (np.median(times[kind]) for kind in ("lazy", "dense", "logistic"))
-    ms = [benchmark.spread(times[kind]) for kind in ("lazy", "dense", "logistic")]
-    reported = f"{NAIVE[depth] / 1e3 / lazy:.0f} x" if depth in NAIVE else "-"
-    return [str(depth), *ms, f"{logistic / lazy:.0f} x", f"{dense / lazy:.1f} x", reported,
-            " ".join(f"{c:.1f}" for c in compiled), f"{memory:.2f}"]  # fmt: skip
+    lazy, dense, logistic = (times[kind] for kind in ("lazy", "dense", "logistic"))
+    reported = f"{benchmark.ratio([NAIVE[depth] / 1e3], lazy, 0)} x" if depth in NAIVE else "-"
+    ratios = f"{benchmark.ratio(logistic, lazy, 0)} x", f"{benchmark.ratio(dense, lazy, 1)} x", reported
+    return [depth, lazy, dense, logistic, *ratios, " ".join(f"{first:.1f}" for first in compiled), f"{memory:.2f}"]
 
 
 def crossover(depth: int, repeats: int, data: jtrees.Batch) -> list[str]:
@@ -158,34 +158,34 @@ def crossover(depth: int, repeats: int, data: jtrees.Batch) -> list[str]:
         count, _ = routing.reachable_leaves(x[0], params.weights, params.bias, gamma)
         if (mean := float(count.mean())) > 40:
             break
-        asked, paths = (params, x, y, jnp.float32(gamma)), loss_and_gradients("paths", int(mean) + 1)
+        inputs, paths = (params, x, y, jnp.float32(gamma)), loss_and_gradients("paths", int(mean) + 1)
         times = benchmark.in_turn(
-            {"paths": lambda a=asked, f=paths: f(*a), "level": lambda a=asked: level(*a)}, repeats
+            {"paths": lambda a=inputs, f=paths: f(*a), "level": lambda a=inputs: level(*a)}, repeats
         )
         points.append((mean, *(float(np.median(t)) / len(x) for t in times.values())))
     leaves, by_paths, all_splits = np.array(points).T
     slope, start = np.polyfit(leaves, by_paths, 1)
     equal = (np.median(all_splits) - start) / slope
-    told = conditional.checked_width(None, depth)
+    width = conditional.checked_width(None, depth)
     measured = ", ".join(f"{a:.2f}: {1e3 * b:.3g}" for a, b in zip(leaves, by_paths, strict=True))
-    return [str(depth), f"{1e3 * np.median(all_splits):.3g}", measured, f"{equal:.1f}", str(told)]
+    return [str(depth), f"{1e3 * np.median(all_splits):.3g}", measured, f"{equal:.1f}", str(width)]
 
 
 def main() -> None:
     """Measures and writes three tables."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
+    options = benchmark.parse("bench_tel", __doc__, repeats=15)
     data = samples()
     header = ["depth", "state", "gamma", "leaves a sample and tree", "at most", "ms", "by level", "by paths"]
-    header += ["three products", "the authors' operator"]
-    of_step = ["depth", "lazy Adam, ms", "Adam, ms", "logistic, ms", "logistic / lazy", "Adam / lazy", "reported"]
-    of_step += ["first calls, s", "GB"]
-    rows = [row for depth in (4, 6, 8, 10) for row in of_gradients(depth, options.repeats, data)]
-    print(benchmark.markdown(header, rows), flush=True)
-    steps = [of_steps(depth, options.repeats, data) for depth in (8, 10, 12, 14)]
-    print(benchmark.markdown(of_step, steps), flush=True)
-    ways = [crossover(depth, options.repeats, data) for depth in (6, 7, 8, 9, 10, 12)]
+    gradients = benchmark.Table(*header, "three products", "the authors' operator")
+    for depth in (4, 6, 8, 10):
+        add_gradients(gradients, depth, options.repeats, data)
+    header = ["depth", "lazy Adam, ms", "Adam, ms", "logistic, ms", "logistic / lazy", "Adam / lazy", "reported"]
+    steps = benchmark.Table(*header, "first calls, s", "GB")
+    for depth in (8, 10, 12, 14):
+        steps.add(*step_row(depth, options.repeats, data))
+    ways = benchmark.Table("depth", "all splits", "leaves: paths", "equal at", "width")
+    for depth in (6, 7, 8, 9, 10, 12):
+        ways.add(*crossover(depth, options.repeats, data))
     notes = (
         f"Loss and gradients of all parameters, ms, median ± half the middle half of {options.repeats} alternating "
         "calls with ten batches each. The authors' figures (their TensorFlow operator, 2 threads, loss gradient "
@@ -195,14 +195,12 @@ def main() -> None:
         "is `ops.soft` under `vmap` with Adam, in its initial state. `reported`: relative to a dense logistic layer's "
         f"{', '.join(f'{v:g}' for v in NAIVE.values())} ms at depth {', '.join(map(str, NAIVE))}, as reported to us. "
         "First calls are in seconds. GB is the memory of the lazy program by the compiler's account: the states before "
-        "and after the step, and all temporary arrays of both algorithms.\n\n"
-        + benchmark.markdown(of_step, steps)
-        + "\nThe crossover. `all splits`: ms of scoring all splits. `leaves: paths`: ms of following paths, by mean "
+        f"and after the step, and all temporary arrays of both algorithms.\n\n{steps}\n"
+        "The crossover. `all splits`: ms of scoring all splits. `leaves: paths`: ms of following paths, by mean "
         "leaves per sample and tree. `equal at`: the number of leaves at which a straight line through these times "
-        "reaches the time of all splits. `width`: the default width.\n\n"
-        + benchmark.markdown(["depth", "all splits", "leaves: paths", "equal at", "width"], ways)
+        f"reaches the time of all splits. `width`: the default width.\n\n{ways}"
     )
-    benchmark.write("bench_tel", f"--repeats {options.repeats}", header, rows, notes, committed=options.write)
+    benchmark.write(options, gradients, notes)
 
 
 if __name__ == "__main__":

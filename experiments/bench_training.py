@@ -7,11 +7,8 @@ package if ``make peers`` has installed it. Our step runs in ``jtrees.training.m
 but at least two starts. The unavoidable part is two matrix products, and one sigmoid per node and sample.
 """
 
-import argparse
 import contextlib
 import io
-import json
-import sys
 import time
 from typing import Any
 
@@ -65,8 +62,8 @@ def ours(depth: int, data_dir: str | None) -> dict[str, Any]:
     weights = method.init(jtrees.Batch(x, y), key=keys[0]).weights
     times = benchmark.in_turn({"step": lambda: train(x, y, keys), "floor": lambda: floor(x, weights)}, repeats)
     step, bottom = [t / steps / starts for t in times["step"]], [t / steps for t in times["floor"]]
-    found = {"step": step, "floor": bottom, "compile": compile_seconds, "memory": benchmark.peak_memory()}
-    return found | {"starts": starts, "devices": jax.device_count()}
+    costs = {"step": step, "floor": bottom, "compile": compile_seconds, "memory": benchmark.peak_memory()}
+    return costs | {"starts": starts, "devices": jax.device_count()}
 
 
 def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
@@ -98,33 +95,19 @@ def peer(depth: int, data_dir: str | None) -> dict[str, Any]:
 
 def main() -> None:
     """Runs every depth sequentially, each implementation in a process of its own."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--depth", nargs="+", type=int, default=[2, 4, 6, 8, 10])
-    parser.add_argument("--data-dir")
-    parser.add_argument("--only", choices=["ours", "peer"], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.only:
-        print(json.dumps({"ours": ours, "peer": peer}[options.only](options.depth[0], options.data_dir)))
-        return
-    folder = ["--data-dir", options.data_dir] if options.data_dir else []
-    rows = []
+    options = benchmark.parse("bench_training", __doc__, depth=(2, 4, 6, 8, 10), data_dir=None)
+    header = ["depth", "ours, ms", "floor, ms", "ours / floor", "compilation, s", "memory, GB"]
+    results = benchmark.Table(*header, "get-oblique, ms", "get-oblique / ours", "its memory, GB")
     for depth in options.depth:
-        mine = benchmark.child("experiments.bench_training", "--only", "ours", "--depth", depth, *folder)
-        step, floor = np.median(mine["step"]), np.median(mine["floor"])
-        row = [str(depth), benchmark.spread(mine["step"]), benchmark.spread(mine["floor"]), f"{step / floor:.2f}"]
-        row += [f"{mine['compile']:.1f}", f"{mine['memory']:.2f}"]
+        mine = benchmark.isolated(ours, depth, options.data_dir)
+        step, theirs = mine["step"], ["-"] * 3
         if benchmark.installed(PEER):
-            theirs = benchmark.child("experiments.bench_training", "--only", "peer", "--depth", depth, *folder)
-            ratio = np.median(theirs["step"]) / step
-            row += [benchmark.spread(theirs["step"]), f"{ratio:.0f}", f"{theirs['memory']:.2f}"]
-        else:
-            row += ["-"] * 3
-        rows.append(row)
-        print("depth", " ".join(row), file=sys.stderr, flush=True)
+            other = benchmark.isolated(peer, depth, options.data_dir)
+            theirs = [other["step"], benchmark.ratio(other["step"], step, 0), f"{other['memory']:.2f}"]
+        costs = f"{mine['compile']:.1f}", f"{mine['memory']:.2f}"
+        results.add(depth, step, mine["floor"], benchmark.ratio(step, mine["floor"]), *costs, *theirs)
     name, x, _ = table(options.data_dir)
     n, p = x.shape
-    header = ["depth", "ours, ms", "floor, ms", "ours / floor", "compilation, s", "memory, GB"]
-    header += ["get-oblique, ms", "get-oblique / ours", "its memory, GB"]
     notes = (
         f"Milliseconds per epoch and start (one optimiser step on {n} x {p} samples of {name}, hard evaluation "
         f"included): median and half the interquartile range. Ours: {mine['starts']} starts on {mine['devices']} "
@@ -132,7 +115,7 @@ def main() -> None:
         "products and one sigmoid per node and sample, 2 x 2 x nodes x n x p floating-point operations. Memory is the "
         "peak of the whole process."
     )
-    benchmark.write("bench_training", "--data-dir DATA", header, rows, notes, committed=options.write)
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,17 @@
-"""Shared parts of the benchmarks: medians with spread, the description of the machine, and the files of the tables."""
+"""Shared parts of the benchmarks: options, times, tables with medians and spread, and their files.
+
+A benchmark parses its options, adds a row for each case to a :class:`Table`, and writes the table::
+
+    options = benchmark.parse("bench_x", __doc__, repeats=7)
+    table = benchmark.Table("case", "ours, ms", "floor, ms", "ratio")
+    for case, calls in cases.items():
+        times = benchmark.in_turn(calls, options.repeats)
+        table.add(case, times["ours"], times["floor"], benchmark.ratio(times["ours"], times["floor"]))
+    benchmark.write(options, table, "Notes.")
+"""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import importlib.util
 import json
@@ -31,11 +41,47 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Returns a command line with the options of all benchmarks."""
-    out = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out.add_argument("--write", action="store_true", help="write to the committed experiments/results")
-    return out
+def parse(name: str, doc: str | None, arguments: list[str] | None = None, **options: Any) -> argparse.Namespace:
+    """Parses the command line of a benchmark.
+
+    Args:
+      name: name of the module.
+      doc: description for the command line.
+      arguments: the arguments; those of the process by default.
+      options: default of each option, which gives its type; a sequence takes several values, and a boolean none. A
+        dictionary has the arguments of ``add_argument``.
+
+    Returns:
+      The options; whether to ``write`` to the committed results; ``name``; and ``command``, which repeats the run. It
+      leaves out options with their default, and shows the folder of the data as ``DATA``.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write to the committed experiments/results")
+    for option, default in options.items():
+        how: dict[str, Any] = {"default": default, "type": str if default is None else type(default)}
+        if isinstance(default, dict):
+            how = default
+        elif isinstance(default, bool):
+            how = {"action": "store_true"}
+        elif isinstance(default, (list, tuple)):
+            how = {"default": list(default), "type": type(default[0]), "nargs": "+"}
+        parser.add_argument(f"--{option.replace('_', '-')}", **how)
+    parsed = parser.parse_args(arguments)
+    words = [f"python -m experiments.{name}"]
+    for option in options:
+        flag, value = f"--{option.replace('_', '-')}", getattr(parsed, option)
+        if option == "data_dir":
+            words.append(f"{flag} DATA")
+        elif value != parser.get_default(option):
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            words.append(" ".join([flag, *map(str, values)]))
+    parsed.name, parsed.command = name, " ".join(words)
+    return parsed
+
+
+def several(choices: Iterable[str], default: Iterable[str] | None = None) -> dict[str, Any]:
+    """Returns an option of :func:`parse` that takes some of the choices; all of them by default."""
+    return {"nargs": "+", "choices": list(choices), "default": list(choices if default is None else default)}
 
 
 def seconds(fn: Callable[[], Any], repeats: int) -> list[float]:
@@ -70,6 +116,11 @@ def spread(times: list[float], scale: float = 1e3) -> str:
     return f"{middle:.3g} ± {(high - low) / 2:.1g}"
 
 
+def ratio(times: list[float], reference: list[float], digits: int = 2) -> str:
+    """Returns the median divided by the median of a reference in the same run."""
+    return f"{np.median(times) / np.median(reference):.{digits}f}"
+
+
 def peak_memory() -> float:
     """Returns the peak resident memory of this process so far, GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
@@ -90,13 +141,24 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}"
 
 
-def child(module: str, *arguments: Any) -> dict[str, Any]:
-    """Runs a module in a process of its own, which isolates memory and threads; returns the JSON it prints last."""
-    command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[3:])} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def isolated(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
+    """Returns the result of a function of a module in a process of its own, which isolates memory and threads.
+
+    Arguments and result must be JSON. The function may print before it returns.
+
+    Raises:
+      RuntimeError: the process failed; the message has the end of its errors.
+    """
+    spec = sys.modules[function.__module__].__spec__  # it has the name of a module that runs as a program, too
+    assert spec is not None
+    code = f"import json, sys; from {spec.name} import {function.__name__} as function; "
+    code += "print(json.dumps(function(*json.loads(sys.argv[1]))))"
+    command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(arguments)]
+    variables = {**os.environ, **(environment or {})}
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    if process.returncode:
+        raise RuntimeError(f"{function.__name__} of {spec.name} failed:\n{process.stderr[-2000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @contextlib.contextmanager
@@ -132,27 +194,42 @@ def write_whole(file: Path, text: str) -> None:
     os.replace(aside, file)
 
 
-def write(
-    name: str, arguments: str, header: list[str], rows: list[list[str]], notes: str, *, committed: bool, to: str = ""
-) -> Path:
+class Table:
+    """A table of a benchmark. Each row is printed when it is added.
+
+    Attributes:
+      header: heads of the columns.
+      rows: rows of cells.
+    """
+
+    def __init__(self, *header: str):
+        self.header = list(header)
+        self.rows: list[list[str]] = []
+
+    def add(self, *cells: Any) -> None:
+        """Adds a row; a list of seconds becomes its median and spread in milliseconds."""
+        self.rows.append([spread(cell) if isinstance(cell, list) else str(cell) for cell in cells])
+        print(*self.rows[-1], file=sys.stderr, flush=True)
+
+    def __str__(self) -> str:
+        return markdown(self.header, self.rows)
+
+
+def write(options: argparse.Namespace, table: Table, notes: str, *, to: str = "") -> Path:
     """Prints a table with its command, and writes it to ``experiments/results`` or, by default, to ``results``.
 
     Args:
-      name: name of the benchmark.
-      arguments: arguments of the command that makes the table.
-      header: heads of the columns.
-      rows: rows of cells.
+      options: the options of :func:`parse`.
+      table: the table.
       notes: text below the table.
-      committed: whether to write to ``experiments/results``, which is committed.
       to: name of the file without ending; the name of the benchmark by default.
 
     Returns:
       The file.
     """
-    command = f"python -m experiments.{name} {arguments}".strip()
-    text = f"# {name}\n\nMade by `{command}` on {machine()}.\n\n{markdown(header, rows)}\n{notes}\n"
+    text = f"# {options.name}\n\nMade by `{options.command}` on {machine()}.\n\n{table}\n{notes}\n"
     print(text)
-    file = (RESULTS if committed else Path("results")) / f"{to or name}.md"
+    file = (RESULTS if options.write else Path("results")) / f"{to or options.name}.md"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     return file

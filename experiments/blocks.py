@@ -77,12 +77,12 @@ class Checked:
     def __getitem__(self, i: int) -> Block:
         block = self.table[i]
         # Numbers are compared as they are read, so the byte order of a file does not matter.
-        now = 0
+        checksum = 0
         for part in block:
-            now = zlib.crc32(np.ascontiguousarray(part).data, now)
-        if self.checksums[i] not in (0, now := now or 1):
+            checksum = zlib.crc32(np.ascontiguousarray(part).data, checksum)
+        if self.checksums[i] not in (0, checksum := checksum or 1):
             raise self.changed(i)
-        self.checksums[i] = now
+        self.checksums[i] = checksum
         return block
 
     def changed(self, i: int) -> DataError:
@@ -183,10 +183,10 @@ class Shards:
         self.names: list[str] = self._shards[0].names
         for shard in self._shards[1:]:
             if sorted(shard.names) != sorted(self.names):
-                came, expected = (f"{one.file.name} has {_told(one.names)}" for one in (shard, self._shards[0]))
+                names, expected = (f"{s.file.name} has {_column_list(s.names)}" for s in (shard, self._shards[0]))
                 differ = ", ".join(sorted(set(shard.names) ^ set(self.names))[:3])
                 raise DataError(
-                    f"shards must have the same columns, but {came} and {expected}: not in both is {differ}"
+                    f"shards must have the same columns, but {names} and {expected}: not in both is {differ}"
                 )
             shard.names = self.names  # Parquet columns are read by name, in the order of the first shard
         self._ends = np.cumsum([shard.rows // block for shard in self._shards])
@@ -194,12 +194,12 @@ class Shards:
         sizes = np.array([shard.rows for shard in self._shards])
         if left_out := int((sizes % block).sum()):
             share = left_out / sizes.sum()
-            said = f"{left_out} rows at the ends of shards fill no block of {block}: they are not used"
+            note = f"{left_out} rows at the ends of shards fill no block of {block}: they are not used"
             advice = _advice(sizes, block, batch or block) if share > _MUCH else ""
-            self.notes.append(f"{said} ({100 * share:.2g} % of all){advice}")
+            self.notes.append(f"{note} ({100 * share:.2g} % of all){advice}")
         if (largest := max(shard.largest for shard in self._shards)) > 4 * block:
-            said = f"row groups of up to {largest} rows are read whole for each block of {block}"
-            self.notes.append(f"{said}: write the shards with smaller ones, or take a larger --block")
+            note = f"row groups of up to {largest} rows are read whole for each block of {block}"
+            self.notes.append(f"{note}: write the shards with smaller ones, or take a larger --block")
         rows = {shard.file.name: shard.rows for shard in self._shards}
         self.described: dict[str, Any] = {
             "shards": rows,
@@ -227,10 +227,10 @@ class Shards:
         if not within.all():
             row = int(np.argmin(within))
             numbers = np.append(x[row], y[row])
-            said = "finite, got NaN or infinity"
+            expected = "finite, got NaN or infinity"
             if np.isfinite(numbers).all():
-                said = f"within the range of float32, got {np.abs(numbers).max():.3g}"
-            raise DataError(f"{self.where(i, row)}: every number must be {said}")
+                expected = f"within the range of float32, got {np.abs(numbers).max():.3g}"
+            raise DataError(f"{self.where(i, row)}: every number must be {expected}")
         if not self.classes:
             return x, y
         if (bad := (y < 0) | (y != np.round(y)) | (y > np.iinfo(np.int32).max)).any():
@@ -268,11 +268,11 @@ def _stamp(file: Path) -> list[int]:
     if "://" in str(file):
         of_bucket: Any = file.stat()
         return [of_bucket.length, of_bucket.mtime]
-    found = os.stat(file)
-    return [found.st_size, found.st_mtime_ns]
+    status = os.stat(file)
+    return [status.st_size, status.st_mtime_ns]
 
 
-def _told(names: list[str]) -> str:
+def _column_list(names: list[str]) -> str:
     return f"{len(names)} features, " + ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
@@ -331,7 +331,7 @@ class _Parquet:
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"the shard {file} cannot be read: {error}") from error
         if target is None or target not in schema.names:
-            raise DataError(f"--target must be a column of {file.name}, {_told(schema.names)}; got {target!r}")
+            raise DataError(f"--target must be a column of {file.name}, {_column_list(schema.names)}; got {target!r}")
         numbers = lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         if text := [field.name for field in schema if not numbers(field.type)]:
             raise DataError(f"{file}: every column must hold numbers, got {schema.field(text[0]).type} in {text[0]!r}")

@@ -85,14 +85,14 @@ class Checkpoints:
         for step in sorted(self._manager.all_steps(), reverse=True):
             items = ocp.args.Composite(tree=ocp.args.StandardRestore(_arrays(like)), told=ocp.args.JsonRestore())
             try:
-                found: Any = self._manager.restore(step, args=items)
-                tree = _with_keys(found.tree, like)
+                checkpoint: Any = self._manager.restore(step, args=items)
+                tree = _with_keys(checkpoint.tree, like)
             except Exception as error:  # an incomplete file leads to many kinds of errors
                 wrong.append(f"the checkpoint of step {step} in {self._folder} cannot be read: {_line(error)}")
                 continue
             for newer in [other for other in self._manager.all_steps() if other > step]:
                 self._manager.delete(newer)
-            return step, tree, found.told, wrong
+            return step, tree, checkpoint.told, wrong
         if wrong:
             raise CheckpointError("; ".join(wrong))
         return None
@@ -117,9 +117,11 @@ def _arrays(tree: Any) -> dict[str, Any]:
 
 def _with_keys(arrays: dict[str, Any], like: Any) -> Any:
     leaves, structure = jax.tree.flatten(like)
-    held = [arrays[f"{i}"] for i in range(len(leaves))]
-    as_it_was = lambda a, one: jax.random.wrap_key_data(a, impl=jax.random.key_impl(one)) if _is_key(one) else a
-    for a, one in zip(held, leaves, strict=True):
-        if np.shape(a) != np.shape(jax.random.key_data(one) if _is_key(one) else one):
-            raise ValueError(f"shape {np.shape(a)} where {np.shape(one)} was expected")
-    return jax.tree.unflatten(structure, [as_it_was(a, one) for a, one in zip(held, leaves, strict=True)])
+    values = [arrays[f"{i}"] for i in range(len(leaves))]
+    key = lambda data, like: jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+    for value, leaf in zip(values, leaves, strict=True):
+        if np.shape(value) != np.shape(jax.random.key_data(leaf) if _is_key(leaf) else leaf):
+            raise ValueError(f"shape {np.shape(value)} where {np.shape(leaf)} was expected")
+    return jax.tree.unflatten(
+        structure, [key(value, leaf) if _is_key(leaf) else value for value, leaf in zip(values, leaves, strict=True)]
+    )

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, pieces
+from experiments import benchmark, data, studies
 from jtrees import nn
 
 FILTERS, BATCH, EPOCHS, DROPOUT = 16, 128, 10, 0.3
@@ -66,56 +66,49 @@ def step(model: Network, optimizer: nnx.Optimizer, images: jax.Array, labels: ja
 def loss_and_accuracy(model: Network, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns log loss and accuracy."""
     logits = jnp.concatenate([model(part) for part in jnp.array_split(images, -(-len(images) // 1000))])
-    lost = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-    return lost, (logits.argmax(1) == labels).mean()
+    loss = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    return loss, (logits.argmax(1) == labels).mean()
 
 
 def run(trees: bool, rate: float, seed: int, parts: Any) -> dict[str, float]:
     """Trains a network; returns the results of the epoch with the lowest validation loss."""
-    (images, labels), kept, test = parts
+    (images, labels), validation, test = parts
     model = Network(trees, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
     evaluated = nnx.view(model, deterministic=True, use_running_average=True)
     numbers = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    rng, best = np.random.default_rng(seed), {"kept": np.inf}
-    many = len(images) // BATCH * BATCH
+    rng, best = np.random.default_rng(seed), {"validation": np.inf}
+    used = len(images) // BATCH * BATCH
     for i in range(EPOCHS):
-        for rows in rng.permutation(len(images))[:many].reshape(-1, BATCH):
+        for rows in rng.permutation(len(images))[:used].reshape(-1, BATCH):
             step(model, optimizer, images[rows], labels[rows])
-        if (lost := float(loss_and_accuracy(evaluated, *kept)[0])) < best["kept"]:
-            tested = loss_and_accuracy(evaluated, *test)
-            best = {"kept": lost, "loss": float(tested[0]), "accuracy": float(tested[1]), "epoch": i + 1}
+        if (validation_loss := float(loss_and_accuracy(evaluated, *validation)[0])) < best["validation"]:
+            loss, accuracy = map(float, loss_and_accuracy(evaluated, *test))
+            best = {"validation": validation_loss, "loss": loss, "accuracy": accuracy, "epoch": i + 1}
     return best | {"numbers": numbers, "rate": rate}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and writes the table."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--data-dir")
-    parser.add_argument("--rows", type=int, default=10_000, help="number of shuffled training rows")
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args(arguments)
+    options = benchmark.parse("cnn_tel", __doc__, arguments, data_dir=None, rows=10_000, seeds=3)
     table = data.load("mnist", data_dir=options.data_dir)
     x = jnp.asarray(table.x.reshape(-1, 28, 28, 1) / table.x.max(), jnp.float32)
     y = jnp.asarray(table.y, jnp.int32)
     split: Any = partial(train_test_split, random_state=0)
     rest, test = split(np.arange(len(y)), test_size=min(10_000, len(y) // 7), stratify=table.y)
-    train, kept = split(rest[: options.rows], test_size=0.1)
-    parts = [(x[rows], y[rows]) for rows in (train, kept, test)]
-    rows = []
+    train, validation = split(rest[: options.rows], test_size=0.1)
+    parts = [(x[rows], y[rows]) for rows in (train, validation, test)]
+    results = benchmark.Table("network", "numbers", "accuracy", "test loss", "learning rate")
     for name, trees in (("CNN-Dense", False), ("CNN-TEL", True)):
-        tried = {rate: run(trees, rate, 0, parts) for rate in RATES}
-        rate = min(RATES, key=lambda rate, tried=tried: tried[rate]["kept"])
-        found = [tried[rate], *(run(trees, rate, seed, parts) for seed in range(1, options.seeds))]
-        accuracy, loss = (pieces.spread([one[what] for one in found], 4) for what in ("accuracy", "loss"))
-        rows.append([name, f"{found[0]['numbers']:,}", accuracy, loss, f"{rate:g}"])
+        first = min((run(trees, rate, 0, parts) for rate in RATES), key=lambda result: result["validation"])
+        runs = [first, *(run(trees, first["rate"], seed, parts) for seed in range(1, options.seeds))]
+        accuracy, loss = (studies.spread([result[key] for result in runs], 4) for key in ("accuracy", "loss"))
+        results.add(name, f"{first['numbers']:,}", accuracy, loss, f"{first['rate']:g}")
     notes = (
-        f"MNIST, {len(train)} rows to train, {len(kept)} to validate, {len(test)} to test; {EPOCHS} epochs, batches "
-        f"of {BATCH}, {FILTERS} filters. Mean and standard deviation over {options.seeds} seeds."
+        f"MNIST, {len(train)} rows to train, {len(validation)} to validate, {len(test)} to test; {EPOCHS} epochs, "
+        f"batches of {BATCH}, {FILTERS} filters. Mean and standard deviation over {options.seeds} seeds."
     )
-    command = f"--data-dir DATA --rows {options.rows} --seeds {options.seeds}"
-    header = ["network", "numbers", "accuracy", "test loss", "learning rate"]
-    benchmark.write("cnn_tel", command, header, rows, notes, committed=options.write)
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

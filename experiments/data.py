@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.model_selection import train_test_split
 
 from jtrees.cli.files import (
     DataError as DataError,
@@ -100,6 +101,23 @@ def load_as_published(name: str, data_dir: str | None) -> tuple[Table, np.ndarra
 def one_hot(x: np.ndarray) -> np.ndarray:
     """Returns an indicator column per column and value, with the values of all columns: the papers' connect-4."""
     return np.concatenate([(x == value).astype(np.float32) for value in np.unique(x)], axis=1)
+
+
+def split(x: np.ndarray, y: np.ndarray, seed: int, share: float = 0.75, most: int | None = None) -> Any:
+    """Returns training and test features, and training and test targets: a random split, stratified by class.
+
+    Args:
+      x: features ``(n, p)``.
+      y: targets ``(n,)``; numbers are not stratified.
+      seed: seed of the split.
+      share: share of the training rows.
+      most: upper limit of the training rows, and of the test rows.
+    """
+    sizes: dict[str, Any] = {"train_size": share}
+    if most is not None:
+        train = min(most, int(share * len(y)))
+        sizes = {"train_size": train, "test_size": min(most, len(y) - train)}
+    return train_test_split(x, y, **sizes, random_state=seed, stratify=None if y.dtype.kind == "f" else y)
 
 
 def folder_of(data_dir: str | os.PathLike | None) -> Path:

@@ -2,10 +2,9 @@
 
 python -m experiments.defaults --data-dir DATA --seeds 3 [--recipes baselines TEL ...] [--datasets abalone ...]
 
-The results of a (recipe, set, seed), and of the baselines of a (set, seed), are a file under --out. By default these
-are the committed files. The report beside that folder is made from the existing files. Training uses three quarters of
-the rows, at most 3000. The test uses at most 3000 of the remaining rows. Splits are stratified by class. Scores are R^2
-or accuracy in per cent.
+The result of a (recipe, set, seed), and of the baselines of a (set, seed), is a row of --out. Training uses three
+quarters of the rows, at most 3000. The test uses at most 3000 of the remaining rows. Splits are stratified by class.
+Scores are R^2 or accuracy in per cent.
 """
 
 import argparse
@@ -19,13 +18,11 @@ import warnings
 import jax
 import numpy as np
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data, estimators, pieces
-from experiments.pieces import of_seeds
+from experiments import benchmark, data, estimators, studies
 import jtrees
 
 MADE = ("made-wide", "made-collinear")
@@ -92,9 +89,7 @@ def rows(name: str, seed: int, data_dir: str | None) -> Any:
     else:
         table = data.load(name, data_dir=data_dir)
         x, y = table.x, table.y
-    train = min(ROWS, 3 * len(x) // 4)
-    sizes: Any = {"train_size": train, "test_size": min(ROWS, len(x) - train)}
-    return train_test_split(x, y, **sizes, random_state=seed, stratify=y if TASKS[name] == "classification" else None)
+    return data.split(x, y, seed, most=ROWS)
 
 
 def depth_of(recipe: Any) -> int:
@@ -116,14 +111,14 @@ def watched(fit: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = fit()
-    texts = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    texts = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return model, {"seconds": time.perf_counter() - start, "warnings": texts}
 
 
 def scores(model: Any, split: Any) -> dict[str, float]:
     """Returns a model's R^2, or accuracy of the most probable classes, on both parts, in per cent."""
     x, x_test, y, y_test = split
-    percent = lambda x, y: pieces.percent(np.asarray(model.predict(x)), y)
+    percent = lambda x, y: studies.percent(np.asarray(model.predict(x)), y)
     return {"train": percent(x, y), "test": percent(x_test, y_test)}
 
 
@@ -141,38 +136,39 @@ def baselines(name: str, seed: int, options: argparse.Namespace) -> dict[str, An
     models: dict[str, Any] = {f"CART {depth}": cart(max_depth=depth, random_state=seed) for depth in depths()}
     linear = LogisticRegression(max_iter=1000) if classes else LinearRegression()
     models["linear"] = make_pipeline(StandardScaler(), linear)
-    found: dict[str, Any] = shape(split)
+    value: dict[str, Any] = shape(split)
     # Double precision keeps nearly collinear features distinct.
     x, x_test = x.astype(np.float64), x_test.astype(np.float64)
-    for which, model in models.items():
-        fitted, how = watched(partial(model.fit, x, y))
-        found[which] = {"train": 100 * fitted.score(x, y), "test": 100 * fitted.score(x_test, y_test), **how}
-    return found
+    for baseline, model in models.items():
+        fitted, details = watched(partial(model.fit, x, y))
+        scored = {"train": 100 * fitted.score(x, y), "test": 100 * fitted.score(x_test, y_test)}
+        value[baseline] = scored | details
+    return value
 
 
-def of_recipe(recipe: Any, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def fitted(recipe: Any, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Fits a recipe; returns its scores, how the fit ended, and the size of the model."""
     split = rows(name, seed, options.data_dir)
     how: Any = {"task": TASKS[name], "max_seconds": options.max_seconds}
-    fit, of_fit = watched(partial(jtrees.fit, recipe, split[0], split[2], key=jax.random.key(seed), **how))
+    fit, details = watched(partial(jtrees.fit, recipe, split[0], split[2], key=jax.random.key(seed), **how))
     size = {"parameters": int(fit.model.num_parameters)}
-    return shape(split) | scores(fit.model, split) | of_fit | {"ended": fit.report.ended} | size
+    return shape(split) | scores(fit.model, split) | details | {"ended": fit.report.ended} | size
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed."""
     if name not in TASKS:
         raise SystemExit(f"--datasets must be among {', '.join(TASKS)}; got {name!r}")
     if part == "GET-linear" and TASKS[name] == "classification":
         return
     settings: dict[str, Any] = {"depths": depths()}
-    make = partial(baselines, name)
+    measure = partial(baselines, name)
     if part != "baselines":
         recipe = (RECIPES | WITHOUT)[part]
-        settings = {"recipe": pieces.recipe_text(recipe), "max_seconds": options.max_seconds}
-        make = partial(of_recipe, recipe, name)
-    one = partial(make, options=options)
-    yield from pieces.for_seeds(part, name, one, settings | {"rows": ROWS}, options.all_seeds)
+        settings = {"recipe": studies.recipe_text(recipe), "max_seconds": options.max_seconds}
+        measure = partial(fitted, recipe, name)
+    measure = partial(measure, options=options)
+    yield from studies.for_seeds(part, name, measure, settings | {"rows": ROWS}, options.all_seeds)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -219,51 +215,49 @@ class Compared(NamedTuple):
         return text + (f"; of its fits {', '.join(of_fits)}" if of_fits else "")
 
 
-def mean(ones: list[dict[str, Any]], what: str) -> float:
+def mean(values: list[dict[str, Any]], key: str) -> float:
     """Returns the mean over seeds."""
-    return float(np.mean([one[what] for one in ones]))
+    return float(np.mean([value[key] for value in values]))
 
 
-def compared(found: pieces.Found, part: str, name: str) -> Compared | None:
+def compared(results: studies.Results, part: str, name: str) -> Compared | None:
     """Compares a recipe on a set with the baselines; returns None if the recipe was not fitted to the set."""
-    own, others = of_seeds(found, part, name), of_seeds(found, "baselines", name)
-    if not own:
+    fits, others = results.by_seed(part, name), results.by_seed("baselines", name)
+    if not fits:
         return None
-    seeds = sorted(own.keys() & others.keys()) or sorted(own)
-    ones = [own[seed] for seed in seeds]
+    seeds = sorted(fits.keys() & others.keys()) or sorted(fits)
+    values = [fits[seed] for seed in seeds]
     by_baseline = {
-        which: mean([others[seed][which] for seed in seeds], "test")
-        for which in (f"CART {depth_of(RECIPES[part])}", "linear")
+        baseline: mean([others[seed][baseline] for seed in seeds], "test")
+        for baseline in (f"CART {depth_of(RECIPES[part])}", "linear")
         if others.keys() >= set(seeds)
     }
-    best = max(by_baseline, key=lambda which: by_baseline[which], default="")
-    ended, warned = Counter(one["ended"] for one in ones), sum(bool(one["warnings"]) for one in ones)
-    return Compared(mean(ones, "test"), mean(ones, "train"), best, by_baseline.get(best, np.nan), ended, warned)
+    best = max(by_baseline, key=lambda baseline: by_baseline[baseline], default="")
+    ended, warned = Counter(value["ended"] for value in values), sum(bool(value["warnings"]) for value in values)
+    return Compared(mean(values, "test"), mean(values, "train"), best, by_baseline.get(best, np.nan), ended, warned)
 
 
-def _of_task(found: pieces.Found, task: str) -> str:
-    names = [name for name in SETS[task] if any(name in by_name for by_name in found.values())]
+def _of_task(results: studies.Results, task: str) -> str:
+    names = [name for name in SETS[task] if name in results.datasets()]
     if not names:
         return ""
-    methods = [part for part in RECIPES if any(name in found.get(part, {}) for name in names)]
+    methods = [part for part in RECIPES if any(results.values(part, name) for name in names)]
     carts = [f"CART {depth}" for depth in depths()]
     lines, with_baselines, fewer = [], [], []
     for name in names:
-        splits = {method: len(of_seeds(found, method, name)) for method in methods}
+        splits = {method: len(results.values(method, name)) for method in methods}
         few = [f"{method} {count}" for method, count in splits.items() if 0 < count < max(splits.values())]
         fewer += [f"{name} ({', '.join(few)})"] if few else []
-        first = next(one for part in PARTS for one in of_seeds(found, part, name).values())
+        first = next(value for part in PARTS for value in results.values(part, name))
         cells = [name, f"{first['rows']} + {first['test_rows']} x {first['features']}"]
         for method in methods:
-            one = compared(found, method, name)
-            cells.append("-" if one is None else f"**{one.test:.1f}**" if one.is_behind() else f"{one.test:.1f}")
-            with_baselines += [(name, method, one)] if one is not None and one.baseline else []
-        ones = list(of_seeds(found, "baselines", name).values())
-        score = lambda which, ones=ones: f"{mean([one[which] for one in ones], 'test'):.1f}" if ones else "-"
+            cell = compared(results, method, name)
+            cells.append("-" if cell is None else f"**{cell.test:.1f}**" if cell.is_behind() else f"{cell.test:.1f}")
+            with_baselines += [(name, method, cell)] if cell is not None and cell.baseline else []
+        values = results.values("baselines", name)
+        score = lambda key, values=values: f"{mean([v[key] for v in values], 'test'):.1f}" if values else "-"
         lines.append([*cells, " / ".join(map(score, carts)), score("linear")])
-    seconds = [
-        [one["seconds"] for name in names for one in of_seeds(found, method, name).values()] for method in methods
-    ]
+    seconds = [[value["seconds"] for name in names for value in results.values(method, name)] for method in methods]
     lines.append(["longest fit, seconds", "", *(f"{max(of_method):.0f}" for of_method in seconds), "", ""])
     header = ["set", "rows x features", *methods, f"CART {' / '.join(map(str, depths()))}", "linear"]
     table = benchmark.markdown(header, lines)
@@ -278,52 +272,52 @@ def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
     title = f"### More than two points behind: {len(behind)} of the {len(with_baselines)} cells that have baselines"
     if not behind:
         return title
-    how_many = lambda test: sum(bool(test(one)) for _, _, one in behind)
+    how_many = lambda test: sum(bool(test(cell)) for _, _, cell in behind)
     counts = (
         f"{how_many(Compared.overfits)} overfit: the training score is more than five points above the test score. "
         f"{how_many(Compared.underfits)} underfit: the training score is below the test score of the baseline. "
-        f"`max_seconds` ended a fit in {how_many(lambda one: one.ended['max_seconds'])} of them."
+        f"`max_seconds` ended a fit in {how_many(lambda cell: cell.ended['max_seconds'])} of them."
     )
     by_recipe = Counter(method for _, method, _ in behind)
     recipes = f"By recipe: {', '.join(f'{method} {count}' for method, count in by_recipe.most_common())}."
     lines = [
-        f"- {name}, {method}: {one.test:.1f}, {one.baseline} {one.score:.1f}; {one.reason()}."
-        for name, method, one in behind
+        f"- {name}, {method}: {cell.test:.1f}, {cell.baseline} {cell.score:.1f}; {cell.reason()}."
+        for name, method, cell in behind
     ]
     return "\n".join([title, "", f"{counts} {recipes}", "", *lines])
 
 
-def _without_ridge(found: pieces.Found) -> str:
+def _without_ridge(results: studies.Results) -> str:
     """Returns tables of recipes with and without splits of a ridge regression, on the splits that all have."""
     tables = []
     for part, without in WITHOUT.items():
         name = part.removesuffix("-no-ridge")
-        if lines := _ridge_lines(found, name, part, f"CART {depth_of(without)}"):
+        if lines := _ridge_lines(results, name, part, f"CART {depth_of(without)}"):
             header = ["set", "splits", name, "`ridge=False`", "difference", f"CART {depth_of(without)}", "linear"]
             tables.append(f"### {name}\n\n{benchmark.markdown(header, lines)}")
     return "\n".join(["## What a ridge regression brings\n", *tables]) if tables else ""
 
 
-def _ridge_lines(found: pieces.Found, name: str, part: str, cart: str) -> list[list[str]]:
+def _ridge_lines(results: studies.Results, name: str, part: str, cart: str) -> list[list[str]]:
     lines, differences = [], []
-    for of_set in TASKS:
-        with_, without, others = (of_seeds(found, one, of_set) for one in (name, part, "baselines"))
-        if seeds := sorted(with_.keys() & without.keys() & others.keys()):
-            test = lambda by, seeds=seeds: np.mean([by[seed]["test"] for seed in seeds])
-            baseline = lambda which, o=others, seeds=seeds: np.mean([o[seed][which]["test"] for seed in seeds])
-            differences.append(test(with_) - test(without))
-            scores = test(with_), test(without), differences[-1], baseline(cart), baseline("linear")
+    for dataset in TASKS:
+        ridge, plain, others = (results.by_seed(method, dataset) for method in (name, part, "baselines"))
+        if seeds := sorted(ridge.keys() & plain.keys() & others.keys()):
+            test = lambda values, seeds=seeds: mean([values[seed] for seed in seeds], "test")
+            baseline = lambda key, others=others, seeds=seeds: mean([others[seed][key] for seed in seeds], "test")
+            differences.append(test(ridge) - test(plain))
+            scores = test(ridge), test(plain), differences[-1], baseline(cart), baseline("linear")
             cells = (f"{round(score, 1) + 0:{'+' if i == 2 else ''}.1f}" for i, score in enumerate(scores))
-            lines.append([of_set, str(len(seeds)), *cells])
+            lines.append([dataset, str(len(seeds)), *cells])
     return [*lines, ["**mean**", "", "", "", f"{np.mean(differences):+.1f}", "", ""]] if lines else []
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns a table and a list per task, and tables of the recipes without splits of a ridge regression."""
-    records = [one for part in RECIPES for by_seed in found.get(part, {}).values() for one in by_seed.values()]
-    seconds = " or ".join(f"{limit:g}" for limit in sorted({one["settings"]["max_seconds"] for one in records}))
+    limits = {row.settings["max_seconds"] for row in results.rows if row.part in RECIPES}
+    seconds = " or ".join(f"{limit:g}" for limit in sorted(limits))
     head = (
-        f"# Every recipe with its default options\n\nMade by `{command}` on {pieces.machines(found)}. Scores are test "
+        f"# Every recipe with its default options\n\nMade by `{command}` on {results.machines}. Scores are test "
         "R² or accuracy in per cent, means over the random splits of a set. The second column has training + test "
         "rows. A bold score is more than two points below the better baseline on the splits that both have. The "
         "baselines are CART of the recipe's own depth "
@@ -331,7 +325,7 @@ def report(found: pieces.Found, command: str) -> str:
         f"squares or logistic regression on standardised features). Each fit has `max_seconds={seconds or '-'}`, "
         "compilation included; a round or a compilation that is running at the limit is finished.\n"
     )
-    return "\n".join([head, *filter(None, (*(_of_task(found, task) for task in SETS), _without_ridge(found)))])
+    return "\n".join([head, *filter(None, (*(_of_task(results, task) for task in SETS), _without_ridge(results)))])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -340,7 +334,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-seconds", type=float, default=20.0, help="limit of each fit, compilation included")
 
 
-SCRIPT = pieces.Script("defaults", __doc__, PARTS, list(TASKS), 3, pieces_of, report, arguments=arguments)
+STUDY = studies.Study("defaults", __doc__, PARTS, list(TASKS), 3, pieces, report, arguments=arguments)
 
 if __name__ == "__main__":
-    pieces.main(SCRIPT)  # on one device, without a cache of programs: as for users, and equal for all seeds
+    studies.main(STUDY)  # on one device, without a cache of programs: as for users, and equal for all seeds

@@ -6,9 +6,8 @@ The teacher is CatBoost with its defaults (``make peers``), or scikit-learn's Hi
 installed. The student is ``GET(depth=5)``. It is fitted to the teacher's predictions on the training rows and on rows
 made from them. For comparison, the same recipe is fitted to the labels.
 
-The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report beside
-that folder is made from the existing files. Three quarters of the rows are training rows, stratified by class. Scores
-are R^2 or accuracy in per cent.
+The result of a (part, set, seed) is a row of --out. Three quarters of the rows are training rows, stratified by class.
+Scores are R^2 or accuracy in per cent.
 """
 
 import argparse
@@ -19,9 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, pieces, rivals
+from experiments import benchmark, data, rivals, studies
 import jtrees
 
 SETS = {
@@ -42,11 +40,10 @@ def teacher_of(classifies: bool, seed: int) -> Any:
 
 def measured(table: data.Table, seed: int) -> dict[str, Any]:
     """Returns scores in per cent, log losses of classes, fidelity in per cent, and seconds."""
-    classifies, by_class = table.is_classification, table.y if table.is_classification else None
+    classifies = table.is_classification
     task: Any = "classification" if classifies else "regression"
-    split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed, stratify=by_class)
-    x, x_test, y, y_test = split
-    key, found = jax.random.key(seed), {"rows": len(x), "features": x.shape[1]}
+    x, x_test, y, y_test = data.split(table.x, table.y, seed)
+    key, value = jax.random.key(seed), {"rows": len(x), "features": x.shape[1]}
     begun = time.perf_counter()
     teacher = teacher_of(classifies, seed).fit(x, y)
     trained = time.perf_counter()
@@ -60,69 +57,67 @@ def measured(table: data.Table, seed: int) -> dict[str, Any]:
         ("labels", labels.predict(x_test), fitted - trained),
         ("distilled", student.predict(x_test), ended - fitted),
     ):
-        found[name] = {"score": pieces.percent(outputs, y_test), "seconds": seconds}
+        value[name] = {"score": studies.percent(outputs, y_test), "seconds": seconds}
         if classifies:
             chances = np.asarray(outputs, np.float64)[np.arange(len(y_test)), y_test]
-            found[name]["log_loss"] = float(-np.log(np.maximum(chances, np.finfo(np.float32).tiny)).mean())
-    return found | {"fidelity": 100 * student.fidelity, "made": student.made, "taught_by": TEACHER}
+            value[name]["log_loss"] = float(-np.log(np.maximum(chances, np.finfo(np.float32).tiny)).mean())
+    return value | {"fidelity": 100 * student.fidelity, "made": student.made, "taught_by": TEACHER}
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed."""
     if name not in SETS[part]:
         return
-    settings = {"recipe": pieces.recipe_text(RECIPE)}
-    make = lambda seed: measured(data.load(name, data_dir=options.data_dir), seed)
-    yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
+    settings = {"recipe": studies.recipe_text(RECIPE)}
+    measure = lambda seed: measured(data.load(name, data_dir=options.data_dir), seed)
+    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
 
 
-def of_part(found: pieces.Found, part: str) -> tuple[str, list[float]]:
+def task_report(results: studies.Results, part: str) -> tuple[str, list[float]]:
     """Returns the tables of a part, and the gain of the distilled tree on each set."""
     rows, losses, ahead = [], [], []
-    for name in SETS[part]:
-        each = list(pieces.of_seeds(found, part, name).values())
-        if not each:
-            continue
-        cells = lambda what, digits, each=each: [
-            pieces.spread([one[by][what] for one in each], digits) for by in ("teacher", "labels", "distilled")
+    for name in results.datasets(part):
+        values = results.values(part, name)
+        cells = lambda key, digits, values=values: [
+            studies.spread([value[model][key] for value in values], digits)
+            for model in ("teacher", "labels", "distilled")
         ]
-        ahead.append(float(np.mean([one["distilled"]["score"] - one["labels"]["score"] for one in each])))
-        size = f"{each[0]['rows']} + {each[0]['made']} x {each[0]['features']}"
-        fidelity = pieces.spread([one["fidelity"] for one in each], 1)
+        ahead.append(float(np.mean([value["distilled"]["score"] - value["labels"]["score"] for value in values])))
+        size = f"{values[0]['rows']} + {values[0]['made']} x {values[0]['features']}"
+        fidelity = studies.spread([value["fidelity"] for value in values], 1)
         rows.append([name, size, *cells("score", 2), f"{ahead[-1]:+.2f}", fidelity, *cells("seconds", 1)])
         if part == "classification":
             losses.append([name, *cells("log_loss", 3)])
     if not rows:
         return "", []
-    which = ["teacher", "on labels", "distilled"]
-    header = ["set", "rows + made rows x features", *which, "gain", "fidelity, %", *(f"{one}, s" for one in which)]
+    models = ["teacher", "on labels", "distilled"]
+    header = ["set", "rows + made rows x features", *models, "gain", "fidelity, %", *(f"{m}, s" for m in models)]
     parts = [f"## {part.capitalize()}", benchmark.markdown(header, rows).rstrip()]
     if losses:
-        parts += ["Log loss:", benchmark.markdown(["set", *which], losses).rstrip()]
+        parts += ["Log loss:", benchmark.markdown(["set", *models], losses).rstrip()]
     return "\n\n".join(parts) + "\n", ahead
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns the tables of both tasks."""
-    each = [of_part(found, part) for part in SETS]
-    ahead = [gain for _, gains in each for gain in gains]
-    every = [one for part in SETS for name in SETS[part] for one in pieces.of_seeds(found, part, name).values()]
-    teachers = " or ".join(sorted({one["taught_by"] for one in every}))
+    tasks = [task_report(results, part) for part in SETS]
+    ahead = [gain for _, gains in tasks for gain in gains]
+    teachers = " or ".join(sorted({row.value["taught_by"] for row in results.rows}))
     head = (
-        f"# A tree distilled from boosted trees\n\nMade by `{command}` on {pieces.machines(found)}. The teacher is "
-        f"{teachers} with its defaults. Both trees are `{pieces.recipe_text(RECIPE)}`. R² or accuracy "
+        f"# A tree distilled from boosted trees\n\nMade by `{command}` on {results.machines}. The teacher is "
+        f"{teachers} with its defaults. Both trees are `{studies.recipe_text(RECIPE)}`. R² or accuracy "
         "in per cent on a quarter of the rows, mean and deviation over random splits. Fidelity is the R² of the "
         "distilled tree with the teacher's predictions as targets, or the share of rows for which both predict the "
         "same class. The seconds of a fit of jtrees have compilation in them, and those of distillation the "
         "predictions of the teacher.\n"
     )
-    said = f"The distilled tree is at least as good on {sum(gain >= 0 for gain in ahead)} of {len(ahead)} sets"
-    said += f", by {np.mean(ahead):+.2f} points on average.\n" if ahead else ".\n"
-    return "\n".join([head, said, *filter(None, (text for text, _ in each))])
+    summary = f"The distilled tree is at least as good on {sum(gain >= 0 for gain in ahead)} of {len(ahead)} sets"
+    summary += f", by {np.mean(ahead):+.2f} points on average.\n" if ahead else ".\n"
+    return "\n".join([head, summary, *filter(None, (text for text, _ in tasks))])
 
 
 NAMES = [name for names in SETS.values() for name in names]
-SCRIPT = pieces.Script("distillation", __doc__, SETS, NAMES, 3, pieces_of, report)
+STUDY = studies.Study("distillation", __doc__, SETS, NAMES, 3, pieces, report)
 
 if __name__ == "__main__":
-    pieces.main(SCRIPT)  # on one device, without a cache of programs: as for users
+    studies.main(STUDY)  # on one device, without a cache of programs: as for users

@@ -24,22 +24,22 @@ def begun(options: argparse.Namespace) -> tuple[dict[str, Any], Job]:
       DataError, OSError, ImportError: a process cannot start, or was started with other options. All processes raise,
         because the remaining processes would wait for ever.
     """
-    found: Any = None
+    result: Any = None
     wrong = None
     try:
         blocks = source(options)
         config = _compared(options.out, options, blocks)
-        found = config, prepared(options, blocks)
+        result = config, prepared(options, blocks)
     except (DataError, OSError, ImportError) as error:  # raised after the exchange with the other processes
         wrong = error
-    told = {name: str(value) for name, value in vars(options).items() if name not in OWN}
-    mark = zlib.crc32(json.dumps([told, found and found[0]], sort_keys=True).encode())
+    texts = {name: str(value) for name, value in vars(options).items() if name not in OWN}
+    mark = zlib.crc32(json.dumps([texts, result and result[0]], sort_keys=True).encode())
     same = jax.process_count() == 1 or np.ptp(multihost_utils.process_allgather(np.uint32(mark))) == 0
     if wrong is not None:
         raise wrong
     if not same:
         raise DataError("the processes must be started with the same options and see the same data")
-    return found
+    return result
 
 
 def _compared(out: epath.Path, options: argparse.Namespace, blocks: Blocks) -> dict[str, Any]:
@@ -62,10 +62,10 @@ def _compared(out: epath.Path, options: argparse.Namespace, blocks: Blocks) -> d
     config = json.loads(json.dumps(config))
     for name in was:
         if was[name] != config.get(name):
-            said = f"{out} holds a run of another {name}: {was[name]}, not {config.get(name)}"
+            message = f"{out} holds a run of another {name}: {was[name]}, not {config.get(name)}"
             if name == "table":
-                said = f"{out} holds a run on other data: {_changed(was[name], config[name])}"
-            raise DataError(f"{said}; give another --out")
+                message = f"{out} holds a run on other data: {_changed(was[name], config[name])}"
+            raise DataError(f"{message}; give another --out")
     return config
 
 

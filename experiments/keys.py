@@ -31,12 +31,10 @@ def fitted(recipe: Any, split: Any, key: int) -> tuple[float, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
-    out = benchmark.parser(__doc__)
-    out.add_argument("--data-dir")
-    out.add_argument("--datasets", nargs="+", default=DATASETS, choices=DATASETS)
-    out.add_argument("--keys", type=int, default=8)
-    options = out.parse_args(arguments)
-    rows = []
+    datasets = benchmark.several(DATASETS)
+    options = benchmark.parse("keys", __doc__, arguments, data_dir=None, datasets=datasets, keys=8)
+    columns = ("median", "worst", "best", "seconds")
+    table = benchmark.Table("set", *(f"{recipe}, {column}" for recipe in RECIPES for column in columns))
     for name in options.datasets:
         split = defaults.rows(name, 0, options.data_dir)
         cells = [name]
@@ -46,16 +44,14 @@ def main(arguments: list[str] | None = None) -> None:
             median = statistics.median(scores)
             cells += [f"{median:.1f}", f"{min(scores) - median:.1f}", f"{max(scores) - median:+.1f}"]
             cells += [f"{statistics.median(seconds):.1f} ({first:.0f})"]
-        rows.append(cells)
+        table.add(*cells)
         jax.clear_caches()
     notes = (
         f"Test R² in per cent of {options.keys} keys: the median, and the worst and the best score minus the median. "
         "Up to 3000 training rows. `seconds` is the median of a fit and, in brackets, the first fit with compilation. "
         "On a busy machine the seconds are upper bounds."
     )
-    columns = ("median", "worst", "best", "seconds")
-    header = ["set", *(f"{recipe}, {column}" for recipe in RECIPES for column in columns)]
-    benchmark.write("keys", f"--data-dir DATA --keys {options.keys}", header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,7 @@ WAYS = {"last pass": last_pass, "a tenth": a_tenth, "second fit": second_fit}
 
 def measured(way: Callable[..., Any], task: Any, x: Any, y: Any, seed: int) -> tuple[float, float]:
     """Returns the score on a quarter of the rows, and the seconds of a fit with compiled programs."""
-    strata = y if task == "classification" else None
-    split: Any = train_test_split(x, y, train_size=0.75, random_state=seed, stratify=strata)
-    x, x_test, y, y_test = split
+    x, x_test, y, y_test = data.split(x, y, seed)
     strata = y if task == "classification" else None
     fit = partial(jtrees.fit, task=task, key=jax.random.key(seed))
     if seed == 0:
@@ -64,34 +62,29 @@ def measured(way: Callable[..., Any], task: Any, x: Any, y: Any, seed: int) -> t
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and writes the table."""
-    parser = benchmark.parser(__doc__)
-    parser.add_argument("--data-dir")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--datasets", nargs="+")
-    options = parser.parse_args(arguments)
-    rows, ratios = [], []
+    datasets = benchmark.several(estimators.NAMES)
+    options = benchmark.parse("last_pass", __doc__, arguments, data_dir=None, seeds=3, datasets=datasets)
+    results, ratios = benchmark.Table("set", *WAYS), []
     for task, names in estimators.SETS.items():
         for name in names:
-            table = data.load(name, data_dir=options.data_dir)
-            if len(table.y) < FEWEST or name not in (options.datasets or names):
+            if name not in options.datasets:
                 continue
-            results = {
+            table = data.load(name, data_dir=options.data_dir)
+            if len(table.y) < FEWEST:
+                continue
+            by_way = {
                 way: [measured(fit, task, table.x, table.y, seed) for seed in range(options.seeds)]
                 for way, fit in WAYS.items()
             }
-            scores = {way: np.mean([score for score, _ in pairs]) for way, pairs in results.items()}
-            seconds = {way: pairs[0][1] for way, pairs in results.items()}
+            scores = {way: np.mean([score for score, _ in pairs]) for way, pairs in by_way.items()}
+            seconds = {way: pairs[0][1] for way, pairs in by_way.items()}
             digits = 2 if task == "regression" else 4
-            rows.append([name, *(f"{scores[way]:.{digits}f} ({seconds[way]:.1f} s)" for way in WAYS)])
+            results.add(name, *(f"{scores[way]:.{digits}f} ({seconds[way]:.1f} s)" for way in WAYS))
             ratios.append([seconds[way] / seconds["second fit"] for way in WAYS])
-            print(rows[-1], flush=True)
     mean_ratios = np.exp(np.log(ratios).mean(0))
-    rows.append(["seconds beside a second fit, geometric mean", *(f"{ratio:.2f}" for ratio in mean_ratios)])
+    results.add("seconds beside a second fit, geometric mean", *(f"{ratio:.2f}" for ratio in mean_ratios))
     notes = "R^2 in points or log loss, means over the splits (seconds of the first split).\n"
-    arguments_text = f"--data-dir DATA --seeds {options.seeds}"
-    if options.datasets:
-        arguments_text += f" --datasets {' '.join(options.datasets)}"
-    benchmark.write("last_pass", arguments_text, ["set", *WAYS], rows, notes, committed=options.write)
+    benchmark.write(options, results, notes)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 python -m experiments.log_loss --data-dir DATA [--seeds 2] [--datasets churn ...] [--parts refined boosting ...]
 
-Needs xgboost, lightgbm, catboost and optuna (``make peers``). The results of a (part, set, seed) are a file under
---out. By default these are the committed files. The report beside that folder is made from the existing files.
+Needs xgboost, lightgbm, catboost and optuna (``make peers``). The result of a (part, set, seed) is a row of --out.
 
 Training uses three quarters of the rows, at most 6000. The test uses at most 6000 of the remaining rows. Splits are
 stratified by class.
@@ -18,9 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn import metrics
-from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, estimators, pieces, rivals
+from experiments import benchmark, data, estimators, rivals, studies
 from experiments.outcome import size
 from experiments.paper_forest import WEAK as _OF, best_way, in_ways
 from experiments.rivals import Split
@@ -59,8 +57,8 @@ def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
         else:
             fit = jtrees.fit(recipe, x, y, **how)
             held_out = float(fit.report.search.losses.min())
-        of_trees = scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y))
-        each.append(of_trees | {"numbers": fit.model.num_parameters, "held_out": held_out})
+        scored = scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y))
+        each.append(scored | {"numbers": fit.model.num_parameters, "held_out": held_out})
     best = min(range(len(each)), key=lambda i: each[i]["held_out"])
     return each[best] | {"chosen": best, "each": each}
 
@@ -68,8 +66,8 @@ def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
 def refined(split: Split, seed: int) -> dict[str, Any]:
     """Boosts and then trains all trees together; linear leaves are tried on few features only."""
     skipped = 0 if split[0].shape[1] <= FEATURES else 1
-    found = chosen(REFINED[skipped:], split, seed)
-    return found | {"chosen": found["chosen"] + skipped}
+    value = chosen(REFINED[skipped:], split, seed)
+    return value | {"chosen": value["chosen"] + skipped}
 
 
 def boosted(split: Split, seed: int) -> dict[str, Any]:
@@ -80,8 +78,8 @@ def boosted(split: Split, seed: int) -> dict[str, Any]:
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
     """Tunes a package of boosted trees."""
     x, x_test, y, y_test = split
-    model, found = rivals.tuned(name, split, seed)
-    return scores(model.predict_proba(x_test), y_test, np.unique(y)) | {"numbers": size(model, x)[1], **found}
+    model, details = rivals.tuned(name, split, seed)
+    return scores(model.predict_proba(x_test), y_test, np.unique(y)) | {"numbers": size(model, x)[1], **details}
 
 
 PARTS: dict[str, Callable[[Split, int], dict[str, Any]]] = {
@@ -95,49 +93,48 @@ OURS = {"refined": "refined GET", "boosted": "boosted GET"}
 TITLES = OURS | {"boosting": "XGBoost", "lightgbm": "LightGBM", "catboost": "CatBoost"}
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed."""
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        train = min(ROWS, 3 * len(table.y) // 4)
-        sizes: Any = {"train_size": train, "test_size": min(ROWS, len(table.y) - train)}
-        return PARTS[part](train_test_split(table.x, table.y, **sizes, random_state=seed, stratify=table.y), seed)  # type: ignore[arg-type]
+        return PARTS[part](data.split(table.x, table.y, seed, most=ROWS), seed)
 
     recipes = {"refined": REFINED, "boosted": BOOSTED}.get(part)
     settings: dict[str, Any] = {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
     if recipes is not None:
-        settings = {"recipes": [pieces.recipe_text(recipe) for recipe in recipes]}
-    yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
+        settings = {"recipes": [studies.recipe_text(recipe) for recipe in recipes]}
+    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
 
 
-def ratio(found: pieces.Found, ours: str, part: str, name: str) -> float | None:
+def ratio(results: studies.Results, ours: str, part: str, name: str) -> float | None:
     """Returns our mean log loss over a rival's on the splits that both have; None if there is no such split."""
-    one, other = (pieces.of_seeds(found, each, name) for each in (ours, part))
-    mean = lambda each: np.mean([each[seed]["log_loss"] for seed in one.keys() & other.keys()])
-    return float(mean(one) / mean(other)) if one.keys() & other.keys() else None
+    trees, rival = results.by_seed(ours, name), results.by_seed(part, name)
+    seeds = trees.keys() & rival.keys()
+    mean = lambda values: np.mean([values[seed]["log_loss"] for seed in seeds])
+    return float(mean(trees) / mean(rival)) if seeds else None
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns log loss and accuracy by set, and the number of sets on which ours is lower than each rival."""
-    there = [part for part in PARTS if found.get(part)]
-    of = lambda part, name, what: [one[what] for one in pieces.of_seeds(found, part, name).values()]
-    names = [name for name in SETS if any(of(part, name, "accuracy") for part in there)]
+    parts = [part for part in PARTS if results.datasets(part)]
+    values = lambda part, name, key: [value[key] for value in results.values(part, name)]
+    names = [name for name in SETS if name in results.datasets()]
     cell = lambda part, name: (
-        f"{pieces.spread(of(part, name, 'log_loss'), 3)} ({pieces.spread(of(part, name, 'accuracy'), 1)})"
+        f"{studies.spread(values(part, name, 'log_loss'), 3)} ({studies.spread(values(part, name, 'accuracy'), 1)})"
     )
-    rows = [[name, *(cell(part, name) if of(part, name, "accuracy") else "-" for part in there)] for name in names]
-    numbers = [[np.mean(each) for name in names if (each := of(part, name, "numbers"))] for part in there]
-    rows.append(["median of numbers in the model", *(f"{np.median(each):,.0f}" for each in numbers)])
+    rows = [[name, *(cell(part, name) if results.values(part, name) else "-" for part in parts)] for name in names]
+    numbers = [[np.mean(values(part, name, "numbers")) for name in results.datasets(part)] for part in parts]
+    rows.append(["median of numbers in the model", *(f"{np.median(means):,.0f}" for means in numbers)])
     lines = []
-    for ours, part in itertools.product(OURS, (part for part in there if part not in OURS)):
-        ratios = [one for name in names if (one := ratio(found, ours, part, name)) is not None]
+    for ours, part in itertools.product(OURS, (part for part in parts if part not in OURS)):
+        ratios = [quotient for name in names if (quotient := ratio(results, ours, part, name)) is not None]
         if ratios:
-            lower, mean = sum(one < 1 for one in ratios), np.exp(np.mean(np.log(ratios)))
+            lower, mean = sum(quotient < 1 for quotient in ratios), np.exp(np.mean(np.log(ratios)))
             counts = f"lower on {lower} of {len(ratios)}; geometric mean of ratios {mean:.3f}"
             lines.append(f"- {OURS[ours]}, {TITLES[part]}: {counts}")
     about = (
-        f"Made by `{command}` on {pieces.machines(found)}. A cell has the test log loss and, in brackets, the accuracy "
+        f"Made by `{command}` on {results.machines}. A cell has the test log loss and, in brackets, the accuracy "
         "in per cent: mean and standard deviation if there are several random splits. Splits are 75/25, with at most "
         f"{ROWS} rows each. Refined GET is the better of two recipes: 100 trees of depth 4 with linear leaves or with "
         f"constant leaves (linear leaves for at most {FEATURES} features). Each recipe has four candidates of training "
@@ -147,12 +144,12 @@ def report(found: pieces.Found, command: str) -> str:
         f"options each, chosen by {rivals.TRIALS} trials of Optuna's TPE by log loss, and up to {rivals.ROUNDS} trees "
         "with early stopping. Two methods are compared on the splits that both have."
     )
-    header = ["set", *(TITLES[part] for part in there)]
+    header = ["set", *(TITLES[part] for part in parts)]
     return f"# Log loss of classes\n\n{about}\n\n{benchmark.markdown(header, rows)}\n" + "\n".join(lines) + "\n"
 
 
 SETS = estimators.SETS["classification"]
-SCRIPT = pieces.Script("log_loss", __doc__, PARTS, SETS, 2, pieces_of, report)
+STUDY = studies.Study("log_loss", __doc__, PARTS, SETS, 2, pieces, report)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

@@ -91,42 +91,37 @@ def test_losses(name: str, seed: int, rows: int) -> dict[str, float]:
     parts: Any = train_test_split(x, y, train_size=min(rows, int(0.75 * len(y))), random_state=seed)
     x, x_test, y, y_test = parts
     task, key = jtrees.Regression(loss_function=loss), jax.random.key(seed)
-    of = lambda predictions: float(loss.of_predictions(predictions, loss.aligned(y_test)).mean())
+    score = lambda predictions: float(loss.of_predictions(predictions, loss.aligned(y_test)).mean())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         fits = [jtrees.fit(recipe, x, y, key=key, task=task) for recipe in (BOOSTED, TREE)]
-    ours, tree = (of(np.asarray(fit.predict(x_test), np.float64)) for fit in fits)
-    constant = of(np.broadcast_to(loss.best(y, None), (len(y_test), *task.shape)))
-    return {"boosted": ours, "theirs": of(theirs(x, y, x_test, options, seed)), "tree": tree, "constant": constant}
+    ours, tree = (score(np.asarray(fit.predict(x_test), np.float64)) for fit in fits)
+    constant = score(np.broadcast_to(loss.best(y, None), (len(y_test), *task.shape)))
+    return {"boosted": ours, "theirs": score(theirs(x, y, x_test, options, seed)), "tree": tree, "constant": constant}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
-    out = benchmark.parser(__doc__)
-    out.add_argument("--data-dir")
-    out.add_argument("--datasets", nargs="+", default=tuple(SETS), choices=tuple(SETS))
-    out.add_argument("--seeds", type=int, default=3)
-    out.add_argument("--rows", type=int, default=3000, help="upper limit of the training rows")
-    options = out.parse_args(arguments)
+    datasets = benchmark.several(SETS)
+    options = benchmark.parse("losses", __doc__, arguments, data_dir=None, datasets=datasets, seeds=3, rows=3000)
     _FOLDER[0] = options.data_dir
-    rows, ahead = [], 0
+    table = benchmark.Table("set, loss", "Boosted", "scikit-learn", "one tree", "constant", "Boosted beside it")
+    ahead = 0
     for name in options.datasets:
-        found = [test_losses(name, seed, options.rows) for seed in range(options.seeds)]
-        of = {model: [one[model] for one in found] for model in found[0]}
-        means = {model: statistics.mean(values) for model, values in of.items()}
+        splits = [test_losses(name, seed, options.rows) for seed in range(options.seeds)]
+        by_model = {model: [split[model] for split in splits] for model in splits[0]}
+        means = {model: statistics.mean(values) for model, values in by_model.items()}
         ahead += means["boosted"] < means["theirs"]
-        spread = lambda model, of=of: f"{statistics.mean(of[model]):.4g} ± {statistics.pstdev(of[model]):.2g}"
-        rows.append([name, *map(spread, ("boosted", "theirs", "tree", "constant"))])
-        rows[-1].append(f"{100 * (means['boosted'] / means['theirs'] - 1):+.1f} %")
-        print(rows[-1], flush=True)
+        spreads = [f"{means[model]:.4g} ± {statistics.pstdev(values):.2g}" for model, values in by_model.items()]
+        table.add(name, *spreads, f"{100 * (means['boosted'] / means['theirs'] - 1):+.1f} %")
     notes = (
         f"Mean test loss and standard deviation over {options.seeds} split(s), at most {options.rows} training rows. "
         f"Boosted: `Boosted()` with default options; tree: GET of depth {TREE.depth}; scikit-learn: "
         "`HistGradientBoostingRegressor` with early stopping, a model for each quantile, and the Poisson loss for "
-        f"claims. The last column is the loss of Boosted relative to scikit-learn's: lower on {ahead} of {len(rows)}."
+        f"claims. The last column is the loss of Boosted relative to scikit-learn's: lower on {ahead} of "
+        f"{len(table.rows)}."
     )
-    header = ["set, loss", "Boosted", "scikit-learn", "one tree", "constant", "Boosted beside it"]
-    benchmark.write("losses", f"--data-dir DATA --seeds {options.seeds}", header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 from scipy.stats import spearmanr
 
-from experiments import benchmark, data
+from experiments import benchmark, data, studies
 from experiments.bench_export import in_c
 from experiments.estimators import SETS
 import jtrees
@@ -55,11 +55,9 @@ def fitted(recipe: Any, x: Any, y: Any, task: Any, signs: Any, seed: int = 0) ->
     return fit, time.process_time() - began
 
 
-def score(model: Any, x: Any, y: Any, task: str) -> float:
+def score(model: Any, x: Any, y: Any) -> float:
     """Returns R^2 or accuracy in per cent."""
-    found = np.asarray(model.predict(x))
-    part = np.mean(found.argmax(1) == y) if task == "classification" else 1 - np.mean((found - y) ** 2) / y.var()
-    return 100 * float(part)
+    return studies.percent(np.asarray(model.predict(x)), y)
 
 
 def pairs(x: np.ndarray, feature: int, sign: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +72,7 @@ def pairs(x: np.ndarray, feature: int, sign: int, rng: np.random.Generator) -> t
 def violations(model: Any, x: np.ndarray, signs: dict[int, int]) -> dict[str, int]:
     """Returns the number of pairs whose prediction falls, in each form of the model."""
     outputs = 2 if np.ndim(model.predict(x[:2].astype(np.float64))) == 2 else 1
-    shaped = lambda found: np.asarray(found).reshape(-1, outputs)[:, -1]
+    shaped = lambda predictions: np.asarray(predictions).reshape(-1, outputs)[:, -1]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jtrees.export.to_c(model, folder / "model.h")
@@ -82,41 +80,39 @@ def violations(model: Any, x: np.ndarray, signs: dict[int, int]) -> dict[str, in
         compiled = in_c(folder, "-O2", "double", outputs)["many"]
         session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
         forms = {"Python": model.predict, "C": compiled, "ONNX": lambda x: session.run(["prediction"], {"x": x})[0]}
-        found = dict.fromkeys(forms, 0)
+        counts = dict.fromkeys(forms, 0)
         for feature, sign in signs.items():
             low, high = pairs(x, feature, sign, np.random.default_rng(feature))
             for form, predict in forms.items():
-                found[form] += int((shaped(predict(high)) < shaped(predict(low))).sum())
-    return found
+                counts[form] += int((shaped(predict(high)) < shaped(predict(low))).sum())
+    return counts
 
 
-def of_set(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
+def set_row(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
     """Returns the row of a data set and a recipe."""
     scores: dict[bool, list[float]] = {False: [], True: []}
     times: dict[bool, list[float]] = {False: [], True: []}
-    fell = {"Python": 0, "C": 0, "ONNX": 0}
+    falls = {"Python": 0, "C": 0, "ONNX": 0}
     for seed in range(options.seeds):
         x, y, x_test, y_test, task, signs = rows(name, seed, options.data_dir)
         for constrained in (False, True):
-            of_fit = RECIPES[recipe], x, y, task, signs if constrained else None, seed
-            fitted(*of_fit)  # compiles
-            fit, seconds = fitted(*of_fit)
+            inputs = RECIPES[recipe], x, y, task, signs if constrained else None, seed
+            fitted(*inputs)  # compiles
+            fit, seconds = fitted(*inputs)
             times[constrained].append(seconds)
-            scores[constrained].append(score(fit.model, x_test, y_test, task))
+            scores[constrained].append(score(fit.model, x_test, y_test))
         for form, count in violations(fit.model, x_test, signs).items():
-            fell[form] += count
-    free, kept = (np.mean(scores[constrained]) for constrained in (False, True))
-    ratio = np.median(times[True]) / np.median(times[False])
-    shape = f"{len(x)} x {x.shape[1]}"
-    counts = [str(count) for count in fell.values()]
-    return [name, shape, recipe, *counts, f"{free:.2f}", f"{kept:.2f}", f"{kept - free:+.2f}", f"{ratio:.2f}"]
+            falls[form] += count
+    free, bound = (np.mean(scores[constrained]) for constrained in (False, True))
+    cells = [name, f"{len(x)} x {x.shape[1]}", recipe, *map(str, falls.values()), f"{free:.2f}", f"{bound:.2f}"]
+    return [*cells, f"{bound - free:+.2f}", benchmark.ratio(times[True], times[False])]
 
 
-def made() -> str:
+def made() -> benchmark.Table:
     """Returns a table of made sets on which the constraint holds: error on new rows, variance over draws of noise."""
     truth = lambda x: np.tanh(2 * x[:, 0]) + np.maximum(x[:, 1], 0) + np.sin(2 * x[:, 2]) / 2
-    table = []
-    for recipe, of in RECIPES.items():
+    table = benchmark.Table("recipe", "error, free", "error, monotone", "variance, free", "variance, monotone")
+    for name, recipe in RECIPES.items():
         cells = {}
         for constrained in (False, True):
             predictions = []
@@ -124,33 +120,28 @@ def made() -> str:
                 rng = np.random.default_rng(seed)
                 x = np.random.default_rng(1000).normal(size=(300, 5))
                 y = truth(x) + rng.normal(size=300)
-                fit, _ = fitted(of, x, y, "regression", {0: 1, 1: 1} if constrained else None, seed)
+                fit, _ = fitted(recipe, x, y, "regression", {0: 1, 1: 1} if constrained else None, seed)
                 predictions.append(fit.predict(np.random.default_rng(2000).normal(size=(2000, 5))))
             new = truth(np.random.default_rng(2000).normal(size=(2000, 5)))
             cells[constrained] = np.mean((predictions - new) ** 2), np.var(predictions, axis=0).mean()
-        table.append([recipe, *(f"{cells[constrained][i]:.3f}" for i in (0, 1) for constrained in (False, True))])
-        print(*table[-1], flush=True)
-    header = ["recipe", "error, free", "error, monotone", "variance, free", "variance, monotone"]
-    return benchmark.markdown(header, table)
+        table.add(name, *(f"{cells[constrained][i]:.3f}" for i in (0, 1) for constrained in (False, True)))
+    return table
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
-    out = benchmark.parser(__doc__)
-    out.add_argument("--data-dir")
-    out.add_argument("--datasets", nargs="+", default=DATASETS, choices=DATASETS)
-    out.add_argument("--seeds", type=int, default=1)
-    options = out.parse_args(arguments)
-    table = []
+    datasets = benchmark.several(DATASETS)
+    options = benchmark.parse("monotone", __doc__, arguments, data_dir=None, datasets=datasets, seeds=1)
+    forms = [f"violations, {form}" for form in ("Python", "C", "ONNX")]
+    header = ["set", "rows x features", "recipe", *forms, "score, free", "score, monotone", "change", "time"]
+    table = benchmark.Table(*header)
     for name in options.datasets:
         for recipe in RECIPES:
-            table.append(of_set(name, recipe, options))
-            print(*table[-1], flush=True)
+            table.add(*set_row(name, recipe, options))
         jax.clear_caches()
-    of_made = made()
-    changes = {recipe: [float(row[8]) for row in table if row[2] == recipe] for recipe in RECIPES}
-    ratios = {recipe: [float(row[9]) for row in table if row[2] == recipe] for recipe in RECIPES}
-    said = "; ".join(
+    changes = {recipe: [float(row[8]) for row in table.rows if row[2] == recipe] for recipe in RECIPES}
+    ratios = {recipe: [float(row[9]) for row in table.rows if row[2] == recipe] for recipe in RECIPES}
+    summary = "; ".join(
         f"{recipe}: {np.mean(changes[recipe]):+.2f} points on average, {np.median(ratios[recipe]):.2f} times the time"
         for recipe in RECIPES
     )
@@ -158,15 +149,11 @@ def main(arguments: list[str] | None = None) -> None:
         f"Violations: pairs of {PAIRS} for each of two features whose prediction falls, in a prediction of jtrees, of "
         "the C header and of the ONNX file. Score: R² or accuracy in per cent on new rows without and with the "
         f"constraint, mean of {options.seeds} split(s). Time: processor seconds of a compiled fit with the constraint "
-        f"over those without, in turn. {said}.\n\nMade sets in which the constraint is true, 300 rows of 5 features, "
-        f"noise of variance 1, {MADE} draws of the noise: squared error on 2000 new rows, and variance of the "
-        f"predictions over the draws.\n\n{of_made}"
+        f"over those without, in turn. {summary}.\n\nMade sets in which the constraint is true, 300 rows of 5 "
+        f"features, noise of variance 1, {MADE} draws of the noise: squared error on 2000 new rows, and variance of "
+        f"the predictions over the draws.\n\n{made()}"
     )
-    forms = [f"violations, {form}" for form in ("Python", "C", "ONNX")]
-    header = ["set", "rows x features", "recipe", *forms, "score, free", "score, monotone", "change", "time"]
-    benchmark.write(
-        "monotone", f"--data-dir DATA --seeds {options.seeds}", header, table, notes, committed=options.write
-    )
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

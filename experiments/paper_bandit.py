@@ -6,8 +6,7 @@ Contexts are drawn from the training part, with replacement. The held-out score 
 exploration. All seeds of a learner run in one compiled program; each seed has its own contexts. The rivals of the tree
 are the linear epsilon-greedy learner (or linear regression with the same feedback), and Vowpal Wabbit if installed.
 
-The results of a (learner, set) are a file under --out. By default these are the committed files. The report and its
-figure beside that folder are made from the existing files. MNIST is fetched from OpenML if the data folder lacks it.
+The result of a (learner, set) is a row of --out. MNIST is fetched from OpenML if the data folder lacks it.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from matplotlib.figure import Figure
 import numpy as np
 import optax
 
-from experiments import benchmark, pieces
+from experiments import benchmark, studies
 from experiments.paper_dgt import REGRESSION, SETS, splits
 import jtrees
 from jtrees.data import Scaling, Table
@@ -123,14 +122,14 @@ def label(part: str, name: str) -> str:
     return kind if part == "tree" else f"{kind}, epsilon-greedy"
 
 
-def made(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
+def measured(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the best learner of a part, by the mean score over the last quarter of the evaluations."""
     data, scaling = stream(name, options.data_dir, options.seeds)
     if part == "vowpal":
         return vowpal_wabbit(name, data)
-    last = lambda found: np.mean(np.asarray(found["scores"])[:, -LOOKS // 4 :])
-    found = [played(name, learner(), data, scaling) for learner in learners(part, name)]
-    return (min if name in REGRESSION else max)(found, key=last)
+    last = lambda curves: np.mean(np.asarray(curves["scores"])[:, -LOOKS // 4 :])
+    candidates = [played(name, learner(), data, scaling) for learner in learners(part, name)]
+    return (min if name in REGRESSION else max)(candidates, key=last)
 
 
 def vowpal_wabbit(name: str, data: Stream) -> dict[str, Any]:
@@ -160,50 +159,42 @@ def vowpal_wabbit(name: str, data: Stream) -> dict[str, Any]:
     return {"queries": [every * (i + 1) for i in range(LOOKS)], "scores": scores, "regret": regret, "skipped": 0}
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
-    """Yields a piece for all seeds.
-
-    One-point feedback is for regression only. Vowpal Wabbit is for classification only, if it is installed or its piece
-    exists.
-    """
-    file = f"{name}-{label(part, name)}".replace(", ", "-").replace(" ", "-")
-    piece = pieces.Piece(part, name, partial(made, part, name, options), {"seeds": options.seeds}, file=file)
-    if part == "vowpal":
-        there = benchmark.installed("vowpalwabbit") or piece.under(options.out).exists()
-        yield from [piece] if name in VOWPAL_WABBIT and there else []
-    elif name in REGRESSION or not part.endswith("one-point"):
-        yield piece
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
+    """Yields a piece for all seeds; one-point feedback is for regression, and Vowpal Wabbit for some sets only."""
+    if (name in VOWPAL_WABBIT) if part == "vowpal" else (name in REGRESSION or not part.endswith("one-point")):
+        package = "vowpalwabbit" if part == "vowpal" else None
+        measure = partial(measured, part, name, options)
+        yield studies.Piece(part, name, measure, {"seeds": options.seeds}, package=package)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def by_set(found: pieces.Found) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns the pieces by set and label."""
-    names = [name for name in ROUNDS if any(name in of_part for of_part in found.values())]
+def by_set(results: studies.Results) -> dict[str, dict[str, studies.Row]]:
+    """Returns the rows by set and label."""
     return {
-        name: {label(part, name): found[part][name][0] for part in PARTS if name in found.get(part, {})}
-        for name in names
+        name: {label(part, name): row for part in PARTS for row in results.select(part, name).rows}
+        for name in ROUNDS
+        if name in results.datasets()
     }
 
 
-def curves(found: pieces.Found, file: Path) -> None:
+def curves(results: studies.Results, file: Path) -> None:
     """Draws held-out score and regret against queries: mean over seeds, and 95 % confidence bands of the mean."""
-    there = by_set(found)
-    if not there:
+    rows = by_set(results)
+    if not rows:
         return
-    figure = Figure(figsize=(4 * len(there), 6), layout="constrained")
-    axes = np.atleast_2d(figure.subplots(2, len(there), squeeze=False))
-    for column, (name, by_label) in enumerate(there.items()):
-        for which, piece in by_label.items():
-            for row, what in enumerate(("scores", "regret")):
-                values = np.asarray(piece["found"][what])
-                mean, queries = values.mean(0), piece["found"]["queries"]
+    figure = Figure(figsize=(4 * len(rows), 6), layout="constrained")
+    axes = np.atleast_2d(figure.subplots(2, len(rows), squeeze=False))
+    for column, (name, by_label) in enumerate(rows.items()):
+        for learner, row in by_label.items():
+            for axis, quantity in zip(axes[:, column], ("scores", "regret"), strict=True):
+                values = np.asarray(row.value[quantity])
+                mean, queries = values.mean(0), row.value["queries"]
                 band = 1.96 * values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0 * mean
-                (line,) = axes[row, column].plot(queries, mean, label=which)
-                axes[row, column].fill_between(queries, mean - band, mean + band, color=line.get_color(), alpha=0.2)
-        what = "test RMSE" if name in REGRESSION else "test accuracy, %"
-        axes[0, column].set(title=name, ylabel=what)
+                (line,) = axis.plot(queries, mean, label=learner)
+                axis.fill_between(queries, mean - band, mean + band, color=line.get_color(), alpha=0.2)
+        axes[0, column].set(title=name, ylabel="test RMSE" if name in REGRESSION else "test accuracy, %")
         axes[1, column].set(xlabel="queries", ylabel="cumulative loss")
         axes[0, column].legend(fontsize=7)
         if name in REGRESSION:
@@ -211,37 +202,37 @@ def curves(found: pieces.Found, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns a table of the intermediate and final scores."""
-    there = by_set(found)
-    seeds = {piece["settings"]["seeds"] for by_label in there.values() for piece in by_label.values()}
-    rows = []
-    for name, by_label in there.items():
-        for which, piece in by_label.items():
-            scores, queries = np.asarray(piece["found"]["scores"]), piece["found"]["queries"]
-            at = [LOOKS // 5 - 1, LOOKS - 1]
-            cells = [f"{queries[i]}: {scores[:, i].mean():.2f} ± {scores[:, i].std():.2f}" for i in at]
-            total = np.mean(np.asarray(piece["found"]["regret"])[:, -1])
-            rows.append([name, which, *cells, f"{total:.0f}", f"{piece['seconds']:.0f}"])
+    rows = by_set(results)
+    seeds = {row.settings["seeds"] for row in results.rows}
+    table = []
+    for name, by_label in rows.items():
+        for learner, row in by_label.items():
+            scores, queries = np.asarray(row.value["scores"]), row.value["queries"]
+            columns = (LOOKS // 5 - 1, LOOKS - 1)
+            cells = [f"{queries[i]}: {scores[:, i].mean():.2f} ± {scores[:, i].std():.2f}" for i in columns]
+            total = np.mean(np.asarray(row.value["regret"])[:, -1])
+            table.append([name, learner, *cells, f"{total:.0f}", f"{row.seconds:.0f}"])
     header = ["set", "learner", "queries: score", "queries: score", "cumulative loss", "seconds, all seeds"]
-    said = [f"{name.split('_')[0]} {tree:.2f} (linear {linear:.2f})" for name, (tree, linear) in PAPER.items()]
+    figures = [f"{name.split('_')[0]} {tree:.2f} (linear {linear:.2f})" for name, (tree, linear) in PAPER.items()]
     return (
-        f"# DGT-Bandit: curves\n\nMade by `{command}` on {pieces.machines(found)}; seeds: "
+        f"# DGT-Bandit: curves\n\nMade by `{command}` on {results.machines}; seeds: "
         f"{', '.join(map(str, sorted(seeds)))}.\n\n"
-        f"Scores are test accuracy in per cent ({', '.join(name for name in there if name not in REGRESSION)}) or RMSE "
+        f"Scores are test accuracy in per cent ({', '.join(name for name in rows if name not in REGRESSION)}) or RMSE "
         "(abalone and cpu-act, first shuffle; ailerons times 1e4): mean ± standard deviation over seeds, after a fifth "
         "of the queries and after all queries. A query is a round; a two-point round has two losses. Classification: "
         f"the learners' defaults, exploration {EXPLORATION}. Regression: delta {DELTA}, gradients over {ACCUMULATE} "
         f"rounds, RMSprop with a learning rate that falls from {RATE} to zero. The linear learners take the best of "
         f"the learning rates {LINEAR_RATES} by their own final scores. The paper's figures with two points: "
-        f"{', '.join(said)}"
-        + (f"; MNIST {PAPER_MNIST} % after 76 000 queries.\n\n" if "mnist" in there else ".\n\n")
-        + benchmark.markdown(header, rows)
+        f"{', '.join(figures)}"
+        + (f"; MNIST {PAPER_MNIST} % after 76 000 queries.\n\n" if "mnist" in rows else ".\n\n")
+        + benchmark.markdown(header, table)
         + "\n![curves](paper_bandit.png)\n"
     )
 
 
-SCRIPT = pieces.Script("paper_bandit", __doc__, PARTS, ROUNDS, 10, pieces_of, report, curves)
+STUDY = studies.Study("paper_bandit", __doc__, PARTS, ROUNDS, 10, pieces, report, curves)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

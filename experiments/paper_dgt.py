@@ -2,8 +2,7 @@
 
 python -m experiments.paper_dgt --data-dir DATA [--seeds 10] [--datasets pendigits ...] [--parts trees ...]
 
-The results of a (part, set) are a file under --out. By default these are the committed files. The report beside that
-folder is made from the existing files.
+The result of a (part, set) is a row of --out.
 
 Widths, momentum and L2 are chosen on a sixth of the training part, by the mean over several keys: ten in regression,
 three in classification. Large sets have one key and half of the epochs. The tree is then trained on the whole training
@@ -26,8 +25,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data, pieces
-from experiments.pieces import spread
+from experiments import benchmark, data, studies
+from experiments.studies import spread
 import jtrees
 from jtrees import losses, ops, routing, training, validation as checks
 from jtrees.data import Scaling, Table
@@ -99,7 +98,7 @@ def score(name: str, answers: np.ndarray, y: np.ndarray) -> float:
     """Returns RMSE in the paper's unit, or accuracy in per cent."""
     if name in REGRESSION:
         return SETS[name].unit * float(np.sqrt(np.mean((answers.astype(np.float64) - y) ** 2)))
-    return pieces.percent(answers, y)
+    return studies.percent(answers, y)
 
 
 def best(name: str, candidates: Iterable[Any], score: Callable[[Any], float]) -> Any:
@@ -132,7 +131,7 @@ def chosen(name: str, split: Split) -> dict[str, Any]:
     )
     tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report.tuning
     trials = [tune(i).trials for i in range(keys)]
-    losses = np.mean([[trial.loss for trial in one] for one in trials], axis=0)
+    losses = np.mean([[trial.loss for trial in by_key] for by_key in trials], axis=0)
     return trials[0][int(np.argmin(losses))].options
 
 
@@ -282,30 +281,29 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
                 return method.harden(result.params, batch).apply(new)
 
             answers = jax.jit(partial(training.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
-            out[kind] += [score(name, scaling.inverse(np.asarray(one)), y_test) for one in answers]
+            out[kind] += [score(name, scaling.inverse(np.asarray(answer)), y_test) for answer in answers]
     return out
 
 
 PARTS = {"trees": trees_part, "pat": pat_part, "forests": forests_part, "ablations": ablations_part}
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece for all seeds; forests only in regression, ablations only on the paper's sets."""
     if part in ("trees", "pat") or name in (ABLATED if part == "ablations" else REGRESSION):
-        make = lambda: PARTS[part](name, splits(name, options.data_dir), options.seeds)
-        yield pieces.Piece(part, name, make, {"seeds": options.seeds})
+        measure = lambda: PARTS[part](name, splits(name, options.data_dir), options.seeds)
+        yield studies.Piece(part, name, measure, {"seeds": options.seeds})
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def report(found: pieces.Found, command: str) -> str:
-    """Returns the tables, from the existing pieces."""
-    there = lambda part: {name: one[0] for name, one in found.get(part, {}).items()}
-    seeds = {one["settings"]["seeds"] for part in found for one in there(part).values()}
+def report(results: studies.Results, command: str) -> str:
+    """Returns the tables, from the existing rows."""
+    seeds = {row.settings["seeds"] for row in results.rows}
     text = [
         "# DGT: the paper's tables\n",
-        f"Made by `{command}` on {pieces.machines(found)}; keys: {', '.join(map(str, sorted(seeds)))}, and a third of "
+        f"Made by `{command}` on {results.machines}; keys: {', '.join(map(str, sorted(seeds)))}, and a third of "
         f"them on sets with more than {LARGEST:,} rows.",
         "RMSE for abalone (mean over the paper's five shuffles), ailerons (times 1e4; the first 7154 rows are "
         "training rows) and cpu-act (five random shuffles, 60 % training rows). Test accuracy in per cent for the "
@@ -314,29 +312,29 @@ def report(found: pieces.Found, command: str) -> str:
         "sixth of the training part chooses widths, momentum and L2 from a grid.\n",
     ]
     figure = lambda value: "" if value is None else f" ({value:.2f})"
-    if trees := there("trees"):
+    if trees := results.select("trees").rows:
         rows = []
-        for name, piece in trees.items():
-            one, setting = piece["found"], SETS[name]
-            options = ", ".join(f"{k} {v}" for k, v in one["options"].items())
-            rows.append([name, str(setting.depth), spread(one["test"]) + figure(setting.tree), spread(one["train"])])
-            rows[-1] += [spread(one["cart"]) + figure(setting.cart), spread(one["linear"])]
-            rows[-1] += [f"{np.mean(one['reached']):.0f} of {2**setting.depth - 1}", options, str(setting.epochs)]
-            rows[-1] += [f"{piece['seconds']:.0f}"]
+        for row in trees:
+            value, setting = row.value, SETS[row.dataset]
+            options = ", ".join(f"{name} {value['options'][name]}" for name in GRID)
+            cells = [row.dataset, str(setting.depth), spread(value["test"]) + figure(setting.tree)]
+            cells += [spread(value["train"]), spread(value["cart"]) + figure(setting.cart), spread(value["linear"])]
+            cells += [f"{np.mean(value['reached']):.0f} of {2**setting.depth - 1}", options, str(setting.epochs)]
+            rows.append([*cells, f"{row.seconds:.0f}"])
         header = ["set", "height", "DGT, test", "DGT, training", "CART", "linear", "nodes reached", "chosen", "epochs"]
         text.append("## Trees (Tables 1 and 2)\n\n" + benchmark.markdown([*header, "seconds, all"], rows))
-    if annealed_trees := there("pat"):
-        rows = [[n, spread(p["found"]["test"]), spread(p["found"]["train"])] for n, p in annealed_trees.items()]
+    if annealed_trees := results.select("pat").rows:
+        rows = [[row.dataset, spread(row.value["test"]), spread(row.value["train"])] for row in annealed_trees]
         text.append("## PAT, untuned\n\n" + benchmark.markdown(["set", "PAT, test", "PAT, training"], rows))
-    if forests := there("forests"):
+    if forests := results.select("forests").rows:
         rows = [
-            [n, spread(p["found"]["test"]) + figure(SETS[n].forest), spread(p["found"]["boosted"])]
-            for n, p in forests.items()
+            [row.dataset, spread(row.value["test"]) + figure(SETS[row.dataset].forest), spread(row.value["boosted"])]
+            for row in forests
         ]
         header = ["set", f"DGT-Forest of {TREES}", "XGBoost, 1000 trees"]
         text.append("## Forests (Table 4)\n\n" + benchmark.markdown(header, rows))
-    if ablations := there("ablations"):
-        rows = [[n, *(spread(p["found"][kind]) for kind in ABLATIONS)] for n, p in ablations.items()]
+    if ablations := results.select("ablations").rows:
+        rows = [[row.dataset, *(spread(row.value[kind]) for kind in ABLATIONS)] for row in ablations]
         both = [", ".join(f"{value:.2f}" for value in pair) for pair in zip(*ABLATED.values(), strict=True)]
         text.append(
             "## Ablations (Table 7), test RMSE\n\nNothing is tuned: no momentum, no L2, widths (240, 240) for L = 3. "
@@ -346,7 +344,7 @@ def report(found: pieces.Found, command: str) -> str:
     return "\n".join(text)
 
 
-SCRIPT = pieces.Script("paper_dgt", __doc__, PARTS, SETS, 10, pieces_of, report)
+STUDY = studies.Study("paper_dgt", __doc__, PARTS, SETS, 10, pieces, report)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

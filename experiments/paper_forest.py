@@ -3,8 +3,7 @@ boosted and refined trees of GET, tuned boosting packages, a random forest and o
 
 python -m experiments.paper_forest --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts get boosting ...]
 
-Needs xgboost, lightgbm, catboost and optuna (``make peers``). The results of a (part, set, seed) are a file under
---out. By default these are the committed files. The report beside that folder is made from the existing files.
+Needs xgboost, lightgbm, catboost and optuna (``make peers``). The result of a (part, set, seed) is a row of --out.
 
 Three quarters of the rows are training rows. Targets are scaled to mean 0 and standard deviation 1. Scores are R^2 in
 per cent. Tuned methods are tuned on a third of the training part, and then fitted to the whole training part.
@@ -18,13 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
-from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, pieces, rivals
+from experiments import benchmark, data, rivals, studies
 from experiments.outcome import size
 from experiments.paper_get import PAPER
-from experiments.pieces import percent
 from experiments.rivals import Split
+from experiments.studies import percent
 import jtrees
 
 SETS = tuple(PAPER)
@@ -99,8 +97,7 @@ def get_forest(split: Split, seed: int) -> dict[str, Any]:
     few, key = GET_FOREST.replace(trees=4), jax.random.key(1000 + seed)
     trials = jtrees.tune(few, x, y, key=key, grid={"base__depth": GET_DEPTHS}).report.tuning.trials
     depth = min(trials, key=lambda trial: trial.loss).options["base__depth"]
-    found = fitted(GET_FOREST.replace(base=GET_FOREST.base.replace(depth=depth)), split, seed)
-    return found | {"depth": depth}
+    return fitted(GET_FOREST.replace(base=GET_FOREST.base.replace(depth=depth)), split, seed) | {"depth": depth}
 
 
 def boosted(split: Split, seed: int) -> dict[str, Any]:
@@ -108,11 +105,10 @@ def boosted(split: Split, seed: int) -> dict[str, Any]:
     x, x_test, y, y_test = split
     fits = [jtrees.fit(recipe, x, y, key=jax.random.key(seed), max_seconds=BOOSTED_SECONDS) for recipe in BOOSTED]
     chosen = int(np.argmin([fit.report.search.losses.min() for fit in fits]))
-    model = fits[chosen].model
-    found = {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
     each = [percent(fit.predict(x_test), y_test) for fit in fits]
     rounds, ended = [fit.report.search.rounds for fit in fits], [fit.report.ended for fit in fits]
-    return found | {"chosen": chosen, "each": each, "rounds": rounds, "ended": ended}
+    best = {"test": each[chosen], "numbers": size(fits[chosen].model, x)[1], "chosen": chosen}
+    return best | {"each": each, "rounds": rounds, "ended": ended}
 
 
 def best_way(recipes: Any, x: Any, y: Any, **options: Any) -> tuple[Any, int, float]:
@@ -129,13 +125,13 @@ def best_way(recipes: Any, x: Any, y: Any, **options: Any) -> tuple[Any, int, fl
 def refined(split: Split, seed: int) -> dict[str, Any]:
     """Trains boosted trees together: the best of two sums and four candidates by the loss on a held-out fifth."""
     x, x_test, y, y_test = split
-    found = [best_way(recipes, x, y, key=jax.random.key(seed)) for recipes in REFINED]
-    fits, ways, held_out = zip(*found, strict=True)
-    model = fits[chosen := int(np.argmin(held_out))].model
-    found = {"test": percent(model.predict(x_test), y_test), "numbers": model.num_parameters}
+    candidates = [best_way(recipes, x, y, key=jax.random.key(seed)) for recipes in REFINED]
+    fits, ways, held_out = zip(*candidates, strict=True)
+    chosen = int(np.argmin(held_out))
     each = [percent(fit.predict(x_test), y_test) for fit in fits]
     rounds = [fit.report.search.base.rounds for fit in fits]
-    return found | {"chosen": chosen, "ways": list(ways), "each": each, "rounds": rounds}
+    best = {"test": each[chosen], "numbers": fits[chosen].model.num_parameters, "chosen": chosen}
+    return best | {"ways": list(ways), "each": each, "rounds": rounds}
 
 
 def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
@@ -149,8 +145,8 @@ def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
     """Tunes a package of boosted trees."""
     x, x_test, _, y_test = split
-    model, found = rivals.tuned(name, split, seed)
-    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1], **found}
+    model, details = rivals.tuned(name, split, seed)
+    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1], **details}
 
 
 def random_forest(split: Split, seed: int) -> dict[str, Any]:
@@ -188,79 +184,73 @@ TITLES = (
     "one tree of GET-Linear",
 )
 SETTINGS: dict[str, Any] = {
-    "get": {"recipe": pieces.recipe_text(GET_FOREST), "depths": GET_DEPTHS},
+    "get": {"recipe": studies.recipe_text(GET_FOREST), "depths": GET_DEPTHS},
     "dgt": {"updates": UPDATES},
-    "boosted": {"recipes": [pieces.recipe_text(recipe) for recipe in BOOSTED]},
-    "refined": {"recipes": [pieces.recipe_text(recipe) for recipe in REFINED]},
+    "boosted": {"recipes": [studies.recipe_text(recipe) for recipe in BOOSTED]},
+    "refined": {"recipes": [studies.recipe_text(recipe) for recipe in REFINED]},
     **{part: {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS} for part in RIVALS},
     "forest": {},
-    "tree": {"recipe": pieces.recipe_text(ONE_TREE)},
+    "tree": {"recipe": studies.recipe_text(ONE_TREE)},
 }
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed."""
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        parts: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
-        x, x_test, y, y_test = parts
+        x, x_test, y, y_test = data.split(table.x, table.y, seed)
         mean, deviation = y.mean(dtype=np.float64), y.std(dtype=np.float64)
         return PARTS[part]((x, x_test, (y - mean) / deviation, (y_test - mean) / deviation), seed)
 
-    yield from pieces.for_seeds(part, name, make, SETTINGS[part], options.all_seeds)
+    yield from studies.for_seeds(part, name, measure, SETTINGS[part], options.all_seeds)
 
 
-def ahead(found: pieces.Found, part: str, name: str, others: tuple[str, ...] = ("boosting",)) -> float:
+def ahead(results: studies.Results, part: str, name: str, others: tuple[str, ...] = ("boosting",)) -> float:
     """Returns how far a part is ahead of the best of some rivals on a set, over the splits that it shares with XGBoost.
 
     A rival that lacks a split is left out.
     """
-    of = lambda which: pieces.of_seeds(found, which, name)
-    seeds = of(part).keys() & of("boosting").keys()
-    mean = lambda which: float(np.mean([of(which)[seed]["test"] for seed in seeds]))
-    return mean(part) - max(mean(other) for other in others if of(other).keys() >= seeds)
+    values = {method: results.by_seed(method, name) for method in (part, "boosting", *others)}
+    seeds = values[part].keys() & values["boosting"].keys()
+    mean = lambda method: float(np.mean([values[method][seed]["test"] for seed in seeds]))
+    return mean(part) - max(mean(other) for other in others if values[other].keys() >= seeds)
 
 
-def differences(found: pieces.Found, names: Iterable[str]) -> list[str]:
+def differences(results: studies.Results, names: Iterable[str]) -> list[str]:
     """Returns lines on how far each of our parts is ahead of XGBoost, and of the best rival of each set."""
     lines = []
     for part, title in zip(PARTS, TITLES, strict=True):
-        both = [
-            one for one in names if {*pieces.of_seeds(found, part, one)} & {*pieces.of_seeds(found, "boosting", one)}
-        ]
+        both = [name for name in names if {*results.by_seed(part, name)} & {*results.by_seed("boosting", name)}]
         if not both or part not in OURS:
             continue
-        for others, of in ((("boosting",), "XGBoost"), (RIVALS, "the best rival of each set")):
-            by = [ahead(found, part, name, others) for name in both]
-            counts = f"ahead on {sum(one > 0 for one in by)} of {len(by)}"
-            lines.append(f"- {title} - {of}: {np.mean(by):+.2f} on average, {counts}")
+        for others, rival in ((("boosting",), "XGBoost"), (RIVALS, "the best rival of each set")):
+            points = [ahead(results, part, name, others) for name in both]
+            counts = f"ahead on {sum(point > 0 for point in points)} of {len(points)}"
+            lines.append(f"- {title} - {rival}: {np.mean(points):+.2f} on average, {counts}")
     return lines
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns the table: scores with their spread over the splits, numbers in the models, seconds."""
     needed = ("get", "dgt", "boosting", "forest", "tree")  # the other parts may lack sets
-    whole = [name for name in SETS if all(found.get(part, {}).get(name) for part in needed)]
-    of = lambda part, name, what: [one[what] for one in pieces.of_seeds(found, part, name).values()]
+    names = [name for name in SETS if all(results.values(part, name) for part in needed)]
+    scores = lambda part, name: [value["test"] for value in results.values(part, name)]
     mean = lambda values: float(np.mean(values)) if values else np.nan
     median = lambda values: f"{np.median(values):,.0f}" if values else "-"
-    means = np.array([[mean(of(part, name, "test")) for part in PARTS] for name in whole])
-    cell = lambda values: pieces.spread(values) if values else "-"
-    rows = [[name, *(cell(of(part, name, "test")) for part in PARTS)] for name in whole]
-    header = ["set", *TITLES]
+    rows = [[name, *(studies.spread(scores(part, name)) for part in PARTS)] for name in names]
     lines = []
-    if whole:
-        rows.append(["**mean**", *("-" if np.isnan(mean) else f"{mean:.2f}" for mean in means.mean(0))])
-        numbers = [[n for name in whole for n in of(part, name, "numbers")] for part in PARTS]
-        records = lambda part, name: found.get(part, {}).get(name, {}).values()
-        seconds = [[one["seconds"] for name in whole for one in records(part, name)] for part in PARTS]
-        rows.append(["median of numbers in the model", *map(median, numbers)])
-        rows.append(["median of seconds, tuning included", *map(median, seconds)])
-        lines = differences(found, whole)
-    splits = lambda part: max((len(of(part, name, "test")) for name in whole), default=0)
+    if names:
+        means = np.array([[mean(scores(part, name)) for part in PARTS] for name in names]).mean(0)
+        rows.append(["**mean**", *("-" if np.isnan(mean) else f"{mean:.2f}" for mean in means)])
+        cells = [[row for row in results.select(part).rows if row.dataset in names] for part in PARTS]
+        numbers = (median([row.value["numbers"] for row in cell]) for cell in cells)
+        rows.append(["median of numbers in the model", *numbers])
+        rows.append(["median of seconds, tuning included", *(median([row.seconds for row in cell]) for cell in cells)])
+        lines = differences(results, names)
+    splits = lambda part: max((len(results.values(part, name)) for name in names), default=0)
     about = (
-        f"Made by `{command}` on {pieces.machines(found)}. Test R² in per cent, mean and standard deviation over "
+        f"Made by `{command}` on {results.machines}. Test R² in per cent, mean and standard deviation over "
         f"random splits (75/25). GET-Linear: the depth from {GET_DEPTHS} is chosen with four trees; one start x "
         f"{GET_FOREST.base.epochs} epochs under each of two scale factors. DGT: depth 6, {UPDATES} updates, untuned. "
         "Boosted GET: the best of three recipes (constant leaves at depth 6 and 8, linear leaves at depth 4), at most "
@@ -276,14 +266,14 @@ def report(found: pieces.Found, command: str) -> str:
     )
     return (
         f"# Thirty small trees against boosting\n\n{about}\n\n"
-        + benchmark.markdown(header, rows)
+        + benchmark.markdown(["set", *TITLES], rows)
         + "\n"
         + "\n".join(lines)
         + "\n"
     )
 
 
-SCRIPT = pieces.Script("paper_forest", __doc__, PARTS, SETS, 3, pieces_of, report)
+STUDY = studies.Study("paper_forest", __doc__, PARTS, SETS, 3, pieces, report)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

@@ -2,8 +2,7 @@
 
 python -m experiments.paper_get --data-dir DATA --seeds 3 [--datasets kin8nm ...] [--parts get forest ablation ...]
 
-The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report beside
-that folder is made from the existing files.
+The result of a (part, set, seed) is a row of --out.
 
 The protocol is the paper's: 75 % training rows, 25 % test rows. A 2:1 split of the training part chooses the depth from
 1..12; the search ends after two depths without improvement. The final fit takes the whole training part. Scores are R^2
@@ -24,8 +23,8 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeRegressor
 
-from experiments import benchmark, data, pieces
-from experiments.pieces import percent
+from experiments import benchmark, data, studies
+from experiments.studies import percent
 import jtrees
 
 # Table 8 of the paper, test R^2 in per cent: CART, GET, GET-Linear, random forest.
@@ -49,7 +48,7 @@ FIXED = {"alpha 1": ((1.0, 1.0),) * 2, "alpha 100": ((100.0, 100.0),) * 2, "anne
 ABLATION_DEPTHS = (4, 8)
 SWEEP_DEPTHS = tuple(range(1, 13))
 
-Found = dict[int, dict[str, Any]]  # results of a part, by seed
+Values = dict[int, dict[str, Any]]  # values of several methods, by seed and method
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Fit = Callable[[Split, int, argparse.Namespace], tuple[Any, dict[str, Any]]]
 
@@ -119,8 +118,8 @@ def tuned_default(split: Split, seed: int, options: argparse.Namespace) -> tuple
 
 def table_part(fit: Fit, split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measures a column of Table 8: one tuned method on one split."""
-    model, found = fit(split, seed, options)
-    return scores(model, split) | found
+    model, details = fit(split, seed, options)
+    return scores(model, split) | details
 
 
 def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -130,8 +129,8 @@ def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[
         recipe = PUBLISHED.replace(depth=depth, starts=starts, epochs=epochs)
         recipes: dict[str, Any] = {name: recipe.replace(alpha_ranges=pair) for name, pair in FIXED.items()}
         recipes["+ polish"] = jtrees.Polished(base=recipes["annealed"], epochs=options.polish, shrink=False)
-        for name, one in recipes.items():
-            fit = jtrees.fit(one, split[0], split[2], key=jax.random.key(seed))
+        for name, candidate in recipes.items():
+            fit = jtrees.fit(candidate, split[0], split[2], key=jax.random.key(seed))
             out[f"{name}, depth {depth}"] = scores(fit.tree, split)
     return out
 
@@ -162,33 +161,37 @@ SETTINGS = {"get": ("tuning", "final", "polish"), "get_linear": ("tuning", "fina
 SETTINGS |= {"get_default": ("polish",), "ablation": ("final", "polish"), "depths": ("tuning",)}
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed."""
     settings = {setting: getattr(options, setting) for setting in SETTINGS.get(part, ())}
     settings |= {"scales": SCALES} if part == "get" else {}
     if part == "get_default":
-        settings |= {"recipe": pieces.recipe_text(DEFAULT), "tuning": DEFAULT_TUNING, "final": DEFAULT_FINAL}
+        settings |= {"recipe": studies.recipe_text(DEFAULT), "tuning": DEFAULT_TUNING, "final": DEFAULT_FINAL}
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        split: Any = train_test_split(table.x, table.y, train_size=0.75, random_state=seed)
-        return PARTS[part](split, seed, options)
+        return PARTS[part](data.split(table.x, table.y, seed), seed, options)
 
-    yield from pieces.for_seeds(part, name, make, settings, options.all_seeds)
+    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def of_part(found: pieces.Found, part: str) -> dict[str, Found]:
-    """Returns the results of a part, by set and seed."""
-    return {name: pieces.of_seeds(found, part, name) for name in found.get(part, {})}
+def by_set(results: studies.Results, *parts: str) -> dict[str, Values]:
+    """Returns the values of some parts, by set, seed and part, on the sets and seeds that all parts have."""
+    common = {}
+    for name in results.datasets(parts[0]):
+        values = {part: results.by_seed(part, name) for part in parts}
+        if seeds := sorted(set.intersection(*map(set, values.values()))):
+            common[name] = {seed: {part: values[part][seed] for part in parts} for seed in seeds}
+    return common
 
 
-def said(found: pieces.Found, part: str) -> str:
+def about(results: studies.Results, part: str) -> str:
     """Returns the settings of a part, and the machine, as sentences."""
-    of_this = {part: found.get(part, {})}
-    settings = next((one["settings"] for by in of_this[part].values() for one in by.values()), {})
+    results = results.select(part)
+    settings = results.rows[0].settings if results.rows else {}
     tuning, final = (
         "{} starts x {} epochs under each of two scale factors".format(*settings.get(name, "--"))
         for name in ("tuning", "final")
@@ -202,54 +205,52 @@ def said(found: pieces.Found, part: str) -> str:
         "ablation": f"The fits have {final}, {polished}.",
         "depths": f"The fits have {tuning}, and a fifth of the epochs from depth 9 on.",
     }.get(part)
-    return f"{sentence} On {pieces.machines(of_this)}." if sentence and settings else ""
+    return f"{sentence} On {results.machines}." if sentence and settings else ""
 
 
-def mean(found: Found, method: str, what: str) -> float:
+def mean(values: Values, method: str, metric: str) -> float:
     """Returns the mean over the seeds."""
-    return float(np.mean([one[method][what] for one in found.values()]))
+    return float(np.mean([by_method[method][metric] for by_method in values.values()]))
 
 
-def spread(found: Found, method: str) -> str:
+def spread(values: Values, method: str) -> str:
     """Returns mean and standard deviation over the seeds as text."""
-    values = [one[method]["test"] for one in found.values()]
-    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+    scores = [by_method[method]["test"] for by_method in values.values()]
+    return f"{np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}" if len(scores) > 1 else f"{scores[0]:.2f}"
 
 
-def table_report(found: pieces.Found) -> str:
+def table_report(results: studies.Results) -> str:
     """Returns Table 8, with the paper's figures in brackets."""
-    by_method, there = {method: of_part(found, method) for method in METHODS}, {}
-    for name in by_method["linear"]:
-        ran = [by_method[method].get(name, {}) for method in METHODS]
-        if seeds := sorted(set.intersection(*map(set, ran))):
-            there[name] = {seed: {m: one[seed] for m, one in zip(METHODS, ran, strict=True)} for seed in seeds}
-    if not there:
+    values = by_set(results, *METHODS)
+    if not values:
         return ""
     rows = []
-    for name, one in there.items():
+    for name, by_seed in values.items():
         paper = dict(zip(["cart", "get", "get_linear", "forest"], PAPER.get(name, ()), strict=False))
-        cells = [spread(one, m) + (f" ({paper[m]:.2f})" if m in paper else "") for m in METHODS]
-        sizes = [f"{mean(one, m, 'depth'):.1f}, {mean(one, m, 'parameters'):.0f}" for m in ("get", "get_linear")]
-        rows.append([name, str(len(one)), *cells, *sizes])
-    tested = np.array([[mean(one, m, "test") for m in METHODS] for one in there.values()])
-    known = all(name in PAPER for name in there)  # otherwise the means would be over different sets
-    papers = ["", *(f" ({value:.2f})" for value in np.mean([PAPER[n] for n in there], axis=0))] if known else [""] * 5
+        cells = [spread(by_seed, method) + (f" ({paper[method]:.2f})" if method in paper else "") for method in METHODS]
+        size = lambda method, v=by_seed: f"{mean(v, method, 'depth'):.1f}, {mean(v, method, 'parameters'):.0f}"
+        rows.append([name, str(len(by_seed)), *cells, size("get"), size("get_linear")])
+    tested = np.array([[mean(by_seed, method, "test") for method in METHODS] for by_seed in values.values()])
+    known = all(name in PAPER for name in values)  # otherwise the means would be over different sets
+    papers = ["", *(f" ({mean:.2f})" for mean in np.mean([PAPER[n] for n in values], axis=0))] if known else [""] * 5
     rows.append(["**mean**", "", *(f"{m:.2f}{p}" for m, p in zip(tested.mean(0), papers, strict=True)), "", ""])
     ranks = np.mean([rankdata(-row) for row in tested], axis=0)
     rows.append(["Friedman rank", "", *(f"{rank:.2f}" for rank in ranks), "", ""])
     header = ["set", "seeds", "linear regression", "CART", "GET", "GET-Linear", "random forest"]
     header += ["GET: depth, numbers", "GET-Linear: depth, numbers"]
     lines = []
+    score = lambda seed, method: np.mean([by_seed[seed][method]["test"] for by_seed in values.values()])
     for method, label in (("get", "GET"), ("get_linear", "GET-Linear")):
-        ahead = lambda seed, m=method: np.mean([f[seed][m]["test"] - f[seed]["forest"]["test"] for f in there.values()])
-        seeds = ", ".join(f"{ahead(seed):+.2f}" for seed in sorted(set.intersection(*map(set, there.values()))))
+        ahead = lambda seed, method=method: score(seed, method) - score(seed, "forest")
+        seeds = ", ".join(f"{ahead(seed):+.2f}" for seed in sorted(set.intersection(*map(set, values.values()))))
         differences = tested[:, list(METHODS).index(method)] - tested[:, list(METHODS).index("forest")]
         lines.append(f"- mean({label} - forest) = {np.mean(differences):+.2f} (seed by seed: {seeds})")
-    seconds = lambda m: np.median([found[m][name][seed]["seconds"] for name, one in there.items() for seed in one])
-    times = ", ".join(f"{m} {seconds(m):.0f}" for m in METHODS)
+    of_table = lambda row: row.seed in values.get(row.dataset, {})
+    seconds = lambda method: np.median([row.seconds for row in results.select(method).rows if of_table(row)])
+    times = ", ".join(f"{method} {seconds(method):.0f}" for method in METHODS)
     return (
         "## Test R², per cent (Table 8; the paper's figures in brackets)\n\n"
-        + " ".join(filter(None, (said(found, method) for method in METHODS)))
+        + " ".join(filter(None, (about(results, method) for method in METHODS)))
         + "\n\n"
         + benchmark.markdown(header, rows)
         + "\n"
@@ -258,28 +259,23 @@ def table_report(found: pieces.Found) -> str:
     )
 
 
-def default_report(found: pieces.Found) -> str:
+def default_report(results: studies.Results) -> str:
     """Returns GET's defaults beside a forest and the paper's procedure, on the seeds that all have."""
     methods = ("get", "get_default", "forest")
-    by_method, rows, ahead = {method: of_part(found, method) for method in methods}, [], []
-    for name in by_method["get_default"]:
-        ran = [by_method[method].get(name, {}) for method in methods]
-        if not (seeds := sorted(set.intersection(*map(set, ran)))):
-            continue
-        one = {seed: {m: by[seed] for m, by in zip(methods, ran, strict=True)} for seed in seeds}
-        rows.append([name, str(len(seeds)), *(spread(one, m) for m in methods)])
-        rows[-1].append(f"{mean(one, 'get_default', 'depth'):.1f}, {mean(one, 'get_default', 'parameters'):.0f}")
-        ahead.append([mean(one, m, "test") - mean(one, "forest", "test") for m in methods[:2]])
+    rows, ahead = [], []
+    for name, values in by_set(results, *methods).items():
+        rows.append([name, str(len(values)), *(spread(values, method) for method in methods)])
+        rows[-1].append(f"{mean(values, 'get_default', 'depth'):.1f}, {mean(values, 'get_default', 'parameters'):.0f}")
+        ahead.append([mean(values, method, "test") - mean(values, "forest", "test") for method in methods[:2]])
     if not rows:
         return ""
     header = ["set", "seeds", "GET, the paper's procedure", "GET, the library's", "random forest", "depth, numbers"]
-    told = "{} starts x {} epochs".format
+    budget = "{} starts x {} epochs".format
     return (
         "## Test R², per cent, with the options of the library\n\n"
         "The recipe has constant leaves, a start from a ridge regression, preconditioned starts, and leaves that "
-        f"shrink towards their ancestors. Depth, scale factors and halving are tuned with {told(*DEFAULT_TUNING)}. The "
-        f"final fit has {told(*DEFAULT_FINAL)} and is polished. On "
-        f"{pieces.machines({'get_default': found['get_default']})}.\n\n"
+        f"shrink towards their ancestors. Depth, scale factors and halving are tuned with {budget(*DEFAULT_TUNING)}. "
+        f"The final fit has {budget(*DEFAULT_FINAL)} and is polished. On {results.select('get_default').machines}.\n\n"
         + benchmark.markdown(header, rows)
         + "\nMean difference to the forest: the paper's procedure "
         + ", the library's ".join(f"{value:+.2f}" for value in np.mean(ahead, axis=0))
@@ -287,51 +283,52 @@ def default_report(found: pieces.Found) -> str:
     )
 
 
-def ablation_report(found: pieces.Found) -> str:
+def ablation_report(results: studies.Results) -> str:
     """Returns Table 4."""
-    there = of_part(found, "ablation")
-    if not there:
+    values = {name: results.by_seed("ablation", name) for name in results.datasets("ablation")}
+    if not values:
         return ""
     columns = [f"{name}, depth {depth}" for depth in ABLATION_DEPTHS for name in (*FIXED, "+ polish")]
-    rows = [[name, str(len(one)), *(f"{mean(one, c, 'train'):.2f}" for c in columns)] for name, one in there.items()]
-    for what in ("train", "test"):
-        means = [np.mean([mean(one, c, what) for one in there.values()]) for c in columns]
-        rows.append([f"**mean, {what}**", "", *(f"{value:.2f}" for value in means)])
+    cells = lambda by_seed: [f"{mean(by_seed, column, 'train'):.2f}" for column in columns]
+    rows = [[name, str(len(by_seed)), *cells(by_seed)] for name, by_seed in values.items()]
+    for part in ("train", "test"):
+        means = [np.mean([mean(by_seed, column, part) for by_seed in values.values()]) for column in columns]
+        rows.append([f"**mean, {part}**", "", *(f"{mean:.2f}" for mean in means)])
     return (
-        f"## Training R², per cent, at fixed depth (Table 4)\n\n{said(found, 'ablation')}\n\n"
+        f"## Training R², per cent, at fixed depth (Table 4)\n\n{about(results, 'ablation')}\n\n"
         + benchmark.markdown(["set", "seeds", *columns], rows)
         + "\nThe paper's means over its 16 sets, training R²: depth 4 65.38, 77.22, 80.30, 82.40; depth 8 81.91, "
         "87.09, 89.45, 91.02.\n"
     )
 
 
-def depths_report(found: pieces.Found) -> str:
+def depths_report(results: studies.Results) -> str:
     """Returns the table of every depth."""
-    there = of_part(found, "depths")
-    if not there:
+    values = {name: results.by_seed("depths", name) for name in results.datasets("depths")}
+    if not values:
         return ""
     rows, worst, worst_constant = [], [], []
-    for name, by_seed in there.items():
+    for name, by_seed in values.items():
         for leaves in ("constant", "linear"):
             columns = ["linear", *(f"{leaves}, depth {depth}" for depth in SWEEP_DEPTHS)]
             cells = [f"{mean(by_seed, column, 'test'):.1f}" for column in columns]
             rows.append([name if leaves == "constant" else "", leaves, *cells])
-        for one in by_seed.values():
+        for scores in by_seed.values():
             for depth in SWEEP_DEPTHS:
-                tree = one[f"linear, depth {depth}"]["test"]
-                worst.append((tree - one["linear"]["test"], name, depth))
-                worst_constant.append((tree - one[f"constant, depth {depth}"]["test"], name, depth))
+                tree = scores[f"linear, depth {depth}"]["test"]
+                worst.append((tree - scores["linear"]["test"], name, depth))
+                worst_constant.append((tree - scores[f"constant, depth {depth}"]["test"], name, depth))
     header = ["set", "leaves", "linear regression", *map(str, SWEEP_DEPTHS)]
-    say = lambda w: f"{w[0]:+.2f} points ({w[1]}, depth {w[2]})"
+    text = lambda worst: "{:+.2f} points ({}, depth {})".format(*min(worst))
     return (
-        f"## Test R², per cent, at every depth\n\n{said(found, 'depths')}\n\n"
+        f"## Test R², per cent, at every depth\n\n{about(results, 'depths')}\n\n"
         + benchmark.markdown(header, rows)
-        + f"\nWorst difference over sets, depths and seeds (at least {min(map(len, there.values()))} per set): "
-        + f"GET-Linear - linear regression {say(min(worst))}; GET-Linear - GET {say(min(worst_constant))}.\n"
+        + f"\nWorst difference over sets, depths and seeds (at least {min(map(len, values.values()))} per set): "
+        + f"GET-Linear - linear regression {text(worst)}; GET-Linear - GET {text(worst_constant)}.\n"
     )
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns the whole report."""
     reports = table_report, default_report, ablation_report, depths_report
     head = (
@@ -341,7 +338,7 @@ def report(found: pieces.Found, command: str) -> str:
         "without improvement. The linear leaves of GET-Linear are ours: cross-validation shrinks them, while the paper "
         f"uses least squares. CART: depth 1..12. Forest: depth from {FOREST_DEPTHS}, trees from {FOREST_TREES}.\n"
     )
-    return "\n".join([head, *filter(None, [part(found) for part in reports])])
+    return "\n".join([head, *filter(None, [part(results) for part in reports])])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -352,7 +349,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--l1", nargs="+", type=float, default=[0.0])
 
 
-SCRIPT = pieces.Script("paper_get", __doc__, PARTS, PAPER, 3, pieces_of, report, arguments=arguments)
+STUDY = studies.Study("paper_get", __doc__, PARTS, PAPER, 3, pieces, report, arguments=arguments)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

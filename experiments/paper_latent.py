@@ -3,9 +3,8 @@ clustering (Table 3), and the share of active nodes (Figures 6 and 7).
 
 python -m experiments.paper_latent --data-dir DATA [--seeds 4] [--datasets kin8nm ...] [--parts tables ...]
 
-The results of a (part, set) are a file under --out. By default these are the committed files. The report and its figure
-beside that folder are made from the existing files. The paper's own sets are too large to ship. Name them (Year, Higgs,
-...) as OpenML does, and they are fetched over the network.
+The result of a (part, set) is a row of --out. The paper's own sets are too large to ship. Name them (Year, Higgs, ...)
+as OpenML does, and they are fetched over the network.
 
 A quarter of the rows are test rows, the same for all seeds. A fifth of the other rows is the validation set, which
 chooses every method's options with the first seed. The final fit takes all rows that are not test rows; LatentTree and
@@ -34,8 +33,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data, pieces
-from experiments.pieces import percent, spread
+from experiments import benchmark, data, studies
+from experiments.studies import percent, spread
 import jtrees
 from jtrees import routing
 from jtrees.data import Scaling, Table
@@ -59,6 +58,7 @@ CLUSTERING = ((4, 5, 6), (0.1, 1.25), (0.001, 0.01))  # depth, penalty, learning
 METHODS = ("LatentTree", "hierarchical k-means", "BIRCH")  # methods of clustering
 PURITY = {"LatentTree": (0.468, 0.028), "hierarchical k-means": (0.508, 0.008), "BIRCH": (0.429, 0.013)}  # Table 3
 ONLY = {"clustering": ("glass",), "pruning": ("glass",), "optimisers": ("kin8nm", "spambase")}  # sets of the parts
+PRUNED = ("batches of 8", "all rows")  # what the pruning is solved on
 PENALTIES, PRUNING_DEPTH, PRUNING_BATCH, PRUNING_EPOCHS = (1.0, 10.0, 100.0), 6, 8, 60
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training x and y, validation x and y
@@ -92,7 +92,7 @@ def peers(classes: bool, seed: int) -> dict[str, list[Any]]:
         return models
     # Their tolerances are absolute, and therefore all targets have unit variance.
     scaled = lambda model: TransformedTargetRegressor(model, transformer=StandardScaler())
-    return {label: list(map(scaled, some)) for label, some in models.items()}
+    return {label: list(map(scaled, candidates)) for label, candidates in models.items()}
 
 
 def recipe(width: int, epochs: int, **options: Any) -> jtrees.LatentTree:
@@ -107,10 +107,10 @@ def task(classes: bool) -> Any:
     return "classification" if classes else "regression"
 
 
-def fitted(one: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.FitResult:
+def fitted(latent: jtrees.LatentTree, split: Split, seed: int, classes: bool) -> jtrees.FitResult:
     """Fits LatentTree; the validation set chooses the epoch."""
     x, y, x_new, y_new = split
-    return jtrees.fit(one, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
+    return jtrees.fit(latent, x, y, key=jax.random.key(seed), validation=(x_new, y_new), task=task(classes))
 
 
 def chosen(split: Split, seed: int, epochs: int, classes: bool) -> dict[str, Any]:
@@ -156,8 +156,8 @@ def hierarchical_kmeans(x: np.ndarray, new: np.ndarray, depth: int, seed: int) -
     leaf, leaf_new = np.zeros(len(x), int), np.zeros(len(new), int)
     for _ in range(depth):
         right, right_new = np.zeros(len(x), int), np.zeros(len(new), int)
-        for one in np.unique(leaf):
-            inside, inside_new = leaf == one, leaf_new == one
+        for node in np.unique(leaf):
+            inside, inside_new = leaf == node, leaf_new == node
             if len(np.unique(x[inside], axis=0)) > 1:
                 means = KMeans(2, random_state=seed).fit(x[inside])
                 right[inside] = means.labels_
@@ -169,8 +169,8 @@ def hierarchical_kmeans(x: np.ndarray, new: np.ndarray, depth: int, seed: int) -
 
 def birch(x: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the nodes of new samples, and the parents in the dendrogram over BIRCH's subclusters."""
-    found = Birch(threshold=0.5, n_clusters=None).fit(x)  # type: ignore[arg-type]
-    joined = linkage(found.subcluster_centers_, "ward")
+    clusters = Birch(threshold=0.5, n_clusters=None).fit(x)  # type: ignore[arg-type]
+    joined = linkage(clusters.subcluster_centers_, "ward")
     subclusters = len(joined) + 1
     parent = np.full(subclusters + len(joined), -1)
     for i, (a, b, *_) in enumerate(joined):
@@ -178,7 +178,7 @@ def birch(x: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     turned = len(parent) - 1 - np.arange(len(parent))  # numbers parents before their children
     renumbered = np.full(len(parent), -1)
     renumbered[turned] = np.where(parent >= 0, len(parent) - 1 - parent, -1)
-    return turned[found.predict(new)], renumbered
+    return turned[clusters.predict(new)], renumbered
 
 
 def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def clustering_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
         ends = dict(zip(METHODS, (fit.tree.leaf_index(table.x), means, nodes), strict=True))
         for method, leaves in ends.items():
             above = parent if method == "BIRCH" else None
-            for label, some in (("test", test), ("all", np.arange(len(table.x)))):
-                purity = jtrees.methods.dendrogram_purity(leaves[some], table.y[some], parent=above)
+            for label, index in (("test", test), ("all", np.arange(len(table.x)))):
+                purity = jtrees.methods.dendrogram_purity(leaves[index], table.y[index], parent=above)
                 out[f"{method}, {label}"].append(purity)
     return {"chosen": picked, **out}
 
@@ -231,7 +231,7 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
 
     keys = jax.random.split(jax.random.key(0), seeds)
     out = {}
-    for label, over in (("batches of 8", batches), ("all rows", inputs[None])):
+    for label, over in zip(PRUNED, (batches, inputs[None]), strict=True):
         per_key = jax.vmap(run, (0, None, None))
         curves = jax.jit(jax.vmap(per_key, (None, 0, None)))(keys, jnp.asarray(PENALTIES) / PRUNING_BATCH, over)
         out[label] = np.asarray(curves).tolist()  # (penalties, seeds, epochs)
@@ -266,12 +266,12 @@ def qhadam(learning_rate: float) -> optax.GradientTransformation:
             kept = beta * old + (1 - beta) * new
             return kept, (1 - nu) * new + nu * kept / (1 - jnp.asarray(beta, old.dtype) ** count.astype(old.dtype))
 
-        def one(g: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
+        def update_leaf(g: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
             mean, step = moment(mean, g, betas[0], nus[0])
             square, size = moment(square, g * g, betas[1], nus[1])
             return step / (jnp.sqrt(size) + eps), mean, square
 
-        parts = jax.tree.map(one, updates, state.mean, state.square)
+        parts = jax.tree.map(update_leaf, updates, state.mean, state.square)
         step, mean, square = jax.tree.transpose(jax.tree.structure(updates), jax.tree.structure((0, 0, 0)), parts)
         return step, QHAdamState(count, mean, square)
 
@@ -300,7 +300,7 @@ def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
 PARTS = {"tables": tables_part, "clustering": clustering_part, "pruning": pruning_part, "optimisers": optimisers_part}
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece for all seeds."""
     if name not in ONLY.get(part, (name,)) or (part == "tables" and name == "glass"):
         return
@@ -309,30 +309,29 @@ def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pie
         "clustering": {"grid": CLUSTERING},
         "pruning": {"lambdas": PENALTIES, "epochs": PRUNING_EPOCHS},
     }.get(part, {})
-    make = partial(PARTS[part], name, options.seeds, options.data_dir)
-    yield pieces.Piece(part, name, make, {"seeds": options.seeds, **settings})
+    measure = partial(PARTS[part], name, options.seeds, options.data_dir)
+    yield studies.Piece(part, name, measure, {"seeds": options.seeds, **settings})
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def report(found: pieces.Found, command: str) -> str:
-    """Returns the tables, from the existing pieces."""
-    there = lambda part: {name: one[0] for name, one in found.get(part, {}).items()}
+def report(results: studies.Results, command: str) -> str:
+    """Returns the tables, from the existing rows."""
     text = [
         "# LatentTree: the paper's tables\n",
-        f"Made by `{command}` on {pieces.machines(found)}. Mean ± standard deviation over seeds. Except for Glass, "
+        f"Made by `{command}` on {results.machines}. Mean ± standard deviation over seeds. Except for Glass, "
         "the sets differ from the paper's sets, which are too large to ship.\n",
     ]
-    if tables := there("tables"):
+    if tables := results.select("tables").rows:
         rows = []
-        for name, piece in tables.items():
-            one = piece["found"]
-            what = "accuracy" if one["classification"] else "R²"
-            cells = [spread(one[m]) for m in ("LatentTree", "tree", "CART", "MLP", "boosting")]
-            options = ", ".join(f"{k} {v}" for k, v in one["options"].items())
-            rows.append([name, what, str(len(one["CART"])), *cells, f"{np.mean(one['active']):.0f}", options])
-            rows[-1].append(f"{piece['seconds']:.0f}")
+        for row in tables:
+            value = row.value
+            metric = "accuracy" if value["classification"] else "R²"
+            cells = [spread(value[method]) for method in ("LatentTree", "tree", "CART", "MLP", "boosting")]
+            options = ", ".join(f"{name} {value['options'][name]}" for name in GRID)
+            cells += [f"{np.mean(value['active']):.0f}", options, f"{row.seconds:.0f}"]
+            rows.append([row.dataset, metric, str(len(value["CART"])), *cells])
         header = ["set", "", "seeds", "LatentTree", "its tree alone", "CART", "MLP", "boosting", "active nodes, %"]
         text.append(
             "## Test scores, per cent (Tables 1 and 2)\n\nAll seeds have the same test part. A fifth of the training "
@@ -340,45 +339,44 @@ def report(found: pieces.Found, command: str) -> str:
             "predictor that sees z only, then hardened to one oblique tree with a constant in each leaf.\n\n"
             + benchmark.markdown([*header, "chosen", "seconds, all"], rows)
         )
-    for name, piece in there("clustering").items():
-        one = piece["found"]
-        rows = [[m, *(spread(one[f"{m}, {rows}"], 3) for rows in ("test", "all"))] for m in METHODS]
-        paper = {m: f"{mean} ± {deviation}" for m, (mean, deviation) in PURITY.items()}
+    for row in results.select("clustering").rows:
+        cells = lambda method, value=row.value: [spread(value[f"{method}, {rows}"], 3) for rows in ("test", "all")]
+        rows = [[method, *cells(method)] for method in METHODS]
+        paper = {method: f"{mean} ± {deviation}" for method, (mean, deviation) in PURITY.items()}
         text.append(
-            f"## Dendrogram purity, {name} (Table 3)\n\nThe paper's figures: {paper['LatentTree']}, hierarchical "
-            f"k-means {paper['hierarchical k-means']}, BIRCH {paper['BIRCH']} (214 rows; 205 rows here). 60 % of the "
-            "rows are training rows, 20 % validation rows, 20 % test rows. The validation error of the predicted "
-            "features chooses depth, penalty, learning rate and epoch; labels choose nothing. The other two methods "
-            "are fitted to the training rows, on all features without scaling: k-means to the same depth, BIRCH with a "
-            f"threshold of 0.5. Chosen (depth, penalty, rate): {one['chosen']}. LatentTree's predictor sees z "
-            "alone.\n\n" + benchmark.markdown(["", "test rows", "all rows"], rows)
+            f"## Dendrogram purity, {row.dataset} (Table 3)\n\nThe paper's figures: {paper['LatentTree']}, "
+            f"hierarchical k-means {paper['hierarchical k-means']}, BIRCH {paper['BIRCH']} (214 rows; 205 rows here). "
+            "60 % of the rows are training rows, 20 % validation rows, 20 % test rows. The validation error of the "
+            "predicted features chooses depth, penalty, learning rate and epoch; labels choose nothing. The other two "
+            "methods are fitted to the training rows, on all features without scaling: k-means to the same depth, "
+            f"BIRCH with a threshold of 0.5. Chosen (depth, penalty, rate): {row.value['chosen']}. LatentTree's "
+            "predictor sees z alone.\n\n" + benchmark.markdown(["", "test rows", "all rows"], rows)
         )
-    for name, piece in there("pruning").items():
+    for row in results.select("pruning").rows:
         rows = []
-        for label, curves in piece["found"].items():
-            for penalty, curve in zip(PENALTIES, np.mean(curves, axis=1), strict=True):
+        for label in PRUNED:
+            for penalty, curve in zip(PENALTIES, np.mean(row.value[label], axis=1), strict=True):
                 shown = [f"{curve[min(i, len(curve) - 1)]:.0f}" for i in (0, 5, 10, 20, 40, 59)]
                 rows.append([label, f"{penalty:.0f}", *shown])
         text.append(
-            f"## Active nodes, per cent, {name} (Figures 6 and 7)\n\nDepth {PRUNING_DEPTH}, batches of "
+            f"## Active nodes, per cent, {row.dataset} (Figures 6 and 7)\n\nDepth {PRUNING_DEPTH}, batches of "
             f"{PRUNING_BATCH}, the paper's penalty lambda for a batch; mean over seeds, at the start of an epoch. A "
             "node is active if any sample has q > -1/2 in it. More samples therefore activate more nodes.\n\n"
             + benchmark.markdown(["solved on", "lambda", *(f"epoch {i}" for i in (0, 5, 10, 20, 40, 59))], rows)
         )
-    if optimisers := there("optimisers"):
-        rows = [[n, *(spread(p["found"][k], 5) for k in ("QHAdam", "Adam"))] for n, p in optimisers.items()]
+    if optimisers := results.select("optimisers").rows:
+        rows = [[row.dataset, *(spread(row.value[name], 5) for name in ("QHAdam", "Adam"))] for row in optimisers]
         text.append("## Validation loss by optimiser\n\n" + benchmark.markdown(["set", "QHAdam", "Adam"], rows))
     return "\n".join(text)
 
 
-def figure(found: pieces.Found, file: Path) -> None:
+def figure(results: studies.Results, file: Path) -> None:
     """Draws active nodes against epochs, one line per penalty."""
-    for by_seed in found.get("pruning", {}).values():
-        curves = by_seed[0]["found"]
-        drawing = Figure(figsize=(5 * len(curves), 3.5), layout="tight")
-        axes = np.atleast_1d(drawing.subplots(1, len(curves), sharey=True))
-        for axis, (label, values) in zip(axes, curves.items(), strict=True):
-            for penalty, per_seed in zip(PENALTIES, np.asarray(values), strict=True):
+    for row in results.select("pruning").rows:
+        drawing = Figure(figsize=(5 * len(PRUNED), 3.5), layout="tight")
+        axes = drawing.subplots(1, len(PRUNED), sharey=True)
+        for axis, label in zip(axes, PRUNED, strict=True):
+            for penalty, per_seed in zip(PENALTIES, np.asarray(row.value[label]), strict=True):
                 epochs = np.arange(per_seed.shape[1])
                 (line,) = axis.plot(epochs, per_seed.mean(0), label=f"$\\lambda$ = {penalty:.0f}")
                 axis.fill_between(epochs, per_seed.min(0), per_seed.max(0), color=line.get_color(), alpha=0.2)
@@ -387,7 +385,7 @@ def figure(found: pieces.Found, file: Path) -> None:
         drawing.savefig(file, dpi=100)
 
 
-SCRIPT = pieces.Script("paper_latent", __doc__, PARTS, [*SETS, "glass"], 4, pieces_of, report, figure)
+STUDY = studies.Study("paper_latent", __doc__, PARTS, [*SETS, "glass"], 4, pieces, report, figure)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

@@ -3,8 +3,7 @@ against depth, is in experiments/bench_nongreedy.py.
 
 python -m experiments.paper_nongreedy --data-dir DATA --seeds 3 [--datasets letter ...] [--parts axis co2 ...]
 
-The results of a (part, set, seed) are a file under --out. By default these are the committed files. The report, a CSV
-of its numbers and the figures beside that folder are made from the existing files.
+The result of a (part, set, seed) is a row of --out.
 
 The test part is the set's own, if there is one, or a fifth of the rows, drawn by the seed. CO2 and non-greedy trees are
 tuned at each depth: the log loss on a fifth of the training rows chooses nu and the learning rate. The final fit takes
@@ -15,7 +14,6 @@ coordinate descent on each node from the axis-aligned split, with restarts; it r
 
 import argparse
 from collections.abc import Iterator
-import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,10 @@ import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 import numpy as np
-from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from experiments import benchmark, data, pieces
+from experiments import benchmark, data, studies
 import jtrees
 from jtrees import splitting
 from jtrees.losses import fit_frequencies
@@ -65,8 +62,7 @@ def parts_of(name: str, seed: int, folder: str | None) -> Split:
     table, test = data.load_as_published(name, folder)
     if test is not None:
         return table.x[~test], table.x[test], table.y[~test], table.y[test]
-    drawn: Any = train_test_split(table.x, table.y, test_size=0.2, stratify=table.y, random_state=seed)
-    return drawn[0], drawn[1], drawn[2], drawn[3]
+    return data.split(table.x, table.y, seed, share=0.8)
 
 
 def budget(name: str) -> dict[str, Any]:
@@ -77,7 +73,7 @@ def budget(name: str) -> dict[str, Any]:
 def evaluated(model: Any, split: Split) -> dict[str, float]:
     """Returns accuracy on both parts, in per cent, and the number of leaves that training samples reach."""
     x, x_test, y, y_test = split
-    percent = lambda x, y: pieces.percent(model.predict(x), y)
+    percent = lambda x, y: studies.percent(model.predict(x), y)
     return {"train": percent(x, y), "test": percent(x_test, y_test), "leaves": len(np.unique(model.leaf_index(x)))}
 
 
@@ -103,20 +99,21 @@ def random(split: Split, name: str, seed: int) -> dict[str, Any]:
     classes, place = int(y.max()) + 1, [np.zeros(len(a), np.int32) for a in (x, x_test)]
     for level in range(max(DEPTHS)):
         directions = rng.normal(size=(x.shape[1], DIRECTIONS)).astype(np.float32)
-        held, held_test = x @ directions, x_test @ directions
+        projected, projected_test = x @ directions, x_test @ directions
         local = place[0] - (2**level - 1)
         nodes = len(occupied := np.unique(local))
         label = np.searchsorted(occupied, local)
         room = 1 << max(3, (nodes - 1).bit_length())
-        best = _random_splits(held, splitting.edges_of(held), y, label, room, classes)
-        begun = jax.tree.map(lambda a, at=occupied, n=nodes: _spread_out(np.asarray(a)[:n], at), best)
-        place = [_below(begun, a, at, level) for a, at in zip((held, held_test), place, strict=True)]
+        best = _random_splits(projected, splitting.edges_of(projected), y, label, room, classes)
+        splits = jax.tree.map(lambda a, index=occupied, n=nodes: _scatter(np.asarray(a)[:n], index), best)
+        place = [_children(splits, a, node, level) for a, node in zip((projected, projected_test), place, strict=True)]
         if level + 1 in DEPTHS:
-            leaf, leaf_test = (at - (2 ** (level + 1) - 1) for at in place)
-            chances = np.asarray(fit_frequencies(*map(jnp.asarray, (leaf, y)), 2 ** (level + 1), classes)).argmax(1)
-            of = lambda leaf, y, chances=chances: 100 * float(np.mean(chances[leaf] == y))
-            scores = {"train": of(leaf, y), "test": of(leaf_test, y_test), "leaves": len(np.unique(leaf))}
-            out[str(level + 1)] = scores
+            leaf, leaf_test = (node - (2 ** (level + 1) - 1) for node in place)
+            frequencies = fit_frequencies(*map(jnp.asarray, (leaf, y)), 2 ** (level + 1), classes)
+            answers = np.asarray(frequencies).argmax(1)
+            accuracy = lambda leaf, y, answers=answers: 100 * float(np.mean(answers[leaf] == y))
+            scores = {"train": accuracy(leaf, y), "test": accuracy(leaf_test, y_test)}
+            out[str(level + 1)] = scores | {"leaves": len(np.unique(leaf))}
     return out
 
 
@@ -126,19 +123,19 @@ def _random_splits(x: Any, edges: Any, y: Any, node: Any, nodes: int, classes: i
     return splitting.best_thresholds(x, edges, statistics, node, nodes, splitting.entropy)
 
 
-def _spread_out(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    out = np.zeros(at.max() + 1, values.dtype)
-    out[at] = values
+def _scatter(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    out = np.zeros(index.max() + 1, values.dtype)
+    out[index] = values
     return out
 
 
-def _below(begun: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarray:
+def _children(splits: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarray:
     """Returns the children that samples go to; nodes without training samples send all samples left."""
     local = place - (2**level - 1)
-    known = local < len(begun.gain)
-    local = np.where(known, local, 0)
-    right = known & (begun.gain[local] > 0) & (x[np.arange(len(x)), begun.feature[local]] > begun.threshold[local])
-    return 2 * place + 1 + right
+    trained = local < len(splits.gain)
+    local = np.where(trained, local, 0)
+    above = x[np.arange(len(x)), splits.feature[local]] > splits.threshold[local]
+    return 2 * place + 1 + (trained & (splits.gain[local] > 0) & above)
 
 
 def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
@@ -153,21 +150,21 @@ def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
             here = place[0] == node
             if here.sum() > 1 and (one_hot[here].sum(0) > 0).sum() > 1:
                 weights[int(node)] = oc1_split(x[here], one_hot[here], rng)
-        for part, (a, at) in enumerate(zip((x, x_test), place, strict=True)):
+        for part, (a, nodes) in enumerate(zip((x, x_test), place, strict=True)):
             right = np.zeros(len(a), bool)
-            for node in np.unique(at):
+            for node in np.unique(nodes):
                 if int(node) in weights:
-                    right[at == node] = a[at == node] @ weights[int(node)] > 0
-            place[part] = 2 * at + 1 + right
+                    right[nodes == node] = a[nodes == node] @ weights[int(node)] > 0
+            place[part] = 2 * nodes + 1 + right
         if level + 1 in DEPTHS:
             leaf, leaf_test = place
-            known, at = np.unique(leaf, return_inverse=True)
+            known, index = np.unique(leaf, return_inverse=True)
             counts = np.zeros((len(known), one_hot.shape[1]))
-            np.add.at(counts, at, one_hot)
+            np.add.at(counts, index, one_hot)
             usual = one_hot.sum(0).argmax()
-            found = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
-            answers = np.where(known[found] == leaf_test, counts.argmax(1)[found], usual)
-            scores = {"train": 100 * float(np.mean(counts.argmax(1)[at] == y))}
+            index_test = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
+            answers = np.where(known[index_test] == leaf_test, counts.argmax(1)[index_test], usual)
+            scores = {"train": 100 * float(np.mean(counts.argmax(1)[index] == y))}
             scores |= {"test": 100 * float(np.mean(answers == y_test)), "leaves": len(known)}
             out[str(level + 1)] = scores
     return out
@@ -257,34 +254,25 @@ def _best_axis(x: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
 
 def recipe_of(kind: str, depth: int, name: str) -> Any:
     """Returns CO2 or NonGreedy with a set's passes."""
-    of = budget(name)
+    settings = budget(name)
+    published: Any = {"rows": None, "learning_rate": 1.0, "ridge": False, "precondition": 0.0, "shrink": False}
     if kind == "co2":
-        return jtrees.CO2(
-            depth=depth,
-            rows=None,
-            epochs=of["greedy_epochs"],
-            learning_rate=1.0,
-            ridge=False,
-            precondition=0.0,
-            shrink=False,
-        )
-    options = {name: of[name] for name in ("greedy_epochs", "epochs", "stable")}
-    return jtrees.NonGreedy(
-        depth=depth, rows=None, learning_rate=1.0, ridge=False, precondition=0.0, shrink=False, **options
-    )
+        return jtrees.CO2(depth=depth, epochs=settings["greedy_epochs"], **published)
+    options = {name: settings[name] for name in ("greedy_epochs", "epochs", "stable")}
+    return jtrees.NonGreedy(depth=depth, **options, **published)
 
 
 def learnt(kind: str, split: Split, name: str, seed: int) -> dict[str, Any]:
     """Fits a recipe at each depth, and tunes it up to the set's largest tuned depth."""
     x, _, y, _ = split
-    out, of, options = {}, budget(name), {}
+    out, settings, options = {}, budget(name), {}
     how: Any = {"key": jax.random.key(seed), "task": "classification"}
-    for depth in (depth for depth in DEPTHS if depth <= of["deepest"]):
+    for depth in (depth for depth in DEPTHS if depth <= settings["deepest"]):
         recipe = recipe_of(kind, depth, name)
-        if depth <= of["tuned"]:
-            found = jtrees.tune(recipe, x, y, grid=of["grid"], validation=0.2, **how)
+        if depth <= settings["tuned"]:
+            trials = jtrees.tune(recipe, x, y, grid=settings["grid"], validation=0.2, **how).report.tuning.trials
             # This takes the lowest loss. ``tune`` would take the smallest tree within the error of the lowest loss.
-            options = min(found.report.tuning.trials, key=lambda trial: trial.loss).options
+            options = min(trials, key=lambda trial: trial.loss).options
         fit = jtrees.fit(recipe.replace(**options), x, y, **how)
         out[str(depth)] = evaluated(fit.model, split) | {"options": options}
     return out
@@ -320,53 +308,52 @@ CURVES = {"axis": "axis-aligned", "random": "random", "oc1": "OC1", "co2": "CO2"
 def settings_of(part: str, name: str) -> dict[str, Any]:
     """Returns the settings that a piece depends on."""
     if part in ("co2", "nongreedy"):
-        return {"depths": DEPTHS, "recipe": pieces.recipe_text(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
+        return {"depths": DEPTHS, "recipe": studies.recipe_text(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
     if part == "pruned":
         return {
             "depths": PRUNED_DEPTHS[name],
             "nus": NUS,
-            "recipe": pieces.recipe_text(recipe_of("nongreedy", 8, name)),
+            "recipe": studies.recipe_text(recipe_of("nongreedy", 8, name)),
         }
     return {"depths": DEPTHS} | {"random": {"directions": DIRECTIONS}, "oc1": OC1}.get(part, {})
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed; OC1 and Figure 3 run on some sets, and Figure 3 with one seed."""
     if (part == "oc1" and name not in OC1_SETS) or (part == "pruned" and name not in PRUNED):
         return
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         return PARTS[part](parts_of(name, seed, options.data_dir), name, seed)
 
     seeds = 1 if part == "pruned" else options.all_seeds
-    yield from pieces.for_seeds(part, name, make, settings_of(part, name), seeds)
+    yield from studies.for_seeds(part, name, measure, settings_of(part, name), seeds)
 
 
-def curve(found: pieces.Found, part: str, name: str, what: str) -> dict[int, float]:
+def curve(results: studies.Results, part: str, name: str, quantity: str) -> dict[int, float]:
     """Returns the mean over seeds, by depth."""
-    seeds = list(pieces.of_seeds(found, part, name).values())
-    depths = [int(depth) for depth in seeds[0]] if seeds else []
-    return {depth: float(np.mean([one[str(depth)][what] for one in seeds])) for depth in depths}
+    values = results.values(part, name)
+    depths = sorted(map(int, values[0])) if values else []
+    return {depth: float(np.mean([value[str(depth)][quantity] for value in values])) for depth in depths}
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns Figures 2 and 3 as tables."""
-    text = [f"# Non-greedy trees\n\nMade by `{command}` on {pieces.machines(found)}."]
+    text = [f"# Non-greedy trees\n\nMade by `{command}` on {results.machines}."]
     for name in SETS:
-        if rows := _rows(found, name):
-            seeds = max(len(found[part][name]) for part in CURVES if name in found.get(part, {}))
+        if rows := _rows(results, name):
+            seeds = max(len(results.values(part, name)) for part in CURVES)
             header = ["method", *(f"depth {depth}" for depth in DEPTHS)]
             title = f"## {name}: test accuracy (training accuracy) by depth (Figure 2), {seeds} seed(s)"
-            text.append(f"{title}\n\n{benchmark.markdown(header, rows)}\n{_verdict(found, name)}")
+            text.append(f"{title}\n\n{benchmark.markdown(header, rows)}\n{_verdict(results, name)}")
     for name in PRUNED:
-        if seeds := found.get("pruned", {}).get(name):
+        if seeds := results.values("pruned", name):
             rows = []
             for depth in PRUNED_DEPTHS[name]:
-                of = lambda nu, what, depth=depth, seeds=seeds: np.mean(
-                    [one["found"][str(depth)][f"{nu:g}"][what] for one in seeds.values()]
-                )
-                grown = np.mean([one["found"][str(depth)]["axis-aligned"] for one in seeds.values()])
-                cells = [f"{of(nu, 'leaves'):.0f} ({of(nu, 'test'):.1f})" for nu in NUS]
+                values = [value[str(depth)] for value in seeds]
+                mean = lambda nu, quantity, v=values: np.mean([value[f"{nu:g}"][quantity] for value in v])
+                grown = np.mean([value["axis-aligned"] for value in values])
+                cells = [f"{mean(nu, 'leaves'):.0f} ({mean(nu, 'test'):.1f})" for nu in NUS]
                 rows.append([str(depth), f"{grown:.0f}", *cells])
             header = ["depth", "axis-aligned", *(f"nu {nu:g}" for nu in NUS)]
             table = benchmark.markdown(header, rows)
@@ -374,18 +361,18 @@ def report(found: pieces.Found, command: str) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def _rows(found: pieces.Found, name: str) -> list[list[str]]:
+def _rows(results: studies.Results, name: str) -> list[list[str]]:
     rows = []
     for part, label in CURVES.items():
-        if test := curve(found, part, name, "test"):
-            train = curve(found, part, name, "train")
+        if test := curve(results, part, name, "test"):
+            train = curve(results, part, name, "train")
             cells = [f"{test[depth]:.2f} ({train[depth]:.2f})" if depth in test else "-" for depth in DEPTHS]
             rows.append([label, *cells])
     return rows
 
 
-def _verdict(found: pieces.Found, name: str) -> str:
-    joint, greedy, plain = (curve(found, part, name, "test") for part in ("nongreedy", "co2", "axis"))
+def _verdict(results: studies.Results, name: str) -> str:
+    joint, greedy, plain = (curve(results, part, name, "test") for part in ("nongreedy", "co2", "axis"))
     both = [depth for depth in DEPTHS if depth in joint and depth in greedy and depth in plain]
     if not both:
         return ""
@@ -397,40 +384,31 @@ def _verdict(found: pieces.Found, name: str) -> str:
     )
 
 
-def figure(found: pieces.Found, file: Path) -> None:
-    """Draws Figures 2 and 3, and writes all of their numbers as CSV."""
-    names = [name for name in SETS if _rows(found, name)]
-    drawn = Figure(figsize=(3.2 * max(1, len(names)), 8), layout="constrained")
-    axes = drawn.subplots(3, max(1, len(names)), squeeze=False)
-    lines = [["figure", "set", "method", "depth", "nu", "train", "test", "leaves"]]
+def figure(results: studies.Results, file: Path) -> None:
+    """Draws Figures 2 and 3."""
+    names = [name for name in SETS if _rows(results, name)]
+    drawing = Figure(figsize=(3.2 * max(1, len(names)), 8), layout="constrained")
+    axes = drawing.subplots(3, max(1, len(names)), squeeze=False)
     for column, name in enumerate(names):
         for part, label in CURVES.items():
-            for row, what in enumerate(("test", "train")):
-                if by_depth := curve(found, part, name, what):
-                    axes[row, column].plot(*zip(*by_depth.items(), strict=True), marker=".", label=label)
-            for depth in curve(found, part, name, "test"):
-                numbers = [f"{curve(found, part, name, what)[depth]:.4f}" for what in ("train", "test", "leaves")]
-                lines.append(["2", name, label, str(depth), "", *numbers])
+            for row, quantity in enumerate(("test", "train")):
+                if points := curve(results, part, name, quantity):
+                    axes[row, column].plot(*zip(*points.items(), strict=True), marker=".", label=label)
         for row, what in enumerate(("test", "train")):
             axes[row, column].set(title=name, xlabel="depth", ylabel=f"{what} accuracy, per cent")
         axes[2, column].set(xlabel="nu", ylabel="leaves in use", title=name)
-        for one in list(found.get("pruned", {}).get(name, {}).values())[:1]:
-            for depth, by_nu in one["found"].items():
+        for by_depth in results.values("pruned", name)[:1]:
+            for depth, by_nu in sorted(by_depth.items(), key=lambda item: int(item[0])):
                 counts = [by_nu[f"{nu:g}"]["leaves"] for nu in NUS]
                 [line] = axes[2, column].loglog(NUS, counts, marker=".", label=f"depth {depth}")
                 axes[2, column].axhline(by_nu["axis-aligned"], color=line.get_color(), linestyle=":")
-                for nu in NUS:
-                    numbers = [f"{by_nu[f'{nu:g}'][what]:.4f}" for what in ("train", "test", "leaves")]
-                    lines.append(["3", name, "non-greedy", depth, f"{nu:g}", *numbers])
-    for one in axes.flat:
-        if one.lines:
-            one.legend(fontsize=7)
-    drawn.savefig(file, dpi=100)
-    with file.with_suffix(".csv").open("w", newline="") as out:
-        csv.writer(out).writerows(lines)
+    for axis in axes.flat:
+        if axis.lines:
+            axis.legend(fontsize=7)
+    drawing.savefig(file, dpi=100)
 
 
-SCRIPT = pieces.Script("paper_nongreedy", __doc__, PARTS, SETS, 3, pieces_of, report, figure)
+STUDY = studies.Study("paper_nongreedy", __doc__, PARTS, SETS, 3, pieces, report, figure)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

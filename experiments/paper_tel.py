@@ -4,8 +4,7 @@ regression and CART (Table 3); reachable leaves in training (Figure 2), seconds 
 
 python -m experiments.paper_tel --data-dir DATA --seeds 1 [--datasets spambase ...] [--parts steps tuned ...]
 
-Needs xgboost and optuna (``make peers``). The results of a (part, set, seed) are a file under --out. By default these
-are the committed files. The report beside that folder and the figure are made from the existing files.
+Needs xgboost and optuna (``make peers``). The result of a (part, set, seed) is a row of --out.
 
 70 % of the rows are training rows, stratified by class. Scores are areas under the ROC curve in per cent; for more than
 two classes the mean of each class versus the rest. Optuna's TPE tunes all methods with the same number of rounds. A
@@ -31,7 +30,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from experiments import benchmark, data, pieces
+from experiments import benchmark, data, studies
 from experiments.outcome import size
 import jtrees
 from jtrees import routing
@@ -43,6 +42,7 @@ LARGE = 2000  # number of rows from which a held-out part replaces the folds
 GAMMAS = (1.0, 0.1, 0.01)  # for Figure 2
 DEPTHS = (2, 4, 6, 8, 10)  # for Figure 3
 TIMED = ("churn", "spambase")  # sets of Figures 2 and 3
+STEPS = ("smooth", "logistic")  # for Figure 3
 TREES = (1, 2, 5, 10, 30, 100)  # for Figure 4
 ROUTING: Any = jtrees.TEL(trees=10, depth=4, epochs=50, early_stopping=False, precondition=0.0)  # for Table 2
 
@@ -78,7 +78,7 @@ def tune(propose: Callable[[Any], Any], fitted: Callable[[Any, Any, Any], Answer
         trial.set_user_attr("proposed", proposed)
         return float(np.mean([auc(y[b], fitted(proposed, x[a], y[a])(x[b])) for a, b in parts]))
 
-    best = pieces.best_trial(objective, ROUNDS, seed=seed, direction="maximize").user_attrs["proposed"]
+    best = studies.best_trial(objective, ROUNDS, seed=seed, direction="maximize").user_attrs["proposed"]
     return best, auc(y_test, fitted(best, x, y)(x_test))
 
 
@@ -118,11 +118,11 @@ def tuned(split: Split, seed: int) -> dict[str, Any]:
     x, x_test, y, y_test = split
     best, test = tune(_propose_tel, tel, split, seed)
     recipe = ROUTING.replace(**best)
-    found = jtrees.fit(recipe, x, y, key=jax.random.key(0), task="classification")
+    fit = jtrees.fit(recipe, x, y, key=jax.random.key(0), task="classification")
     hard = tel(best | {"hard": True}, x, y)(x_test)
     dense = tel(best | {"lazy": False}, x, y)(x_test)
-    out["tel"] = {"test": test, "options": best, "numbers": found.model.num_parameters, "hard": auc(y_test, hard)}
-    out["tel"] |= {"dense Adam": auc(y_test, dense), "reachable": found.report.search.reachable_leaves}
+    out["tel"] = {"test": test, "options": best, "numbers": fit.model.num_parameters, "hard": auc(y_test, hard)}
+    out["tel"] |= {"dense Adam": auc(y_test, dense), "reachable": fit.report.search.reachable_leaves}
     best, test = tune(_propose_boosting, boosting, split, seed)
     out["boosting"] = {"test": test, "options": best, "numbers": size(boosted(best, x, y), x)[1]}
     best, test = tune(lambda trial: trial.suggest_float("C", 1e-8, 1e4, log=True), logistic, split, seed)
@@ -197,7 +197,7 @@ def leaves(split: Split, seed: int) -> dict[str, Any]:
 def seconds(split: Split, seed: int) -> dict[str, Any]:
     """Returns the seconds of 50 epochs without compilation, gamma 1, ten trees, batches of 256."""
     out = {}
-    for step in ("smooth", "logistic"):
+    for step in STEPS:
         out[step] = []
         for depth in DEPTHS:
             state, advance, _ = _run(split, seed, depth, 1.0, step)
@@ -237,18 +237,18 @@ def trees(split: Split, seed: int) -> dict[str, Any]:
     for depth in (2, 4):
         for count in TREES:
             grid = [(rate, gamma) for rate in (0.01, 0.05) for gamma in (0.3, 1.0)]
-            tried = [
+            candidates = [
                 {"depth": depth, "trees": count, "learning_rate": rate, "gamma": gamma, "epochs": 50}
                 for rate, gamma in grid
             ]
-            best = max(tried, key=lambda options: auc(y[b], tel(options, x[a], y[a])(x[b])))
-            found = jtrees.fit(ROUTING.replace(**best), x, y, key=jax.random.key(seed), task="classification")
-            score = auc(y_test, found.model.predict(x_test))
-            out["tel"].append([depth, count, score, found.model.num_parameters])
-            many = [
+            best = max(candidates, key=lambda options: auc(y[b], tel(options, x[a], y[a])(x[b])))
+            fit = jtrees.fit(ROUTING.replace(**best), x, y, key=jax.random.key(seed), task="classification")
+            score = auc(y_test, fit.model.predict(x_test))
+            out["tel"].append([depth, count, score, fit.model.num_parameters])
+            candidates = [
                 {"max_depth": depth, "n_estimators": count, "learning_rate": rate} for rate in (0.03, 0.1, 0.3, 1.0)
             ]
-            best = max(many, key=lambda options: auc(y[b], boosting(options, x[a], y[a])(x[b])))
+            best = max(candidates, key=lambda options: auc(y[b], boosting(options, x[a], y[a])(x[b])))
             model = boosted(best, x, y)
             out["boosting"].append([depth, count, auc(y_test, model.predict_proba(x_test)), size(model, x)[1]])
     return out
@@ -272,58 +272,51 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def pieces_of(part: str, name: str, options: argparse.Namespace) -> Iterator[pieces.Piece]:
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
     """Yields a piece per seed; the curves of training exist for two sets."""
     if part in ("leaves", "seconds") and name not in TIMED:
         return
 
-    def make(seed: int) -> dict[str, Any]:
+    def measure(seed: int) -> dict[str, Any]:
         table = data.load(name, data_dir=options.data_dir)
-        parts: Any = train_test_split(table.x, table.y, train_size=0.7, stratify=table.y, random_state=seed)
-        return PARTS[part](parts, seed)
+        return PARTS[part](data.split(table.x, table.y, seed, share=0.7), seed)
 
-    yield from pieces.for_seeds(part, name, make, SETTINGS[part], options.all_seeds)
-
-
-def _of(found: pieces.Found, part: str, name: str) -> list[dict[str, Any]]:
-    return list(pieces.of_seeds(found, part, name).values())
+    yield from studies.for_seeds(part, name, measure, SETTINGS[part], options.all_seeds)
 
 
-def report(found: pieces.Found, command: str) -> str:
+def report(results: studies.Results, command: str) -> str:
     """Returns Tables 2 and 3, and tables of the figures."""
-    text = [
-        f"# TEL\n\nMade by `{command}` on {pieces.machines(found)}. Each method has {ROUNDS} rounds of TPE on each set."
-    ]
-    text += [_smooth_or_logistic(found), _tuned(found), compact(found), _curves(found)]
+    text = [f"# TEL\n\nMade by `{command}` on {results.machines}. Each method has {ROUNDS} rounds of TPE on each set."]
+    text += [_smooth_or_logistic(results), _tuned(results), compact(results), _curves(results)]
     return "\n\n".join(part for part in text if part) + "\n"
 
 
-def _smooth_or_logistic(found: pieces.Found) -> str:
-    names = [name for name in SETS if _of(found, "steps", name)]
+def _smooth_or_logistic(results: studies.Results) -> str:
+    names = results.datasets("steps")
     if not names:
         return ""
     kinds = [kind[0] for kind in KINDS]
-    of = lambda name, kind: [one[kind]["test"] for one in _of(found, "steps", name)]
-    rows = [[name, *(pieces.spread(of(name, kind)) for kind in kinds)] for name in names]
-    means = np.array([[np.mean(of(name, kind)) for kind in kinds] for name in names])
+    scores = lambda name, kind: [value[kind]["test"] for value in results.values("steps", name)]
+    rows = [[name, *(studies.spread(scores(name, kind)) for kind in kinds)] for name in names]
+    means = np.array([[np.mean(scores(name, kind)) for kind in kinds] for name in names])
     rows.append(["**mean**", *(f"{mean:.2f}" for mean in means.mean(0))])
     return "## Smooth-step and logistic routing (Table 2), ten trees of depth 4\n\n" + benchmark.markdown(
         ["set", "smooth-step, gamma up to 1", "up to 60", "logistic, up to 60"], rows
     )
 
 
-def _tuned(found: pieces.Found) -> str:
-    names = [name for name in SETS if _of(found, "tuned", name)]
+def _tuned(results: studies.Results) -> str:
+    names = results.datasets("tuned")
     if not names:
         return ""
     kinds = ("tel", "boosting", "logistic", "cart")
-    of = lambda name, kind, what="test": [one[kind][what] for one in _of(found, "tuned", name)]
     rows, means = [], []
     for name in names:
-        others = [of(name, "tel", what) for what in ("hard", "dense Adam", "reachable")]
-        means.append([*(np.mean(of(name, kind)) for kind in kinds), *map(np.mean, others)])
-        numbers = [f"{np.median(of(name, kind, 'numbers')):,.0f}" for kind in kinds[:2]]
-        scores = [pieces.spread(of(name, kind)) for kind in kinds]
+        values = lambda kind, key, name=name: [value[kind][key] for value in results.values("tuned", name)]
+        others = [values("tel", key) for key in ("hard", "dense Adam", "reachable")]
+        means.append([*(np.mean(values(kind, "test")) for kind in kinds), *map(np.mean, others)])
+        numbers = [f"{np.median(values(kind, 'numbers')):,.0f}" for kind in kinds[:2]]
+        scores = [studies.spread(values(kind, "test")) for kind in kinds]
         rows.append([name, *scores, *(f"{mean:.2f}" for mean in means[-1][4:]), *numbers])
     rows.append(["**mean**", *(f"{mean:.2f}" for mean in np.mean(means, axis=0)), "", ""])
     header = ["set", "TEL", "boosting", "logistic regression", "CART", "TEL, hardened", "TEL, dense Adam"]
@@ -331,20 +324,21 @@ def _tuned(found: pieces.Found) -> str:
     return "## Tuned (Table 3)\n\n" + benchmark.markdown(header, rows)
 
 
-def compact(found: pieces.Found) -> str:
+def compact(results: studies.Results) -> str:
     """Returns a table of the smallest ensembles within half a point of tuned boosting."""
     rows = []
-    for name in SETS:
-        for one, tuned_one in zip(_of(found, "trees", name), _of(found, "tuned", name), strict=False):
-            goal = tuned_one["boosting"]["test"] - 0.5
-            able = [(numbers, depth, count, score) for depth, count, score, numbers in one["tel"] if score >= goal]
-            numbers = tuned_one["boosting"]["numbers"]
-            small = [(n, d, c, s) for d, c, s, n in one["boosting"] if s >= goal]
-            least = min(small)[0] if small else None
-            cells = ["-"] * 4 if not able else [
-                f"{min(able)[2]} of depth {min(able)[1]}", f"{min(able)[0]:,}", f"{numbers / min(able)[0]:.1f}",
-                "-" if least is None else f"{least / min(able)[0]:.1f}",
-            ]  # fmt: skip
+    for name in results.datasets("trees"):
+        for trees, tuned in zip(results.values("trees", name), results.values("tuned", name), strict=False):
+            goal, numbers = tuned["boosting"]["test"] - 0.5, tuned["boosting"]["numbers"]
+            ours, theirs = (
+                min(((size, depth, count) for depth, count, score, size in trees[kind] if score >= goal), default=None)
+                for kind in ("tel", "boosting")
+            )
+            cells = ["-"] * 4
+            if ours is not None:
+                size, depth, count = ours
+                cells = [f"{count} of depth {depth}", f"{size:,}", f"{numbers / size:.1f}"]
+                cells.append("-" if theirs is None else f"{theirs[0] / size:.1f}")
             rows.append([name, f"{goal + 0.5:.2f}", f"{numbers:,}", *cells])
     if not rows:
         return ""
@@ -353,16 +347,20 @@ def compact(found: pieces.Found) -> str:
     return "## Compactness (Figure 4)\n\n" + benchmark.markdown(header, rows)
 
 
-def _curves(found: pieces.Found) -> str:
+def _series(results: studies.Results, part: str, name: str) -> list[tuple[str, list[Any]]]:
+    """Returns the labelled series of the first seed of a part, in the order of the figures."""
+    labels = {"leaves": [f"{gamma:g}" for gamma in GAMMAS], "seconds": STEPS, "trees": ("tel", "boosting")}[part]
+    return [(label, value[label]) for value in results.values(part, name)[:1] for label in labels]
+
+
+def _curves(results: studies.Results) -> str:
     rows, times = [], []
     for name in TIMED:
-        for one in _of(found, "leaves", name)[:1]:
-            for gamma, curve in one.items():
-                below = next((str(i + 1) for i, value in enumerate(curve) if value < 2), "never")
-                rows.append([name, gamma, f"{curve[0]:.2f}", f"{curve[9]:.2f}", f"{curve[-1]:.2f}", below])
-        for one in _of(found, "seconds", name)[:1]:
-            for step, values in one.items():
-                times.append([name, step, *(f"{value:.2f}" for value in values)])
+        for gamma, curve in _series(results, "leaves", name):
+            below = next((str(i + 1) for i, value in enumerate(curve) if value < 2), "never")
+            rows.append([name, gamma, f"{curve[0]:.2f}", f"{curve[9]:.2f}", f"{curve[-1]:.2f}", below])
+        for step, values in _series(results, "seconds", name):
+            times.append([name, step, *(f"{value:.2f}" for value in values)])
     text = ""
     if rows:
         header = ["set", "gamma", "leaves after 1 epoch", "10", "50", "below 2 from epoch"]
@@ -373,25 +371,22 @@ def _curves(found: pieces.Found) -> str:
     return text
 
 
-def figure(found: pieces.Found, file: Path) -> None:
+def figure(results: studies.Results, file: Path) -> None:
     """Draws Figures 2, 3 and 4, a row each."""
     drawn = Figure(figsize=(9, 8), layout="constrained")
     axes = drawn.subplots(3, 2)
     for column, name in enumerate(TIMED):
-        for one in _of(found, "leaves", name)[:1]:
-            for gamma, curve in one.items():
-                axes[0, column].semilogy(range(1, len(curve) + 1), curve, label=f"gamma {gamma}")
-        for one in _of(found, "seconds", name)[:1]:
-            for step, values in one.items():
-                axes[1, column].semilogy(DEPTHS, values, marker="o", label=step)
+        for gamma, curve in _series(results, "leaves", name):
+            axes[0, column].semilogy(range(1, len(curve) + 1), curve, label=f"gamma {gamma}")
+        for step, values in _series(results, "seconds", name):
+            axes[1, column].semilogy(DEPTHS, values, marker="o", label=step)
         axes[0, column].set(title=name, xlabel="epoch", ylabel="leaves a sample and tree")
         axes[1, column].set(title=name, xlabel="depth", ylabel="seconds of 50 epochs")
     for column, name in enumerate(("diabetes", "spambase")):
-        for one in _of(found, "trees", name)[:1]:
-            for kind, values in one.items():
-                for depth in (2, 4):
-                    points = [(count, score) for d, count, score, _ in values if d == depth]
-                    axes[2, column].semilogx(*zip(*points, strict=True), marker=".", label=f"{kind}, depth {depth}")
+        for kind, values in _series(results, "trees", name):
+            for depth in (2, 4):
+                points = [(count, score) for d, count, score, _ in values if d == depth]
+                axes[2, column].semilogx(*zip(*points, strict=True), marker=".", label=f"{kind}, depth {depth}")
         axes[2, column].set(title=name, xlabel="trees", ylabel="AUC, per cent")
     for axis in axes.flat:
         if axis.lines:
@@ -399,7 +394,7 @@ def figure(found: pieces.Found, file: Path) -> None:
     drawn.savefig(file, dpi=110)
 
 
-SCRIPT = pieces.Script("paper_tel", __doc__, PARTS, SETS, 1, pieces_of, report, figure)
+STUDY = studies.Study("paper_tel", __doc__, PARTS, SETS, 1, pieces, report, figure)
 
 if __name__ == "__main__":
-    pieces.program(SCRIPT)
+    studies.program(STUDY)

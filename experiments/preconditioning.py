@@ -34,30 +34,27 @@ def smallest_eigenvalue(split: Any) -> float:
     return float(spectrum(Scaling.fit(table).batch(table)).values[0])
 
 
-def score(recipe: Any, split: Any, seed: int, strength: float | str) -> tuple[float, Any]:
-    """Returns test R^2 in per cent, and the report of the fit."""
+def score(recipe: Any, split: Any, seed: int, strength: float | str) -> float:
+    """Returns test R^2 in per cent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some fits are worse than a linear model; the table shows it
         fit = jtrees.fit(recipe.replace(precondition=strength), split[0], split[2], key=jax.random.key(seed))
-    return defaults.scores(fit.model, split)["test"], fit.report
+    return defaults.scores(fit.model, split)["test"]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
-    out = benchmark.parser(__doc__)
-    out.add_argument("--data-dir")
-    out.add_argument("--datasets", nargs="+", default=DATASETS, choices=defaults.SETS["regression"])
-    out.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
-    out.add_argument("--seed", type=int, default=0)
-    options = out.parse_args(arguments)
-    rows = []
+    datasets, recipes = benchmark.several(defaults.SETS["regression"], DATASETS), benchmark.several(RECIPES)
+    sets: dict[str, Any] = {"data_dir": None, "datasets": datasets, "recipes": recipes}
+    options = benchmark.parse("preconditioning", __doc__, arguments, **sets, seed=0)
+    table = benchmark.Table("set", "smallest eigenvalue", *options.recipes)
     for name in options.datasets:
         split = defaults.rows(name, options.seed, options.data_dir)
         cells = [name, f"{smallest_eigenvalue(split):.1g}"]
         for recipe in options.recipes:
-            score_of_strength = partial(score, RECIPES[recipe], split, options.seed)
-            cells.append(" / ".join(f"{score_of_strength(strength)[0]:.1f}" for strength in STRENGTHS))
-        rows.append(cells)
+            scored = partial(score, RECIPES[recipe], split, options.seed)
+            cells.append(" / ".join(f"{scored(strength):.1f}" for strength in STRENGTHS))
+        table.add(*cells)
         jax.clear_caches()
     texts = " / ".join(map(str, STRENGTHS))
     notes = (
@@ -65,8 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         "`ridge=False`, and TEL stops early. The second column is the smallest eigenvalue of the features' "
         "correlations: 1 if uncorrelated, 0 if one feature is a linear function of the others."
     )
-    header = ["set", "smallest eigenvalue", *options.recipes]
-    benchmark.write("preconditioning", "--data-dir DATA", header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

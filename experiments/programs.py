@@ -23,10 +23,10 @@ def size(types: str) -> int:
 
 def collectives(text: str) -> tuple[str, int]:
     """Returns the kinds of collectives in a compiled program, and the bytes of their results."""
-    found = re.findall(
+    results = re.findall(
         r"= (.*?) (all-(?:reduce|gather|to-all)|collective-\w+|reduce-scatter|ragged-all-to-all)(?:-start)?\(", text
     )
-    return ", ".join(sorted({kind for _, kind in found})), sum(size(types) for types, _ in found)
+    return ", ".join(sorted({kind for _, kind in results})), sum(size(types) for types, _ in results)
 
 
 def traffic(text: str) -> int:
@@ -38,55 +38,52 @@ def traffic(text: str) -> int:
         name, types, operation, operands = match.groups()
         sizes[name] = size(types)
         if operation not in _NOTHING:
-            moved += sizes[name] + sum(sizes.get(one, 0) for one in re.findall(r"%([\w.\-]+)", operands))
+            moved += sizes[name] + sum(sizes.get(operand, 0) for operand in re.findall(r"%([\w.\-]+)", operands))
     return moved
 
 
 def operations(trace: Any) -> tuple[int, int]:
     """Returns the kernel operations that a traced program's results need: products, and all other operations."""
-    return _counted(trace.jaxpr.jaxpr, 1, inside=False)
+    return _count(trace.jaxpr.jaxpr, 1, inside=False)
 
 
-def _counted(jaxpr: Any, times: int, inside: bool) -> tuple[int, int]:
+def _count(jaxpr: Any, times: int, inside: bool) -> tuple[int, int]:
     """Counts the operations of a program that runs ``times`` times, or of a program inside a kernel."""
-    products = others = 0
-    for equation in jaxpr.eqns if inside else _needed(jaxpr):
+    products = vectors = 0
+    for equation in jaxpr.eqns if inside else _live_equations(jaxpr):
         name, params = equation.primitive.name, equation.params
         if name == "pallas_call":
             grid = math.prod(params["grid_mapping"].grid)
-            found = _counted(params["jaxpr"], times * grid, inside=True)
+            counts = _count(params["jaxpr"], times * grid, inside=True)
         elif name == "dot_general" and inside:
-            (over, _), _ = params["dimension_numbers"]
+            (axes, _), _ = params["dimension_numbers"]
             a, (out,) = equation.invars[0].aval, equation.outvars
-            found = 2 * times * out.aval.size * math.prod(a.shape[i] for i in over), 0
+            counts = 2 * times * out.aval.size * math.prod(a.shape[i] for i in axes), 0
         else:
             length = params.get("length", 1) if name == "scan" else 1
-            parts = [_counted(_open(one), times * length, inside) for one in _jaxprs(params)]
-            found = sum(one[0] for one in parts), sum(one[1] for one in parts)
+            parts = [_count(getattr(part, "jaxpr", part), times * length, inside) for part in _jaxprs(params)]
+            counts = sum(part[0] for part in parts), sum(part[1] for part in parts)
             if inside and not parts and name not in _MOVES:
-                sizes = [one.aval.size for one in (*equation.outvars, *equation.invars) if hasattr(one.aval, "size")]
-                found = 0, times * max(sizes, default=0)  # a sum has one operation per term
-        products, others = products + found[0], others + found[1]
-    return products, others
+                variables = (*equation.outvars, *equation.invars)
+                sizes = [variable.aval.size for variable in variables if hasattr(variable.aval, "size")]
+                counts = 0, times * max(sizes, default=0)  # a sum has one operation per term
+        products, vectors = products + counts[0], vectors + counts[1]
+    return products, vectors
 
 
-def _needed(jaxpr: Any) -> list[Any]:
+def _live_equations(jaxpr: Any) -> list[Any]:
     """Returns the equations that the results depend on."""
-    needed, found = {id(one) for one in jaxpr.outvars}, []
+    live, equations = {id(variable) for variable in jaxpr.outvars}, []
     for equation in reversed(jaxpr.eqns):
-        if any(id(one) in needed for one in equation.outvars):
-            found.append(equation)
-            needed |= {id(one) for one in equation.invars}
-    return found
+        if any(id(variable) in live for variable in equation.outvars):
+            equations.append(equation)
+            live |= {id(variable) for variable in equation.invars}
+    return equations
 
 
 def _jaxprs(params: dict[str, Any]) -> list[Any]:
-    return [one for one in jax.tree.leaves(params, is_leaf=_is_jaxpr) if _is_jaxpr(one)]
+    return [leaf for leaf in jax.tree.leaves(params, is_leaf=_is_jaxpr) if _is_jaxpr(leaf)]
 
 
-def _is_jaxpr(one: Any) -> bool:
-    return hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns")
-
-
-def _open(one: Any) -> Any:
-    return getattr(one, "jaxpr", one)
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")

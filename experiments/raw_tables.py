@@ -92,7 +92,7 @@ def boosting(frame: pd.DataFrame) -> pd.DataFrame:
 def aucs(splits: int) -> dict[str, list[float]]:
     """Returns the area under the ROC curve on a quarter of the rows, for each split."""
     frame, y = houses()
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for seed in range(splits):
         train, test = train_test_split(np.arange(len(y)), test_size=0.25, random_state=seed, stratify=y)
         for name, model, x in (
@@ -106,8 +106,8 @@ def aucs(splits: int) -> dict[str, list[float]]:
         ):
             model.fit(x.iloc[train], y[train])
             probability = model.predict_proba(x.iloc[test])[:, 1]
-            found.setdefault(name, []).append(float(roc_auc_score(y[test], probability)))
-    return found
+            scores.setdefault(name, []).append(float(roc_auc_score(y[test], probability)))
+    return scores
 
 
 def with_gaps(x: np.ndarray, share: float, at_random: bool, rng: np.random.Generator) -> np.ndarray:
@@ -127,32 +127,28 @@ def scores_with_gaps(name: str, share: float, at_random: bool, seed: int, data_d
     train, test = train_test_split(np.arange(len(rows)), test_size=0.25, random_state=seed)
     means = SimpleImputer(add_indicator=True).fit(x[train])
     whole = np.array([row for row in train if not np.isnan(x[row]).any()], int)
-    found = []
+    scores = []
     for x_train, y_train, x_test in (
         (x[train], y[train], x[test]),
         (means.transform(x[train]), y[train], means.transform(x[test])),
         (x[whole], y[whole], SimpleImputer().fit(x[train]).transform(x[test])),
     ):
         if len(x_train) < 50:
-            found.append(np.nan)
+            scores.append(np.nan)
             continue
         fit = jtrees.fit(RECIPE, x_train, y_train, key=jax.random.key(seed))
-        found.append(100 * float(r2_score(y[test], fit.predict(x_test))))
-    return found
+        scores.append(100 * float(r2_score(y[test], fit.predict(x_test))))
+    return scores
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
-    out = benchmark.parser(__doc__)
-    out.add_argument("--data-dir")
-    out.add_argument("--splits", type=int, default=5)
-    out.add_argument("--datasets", nargs="*", default=DATASETS)
-    options = out.parse_args(arguments)
+    datasets = {"nargs": "*", "default": DATASETS}
+    options = benchmark.parse("raw_tables", __doc__, arguments, data_dir=None, splits=5, datasets=datasets)
     warnings.simplefilter("ignore", UserWarning)  # unused columns, and fits that are worse than a linear model
-    rows = []
+    table = benchmark.Table("score", "table", "values")
     for name, auc in aucs(options.splits).items():
-        rows.append(["AUC, houses", name, f"{np.mean(auc):.3f}: {' '.join(f'{a:.3f}' for a in auc)}"])
-        print(*rows[-1], flush=True)
+        table.add("AUC, houses", name, f"{np.mean(auc):.3f}: {' '.join(f'{a:.3f}' for a in auc)}")
     ahead = []
     for name in options.datasets:
         for share in SHARES:
@@ -161,12 +157,11 @@ def main(arguments: list[str] | None = None) -> None:
                 ahead += [straight - means for straight, means, _ in each]
                 how = f"{share:.0%} missing{'' if at_random else ', large values more often'}"
                 shown = ["-" if np.isnan(mean) else f"{mean:.1f}" for mean in np.mean(each, 0)]
-                rows.append([f"R², {name}", how, " / ".join(shown)])
-                print(*rows[-1], flush=True)
+                table.add(f"R², {name}", how, " / ".join(shown))
         jax.clear_caches()
     if ahead:
         error = np.std(ahead, ddof=1) / np.sqrt(len(ahead))
-        rows.append(["R², raw minus means", "all of these", f"{np.mean(ahead):.2f} ± {error:.2f}"])
+        table.add("R², raw minus means", "all of these", f"{np.mean(ahead):.2f} ± {error:.2f}")
     notes = (
         "Houses: a made table of 4000 rows with gaps, 40 cities, dates and a row number; one house in eight is sold. "
         f"Its values are the mean AUC of {options.splits} splits and the AUC of each split. In the other tables, of up "
@@ -175,7 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
         "only rows without gaps. For the third value, means fill the gaps of the test rows, and `-` stands for fewer "
         "than 50 training rows. The last row is the mean difference and its standard error."
     )
-    benchmark.write("raw_tables", "--data-dir DATA", ["score", "table", "values"], rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from experiments import (
     paper_latent,
     paper_nongreedy,
     paper_tel,
-    pieces,
+    studies,
 )
 
 ROOM = 0.5  # points that a single run may be behind
-SCRIPTS = (paper_get, paper_dgt, paper_bandit, paper_nongreedy, paper_latent, paper_tel, paper_forest)
+MODULES = (paper_get, paper_dgt, paper_bandit, paper_nongreedy, paper_latent, paper_tel, paper_forest)
 RMSE, RMSE_E4, R2, ACCURACY, AUC, LOSS = "RMSE", "RMSE x 1e4", "R², %", "accuracy, %", "AUC, %", "log loss"
 LOWER = (RMSE, RMSE_E4, LOSS)  # metrics for which lower is better
 
@@ -95,7 +95,7 @@ HEADER += ["seconds", "difference", "reached"]
 
 
 class Ours(NamedTuple):
-    """A measured figure: mean and deviation over the runs, numbers in a model, and seconds of all its pieces."""
+    """A measured figure: mean and deviation over the runs, numbers in a model, and seconds of all its rows."""
 
     mean: float
     deviation: float
@@ -165,35 +165,32 @@ class Row(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The pieces of all scripts, by the name of the script, and their folder."""
+    """The results of all studies, by the name of the study, and their folder."""
 
-    found: dict[str, pieces.Found]
+    by_study: dict[str, studies.Results]
     folder: Path
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
-        """Reads the pieces."""
-        found = {}
-        for script in (module.SCRIPT for module in SCRIPTS):
-            options = pieces.parse(script, ["--out", str(folder / script.name)])
-            found[script.name] = pieces.gathered(pieces.all_pieces(script, options), options.out)
-        return cls(found, folder)
+        """Reads the rows."""
+        by_study = {}
+        for study in (module.STUDY for module in MODULES):
+            file = folder / f"{study.name}.jsonl"
+            pieces = studies.all_pieces(study, studies.parse(study, []))
+            by_study[study.name] = studies.current(studies.read(file), pieces)
+        return cls(by_study, folder)
 
-    def of(self, script: str, part: str, name: str) -> list[Any]:
-        """Returns the results of a part, one per seed."""
-        return list(pieces.of_seeds(self.found[script], part, name).values())
+    def values(self, study: str, part: str, name: str) -> list[Any]:
+        """Returns the values of a part on a set, one per seed."""
+        return self.by_study[study].values(part, name)
 
-    def seconds(self, script: str, part: str, name: str) -> float:
-        """Returns the seconds of all pieces of a part."""
-        return sum(one["seconds"] for one in self.found[script].get(part, {}).get(name, {}).values())
-
-    def ours(self, script: str, part: str, name: str, values: list[float], numbers: Any = None) -> Ours | None:
+    def ours(self, study: str, part: str, name: str, values: list[float], numbers: Any = None) -> Ours | None:
         """Returns values of a part as a measured figure."""
         if not values:
             return None
         size = None if numbers is None else float(np.mean(numbers))
         spread = float(np.mean(values)), float(np.std(values))
-        return Ours(*spread, len(values), size, self.seconds(script, part, name))
+        return Ours(*spread, len(values), size, self.by_study[study].select(part, name).seconds)
 
 
 def command(script: str, part: str, name: str) -> str:
@@ -208,11 +205,11 @@ def get_rows(results: Results) -> Iterator[Row]:
     """Yields the rows of Table 8."""
     for name, (_, constant, linear, _) in paper_get.PAPER.items():
         for part, what, paper in (("get", "GET", constant), ("get_linear", "GET-Linear", linear)):
-            runs = results.of("paper_get", part, name)
-            test, numbers = ([one[key] for one in runs] for key in ("test", "parameters"))
+            runs = results.values("paper_get", part, name)
+            test, numbers = ([run[key] for run in runs] for key in ("test", "parameters"))
             ours = results.ours("paper_get", part, name, test, numbers)
-            again = command("paper_get", part, name)
-            yield Row("8", name, what, R2, paper, ours, again, "no: 75/25 at random", tree=True)
+            remake = command("paper_get", part, name)
+            yield Row("8", name, what, R2, paper, ours, remake, "no: 75/25 at random", tree=True)
 
 
 def metric_of(name: str) -> str:
@@ -227,31 +224,31 @@ def dgt_rows(results: Results) -> Iterator[Row]:
         for name, setting in paper_dgt.SETS.items():
             paper = setting.tree if part == "trees" else setting.forest
             if paper is not None:
-                values = [value for one in results.of("paper_dgt", part, name) for value in one["test"]]
-                ours, again = results.ours("paper_dgt", part, name, values), command("paper_dgt", part, name)
+                values = [score for value in results.values("paper_dgt", part, name) for score in value["test"]]
+                ours, remake = results.ours("paper_dgt", part, name, values), command("paper_dgt", part, name)
                 table = "4" if part == "forests" else "1" if name in paper_dgt.REGRESSION else "2"
-                yield Row(table, name, what, metric_of(name), paper, ours, again, same(name), tree=part == "trees")
+                yield Row(table, name, what, metric_of(name), paper, ours, remake, same(name), tree=part == "trees")
     for name, (_, *papers) in paper_dgt.ABLATED.items():
         for kind, paper in zip(paper_dgt.ABLATIONS[1:], papers, strict=True):
-            values = [value for one in results.of("paper_dgt", "ablations", name) for value in one[kind]]
-            ours, again = results.ours("paper_dgt", "ablations", name, values), command("paper_dgt", "ablations", name)
-            yield Row("7", name, kind, metric_of(name), paper, ours, again, same(name), variant=True)
+            values = [score for value in results.values("paper_dgt", "ablations", name) for score in value[kind]]
+            ours, remake = results.ours("paper_dgt", "ablations", name, values), command("paper_dgt", "ablations", name)
+            yield Row("7", name, kind, metric_of(name), paper, ours, remake, same(name), variant=True)
     bandits = [("6", name, "bandit, two-point", tree) for name, (tree, _) in paper_bandit.PAPER.items()]
     for table, name, what, paper in [*bandits, ("Figure 2", "mnist", "bandit", float(paper_bandit.PAPER_MNIST))]:
-        values = [curve[-1] for one in results.of("paper_bandit", "tree", name) for curve in one["scores"]]
-        ours, again = results.ours("paper_bandit", "tree", name, values), command("paper_bandit", "tree", name)
+        values = [curve[-1] for value in results.values("paper_bandit", "tree", name) for curve in value["scores"]]
+        ours, remake = results.ours("paper_bandit", "tree", name, values), command("paper_bandit", "tree", name)
         first = {paper_dgt.SHUFFLES: "yes: the first of the paper's five", "cpu-act": "no: at random, 60/40"}
         one_split = first.get(name, same(name))
-        yield Row(table, name, what, metric_of(name), paper, ours, again, one_split)
+        yield Row(table, name, what, metric_of(name), paper, ours, remake, one_split)
 
 
 def nongreedy_rows(results: Results) -> Iterator[Row]:
     """Yields the rows of Figure 2, with the best depth by test accuracy, as in a plot."""
     script, part = "paper_nongreedy", "nongreedy"
     for name, paper in NONGREEDY.items():
-        test = paper_nongreedy.curve(results.found[script], part, name, "test")
+        test = paper_nongreedy.curve(results.by_study[script], part, name, "test")
         depth = max(test, key=lambda depth: test[depth]) if test else 0
-        values = [one[str(depth)]["test"] for one in results.of(script, part, name)]
+        values = [value[str(depth)]["test"] for value in results.values(script, part, name)]
         what = f"best depth, {depth}" if test else "best depth"
         same = {"letter": "not known", "connect-4": "no: 80/20 at random"}.get(name, OWN_PARTS)
         figure = float(paper) if paper.isdigit() else paper
@@ -262,35 +259,36 @@ def nongreedy_rows(results: Results) -> Iterator[Row]:
 def latent_rows(results: Results) -> Iterator[Row]:
     """Yields the rows of Table 3 and Figure 7."""
     script, name = "paper_latent", "glass"
-    values = [value for one in results.of(script, "clustering", name) for value in one["LatentTree, test"]]
+    values = [purity for value in results.values(script, "clustering", name) for purity in value["LatentTree, test"]]
     ours, same = results.ours(script, "clustering", name, values), "no: 60/20/20 at random, 205 of 214 rows"
-    paper, again = paper_latent.PURITY["LatentTree"][0], command(script, "clustering", name)
-    yield Row("3", name, "LatentTree", "purity", paper, ours, again, same)
+    paper, remake = paper_latent.PURITY["LatentTree"][0], command(script, "clustering", name)
+    yield Row("3", name, "LatentTree", "purity", paper, ours, remake, same)
     lambdas = paper_latent.PENALTIES.index(10.0)
-    last = [curve[-1] for one in results.of(script, "pruning", name) for curve in one["batches of 8"][lambdas]]
-    ours, again = results.ours(script, "pruning", name, last), command(script, "pruning", name)
-    yield Row("Figure 7", name, "active nodes, lambda 10", "share, %", ACTIVE, ours, again, "all rows")
+    curves = [value["batches of 8"][lambdas] for value in results.values(script, "pruning", name)]
+    last = [curve[-1] for by_seed in curves for curve in by_seed]
+    ours, remake = results.ours(script, "pruning", name, last), command(script, "pruning", name)
+    yield Row("Figure 7", name, "active nodes, lambda 10", "share, %", ACTIVE, ours, remake, "all rows")
 
 
 def tel_rows(results: Results) -> Iterator[Row]:
     """Yields the rows of Tables 2, 3 and 4."""
     script, same = "paper_tel", "no: 70/30 at random"
     for name, paper in TEL_TUNED.items():
-        found = [one["tel"] for one in results.of(script, "tuned", name)]
-        test, numbers = ([one[key] for one in found] for key in ("test", "numbers"))
+        runs = [value["tel"] for value in results.values(script, "tuned", name)]
+        test, numbers = ([run[key] for run in runs] for key in ("test", "numbers"))
         ours = results.ours(script, "tuned", name, test, numbers)
         yield Row("3", name, "TEL, tuned", AUC, 100 * paper, ours, command(script, "tuned", name), same)
     for name, papers in TEL_ROUTING.items():
         for kind, paper in zip(("smooth-step", "logistic"), papers, strict=True):
-            test = [one[kind]["test"] for one in results.of(script, "steps", name)]
-            ours, again = results.ours(script, "steps", name, test), command(script, "steps", name)
+            test = [value[kind]["test"] for value in results.values(script, "steps", name)]
+            ours, remake = results.ours(script, "steps", name, test), command(script, "steps", name)
             what = f"ten trees of depth 4, {kind}"
-            yield Row("2", name, what, AUC, 100 * paper, ours, again, same, variant=kind == "logistic")
+            yield Row("2", name, what, AUC, 100 * paper, ours, remake, same, variant=kind == "logistic")
     network, rows = of_network(results.folder / "cnn_tel.md")
     for metric, paper in TEL_NETWORK.items():
-        again = "`python -m experiments.cnn_tel --data-dir DATA --write`"
+        remake = "`python -m experiments.cnn_tel --data-dir DATA --write`"
         same = f"no: random, {rows} rows to train"
-        yield Row("4", "mnist", "CNN-TEL", metric, paper, network.get(metric), again, same)
+        yield Row("4", "mnist", "CNN-TEL", metric, paper, network.get(metric), remake, same)
 
 
 def of_network(file: Path) -> tuple[dict[str, Ours], str]:
@@ -360,18 +358,18 @@ def counted(rows: list[Row]) -> str:
 
 def rivals(results: Results) -> str:
     """Returns the section on forests, boosted trees and one tree beside boosting packages and a random forest."""
-    found, rows = results.found["paper_forest"], []
+    forests, rows = results.by_study["paper_forest"], []
     for name in paper_forest.SETS:
         row, runs = [name], 0
         for part in paper_forest.PARTS:
-            of = results.of("paper_forest", part, name)
-            runs = max(runs, len(of))
-            size = f" ({np.median([one['numbers'] for one in of]):,.0f})" if of else ""
-            row.append(pieces.spread([one["test"] for one in of]) + size)
+            values = forests.values(part, name)
+            runs = max(runs, len(values))
+            size = f" ({np.median([value['numbers'] for value in values]):,.0f})" if values else ""
+            row.append(studies.spread([value["test"] for value in values]) + size)
         best, _ = PUBLISHED.get((name, R2), (None, ""))
         rows.append([*row, str(runs), "-" if best is None else str(best)])
     table = benchmark.markdown(["set", *paper_forest.TITLES, "splits", "best published"], rows)
-    lines = paper_forest.differences(found, paper_forest.SETS)
+    lines = paper_forest.differences(forests, paper_forest.SETS)
     about = (
         "Test R² in per cent, mean and standard deviation over random splits (75/25), the same for all methods. "
         "Numbers in the model are in brackets; `-` stands for no result. `paper_forest.md` has the tuning and the "
@@ -382,12 +380,12 @@ def rivals(results: Results) -> str:
 
 
 def page(folder: Path) -> str:
-    """Returns the whole page, from the pieces in a folder of results."""
+    """Returns the whole page, from the rows in a folder of results."""
     results = Results.read(folder)
-    parts = {f"{script} {part}": of for script, found in results.found.items() for part, of in found.items()}
+    rows = [row for study in results.by_study.values() for row in study.rows]
     about = (
         "Made by `python -m experiments.records --write` from the pieces in this folder, which were made on "
-        f"{pieces.machines(parts)}.\n\n"
+        f"{studies.Results(rows).machines}.\n\n"
         "The tables compare five papers' figures, for their own methods, with ours, on the data sets that we have. "
         "Ours is mean ± standard deviation over the runs (divisor: their number). Runs are splits, seeds or both. "
         "**Reached**: ours is at least the paper's figure minus one standard deviation of ours. An error may be one "
@@ -409,7 +407,7 @@ def page(folder: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Writes the page."""
-    options = benchmark.parser(__doc__).parse_args(arguments)
+    options = benchmark.parse("records", __doc__, arguments)
     text = page(benchmark.RESULTS)
     print(text)
     file = (benchmark.RESULTS if options.write else Path("results")) / "records.md"

@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, pieces
+from experiments import benchmark, studies
 
 TRIALS = 30
 ROUNDS, PATIENCE = 1000, 30  # upper limit of the trees, and trees without gain before early stopping
@@ -165,7 +165,7 @@ def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # arrays have no feature names
-        best = pieces.best_trial(objective, TRIALS, seed=seed)
+        best = studies.best_trial(objective, TRIALS, seed=seed)
         trees = best.user_attrs["trees"]
         model = make(n_estimators=trees, **fixed, **best.params).fit(x, y)
     return model, {"trees": trees, "options": best.params}

@@ -33,12 +33,10 @@ def score(recipe: Any, split: Any, seed: int, task: str) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
-    out = benchmark.parser(__doc__)
-    out.add_argument("--data-dir")
-    out.add_argument("--datasets", nargs="+", default=DATASETS, choices=DATASETS)
-    out.add_argument("--seeds", type=int, default=1)
-    options = out.parse_args(arguments)
-    rows, changes = [], {kind: [] for kind in BASES}
+    datasets = benchmark.several(DATASETS)
+    options = benchmark.parse("sparse", __doc__, arguments, data_dir=None, datasets=datasets, seeds=1)
+    table = benchmark.Table("set", "features", "leaves", "all terms", f"{TERMS} terms", "change")
+    changes = {kind: [] for kind in BASES}
     for name in options.datasets:
         task = defaults.TASKS[name]
         for kind, base in BASES.items():
@@ -51,8 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
                 sparse.append(score(jtrees.Sparse(base, terms=TERMS), split, seed, task))
             changes[kind].append(statistics.mean(sparse) - statistics.mean(dense))
             mean = lambda values: f"{statistics.mean(values):.1f}"
-            rows.append([name, str(split[0].shape[1]), kind, mean(dense), mean(sparse), f"{changes[kind][-1]:+.1f}"])
-            print(rows[-1], flush=True)
+            table.add(name, split[0].shape[1], kind, mean(dense), mean(sparse), f"{changes[kind][-1]:+.1f}")
         jax.clear_caches()
     median = lambda kind: f"{statistics.median(changes[kind]):+.2f} on the median of {len(changes[kind])} sets"
     notes = (
@@ -61,8 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
         + "; ".join(f"{kind} leaves {median(kind)}" for kind in BASES if changes[kind])
         + "."
     )
-    header = ["set", "features", "leaves", "all terms", f"{TERMS} terms", "change"]
-    benchmark.write("sparse", f"--data-dir DATA --seeds {options.seeds}", header, rows, notes, committed=options.write)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

@@ -81,9 +81,9 @@ class Run:
         self.checkpoints, self.data = Checkpoints(self.out / "checkpoints"), stream(self.job)
         self.done, self.saved, self.position = 0, -1, self.data.get_state()
         none = np.zeros(len(self.job.blocks), np.uint32)
-        found, before = self.checkpoints.newest((self.state, none)), None
-        if found is not None:
-            before = self._go_on(*found)
+        checkpoint, before = self.checkpoints.newest((self.state, none)), None
+        if checkpoint is not None:
+            before = self._go_on(*checkpoint)
             self.say(f"resumes at step {self.step}, {time.monotonic() - loaded:.1f} s after all was loaded")
         self.names, self.evaluator = NAMES[options.task], Evaluator(self.job)
         self.log = Log(self.out / "metrics.jsonl", self.step, self.lead, self.names, before)
@@ -212,8 +212,8 @@ class Run:
 
     def _check_finite(self) -> None:
         if not bool(self.state.finite):
-            said = f"training became non-finite before step {self.step}: try a smaller learning_rate in another --out"
-            raise DataError(said)
+            problem = f"training became non-finite before step {self.step}"
+            raise DataError(f"{problem}: try a smaller learning_rate in another --out")
 
     def save(self, wait: bool = False) -> None:
         """Starts to write a checkpoint if this step has none; with ``wait``, waits until it is written.
@@ -328,13 +328,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help="Seconds after which this command ends, compilation included. Default: no limit.",
     )
-    found = "Default: from a TPU pod, from Slurm or from JAX_COORDINATOR_ADDRESS; or a single process."
-    add("--coordinator", metavar="HOST:PORT", help=f"Address of the first of several processes. {found}")
+    default = "Default: from a TPU pod, from Slurm or from JAX_COORDINATOR_ADDRESS; or a single process."
+    add("--coordinator", metavar="HOST:PORT", help=f"Address of the first of several processes. {default}")
     add("--processes", type=_positive, help="Number of processes. Default: as for --coordinator.")
     add("--process", type=_natural, help="Number of this process, from 0. Default: as for --coordinator.")
     options = out.parse_args(arguments)
     together = [options.coordinator, options.processes, options.process]
-    if any(one is None for one in together) and together != [None] * 3:
+    if None in together and together != [None] * 3:
         out.error("--coordinator, --processes and --process go together")
     if options.process is not None and options.process >= options.processes:
         out.error(f"--process must be from 0 to {options.processes - 1}, got {options.process}")

@@ -1,4 +1,4 @@
-"""What the experiments add to the library: pieces that are made once, reports, variants of DGT, streams for bandits."""
+"""What the experiments add to the library: studies that resume, reports, variants of DGT, streams for bandits."""
 
 import dataclasses
 from functools import cache, partial
@@ -42,11 +42,11 @@ from experiments import (
     paper_latent,
     paper_nongreedy,
     paper_tel,
-    pieces,
     preconditioning,
     records,
+    relaxations,
     rivals,
-    study,
+    studies,
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
@@ -57,111 +57,125 @@ from pallas_kernels.config import HEURISTIC
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-# --- Pieces ----------------------------------------------------------------------------------------------------------
+# --- Studies ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def long_run(tmp_path):
-    """A script of two parts, two sets and two seeds; ``run(*arguments)``, and what was made."""
-    made = []
+    """A study of two parts, two sets and two seeds; ``run(*arguments)``, and what was measured."""
+    measured = []
 
-    def pieces_of(part, name, options):
-        def make(seed):
+    def pieces(part, name, options):
+        def measure(seed):
             if options.fails == f"{part}-{name}-{seed}":
                 raise ZeroDivisionError
-            made.append(f"{part}-{name}-{seed}")
+            measured.append(f"{part}-{name}-{seed}")
             return {"answer": seed + len(name)}
 
         for seed in range(2):
             settings = {"budget": options.budget, "scales": ((1.0, 2.0), (3.0, 4.0))}
-            yield pieces.Piece(part, name, partial(make, seed), settings, seed, f"{part}-{name}-{seed}")
+            yield studies.Piece(part, name, partial(measure, seed), settings, seed)
 
-    def report(found, command):
-        rows = [f"{p} {n} {s}: {r['found']['answer']}" for p in found for n in found[p] for s, r in found[p][n].items()]
-        return "\n".join([command, *rows])
+    def report(results, command):
+        rows = [f"{row.part} {row.dataset} {row.seed}: {row.value['answer']}" for row in results.rows]
+        return "\n".join([command, *rows]) + "\n"
 
     def arguments(parser):
         parser.add_argument("--budget", type=int, default=1)
         parser.add_argument("--fails")
 
-    script = pieces.Script("paper_x", None, ("a", "b"), ("one", "three"), 2, pieces_of, report, arguments=arguments)
-    return lambda *more: pieces.main(script, ["--out", str(tmp_path / "x"), *more]), made
+    study = studies.Study("paper_x", None, ("a", "b"), ("one", "three"), 2, pieces, report, arguments=arguments)
+    return lambda *more: studies.main(study, ["--out", str(tmp_path / "x.jsonl"), *more]), measured
+
+
+COMMAND = "python -m experiments.paper_x --data-dir DATA --seeds 1\n"
 
 
 @pytest.mark.slow
-def test_pieces_are_made_once_seed_by_seed_and_what_is_missing_is_added(long_run, tmp_path):
-    run, made = long_run
+def test_pieces_are_measured_once_seed_by_seed_and_missing_pieces_are_added(long_run, tmp_path):
+    run, measured = long_run
     run("--parts", "b", "--datasets", "three", "--seeds", "1")
-    assert made == ["b-three-0"]
+    assert measured == ["b-three-0"]
     run("--parts", "a", "b")
     rest = ["a-one-0", "a-three-0", "b-one-0", "a-one-1", "a-three-1", "b-one-1", "b-three-1"]
-    assert made == ["b-three-0", *rest]
-    assert sorted(file.stem for file in (tmp_path / "x").iterdir()) == sorted(made)
-    record = json.loads((tmp_path / "x" / "a-three-1.json").read_text())
-    assert record["found"] == {"answer": 6} and record["settings"]["budget"] == 1
-    assert record["seconds"] >= 0 and "jax" in record["machine"]
+    assert measured == ["b-three-0", *rest]
+    rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert [f"{row['part']}-{row['dataset']}-{row['seed']}" for row in rows] == measured
+    row = rows[measured.index("a-three-1")]
+    assert row["value"] == {"answer": 6} and row["settings"]["budget"] == 1 and list(row) == sorted(row)
+    assert row["seconds"] >= 0 and "jax" in row["machine"]
 
 
 @pytest.mark.slow
-def test_the_report_is_of_all_files_that_are_there(long_run, tmp_path):
-    run, made = long_run
+def test_the_report_is_of_all_rows_that_exist(long_run, tmp_path):
+    run, measured = long_run
     run("--parts", "a", "--datasets", "one")
     run("--parts", "b", "--datasets", "three", "--seeds", "1")
-    expected = "python -m experiments.paper_x --data-dir DATA --seeds 1\na one 0: 3\na one 1: 4\nb three 0: 5"
+    expected = f"{COMMAND}a one 0: 3\na one 1: 4\nb three 0: 5\n"
     assert (tmp_path / "x.md").read_text() == expected
     run("--report-only", "--seeds", "1")
-    assert len(made) == 3 and (tmp_path / "x.md").read_text() == expected
+    assert len(measured) == 3 and (tmp_path / "x.md").read_text() == expected
 
 
 @pytest.mark.slow
-def test_pieces_made_with_other_settings_are_refused_before_anything_is_spent(long_run, tmp_path):
-    run, made = long_run
+def test_rows_of_other_settings_are_named_and_measured_again(long_run, tmp_path):
+    run, measured = long_run
+    run("--parts", "a", "--datasets", "one")
     run("--parts", "b", "--datasets", "three", "--seeds", "1")
-    before = (tmp_path / "x.md").read_text()
-    for more in ([], ["--report-only"]):
-        with pytest.raises(SystemExit, match=r"b-three-0\.json was made with .*'budget': 1.*not .*'budget': 2"):
-            run("--budget", "2", *more)
-    assert made == ["b-three-0"] and (tmp_path / "x.md").read_text() == before
+    run("--report-only", "--seeds", "1", "--budget", "2")
+    rows = f"{COMMAND}a one 0: 3\na one 1: 4\nb three 0: 5\n"
+    note = "\nRows of older settings, which the next run measures again: a one (seeds 0, 1); b three (seeds 0).\n"
+    assert (tmp_path / "x.md").read_text() == rows + note and len(measured) == 3
+    run("--parts", "a", "--datasets", "one", "--seeds", "1", "--budget", "2")
+    assert measured[3:] == ["a-one-0"]
+    assert (tmp_path / "x.md").read_text() == rows + note.replace("seeds 0, 1", "seeds 1")
+    budgets = [json.loads(line)["settings"]["budget"] for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert sorted(budgets) == [1, 1, 2]  # the new row replaces the old row
 
 
-def test_a_fit_that_ctrl_c_ended_early_is_no_piece(tmp_path):
-    """The fit listens for it and returns; the piece is not kept, and the script ends."""
+def test_a_fit_that_ctrl_c_ended_early_has_no_row(tmp_path):
+    """The fit listens for it and returns; the row is not kept, and the study ends."""
 
-    def make():
+    def interrupted():
         os.kill(os.getpid(), signal.SIGINT)
         return {}
 
     def listening():
         with Monitor().listening():
-            return make()
+            return interrupted()
 
-    for made in (listening, make):
+    file = tmp_path / "x.jsonl"
+    for measure in (listening, interrupted):
         with pytest.raises(KeyboardInterrupt):
-            pieces.make(pieces.Piece("a", "one", made, {}), tmp_path)
-    assert not list(tmp_path.iterdir())
-    pieces.make(pieces.Piece("a", "one", dict, {}), tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["a-one.json"]
+            studies.measure([studies.Piece("a", "one", measure, {})], file)
+    assert not studies.read(file)
+    studies.measure([studies.Piece("a", "one", dict, {})], file)
+    assert [row.key for row in studies.read(file)] == [("a", "one", 0)]
 
 
-def test_the_order_of_the_options_of_a_recipe_does_not_count():
-    of = lambda recipe: pieces._in_order({"rows": 9, "recipe": recipe})
-    settings = of("Bagged(base=GET(depth=5, leaves='linear', ranges=((5.0, 25.0),)), trees=3)")
-    assert settings == of("Bagged(trees=3, base=GET(ranges=((5.0, 25.0),), depth=5, leaves='linear'))")
-    assert settings != of("Bagged(base=GET(depth=3, leaves='linear', ranges=((5.0, 25.0),)), trees=5)")
+def test_a_piece_without_its_package_is_skipped(tmp_path):
+    studies.measure([studies.Piece("a", "one", dict, {}, package="no_such_package")], tmp_path / "x.jsonl")
+    assert not studies.read(tmp_path / "x.jsonl")
 
 
-def test_options_in_which_several_recipes_differ_are_tuples_in_one_text():
+def test_an_unfinished_last_line_is_removed_and_another_broken_line_is_named(tmp_path):
+    file = tmp_path / "x.jsonl"
+    row = studies.Row("a", "one", 0, {"answer": 1})
+    file.write_text(row.line() + row.line()[:20])
+    assert studies.read(file) == [row]
+    studies.measure([studies.Piece("a", "one", dict, {}), studies.Piece("b", "one", dict, {})], file)
+    assert [row.key for row in studies.read(file)] == [("a", "one", 0), ("b", "one", 0)]
+    assert file.read_text().startswith(row.line()) and file.read_text().count("\n") == 2
+    file.write_text(f"{row.line()}[1, 2]\n{row.line()}")
+    with pytest.raises(SystemExit, match=r"x\.jsonl, line 2: expected a row of a study, got '\[1, 2\]'"):
+        studies.read(file)
+
+
+def test_options_in_which_recipes_differ_are_tuples_in_one_text():
     recipes = tuple(jtrees.Sparse(jtrees.DGT(depth=2), terms=terms) for terms in (3, 4))
-    text = pieces.recipe_text(recipes)
-    assert text == pieces.recipe_text(recipes[0]).replace("terms=3", "terms=(3, 4)")
-    assert pieces.recipe_text((recipes[0], recipes[0])) == pieces.recipe_text(recipes[0])
-
-
-def test_an_option_that_a_recipe_has_no_longer_does_not_count_where_it_did_what_is_done_now():
-    of = lambda *recipes: pieces._in_order({"recipes": list(recipes)})
-    assert of("Refined(hard=False, epochs=3)", "TEL()") == of("Refined(epochs=3)", "TEL()")
-    assert of("Refined(hard=True, epochs=3)") != of("Refined(epochs=3)")
-    assert of("TEL(hard=False)") != of("TEL()")  # which has it
+    text = studies.recipe_text(recipes)
+    assert text == studies.recipe_text(recipes[0]).replace("terms=3", "terms=(3, 4)")
+    assert studies.recipe_text((recipes[0], recipes[0])) == studies.recipe_text(recipes[0])
 
 
 def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch):
@@ -178,26 +192,24 @@ def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch)
     assert (fit.report.search.losses.min(), way, loss) == (0.2, 1, 0.2)
 
 
-def test_a_piece_is_whole_or_not_there(long_run, tmp_path, monkeypatch):
-    run, made = long_run
+def test_a_study_that_fails_keeps_its_finished_pieces(long_run, tmp_path):
+    run, measured = long_run
     with pytest.raises(ZeroDivisionError):
         run("--fails", "b-one-0")
-    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)  # as if ended between writing and renaming
-    with pytest.raises(ZeroDivisionError):
-        run()
-    assert made == ["a-one-0", "a-three-0", "b-one-0"]
-    assert sorted(file.name for file in (tmp_path / "x").glob("*.json")) == ["a-one-0.json", "a-three-0.json"]
+    assert [row.key for row in studies.read(tmp_path / "x.jsonl")] == [("a", "one", 0), ("a", "three", 0)]
+    run("--seeds", "1")
+    assert measured == ["a-one-0", "a-three-0", "b-one-0", "b-three-0"]
 
 
-@pytest.mark.parametrize("script", [*records.SCRIPTS, estimators, distillation, defaults, log_loss, study])
-def test_committed_pieces_make_the_committed_report(script, tmp_path):
-    name = script.SCRIPT.name
-    (tmp_path / name).symlink_to(benchmark.RESULTS / name)
-    pieces.main(script.SCRIPT, ["--report-only", "--out", str(tmp_path / name)])
+@pytest.mark.parametrize("script", [*records.MODULES, estimators, distillation, defaults, log_loss, relaxations])
+def test_committed_rows_make_the_committed_report(script, tmp_path):
+    name = script.STUDY.name
+    (tmp_path / f"{name}.jsonl").symlink_to(benchmark.RESULTS / f"{name}.jsonl")
+    studies.main(script.STUDY, ["--report-only", "--out", str(tmp_path / f"{name}.jsonl")])
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third says with which command
     assert made.count("\n|") > 10
-    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, study)
+    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, relaxations)
     assert (tmp_path / f"{name}.png").exists() == (script in drawn)
 
 
@@ -208,12 +220,34 @@ def test_benchmarks_write_to_the_committed_tables_only_if_told(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "committed")
     for arguments, folder in (([], "results"), (["--write"], "committed")):
-        options = benchmark.parser("doc").parse_args(arguments)
-        benchmark.write("bench_x", "--n 3", ["a", "b"], [["1", "2"]], "Notes.", committed=options.write)
+        options = benchmark.parse("bench_x", "doc", ["--n", "3", *arguments], n=2)
+        table = benchmark.Table("a", "b, ms")
+        table.add(1, [0.002, 0.002])
+        benchmark.write(options, table, "Notes.")
         text = (tmp_path / folder / "bench_x.md").read_text()
-        assert "Made by `python -m experiments.bench_x --n 3` on " in text and "| 1 | 2 |" in text
+        assert "Made by `python -m experiments.bench_x --n 3` on " in text and "| 1 | 2 ± 0 |" in text
         assert text in capsys.readouterr().out
         assert (tmp_path / "committed").exists() == (folder == "committed")
+
+
+def test_the_command_of_a_benchmark_has_the_options_that_differ_from_their_defaults():
+    options = {"n": 2, "depth": (4, 6), "rate": 0.5, "tune": False, "data_dir": None}
+    options["jobs"] = benchmark.several(["a", "b"])
+    parse = lambda *arguments: benchmark.parse("bench_x", None, list(arguments), **options)
+    assert parse().command == "python -m experiments.bench_x --data-dir DATA"
+    parsed = parse("--depth", "8", "--tune", "--jobs", "b", "--data-dir", "/tmp", "--rate", "1", "--n", "2")
+    assert (parsed.depth, parsed.tune, parsed.jobs, parsed.rate) == ([8], True, ["b"], 1.0)
+    assert parsed.command == "python -m experiments.bench_x --depth 8 --rate 1.0 --tune --data-dir DATA --jobs b"
+    with pytest.raises(SystemExit):
+        parse("--jobs", "c")
+
+
+@pytest.mark.slow
+def test_a_function_runs_in_a_process_of_its_own():
+    run = benchmark.isolated(benchmark.ratio, [2.0, 4.0], [1.0], environment={"PYTHONHASHSEED": "0"})
+    assert run == "3.00"
+    with pytest.raises(RuntimeError, match=r"ratio of experiments\.benchmark failed:(.|\n)*TypeError"):
+        benchmark.isolated(benchmark.ratio, [1.0])
 
 
 @pytest.mark.parametrize("implementation", sweeps.slow(["interpret", None], [None]))
@@ -339,14 +373,12 @@ def test_pat_as_a_recipe(data, monkeypatch):
 # --- Bandits ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_learner_has_one_file_and_none_where_it_does_not_apply(tmp_path):
-    options = pieces.parse(paper_bandit.SCRIPT, ["--out", str(tmp_path)])
-    files = lambda name: [p.file for part in paper_bandit.PARTS for p in paper_bandit.pieces_of(part, name, options)]
-    assert files("mnist") == ["mnist-DGT-Bandit-height-6", "mnist-linear-epsilon-greedy"]
-    (tmp_path / "letter-Vowpal-Wabbit.json").write_text("{}")
-    assert files("letter")[2:] == ["letter-Vowpal-Wabbit"]
-    points = [f"{kind}-{points}" for points in ("two-point", "one-point") for kind in ("DGT-Bandit-height-6", "linear")]
-    assert files("ailerons") == [f"ailerons-{which}" for which in points]
+def test_every_learner_has_one_piece_and_none_where_it_does_not_apply():
+    options = studies.parse(paper_bandit.STUDY, [])
+    parts = lambda name: [p.part for part in paper_bandit.PARTS for p in paper_bandit.pieces(part, name, options)]
+    assert parts("mnist") == ["tree", "linear"]
+    assert parts("letter") == ["tree", "linear", "vowpal"]
+    assert parts("ailerons") == ["tree", "linear", "tree-one-point", "linear-one-point"]
 
 
 def test_all_seeds_of_a_learner_are_played_and_the_best_of_several_is_shown(tmp_path, monkeypatch):
@@ -355,8 +387,8 @@ def test_all_seeds_of_a_learner_are_played_and_the_best_of_several_is_shown(tmp_
     np.savez(tmp_path / "mnist.npz", X=x, y=np.arange(60) % 10, split=np.repeat(np.int8([0, 2]), 30))
     monkeypatch.setitem(paper_bandit.ROUNDS, "mnist", 40)
     monkeypatch.setattr(paper_bandit, "LINEAR_RATES", (0.01,))
-    options = pieces.parse(paper_bandit.SCRIPT, ["--data-dir", str(tmp_path), "--seeds", "3"])
-    found = paper_bandit.made("linear", "mnist", options)
+    options = studies.parse(paper_bandit.STUDY, ["--data-dir", str(tmp_path), "--seeds", "3"])
+    found = paper_bandit.measured("linear", "mnist", options)
     assert found["queries"] == list(range(2, 41, 2)) and np.shape(found["scores"]) == (3, 20)
     assert found["skipped"] == 0 and np.all(np.diff(found["regret"], axis=1) >= 0)
     assert len({tuple(curve) for curve in found["regret"]}) == 3  # each seed has a stream of its own
@@ -380,10 +412,15 @@ def folder(tmp_path):
 
 
 def report_of(script, folder, *names, seeds=1, more=()):
-    """The report of a whole script on these sets, its pieces in ``folder/pieces``."""
-    command = ["--data-dir", folder, "--datasets", *names, "--seeds", seeds, *more, "--out", folder / "pieces"]
-    pieces.main(script.SCRIPT, [*map(str, command)])
-    return (folder / "pieces.md").read_text()
+    """The report of a whole study on these sets, its rows in ``folder/study.jsonl``."""
+    command = ["--data-dir", folder, "--datasets", *names, "--seeds", seeds, *more, "--out", folder / "study.jsonl"]
+    studies.main(script.STUDY, [*map(str, command)])
+    return (folder / "study.md").read_text()
+
+
+def value_of(folder, *key):
+    """The value of a row of :func:`report_of`."""
+    return next(row.value for row in studies.read(folder / "study.jsonl") if row.key == key)
 
 
 BOOSTING = benchmark.installed("optuna") and benchmark.installed("xgboost")
@@ -485,10 +522,7 @@ def test_every_part_of_a_script_runs(folder, monkeypatch, script):
         monkeypatch.setattr(script, name, value)
     text = report_of(script, folder, *names, seeds=seeds)
     assert [part for part in expected if part not in text] == []
-    assert (folder / "pieces.png").exists() == (script in (paper_latent, paper_tel, paper_nongreedy))
-    if script is paper_nongreedy:
-        lines = (folder / "pieces.csv").read_text().splitlines()
-        assert len(lines) == 1 + 2 * 5 + 6 and lines[0].startswith("figure,set,method,depth")
+    assert (folder / "study.png").exists() == (script in (paper_latent, paper_tel, paper_nongreedy))
 
 
 @pytest.mark.wide
@@ -545,21 +579,28 @@ def test_networks_are_compared(tmp_path, monkeypatch):
     assert np.isfinite(losses).all() and all(0 <= float(row[3].split("±")[0]) <= 1 for row in rows)
 
 
-def record(found, **others):
-    """A piece's file."""
-    return {"found": found, "machine": "a machine", "seconds": 3.0, **others}
+def results_of(values, settings=None):
+    """The results of a study with these values, by part, set and seed."""
+    return studies.Results(
+        [
+            studies.Row(part, name, seed, value, (settings or {}).get(part, {}), "a machine", 3.0)
+            for part, by_name in values.items()
+            for name, by_seed in by_name.items()
+            for seed, value in by_seed.items()
+        ]
+    )
 
 
 def test_the_smallest_ensemble_that_does_is_found():
     trees = {"tel": [[2, 1, 80.0, 30], [2, 5, 89.6, 150], [4, 1, 90.0, 200]]}
     trees["boosting"] = [[2, 1, 70.0, 10], [2, 30, 89.5, 600], [4, 100, 91.0, 9000]]
     tuned = {"boosting": {"test": 90.0, "numbers": 3000}}
-    text = paper_tel.compact({"trees": {"churn": {0: record(trees)}}, "tuned": {"churn": {0: record(tuned)}}})
+    text = paper_tel.compact(results_of({"trees": {"churn": {0: trees}}, "tuned": {"churn": {0: tuned}}}))
     assert "| churn | 90.00 | 3,000 | 5 of depth 2 | 150 | 20.0 | 4.0 |" in text
 
 
 def test_forests_are_compared_set_by_set():
-    one = lambda test: {0: record({"test": test, "numbers": 10})}
+    one = lambda test: {0: {"test": test, "numbers": 10}}
     scores = {
         "get": (90, 60),
         "dgt": (70, 70),
@@ -572,7 +613,7 @@ def test_forests_are_compared_set_by_set():
     }
     found = {part: {"kin8nm": one(a), "abalone": one(b)} for part, (a, b) in scores.items()}
     found["get"]["ailerons"] = one(1000)  # which the others have not been measured on
-    text = paper_forest.report(found, "a command")
+    text = paper_forest.report(results_of(found), "a command")
     assert "30 trees of GET-Linear - XGBoost: +2.50 on average, ahead on 1 of 2" in text
     assert "30 trees of DGT - XGBoost: -2.50 on average, ahead on 1 of 2" in text
     assert "boosted GET - XGBoost: +3.00 on average, ahead on 2 of 2" in text
@@ -613,17 +654,17 @@ def test_every_part_of_log_losses_that_is_ours_runs(folder, monkeypatch):
     text = report_of(log_loss, folder, "segmentation", more=["--parts", "refined", "boosted"])
     cells = []
     for part in ("refined", "boosted"):
-        found = json.loads((folder / "pieces" / f"{part}-segmentation-0.json").read_text())["found"]
+        found = value_of(folder, part, "segmentation", 0)
         assert 0 < found["log_loss"] < np.log(2) and found["accuracy"] > 50  # of two classes, about equally many
         cells.append(f"{found['log_loss']:.3f} ({found['accuracy']:.1f})")
     assert f"| segmentation | {' | '.join(cells)} |" in text
 
 
 def test_log_losses_are_compared_set_by_set():
-    one = lambda log_loss: {0: record({"log_loss": log_loss, "accuracy": 90.0, "numbers": 10})}
+    one = lambda log_loss: {0: {"log_loss": log_loss, "accuracy": 90.0, "numbers": 10}}
     parts = {"refined": {"churn": one(0.2), "dna": one(0.1)}, "boosting": {"churn": one(0.1), "dna": one(0.2)}}
-    second = {1: record({"log_loss": 9.0, "accuracy": 80.0, "numbers": 10})}  # of a split that ours has not
-    text = log_loss.report(parts | {"lightgbm": {"churn": one(0.4) | second}}, "a command")
+    second = {1: {"log_loss": 9.0, "accuracy": 80.0, "numbers": 10}}  # of a split that ours has not
+    text = log_loss.report(results_of(parts | {"lightgbm": {"churn": one(0.4) | second}}), "a command")
     assert "refined GET, XGBoost: lower on 1 of 2; geometric mean of ratios 1.000" in text
     assert "refined GET, LightGBM: lower on 1 of 1; geometric mean of ratios 0.500" in text
     assert "| churn | 0.200 (90.0) | 0.100 (90.0) | 4.700 ± 4.300 (85.0 ± 5.0) |" in text
@@ -635,10 +676,11 @@ def test_estimators_are_compared_with_what_people_would_use():
         costs = {"seconds": 7.0, "again": 2.0, "row": 0.5, "numbers": 1000, "log_loss": 0.4}
         scores = {"TreeClassifier()": {"score": ours} | costs, "random forest": costs | {"score": forest}}
         scores["random forest"]["log_loss"] = lost
-        return record({"rows": 9, "features": 2} | scores, settings={"recipes": ["Boosted()"]})
+        return {"rows": 9, "features": 2} | scores
 
     by_name = {"glass": {0: of(70, 80), 1: of(80, 70)}, "dna": {0: of(50, 55, lost=0.3)}}
-    text = estimators.report({"classification": by_name}, "a command")
+    settings = {"classification": {"recipes": ["Boosted()"]}}
+    text = estimators.report(results_of({"classification": by_name}, settings), "a command")
     assert "TreeClassifier() minus random forest: +2.50 points, ahead on 1 of 2; lower log loss on 1." in text
     assert "| glass | 9 x 2 | 75.00 ± 5.00 | 75.00 ± 5.00 |" in text
     assert "| TreeClassifier() | 65.00 | 0.400 | 7 | 2 | 1,000 | 0.5 |" in text
@@ -648,10 +690,10 @@ def test_distilled_trees_are_compared_with_those_of_the_labels():
     def of(labels, distilled):
         each = {"teacher": 90.0, "labels": labels, "distilled": distilled}
         scores = {by: {"score": score, "seconds": 2.0, "log_loss": 0.25} for by, score in each.items()}
-        return record({"rows": 9, "made": 90, "features": 2, "fidelity": 95.0, "taught_by": "a teacher"} | scores)
+        return {"rows": 9, "made": 90, "features": 2, "fidelity": 95.0, "taught_by": "a teacher"} | scores
 
     found = {"regression": {"kin8nm": {0: of(70.0, 80.0)}}, "classification": {"churn": {0: of(80.0, 70.0)}}}
-    text = distillation.report(found, "a command")
+    text = distillation.report(results_of(found), "a command")
     assert "at least as good on 1 of 2 sets, by +0.00 points on average." in text
     assert "| kin8nm | 9 + 90 x 2 | 90.00 | 70.00 | 80.00 | +10.00 | 95.0 | 2.0 | 2.0 | 2.0 |" in text
     assert "| churn | 0.250 | 0.250 | 0.250 |" in text and text.count("Log loss:") == 1
@@ -689,22 +731,23 @@ def test_made_tables_are_what_they_are_said_to_be():
 
 
 def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_reason():
-    sizes, how = {"rows": 9, "test_rows": 3, "features": 2}, {"max_seconds": 20.0}
-    piece = lambda found, settings=how: record(sizes | found, settings=settings)
-    base = lambda four, eight, linear: {0: piece({"CART 4": four, "CART 8": eight, "linear": linear}, {})}
+    sizes = {"rows": 9, "test_rows": 3, "features": 2}
+    base = lambda four, eight, linear: {0: sizes | {"CART 4": four, "CART 8": eight, "linear": linear}}
+    settings = {part: {"max_seconds": 20.0} for part in defaults.RECIPES}
+    report = lambda found: defaults.report(results_of(found, settings), "a command")
 
     def of(train, test, ended="finished", warnings=()):
-        return {"train": train, "test": test, "ended": ended, "warnings": warnings, "seconds": train / 2}
+        return sizes | {"train": train, "test": test, "ended": ended, "warnings": warnings, "seconds": train / 2}
 
     test = lambda score: {"test": score}
     found = {
         "baselines": {"abalone": base(test(40), test(50), test(45)), "glass": base(test(60), test(62), test(61))},
         # Above CART of depth 4 and two points below the linear model: not behind; at depth 8 it would be.
-        "DGT": {"abalone": {0: piece(of(44, 43)), 1: piece(of(10, 10))}},  # no baselines of the second split
-        "TEL": {"abalone": {0: piece(of(70, 42.9, "max_seconds"))}, "glass": {0: piece(of(61, 58))}},
-        "CO2": {"abalone": {0: piece(of(49, 43, warnings=["behind"]))}, "ailerons": {0: piece(of(1, 1))}},
+        "DGT": {"abalone": {0: of(44, 43), 1: of(10, 10)}},  # no baselines of the second split
+        "TEL": {"abalone": {0: of(70, 42.9, "max_seconds")}, "glass": {0: of(61, 58)}},
+        "CO2": {"abalone": {0: of(49, 43, warnings=["behind"])}, "ailerons": {0: of(1, 1)}},
     }
-    text = defaults.report(found, "a command")
+    text = report(found)
     assert "| abalone | 9 + 3 x 2 | 43.0 | **42.9** | **43.0** | 40.0 / 50.0 | 45.0 |" in text
     assert "| ailerons | 9 + 3 x 2 | - | - | 1.0 | - / - | - |" in text
     assert "| glass | 9 + 3 x 2 | **58.0** | 60.0 / 62.0 | 61.0 |" in text
@@ -719,14 +762,14 @@ def test_what_is_behind_cart_of_its_depth_or_a_linear_model_is_listed_with_the_r
     assert "2 overfit: " in text and "1 underfit: " in text and "`max_seconds` ended a fit in 1 of them" in text
     assert "By recipe: TEL 1, CO2 1." in text and "`max_seconds=20`" in text
     assert "ridge regression" not in text
-    found |= {"GET": {"abalone": {0: piece(of(50, 46)), 1: piece(of(9, 9))}}}
-    found |= {"GET-no-ridge": {"abalone": {0: piece(of(50, 44.5))}, "glass": {0: piece(of(50, 44.5))}}}
-    found |= {"CO2-no-ridge": {"abalone": {0: piece(of(50, 43.5))}}}
-    text = defaults.report(found, "")
+    found |= {"GET": {"abalone": {0: of(50, 46), 1: of(9, 9)}}}
+    found |= {"GET-no-ridge": {"abalone": {0: of(50, 44.5)}, "glass": {0: of(50, 44.5)}}}
+    found |= {"CO2-no-ridge": {"abalone": {0: of(50, 43.5)}}}
+    text = report(found)
     assert "| abalone | 1 | 46.0 | 44.5 | +1.5 | 40.0 | 45.0 |\n| **mean** |  |  |  | +1.5 |" in text
     assert "| abalone | 1 | 43.0 | 43.5 | -0.5 | 50.0 | 45.0 |\n| **mean** |  |  |  | -0.5 |" in text
     del found["baselines"], found["GET"]
-    text = defaults.report(found, "a command")
+    text = report(found)
     assert "behind: 0 of the 0 cells that have baselines" in text and "| abalone | 9 + 3 x 2 | 26.5 | 42.9 |" in text
 
 
@@ -740,22 +783,22 @@ def test_every_recipe_runs_with_its_defaults(folder, monkeypatch):
     text = report_of(defaults, folder, name, more=["--max-seconds", 0.5])
     [line] = [line for line in text.splitlines() if line.startswith(f"| {name} | 100 + 100 x 20 |")]
     assert " - " not in line and "nan" not in line
-    assert len(list((folder / "pieces").iterdir())) == len(defaults.PARTS)  # all that a set of regression has
-    found = json.loads((folder / "pieces" / f"Polished-GET-{name}-0.json").read_text())["found"]
+    before = (folder / "study.jsonl").read_text()
+    assert before.count("\n") == len(defaults.PARTS)  # all that a set of regression has
+    found = value_of(folder, "Polished-GET", name, 0)
     assert found["ended"] == "max_seconds" and found["parameters"] > 0 and found["seconds"] > 0
-    before = sorted(file.stat().st_mtime_ns for file in (folder / "pieces").iterdir())
     report_of(defaults, folder, name, more=["--max-seconds", 0.5, "--recipes", "TEL"])
-    assert sorted(file.stat().st_mtime_ns for file in (folder / "pieces").iterdir()) == before
+    assert (folder / "study.jsonl").read_text() == before
 
 
 def test_recipes_and_sets_can_be_chosen(tmp_path):
-    options = pieces.parse(defaults.SCRIPT, ["--recipes", "baselines", "TEL", "--out", str(tmp_path)])
+    options = studies.parse(defaults.STUDY, ["--recipes", "baselines", "TEL"])
     assert options.parts == ["baselines", "TEL"] and options.max_seconds == 20
-    assert pieces.parse(defaults.SCRIPT, []).parts == ["baselines", *defaults.RECIPES, *defaults.WITHOUT]
-    assert not list(defaults.pieces_of("GET-linear", "glass", options))
-    assert [one.file for one in defaults.pieces_of("TEL", "glass", options)] == [f"TEL-glass-{i}" for i in range(3)]
+    assert studies.parse(defaults.STUDY, []).parts == ["baselines", *defaults.RECIPES, *defaults.WITHOUT]
+    assert not list(defaults.pieces("GET-linear", "glass", options))
+    assert [piece.key for piece in defaults.pieces("TEL", "glass", options)] == [("TEL", "glass", i) for i in range(3)]
     with pytest.raises(SystemExit, match=r"--datasets must be among .*, made-wide, .*got 'galss'"):
-        pieces.main(defaults.SCRIPT, ["--datasets", "galss", "--out", str(tmp_path)])
+        studies.main(defaults.STUDY, ["--datasets", "galss", "--out", str(tmp_path / "x.jsonl")])
 
 
 @pytest.mark.wide
@@ -769,18 +812,18 @@ def test_optuna_asks_and_a_sweep_answers(folder, capsys):
     assert capsys.readouterr().out.count("round ") == 2
 
 
-# --- The study -------------------------------------------------------------------------------------------------------
+# --- Relaxations ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.wide
 def test_relaxations_have_equal_slopes_and_become_hard():
-    for relaxation, probabilities in study.SOFT.items():
+    for relaxation, probabilities in relaxations.SOFT.items():
         slope = jax.grad(lambda z, p=probabilities: p(z)[1].sum())(jnp.full((1, 1), 1e-4))[0, 0]  # a kink at 0
         assert slope == pytest.approx(0.25, abs=1e-4), relaxation
     rng = np.random.default_rng(0)
     scores = jnp.asarray(rng.normal(size=(7, 9)), jnp.float32)
     leaf = jtrees.routing.leaf_index(scores)
-    for probabilities in study.SOFT.values():
+    for probabilities in relaxations.SOFT.values():
         assert np.allclose(probabilities(scores).sum(0), 1, atol=1e-5)
         assert np.array_equal(probabilities(1e4 * scores).argmax(0), leaf)
         assert np.allclose(probabilities(1e4 * scores).max(0), 1, atol=1e-3)
@@ -795,17 +838,19 @@ def test_hard_relaxations_have_the_loss_of_the_hard_tree_and_an_upper_bound_of_i
     linear = jtrees.leaves.Linear(numbers(8, 2), numbers(8))
     for leaves in (constant, linear):
         reached = leaves.losses(batch.x, batch.y)[leaf, jnp.arange(9)]
-        assert np.allclose(study.path_sum(scores, leaves, batch, task), reached, atol=1e-5)
-        assert (study.surrogate(scores, leaves, batch, task) >= reached - 1e-5).all()
-        assert np.allclose(study.surrogate(1e4 * scores, leaves, batch, task), reached, atol=1e-5)
+        assert np.allclose(relaxations.path_sum(scores, leaves, batch, task), reached, atol=1e-5)
+        assert (relaxations.surrogate(scores, leaves, batch, task) >= reached - 1e-5).all()
+        assert np.allclose(relaxations.surrogate(1e4 * scores, leaves, batch, task), reached, atol=1e-5)
     # Linear leaves without slopes are constant ones, and have their gradient.
     flat = jtrees.leaves.Linear(jnp.zeros((8, 2)), constant.values)
-    slopes = [jax.grad(lambda z, of=of: study.path_sum(z, of, batch, task).sum())(scores) for of in (constant, flat)]
+    slopes = [
+        jax.grad(lambda z, of=of: relaxations.path_sum(z, of, batch, task).sum())(scores) for of in (constant, flat)
+    ]
     assert np.abs(slopes[0]).max() > 0 and np.allclose(*slopes, atol=1e-5)
     labels = batch._replace(y=jnp.arange(9) % 3)
     logits, classes = jtrees.leaves.Values(numbers(8, 3), jtrees.losses.LogLoss()), jtrees.Classification(3)
     reached = logits.losses(labels.x, labels.y)[leaf, jnp.arange(9)]
-    assert np.allclose(study.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
+    assert np.allclose(relaxations.path_sum(scores, logits, labels, classes), reached, atol=1e-5)
 
 
 @pytest.mark.wide
@@ -813,8 +858,8 @@ def test_all_relaxations_begin_with_the_same_tree():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), jnp.float32).at[:, 2].set(0)
     batch = jtrees.Batch(x, x[:, 0] * x[:, 1])
     for leaves in ("constant", "linear"):
-        make = lambda relaxation, leaves=leaves: study.method(relaxation, 2, leaves, jtrees.Regression(), 1.0)
-        trees = [make(relaxation).init(batch, key=jax.random.key(0)) for relaxation in study.RELAXATIONS]
+        make = lambda relaxation, leaves=leaves: relaxations.method(relaxation, 2, leaves, jtrees.Regression(), 1.0)
+        trees = [make(relaxation).init(batch, key=jax.random.key(0)) for relaxation in relaxations.RELAXATIONS]
         for tree in trees:
             assert all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(trees[0])))
         assert not trees[0].weights[:, 2].any()  # a column of zeros has no weight
@@ -823,20 +868,20 @@ def test_all_relaxations_begin_with_the_same_tree():
 
 
 def test_rows_are_parted_scaled_and_filled_up(folder):
-    data, task, features = study.rows("segmentation", 2, str(folder))
-    assert features == 5 and task == jtrees.Classification(study.CLASSES)
+    data, task, features = relaxations.rows("segmentation", 2, str(folder))
+    assert features == 5 and task == jtrees.Classification(relaxations.CLASSES)
     train, valid, test = data
     assert train.x.shape == (2, 186, 8) and valid.x.shape == (2, 39, 8) and test.x.shape == (2, 1500, 8)
     assert np.allclose(train.x[0, :, :5].mean(0), 0, atol=1e-5) and np.allclose(train.x[0, :, :5].std(0), 1, atol=1e-5)
     assert not train.x[..., 5:].any() and test.weight[0].sum() == 75 and not test.x[0, 75:].any()
-    data, task, _ = study.rows("kin8nm", 1, str(folder))
+    data, task, _ = relaxations.rows("kin8nm", 1, str(folder))
     assert task == jtrees.Regression() and np.isclose(data.train.y.std(), 1, atol=1e-5)
     outputs = data.test.y[0] + jnp.where(data.test.weight[0] > 0, 0.0, 99.0)  # wrong where nothing counts
-    assert study.percent(outputs, data.test.y[0], data.test.weight[0]) == 100
+    assert relaxations.percent(outputs, data.test.y[0], data.test.weight[0]) == 100
 
 
 def test_runs_are_all_seeds_of_all_schedules():
-    runs = study.runs({"constant": (0.1, 2.0), "rising": (0.2, 8.0)}, 2)
+    runs = relaxations.runs({"constant": (0.1, 2.0), "rising": (0.2, 8.0)}, 2)
     assert runs.seed.tolist() == [0, 1, 0, 1] and np.allclose(runs.rate, [0.1, 0.1, 0.2, 0.2])
     assert runs.first.tolist() == [2, 2, 2, 2] and runs.last.tolist() == [2, 2, 32, 32]
 
@@ -844,16 +889,16 @@ def test_runs_are_all_seeds_of_all_schedules():
 def test_ranks_are_compared_by_the_critical_difference():
     rng = np.random.default_rng(0)
     means = pd.DataFrame(rng.normal(size=(14, 4)) * 0.1 + [0, 3, 1, 1], columns=["a", "b", "c", "d"])
-    ranks = study.Ranks.of(means)
+    ranks = relaxations.Ranks.of(means)
     assert ranks.critical == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)  # Demsar (2006), table 5
     assert ranks.ranks.index[0] == "b" and ranks.ranks["b"] == 1 and ranks.ranks["a"] == 4 and ranks.p < 1e-4
     assert ranks.worse()[-1] == "a" and all({"c", "d"} <= set(group) for group in ranks.groups()[1:2])
     figure = Figure()
-    study.draw_ranks(figure.subplots(), ranks, "title")
+    relaxations.draw_ranks(figure.subplots(), ranks, "title")
 
 
 def test_a_factor_matters_by_its_interval_and_its_size():
-    effect = lambda *differences: study.Effect("x", pd.Series(differences))
+    effect = lambda *differences: relaxations.Effect("x", pd.Series(differences))
     assert effect(2.0, 3.0, 2.5, 2.0, 4.0, 1.0, 90.0).verdict() == "matters"  # whatever one set says
     assert effect(0.1, 0.2, 0.1, 0.3, 0.2, 0.1).verdict() == "does not matter"  # however certain
     assert effect(-4.0, 5.0, 1.0, 2.0, -1.0, 0.0).verdict() == "undecided"
@@ -864,7 +909,7 @@ def test_a_factor_matters_by_its_interval_and_its_size():
     for end, p_of in ((low, lambda p: p > 0.03), (low - 0.1, lambda p: p < 0.05), (high + 0.1, lambda p: p < 0.05)):
         assert p_of(stats.wilcoxon(change - end).pvalue)  # the ends are where the test begins to reject
     lines = [(f"set {i}", level, i + (2.0 if level == "b" else 0.0)) for i in range(6) for level in "ab"]
-    between = study.between(pd.DataFrame(lines, columns=["set", "of", "test"]), "of", "b", "a", "b instead of a")
+    between = relaxations.effect(pd.DataFrame(lines, columns=["set", "of", "test"]), "of", "b", "a", "b instead of a")
     assert between.clause() == "b instead of a +2.0 (+2.0 to +2.0, better on 6 of 6)"
     assert between.cells() == ["b instead of a", "+2.00 (+2.00 to +2.00)", "+2.00 ± 0.00", "6 of 6", "matters"]
 
@@ -873,17 +918,17 @@ def test_a_factor_matters_by_its_interval_and_its_size():
 def test_every_part_of_the_study_runs(folder, monkeypatch):
     smaller = {"STEPS": 3, "DEPTHS": (1, 2), "CHOSEN_AT": 1, "RATES": (0.1,), "SHARPNESSES": (1.0, 2.0)}
     smaller["RELAXATIONS"] = some = ("sigmoid", "path sum", "surrogate")  # each of them: above
-    smaller["SCRIPT"] = dataclasses.replace(study.SCRIPT, parts=some)
+    smaller["STUDY"] = dataclasses.replace(relaxations.STUDY, parts=some)
     for name, value in smaller.items():
-        monkeypatch.setattr(study, name, value)
-    text = report_of(study, folder, "kin8nm", "segmentation", seeds=2)
+        monkeypatch.setattr(relaxations, name, value)
+    text = report_of(relaxations, folder, "kin8nm", "segmentation", seeds=2)
     assert "2 sets, 2 random splits" in text and "nan" not in text.split("## Linear leaves")[0]
     assert "| kin8nm | 186 x 5 | " in text and "| segmentation | 186 x 5 | " in text
-    assert (folder / "pieces.png").exists()
-    found = json.loads((folder / "pieces" / "kin8nm-path-sum.json").read_text())["found"]
+    assert (folder / "study.png").exists()
+    found = value_of(folder, "path sum", "kin8nm", 0)
     assert set(found["linear"]["scores"]) == {"1", "2"} and "soft" not in found["linear"]["scores"]["1"]["rising"]
     with pytest.raises(SystemExit, match="--datasets must be among"):
-        pieces.main(study.SCRIPT, ["--datasets", "mnist", "--out", str(folder / "x")])
+        studies.main(relaxations.STUDY, ["--datasets", "mnist", "--out", str(folder / "x.jsonl")])
 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------
@@ -979,23 +1024,13 @@ def test_rows_are_timed_beside_others(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_boosting_is_compared_table_by_table(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
-    x, y = bench_rows.made(400, 5, seed=0)
-    monkeypatch.setattr(
-        boosting, "tables", lambda *_: iter([(name, [x[:300], x[300:], y[:300], y[300:]]) for name in "ab"])
-    )
-    recipes = {"many": jtrees.Boosted(rounds=20, patience=None), "one": jtrees.Boosted(rounds=1, patience=None)}
-    monkeypatch.setattr(boosting, "variants", lambda: recipes)
+    monkeypatch.setattr(boosting, "TRAIN", 300)
+    monkeypatch.setattr(boosting, "TEST", 100)
+    recipes = {"one": jtrees.Boosted(rounds=1, patience=None), "many": jtrees.Boosted(rounds=20, patience=None)}
+    monkeypatch.setattr(boosting, "recipes", lambda: recipes)
     monkeypatch.setattr(benchmark, "installed", lambda _: False)
-    boosting.main(["--part", "choice", "--tables", "a", "--write"])
-    lines = [line for line in (tmp_path / "boosting_choice.md").read_text().splitlines() if line.startswith("|")]
+    boosting.main(["--tables", "Friedman 2", "--write"])
+    lines = [line for line in (tmp_path / "boosting_held_out.md").read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["", "a", "mean beside many"] and [row[0] for row in cells[2:]] == ["many", "one"]
-    assert cells[2][2] == "+0.00" and float(cells[3][2]) < -10 and cells[2][1].endswith(" s, 20)")
-
-
-def test_made_tables_of_boosting_are_not_used_for_both_choice_and_comparison():
-    assert not {*boosting.REAL["choice"]} & {*boosting.REAL["held-out"]}
-    for part, made in boosting.MADE.items():
-        for make in made.values():
-            x, y = make(2500)
-            assert x.shape[0] == y.shape[0] == 2500 and np.isfinite(y).all(), part
+    assert cells[0] == ["", "Friedman 2", "mean beside many"] and [row[0] for row in cells[2:]] == ["one", "many"]
+    assert cells[3][2] == "+0.00" and float(cells[2][2]) < -10 and cells[3][1].endswith(" s, 20)")

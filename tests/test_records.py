@@ -1,6 +1,4 @@
-"""The page of the papers' figures: what the committed pieces make, and what pieces of a test make."""
-
-import json
+"""The page of the papers' figures: what the committed rows make, and what rows of a test make."""
 
 import numpy as np
 import pytest
@@ -14,16 +12,15 @@ from experiments import (
     paper_latent,
     paper_nongreedy,
     paper_tel,
-    pieces,
     records,
+    studies,
 )
 
 
-def test_the_committed_page_is_what_the_committed_pieces_make(tmp_path, monkeypatch, capsys):
+def test_the_committed_page_is_what_the_committed_rows_make(tmp_path, monkeypatch, capsys):
     committed = benchmark.RESULTS
-    for module in records.SCRIPTS:
-        (tmp_path / module.SCRIPT.name).symlink_to(committed / module.SCRIPT.name)
-    (tmp_path / "cnn_tel.md").symlink_to(committed / "cnn_tel.md")
+    for file in (*(f"{module.STUDY.name}.jsonl" for module in records.MODULES), "cnn_tel.md"):
+        (tmp_path / file).symlink_to(committed / file)
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
     monkeypatch.chdir(tmp_path)
     for arguments, file in (([], "results/records.md"), (["--write"], "records.md")):
@@ -52,14 +49,12 @@ MADE = {
 
 @pytest.fixture
 def made(tmp_path):
-    """The page of made pieces, line by line."""
-    for module in records.SCRIPTS:
-        folder = tmp_path / module.SCRIPT.name
-        folder.mkdir()
-        for piece in pieces.all_pieces(module.SCRIPT, pieces.parse(module.SCRIPT, ["--out", str(folder)])):
-            if (of := MADE.get((module, piece.part, piece.name))) is not None and piece.seed < 2:
-                record = {"settings": piece.settings, "machine": "a machine", "seconds": 1000.0}
-                piece.under(folder).write_text(json.dumps(record | {"found": of(piece.seed)}))
+    """The page of made rows, line by line."""
+    for module in records.MODULES:
+        for piece in studies.all_pieces(module.STUDY, studies.parse(module.STUDY, [])):
+            if (value := MADE.get((module, piece.part, piece.dataset))) is not None and piece.seed < 2:
+                row = studies.Row(*piece.key, value(piece.seed), piece.settings, "a machine", 1000.0)
+                studies.append(row, tmp_path / f"{module.STUDY.name}.jsonl")
     return records.page(tmp_path).splitlines()
 
 
@@ -82,7 +77,7 @@ EXPECTED = [
 ]
 
 
-def test_numbers_of_the_pieces_are_on_the_page_and_what_lacks_is_not_run(made):
+def test_numbers_of_the_rows_are_on_the_page_and_what_lacks_is_not_run(made):
     lacking = [line for line in EXPECTED if not any(line in one for one in made)]
     assert lacking == []
     assert "which were made on a machine." in "\n".join(made)
@@ -102,12 +97,12 @@ def test_commands_of_what_is_not_run_are_those_of_the_scripts(tmp_path):
         for row in rows_of(results):
             assert row.ours is None and row.reached is None
             script, *arguments = row.command.strip("`").removeprefix("python -m experiments.").split()
-            assert script in (*results.found, "cnn_tel")
-            if script in results.found:
-                module = next(one for one in records.SCRIPTS if script == one.SCRIPT.name)
-                options = pieces.parse(module.SCRIPT, arguments)
-                asked = {(one.part, one.name) for one in pieces.all_pieces(module.SCRIPT, options)}
-                assert (options.parts[0], row.name) in asked
+            assert script in (*results.by_study, "cnn_tel")
+            if script in results.by_study:
+                module = next(module for module in records.MODULES if script == module.STUDY.name)
+                options = studies.parse(module.STUDY, arguments)
+                selected = {(piece.part, piece.dataset) for piece in studies.all_pieces(module.STUDY, options)}
+                assert (options.parts[0], row.name) in selected
 
 
 @pytest.mark.parametrize(

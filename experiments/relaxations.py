@@ -1,0 +1,753 @@
+"""Factors of a tree learnt by gradients: relaxation x leaves x depth x annealing, all else equal, on twenty sets.
+
+python -m experiments.relaxations --data-dir DATA [--seeds 5] [--datasets abalone ...] [--parts sigmoid ...]
+
+The result of a (relaxation, set) is a row of --out, with all leaves, depths, schedules and seeds. The score is the test
+score of the hard tree, one oblique tree whose leaves are refitted by hard routing: R^2 or accuracy in per cent.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from matplotlib.figure import Figure
+import numpy as np
+import optax
+import pandas as pd
+from scipy import stats
+from sklearn.model_selection import train_test_split
+
+from experiments import benchmark, data, defaults, studies
+import jtrees
+from jtrees import leaves as kinds, ops, routing, topology, training
+from jtrees.cli import keep_programs
+from jtrees.tree import ObliqueTree
+
+# The sets of experiments.defaults except seven. Five have the fewest rows, and their test scores are mostly noise. Two
+# have 784 features, and would take longer than all other sets together.
+LEFT_OUT = ("made-wide", "mnist", "heart-c", "breast-cancer-wisconsin", "diabetes", "glass", "ecoli")
+SETS = tuple(name for name in defaults.TASKS if name not in LEFT_OUT)
+DEPTHS = (4, 6, 8)
+CHOSEN_AT = 6  # the depth at which learning rate and sharpness are chosen
+ROWS, TEST_ROWS = 1700, 1500  # upper limits of training and test rows
+VALIDATED = 3 / 17  # share of the training rows that chooses learning rate, sharpness and schedule
+STEPS, BATCH = 800, 128
+RATES = (0.02, 0.06, 0.18)
+SHARPNESSES = (0.5, 2.0, 8.0)  # of a constant schedule; the geometric mean of a rising schedule
+RISE = 4.0  # a rising schedule goes from the mean divided by this to the mean times this
+SCHEDULES = ("constant", "rising")
+# Features are padded with zero columns to these numbers, and classes to this number: sets then share programs.
+WIDTHS, CLASSES = (8, 24, 64, 192), 10
+
+
+# --- The relaxations -------------------------------------------------------------------------------------------------
+#
+# Each maps the scores of a sample at the splits, and the leaves, to a loss. Scores are first multiplied by the
+# sharpness. All soft steps have the slope of the sigmoid, 1/4, at 0. The window of the straight-through sign is where
+# the line with this slope is between 0 and 1.
+
+_SMOOTH_STEP = 6.0  # width
+_TRAVERSAL = 0.25  # factor of the scores
+_WINDOW = 2.0  # half-width
+
+
+def traversal(scores: Float[Array, "nodes n"]) -> Float[Array, "leaves n"]:
+    """Returns LatentTree's traversals of the leaves with all nodes active, divided by their sum."""
+    q = routing.rewards(_TRAVERSAL * scores)
+    z = routing.position(q, jnp.ones(len(q), q.dtype))[len(scores) :]
+    return z / z.sum(0)  # the leaf of hard routing has at least a half
+
+
+# Probabilities of the leaves.
+SOFT: dict[str, Callable[[Array], Array]] = {
+    "sigmoid": lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores)),
+    "smooth step": lambda scores: routing.leaf_probabilities(routing.smooth_step(scores, _SMOOTH_STEP)),
+    "violation": routing.violation,
+    "traversal": traversal,
+}
+
+
+def path_sum(scores: Float[Array, "nodes n"], leaves: Any, batch: jtrees.Batch, task: Any) -> Float[Array, " n"]:
+    """Returns the loss of each sample at the leaf of hard routing, with DGT's dense gradient through the output."""
+    if isinstance(leaves, kinds.Linear):
+        # The leaves' outputs differ between samples. Treating samples as n outputs is faster than vmap over samples.
+        return task.loss(jnp.diagonal(routing.path_sum(scores, leaves.outputs(batch.x), _WINDOW)), batch.y)
+    return task.loss(routing.path_sum(scores, leaves.values, _WINDOW), batch.y)
+
+
+def surrogate(scores: Float[Array, "nodes n"], leaves: Any, batch: jtrees.Batch, task: Any) -> Float[Array, " n"]:
+    """Returns the upper bound of the loss of each sample, as in non-greedy trees, by exact inference."""
+    return (leaves.losses(batch.x, batch.y) - 2 * routing.path_violations(scores)).max(0)
+
+
+HARD: dict[str, Callable[..., Array]] = {"path sum": path_sum, "surrogate": surrogate}
+RELAXATIONS = ("sigmoid", "smooth step", "path sum", "violation", "traversal", "surrogate")
+
+
+def method(relaxation: str, depth: int, leaves: str, task: Any, sharpness: training.Number) -> jtrees.Method:
+    """Returns a tree that is trained with a relaxation; all relaxations have the same initial tree.
+
+    Splits are random, with scores of variance about 1. Leaves are fitted to the samples that reach them: means of the
+    targets (linear leaves with slopes 0) or class frequencies.
+
+    Args:
+      relaxation: one of :data:`RELAXATIONS`.
+      depth: depth of the tree.
+      leaves: ``"constant"`` or ``"linear"``.
+      task: the task of the tree.
+      sharpness: factor of the scores, a number or a schedule.
+    """
+    nodes = topology.num_nodes(depth)
+
+    def init(batch: jtrees.Batch, *, key: Array) -> ObliqueTree:
+        used = jnp.any(batch.x != 0, axis=0).astype(batch.x.dtype)
+        drawn = jax.random.normal(key, (nodes, batch.x.shape[1] + 1), batch.x.dtype) / jnp.sqrt(used.sum())
+        empty = kinds.kind_of("constant", task).empty(nodes + 1, batch.x.shape[1], task.shape, batch.x.dtype)
+        tree = ObliqueTree(drawn[:, 1:] * used, drawn[:, 0], empty).refit(*batch)
+        fitted = tree.leaves.trainable()
+        if leaves == "linear":
+            fitted = kinds.Linear(jnp.zeros((nodes + 1, batch.x.shape[1]), batch.x.dtype), fitted.values)
+        return tree.replace(leaves=fitted)
+
+    def loss(params: ObliqueTree, batch: jtrees.Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        factor = training.at_step(sharpness, step)
+        weights, bias = factor * params.weights, factor * params.bias
+        if relaxation in SOFT:
+            # The name of the sigmoid selects a faster rule.
+            route: Any = "sigmoid" if relaxation == "sigmoid" else SOFT[relaxation]
+            value, _ = ops.expected_loss(weights, bias, params.leaves, batch.x, batch.y, route=route)
+        else:
+            value = HARD[relaxation](ops.scores(weights, bias, batch.x), params.leaves, batch, task).mean()
+        return value, value  # runs take the last parameters, not the parameters of the best score
+
+    return jtrees.Method(init, loss, lambda params, batch: params.refit(*batch))
+
+
+# --- The data --------------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """The rows of all seeds, ``(seeds, n, ...)`` each.
+
+    Attributes:
+      train: training rows.
+      valid: validation rows, which choose the options.
+      test: test rows, padded with rows of weight 0.
+    """
+
+    train: jtrees.Batch
+    valid: jtrees.Batch
+    test: jtrees.Batch
+
+
+def rows(name: str, seeds: int, data_dir: str | None) -> tuple[Rows, Any, int]:
+    """Returns the rows of all seeds, the task, and the number of features.
+
+    Features, and targets of regression, have mean 0 and standard deviation 1 on the training rows of each seed.
+    """
+    if name in defaults.MADE:
+        x, y = defaults.made(name)
+    else:
+        table = data.load(name, data_dir=data_dir)
+        x, y = table.x, table.y
+    by_class = defaults.TASKS[name] == "classification"
+    splits = [_split(x, y, seed, by_class) for seed in range(seeds)]
+    classes = int(y.max()) + 1 if by_class else 0
+    task = jtrees.Classification(max(classes, CLASSES)) if by_class else jtrees.Regression()
+    return jax.tree.map(lambda *a: jnp.stack(a), *splits), task, x.shape[1]
+
+
+def _split(x: np.ndarray, y: np.ndarray, seed: int, by_class: bool) -> Rows:
+    count = min(ROWS, 3 * len(x) // 4)
+    sizes: Any = {"train_size": count, "test_size": min(TEST_ROWS, len(x) - count)}
+    parted: Any = train_test_split(x, y, **sizes, random_state=seed, stratify=y if by_class else None)
+    x, x_test, y, y_test = parted
+    validated = int(VALIDATED * count)
+    x, x_valid, y, y_valid = x[validated:], x[:validated], y[validated:], y[:validated]
+    mean, deviation = _moments(x)
+    scaled = lambda x: _filled((x - mean) / deviation, next(width for width in WIDTHS if width >= x.shape[1]))
+    y_mean, y_deviation = (0, 1) if by_class else _moments(y)
+    target = lambda y: y.astype(np.int32) if by_class else ((y - y_mean) / y_deviation).astype(np.float32)
+    missing = TEST_ROWS - len(x_test)
+    batch: Any = jtrees.Batch
+    test = [np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)) for a in (scaled(x_test), target(y_test))]
+    weight = np.pad(np.ones(len(x_test), np.float32), (0, missing))
+    plain = lambda x, y: batch(scaled(x), target(y), np.ones(len(x), np.float32))
+    return Rows(plain(x, y), plain(x_valid, y_valid), batch(*test, weight))
+
+
+def _moments(a: np.ndarray) -> tuple[Any, Any]:
+    """Returns mean and standard deviation of the columns in float64; 1 replaces the deviation of a constant column."""
+    mean, deviation = a.mean(0, dtype=np.float64), a.std(0, dtype=np.float64)
+    return mean, np.where(deviation > 1e-6 * np.abs(mean), deviation, 1)
+
+
+def _filled(x: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x.astype(np.float32), [(0, 0), (0, width - x.shape[1])])
+
+
+# --- What is measured ------------------------------------------------------------------------------------------------
+
+
+class Runs(NamedTuple):
+    """Runs of one program, ``(runs,)`` each: the seed, the learning rate, and the first and the last sharpness."""
+
+    seed: Any
+    rate: Any
+    first: Any
+    last: Any
+
+
+def runs(schedules: dict[str, tuple[float, float]], seeds: int) -> Runs:
+    """Returns all seeds of each schedule, by its learning rate and mean sharpness."""
+    columns = []
+    for schedule, (rate, sharpness) in schedules.items():
+        rise = RISE if schedule == "rising" else 1.0
+        columns += [(seed, rate, sharpness / rise, sharpness * rise) for seed in range(seeds)]
+    return Runs(*(np.array(a, np.int32 if i == 0 else np.float32) for i, a in enumerate(zip(*columns, strict=True))))
+
+
+class Program(NamedTuple):
+    """The two compiled programs of a (relaxation, leaves, depth): they train and score any runs of a set."""
+
+    train: Callable[..., Any]
+    score: Callable[..., Any]
+
+    def scores(self, all_runs: Runs, data: Rows) -> dict[str, np.ndarray]:
+        """Returns the scores of the runs, by name, ``(runs,)``."""
+        return jax.tree.map(np.asarray, self.score(all_runs, self.train(all_runs, data.train), data))
+
+
+def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) -> Program:
+    """Returns a program that compiles at the first call; it depends only on the shapes of the data."""
+
+    def train_one(run: Runs, train: jtrees.Batch) -> ObliqueTree:
+        # The weights are dropped, because they are all 1.
+        batch = jax.tree.map(lambda a: a[run.seed], train)._replace(weight=None)
+        sharpness = lambda step: run.first * jnp.power(run.last / run.first, step / STEPS)
+        trained = method(relaxation, depth, leaves, task, sharpness)
+        optimizer = optax.adam(optax.cosine_decay_schedule(run.rate, STEPS))
+        size = min(BATCH, len(batch.x))
+        state = training.start(trained, batch, key=jax.random.key(run.seed), optimizer=optimizer)
+        state, _ = training.advance(trained, state, batch, optimizer=optimizer, steps=STEPS, batch_size=size)
+        return state.params
+
+    def score_one(run: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
+        train, valid, test = jax.tree.map(lambda a: a[run.seed], data)
+        # The shrinkage of linear leaves depends on the number of features: the zero columns are removed.
+        narrow = lambda a: a[:, :features] if leaves == "linear" else a
+        tree = params.replace(weights=narrow(params.weights)).refit(narrow(train.x), train.y)
+        hard = lambda batch: percent(tree.apply(narrow(batch.x)), batch.y, batch.weight)
+        leaf = ops.hard(tree.weights, tree.bias, narrow(train.x))
+        reached = (jnp.zeros(topology.num_leaves(depth), jnp.int32).at[leaf].add(1) > 0).sum()
+        scores = {"valid": hard(valid), "test": hard(test), "train": hard(train), "reached": reached}
+        if relaxation in SOFT:
+            sharp = params.replace(weights=run.last * params.weights, bias=run.last * params.bias)
+            scores["soft"] = percent(soft_outputs(relaxation, sharp, test.x), test.y, test.weight)
+        return scores
+
+    # Runs are sequential within the program. Parallel runs would shuffle the rows anew in each step.
+    side_by_side = partial(training.map_starts, batch_size=1)
+    train = jax.jit(lambda all_runs, data: side_by_side(lambda *run: train_one(Runs(*run), data), *all_runs))
+
+    def score(all_runs: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
+        return side_by_side(lambda params, *run: score_one(Runs(*run), params, data), params, *all_runs)
+
+    return Program(train, jax.jit(score))
+
+
+def soft_outputs(relaxation: str, params: ObliqueTree, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+    """Returns predictions of the soft model: the mean of the leaves' outputs, or of their class probabilities."""
+    reach = SOFT[relaxation](ops.scores(params.weights, params.bias, x))
+    if params.leaves.choice == "class":
+        return reach.T @ jax.nn.softmax(params.leaves.values, axis=1)
+    return (reach * params.leaves.outputs(x)).sum(0)
+
+
+def percent(outputs: Float[Array, "n *k"], y: Array, weight: Float[Array, " n"]) -> Array:
+    """Returns R^2, or accuracy of the most probable classes, in per cent."""
+    mean = lambda a: (weight * a).sum() / weight.sum()
+    if outputs.ndim == 2:
+        return 100 * mean((outputs.argmax(1) == y).astype(weight.dtype))
+    return 100 * (1 - mean(jnp.square(outputs - y)) / mean(jnp.square(y - mean(y))))
+
+
+def measured(relaxation: str, name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
+    """Returns the scores of all leaves, depths and schedules of a relaxation on a set.
+
+    At the depth :data:`CHOSEN_AT`, every schedule is tried with every learning rate and sharpness. The other depths
+    take the pair with the best mean validation score of the hard tree.
+    """
+    data, task, features = rows(name, seeds, data_dir)
+    value: dict[str, Any] = {"rows": data.train.x.shape[1], "features": features}
+    for leaves in kinds.KINDS if task.is_least_squares else ("constant",):
+        compiled = lambda depth, leaves=leaves: program(relaxation, depth, leaves, task, features)
+        value[leaves] = leaf_scores(compiled, data, seeds)
+    return value
+
+
+def measured_depths() -> list[int]:
+    """Returns the depths in the order in which they are measured: the depth at which options are chosen comes first."""
+    return [CHOSEN_AT, *(depth for depth in DEPTHS if depth != CHOSEN_AT)]
+
+
+def leaf_scores(compiled: Callable[[int], Program], data: Rows, seeds: int) -> dict[str, Any]:
+    """Measures one kind of leaves, with a program for each depth.
+
+    Returns:
+      The chosen and the tried options by schedule (learning rate, sharpness, mean validation and test score), and the
+      scores of all seeds by depth.
+    """
+    trials: dict[str, list[Trial]] = {schedule: [] for schedule in SCHEDULES}
+    first, *depths = measured_depths()
+    chooser = compiled(first)
+    for options in itertools.product(RATES, SHARPNESSES):
+        candidates = runs(dict.fromkeys(SCHEDULES, options), seeds)
+        for schedule, scores in by_schedule(chooser.scores(candidates, data)).items():
+            trials[schedule].append(Trial(*options, scores))
+    best = {schedule: max(candidates, key=Trial.worth) for schedule, candidates in trials.items()}
+    chosen = {schedule: (trial.rate, trial.sharpness) for schedule, trial in best.items()}
+    scores_by_depth = {str(first): {schedule: trial.scores for schedule, trial in best.items()}}
+    for depth in depths:
+        scores_by_depth[str(depth)] = by_schedule(compiled(depth).scores(runs(chosen, seeds), data))
+    summaries = {schedule: [trial.summary() for trial in candidates] for schedule, candidates in trials.items()}
+    return {"chosen": chosen, "tried": summaries, "scores": scores_by_depth}
+
+
+class Trial(NamedTuple):
+    """A learning rate and a mean sharpness, and the scores of all seeds with them."""
+
+    rate: float
+    sharpness: float
+    scores: dict[str, list[float]]
+
+    def worth(self) -> float:
+        """Returns the mean validation score, or minus infinity if a run became non-finite."""
+        return float(np.nan_to_num(np.mean(self.scores["valid"]), nan=-np.inf))
+
+    def summary(self) -> list[float]:
+        """Returns the options and the mean scores."""
+        return [self.rate, self.sharpness, *(round(float(np.mean(self.scores[key])), 2) for key in ("valid", "test"))]
+
+
+def by_schedule(scores: dict[str, np.ndarray]) -> dict[str, dict[str, list[float]]]:
+    """Returns scores by schedule, one per seed, rounded to two digits."""
+    parts = {
+        key: values.astype(np.float64).round(2).reshape(len(SCHEDULES), -1).tolist() for key, values in scores.items()
+    }
+    return {schedule: {key: part[i] for key, part in parts.items()} for i, schedule in enumerate(SCHEDULES)}
+
+
+def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
+    """Yields a piece for all seeds."""
+    if name not in SETS:
+        raise SystemExit(f"--datasets must be among {', '.join(SETS)}; got {name!r}")
+    settings = {
+        "seeds": options.seeds,
+        "depths": DEPTHS,
+        "rows": [ROWS, TEST_ROWS],
+        "steps": [STEPS, BATCH],
+        "rates": RATES,
+        "sharpnesses": SHARPNESSES,
+        "rise": RISE,
+    }
+    yield studies.Piece(part, name, partial(measured, part, name, options.seeds, options.data_dir), settings)
+
+
+# --- The report ------------------------------------------------------------------------------------------------------
+
+Lines = Any  # a data frame; the types of pandas tell a type checker too little
+LEAST = 0.5  # points: a smaller difference does not matter, however certain it is
+
+
+def leaf_kinds(names: Iterable[str]) -> list[str]:
+    """Returns the kinds of leaves among some names, in the order of the report."""
+    return [kind for kind in kinds.KINDS if kind in set(names)]
+
+
+def table(results: studies.Results) -> Lines:
+    """Returns a line for each chosen run, of the sets that all relaxations have been measured on."""
+    names = [name for name in SETS if all(results.values(part, name) for part in RELAXATIONS)]
+    lines = []
+    for relaxation, name in itertools.product(RELAXATIONS, names):
+        (value,) = results.values(relaxation, name)
+        run = {"set": name, "relaxation": relaxation, "rows": value["rows"], "features": value["features"]}
+        for leaves in leaf_kinds(value):
+            for depth, schedule in itertools.product(measured_depths(), SCHEDULES):
+                run |= {"leaves": leaves, "depth": depth, "schedule": schedule}
+                scores = value[leaves]["scores"][str(depth)][schedule]
+                for seed, values in enumerate(zip(*scores.values(), strict=True)):
+                    lines.append(run | {"seed": seed, "soft": np.nan} | dict(zip(scores, values, strict=True)))
+    return pd.DataFrame(lines)
+
+
+def preferred(runs: Lines) -> Lines:
+    """Returns the lines of the schedule with the better mean validation score, by set, relaxation and leaves."""
+    keys = ["set", "relaxation", "leaves"]
+    means = runs.groupby([*keys, "schedule"])["valid"].mean().unstack()
+    best = means.idxmax(axis=1).rename("best").reset_index()
+    return runs.merge(best, on=keys).query("schedule == best").drop(columns="best")
+
+
+def by_set(runs: Lines, factor: str, score: str = "test") -> Lines:
+    """Returns means of a score, a row for each set and a column for each level of a factor."""
+    return runs.groupby(["set", factor], sort=False)[score].mean().unstack()
+
+
+class Effect(NamedTuple):
+    """Differences between two levels of a factor, one per set: means over seeds and all other factors."""
+
+    name: str
+    differences: Any
+
+    def interval(self) -> tuple[float, float, float]:
+        """Returns the estimate of Hodges & Lehmann (1963) and the ends of its 95 per cent interval.
+
+        The estimate is the median of the means of all pairs of sets. A single set with a large difference hardly
+        changes it. The interval comes from Wilcoxon's signed-rank test, by the normal approximation; it is infinite for
+        fewer than six sets.
+        """
+        values = np.asarray(self.differences, np.float64)
+        count = len(values)
+        first, second = np.triu_indices(count)
+        pairs = np.sort((values[first] + values[second]) / 2)
+        spread = np.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+        outside = int(count * (count + 1) / 4 - stats.norm.ppf(0.975) * spread)
+        ends = (pairs[outside - 1], pairs[-outside]) if outside > 0 else (-np.inf, np.inf)
+        return float(np.median(pairs)), float(ends[0]), float(ends[1])
+
+    def estimate(self) -> float:
+        """Returns the estimate of :meth:`interval`."""
+        return self.interval()[0]
+
+    def verdict(self) -> str:
+        """Returns whether the effect matters: the interval is on one side of 0, and the estimate at least LEAST."""
+        estimate, low, high = self.interval()
+        if abs(estimate) >= LEAST and (low > 0 or high < 0):
+            return "matters"
+        return "does not matter" if max(-low, high) <= 2 * LEAST else "undecided"
+
+    def clause(self) -> str:
+        """Returns the effect as a clause of a sentence."""
+        estimate, low, high = self.interval()
+        wins = f"better on {(self.differences > 0).sum()} of {len(self.differences)}"
+        return f"{self.name} {estimate:+.1f} ({low:+.1f} to {high:+.1f}, {wins})"
+
+    def cells(self) -> list[str]:
+        """Returns a row of the table of effects."""
+        change, (estimate, low, high) = self.differences, self.interval()
+        wins = f"{(change > 0).sum()} of {len(change)}"
+        interval = f"{estimate:+.2f} ({low:+.2f} to {high:+.2f})"
+        return [self.name, interval, f"{change.mean():+.2f} ± {change.std(ddof=0):.2f}", wins, self.verdict()]
+
+
+def effect(runs: Lines, factor: str, high: Any, low: Any, name: str) -> Effect:
+    """Returns the effect of the level ``high`` against ``low``, on the sets that have both."""
+    means = by_set(runs, factor)
+    return Effect(name, (means[high] - means[low]).dropna())
+
+
+# The figure of Demsar (2006): a bar joins methods whose average ranks differ by less than the critical difference.
+
+
+class Ranks(NamedTuple):
+    """Average ranks over sets, 1 the best, in order.
+
+    Attributes:
+      ranks: average rank by level.
+      sets: number of sets.
+      p: p-value of Friedman's test.
+      critical: difference of two average ranks that is significant at 5 per cent, by Nemenyi's test.
+    """
+
+    ranks: Any
+    sets: int
+    p: float
+    critical: float
+
+    @classmethod
+    def of(cls, means: Lines) -> "Ranks":
+        """Ranks scores, with a row for each set and a column for each level."""
+        count, levels = means.shape
+        ranks = means.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
+        p = float(stats.friedmanchisquare(*means.T.to_numpy()).pvalue) if count > 1 else 1.0
+        quantile = stats.studentized_range.ppf(0.95, levels, np.inf) / np.sqrt(2)
+        return cls(ranks, count, p, float(quantile * np.sqrt(levels * (levels + 1) / (6 * count))))
+
+    def groups(self) -> list[list[str]]:
+        """Returns the maximal groups, of at least two, whose ranks differ by less than the critical difference."""
+        names, values = list(self.ranks.index), self.ranks.to_numpy()
+        ends = [int(np.searchsorted(values, first + self.critical, side="right")) for first in values]
+        pairs = [(i, end) for i, end in enumerate(ends) if end - i > 1 and (i == 0 or ends[i - 1] < end)]
+        return [names[i:end] for i, end in pairs]
+
+    def worse(self) -> list[str]:
+        """Returns the levels that are significantly behind the first level."""
+        return [name for name, rank in self.ranks.items() if rank - self.ranks.iloc[0] > self.critical]  # type: ignore[misc]
+
+
+def draw_ranks(axis: Any, ranks: Ranks, title: str) -> None:
+    """Draws a critical-difference diagram, with the best at the left."""
+    count = len(ranks.ranks)
+    axis.set(xlim=(-0.3, count + 1.3), ylim=(-0.9 - 0.3 * count, 1.2), title=title)
+    axis.axis("off")
+    axis.plot([1, count], [0, 0], "k", lw=1)
+    for tick in range(1, count + 1):
+        axis.plot([tick, tick], [0, 0.12], "k", lw=1)
+        axis.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=9)
+    axis.plot([1, 1 + ranks.critical], [0.85, 0.85], "k", lw=2)
+    text = f"critical difference {ranks.critical:.2f}"
+    axis.text(1 + ranks.critical / 2, 0.9, text, ha="center", va="bottom", fontsize=8)
+    groups = ranks.groups()
+    for i, group in enumerate(groups):
+        low, high = ranks.ranks[group[0]], ranks.ranks[group[-1]]
+        axis.plot([low - 0.03, high + 0.03], [-0.2 - 0.17 * i] * 2, "C0", lw=3, solid_capstyle="butt")
+    below = 0.4 + 0.17 * len(groups)
+    for i, (name, rank) in enumerate(ranks.ranks.items()):
+        left = i < (count + 1) // 2
+        y = -below - 0.45 * (i if left else count - 1 - i)
+        end = -0.2 if left else count + 1.2
+        axis.plot([rank, rank, end], [0, y, y], "0.4", lw=0.8)
+        text = f"{name} {rank:.2f}"
+        axis.text(end, y + 0.03, text, ha="left" if left else "right", va="bottom", fontsize=9)
+
+
+def draw(results: studies.Results, file: Path) -> None:
+    """Draws the diagram of each kind of leaves."""
+    best = preferred(table(results))
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    measured_leaves = leaf_kinds(best["leaves"])
+    axes = np.atleast_1d(figure.subplots(len(measured_leaves), 1))
+    for axis, leaves in zip(axes, measured_leaves, strict=True):
+        ranks = Ranks.of(by_set(best[best["leaves"] == leaves], "relaxation"))
+        draw_ranks(axis, ranks, f"{leaves} leaves, {ranks.sets} sets: average rank of the hard tree's test score")
+    figure.savefig(file, dpi=110)
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def trials_table(results: studies.Results, runs: Lines) -> Lines:
+    """Returns a line for each learning rate and sharpness of a schedule at depth CHOSEN_AT: means over seeds."""
+    lines = []
+    for relaxation, name in itertools.product(RELAXATIONS, dict.fromkeys(runs["set"])):
+        (value,) = results.values(relaxation, name)
+        for leaves, schedule in itertools.product(leaf_kinds(value), SCHEDULES):
+            lines += [[name, relaxation, leaves, schedule, *trial] for trial in value[leaves]["tried"][schedule]]
+    columns = ["set", "relaxation", "leaves", "schedule", "rate", "sharpness", "valid", "test"]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def best_trials(trials: Lines, *options: str) -> Lines:
+    """Returns the lines of :func:`trials_table` with the best validation score, for each level of some options."""
+    keys = ["set", "relaxation", "leaves", "schedule", *options]
+    return trials.loc[trials.groupby(keys)["valid"].idxmax()]
+
+
+def effects(runs: Lines, trials: Lines) -> dict[str, list[Effect]]:
+    """Returns each factor's effects on the test score of the hard tree, by leaves; means over the other factors."""
+    best, out = preferred(runs), {}
+    rising, constant = SCHEDULES[1], SCHEDULES[0]
+    for leaves in leaf_kinds(runs["leaves"]):
+        leaf_runs, leaf_best, leaf_trials = (lines[lines["leaves"] == leaves] for lines in (runs, best, trials))
+        out[leaves] = [
+            effect(leaf_best, "relaxation", relaxation, RELAXATIONS[0], f"{relaxation} instead of {RELAXATIONS[0]}")
+            for relaxation in RELAXATIONS[1:]
+        ]
+        for low, high in itertools.pairwise(DEPTHS):
+            out[leaves].append(effect(leaf_best, "depth", high, low, f"depth {high} instead of {low}"))
+        name = f"{rising} instead of {constant} sharpness"
+        out[leaves].append(effect(leaf_runs, "schedule", rising, constant, name))
+        for relaxation in RELAXATIONS:
+            relaxation_runs = leaf_runs[leaf_runs["relaxation"] == relaxation]
+            out[leaves].append(effect(relaxation_runs, "schedule", rising, constant, f"the same, {relaxation}"))
+        for option, title, levels in (("sharpness", "mean sharpness", SHARPNESSES), ("rate", "learning rate", RATES)):
+            lines = best_trials(leaf_trials, option)
+            for low, high in itertools.pairwise(levels):
+                name = f"{title} {high:g} instead of {low:g}, depth {CHOSEN_AT}"
+                out[leaves].append(effect(lines, option, high, low, name))
+    if "linear" in out:
+        numbers = best[best["set"].isin(best[best["leaves"] == "linear"]["set"])]
+        leaves_effect = lambda lines, name: effect(lines, "leaves", "linear", "constant", name)
+        out["leaves"] = [leaves_effect(numbers, "linear instead of constant leaves")]
+        for factor, levels, text in (("depth", DEPTHS, "depth "), ("relaxation", RELAXATIONS, "")):
+            for level in levels:
+                out["leaves"].append(leaves_effect(numbers[numbers[factor] == level], f"the same, {text}{level}"))
+    return out
+
+
+def effects_table(effects: list[Effect]) -> str:
+    """Returns a table of effects."""
+    header = ["what", "points (95 % interval)", "mean ± deviation over sets", "better on", "verdict"]
+    return benchmark.markdown(header, [effect.cells() for effect in effects])
+
+
+def scores_table(best: Lines, ranks: Ranks) -> str:
+    """Returns means over sets by relaxation and depth, with ranks, and the soft model beside the hard tree."""
+    rows = []
+    for relaxation in ranks.ranks.index:
+        lines = best[best["relaxation"] == relaxation]
+        means, reached = by_set(lines, "depth").mean(), by_set(lines, "depth", "reached").median()
+        gap = by_set(lines.assign(gap=lines["test"] - lines["soft"]), "depth", "gap").median()
+        soft = "-" if relaxation in HARD else " / ".join(f"{gap[depth]:+.1f}" for depth in DEPTHS)
+        overfit = (lines["train"] - lines["test"]).groupby(lines["set"]).mean().median()
+        cells = [str(relaxation), *(f"{means[depth]:.2f}" for depth in DEPTHS), f"{means.mean():.2f}"]
+        cells += [f"{ranks.ranks[relaxation]:.2f}", soft, f"{overfit:.1f}"]
+        rows.append([*cells, " / ".join(f"{reached[depth]:.0f}" for depth in DEPTHS)])
+    depths = " / ".join(map(str, DEPTHS))
+    header = ["relaxation", *(f"depth {depth}" for depth in DEPTHS), "mean", "average rank", f"hard - soft, {depths}"]
+    return benchmark.markdown([*header, "training - test", f"leaves reached, {depths}"], rows)
+
+
+def sets_table(best: Lines) -> str:
+    """Returns the scores by set, with the best of each row in bold."""
+    means = by_set(best, "relaxation")[list(RELAXATIONS)]
+    rows = []
+    for name, row in means.iterrows():
+        first = best[best["set"] == name].iloc[0]
+        cells = [f"**{score:.1f}**" if score == row.max() else f"{score:.1f}" for score in row]
+        rows.append([str(name), f"{first['rows']} x {first['features']}", *cells])
+    return benchmark.markdown(["set", "rows x features", *RELAXATIONS], rows)
+
+
+def chosen_table(trials: Lines) -> str:
+    """Returns how often validation chose each learning rate and mean sharpness, over sets, leaves and schedules."""
+    best, rows = best_trials(trials), []
+    for relaxation in RELAXATIONS:
+        lines = best[best["relaxation"] == relaxation]
+        count = lambda option, levels, lines=lines: " / ".join(str((lines[option] == level).sum()) for level in levels)
+        rows.append([relaxation, count("rate", RATES), count("sharpness", SHARPNESSES)])
+    text = lambda levels: " / ".join(f"{level:g}" for level in levels)
+    header = ["relaxation", f"learning rate {text(RATES)}", f"mean sharpness {text(SHARPNESSES)}"]
+    return benchmark.markdown(header, rows)
+
+
+UNEQUAL = f"""\
+- Splits, leaves, initial parameters, order of the samples, optimiser (Adam, cosine decay to zero), updates and batches
+  are equal. Nothing bounds or penalises the weights. A tree can therefore sharpen itself under a constant sharpness,
+  too.
+- All relaxations except the path sum apply to the loss of each leaf on each sample, and differ only in the routing. TEL
+  and LatentTree take the loss of a mean output instead. The path sum takes the loss of the output, as DGT does: its
+  value is the same, but its gradient differs. Both forms were tried on two sets, and the better form was taken (depth
+  {CHOSEN_AT}, constant leaves, options chosen in the same manner, mean of both schedules: 66.9 instead of 65.3 on
+  kin8nm, 95.6 instead of 93.5 on segmentation).
+- Soft steps have equal slopes at a score of 0, and the window of the path sum matches them. The surrogate has no such
+  measure. Validation at depth {CHOSEN_AT} therefore chooses learning rate and mean sharpness for each (set, relaxation,
+  leaves, schedule), from {len(RATES)} x {len(SHARPNESSES)} candidates. The other depths take the same options.
+- The traversal has no pruning (all nodes are active), because pruning would change the size of the tree. Its weights
+  of the leaves are divided by their sum.
+- The surrogate is the bound by exact inference. It has no ball around its weights (the sharpness replaces the radius)
+  and no frozen assignment. Linear leaves need no change, because the surrogate bounds the loss of any leaf.
+- Path sum and surrogate have no soft model. Linear leaves are for regression only; generalised cross-validation shrinks
+  them when they are refitted. Constant leaves have no shrinkage. Classes are padded to {CLASSES}.
+- The budget is small: {STEPS} updates of {BATCH} rows, the last parameters, one start, no CART, no preconditioner. The
+  library's recipes (`defaults.md`) reach higher scores.
+"""
+
+
+def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
+    """Returns lists of factors that matter, that do not matter, and that are undecided, the largest first."""
+    factors = [
+        (effect.name + ("" if key == "leaves" else f" ({key} leaves)"), effect)
+        for key, effects in all_effects.items()
+        for effect in effects
+        if not effect.name.startswith("the same")
+    ]
+    factors.sort(key=lambda factor: -abs(factor[1].estimate()))
+    out = []
+    for verdict, title in (
+        ("matters", "What matters"),
+        ("does not matter", "What does not matter"),
+        ("undecided", "Undecided"),
+    ):
+        listed = [f"{name} {effect.estimate():+.1f}" for name, effect in factors if effect.verdict() == verdict]
+        out.append(f"**{title}**: {', '.join(listed) or 'nothing'}.")
+    return out
+
+
+def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
+    """Returns sentences whose numbers and verdicts are computed from the lines."""
+    measured_leaves, out = leaf_kinds(all_effects), verdicts(all_effects)
+    for leaves in measured_leaves:
+        means = by_set(best[best["leaves"] == leaves], "relaxation")
+        ranks, level = Ranks.of(means), means.mean()
+        equal = [name for name in ranks.ranks.index if name not in ranks.worse()]
+        out.append(
+            f"**Relaxation, {leaves} leaves** ({ranks.sets} sets): {equal[0]} has the best average rank. Not "
+            f"significantly different from it: {', '.join(equal[1:]) or 'none'}. Significantly behind it: "
+            f"{', '.join(ranks.worse()) or 'none'}. Means from {level.min():.1f} ({level.idxmin()}) to "
+            f"{level.max():.1f} ({level.idxmax()})."
+        )
+    named = lambda key, *starts: [effect for effect in all_effects.get(key, []) if effect.name.startswith(starts)]
+    if "leaves" in all_effects:
+        out.append(
+            f"**Leaves**, regression: {'; '.join(map(Effect.clause, named('leaves', 'linear', 'the same, d')))}."
+        )
+    for topic, start in {"Depth": "depth", "Annealing": SCHEDULES[1]}.items():
+        clauses = [
+            f"{leaves} leaves: {'; '.join(map(Effect.clause, named(leaves, start)))}" for leaves in measured_leaves
+        ]
+        out.append(f"**{topic}**, {'. '.join(clauses)}.")
+    gaps = best.assign(gap=best["test"] - best["soft"]).groupby(["leaves", "relaxation", "set"])["gap"].mean()
+    for leaves in measured_leaves:
+        soft = [f"{name} {gaps[leaves, name].median():+.1f}" for name in RELAXATIONS if name in SOFT]
+        out.append(f"**Hardening, {leaves} leaves**: the hard tree minus its soft model, median: {', '.join(soft)}.")
+    return out
+
+
+def report(results: studies.Results, command: str) -> str:
+    """Returns the report."""
+    runs = table(results)
+    if runs.empty:
+        return f"# What matters in a tree learnt by gradients\n\nMade by `{command}`: there are no rows yet.\n"
+    trials, best = trials_table(results, runs), preferred(runs)
+    all_effects, seeds = effects(runs, trials), runs["seed"].nunique()
+    head = (
+        f"# What matters in a tree learnt by gradients\n\nMade by `{command}` on {results.machines}, in "
+        f"{results.seconds / 3600:.1f} hours of one core that was shared with other work. The data are "
+        f"{runs['set'].nunique()} sets, {seeds} random splits of each set, each with its own seed. The factors are "
+        f"relaxation ({', '.join(RELAXATIONS)}), leaves, depth {DEPTHS} and sharpness (constant, or rising "
+        f"geometrically from a quarter to four times its mean). At most {ROWS} rows are training rows. {VALIDATED:.0%} "
+        f"of them are validation rows, which choose learning rate {RATES} and mean sharpness {SHARPNESSES}. At most "
+        f"{TEST_ROWS} rows are test rows. A run has {STEPS} updates of {BATCH} rows. Scores are test R² or accuracy in "
+        "per cent of the **hard** tree, one oblique tree whose leaves are refitted by hard routing. By default, "
+        "each relaxation has the schedule with the better validation score on each set, and scores are means over "
+        f"depths. Number of these runs that became non-finite: {runs['test'].isna().sum()}.\n\n"
+        "A difference is estimated from its values on the sets. The estimate is that of Hodges & Lehmann: the median "
+        "of the means of pairs of sets, which a single odd set hardly changes. Brackets have its 95 % interval. A "
+        f"difference *matters* if the interval is on one side of 0 and the estimate is at least {LEAST} points. It "
+        f"*does not matter* if the interval is within {2 * LEAST:g} point of 0. Otherwise it is *undecided*. Some of "
+        "so many intervals are wrong by chance.\n"
+    )
+    parts = [head, "## In short\n", *(f"- {line}" for line in conclusions(best, all_effects)), ""]
+    for leaves in leaf_kinds(all_effects):
+        lines = best[best["leaves"] == leaves]
+        means = by_set(lines, "relaxation")
+        ranks = Ranks.of(means)
+        groups = "; ".join(", ".join(group) for group in ranks.groups()) or "none"
+        equal = (np.ptp(means.to_numpy(), axis=1) < 0.1).sum()
+        about = (
+            f"{ranks.sets} sets. Friedman's test: p = {ranks.p:.2g}; critical difference of average ranks (Nemenyi, 5 "
+            f"per cent): {ranks.critical:.2f}. Groups without a significant difference: {groups}. On {equal} of the "
+            "sets all relaxations are within 0.1 points of each other. Hard - soft, training - test and the number of "
+            "leaves that training rows reach are medians over sets.\n"
+        )
+        parts += [f"## {leaves.capitalize()} leaves\n", scores_table(lines, ranks), about]
+        parts += [effects_table(all_effects[leaves]), sets_table(lines)]
+    if "leaves" in all_effects:
+        parts += ["## Linear and constant leaves, regression\n", effects_table(all_effects["leaves"])]
+    parts += ["## How often each option was chosen\n", chosen_table(trials)]
+    return "\n".join([*parts, "## What could not be made equal\n", UNEQUAL])
+
+
+STUDY = studies.Study("relaxations", __doc__, RELAXATIONS, SETS, 5, pieces, report, draw)
+
+if __name__ == "__main__":
+    keep_programs()
+    studies.main(STUDY)  # on one device

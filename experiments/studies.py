@@ -1,0 +1,329 @@
+"""Studies: long experiments in pieces. Each finished piece is a row of one file, so an interrupted run resumes.
+
+The file has a JSON object a line. The report is a function of its rows.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cached_property, partial
+import json
+from pathlib import Path
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.progress import Progress
+from sklearn.metrics import accuracy_score, r2_score
+
+from experiments import benchmark
+from jtrees.cli import keep_programs
+from jtrees.search import Recipe
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A measurement.
+
+    Attributes:
+      part: part of the study.
+      dataset: name of the data set.
+      measure: function that measures; its result must be JSON.
+      settings: settings that determine the result, as JSON. A row with other settings is stale.
+      seed: seed of the piece; 0 if a piece has all seeds.
+      package: package that the measurement needs; without it, the piece is skipped.
+    """
+
+    part: str
+    dataset: str
+    measure: Callable[[], Any]
+    settings: dict[str, Any]
+    seed: int = 0
+    package: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What identifies the piece in its study."""
+        return self.part, self.dataset, self.seed
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished piece.
+
+    Attributes:
+      part: part of the study.
+      dataset: name of the data set.
+      seed: seed of the piece.
+      settings: settings of the measurement.
+      value: result of the measurement.
+      machine: the machine and the versions.
+      seconds: seconds of the measurement.
+      stale: whether the settings differ from the current settings; not in the file.
+    """
+
+    part: str
+    dataset: str
+    seed: int
+    value: Any
+    settings: dict[str, Any] = field(default_factory=dict)
+    machine: str = ""
+    seconds: float = 0.0
+    stale: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What identifies the piece in its study."""
+        return self.part, self.dataset, self.seed
+
+    def line(self) -> str:
+        """Returns the row as a line of the file."""
+        columns = asdict(self)
+        del columns["stale"]
+        return json.dumps(columns, sort_keys=True, separators=(",", ":")) + "\n"
+
+
+@dataclass(frozen=True)
+class Results:
+    """The rows of a study, in the order of its pieces."""
+
+    rows: list[Row]
+
+    @cached_property
+    def _cells(self) -> dict[tuple[str, str], dict[int, Row]]:
+        cells: dict[tuple[str, str], dict[int, Row]] = {}
+        for row in self.rows:
+            cells.setdefault((row.part, row.dataset), {})[row.seed] = row
+        return cells
+
+    def by_seed(self, part: str, dataset: str) -> dict[int, Any]:
+        """Returns the values of a part on a data set, by seed."""
+        return {seed: row.value for seed, row in self._cells.get((part, dataset), {}).items()}
+
+    def values(self, part: str, dataset: str) -> list[Any]:
+        """Returns the values of a part on a data set."""
+        return list(self.by_seed(part, dataset).values())
+
+    def datasets(self, *parts: str) -> list[str]:
+        """Returns the data sets that have rows of a part, or of any part by default."""
+        return list(dict.fromkeys(row.dataset for row in self.rows if not parts or row.part in parts))
+
+    def select(self, part: str, dataset: str | None = None) -> "Results":
+        """Returns the results of a part, on one data set or on all."""
+        if dataset is not None:
+            return Results(list(self._cells.get((part, dataset), {}).values()))
+        return Results([row for row in self.rows if row.part == part])
+
+    @property
+    def machines(self) -> str:
+        """The machines that measured the rows."""
+        return ", ".join(sorted({row.machine for row in self.rows}))
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all rows."""
+        return sum(row.seconds for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A long experiment.
+
+    Attributes:
+      name: name of the module, of the file of its rows and of its report.
+      doc: description for the command line.
+      parts: parts of the study.
+      datasets: default data sets.
+      seeds: default number of seeds.
+      pieces: ``(part, data set, options) -> pieces``; no pieces if the data set does not have the part.
+      report: ``(results, command) -> text``.
+      figure: ``(results, file)``: draws a figure.
+      arguments: ``(parser)``: adds options of the study.
+    """
+
+    name: str
+    doc: str | None
+    parts: Iterable[str]
+    datasets: Iterable[str]
+    seeds: int
+    pieces: Callable[[str, str, argparse.Namespace], Iterable[Piece]]
+    report: Callable[[Results, str], str]
+    figure: Callable[[Results, Path], None] = lambda results, file: None
+    arguments: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
+
+
+def for_seeds(
+    part: str, dataset: str, measure: Callable[[int], Any], settings: dict[str, Any], seeds: int
+) -> Iterator[Piece]:
+    """Yields a piece for each seed, measured by ``measure(seed)``."""
+    for seed in range(seeds):
+        yield Piece(part, dataset, partial(measure, seed), settings, seed)
+
+
+# --- The file --------------------------------------------------------------------------------------------------------
+
+
+def read(file: Path) -> list[Row]:
+    """Returns the rows of a file; none without a file.
+
+    A later row replaces an earlier row with the same key. A last line that is not finished is ignored.
+
+    Raises:
+      SystemExit: another line is not a row.
+    """
+    rows = {}
+    *lines, _ = file.read_text(encoding="utf-8").split("\n") if file.exists() else [""]
+    for number, line in enumerate(lines, 1):
+        try:
+            row = Row(**json.loads(line))
+        except (TypeError, ValueError) as error:
+            raise SystemExit(f"{file}, line {number}: expected a row of a study, got {line[:80]!r}") from error
+        rows[row.key] = row
+    return list(rows.values())
+
+
+def tidy(file: Path) -> None:
+    """Removes an unfinished last line, and rows that a later row replaces."""
+    text = "".join(row.line() for row in read(file))
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        benchmark.write_whole(file, text)
+
+
+def append(row: Row, file: Path) -> None:
+    """Adds a row to a file."""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(row.line())
+
+
+def current(rows: Iterable[Row], pieces: Iterable[Piece]) -> Results:
+    """Returns the rows of some pieces, in their order; rows with other settings are marked as stale."""
+    by_key, marked = {row.key: row for row in rows}, []
+    for piece in pieces:
+        if (row := by_key.get(piece.key)) is not None:
+            marked.append(Row(**vars(row) | {"stale": row.settings != json.loads(json.dumps(piece.settings))}))
+    return Results(marked)
+
+
+# --- A run -----------------------------------------------------------------------------------------------------------
+
+
+def parse(study: Study, arguments: list[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
+    parser.add_argument("--datasets", nargs="+", default=list(study.datasets))
+    parser.add_argument("--parts", nargs="+", choices=list(study.parts), default=list(study.parts))
+    parser.add_argument("--seeds", type=int, default=study.seeds)
+    file = benchmark.RESULTS / f"{study.name}.jsonl"
+    parser.add_argument("--out", type=Path, default=file, help="file of the rows; the report goes beside it")
+    parser.add_argument("--report-only", action="store_true", help="make the report from the existing rows")
+    study.arguments(parser)
+    options = parser.parse_args(arguments)
+    options.all_seeds = max(study.seeds, options.seeds)  # seeds that may have rows
+    return options
+
+
+def main(study: Study, arguments: list[str] | None = None) -> None:
+    """Measures the missing and stale pieces that the options select, and makes the report of all existing rows."""
+    options = parse(study, arguments)
+    pieces = all_pieces(study, options)
+    if not options.report_only:
+        selected = [piece for piece in pieces if piece.part in options.parts and piece.dataset in options.datasets]
+        measure([piece for piece in selected if piece.seed < options.seeds], options.out)
+    results = current(read(options.out), pieces)
+    text = page(study, results, f"python -m experiments.{study.name} --data-dir DATA --seeds {options.seeds}")
+    print(text)
+    report = options.out.with_suffix(".md")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(text, encoding="utf-8")
+    study.figure(results, report.with_suffix(".png"))
+
+
+def program(study: Study) -> None:
+    """Runs :func:`main` as a program: on all cores, with compiled programs cached."""
+    benchmark.use_all_cores()
+    keep_programs()
+    main(study)
+
+
+def all_pieces(study: Study, options: argparse.Namespace) -> list[Piece]:
+    """Returns the pieces of the study's data sets and of further selected sets, whether they have rows or not."""
+    datasets = dict.fromkeys([*study.datasets, *options.datasets])
+    return [piece for part in study.parts for name in datasets for piece in study.pieces(part, name, options)]
+
+
+def measure(pieces: list[Piece], file: Path) -> None:
+    """Measures the pieces that have no row or a stale row, seed by seed. An interrupted piece has no row."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tidy(file)
+    finished = {row.key for row in current(read(file), pieces).rows if not row.stale}
+    with Progress() as progress:
+        task = progress.add_task("", total=len(pieces))
+        for piece in sorted(pieces, key=lambda piece: piece.seed):
+            progress.update(task, description=" ".join(map(str, piece.key)))
+            if piece.key not in finished and (piece.package is None or benchmark.installed(piece.package)):
+                start = time.perf_counter()
+                with benchmark.uninterrupted():
+                    value = piece.measure()
+                seconds = time.perf_counter() - start
+                append(Row(*piece.key, value, piece.settings, benchmark.machine(), seconds), file)
+                # Hundreds of programs in one process would exceed the kernel's limit of memory maps.
+                jax.clear_caches()
+            progress.advance(task)
+    tidy(file)
+
+
+def page(study: Study, results: Results, command: str) -> str:
+    """Returns the report, and below it the stale rows, if any."""
+    stale: dict[str, list[int]] = {}
+    for row in results.rows:
+        if row.stale:
+            stale.setdefault(f"{row.part} {row.dataset}", []).append(row.seed)
+    cells = [f"{cell} (seeds {', '.join(map(str, seeds))})" for cell, seeds in stale.items()]
+    note = f"\nRows of older settings, which the next run measures again: {'; '.join(cells)}.\n" if cells else ""
+    return study.report(results, command) + note
+
+
+# --- Parts of studies ------------------------------------------------------------------------------------------------
+
+
+def recipe_text(recipe: Any) -> str:
+    """Returns a recipe as text for settings.
+
+    Options are in alphabetical order. Options that depend on the context are settled; options that are None are
+    omitted. A tuple of recipes of one kind gives a single text: an option that differs between the recipes is a tuple.
+    """
+    recipes = recipe if isinstance(recipe, tuple) else (recipe,)
+    recipes = [candidate.settled() if isinstance(candidate, Recipe) else candidate for candidate in recipes]
+    texts = []
+    for name in sorted(option.name for option in fields(recipes[0])):
+        values = tuple(getattr(candidate, name) for candidate in recipes)
+        value = values[0] if all(other == values[0] for other in values) else values
+        if value is not None:
+            texts.append(f"{name}={recipe_text(value) if is_dataclass(value) else repr(value)}")
+    return f"{type(recipes[0]).__name__}({', '.join(texts)})"
+
+
+def percent(outputs: Any, y: Any) -> float:
+    """Returns R^2 of numbers, or accuracy of classes or of the most probable classes; in per cent."""
+    if y.dtype.kind == "f":
+        return 100 * float(r2_score(y, outputs))
+    return 100 * float(accuracy_score(y, outputs if outputs.ndim == 1 else outputs.argmax(1)))
+
+
+def best_trial(objective: Callable[[Any], float], trials: int, *, seed: int, direction: Any = "minimize") -> Any:
+    """Returns the best trial of Optuna's TPE."""
+    import optuna  # pyright: ignore[reportMissingImports]
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction=direction, sampler=optuna.samplers.TPESampler(seed=seed))
+    study.optimize(objective, n_trials=trials)
+    return study.best_trial
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Returns mean and standard deviation as text; ``-`` without values."""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}" if values else "-"
+    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}"
