@@ -73,7 +73,7 @@ class ColumnSchema:
       levels: the sorted levels of text. If each level has a feature, rare levels are not among them.
       rare: levels with fewer than five rows, if each level has a feature. They and new levels share a feature.
       by_mean: whether levels are encoded by target means and frequencies, because there are many.
-      parts: the periods of dates that vary, among :data:`jtrees.tables.periods.PERIODS`.
+      parts: the periods of dates that vary, ``"month"``, ``"weekday"``, ``"hour"`` and ``"minute"``.
       missing: number of missing values.
       note: why the column is dropped, or what else its cells may mean.
       otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
