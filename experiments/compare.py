@@ -114,7 +114,7 @@ _MANY = 10_000
 _TIMED = 8192  # minimum number of rows in a timed prediction
 
 
-def split(frame: data.Frame, task: data.Task, options: argparse.Namespace) -> tuple[Parts, TableEncoder]:
+def split(frame: data.LabelledTable, task: data.Task, options: argparse.Namespace) -> tuple[Parts, TableEncoder]:
     """Splits a table and fits its columns to the training rows.
 
     A quarter of the rows are test rows, and three twentieths are validation rows. The parts are stratified by class,
@@ -258,7 +258,7 @@ def described_columns(encoder: TableEncoder) -> list[str]:
     return [f"{name}: {text}{remedy(name)}" for name, text in encoder.described().items() if not plain(name)]
 
 
-def _loaded(options: argparse.Namespace) -> data.Frame:
+def _loaded(options: argparse.Namespace) -> data.LabelledTable:
     if options.csv is not None:
         frame = data.read_labelled(options.csv, options.target, data.rules_of(options))
     else:
@@ -340,7 +340,7 @@ def _interruptible() -> Any:
         signal.signal(signal.SIGINT, before)
 
 
-def _config(options: argparse.Namespace, frame: data.Frame, messages: list[str]) -> dict[str, Any]:
+def _config(options: argparse.Namespace, frame: data.LabelledTable, messages: list[str]) -> dict[str, Any]:
     packages = ["jtrees", "jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn"]
     versions = {name: importlib.metadata.version(name) for name in packages} | {"python": platform.python_version()}
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "recipes"}

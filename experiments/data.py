@@ -17,7 +17,7 @@ from jtrees.cli.files import (
     rules_of as rules_of,
 )
 from jtrees.cli.tables import (
-    Frame as Frame,
+    LabelledTable as LabelledTable,
     Task as Task,
     as_options as as_options,
     beyond_float32 as beyond_float32,
@@ -72,7 +72,7 @@ def load(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None) -> T
     return _from_npz(file) if file is not None else _numbers(load_frame(name, data_dir=data_dir))
 
 
-def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None) -> Frame:
+def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None) -> LabelledTable:
     """Returns a data set by name.
 
     Args:
@@ -85,7 +85,9 @@ def load_frame(name: str = DEFAULT, *, data_dir: str | os.PathLike | None = None
     """
     if (file := _file(name, data_dir)) is not None:
         table = _from_npz(file)
-        return Frame(name, pd.DataFrame(table.x, columns=pd.Index(table.feature_names)), pd.Series(table.y, name="y"))
+        return LabelledTable(
+            name, pd.DataFrame(table.x, columns=pd.Index(table.feature_names)), pd.Series(table.y, name="y")
+        )
     return _from_sklearn(name) if name in BUNDLED else _from_openml(name, data_dir)
 
 
@@ -160,17 +162,17 @@ def _from_npz(file: Path) -> Table:
     return Table(file.stem, x.astype(np.float32), y, names, split)
 
 
-def _from_sklearn(name: str) -> Frame:
+def _from_sklearn(name: str) -> LabelledTable:
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")(as_frame=True)
     y = bunch.target
     if "target_names" in bunch and name != "digits":  # classes have names
         y = pd.Series(np.asarray(bunch.target_names)[y], name="target")
-    return Frame(name, bunch.data, y)
+    return LabelledTable(name, bunch.data, y)
 
 
-def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
+def _from_openml(name: str, data_dir: str | os.PathLike | None) -> LabelledTable:
     from sklearn.datasets import fetch_openml
 
     try:
@@ -181,10 +183,10 @@ def _from_openml(name: str, data_dir: str | os.PathLike | None) -> Frame:
         raise DataError(f"unknown data set {name!r}: here are {listed}; OpenML said: {one_line(error)}") from error
     if bunch.target is None:
         raise DataError(f"data set {name!r} on OpenML names no target column")
-    return Frame(name, bunch.data, bunch.target)
+    return LabelledTable(name, bunch.data, bunch.target)
 
 
-def _numbers(frame: Frame) -> Table:
+def _numbers(frame: LabelledTable) -> Table:
     """Returns the table as numbers; classes are numbered in the order of the categories."""
     y: Any = frame.y
     classes = isinstance(y.dtype, pd.CategoricalDtype)

@@ -482,7 +482,7 @@ def test_files_that_cannot_be_used_get_one_line_that_helps(tmp_path, capsys, tex
 
 def test_rare_classes_are_left_out(tmp_path):
     y = pd.Series(["a"] * 20 + ["b"] * 20 + ["c"] * 4, name="kind")
-    frame, said = data.usable(data.Frame("some", pd.DataFrame({"x": range(44)}), y), "classification")
+    frame, said = data.usable(data.LabelledTable("some", pd.DataFrame({"x": range(44)}), y), "classification")
     assert said == ["classes of fewer than 5 rows left out: c"] and len(frame.x) == len(frame.y) == 40
 
 

@@ -15,6 +15,7 @@ import sweeps
 
 import jtrees
 from jtrees import LogUniform, Uniform
+from jtrees.selection.result import state_of_folds
 
 KEY = jax.random.key(3)
 module = importlib.import_module("jtrees.selection.sweep")  # jtrees.selection.sweep is the function
@@ -317,7 +318,7 @@ FOLDS_OF_STATES = {
 
 @pytest.mark.parametrize(("expected", "folds"), FOLDS_OF_STATES.items())
 def test_the_state_of_a_run_of_several_folds(expected, folds):
-    assert module.state_of_folds(np.array(folds)) == expected
+    assert state_of_folds(np.array(folds)) == expected
 
 
 def test_folds_that_a_combination_does_not_have_are_not_compared():

@@ -19,7 +19,7 @@ import jtrees
 from jtrees import cli, explain, export, io, validation
 from jtrees.cli.arguments import add_recipe, add_table, estimator_of, loss_of, recipe_of
 from jtrees.cli.files import DataError, is_parquet, one_line, read_rows, rules_of
-from jtrees.cli.tables import Frame, Task, as_options, check_rows, guess, read_labelled, targets_of, usable
+from jtrees.cli.tables import LabelledTable, Task, as_options, check_rows, guess, read_labelled, targets_of, usable
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.report import BehindBaselineWarning
 from jtrees.report.comparison import listed
@@ -166,7 +166,9 @@ def _advice(options: argparse.Namespace, recipe: jtrees.Recipe, better: list[str
     return f"{best} may be better than {name}: {shlex.join(['jtrees', *words, '--recipe', best])}"
 
 
-def _held_out(options: argparse.Namespace, recipe: jtrees.Recipe, frame: Frame, y: np.ndarray, task: Task) -> HeldOut:
+def _held_out(
+    options: argparse.Namespace, recipe: jtrees.Recipe, frame: LabelledTable, y: np.ndarray, task: Task
+) -> HeldOut:
     """Returns a model fitted to nine tenths of the rows, and its rivals, in half of the time limit."""
     model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2, frame.schema)
     with warnings.catch_warnings():  # the fit to all rows repeats the warnings
@@ -266,7 +268,7 @@ def _report(options: argparse.Namespace) -> int:
 # --- Arguments -------------------------------------------------------------------------------------------------------
 
 
-def _labelled(options: argparse.Namespace) -> tuple[Frame, Task]:
+def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
     """Returns the data set and its task, and prints which rows and columns are left out.
 
     Raises:

@@ -25,7 +25,7 @@ Task = Literal["regression", "classification"]
 
 
 @dataclass(frozen=True)
-class Frame:
+class LabelledTable:
     """A raw data set: columns of any kind, which may have missing values, and a target of any kind.
 
     Attributes:
@@ -45,7 +45,7 @@ class Frame:
     schema: Schema | None = None
 
 
-def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) -> Frame:
+def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) -> LabelledTable:
     """Returns the data set in a file; ``target`` is the column to predict, and every other column is a feature.
 
     The features of CSV are text. Its target is numbers, booleans or text.
@@ -74,7 +74,7 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
         y, how = _read_target(y, rules)
         changes += [f"target {checks.quoted(target)}: {how}"] if how else []
     reading = {"columns": kinds, "missing": missing, "decimal": rules.decimal, "is_file": not parquet}
-    return Frame(file.stem, x, y, tuple(changes), reading)
+    return LabelledTable(file.stem, x, y, tuple(changes), reading)
 
 
 def _read_target(cells: pd.Series, rules: Rules) -> tuple[pd.Series, str]:
@@ -114,7 +114,7 @@ def check_named(columns: Mapping[str, str], names: list[str]) -> None:
         raise DataError(f"--columns must name columns among {_listed(names)}; got {checks.quoted(absent[0])}")
 
 
-def check_rows(frame: Frame) -> None:
+def check_rows(frame: LabelledTable) -> None:
     """Raises :class:`DataError` if there are too few rows to train, choose and test."""
     if len(frame.x) < _FEWEST:
         rows = "a header and no rows" if len(frame.x) == 0 else f"{len(frame.x)} rows"
@@ -131,7 +131,7 @@ def guess(y: Any) -> tuple[Task, str]:
     return "regression", f"{y.name} holds {kinds} different numbers"
 
 
-def usable(frame: Frame, task: Task) -> tuple[Frame, list[str]]:
+def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
     """Returns the usable rows and their schema, and a list of the dropped rows and classes as lines of text.
 
     Raises:

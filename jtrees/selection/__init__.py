@@ -1,5 +1,6 @@
 """Choice of options: sweeps over many runs, and tuning by the held-out loss."""
 
+from jtrees.selection.result import SweepResult as SweepResult
 from jtrees.selection.space import LogUniform as LogUniform, Uniform as Uniform
-from jtrees.selection.sweep import SweepResult as SweepResult, sweep as sweep
+from jtrees.selection.sweep import sweep as sweep
 from jtrees.selection.tune import tune as tune

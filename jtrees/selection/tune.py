@@ -18,8 +18,9 @@ from jtrees.search.monitor import Monitor
 from jtrees.selection.folder import RunFolder
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.halving import budgets, subsampled, survivors
+from jtrees.selection.result import state_of_folds
 from jtrees.selection.space import LogUniform, Uniform
-from jtrees.selection.sweep import folder_of, runs_of, splits_of, state_of_folds
+from jtrees.selection.sweep import folder_of, runs_of, splits_of
 from jtrees.tables import Schema
 from jtrees.tasks import Task
 

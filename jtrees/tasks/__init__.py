@@ -1,10 +1,10 @@
 """Tasks and their losses: what is predicted, and what a prediction costs. :mod:`jtrees.losses` has the losses."""
 
-from jtrees.tasks.task import (
+from jtrees.tasks.choices import (
     Classification as Classification,
     Policy as Policy,
-    Regression as Regression,
-    Task as Task,
     check_log_loss as check_log_loss,
-    checked_targets as checked_targets,
 )
+from jtrees.tasks.regression import Regression as Regression
+from jtrees.tasks.targets import checked_targets as checked_targets
+from jtrees.tasks.task import Task as Task

@@ -1,0 +1,228 @@
+"""Tasks of choices: classification, and policies that choose an action."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+import numpy as np
+
+from jtrees import io, validation as checks
+from jtrees.tasks import labels
+from jtrees.tasks.base import Link, Loss
+from jtrees.tasks.classes import LogLoss, Rewards, log_loss
+from jtrees.tasks.custom import CustomLoss, named
+from jtrees.tasks.task import Task, TaskOfChoices
+
+
+@io.part
+@dataclasses.dataclass(frozen=True, repr=False)
+class Classification(TaskOfChoices):
+    """Classification, by default with log loss.
+
+    Args:
+      classes: number of classes K. y holds classes 0..K-1, or soft labels ``(n, K)``, which are the class probabilities
+        of each row. Outputs are logits ``(n, K)``, and predictions are probabilities.
+      loss_function: :class:`jtrees.losses.LogLoss`. DGT, LatentTree and TEL also accept a function
+        ``(outputs, y) -> (n,)`` of logits and classes 0..K-1. The loss of a soft label is the expected loss of a class.
+      class_weight: factor of the sample weights for each class, K numbers above 0. None: equal factors.
+
+    Raises:
+      ValueError: for fewer than two classes, an unsupported loss, or invalid class weights.
+    """
+
+    classes: int
+    loss_function: Loss = LogLoss()
+    class_weight: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        checks.check_count("classes", self.classes, minimum=2)
+        object.__setattr__(self, "loss_function", named(self.loss_function))
+        if not isinstance(self.loss_function, (LogLoss, CustomLoss)):
+            raise ValueError(f"loss_function must be LogLoss or a function, got {checks.quoted(self.loss_function)}")
+        if self.class_weight is not None:
+            object.__setattr__(self, "class_weight", labels.checked_weight(self.class_weight, self.classes))
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of a sample, one for each class."""
+        return self.classes
+
+    @property
+    def link_name(self) -> Link:
+        """The softmax of the outputs. A user-defined loss also takes logits."""
+        return "softmax"
+
+    @property
+    def leaf_loss(self) -> LogLoss:
+        """The loss of trainable leaves of logits. It is the log loss, even for a user-defined loss."""
+        return self.loss_function if isinstance(self.loss_function, LogLoss) else LogLoss()
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        """Returns None, because classes are not scaled."""
+        return None, None
+
+    def check(self, y: Any) -> None:
+        """Raises ``ValueError`` if training targets are not integers 0..K-1 or soft labels. They may be traced."""
+        labels.check_traced(y, self.classes)
+
+    def targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked training labels of n samples in int32, or soft labels in float64. Classes may be absent.
+
+        Raises:
+          ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
+        """
+        y = labels.checked_classes(y, self.classes)[0]
+        checks.check_rows(y, n)
+        return y
+
+    def held_out_targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked evaluation labels, or soft labels, of n samples.
+
+        Raises:
+          ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
+        """
+        y = labels.checked_classes(y, self.classes)[0]
+        if len(y) != n:
+            raise ValueError(f"y must have shape {(n, *y.shape[1:])}, got {y.shape}")
+        return y
+
+    def weighed(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns the targets, and factors of the sample weights or None."""
+        return (y, None) if self.class_weight is None else labels.weighed(y, self.class_weight)
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        """Returns the stratum of each sample, ``(n,)``: the most probable class.
+
+        Samples of rows are drawn by stratum.
+        """
+        return labels.most_probable(y)
+
+    def loss(self, outputs: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
+        """Returns the loss of each sample. For soft labels, this is the expected loss of a class."""
+        if self.in_units or not labels.is_soft(y):
+            return self.loss_function.samples(outputs, y)
+        return labels.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
+
+    def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
+        """Returns the log loss of probabilities for each sample, without smoothing."""
+        return log_loss(predictions, y)
+
+    def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
+        """Returns the log loss of each sample, in double precision.
+
+        Probabilities are clipped at the smallest normal number of float32.
+        """
+        tiny = np.finfo(np.float32).tiny
+        if labels.is_soft(y):
+            return -(y * np.log(np.maximum(predictions, tiny))).sum(1)
+        return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
+
+    def hits(self, predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Returns 1 for each sample whose predicted class is right, else 0, ``(n,)``.
+
+        For soft labels, returns the probability of the predicted class.
+        """
+        return labels.share_of(y, predictions.argmax(1))
+
+    def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        """Returns the accuracy. For soft labels, this is the mean probability of the predicted class."""
+        return float(np.average(self.hits(predictions, y), weights=weight))
+
+    def indicators(self, y: np.ndarray) -> np.ndarray:
+        """Returns the targets of a linear model: class probabilities or one-hot encoded labels, ``(n, K)``."""
+        return labels.shares(y, self.classes)
+
+
+@io.part
+@dataclasses.dataclass(frozen=True, repr=False)
+class Policy(TaskOfChoices):
+    """Choice of an action for each sample, such that the mean reward is maximised.
+
+    The targets are the rewards of all actions, ``(n, actions)``. If only the rewards of the chosen actions are known,
+    use doubly robust scores (Athey & Wager, "Policy Learning with Observational Data", 2021). Rewards are not scaled,
+    so they should be of order 1. Predictions are the probabilities of the actions. In a hard tree they are 0 and 1, as
+    each leaf plays one action. The loss is minus the mean reward.
+
+    Args:
+      actions: number of actions, at least 2.
+
+    Raises:
+      ValueError: for fewer than two actions.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> rewards = np.hstack([x, np.zeros((40, 1))])  # the first action pays where x is above 0
+      >>> recipe = jtrees.GET(depth=1, starts=2, epochs=40)
+      >>> fit = jtrees.fit(recipe, x, rewards, task=jtrees.Policy(2), key=jax.random.key(0))
+      >>> print(fit.predict(np.array([[-0.5], [0.5]])).argmax(1))
+      [1 0]
+    """
+
+    actions: int
+
+    loss_function = Rewards()
+
+    def __post_init__(self) -> None:
+        checks.check_count("actions", self.actions, minimum=2)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of a sample, one for each action."""
+        return self.actions
+
+    def units(self, y: np.ndarray) -> tuple[Any, Any]:
+        """Returns 0 and 1, because rewards and probabilities of actions are not scaled."""
+        return np.float64(0), np.float64(1)
+
+    def check(self, y: Any) -> None:
+        """Raises ``ValueError`` for rewards of a wrong shape. The rewards may be traced."""
+        if y.shape[1:] != self.shape:
+            raise ValueError(f"y must hold the rewards of {self.actions} actions, (n, {self.actions}), got {y.shape}")
+
+    def targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked rewards of n samples, in float64.
+
+        Raises:
+          ValueError: for a wrong shape, values that are not finite, fewer than two samples, or only equal rewards.
+        """
+        y = self.held_out_targets(y, n)
+        checks.check_rows(y, n)
+        if not (y != y[:, :1]).any():
+            raise ValueError("y must hold rewards that differ between actions in some row")
+        return y
+
+    def held_out_targets(self, y: Any, n: int) -> np.ndarray:
+        """Returns the checked rewards of n samples.
+
+        Raises:
+          ValueError: for a wrong shape, or values that are not finite.
+        """
+        y = checks.as_finite("y", y)
+        if y.shape != (n, self.actions):
+            raise ValueError(f"y must hold the rewards of {self.actions} actions, {(n, self.actions)}, got {y.shape}")
+        return y
+
+    def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n k"]) -> Float[Array, " n"]:
+        """Returns minus the expected reward of each sample."""
+        return -(predictions * y).sum(-1)
+
+    def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
+        """Returns minus the expected reward of each sample, in the user's units."""
+        return -(predictions * y).sum(-1)
+
+    def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        """Returns the mean reward."""
+        return float(np.average((predictions * y).sum(1), weights=weight))
+
+    def indicators(self, y: np.ndarray) -> np.ndarray:
+        """Returns the targets of a linear model: the rewards."""
+        return y
+
+
+def check_log_loss(task: Task) -> None:
+    """Raises ``ValueError`` for classification with a user-defined loss, which class frequencies do not minimise."""
+    if isinstance(task, Classification) and not task.in_units:
+        raise ValueError(
+            f"loss_function must be LogLoss here, got {checks.quoted(task)}: DGT, LatentTree and TEL take functions"
+        )
