@@ -55,6 +55,7 @@ def base(data):
 # --- A fit and its report --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
     "recipe",
@@ -490,6 +491,7 @@ def test_linear_leaves_in_units_far_from_one():
             fit(x_unit * x, y_unit * y, recipe=LINEAR)
 
 
+@pytest.mark.slow
 def test_a_stage_of_linear_leaves_ends_when_its_criterion_stalls():
     """Only with halving, which saves updates. One split of a step leaves nothing to gain."""
     x = np.random.default_rng(0).uniform(-1, 1, size=(200, 2))

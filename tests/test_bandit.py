@@ -196,6 +196,7 @@ def paper_round(kind, answer, action, y, delta):
     return 1.0, losses.mean(), (losses[:1] - losses[1:]) / (2 * delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classifier", "one-point", "two-point"])
 def test_a_stream_is_the_papers_algorithm_in_numpy(kind, x64):
     """With plain gradient descent, updates of three rounds each, and rounds without a loss."""
@@ -236,6 +237,7 @@ def test_a_stream_is_the_papers_algorithm_in_numpy(kind, x64):
 # --- The learner -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classifier", "two-point", *(pytest.param(k, marks=SLOW) for k in KINDS[1::2])])
 def test_a_stream_is_the_rounds_one_by_one(kind):
     x, y = contexts(), targets()

@@ -106,6 +106,7 @@ def test_other_losses_are_compared_with_their_own_constant(loss, level):
     assert list(found) == ["model", "constant", "linear"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     ("loss", "power"), [("poisson", 1.0), (jtrees.losses.Tweedie(1.5), 1.5), ("gamma", 2.0)], ids=["1", "1.5", "2"]
@@ -431,6 +432,7 @@ def test_a_loss_of_the_users_own_is_compared_with_nothing():
         assert report.baselines is None and report.verdict is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(300, 900), (900, 300), (300, 50)])
 def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shape):
     """Some columns are sums of other columns, so that the rank is lower."""

@@ -98,6 +98,7 @@ def test_methods_compile_once_and_are_vmapped_over_keys_and_numbers(name, count_
     written(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_keep_double_precision_and_harden_to_trees(name, x64):
     evaluate, numbers = evaluation(name, np.float64)

@@ -58,6 +58,7 @@ def test_the_model_is_that_of_the_lowest_score(fit, alone):
     np.testing.assert_allclose(fit.history, [result.history for result in alone], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_runs_share_the_tree_of_cart(monkeypatch):
     """CART grows on all rows once, however many runs there are."""
     rows, grown_cart = [], starts.grown_cart
@@ -91,6 +92,7 @@ def test_a_run_that_diverges_is_not_chosen(monkeypatch):
         jtrees.fit(jtrees.BestOf(BASE.replace(learning_rate=1e30), runs=2), X, Y, key=KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scores", "best"), [([None, np.inf, 0.5], 2), ([None, np.inf, np.inf], 1), ([None, None, None], None)]
 )

@@ -200,6 +200,7 @@ _GET = WEAK.replace(alpha_ranges=((5, 25), (50, 150)), epochs=7)
 _DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [_GET, _GET.replace(leaves="linear"), _DGT, jtrees.CO2(depth=3, epochs=2)])
 @pytest.mark.parametrize("columns", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize(("targets", "task"), [(Y, "regression"), (CLASSES, "classification")])
@@ -226,6 +227,7 @@ def test_trees_that_a_program_grows_are_weighed_and_monotone(base, monkeypatch):
     np.testing.assert_allclose(grown.predict(X), fit().predict(X), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [_DGT, jtrees.CO2(depth=3, epochs=2)])
 def test_trees_do_not_depend_on_the_parts_of_a_program(base, monkeypatch):
     fit = lambda: jtrees.fit(jtrees.Boosted(base, rounds=2), X, Y, key=KEY).predict(X)
@@ -250,6 +252,7 @@ def test_leaves_are_fitted_to_all_rows_after_the_rounds(monkeypatch):
     np.testing.assert_allclose(fit.predict(X), outputs, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_every_sum_has_a_round_after_the_deadline():
     recipe = jtrees.BestOf(jtrees.Boosted(WEAK, rounds=5, patience=2), runs=3)
     fit = jtrees.fit(jtrees.Bagged(recipe, trees=2), X, Y, key=KEY, max_seconds=1e-3)
@@ -444,6 +447,7 @@ def test_bad_options_are_refused(recipe, data, message):
         jtrees.fit(recipe, X[:rows], data.get("y", Y)[:rows], key=KEY, task=data.get("task", "regression"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [jtrees.GET, jtrees.DGT, jtrees.CO2])
 def test_a_base_with_a_search_of_its_own_is_searched(family):
     """A recipe that derives from GET inherits ``grow``, which does not know the other search."""

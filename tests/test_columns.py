@@ -709,6 +709,7 @@ def test_arrays_with_gaps():
     assert read_frame(np.nan_to_num(x)) is None
 
 
+@pytest.mark.slow
 def test_estimators_take_frames(tmp_path):
     labels = np.where(np.median(Y) < Y, "dear", "cheap")
     model = TreeClassifier(GET, random_state=0, validation_fraction=0.2).fit(FRAME, labels)
@@ -743,6 +744,7 @@ def test_estimators_take_arrays_with_gaps():
         model.predict(np.where(np.isnan(x), np.inf, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", [TreeRegressor, TreeClassifier])
 def test_estimators_fill_gaps_that_the_training_array_did_not_have(estimator, tmp_path):
     """They say that they allow NaN."""

@@ -103,6 +103,7 @@ def model_of(written, row):
 # --- What it prints and writes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_regression(folder, tmp_path, capsys):
     methods = ["cart", "get", "forest"]
     written, table = run(tmp_path, *on(folder, "plane"), "--methods", *methods)
@@ -134,6 +135,7 @@ def test_regression(folder, tmp_path, capsys):
             assert table.loc[method, part] == pytest.approx(r2_score(y, model.predict(x)), rel=1e-6)  # float32
 
 
+@pytest.mark.slow
 def test_a_saved_tree_is_five_lines_of_numpy(folder, tmp_path):
     """Those of the README, for values far from zero."""
     written, _ = run(tmp_path, *on(folder, "far"), "--methods", "get")
@@ -227,6 +229,7 @@ def test_scores_of_classes(folder, tmp_path, capsys, name, classes):
     assert (written / "table.md").read_text().endswith(f"\n\n{' '.join(outcome.LEGEND)}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("what", ["noise", "signal"])
 def test_a_line_says_that_no_model_is_better_than_the_baseline(tmp_path, capsys, kind, what):
@@ -359,6 +362,7 @@ def test_two_runs_within_a_second_keep_both(folder, tmp_path):
     assert len(os.listdir(tmp_path / "out")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["between", "get", "baseline"])
 def test_an_interruption_keeps_the_rows_that_are_done(folder, tmp_path, capsys, monkeypatch, where):
     """Between two fits, in the second fit, in the first."""

@@ -50,6 +50,7 @@ def test_programs_beyond_a_number_are_dropped(monkeypatch, count_compilations):
 RECIPES = [jtrees.GET(epochs=20), jtrees.LatentTree(epochs=5), jtrees.TEL(epochs=5)]
 
 
+@pytest.mark.slow
 @pytest.mark.exact
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("small", [2**16, 0], ids=["level 0", "level 1"])

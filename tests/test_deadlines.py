@@ -135,6 +135,7 @@ def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeyp
 # --- Fits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_bagged_fit_drops_trees_when_the_time_is_up():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3))

@@ -127,6 +127,7 @@ def test_the_scores_are_those_of_the_held_out_rows():
     assert part.teacher_score is not None and part.teacher_score > 0.9
 
 
+@pytest.mark.slow
 def test_classes_are_learnt_from_probabilities_and_named_by_the_teacher():
     y_out = np.array(["low", "middle", "top"])[np.digitize(X_OUT[:, 0] - X_OUT[:, 1], (-1, 1))]
     result = jtrees.distill(CLASSES, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, y_out))

@@ -563,6 +563,7 @@ def test_chosen_starts_continue_from_their_states(engine):
         assert state.step == expected.step == 40
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_stacks_train_the_trees_of_single_runs():
     """Up to rounding: also runs that end early, of which each has another number of updates."""
@@ -594,6 +595,7 @@ def test_stacks_train_the_trees_of_single_runs():
 QUICK = ("DGT", "Bagged", "FromMethod")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [QUICK, pytest.param(tuple(name for name in two_devices.RECIPES if name not in QUICK), marks=pytest.mark.wide)],

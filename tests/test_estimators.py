@@ -184,6 +184,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(MODELS, ["tree", "Boosted", "constant"]))
 @pytest.mark.parametrize("raw", [False, True])
 def test_fitted_estimators_hold_numpy_arrays(data, name, raw):
@@ -227,6 +228,7 @@ def read_again(model, x, tmp_path):
     return again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", sweeps.quick(LABELS, ["text", "truth values", "one class"]))
 def test_a_classifier_saved_and_loaded(classes, labels, tmp_path):
     x, y = classes
@@ -248,6 +250,7 @@ def test_a_classifier_saved_and_loaded(classes, labels, tmp_path):
 SAVED = {"default": None, "GET": GET.replace(epochs=2, leaves="linear"), "Bagged": jtrees.Bagged(SHORT, trees=2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(SAVED, ["default", "Bagged"], pytest.mark.wide))
 def test_a_regressor_saved_and_loaded(data, name, tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", SHORT.replace(widths=(3,)))
@@ -341,6 +344,7 @@ def test_an_array_of_objects_predicts_as_the_frame_it_comes_from():
         model.predict(frame.to_numpy(object)[:, :4])
 
 
+@pytest.mark.slow
 def test_an_array_of_objects_is_learnt_as_a_frame():
     frame, y = objects_and_frame()
     frame = frame.drop(columns=["same", "floor"])  # numbers in an array of objects are no levels
@@ -376,6 +380,7 @@ def test_an_error_about_the_validation_set_names_the_class(classes):
         TreeClassifier(SHORT, validation_fraction=0.2).fit(x, rare)
 
 
+@pytest.mark.slow
 def test_validation_fraction(classes, monkeypatch):
     given = {}
 
@@ -619,6 +624,7 @@ def test_default_classifier_takes_few_rows():
 SMALL_DGT = jtrees.DGT(depth=3, epochs=20, widths=(), precondition=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [SMALL_DGT, jtrees.Boosted(rounds=10, patience=None)], ids=["tree", "forest"])
 def test_importances_have_the_order_of_the_effects(recipe):
     rng = np.random.default_rng(0)

@@ -24,6 +24,7 @@ def walked(tree, x):
     return np.array(leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "p"), [(1, 2), (3, 5), (8, 3), pytest.param(7, 40, marks=pytest.mark.slow)])
 def test_samples_on_a_split_reach_the_leaf_of_exact_scores(depth, p):
     tree, x = nasty.near_ties(depth, p)
@@ -48,6 +49,7 @@ def test_scores_of_one_sample_have_the_same_bits(depth, p):
         assert exact.row_leaf(scores) == leaf
 
 
+@pytest.mark.slow
 def test_all_samples_that_single_precision_sends_elsewhere_are_uncertain_and_few_others():
     tree, x = nasty.near_ties(8, 21)
     others = np.random.default_rng(1).normal(size=(20_000, 21)).astype(np.float32)

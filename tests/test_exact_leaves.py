@@ -50,6 +50,7 @@ QUICK_CASES = [(name, PAIRS[1]) for name in RECIPES]
 SLOW_CASES = [(name, pair) for name in RECIPES for pair in (PAIRS[0], PAIRS[2])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pair"), [*QUICK_CASES, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW_CASES)]
 )
@@ -69,6 +70,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_fitted_leaves_hold_means_of_double_precision(standard_promotion, name):
     y = 1e8 + np.random.default_rng(7).normal(size=N)
@@ -79,6 +81,7 @@ def test_fitted_leaves_hold_means_of_double_precision(standard_promotion, name):
     assert fit.loss == pytest.approx(np.square(fit.predict(X) - y).mean(), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["absolute_error", "huber", "quantile", "squared_error"])
 def test_losses_of_errors_predict_the_one_target_of_a_leaf(standard_promotion, loss):
     y = two_values(1e8 + 0.1, 1e8 + 0.7)
@@ -101,6 +104,7 @@ def test_several_targets_are_predicted_exactly(standard_promotion):
     assert (fitted(y).predict(X) == y).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "targets", ["counts", "prices", "ratings", pytest.param("thousandths", marks=pytest.mark.slow)]
 )
@@ -140,6 +144,7 @@ def test_weighted_quantiles_of_a_fit_are_targets(standard_promotion):
         assert weight[inside][below].sum() <= 0.9 * weight[inside].sum() * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["poisson", "gamma", losses.Tweedie(1.5)])
 def test_means_under_a_log_link_are_those_of_double_precision(standard_promotion, loss):
     y = 1 + np.random.default_rng(3).poisson(np.exp(X[:, 0] / 2)).astype(float)

@@ -70,6 +70,7 @@ def trainings(monkeypatch):
     return problems
 
 
+@pytest.mark.slow
 def test_starts_of_one_run_are_compared_on_the_same_rows(example, trainings):
     """The trials leave out the same rows; the last training has all rows again."""
     jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, starts=3), X, Y, key=KEY)

@@ -623,6 +623,7 @@ def test_forests_are_compared_set_by_set():
     assert "ailerons" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rivals.RIVALS)
 def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
     if not rivals.installed(name):

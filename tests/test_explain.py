@@ -59,6 +59,7 @@ def raw():
 # --- The path of a sample --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", [None, rows(1, seed=7)[0]])
 @pytest.mark.parametrize("origin", [False, True])
 @pytest.mark.parametrize("kind", ["constant", "linear", "classes", "counts", "quantiles", "actions"])
@@ -120,6 +121,7 @@ def nearest_by_active_sets(tree, x, deviation, wanted, bounds=None):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("depth", "p", "kind"),
     [
@@ -151,6 +153,7 @@ def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
         assert change.changes == {f"x{i}": change.x[i] for i in np.flatnonzero(change.x != x)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize(("depth", "p"), [(1, 1), (2, 2), (3, 3)])
 def test_nearest_change_within_the_ranges_is_that_of_all_active_sets(depth, p, inside):
@@ -266,6 +269,7 @@ def test_shapley_values_are_means_over_all_orders(kind, origin):
     assert found.feature_names == ["x0", "x1", "x2", "x3"] and found.data.shape == x.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1, 12, 15])
 def test_they_add_up_and_are_symmetric(p):
     """Two columns that are alike, in the model and in the rows, have one value; one that is not used has 0."""

@@ -136,6 +136,7 @@ def called(library, model, x, precision="double"):
     return np.stack(leaves, axis=1), out, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(MODELS, FEW))
 def test_the_arrays_of_a_model_are_the_model(name):
     model, x = MODELS[name]()
@@ -217,6 +218,7 @@ def test_c_in_single_precision(flags, tmp_path):
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     ("power", "flags"),
@@ -296,6 +298,7 @@ def test_a_numpy_file_needs_numpy_alone_and_tests_itself(tmp_path):
     assert subprocess.run([sys.executable, path], capture_output=True).returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

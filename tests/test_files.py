@@ -94,6 +94,7 @@ def test_kinds_of_a_file(fitted):
     assert "NA" in columns.schema.columns["region"].levels  # which is no missing value here
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=25, deadline=None)
 def test_pieces_of_a_file_have_the_features_of_the_whole(fitted, tmp_path_factory, data):
@@ -158,6 +159,7 @@ def test_the_numpy_file_reads_cells_as_the_model_does(fitted, tmp_path):
         exported["predict"](rows.assign(day="2024-01-01T00:00Z"))
 
 
+@pytest.mark.slow
 def test_a_row_predicted_alone_and_in_a_file(tmp_path, capsys):
     file, model = written(tmp_path, table()), tmp_path / "m.jtrees"
     given = ["fit", file, "--target", "y", "--task", "regression", "--out", model]
@@ -312,6 +314,7 @@ def test_a_decimal_comma_and_the_order_of_dates_are_remembered(tmp_path):
         columns.transform(points)
 
 
+@pytest.mark.slow
 def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_path, capsys):
     given = [tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m.jtrees", "--set", "depth=1", "epochs=5"]
     (tmp_path / "t.csv").write_text("a;b;y\n" + "".join(f"{i % 9},5;{'xyz'[i % 3]};{i}\n" for i in range(60)))
@@ -332,6 +335,7 @@ def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_
     assert "x must hold numbers such as '0,5' in column 'a', got '0.5' in row 0" in predicted("a;b\n0.5;x\n")
 
 
+@pytest.mark.slow
 def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_path, capsys):
     cells = table().drop(columns="when").assign(when="03/04/2024", price=["$1,200", "$2,300"] * (N // 2))
     cells.loc[::2, "when"] = "05/06/2024"
@@ -346,6 +350,7 @@ def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_p
     assert "may mean something else" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_new_gaps_and_levels_are_one_line_each(tmp_path, capsys):
     file, model = written(tmp_path, table()), tmp_path / "m.jtrees"
     given = ["fit", file, "--target", "y", "--out", model]

@@ -47,6 +47,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda one: f"{type(one).__name__} {getattr(one, 'leaves', '')}")
 def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(recipe, count_compilations):
     warm_up = lambda: jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)
@@ -56,6 +57,7 @@ def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(recipe, count_compi
     assert count_compilations(fit) == 0
 
 
+@pytest.mark.slow
 def test_boosting_then_compiles_the_predictions_of_its_numbers_of_trees_alone(count_compilations):
     recipe = jtrees.Boosted(jtrees.GET(depth=2), rounds=12, learning_rate=0.3)
     jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)
@@ -73,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_tasks_and_rows_to_evaluate_on_are_part_of_a_warm_up(case, count_compilations):
     shape, options = CASES[case]
@@ -84,6 +87,7 @@ def test_tasks_and_rows_to_evaluate_on_are_part_of_a_warm_up(case, count_compila
     assert count_compilations(fit) == 0
 
 
+@pytest.mark.slow
 def test_a_warm_up_takes_few_updates_and_leaves_fits_as_they_are():
     x, y = table()
     before = jtrees.fit(DGT, x, y, key=KEY).predict(x)
@@ -202,6 +206,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     assert jax.config.jax_compilation_cache_dir is None
 
 
+@pytest.mark.slow
 def test_the_environment_variable_switches_the_folder_on_at_import(tmp_path):
     code = "import jtrees, jax; print(jax.config.jax_compilation_cache_dir)"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
@@ -247,6 +252,7 @@ def test_the_command_line_keeps_programs_unless_told_not_to(tmp_path, monkeypatc
 # --- Advice ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_folder")
 def test_a_long_first_fit_is_followed_by_one_line_of_advice(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(caching, "_SAID", [])
@@ -298,6 +304,7 @@ def test_the_command_line_prints_the_advice_where_it_cannot_keep_programs(monkey
 # --- Constraints by column -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_monotone_fit_compiles_nothing_after_a_warm_up_for_it(count_compilations):
     recipe = jtrees.CO2(depth=2, epochs=3, precondition=0)
     jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS, monotone=True)

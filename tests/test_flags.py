@@ -43,6 +43,7 @@ def test_everything_runs_under_a_flag(flag):
 
 
 # Half a minute for all at first: each compiles its programs.
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["CO2", "regression", "alone"], ["TEL", "regression", "alone"], ["split"]])
 def test_clean_data_has_no_nan(words):
     errors = ended(words, JAX_DEBUG_NANS="1")

@@ -42,6 +42,7 @@ def by_hand(forest, x):
     return np.stack([np.asarray(values)[leaf] for values, leaf in zip(trees.leaves.values, leaves, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outputs", "combine", "link"),
     [

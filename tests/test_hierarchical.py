@@ -47,6 +47,7 @@ def expected(leaf, y, weight):
     return min(found, key=lambda one: one[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("noise", [0.01, 1.0, 30.0])
 def test_values_and_strength_are_those_of_the_definition(seed, noise):

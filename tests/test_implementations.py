@@ -88,6 +88,7 @@ def lowered(fn, operands, platform):
     return jax.jit(lambda *operands: fn(*operands)).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(OPS, FEW))
 def test_a_kernel_that_won(operands, name, won):
     expected = with_gradients(OPS[name], operands)
@@ -189,6 +190,7 @@ def test_a_kernel_is_taken_only_for_what_was_measured(operands, won, x64, change
     assert "pallas" not in str(jax.make_jaxpr(ops.path_sum)(*changed))
 
 
+@pytest.mark.slow
 def test_the_window_of_short_samples_is_not_rounded(operands):
     w, b, values, x = operands
     x, gradients = x.astype(jnp.bfloat16), []

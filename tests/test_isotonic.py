@@ -160,6 +160,7 @@ def pruned_exactly(q, penalty, weight) -> np.ndarray:
     return best_partition([-1, *((node - 1) // 2 for node in range(1, len(q)))], value_of, cost_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uniform", "tied", "rising", "tiny", "huge"])
 @pytest.mark.parametrize("penalty", [1e-12, 1.0, 1e12])
 def test_prune_is_the_best_of_all_partitions(kind, penalty, x64):
@@ -235,6 +236,7 @@ def wide(rng, nodes, n) -> tuple[np.ndarray, float]:
     return q[rng.integers(len(q))], 10 ** rng.uniform(-8, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [80, pytest.param(300, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(
     ("n", "depth", "weighted"),
@@ -376,6 +378,7 @@ def test_derivatives_at_kinks_are_the_papers(x64):
         assert not any(by_q.any() or by_penalty for by_q, by_penalty in jacobian(q))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_nested_rewards_have_the_same_activity_and_derivatives(weighted):
     rng = np.random.default_rng(0)

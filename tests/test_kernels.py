@@ -145,6 +145,7 @@ def test_hard(depth):
     assert leaf.dtype == jnp.int32 and len(np.unique(leaf)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_hard_near_ties(config):
     """Scores of whole numbers over 2^20: exactly 0, or as near as float32 tells apart; no product may be rounded."""
@@ -160,6 +161,7 @@ def test_hard_near_ties(config):
     np.testing.assert_array_equal(leaf, oracles.walk(weights, bias, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(["soft sigmoid", "path_sum", "log violation"], ["log violation"]))
 def test_bfloat16(name):
     """The weights are not rounded to the type of the samples; the gradient for samples is rounded once."""
@@ -181,6 +183,7 @@ def test_a_batch_of_trees_is_one_kernel(name):
     np.testing.assert_array_equal(out, expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", sweeps.quick(ROUTES, ("sigmoid", "violation")))
 def test_far_scores(route):
     """Weights of leaves that are 0, steps that are exactly 0 or 1: nothing is NaN."""
@@ -308,6 +311,7 @@ def lowered(name, implementation, platform, args, batched=False):
     return text.count("custom_call @")
 
 
+@pytest.mark.slow
 @PLATFORMS
 @pytest.mark.parametrize("name", LOWERED)
 def test_lowers(name, implementation, platform):
@@ -326,6 +330,7 @@ def test_lowers(name, implementation, platform):
             assert lowered(name, implementation, platform, args) == len(LOWERED[name]) + more
 
 
+@pytest.mark.slow
 @PLATFORMS
 def test_two_axes_of_trees_are_one_kernel(implementation, platform):
     args = operands(100, 5, 3, 1, trees=(2, 3))
@@ -340,6 +345,7 @@ def test_refused_where_it_cannot_run(implementation):
             call(*operands(3, 2, 1, 1), implementation=implementation)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(DEVICE), reason="there is an accelerator here")
 def test_a_sequence_is_tried_in_order():
     args, fn = operands(100, 5, 3, 1), FUNCTIONS["soft sigmoid"]
@@ -358,6 +364,7 @@ def test_a_sequence_is_tried_in_order():
     assert "tpu_custom_call" in text("tpu") and "custom_call @" not in text("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "size", "message"),
     [
@@ -384,6 +391,7 @@ def test_a_gradient_alone_is_refused_too(name):
         gradient(args[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mosaic_tpu", "triton"])
 def test_a_sample_without_weight_does_not_count(backend):
     """Also in the last digits: what squares are centred at is a weighted mean."""
@@ -405,6 +413,7 @@ def test_a_subtree_is_for_triton():
     assert_is_plain("squared sigmoid", how, operands(19, 5, 4, 3), 4e-6)
 
 
+@pytest.mark.slow
 def test_there_is_no_second_derivative():
     x, w, b, v = operands(5, 3, 2, 1)
     once = jax.grad(lambda b: kernels.soft_routing(x, w, b, v, implementation="interpret").sum())
@@ -502,6 +511,7 @@ def test_refused_losses(change, message):
 # --- Layout ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "path"), [(1, 0), (2, 0), (3, 2), (5, 0), (5, 2), (6, 3)])
 def test_a_tree_is_cut_and_joined(depth, path):
     """Each row is the node that the turns in its number lead to; a node is the sum over its copies."""

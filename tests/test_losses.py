@@ -90,6 +90,7 @@ def pinball(outputs, y):
     return jnp.maximum(0.9 * (y - outputs), -0.1 * (y - outputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [(), (3,)])
 def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
     of_rows = lambda fn: lambda outputs, y: fn(outputs, y).reshape(len(y), -1).mean(1)

@@ -153,6 +153,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_trees_have_no_counterexample(name, task):
     fit = fitted(RECIPES[name], task)
@@ -166,18 +167,21 @@ def test_trees_have_no_counterexample(name, task):
     assert len(np.unique(used)) > 2, "the tree predicts next to nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_trees_are_monotone(name, task):
     assert largest_fall(fitted(SUMS[name], task).model) <= 1e-12
 
 
+@pytest.mark.slow
 def test_the_searches_find_what_an_ordinary_tree_does():
     fit = fitted(RECIPES["GET"], "regression", None)
     assert largest_fall(fit.model) > 0.1
     assert any(counterexample(fit.tree, feature, sign) for feature, sign in SIGNS.items())
 
 
+@pytest.mark.slow
 def test_several_targets_are_monotone_each():
     x, y, _ = table()
     fit = jtrees.fit(RECIPES["CO2"], x, np.column_stack([y, y + x[:, 2]]), key=KEY, monotone=SIGNS)
@@ -186,6 +190,7 @@ def test_several_targets_are_monotone_each():
         assert largest_fall(of_target) <= 0
 
 
+@pytest.mark.slow
 def test_a_true_constraint_costs_nothing():
     """On noisy targets that do rise, the monotone tree is no worse on new rows."""
     rng = np.random.default_rng(3)
@@ -199,6 +204,7 @@ def test_a_true_constraint_costs_nothing():
     assert errors[1] <= errors[0]
 
 
+@pytest.mark.slow
 def test_boosted_classes_learn_where_the_constraint_is_true():
     """The steps of the two classes point in opposite directions: splits must be found for both."""
     rng = np.random.default_rng(0)
@@ -221,6 +227,7 @@ def test_sweeps_and_folds_keep_it():
     assert largest_fall(tuned.model) <= 0
 
 
+@pytest.mark.slow
 def test_a_second_fit_compiles_nothing(count_compilations):
     recipe = RECIPES["GET"]
     fitted(recipe, "regression")
@@ -238,6 +245,7 @@ def frame():
     return columns, y, labels
 
 
+@pytest.mark.slow
 def test_columns_by_name_with_missing_values():
     columns, y, _ = frame()
     fit = jtrees.fit(RECIPES["GET"], columns, y, key=KEY, monotone={"age": 1, "price": -1})
@@ -258,6 +266,7 @@ NUMBERED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", NUMBERED)
 def test_numbers_are_names_where_columns_are_named_by_numbers(library, tmp_path):
     x, y, _ = table()
@@ -291,6 +300,7 @@ def test_exported_programs_are_monotone(tmp_path):
     assert largest_fall(types.SimpleNamespace(predict=module["predict"])) <= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signs", [[1, -1, 0, 0], {0: 1, 1: -1}, np.array([1, -1, 0, 0])])
 def test_estimators(signs):
     x, y, labels = table()

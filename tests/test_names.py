@@ -108,6 +108,7 @@ def test_saved_models_take_any_names(odd, tmp_path):
     np.testing.assert_array_equal(jtrees.load(tmp_path / "model.jtrees").predict(frame), model.predict(frame))
 
 
+@pytest.mark.slow
 def test_onnx_takes_any_names_or_says_that_it_cannot(tmp_path):
     model, frame = fitted([name for name in ODD if name])
     export.to_onnx(model, tmp_path / "model.onnx")

@@ -52,6 +52,7 @@ def test_a_program_predicts_no_rows():
     assert jax.jit(model.predict)(jnp.zeros((0, 3))).shape == (0,)
 
 
+@pytest.mark.slow
 def test_models_of_raw_tables_and_estimators_predict_no_rows():
     frame = pd.DataFrame({"a": X[:, 0], "b": np.where(X[:, 1] > 0, "u", "v"), "c": pd.date_range("2020", periods=60)})
     gaps = np.where(X > 2, np.nan, X)

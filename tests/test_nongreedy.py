@@ -263,6 +263,7 @@ def test_greedy_and_joint_trees_find_oblique_splits():
     assert joint.step == len(joint.history) == len(greedy.history) + 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "learning_rate", sweeps.quick([1e-6, 1e4], [1e4])
 )  # splits that hardly move, and useless splits
@@ -317,6 +318,7 @@ def test_validation_chooses_among_the_passes_and_the_greedy_tree():
     assert result.loss <= -np.log(last.model.predict(validation[0])[np.arange(300), validation[1]]).mean() + 1e-6
 
 
+@pytest.mark.slow
 def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants():
     """Steps too small to move them. Two features are nearly equal, and their difference decides."""
     x, _ = table()
@@ -332,6 +334,7 @@ def test_initial_splits_are_also_of_a_ridge_regression_and_of_discriminants():
         assert of_ridge.loss < 0.8 * of_features.loss
 
 
+@pytest.mark.slow
 def test_a_greedy_tree_of_a_table_too_wide_for_a_ridge_regression_is_the_one_without():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 1025)).astype(np.float32), rng.integers(0, 3, 20)
@@ -415,6 +418,7 @@ def test_rounding_decides_nothing_at_the_start_of_a_split(ridge, rtol):
     np.testing.assert_allclose(fits[0].history[:5], fits[1].history[:5], rtol=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_leaves_are_shrunk_by_as_much_as_is_best_for_the_validation_set(classes):
     rng = np.random.default_rng(0)

@@ -108,6 +108,7 @@ DATA = {  # kind of leaves, route, implementation
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(DATA, ("in blocks", "linear", "logits, kernel")))
 def test_gradient_of_the_data(name, monkeypatch):
     """That of x, of the targets and of the weights, each alone and together, is that of the plain definition."""

@@ -35,6 +35,7 @@ def test_import_needs_no_extra():
     assert not loaded & {"sklearn", "matplotlib", "pandas"}
 
 
+@pytest.mark.slow
 def test_import_leaves_slow_modules_to_their_first_use():
     code = "import jtrees, sys; print(*sys.modules); jtrees.nn.LatentTree, jtrees.explain.path, jtrees.export.to_c"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -110,6 +110,7 @@ def compiled_for(pod):
     return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_compiling_for_a_pod_needs_a_compiler_and_a_pod():
     run = compiled_for("v5e:1x999")
     assert run.returncode == 1 and "Traceback" not in run.stderr
@@ -223,6 +224,7 @@ def test_paths_of_buckets_keep_their_double_slash(monkeypatch):
     assert list(map(os.fspath, opened)) == ["gs://bucket/run/checkpoints"]
 
 
+@pytest.mark.slow
 def test_files_in_a_bucket_are_written_and_read(bucket):
     out = checkpoints.place("gs://bucket/run")
     distributed.check_folder(out)

@@ -98,6 +98,7 @@ def problem_of(recipe, x, y):
     return problem_of_table(recipe, checked_table(x, y, None, "regression"), key=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], pytest.mark.wide))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights.

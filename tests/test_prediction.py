@@ -57,6 +57,7 @@ FORMS = [(draw, 1, 3005), (draw, 8, 3005), (forest, 4, 3005)]
 FORMS += [pytest.param(model, depth, MANY, marks=slow) for model in (draw, forest) for depth in (1, 4, 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.exact
 @pytest.mark.parametrize(("origin", "shift", "dtype"), CASES)
 @pytest.mark.parametrize(("model", "depth", "n"), FORMS)
@@ -110,6 +111,7 @@ def test_what_is_prepared_for_one_model_serves_no_other():
     np.testing.assert_allclose(own.predict(x), expected[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_prepared_is_not_kept_alive():
     tree = draw(3)
     tree.predict(samples(50))
@@ -125,6 +127,7 @@ def test_a_model_that_was_prepared_is_not_kept_alive():
     assert weights() is None
 
 
+@pytest.mark.slow
 def test_what_is_prepared_goes_with_its_model():
     """However often and in however many threads it predicts."""
     gc.collect()

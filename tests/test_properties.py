@@ -435,6 +435,7 @@ def run_of(way: str, kind: str, number: int) -> Run:
     return Run(way, replace(table, weight=None) if way == "train_large" else table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("relation", "way", "kind"), list(cases()), ids=lambda of: getattr(of, "__name__", of))
 def test_relations(relation, way, kind):
     count = 2 if way in QUICK else 6 if way == "GET, linear" else 3  # that is the default of TreeRegressor

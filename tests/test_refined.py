@@ -100,6 +100,7 @@ def test_a_validation_set_takes_the_place_of_rows_held_out():
     assert chosen == pytest.approx(both.loss / np.ptp(TRAIN[1]) ** 2, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_deadline_leaves_the_trees_of_boosting():
     both = fit(max_seconds=1e-6)
     assert both.report.ended == "max_seconds" and not both.report.search.refined
@@ -169,6 +170,7 @@ def test_bad_options_are_refused(recipe, said):
         jtrees.fit(recipe(), *TRAIN, key=KEY)
 
 
+@pytest.mark.slow
 def test_joint_training_ends_when_a_fifth_of_the_evaluations_lower_no_loss():
     noise = rng.normal(size=240)
     losses = fit(data=(X, noise), epochs=400, learning_rate=0.02).report.search.losses  # 2800 updates, 56 evaluations

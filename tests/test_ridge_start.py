@@ -40,6 +40,7 @@ def by_definition(x, y, strength):
     return fit(slice(None)).coef_ / np.where(x.std(0) > 1e-6, x.std(0), np.inf), np.mean(np.square(left_out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "p"), [(40, 5), (40, 60)], ids=["tall", "wide"])
 def test_the_direction_is_that_of_the_strength_with_the_least_error_on_samples_left_out(n, p):
     x, y, _ = table(n, p, seed=1, noise=1.5)
@@ -237,6 +238,7 @@ def r2(fit, x, y):
 RADDT = jtrees.RADDT(depth=2, starts=3, epochs=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "stages"), [(GET, 2), pytest.param(RADDT, 5, marks=pytest.mark.wide)], ids=["GET", "RADDT"]
 )
@@ -287,6 +289,7 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
             assert np.isfinite(fit.predict(x)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "shape", "there"),
     [

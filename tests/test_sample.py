@@ -69,6 +69,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
     x, y = table(4000)
@@ -83,6 +84,7 @@ def test_splits_come_from_a_sample_and_leaves_from_all_rows(name):
     assert not np.array_equal(other.tree.weights, fit.tree.weights) and other.report.search.rows == 4000
 
 
+@pytest.mark.slow
 def test_no_sample_of_a_short_table():
     x, y = table(300)
     trees = [
@@ -92,6 +94,7 @@ def test_no_sample_of_a_short_table():
         np.testing.assert_array_equal(one.weights, trees[0].weights)
 
 
+@pytest.mark.slow
 def test_rounds_of_boosting_draw_at_most_so_many():
     x, y = table(3000)
     base = jtrees.GET(depth=2, starts=1, epochs=5, cart="binned", halving=False, rows=200)
@@ -101,6 +104,7 @@ def test_rounds_of_boosting_draw_at_most_so_many():
     assert jtrees.fit(wrapped, x, y, key=jax.random.key(0)).report.search.rows == 200
 
 
+@pytest.mark.slow
 def test_short_folds_of_boosting_are_fitted_to_all_their_rows():
     """Padding and rows of other folds do not count as rows that the rounds could draw."""
     x, y = table(400)
@@ -109,6 +113,7 @@ def test_short_folds_of_boosting_are_fitted_to_all_their_rows():
     assert np.isfinite(found.losses).all()
 
 
+@pytest.mark.slow
 def test_rows_held_out_of_a_sample_are_named_as_those_of_the_table():
     """On correlated features, so that strengths of the preconditioner are tried on rows left out."""
     x, y = table(6000)

@@ -88,6 +88,7 @@ def test_a_decimal_separator_holds_for_all_columns_without_a_kind():
         schema(cells, decimal=";")
 
 
+@pytest.mark.slow
 def test_columns_of_arrays_go_by_number():
     x = np.column_stack([np.arange(40) % 3, np.arange(40), np.where(np.arange(40) == 3, np.nan, 1.0)])
     encoder, features = TableEncoder.fit(x, columns={0: "text", 2: "drop"})
@@ -122,6 +123,7 @@ def test_wrong_requests_are_refused(columns, message):
         TreeRegressor(RECIPE, columns=columns).fit(FRAME, Y)
 
 
+@pytest.mark.slow
 def test_every_fit_takes_kinds_and_schemas():
     kinds = {"code": "number", "id": "drop", "when": "%d/%m/%Y"}
     expected = TableEncoder.fit(FRAME, Y, columns=kinds)[0].feature_names
@@ -155,6 +157,7 @@ def test_a_schema_of_a_larger_table_knows_its_levels():
     assert "[code = 03]" in fit.model.encoder.feature_names
 
 
+@pytest.mark.slow
 def test_a_schema_is_saved_and_printed(tmp_path):
     found = schema(FRAME, columns={"id": "drop"})
     assert str(found).splitlines()[:3] == [
@@ -182,6 +185,7 @@ def test_what_a_fit_says_can_be_pasted():
 # --- What an attack found --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_levels_of_an_array_are_not_exported(tmp_path):
     x = np.column_stack([np.arange(40) % 4, np.arange(40)])
     model = jtrees.fit(RECIPE, x, Y, key=KEY, columns={0: "text"}).model
@@ -202,6 +206,7 @@ def test_a_rare_level_that_means_a_gap_elsewhere_is_a_level_in_a_file(tmp_path):
     np.testing.assert_array_equal(exported["predict"](frame), model.predict(frame))
 
 
+@pytest.mark.slow
 def test_a_frame_is_found_by_name_where_an_array_had_a_dropped_column():
     x = np.random.default_rng(0).normal(size=(40, 3))
     model = jtrees.fit(RECIPE, x, Y, key=KEY, columns={1: "drop"}).model

@@ -116,6 +116,7 @@ def plain_quantiles(leaf, y, num_leaves, levels, weight):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_weighted_quantiles_are_those_of_double_precision_in_every_leaf(size):
     leaf, y, weight = drawn(size)
@@ -130,6 +131,7 @@ def test_weighted_quantiles_are_those_of_double_precision_in_every_leaf(size):
     np.testing.assert_array_equal(on_host, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [False, True])
 def test_one_heavy_row_does_not_change_the_next_leaf(host):
     leaf, y = np.repeat(np.arange(2, dtype=np.int32), [1, 5]), np.array([7, 1, 2, 3, 4, 5], np.float32)
@@ -201,6 +203,7 @@ def test_moments_of_a_large_leaf_are_those_of_double_precision():
     np.testing.assert_allclose(intercept, [3, 3], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 70_000, 1_000_003])
 def test_quick_sums_are_those_of_double_precision_but_for_a_few_digits(n):
     leaf, y, _ = drawn((n, 7))

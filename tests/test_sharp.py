@@ -56,6 +56,7 @@ def same(one, other, atol):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol * max(1, float(jnp.abs(b).max())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "several", "classes"], ["constant", "linear"]))
 @pytest.mark.parametrize("sharpness", [pytest.param(0.3, marks=pytest.mark.wide), 3, pytest.param(30, marks=slow), 1e3])
 def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
@@ -86,6 +87,7 @@ def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
         assert abs(found(*operands)[0][0] - exact(*operands)[0][0]) <= NODES * 1e-3 * np.ptp(losses[:, i])
 
 
+@pytest.mark.slow
 def test_more_paths_than_there_is_room_for_are_computed_densely():
     operands = draw("constant", 1.0, np.float32)
     visit = lambda otherwise: jax.jit(partial(sharp.visit, losses_of, 2, otherwise))(*operands)
@@ -99,6 +101,7 @@ def deep(monkeypatch):
     monkeypatch.setitem(sharp.WIDTHS, DEPTH, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", sweeps.quick(["constant", "linear", "several", "classes"], ["constant", "classes"], pytest.mark.wide)
 )

@@ -69,6 +69,7 @@ def weightings(n):
     return np.ones(n), np.random.default_rng(9).uniform(0.1, 3, n) * (np.arange(n) % 5 > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_node_takes_the_best_correction_of_its_parents_model(in_blocks, kind):
     for seed, weight in enumerate(weightings(200)):

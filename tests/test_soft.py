@@ -59,6 +59,7 @@ reverse, forward = (jax.jit(mode(ours, (0, 1))) for mode in (jax.grad, jax.jacfw
 second = jax.jit(jax.hessian(lambda both: ours(both[:7], both[7:]) ** 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinks", [False, True], ids=["inside", "zeros and ones"])
 def test_the_derivative_rule_five_ways(x64, kinks):
     both = np.concatenate(draw(3, (3,)))

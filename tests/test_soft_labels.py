@@ -72,6 +72,7 @@ def test_leaves_hold_expected_frequencies():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_expected_loss_of_a_soft_tree_and_its_gradient_are_expectations():
     weights, bias, values = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((3, 2), (3,), (4, K)))
     row, label, chance = repeated(np.arange(N))
@@ -145,6 +146,7 @@ def test_samples_keep_the_share_of_each_most_probable_class():
 # --- Fits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fit_to_probabilities():
     tables = {"key": KEY, "task": "classification", "sample_weight": WEIGHT}
     fit = jtrees.fit(TREE, X, SOFT.tolist(), validation=(X, SOFT), **tables)
@@ -162,6 +164,7 @@ def test_a_fit_to_probabilities():
     assert mixed.loss == pytest.approx(-(SOFT * np.log(mixed.predict(X))).sum(1).mean(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_folds_and_held_out_rows_of_probabilities():
     options = {"key": KEY, "task": "classification"}
     fit = jtrees.fit(TREE, X, SOFT, held_out=0.25, **options)
@@ -180,6 +183,7 @@ def test_leaves_are_shrunk_in_single_precision_beside_double(y, x64):
     assert np.isfinite(fit.loss)
 
 
+@pytest.mark.slow
 def test_a_class_may_be_certain_to_be_absent():
     fit = jtrees.fit(TREE, X, np.insert(SOFT, 1, 0, axis=1), key=KEY, task=Classification(K + 1))
     assert fit.predict(X).shape == (N, K + 1)

@@ -215,6 +215,7 @@ def test_interrupted_halving_chooses_from_complete_trials(monkeypatch, ends, exp
     assert len(chosen_from) + len(left) == max(1, min(ends - 1, 12))
 
 
+@pytest.mark.slow
 def test_halving_of_a_table():
     """The rows of all trials. The last are fits to all rows, and the choice is among them."""
     space = {"learning_rate": jtrees.LogUniform(1e-4, 0.5), "depth": (2, 3)}

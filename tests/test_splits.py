@@ -55,6 +55,7 @@ def models_with_other_targets(fit, rows):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [FRAME, NUMBERS], ids=["raw", "numbers"])
 @pytest.mark.parametrize("validation", [3, 0.3])
 def test_folds(x, validation):
@@ -68,6 +69,7 @@ def test_folds(x, validation):
         assert 0 < np.sum(unchanged) < 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [FRAME, NUMBERS], ids=["raw", "numbers"])
 def test_held_out_rows(x):
     fits = lambda y: [jtrees.fit(RECIPE, x, y, key=KEY, held_out=0.4).model]
@@ -87,6 +89,7 @@ def test_a_fold_is_the_fit_of_its_rows():
         np.testing.assert_array_equal(alone.predict(FRAME), fit.predict(FRAME))
 
 
+@pytest.mark.slow
 def test_tuned_options_do_not_depend_on_how_held_out_targets_are_encoded():
     losses = lambda y: [
         trial.loss
@@ -103,6 +106,7 @@ def test_tuned_options_do_not_depend_on_how_held_out_targets_are_encoded():
     assert 0 < held_out.sum() < 8
 
 
+@pytest.mark.slow
 def test_a_student_knows_no_held_out_prediction():
     """The teacher answers differently for one row. It is held out of three tenths of the draws."""
 
@@ -116,6 +120,7 @@ def test_a_student_knows_no_held_out_prediction():
     assert 0 < sum(same) < 8
 
 
+@pytest.mark.slow
 def test_folds_share_programs(count_compilations):
     """The number of features depends on the schema alone, so no fold compiles a program of its own."""
     sweep = lambda validation: jtrees.sweep(RECIPE, FRAME, Y, key=KEY, validation=validation)

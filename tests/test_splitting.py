@@ -126,5 +126,6 @@ def test_edges_within_a_program_divide_the_samples_inside_equally(values):
             np.testing.assert_array_equal(np.unique(finite), [0.5, 1.5][: values - 1])
 
 
+@pytest.mark.slow
 def test_edges_of_no_samples_are_infinite():
     assert np.isinf(splitting.edges_within(jnp.zeros((4, 2)), jnp.zeros(4, bool), 8)).all()

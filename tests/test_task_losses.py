@@ -67,6 +67,7 @@ def test_huber_is_its_definition():
     np.testing.assert_allclose(losses.Huber(0.7).of_predictions(error, np.zeros(4)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_derivatives_are_those_of_automatic_differentiation(name, x64):
     loss, y, _ = LOSSES[name]

@@ -85,6 +85,7 @@ def test_scores_are_those_of_sklearn():
     assert Classification(3).score(chances, labels, weight) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [Regression(), Regression(2), Classification(3)])
 def test_losses_of_outputs_of_predictions_and_in_double_precision_agree(task):
     rng = np.random.default_rng(1)

@@ -570,6 +570,7 @@ def test_a_gradient_through_training_is_the_slope_of_a_soft_loss_and_the_score_h
     np.testing.assert_allclose(slope, (above - below) / 2e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_uses_each_key_once(plane):
     """Under the flag that forbids more; and its keys are those of a split."""
     method = nothing(lambda params, batch, *, key, step: 2 * (params + jax.random.normal(key),))

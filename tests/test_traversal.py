@@ -28,6 +28,7 @@ def test_rewards_are_the_least_agreement_along_the_path(depth):
     np.testing.assert_array_equal(rewards(jnp.asarray(scores[:, 0])), by_paths(scores)[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [None, np.array([1.0, 0.0, 2.0, 0.5, 0.0, 1.0])], ids=["plain", "weighted"])
 def test_traverse_is_the_papers_program(x64, weight):
     """Weights bear on the pruning alone."""

@@ -110,6 +110,7 @@ def check(report, name, predictions, x, y, trained, where):
     assert report.verdict.endswith(f"on {where}")
 
 
+@pytest.mark.slow
 @EACH_TASK
 def test_losses_on_a_validation_set(name):
     result = fit(QUICK[0], name, validation=(X_NEW, targets(name, Y_NEW)))
@@ -118,6 +119,7 @@ def test_losses_on_a_validation_set(name):
     assert result.loss == pytest.approx(TASKS[name][1](Y_NEW, predictions), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*OTHERS, *COMBINATORS], ids=lambda recipe: type(recipe).__name__)
 def test_losses_of_every_recipe(recipe):
     """On a validation set, and on the rows that ``held_out`` sets aside."""
@@ -142,6 +144,7 @@ def first_leaves(monkeypatch):
     monkeypatch.setattr("jtrees.ensembles.boosted.refitted", late)
 
 
+@pytest.mark.slow
 @EACH_TASK
 @pytest.mark.usefixtures("first_leaves")
 def test_losses_of_rows_that_a_sum_held_out(name):
@@ -159,6 +162,7 @@ def test_losses_of_rows_that_a_sum_held_out(name):
     assert result.report.verdict.endswith("on rows left out in training, which also chose the model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["squared error", *(pytest.param(n, marks=pytest.mark.slow) for n in ("poisson", "classes"))]
 )
@@ -186,6 +190,7 @@ def test_losses_of_out_of_bag_rows(name):
     assert result.report.verdict.endswith("on rows left out in training")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "name"),
     [
@@ -238,6 +243,7 @@ def test_losses_on_training_rows():
 # --- Searches that compare trees in the right units ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_polish_has_the_loss_of_the_task():
     """Huber's delta is in the units of the targets: other units give the same tree."""
     recipe = jtrees.Polished(jtrees.GET(depth=1, starts=1, epochs=10), epochs=20)
@@ -250,6 +256,7 @@ def test_polish_has_the_loss_of_the_task():
     assert fits[0].report.search.accepted.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squared error", pytest.param("poisson", marks=pytest.mark.slow)])
 def test_scores_of_monotone_trees_are_those_of_ordered_leaves(name):
     recipe = jtrees.BestOf(jtrees.NonGreedy(depth=3, greedy_epochs=3, epochs=6, shrink=False, precondition=0), runs=2)

@@ -92,6 +92,7 @@ def test_part_of_a_table_has_weights_of_mean_one():
 # --- Every recipe ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @EACH
 def test_rows_that_cannot_matter_change_nothing(recipe):
     y = np.where(np.arange(400) < 200, -50.0, 10.0) + Y  # the old rows have other targets
@@ -112,6 +113,7 @@ WEIGHTS = {f"sigma {sigma}": np.random.default_rng(1).lognormal(0, sigma, 400) f
 WEIGHTS["one heavy row"] = np.where(np.arange(400) == 7, 200.0, 1.0)
 
 
+@pytest.mark.slow
 @EACH
 def test_weights_are_like_repeated_rows(recipe):
     """The fits of weighted rows are as accurate as the fits of rows that are drawn by their weights."""
@@ -130,6 +132,7 @@ def test_whole_weights_are_like_copies(recipe, sigma):
     assert score(recipe, weight=weight) > min(copied, score(recipe)) - 0.15
 
 
+@pytest.mark.slow
 def test_a_boosted_sum_with_one_heavy_row_is_as_good_as_without():
     """Shrinkage counts samples: it must not count all other rows as a thousandth of one."""
     rng = np.random.default_rng(0)
@@ -143,6 +146,7 @@ def test_a_boosted_sum_with_one_heavy_row_is_as_good_as_without():
     assert plain > 0.85 and heavy > plain - 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["absolute_error", "poisson"])
 def test_leaves_of_boosting_beside_a_heavy_row_reach_their_targets(loss):
     x = np.linspace(-1, 1, 200)[:, None]
@@ -184,6 +188,7 @@ def test_the_constant_that_models_are_compared_with_counts_samples():
     assert comparison.losses["constant"] == pytest.approx(entropy, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1e-20, 1e20])
 def test_leaves_depend_on_ratios_of_weights_alone(unit):
     """Squares of these weights are beyond single precision."""
@@ -211,6 +216,7 @@ def test_a_sample_of_weight_zero_does_not_count_even_with_an_infinite_loss():
     assert losses.mean_loss(lost[::2], None) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [4, 5, None])
 def test_mini_batches_have_samples_of_positive_weight_only(batch_size):
     """The mean of the mini-batches of many epochs is the weighted mean of the data."""
