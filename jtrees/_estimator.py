@@ -24,6 +24,7 @@ from jtrees.tables.schemas import warn_of_gaps
 from jtrees.tree import ObliqueTree
 
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
+_DIVISIONS = 50  # largest number of random divisions of groups that are tried
 _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS = 100, 1000
 
 
@@ -99,6 +100,8 @@ class TreeEstimator(BaseEstimator):
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options |= {"monotone": self.monotonic_cst, "columns": self.columns, "missing": self.missing}
+        if groups is not None and self.validation_fraction is None:
+            raise ValueError("validation_groups needs validation_fraction, got None")
         if self.validation_fraction is not None:
             training, held_out = self._divided(y, groups, rng)
             options["validation"] = x[held_out], y[held_out]
@@ -112,20 +115,30 @@ class TreeEstimator(BaseEstimator):
             fitted = fit(recipe, x, y, key=key, **options)
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.
         self._keep(distributed.to_host(fitted.model))
-        self._sample = self._features_of(training_rows)
+        self._sample, self._importances = self._features_of(training_rows), None
         self.loss_, self.report_ = fitted.loss, fitted.report
         if fitted.report.ended == "interrupted":
             distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
 
     def _divided(self, y: np.ndarray, groups: np.ndarray | None, rng: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of the training rows and of the validation rows."""
+        """Returns the numbers of the training rows and of the validation rows.
+
+        Raises:
+          ValueError: if there is one group, or if no division has training rows of every class.
+        """
         from sklearn.model_selection import GroupShuffleSplit, train_test_split  # imported here because it is slow
 
         options: Any = {"test_size": self.validation_fraction, "random_state": rng}
+        strata = self._strata(y)
         if groups is None:
-            training, held_out = train_test_split(np.arange(len(y)), stratify=self._strata(y), **options)
+            training, held_out = train_test_split(np.arange(len(y)), stratify=strata, **options)
             return np.asarray(training), np.asarray(held_out)
-        return next(GroupShuffleSplit(1, **options).split(y, groups=groups))
+        if len(set(groups.tolist())) < 2:
+            raise ValueError(f"validation_groups must hold at least two groups, got {checks.quoted(groups[0])} alone")
+        for training, held_out in GroupShuffleSplit(_DIVISIONS, **options).split(y, groups=groups):
+            if strata is None or set(strata[training].tolist()) == set(strata.tolist()):
+                return training, held_out
+        raise ValueError("validation_groups must leave training rows of every class, got too few groups of a class")
 
     def _learn_constant(self, x: np.ndarray | Frame, constant_leaves: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
@@ -136,7 +149,7 @@ class TreeEstimator(BaseEstimator):
         features = len(encoder.feature_names) if encoder is not None else x.shape[1]
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
         self._keep(tree if encoder is None else FrameModel(tree, encoder))
-        self._sample = self._features_of(x)
+        self._sample, self._importances = self._features_of(x), None
         self.loss_, self.report_ = 0.0, FitReport()
 
     def _keep(self, model: Any) -> None:
@@ -169,12 +182,22 @@ class TreeEstimator(BaseEstimator):
         """How much the prediction depends on each column of X, ``(n_features_in_,)``, with the sum 1.
 
         The importance of a column is the mean absolute change of the prediction when its values are shuffled, on at
-        most 1000 training rows: see :func:`jtrees.explain.importances`. scikit-learn's
-        :func:`~sklearn.inspection.permutation_importance` computes the importance for a score.
+        most 1000 training rows: see :func:`jtrees.explain.importances`. The rows are in memory, but not in files and
+        pickles, which hold the importances. scikit-learn's :func:`~sklearn.inspection.permutation_importance` computes
+        the importance for a score.
         """
         check_is_fitted(self)
-        model = self.model_ if self.encoder_ is None else self.model_.model
-        return mean_changes(model.predict, self._sample, self._owner, self.n_features_in_, np.random.default_rng(0))
+        if self._importances is None:
+            model, rng = self.model_ if self.encoder_ is None else self.model_.model, np.random.default_rng(0)
+            self._importances = mean_changes(model.predict, self._sample, self._owner, self.n_features_in_, rng)
+        return self._importances.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the attributes, with the importances instead of the training rows that they are computed from."""
+        state: Any = super().__getstate__()
+        if getattr(self, "_sample", None) is None:
+            return state
+        return {**state, "_importances": self.feature_importances_, "_sample": None}
 
     def _strata(self, y: np.ndarray) -> np.ndarray | None:
         """Returns what a validation set has in the same shares as the training rows, or None."""

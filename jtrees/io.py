@@ -248,7 +248,9 @@ def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
     if not hasattr(estimator, "model_"):
         raise ValueError(f"what must be fitted to be saved, got {quoted(estimator)} before its fit")
     try:
-        return {"dict": [[name, _encoded(value, f".{name}", arrays)] for name, value in vars(estimator).items()]}
+        attributes = estimator.__getstate__()
+        attributes.pop("_sklearn_version", None)
+        return {"dict": [[name, _encoded(value, f".{name}", arrays)] for name, value in attributes.items()]}
     except ValueError as error:
         raise ValueError(f"{error}; jtrees.save(estimator.model_, path) saves the model alone") from None
 
@@ -283,9 +285,10 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
         items = [_encoded(item, f"{where}[{i}]", arrays) for i, item in enumerate(value)]
         return items if type(value) is list else {"tuple": items}
     if type(value) is dict:
-        if bad := [key for key in value if type(key) not in (str, int)]:
+        plain = {key.item() if isinstance(key, np.generic) else key: item for key, item in value.items()}
+        if bad := [key for key in plain if type(key) not in (str, int, bool)]:
             raise ValueError(f"{where or 'it'} must have names or numbers as keys to be saved, got {quoted(bad[0])}")
-        return {"dict": [[key, _encoded(item, f"{where}[{key!r:.80}]", arrays)] for key, item in value.items()]}
+        return {"dict": [[key, _encoded(item, f"{where}[{key!r:.80}]", arrays)] for key, item in plain.items()]}
     name = name_of(type(value))
     registered, has_fields = _CLASSES.get(name), is_dataclass(value) or hasattr(value, "_fields")
     if registered is not type(value) or not has_fields:

@@ -691,3 +691,33 @@ def test_groups_are_not_divided(monkeypatch):
     assert fitted["training"] & fitted["held out"]
     with pytest.raises(ValueError, match=r"validation_groups must be one label a row, \(120,\), got shape \(3,\)"):
         model.fit(x, x[:, 0], validation_groups=[1, 2, 3])
+    with pytest.raises(ValueError, match="validation_groups must hold at least two groups"):
+        model.fit(x, x[:, 0], validation_groups=np.ones(120))
+    with pytest.raises(ValueError, match="validation_groups needs validation_fraction, got None"):
+        TreeRegressor(SMALL_DGT).fit(x, x[:, 0], validation_groups=groups)
+
+
+def test_a_class_in_a_single_group_is_a_training_class():
+    rng = np.random.default_rng(0)
+    x, groups = rng.normal(size=(60, 2)), np.repeat(np.arange(15), 4)
+    labels = np.where(groups == 3, "z", np.where(x[:, 0] > 0, "a", "b"))
+    for seed in range(6):
+        model = TreeClassifier(SMALL_DGT, random_state=seed, validation_fraction=0.3)
+        assert model.fit(x, labels, validation_groups=groups).classes_.tolist() == ["a", "b", "z"]
+    with pytest.raises(ValueError, match="validation_groups must leave training rows of every class"):
+        model.fit(x, np.where(groups % 2, "a", "b"), validation_groups=groups % 2)
+
+
+def test_files_and_pickles_hold_importances_and_no_training_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 4)) + 0.123456789
+    y = np.where(x[:, 0] > 0, "high", "low")
+    model = TreeClassifier(SMALL_DGT, random_state=0, class_weight=dict(zip(np.unique(y), (1.0, 2.0), strict=True)))
+    model.fit(x, y)
+    copy = pickle.loads(pickle.dumps(model))
+    jtrees.save(model, tmp_path / "model.jtrees")
+    loaded = jtrees.load(tmp_path / "model.jtrees")
+    for other in (copy, loaded):
+        np.testing.assert_array_equal(other.feature_importances_, model.feature_importances_)
+        assert other.class_weight == {"high": 1.0, "low": 2.0}
+    assert (tmp_path / "model.jtrees").stat().st_size < 20_000 and len(pickle.dumps(model)) < 20_000

@@ -743,6 +743,28 @@ def test_hours_and_minutes(tmp_path):
     )
 
 
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin", "America/Sao_Paulo", "offsets"])
+def test_a_file_of_numpy_with_times_tests_itself(zone, tmp_path):
+    rng = np.random.default_rng(0)
+    times = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 288_000, 300), unit="min")
+    y = (times.hour >= 12) * 2.0 + (times.minute >= 30)
+    if zone == "offsets":
+        times = [f"{time.isoformat()}+0{hour}:00" for time, hour in zip(times, rng.integers(0, 9, 300), strict=True)]
+    elif zone is not None:
+        times = times.tz_localize("UTC").tz_convert(zone)
+    frame = pd.DataFrame({"when": times, "z": rng.normal(size=300)})
+    encoder, features = jtrees.tables.TableEncoder.fit(frame, np.asarray(y))
+    assert "hour" in encoder.encodings["when"].lookups
+    weights = rng.normal(size=(1, features.shape[1])) / np.where(features.std(0) > 0, features.std(0), 1)
+    bias = -(features @ weights[0]).mean(keepdims=True)
+    tree = ObliqueTree(np.float32(weights), np.float32(bias), jtrees.leaves.Values(np.array([0.0, 1.0])))
+    model = jtrees.tables.FrameModel(tree, encoder)
+    export.to_numpy(model, tmp_path / "model.py")
+    subprocess.run([sys.executable, tmp_path / "model.py"], check=True)
+    exported = runpy.run_path(str(tmp_path / "model.py"))["predict"]
+    np.testing.assert_array_equal(exported(frame), model.predict(frame))
+
+
 def check_dates(frame, y, parts, days, tmp_path):
     """The files predict as Python for a column of dates; returns its encoder. ``days`` are the days since 1970."""
     columns, features = jtrees.tables.TableEncoder.fit(frame, y)

@@ -10,6 +10,8 @@ import time
 
 import jax
 import numpy as np
+import optax
+import pandas as pd
 from polynomials import Polynomials
 import pytest
 
@@ -135,6 +137,84 @@ def test_another_sweep_is_refused_with_what_differs(tmp_path, name):
     expected = "x" if name == "validation" else name  # other folds train on other rows
     with pytest.raises(ValueError, match=rf"folder must hold runs of this sweep: '.*' has {expected} .*, got "):
         sweep(tmp_path, **CHANGES[name])
+
+
+def rule(slope):
+    """A function that differs from others of its name in a constant of its closure alone."""
+    return lambda rate: optax.chain(optax.scale(slope), optax.sgd(rate))
+
+
+def test_functions_with_other_code_are_other_options(tmp_path):
+    recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 4.0}, static={"depth": 1}, epochs=3)
+    rules = {"rule": (rule(1.0), rule(2.0), lambda rate: optax.adam(rate))}
+    losses = sweep(None, recipe, grid=rules, seeds=1, validation=0.25).losses
+    for _ in range(2):
+        again = sweep(tmp_path, recipe, grid=rules, seeds=1, validation=0.25).losses
+        np.testing.assert_array_equal(again, losses)
+    assert len(set(losses.ravel().tolist())) == 3
+    with pytest.raises(ValueError, match="has rule"):
+        sweep(tmp_path, recipe.replace(rule=rule(3.0)), grid={"epochs": (3,)}, seeds=1, validation=0.25)
+
+
+def test_other_names_and_levels_of_columns_are_another_table(tmp_path):
+    frame = pd.DataFrame({"p": X[:, 0], "q": X[:, 1], "level": np.where(X[:, 0] > 0, "a", "b")})
+    fit = lambda frame, **options: sweep(tmp_path, DGT, frame, seeds=1, validation=0.25, **options)
+    fit(frame)
+    for other in (frame.rename(columns={"p": "q", "q": "p"}), frame.replace({"level": {"a": "dog", "b": "eel"}})):
+        with pytest.raises(ValueError, match="has columns"):
+            fit(other)
+    with pytest.raises(ValueError, match="has columns"):
+        fit(frame, columns={"q": "drop"})
+
+
+def test_a_sweep_and_tuning_have_folders_of_their_own(tmp_path):
+    tune(tmp_path / "a")
+    with pytest.raises(ValueError, match="has "):
+        sweep(tmp_path / "a", grid={"depth": (1, 2, 3)}, seeds=1)
+    sweep(tmp_path / "b", grid={"depth": (1, 2, 3)}, seeds=1)
+    with pytest.raises(ValueError, match="has "):
+        tune(tmp_path / "b")
+
+
+def test_runs_of_another_sweep_are_not_taken_without_its_description(tmp_path, searches):
+    sweep(tmp_path)
+    (tmp_path / "sweep.json").unlink()
+    changed = sweep(tmp_path, y=Y + 1)
+    assert len(searches) == 24
+    same(changed, sweep(None, y=Y + 1))
+
+
+def test_damaged_files_are_made_again(tmp_path, searches):
+    first = sweep(tmp_path)
+    files = sorted(file for file in tmp_path.glob("*.json") if file.stem != "sweep")
+    for file, contents in zip(files, ("", "{}", "[1", '{"loss": 1}'), strict=False):
+        file.write_text(contents)
+    same(sweep(tmp_path), first)
+    assert len(searches) == 12 + 4
+    options = {"grid": {"depth": (1, 2)}, "validation": 3}
+    tune(tmp_path / "tuned", **options)
+    files = sorted((tmp_path / "tuned").glob("*.npy"))
+    files[0].write_bytes(b"")
+    files[1].unlink()
+    count = len(searches)
+    tune(tmp_path / "tuned", **options)
+    assert len(searches) == count + 3  # with the fit to all rows
+
+
+def test_values_of_a_grid_are_read_once(tmp_path, searches):
+    values = lambda: {"learning_rate": (value for value in (0.01, 0.1))}
+    sweep(tmp_path, grid=values())
+    sweep(tmp_path, grid=values())
+    assert len(searches) == 12
+    with pytest.raises(ValueError, match="has grid"):
+        sweep(tmp_path, grid={"learning_rate": (value for value in (0.3, 0.9))})
+
+
+def test_a_share_without_runs_and_repeated_seeds(tmp_path):
+    empty = [sweep(tmp_path / str(k), seeds=1, validation=0.25, share=(np.int64(k), np.int64(6))) for k in range(6)]
+    states = np.array([part.states.ravel() for part in empty])
+    assert (states == "finished").sum() == 2 and any((part == "not started").all() for part in states)
+    assert sweep(None, seeds=[1, 1]).states.shape == (2, 1, 3)
 
 
 def test_shares_are_disjoint_and_complete(tmp_path, searches):

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, description: str, function: Any) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=description, description=description)
+        added = commands.add_parser(name, help=description, description=description, allow_abbrev=False)
         added.set_defaults(command=function)
         return added
 
@@ -157,13 +157,15 @@ def _advice(options: argparse.Namespace, recipe: jtrees.Recipe, better: list[str
     name, best = type(recipe).__name__, _BEST.__name__
     if isinstance(recipe, _BEST):
         return f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {name} on this table"
-    words = list(map(str, options.given))
-    for option in ("--recipe", "--set"):
-        if option in words:
-            start = words.index(option)
-            end = next((i for i in range(start + 1, len(words)) if words[i].startswith("--")), len(words))
-            del words[start:end]
-    return f"{best} may be better than {name}: {shlex.join(['jtrees', *words, '--recipe', best])}"
+    words, kept = list(map(str, options.given)), []
+    while words:
+        option, equals, _ = (word := words.pop(0)).partition("=")
+        if option not in ("--recipe", "--set"):
+            kept.append(word)
+        elif not equals:  # the recipe is the next word, and options go on to the next option
+            count = next((i for i, other in enumerate(words) if other.startswith("--")), len(words))
+            del words[: 1 if option == "--recipe" else count]
+    return f"{best} may be better than {name}: {shlex.join(['jtrees', *kept, '--recipe', best])}"
 
 
 def _held_out(

@@ -104,8 +104,10 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             encoding = encoder.encodings[name]
             values = encoding.start + encoding.center + encoding.spread * rng.normal(size=rows)
             values = (values > 0.5) * 1.0 if column.kind == "boolean" else values
-            if column.kind == "date":  # whole days, or whole minutes if the time of the day counts
-                step = 1440 if {"hour", "minute"} & set(column.parts) and column.zone is None else 1
+            if column.kind == "date" and column.zone is not None:  # noon, because an hour may be left out in spring
+                values = np.floor(values) + 0.5
+            elif column.kind == "date":  # whole days, or whole minutes if the time of the day counts
+                step = 1440 if {"hour", "minute"} & set(column.parts) else 1
                 values = np.floor(values * step) / step
             values = np.round(values * MICROSECONDS) / MICROSECONDS if column.durations else values
             source = "durations" if column.durations else "text"

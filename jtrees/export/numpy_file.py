@@ -1,9 +1,11 @@
 """Writes a tree or a forest as a Python file that needs only NumPy."""
 
+import datetime
 import inspect
 import os
 import re
 from typing import Any
+import zoneinfo
 
 import numpy as np
 
@@ -96,13 +98,23 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
 
 def _column(raw: RawColumn) -> str:
     if raw.kind == "date":
-        days = np.where(raw.missing, 0, raw.values).astype(np.int64).astype("datetime64[D]").astype(str)
-        zone = "" if raw.zone is None else "T12:00Z"  # noon in Greenwich is on the same day almost everywhere
-        return repr([None if gap else day + zone for day, gap in zip(days.tolist(), raw.missing, strict=True)])
+        texts = [None if np.isnan(days) else _moment(days, raw.zone) for days in raw.values.tolist()]
+        return repr(texts)
     if raw.source == "durations":
         duration = lambda days: f"np.timedelta64({round(days * MICROSECONDS)}, 'us')"
         return f"[{', '.join('None' if np.isnan(days) else duration(days) for days in raw.values.tolist())}]"
     return repr([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
+
+
+def _moment(days: float, zone: str | None) -> str:
+    """Returns the text of local days since 1970, with the offset of the zone from UTC if there is a zone."""
+    milliseconds = np.datetime64(round(days * parse.DAY), "ms")
+    text = str(milliseconds.astype("datetime64[D]") if days == np.floor(days) and zone is None else milliseconds)
+    if zone is None:
+        return text
+    moment = milliseconds.astype(datetime.datetime)
+    offset = zoneinfo.ZoneInfo("UTC" if zone == OFFSETS else zone)
+    return moment.replace(tzinfo=offset).isoformat(timespec="milliseconds")
 
 
 def _array(values: np.ndarray | None) -> str:

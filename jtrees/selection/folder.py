@@ -1,11 +1,14 @@
 """Folders of runs: a sweep writes each finished run to files, and continues with the other runs after it was ended."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
 import hashlib
 import io as streams
 import json
 import os
 import re
+import types
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -68,7 +71,9 @@ class RunFolder:
         keeps: Literal["fits", "row losses"],
         share: tuple[int, int] = (0, 1),
     ):
-        self._path, self._keeps, self._share = io.as_path(path), keeps, share
+        self._path, self._keeps, (self._part, self._parts) = io.as_path(path), keeps, share
+        description = {"runs": keeps, **description}
+        self._checksum = checksum(sorted(description.items()))
         if distributed.is_first():
             self._path.mkdir(parents=True, exist_ok=True)
         file = self._path / _DESCRIPTION
@@ -79,22 +84,31 @@ class RunFolder:
 
     def read(self, name: str) -> Run | None:
         """Returns a finished run, or None. All processes must read the same runs in the same order."""
-        file = self._path / f"{name}.json"
-        run = self._run(name, json.loads(file.read_text())) if file.exists() else None
+        try:
+            run = self._run(name)
+        except (OSError, ValueError, KeyError, EOFError):  # the run is missing, or a file is damaged: it is made again
+            run = None
         return run if distributed.minimum(float(run is not None)) else None
 
-    def _run(self, name: str, numbers: dict[str, Any]) -> Run:
-        fit, row_losses = None, np.zeros(0)
-        if (file := self._path / f"{name}.jtrees").exists():
+    def _run(self, name: str) -> Run:
+        """Returns a finished run; raises an error if a file is missing or damaged."""
+        numbers, fit, row_losses = json.loads((self._path / f"{name}.json").read_text()), None, np.zeros(0)
+        if self._keeps == "row losses":
+            row_losses = np.load(streams.BytesIO((self._path / f"{name}.npy").read_bytes()), allow_pickle=False)
+        elif (file := self._path / f"{name}.jtrees").exists():
             fit = io.load(file)
-        if (file := self._path / f"{name}.npy").exists():
-            row_losses = np.load(streams.BytesIO(file.read_bytes()), allow_pickle=False)
         return Run(fit, row_losses, *(numbers[field] for field in ("loss", "size", "state", "seconds")))
 
     def is_mine(self, name: str) -> bool:
         """Returns whether a run is in the share of this process. Names are checksums, so shares are about equal."""
-        part, parts = self._share
-        return int(name, 16) % parts == part
+        return int(name, 16) % self._parts == self._part
+
+    def run_name(self, options: Mapping[str, Any], seed: int, split: str) -> str:
+        """Returns the name of a run's files. It depends on the description, the options, the seed and the split.
+
+        ``split`` is the checksum of the training rows, of :func:`row_checksum`.
+        """
+        return checksum([self._checksum, _text(sorted(options.items())), seed, split])
 
     def write(self, name: str, run: Run, identity: dict[str, Any]) -> None:
         """Writes a finished run. ``identity`` has its options, its seed and its fold."""
@@ -137,8 +151,10 @@ def description_of(recipe: Recipe, key: Array, splits: Sequence[Split], **argume
     texts = {name: "none" if value is None else _text(value) for name, value in arguments.items()}
     key_text = str(np.asarray(jax.random.key_data(key)).tolist())
     checksums = {name: checksum(arrays) for name, arrays in rows.items()}
-    task = {"task": repr(tables[0].task)}
-    return {"recipe": type(recipe).__name__, **_option_texts(recipe), "key": key_text, **texts, **task, **checksums}
+    encoder = tables[0].encoder
+    schema = None if encoder is None else {**encoder.schema.columns, "": encoder.schema.missing}
+    about = {"task": _text(tables[0].task), "columns": checksum(_text(schema))}
+    return {"recipe": type(recipe).__name__, **_option_texts(recipe), "key": key_text, **texts, **about, **checksums}
 
 
 def _option_texts(recipe: Any, prefix: str = "") -> dict[str, str]:
@@ -152,18 +168,30 @@ def _option_texts(recipe: Any, prefix: str = "") -> dict[str, str]:
     return texts
 
 
-def run_name(options: Mapping[str, Any], seed: int, training_rows: str) -> str:
-    """Returns the name of a run's files, which depends on its options, its seed and the checksum of its rows."""
-    return checksum([_text(sorted(options.items())), seed, training_rows])
-
-
 def row_checksum(split: Split) -> str:
     """Returns the checksum of the training rows of a split."""
     return checksum([split.table.x, split.table.y, split.table.weight])
 
 
 def _text(value: Any) -> str:
-    """Returns a value as text, without the addresses of functions, which differ between processes."""
+    """Returns a value as text that is equal in all processes, and differs for functions with different code."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, functools.partial):
+        return f"partial({_text([value.func, value.args, value.keywords])})"
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        parts = [value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+        return f"{value.__module__}.{value.__qualname__} {checksum(_text(parts))}"
+    if isinstance(value, types.CodeType):
+        return _text([value.co_code.hex(), value.co_consts, value.co_names])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}({_text({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_text(name)}: {_text(item)}' for name, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        texts = ", ".join(map(_text, value))
+        return f"[{texts}]" if isinstance(value, list) else f"({texts})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 

@@ -136,7 +136,7 @@ class SweepResult(NamedTuple):
         finite = np.isfinite(self.losses)
         count = finite.sum(2)
         compared = (finite & (self.states == "finished")).all(2)
-        if not compared.any() and _is_incomplete(self.states):
+        if not compared.any():
             compared = count == max(1, count.max())
         return np.where(compared, self.losses.sum(2, where=finite) / np.maximum(count, 1), np.inf)
 

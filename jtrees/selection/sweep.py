@@ -16,7 +16,7 @@ from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
 from jtrees.search.fit import RunFit, Split, dataset_of, fits_of, of_raw_table, validation_of
 from jtrees.search.monitor import Monitor
-from jtrees.selection.folder import Run, RunFolder, description_of, row_checksum, run_name
+from jtrees.selection.folder import Run, RunFolder, description_of, row_checksum
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.result import SweepResult
 from jtrees.selection.space import LogUniform, Uniform
@@ -115,7 +115,8 @@ def sweep(
     if grid is None and samples is None and space is None:
         samples = [{}]
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
-    files = folder_of(folder, share, recipe, key, splits, "fits", grid=grid, space=space)
+    grid_values = None if grid is None else combinations
+    files = folder_of(folder, share, recipe, key, splits, "fits", grid=grid_values, space=space)
     shape = len(combinations), len(seeds), len(splits)
     result = SweepResult(
         options=combinations,
@@ -143,7 +144,7 @@ def sweep(
                 result.sizes[cell], result.seconds[cell] = run.size, run.seconds
                 finished.append(np.array([run.loss]))
                 show(len(finished), finished)
-    if not np.isfinite(result.losses).any():
+    if (result.states == "diverged").any() and not np.isfinite(result.losses).any():
         raise FloatingPointError("no run has a finite loss: try a smaller learning_rate")
     if monitor.ended == "interrupted":
         counts = ", ".join(f"{count} {state}" for state, count in Counter(result.states.ravel().tolist()).items())
@@ -175,7 +176,8 @@ def folder_of(
         if share[1] > 1:
             raise ValueError(f"folder must be given with a share, got None and the share {share}")
         return None
-    return RunFolder(folder, description_of(recipe, key, splits, **arguments), keeps, share)
+    part, parts = map(int, share)
+    return RunFolder(folder, description_of(recipe, key, splits, **arguments), keeps, (part, parts))
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
@@ -183,7 +185,7 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
         return tuple(range(checks.check_count("seeds", seeds)))
     if not len(seeds):
         raise ValueError("seeds must hold at least one seed, got none")
-    return tuple(checks.check_count("seeds", seed, minimum=0) for seed in seeds)
+    return tuple(dict.fromkeys(checks.check_count("seeds", seed, minimum=0) for seed in seeds))
 
 
 # --- Runs and their evaluation ---------------------------------------------------------------------------------------
@@ -256,7 +258,7 @@ def runs_of(
     names: dict[tuple[int, int, int], str] = {}
     if folder is not None:
         checksums = [row_checksum(split) for split in splits]
-        names = {(i, j, k): run_name(combinations[i], seeds[j], checksums[k]) for i, j, k in cells}
+        names = {(i, j, k): folder.run_name(combinations[i], seeds[j], checksums[k]) for i, j, k in cells}
         kept = {cell: run for cell in cells if (run := folder.read(names[cell])) is not None}
         for (i, j, k), run in kept.items():
             yield (i, seeds[j], k), run
