@@ -146,7 +146,7 @@ def rule(slope):
 
 def test_functions_with_other_code_are_other_options(tmp_path):
     recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 4.0}, static={"depth": 1}, epochs=3)
-    rules = {"rule": (rule(1.0), rule(100.0), lambda rate: optax.adam(rate))}
+    rules = {"rule": (rule(1.0), rule(1e4), lambda rate: optax.adam(rate))}
     losses = sweep(None, recipe, grid=rules, seeds=1, validation=0.25).losses
     for _ in range(2):
         again = sweep(tmp_path, recipe, grid=rules, seeds=1, validation=0.25).losses
