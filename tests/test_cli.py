@@ -393,7 +393,7 @@ FIT = ["fit", "houses.csv", "--target", "price", "--out", "model.jtrees"]
         (["explain", "price.jtrees", "houses.csv", "--row", "300"], "--row must be from 0 to 299, got 300"),
         (
             ["export", "price.jtrees", "model.exe"],
-            "FILE must end in .h, .py, .onnx, .stablehlo, .sql, .js, got 'model.exe'",
+            "FILE must end in .h, .py, .onnx, .stablehlo, .sql, .js, .mjs, got 'model.exe'",
         ),
         (["export", "price.jtrees", "none/model.h"], "cannot read or write .*: No such file or directory"),
         (

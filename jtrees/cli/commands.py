@@ -42,6 +42,7 @@ _WRITERS = {
     ".stablehlo": export.to_stablehlo,
     ".sql": export.to_sql,
     ".js": export.to_javascript,
+    ".mjs": export.to_javascript,
 }
 
 
