@@ -66,16 +66,16 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
     its ``__all__``, or all names that it defines.
     """
     full = f"jtrees.{module}".rstrip(".")
-    found = importlib.import_module(full)
-    package = hasattr(found, "__path__")
-    listed = vars(found) if package else getattr(found, "__all__", vars(found))
+    imported = importlib.import_module(full)
+    package = hasattr(imported, "__path__")
+    listed = vars(imported) if package else getattr(imported, "__all__", vars(imported))
     for name in list(listed):
-        thing = getattr(found, name)
-        home = getattr(thing, "__module__", None) or ""
-        own = home.startswith("jtrees.") if package else home == full
-        own &= module != "leaves" or home.startswith(full)  # names that leaves imports are public elsewhere
-        if not name.startswith("_") and not isinstance(thing, (types.ModuleType, TypeVar)) and own:
-            yield f"{full}.{name}", thing
+        value = getattr(imported, name)
+        home = getattr(value, "__module__", None) or ""
+        is_public = home.startswith("jtrees.") if package else home == full
+        is_public &= module != "leaves" or home.startswith(full)  # names that leaves imports are public elsewhere
+        if not name.startswith("_") and not isinstance(value, (types.ModuleType, TypeVar)) and is_public:
+            yield f"{full}.{name}", value
 
 
 # --- Docstrings -------------------------------------------------------------------------------------------------------
@@ -84,9 +84,9 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
 def recipes() -> dict[str, Any]:
     """Returns the public recipes by name."""
     return {
-        name: thing
-        for name, thing in public("")
-        if inspect.isclass(thing) and issubclass(thing, jtrees.Recipe) and thing is not jtrees.Recipe
+        name: value
+        for name, value in public("")
+        if inspect.isclass(value) and issubclass(value, jtrees.Recipe) and value is not jtrees.Recipe
     }
 
 
@@ -106,17 +106,17 @@ def options_without_a_line() -> list[str]:
 def wanting_examples() -> dict[str, Any]:
     """Returns the names that need an example: recipes, and functions and estimators of some modules."""
     functions = {
-        name: thing
+        name: value
         for module in WITH_EXAMPLES
-        for name, thing in public(module)
-        if inspect.isfunction(inspect.unwrap(thing)) or name.endswith(("TreeRegressor", "TreeClassifier"))
+        for name, value in public(module)
+        if inspect.isfunction(inspect.unwrap(value)) or name.endswith(("TreeRegressor", "TreeClassifier"))
     }
     return recipes() | functions
 
 
 def names_without_example() -> list[str]:
     """Returns the names that lack an example, and the names in WITHOUT_EXAMPLE that have an example."""
-    lacking = {name for name, thing in wanting_examples().items() if ">>>" not in (inspect.getdoc(thing) or "")}
+    lacking = {name for name, value in wanting_examples().items() if ">>>" not in (inspect.getdoc(value) or "")}
     wrong = [f"{name} has no example in its docstring" for name in sorted(lacking - WITHOUT_EXAMPLE)]
     return wrong + [f"{name} has an example: take it out of WITHOUT_EXAMPLE" for name in WITHOUT_EXAMPLE - lacking]
 
@@ -140,11 +140,11 @@ def failing_examples() -> list[str]:
                 continue
             done.add(test.name)
             test.globs = dict(GIVEN)
-            said: list[str] = []
+            messages: list[str] = []
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-                failed = runner.run(test, out=said.append).failed
+                failed = runner.run(test, out=messages.append).failed
             if failed:
-                wrong.append(f"{test.name}:\n{''.join(said)}")
+                wrong.append(f"{test.name}:\n{''.join(messages)}")
     print(f"{len(done)} docstrings with examples ran")
     return wrong
 
@@ -177,21 +177,21 @@ def resolved(name: str) -> Any:
     """Returns the object of a dotted name, or None if there is no such object."""
     parts = name.split(".")
     try:
-        thing = importlib.import_module(parts[0])
+        value = importlib.import_module(parts[0])
         for i, part in enumerate(parts[1:], 2):
-            if not hasattr(thing, part):
+            if not hasattr(value, part):
                 importlib.import_module(".".join(parts[:i]))
-            thing = getattr(thing, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError):
         return None
-    return thing
+    return value
 
 
 def names_without_an_entry(site: Path) -> list[str]:
     """Returns the public names that the reference lacks. An object with two names needs one entry."""
     entries = inventory(site)
     documented = {id(resolved(name)) for name in entries}
-    missing = [name for module in MODULES for name, thing in public(module) if id(thing) not in documented]
+    missing = [name for module in MODULES for name, value in public(module) if id(value) not in documented]
     return [f"{name} has no entry in the reference" for name in missing]
 
 
@@ -205,9 +205,9 @@ class _Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.anchors |= {given[name] for name in ("id", "name") if name in given}
-        self.links |= {given[name] for name in ("href", "src") if name in given and tag != "base"}
+        attributes = {name: value or "" for name, value in attrs}
+        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
+        self.links |= {attributes[name] for name in ("href", "src") if name in attributes and tag != "base"}
 
 
 def broken_links(site: Path) -> list[str]:

@@ -209,10 +209,10 @@ class Compared(NamedTuple):
         """Returns a text on why the recipe is behind, by the training score and the fits."""
         fits = self.ended.total()
         names = [text for text, holds in (("overfits", self.overfits()), ("underfits", self.underfits())) if holds]
-        of_fits = [f"{count} of {fits} ended by {how}" for how, count in self.ended.items() if how != "finished"]
-        of_fits += [f"{self.warned} of {fits} warned"] if self.warned else []
+        notes = [f"{count} of {fits} ended by {how}" for how, count in self.ended.items() if how != "finished"]
+        notes += [f"{self.warned} of {fits} warned"] if self.warned else []
         text = f"training score {self.train:.1f}: {' and '.join(names) or 'neither overfits nor underfits'}"
-        return text + (f"; of its fits {', '.join(of_fits)}" if of_fits else "")
+        return text + (f"; of its fits {', '.join(notes)}" if notes else "")
 
 
 def mean(values: list[dict[str, Any]], key: str) -> float:
@@ -227,14 +227,14 @@ def compared(results: studies.Results, part: str, name: str) -> Compared | None:
         return None
     seeds = sorted(fits.keys() & others.keys()) or sorted(fits)
     values = [fits[seed] for seed in seeds]
-    by_baseline = {
+    baseline_means = {
         baseline: mean([others[seed][baseline] for seed in seeds], "test")
         for baseline in (f"CART {depth_of(RECIPES[part])}", "linear")
         if others.keys() >= set(seeds)
     }
-    best = max(by_baseline, key=lambda baseline: by_baseline[baseline], default="")
+    best = max(baseline_means, key=lambda baseline: baseline_means[baseline], default="")
     ended, warned = Counter(value["ended"] for value in values), sum(bool(value["warnings"]) for value in values)
-    return Compared(mean(values, "test"), mean(values, "train"), best, by_baseline.get(best, np.nan), ended, warned)
+    return Compared(mean(values, "test"), mean(values, "train"), best, baseline_means.get(best, np.nan), ended, warned)
 
 
 def _of_task(results: studies.Results, task: str) -> str:
@@ -243,7 +243,7 @@ def _of_task(results: studies.Results, task: str) -> str:
         return ""
     methods = [part for part in RECIPES if any(results.values(part, name) for name in names)]
     carts = [f"CART {depth}" for depth in depths()]
-    lines, with_baselines, fewer = [], [], []
+    lines, entries, fewer = [], [], []
     for name in names:
         splits = {method: len(results.values(method, name)) for method in methods}
         few = [f"{method} {count}" for method, count in splits.items() if 0 < count < max(splits.values())]
@@ -253,23 +253,23 @@ def _of_task(results: studies.Results, task: str) -> str:
         for method in methods:
             cell = compared(results, method, name)
             cells.append("-" if cell is None else f"**{cell.test:.1f}**" if cell.is_behind() else f"{cell.test:.1f}")
-            with_baselines += [(name, method, cell)] if cell is not None and cell.baseline else []
+            entries += [(name, method, cell)] if cell is not None and cell.baseline else []
         values = results.values("baselines", name)
         score = lambda key, values=values: f"{mean([v[key] for v in values], 'test'):.1f}" if values else "-"
         lines.append([*cells, " / ".join(map(score, carts)), score("linear")])
     seconds = [[value["seconds"] for name in names for value in results.values(method, name)] for method in methods]
-    lines.append(["longest fit, seconds", "", *(f"{max(of_method):.0f}" for of_method in seconds), "", ""])
+    lines.append(["longest fit, seconds", "", *(f"{max(method_seconds):.0f}" for method_seconds in seconds), "", ""])
     header = ["set", "rows x features", *methods, f"CART {' / '.join(map(str, depths()))}", "linear"]
     table = benchmark.markdown(header, lines)
     if fewer:
         table += f"\nCells with fewer splits than the rest of their row, with their splits: {'; '.join(fewer)}.\n"
-    return f"## {task.capitalize()}\n\n{table}\n{_listed(with_baselines)}\n"
+    return f"## {task.capitalize()}\n\n{table}\n{_listed(entries)}\n"
 
 
-def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
+def _listed(entries: list[tuple[str, str, Compared]]) -> str:
     """Returns the list of the recipes that are behind, with the reasons."""
-    behind = [entry for entry in with_baselines if entry[2].is_behind()]
-    title = f"### More than two points behind: {len(behind)} of the {len(with_baselines)} cells that have baselines"
+    behind = [entry for entry in entries if entry[2].is_behind()]
+    title = f"### More than two points behind: {len(behind)} of the {len(entries)} cells that have baselines"
     if not behind:
         return title
     how_many = lambda test: sum(bool(test(cell)) for _, _, cell in behind)
@@ -278,8 +278,8 @@ def _listed(with_baselines: list[tuple[str, str, Compared]]) -> str:
         f"{how_many(Compared.underfits)} underfit: the training score is below the test score of the baseline. "
         f"`max_seconds` ended a fit in {how_many(lambda cell: cell.ended['max_seconds'])} of them."
     )
-    by_recipe = Counter(method for _, method, _ in behind)
-    recipes = f"By recipe: {', '.join(f'{method} {count}' for method, count in by_recipe.most_common())}."
+    recipe_counts = Counter(method for _, method, _ in behind)
+    recipes = f"By recipe: {', '.join(f'{method} {count}' for method, count in recipe_counts.most_common())}."
     lines = [
         f"- {name}, {method}: {cell.test:.1f}, {cell.baseline} {cell.score:.1f}; {cell.reason()}."
         for name, method, cell in behind

@@ -34,26 +34,18 @@ class TreeEstimator(BaseEstimator):
     default_recipe: Recipe
     _TASK: Any
 
-    def __init__(
-        self,
-        recipe: Any = None,
-        *,
-        random_state: Any = None,
-        validation_fraction: float | None = None,
-        monotonic_cst: Any = None,
-        columns: Any = None,
-        missing: Sequence[str] = (),
-        max_seconds: float | None = None,
-        progress: bool = False,
-    ):
-        self.recipe = recipe
-        self.random_state = random_state
-        self.validation_fraction = validation_fraction
-        self.monotonic_cst = monotonic_cst
-        self.columns = columns
-        self.missing = missing
-        self.max_seconds = max_seconds
-        self.progress = progress
+    recipe: Any
+    random_state: Any
+    validation_fraction: float | None
+    monotonic_cst: Any
+    columns: Any
+    missing: Sequence[str]
+    max_seconds: float | None
+    progress: bool
+
+    def __init__(self, **parameters: Any):
+        # scikit-learn reads the names of the parameters from the signature of the estimator itself.
+        vars(self).update(parameters)
 
     # --- Parameters: the recipe's options are nested parameters ------------------------------------------------------
 

@@ -105,9 +105,16 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         loss: Any = "squared_error",
         quantile: float | tuple[float, ...] | None = None,
     ):
-        common: Any = {"validation_fraction": validation_fraction, "monotonic_cst": monotonic_cst}
-        common |= {"columns": columns, "missing": missing}
-        super().__init__(recipe, random_state=random_state, max_seconds=max_seconds, progress=progress, **common)
+        super().__init__(
+            recipe=recipe,
+            random_state=random_state,
+            validation_fraction=validation_fraction,
+            monotonic_cst=monotonic_cst,
+            columns=columns,
+            missing=missing,
+            max_seconds=max_seconds,
+            progress=progress,
+        )
         self.loss = loss
         self.quantile = quantile
 
@@ -209,9 +216,16 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         progress: bool = False,
         class_weight: Any = None,
     ):
-        common: Any = {"validation_fraction": validation_fraction, "monotonic_cst": monotonic_cst}
-        common |= {"columns": columns, "missing": missing}
-        super().__init__(recipe, random_state=random_state, max_seconds=max_seconds, progress=progress, **common)
+        super().__init__(
+            recipe=recipe,
+            random_state=random_state,
+            validation_fraction=validation_fraction,
+            monotonic_cst=monotonic_cst,
+            columns=columns,
+            missing=missing,
+            max_seconds=max_seconds,
+            progress=progress,
+        )
         self.class_weight = class_weight
 
     def _recipe_for(self, rows: int) -> Any:

@@ -192,7 +192,7 @@ def test_means_of_combinations():
     np.testing.assert_allclose(rows["loss"], [0.3, 0.6])
     np.testing.assert_allclose(rows["error"], [0, np.std([0.4, 0.8], ddof=1) / np.sqrt(2)], atol=1e-12)
     assert rows["seconds"].tolist() == [2, 2]
-    assert np.isnan(results([[[0.4]]]).rows("mean")[0]["error"])
+    assert np.isnan(results([[[0.4]]]).frame(by="mean")["error"][0])
     with pytest.raises(ValueError, match="by must be one of 'mean'"):
         frame.frame(by="median")
 

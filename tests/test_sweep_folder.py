@@ -1,6 +1,7 @@
 """Folders of sweeps: no finished run is lost or repeated, and other runs are refused."""
 
 import json
+import os
 from pathlib import Path
 import random
 import signal
@@ -154,6 +155,47 @@ def test_functions_with_other_code_are_other_options(tmp_path):
     assert len(set(losses.ravel().tolist())) == 3
     with pytest.raises(ValueError, match="has rule"):
         sweep(tmp_path, recipe.replace(rule=rule(3.0)), grid={"epochs": (3,)}, seeds=1, validation=0.25)
+
+
+def holding(values):
+    """A rule whose closure holds values that it does not use."""
+    return lambda rate: optax.adam(rate) if values is not None else None
+
+
+def recursive():
+    def rule(rate, depth=1):
+        return rule(rate, depth - 1) if depth else optax.adam(rate)
+
+    return rule
+
+
+def test_values_in_closures_are_compared_whole(tmp_path):
+    recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 4.0}, static={"depth": 1}, epochs=1)
+    numbers = np.arange(5000.0)  # too many to be printed
+    call = lambda rule: sweep(tmp_path, recipe.replace(rule=rule), grid={"epochs": (1,)}, seeds=1, validation=0.25)
+    call(holding(numbers))
+    call(holding(numbers.copy()))
+    others = [holding(np.where(numbers == 2500, 0, numbers)), jax.jit(holding(numbers + 1)), recursive()]
+    for rule in (*others, holding({"a", "b"})):
+        with pytest.raises(ValueError, match="has rule"):
+            call(rule)
+
+
+@pytest.mark.slow
+def test_options_have_the_same_text_in_all_processes(tmp_path):
+    """Text in sets is hashed differently in each process."""
+    script = f"""if True:
+        import jax, numpy as np, optax, warnings, jtrees
+        warnings.simplefilter("ignore")
+        def rule(rate):
+            return optax.adam(rate) if "a" in {{"a", "b", "c", "d", "e"}} else None
+        x = np.linspace(-1, 1, 40)[:, None]
+        static, options = {{"depth": 1}}, {{"alpha": 4.0}}
+        recipe = jtrees.FromMethod(make=jtrees.methods.get, options=options, static=static, epochs=1, rule=rule)
+        jtrees.sweep(recipe, x, x[:, 0], key=jax.random.key(0), folder={str(tmp_path)!r})"""
+    for seed in ("1", "2", "3"):
+        subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, check=True)
+    assert len(list(tmp_path.glob("*.jtrees"))) == 1
 
 
 def test_other_names_and_levels_of_columns_are_another_table(tmp_path):

@@ -98,8 +98,7 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
 
 def _column(raw: RawColumn) -> str:
     if raw.kind == "date":
-        texts = [None if np.isnan(days) else _moment(days, raw.zone) for days in raw.values.tolist()]
-        return repr(texts)
+        return repr([None if np.isnan(days) else _moment(days, raw.zone) for days in raw.values.tolist()])
     if raw.source == "durations":
         duration = lambda days: f"np.timedelta64({round(days * MICROSECONDS)}, 'us')"
         return f"[{', '.join('None' if np.isnan(days) else duration(days) for days in raw.values.tolist())}]"

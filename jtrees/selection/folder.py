@@ -1,9 +1,11 @@
 """Folders of runs: a sweep writes each finished run to files, and continues with the other runs after it was ended."""
 
 from collections.abc import Mapping, Sequence
+import copy
 import dataclasses
 import functools
 import hashlib
+import inspect
 import io as streams
 import json
 import os
@@ -24,7 +26,7 @@ from jtrees.validation import quoted
 _DESCRIPTION = "sweep.json"
 
 
-class Run(NamedTuple):
+class RunResult(NamedTuple):
     """The result of a run.
 
     Attributes:
@@ -58,6 +60,7 @@ class RunFolder:
       keeps: what a run keeps besides its numbers, ``"fits"`` or ``"row losses"``. A fit that cannot be saved is left
         out.
       share: ``(k, n)``: this process makes the k-th of n shares of the runs.
+      splits: the split of each fold. Names of files depend on the training rows.
 
     Raises:
       ValueError: if the folder holds runs with another description. The message names what differs.
@@ -69,9 +72,11 @@ class RunFolder:
         path: str | os.PathLike,
         description: Mapping[str, str],
         keeps: Literal["fits", "row losses"],
-        share: tuple[int, int] = (0, 1),
+        share: tuple[int, int],
+        splits: Sequence[Split],
     ):
         self._path, self._keeps, (self._part, self._parts) = io.as_path(path), keeps, share
+        self._rows = _row_checksums(splits)
         description = {"runs": keeps, **description}
         self._checksum = checksum(sorted(description.items()))
         if distributed.is_first():
@@ -82,7 +87,13 @@ class RunFolder:
         elif distributed.is_first():
             self._write(_DESCRIPTION, json.dumps(description, indent=1).encode())
 
-    def read(self, name: str) -> Run | None:
+    def on(self, splits: Sequence[Split]) -> "RunFolder":
+        """Returns the same folder for runs on other splits, such as splits with fewer training rows."""
+        folder = copy.copy(self)
+        folder._rows = _row_checksums(splits)
+        return folder
+
+    def read(self, name: str) -> RunResult | None:
         """Returns a finished run, or None. All processes must read the same runs in the same order."""
         try:
             run = self._run(name)
@@ -90,27 +101,24 @@ class RunFolder:
             run = None
         return run if distributed.minimum(float(run is not None)) else None
 
-    def _run(self, name: str) -> Run:
+    def _run(self, name: str) -> RunResult:
         """Returns a finished run; raises an error if a file is missing or damaged."""
         numbers, fit, row_losses = json.loads((self._path / f"{name}.json").read_text()), None, np.zeros(0)
         if self._keeps == "row losses":
             row_losses = np.load(streams.BytesIO((self._path / f"{name}.npy").read_bytes()), allow_pickle=False)
         elif (file := self._path / f"{name}.jtrees").exists():
             fit = io.load(file)
-        return Run(fit, row_losses, *(numbers[field] for field in ("loss", "size", "state", "seconds")))
+        return RunResult(fit, row_losses, *(numbers[field] for field in ("loss", "size", "state", "seconds")))
 
     def is_mine(self, name: str) -> bool:
         """Returns whether a run is in the share of this process. Names are checksums, so shares are about equal."""
         return int(name, 16) % self._parts == self._part
 
-    def run_name(self, options: Mapping[str, Any], seed: int, split: str) -> str:
-        """Returns the name of a run's files. It depends on the description, the options, the seed and the split.
+    def run_name(self, options: Mapping[str, Any], seed: int, fold: int) -> str:
+        """Returns the name of a run's files: a checksum of the description, options, seed and training rows."""
+        return checksum([self._checksum, _text(sorted(options.items())), seed, self._rows[fold]])
 
-        ``split`` is the checksum of the training rows, of :func:`row_checksum`.
-        """
-        return checksum([self._checksum, _text(sorted(options.items())), seed, split])
-
-    def write(self, name: str, run: Run, identity: dict[str, Any]) -> None:
+    def write(self, name: str, run: RunResult, identity: dict[str, Any]) -> None:
         """Writes a finished run. ``identity`` has its options, its seed and its fold."""
         if run.state == "interrupted" or not distributed.is_first():
             return
@@ -127,6 +135,34 @@ class RunFolder:
             file.write(contents)
 
 
+def folder_of(
+    folder: str | os.PathLike | None,
+    share: tuple[int, int],
+    recipe: Recipe,
+    key: Array,
+    splits: Sequence[Split],
+    keeps: Literal["fits", "row losses"],
+    **arguments: Any,
+) -> RunFolder | None:
+    """Returns the folder of the runs of a sweep, or None; ``arguments`` are what all runs share besides the rows.
+
+    Raises:
+      ValueError: if the share is not ``(k, n)`` with 0 <= k < n, or if there is a share without a folder. Also in the
+        cases of :class:`RunFolder`.
+    """
+    is_pair = (
+        isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(k, (int, np.integer)) for k in share)
+    )
+    if not is_pair or not 0 <= share[0] < share[1]:
+        raise ValueError(f"share must be (k, n) with whole numbers 0 <= k < n, got {quoted(share)}")
+    if folder is None:
+        if share[1] > 1:
+            raise ValueError(f"folder must be given with a share, got None and the share {share}")
+        return None
+    part, parts = map(int, share)
+    return RunFolder(folder, _description(recipe, key, splits, **arguments), keeps, (part, parts), splits)
+
+
 def _check_same(kept: Mapping[str, str], description: Mapping[str, str], folder: str) -> None:
     """Raises ``ValueError`` if two descriptions differ; the message has the first difference."""
     for name in {**kept, **description}:
@@ -137,7 +173,7 @@ def _check_same(kept: Mapping[str, str], description: Mapping[str, str], folder:
             )
 
 
-def description_of(recipe: Recipe, key: Array, splits: Sequence[Split], **arguments: Any) -> dict[str, str]:
+def _description(recipe: Recipe, key: Array, splits: Sequence[Split], **arguments: Any) -> dict[str, str]:
     """Returns what all runs of a sweep share, by name: the recipe, the key, the rows and further arguments."""
     tables = [split.table for split in splits]
     held_out = [(table.x, table.y, table.weight) for split in splits if (table := split.evaluated) is not None]
@@ -168,31 +204,48 @@ def _option_texts(recipe: Any, prefix: str = "") -> dict[str, str]:
     return texts
 
 
-def row_checksum(split: Split) -> str:
-    """Returns the checksum of the training rows of a split."""
-    return checksum([split.table.x, split.table.y, split.table.weight])
+def _row_checksums(splits: Sequence[Split]) -> list[str]:
+    """Returns the checksum of the training rows of each split."""
+    return [checksum([split.table.x, split.table.y, split.table.weight]) for split in splits]
 
 
-def _text(value: Any) -> str:
-    """Returns a value as text that is equal in all processes, and differs for functions with different code."""
+def _text(value: Any, around: tuple[Any, ...] = ()) -> str:
+    """Returns a value as text that is equal in all processes, and differs for functions with different code.
+
+    ``around`` are the functions whose text is being made, because a recursive function holds itself.
+    """
+    text = functools.partial(_text, around=around)
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return f"array {checksum(np.asarray(value))}"
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, functools.partial):
-        return f"partial({_text([value.func, value.args, value.keywords])})"
+        return f"partial({text([value.func, value.args, value.keywords])})"
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        parts = [value.__code__, value.__defaults__, value.__kwdefaults__, cells]
-        return f"{value.__module__}.{value.__qualname__} {checksum(_text(parts))}"
+        return f"{value.__module__}.{value.__qualname__} {_code_checksum(value, around)}"
+    if callable(value) and hasattr(value, "__wrapped__"):  # such as a function under jit
+        return text(value.__wrapped__)
     if isinstance(value, types.CodeType):
-        return _text([value.co_code.hex(), value.co_consts, value.co_names])
+        return text([value.co_code.hex(), value.co_consts, value.co_names])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return f"{type(value).__name__}({_text({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})})"
+        return f"{type(value).__name__}({text({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})})"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_text(name)}: {_text(item)}' for name, item in value.items())}}}"
+        return f"{{{', '.join(f'{text(name)}: {text(item)}' for name, item in value.items())}}}"
+    if isinstance(value, (set, frozenset)):  # the order of text in a set differs between processes
+        return f"set({sorted(map(text, value))})"
     if isinstance(value, (list, tuple)):
-        texts = ", ".join(map(_text, value))
+        texts = ", ".join(map(text, value))
         return f"[{texts}]" if isinstance(value, list) else f"({texts})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _code_checksum(function: types.FunctionType, around: tuple[Any, ...]) -> str:
+    """Returns the checksum of a function's code, defaults and closure."""
+    if function in around:
+        return "itself"
+    closure = inspect.getclosurevars(function).nonlocals
+    parts = [function.__code__, function.__defaults__, function.__kwdefaults__, closure]
+    return checksum(_text(parts, (*around, function)))
 
 
 def checksum(values: Any) -> str:

@@ -69,23 +69,13 @@ class SweepResult(NamedTuple):
             raise ValueError(f"the best run must have a fit in memory or in the folder, got none for {missing}")
         return fits[0]
 
-    def rows(self, by: Literal["mean"] | None = None) -> list[dict[str, Any]]:
-        """Returns a row for each combination and seed, or, by ``"mean"``, a row for each combination.
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns a row for each combination and seed.
 
         A row has the options, ``seed``, ``loss`` and ``size`` (means over folds), ``seconds`` (a sum over folds), and
         ``state``. If the folds have different states, the state is ``"diverged"`` if a fold diverged, else
         ``"interrupted"``.
-
-        By the mean, a row has the options, the means ``loss``, ``size`` and ``seconds`` of the finished seeds, the
-        standard error ``error`` of the mean loss (NaN for one seed), and the numbers ``seeds`` of finished seeds and
-        ``diverged`` of diverged seeds.
-
-        Raises:
-          ValueError: if ``by`` is neither None nor ``"mean"``.
         """
-        if by is not None:
-            checks.check_choice("by", by, ("mean",))
-            return [self._mean_row(c) for c in range(len(self.options))]
         cells = itertools.product(range(len(self.options)), range(len(self.seeds)))
         return [
             self.options[c]
@@ -95,7 +85,7 @@ class SweepResult(NamedTuple):
         ]
 
     def _mean_row(self, combination: int) -> dict[str, Any]:
-        """Returns the row of a combination, by the mean."""
+        """Returns the row of a combination in :meth:`frame` by the mean."""
         states = np.array([state_of_folds(folds) for folds in self.states[combination]])
         is_finished = states == "finished"
         count = int(is_finished.sum())
@@ -114,21 +104,26 @@ class SweepResult(NamedTuple):
     def frame(self, by: Literal["mean"] | None = None) -> Any:
         """Returns :meth:`rows` as a pandas DataFrame, from the best to the worst; runs that are not finished come last.
 
+        By ``"mean"``, the frame has a row for each combination: the options, the means ``loss``, ``size`` and
+        ``seconds`` of the finished seeds, the standard error ``error`` of the mean loss (NaN for one seed), and the
+        numbers ``seeds`` of finished seeds and ``diverged`` of diverged seeds.
+
         Raises:
-          ValueError: as for :meth:`rows`.
+          ValueError: if ``by`` is neither None nor ``"mean"``.
           ImportError: if pandas is not installed.
         """
         import pandas as pd
 
-        frame = pd.DataFrame(self.rows(by))
-        if by == "mean":
-            return frame.iloc[self._order()].reset_index(drop=True)
+        if by is not None:
+            checks.check_choice("by", by, ("mean",))
+            return pd.DataFrame([self._mean_row(c) for c in self._order()])
+        frame = pd.DataFrame(self.rows())
         order = np.lexsort((frame["size"], frame["loss"], frame["state"] != "finished"))
         return frame.iloc[order].reset_index(drop=True)
 
     def _order(self) -> list[int]:
         """Returns the combinations from the best to the worst."""
-        rows = self.rows("mean")
+        rows = [self._mean_row(c) for c in range(len(self.options))]
         return sorted(range(len(rows)), key=lambda c: (-rows[c]["seeds"], rows[c]["loss"], rows[c]["size"]))
 
     def _mean_over_folds(self) -> np.ndarray:

@@ -16,7 +16,7 @@ from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
 from jtrees.search.fit import RunFit, Split, dataset_of, fits_of, of_raw_table, validation_of
 from jtrees.search.monitor import Monitor
-from jtrees.selection.folder import Run, RunFolder, description_of, row_checksum
+from jtrees.selection.folder import RunFolder, RunResult, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.result import SweepResult
 from jtrees.selection.space import LogUniform, Uniform
@@ -152,34 +152,6 @@ def sweep(
     return result
 
 
-def folder_of(
-    folder: str | os.PathLike | None,
-    share: tuple[int, int],
-    recipe: Recipe,
-    key: Array,
-    splits: Sequence[Split],
-    keeps: Literal["fits", "row losses"],
-    **arguments: Any,
-) -> RunFolder | None:
-    """Returns the folder of the runs of a sweep, or None; ``arguments`` are what all runs share besides the rows.
-
-    Raises:
-      ValueError: if the share is not ``(k, n)`` with 0 <= k < n, or if there is a share without a folder. Also in the
-        cases of :class:`RunFolder`.
-    """
-    is_pair = (
-        isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(k, (int, np.integer)) for k in share)
-    )
-    if not is_pair or not 0 <= share[0] < share[1]:
-        raise ValueError(f"share must be (k, n) with whole numbers 0 <= k < n, got {checks.quoted(share)}")
-    if folder is None:
-        if share[1] > 1:
-            raise ValueError(f"folder must be given with a share, got None and the share {share}")
-        return None
-    part, parts = map(int, share)
-    return RunFolder(folder, description_of(recipe, key, splits, **arguments), keeps, (part, parts))
-
-
 def _seeds(seeds: Any) -> tuple[int, ...]:
     if not isinstance(seeds, (Sequence, np.ndarray)):
         return tuple(range(checks.check_count("seeds", seeds)))
@@ -239,7 +211,7 @@ def runs_of(
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
     folder: RunFolder | None = None,
-) -> Iterator[tuple[tuple[int, int, int], Run]]:
+) -> Iterator[tuple[tuple[int, int, int], RunResult]]:
     """Yields the runs of combinations that share one program, first the runs in the folder.
 
     A run comes with the number of its combination, its seed and its fold. New runs are written to the folder.
@@ -251,14 +223,13 @@ def runs_of(
       splits: the split of each fold.
       monitor: the monitor of all runs.
       batch: as for :func:`sweep`.
-      folder: the folder of the runs, or None.
+      folder: the folder of the runs on these splits, or None.
     """
     seeds = list(keys)
     cells = list(itertools.product(range(len(combinations)), range(len(seeds)), range(len(splits))))
     names: dict[tuple[int, int, int], str] = {}
     if folder is not None:
-        checksums = [row_checksum(split) for split in splits]
-        names = {(i, j, k): folder.run_name(combinations[i], seeds[j], checksums[k]) for i, j, k in cells}
+        names = {(i, j, k): folder.run_name(combinations[i], seeds[j], k) for i, j, k in cells}
         kept = {cell: run for cell in cells if (run := folder.read(names[cell])) is not None}
         for (i, j, k), run in kept.items():
             yield (i, seeds[j], k), run
@@ -274,16 +245,16 @@ def runs_of(
         yield (i, seeds[j], k), run
 
 
-def _evaluated(fitted: RunFit, split: Split) -> Run:
+def _evaluated(fitted: RunFit, split: Split) -> RunResult:
     """Returns the run of a fit, evaluated on the held-out rows of its split."""
     result, held_out = fitted.result, split.evaluated
     if isinstance(result, FloatingPointError):
         row_losses = np.full(0 if held_out is None else len(held_out.x), np.inf)
-        return Run(None, row_losses, np.inf, np.nan, "diverged", fitted.seconds)
+        return RunResult(None, row_losses, np.inf, np.nan, "diverged", fitted.seconds)
     state = "finished" if result.report.ended == "finished" else "interrupted"
     row_losses, loss = np.zeros(0), result.loss
     if held_out is not None:
         row_losses = losses_of(result.model, held_out, fitted.data.scaling)
         loss = float(np.average(row_losses, weights=held_out.weight))
     fit = of_raw_table(result, split.table)
-    return Run(fit, row_losses, loss, result.model.num_parameters, state, fitted.seconds)
+    return RunResult(fit, row_losses, loss, result.model.num_parameters, state, fitted.seconds)

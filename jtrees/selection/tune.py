@@ -15,12 +15,12 @@ from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, Split, dataset_of, fit
 from jtrees.search.monitor import Monitor
-from jtrees.selection.folder import RunFolder
+from jtrees.selection.folder import RunFolder, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
 from jtrees.selection.halving import budgets, subsampled, survivors
 from jtrees.selection.result import state_of_folds
 from jtrees.selection.space import LogUniform, Uniform
-from jtrees.selection.sweep import folder_of, runs_of, splits_of
+from jtrees.selection.sweep import runs_of, splits_of
 from jtrees.tables import Schema
 from jtrees.tasks import Task
 
@@ -193,8 +193,9 @@ def _halved(
         if last:
             last.sort(key=lambda trial: trial.loss)
             combinations = [trial.options for trial in last[: survivors(len(last), factor)]]
+        files = None if folder is None else folder.on(samples)
         trials = _evaluate(
-            recipe, combinations, samples, key, monitor, all_depths=True, has_trials=bool(last), folder=folder
+            recipe, combinations, samples, key, monitor, all_depths=True, has_trials=bool(last), folder=files
         )
         if last and not any(np.isfinite(trial.loss) for trial in trials):
             break

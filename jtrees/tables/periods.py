@@ -3,6 +3,7 @@
 import numpy as np
 
 from jtrees.tables.frame import RawColumn
+from jtrees.tables.parse import DAY
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -13,7 +14,6 @@ PERIODS = {
     "hour": tuple(f"{hour} h" for hour in range(24)),
     "minute": tuple(f"{minute} min" for minute in range(60)),
 }
-_MILLISECONDS = 86_400_000  # milliseconds in a day
 _LENGTHS = {"hour": 3_600_000, "minute": 60_000}  # in milliseconds
 
 
@@ -36,7 +36,7 @@ def _numbers(name: str, days: np.ndarray) -> np.ndarray:
     """
     whole = np.floor(days).astype(np.int64)
     if name in _LENGTHS:
-        milliseconds = np.floor((days - whole) * _MILLISECONDS + 0.5).astype(np.int64)
+        milliseconds = np.floor((days - whole) * DAY + 0.5).astype(np.int64)
         return milliseconds // _LENGTHS[name] % len(PERIODS[name])
     if name == "month":
         return whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
