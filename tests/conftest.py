@@ -1,6 +1,7 @@
 """Strict settings for the whole suite, and the fixtures that several files share."""
 
 import ctypes
+import functools
 import gc
 import os
 from pathlib import Path
@@ -125,6 +126,25 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     x = rng.normal(size=(200, 3))
     y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 2] + 0.1 * rng.normal(size=200)
     return x.astype(np.float32), y.astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def fitted():
+    """A function of a recipe and of the name of targets in ``tables.TARGETS``: the result of a fit, trained once.
+
+    Tests share the result, so they must not change its arrays.
+    """
+    import tables
+
+    import jtrees
+
+    @functools.cache
+    def fit(recipe, targets="regression"):
+        with jax.numpy_dtype_promotion("standard"):
+            options = {} if tables.TARGETS[targets].dtype.kind == "f" else {"task": "classification"}
+            return jtrees.fit(recipe, tables.X, tables.TARGETS[targets], key=jax.random.key(0), **options)
+
+    return fit
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 import numpy as np
-from small_recipes import get_of_depth_2
+from recipes import get_of_depth_2
 
 import jtrees
 from jtrees import explain, selection

@@ -9,13 +9,13 @@ import pickle
 import re
 
 from flax import serialization
-from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_recipes import get_of_depth_2
+from recipes import RECIPES
 import sweeps
+from tables import CLASSES as CLASS, X, Y
 
 import jtrees
 from jtrees import Batch, Classification
@@ -26,10 +26,6 @@ from jtrees.training import loop, step
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
 KEY = jax.random.key(0)
-rng = np.random.default_rng(0)
-X = rng.normal(size=(400, 4))  # the shape of test_latent, with which a program is shared
-Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
-CLASS = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
 
 
 def same(a, b, **tolerance):
@@ -126,43 +122,23 @@ def written(tree):
 
 # --- Recipes ---------------------------------------------------------------------------------------------------------
 
-SMALL = {"depth": 2, "epochs": 4, "batch_size": 100}
-DGT = jtrees.DGT(**SMALL, widths=(), cycles=1)
-# A recipe, the name of a number of it, and two values; those left to the wide tests have a file of their own as well.
-RECIPES = {
-    "GET": (
-        jtrees.GET(depth=2, starts=2, epochs=4),
-        "alpha_ranges",
-        (((5.0, 25.0), (50.0, 150.0)), ((1.0, 5.0), (10.0, 20.0))),
-    ),
-    "RADDT": (jtrees.RADDT(depth=2, starts=2, epochs=4), "learning_rate", (0.01, 0.02)),
-    "DGT": (DGT.replace(widths=(4,), cycles=2), "l1", (0.0, 0.01)),
-    "FromMethod": (
-        jtrees.FromMethod(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=4, batch_size=100),
-        "learning_rate",
-        (0.01, 0.02),
-    ),
-    "LatentTree": (jtrees.LatentTree(depth=3, batch_size=50), "penalty", (0.01, 0.1)),
-    "TEL": (jtrees.TEL(**SMALL, trees=3), "gamma", (0.2, 0.4)),
-    "CO2": (jtrees.CO2(**SMALL), "nu", (1.0, 10.0)),
-    "NonGreedy": (jtrees.NonGreedy(**SMALL, greedy_epochs=2), "nu", (1.0, 10.0)),
-    "LatentClustering": (jtrees.LatentClustering(**SMALL), "penalty", (0.1, 0.2)),
-    "Bagged": (jtrees.Bagged(DGT, trees=2), "base__learning_rate", (0.01, 0.02)),
-    "BestOf": (jtrees.BestOf(DGT, runs=2), "base__learning_rate", (0.01, 0.02)),
-    "Boosted": (
-        jtrees.Boosted(jtrees.GET(depth=2, starts=1, epochs=4, cart="binned", precondition=0), rounds=3),
-        "learning_rate",
-        (0.1, 0.2),
-    ),
-    "Polished": (jtrees.Polished(DGT.replace(depth=1), epochs=4), "learning_rate", (0.01, 0.02)),
-    "Refined": (
-        jtrees.Refined(
-            jtrees.Boosted(jtrees.GET(depth=2, starts=1, epochs=4, cart="binned", precondition=0), rounds=3), epochs=2
-        ),
-        "learning_rate",
-        (0.001, 0.01),
-    ),
-    "Sparse": (jtrees.Sparse(DGT, terms=2, epochs=4), "learning_rate", (0.01, 0.02)),
+# The name of a number of each recipe, and two values.
+NUMBERS = {
+    "GET": ("alpha_ranges", (((5.0, 25.0), (50.0, 150.0)), ((1.0, 5.0), (10.0, 20.0)))),
+    "RADDT": ("learning_rate", (0.01, 0.02)),
+    "DGT": ("l1", (0.0, 0.01)),
+    "FromMethod": ("learning_rate", (0.01, 0.02)),
+    "LatentTree": ("penalty", (0.01, 0.1)),
+    "TEL": ("gamma", (0.2, 0.4)),
+    "CO2": ("nu", (1.0, 10.0)),
+    "NonGreedy": ("nu", (1.0, 10.0)),
+    "LatentClustering": ("penalty", (0.1, 0.2)),
+    "Bagged": ("base__learning_rate", (0.01, 0.02)),
+    "BestOf": ("base__learning_rate", (0.01, 0.02)),
+    "Boosted": ("learning_rate", (0.1, 0.2)),
+    "Polished": ("learning_rate", (0.01, 0.02)),
+    "Refined": ("learning_rate", (0.001, 0.01)),
+    "Sparse": ("learning_rate", (0.01, 0.02)),
 }
 QUICK = ("GET", "DGT", "LatentTree", "Bagged")
 
@@ -181,14 +157,15 @@ def test_the_table_of_recipes_is_complete():
     classes = {name: thing for name, thing in vars(jtrees).items() if isinstance(thing, type)}
     made = {name for name, thing in classes.items() if issubclass(thing, jtrees.Recipe)}
     assert made - {"Recipe"} == set(RECIPES)
-    for name, (recipe, number, _) in RECIPES.items():
+    assert set(NUMBERS) == set(RECIPES)
+    for name, recipe in RECIPES.items():
         assert type(recipe).__name__ == name
-        with_number(recipe, number, 0.5)
+        with_number(recipe, NUMBERS[name][0], 0.5)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_option_is_documented_in_the_class_of_the_recipe(name):
-    kind = type(RECIPES[name][0])
+    kind = type(RECIPES[name])
     _, _, attributes = inspect.getdoc(kind).partition("Attributes:\n")
     described = re.findall(r"^ {2}(\w+): \S", attributes, re.MULTILINE)
     assert sorted(described) == sorted(field.name for field in dataclasses.fields(kind))
@@ -200,7 +177,7 @@ ELSEWHERE = {"split": 3, "dropout": 1.0}
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_option_is_checked(name):
-    recipe = RECIPES[name][0]
+    recipe = RECIPES[name]
     for field in dataclasses.fields(recipe):
         assert callable(field.metadata.get("check")) == (field.name not in ELSEWHERE), field.name
         wrong = ELSEWHERE.get(field.name, np.datetime64("2020"))  # which is of no kind that an option has
@@ -218,7 +195,7 @@ def test_options_may_be_numbers_of_numpy(name):
         kinds = {bool: np.bool_, int: np.int64, float: np.float64}
         return kinds.get(type(value), lambda value: value)(value)
 
-    recipe = RECIPES[name][0]
+    recipe = RECIPES[name]
     given = recipe.replace(**{field.name: numpy(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
     same(options.checked(given), options.checked(recipe))
 
@@ -230,7 +207,7 @@ def with_number(recipe, number, value):
 
 
 def fit(name, x=X, y=Y, *, value=0, key=KEY, **options):
-    recipe, number, values = RECIPES[name]
+    recipe, (number, values) = RECIPES[name], NUMBERS[name]
     validation = (x[:200], y[:200])
     return jtrees.fit(with_number(recipe, number, values[value]), x, y, key=key, validation=validation, **options)
 
@@ -295,7 +272,7 @@ def test_scores_are_evaluated_now_and_then_and_not_in_every_step(run, name, monk
 
     for module in (loop, step):
         monkeypatch.setattr(module, "score_of", counted)
-    recipe = RECIPES[name][0]
+    recipe = RECIPES[name]
     epochs = "base__epochs" if hasattr(recipe, "base") else "epochs"
     recipe = with_options(recipe, {epochs: 40})  # programs that no other test has compiled
     if run == "fit":
@@ -310,8 +287,8 @@ def test_rows_of_weight_zero_change_nothing(name):
     x, y = np.concatenate([9 + X[:3], X, 9 + X[3:5]]), np.concatenate([99 + Y[:3], Y, 99 + Y[3:5]])
     weight = np.concatenate([np.zeros(3), np.linspace(1, 2, 400), np.zeros(2)])
     options = {"key": KEY, "validation": (X[:200], Y[:200])}
-    alone = jtrees.fit(RECIPES[name][0], X, Y, sample_weight=weight[3:-2], **options)
-    among = jtrees.fit(RECIPES[name][0], x, y, sample_weight=weight, **options)
+    alone = jtrees.fit(RECIPES[name], X, Y, sample_weight=weight[3:-2], **options)
+    among = jtrees.fit(RECIPES[name], x, y, sample_weight=weight, **options)
     np.testing.assert_array_equal(alone.model.predict(X), among.model.predict(X))
     assert alone.loss == among.loss
     report = among.report.replace(seconds=alone.report.seconds)
@@ -338,7 +315,7 @@ def test_models_are_written_and_read(name, tmp_path):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_data(name):
-    recipe, number, values = RECIPES[name]
+    recipe, (number, values) = RECIPES[name], NUMBERS[name]
     for twin in (copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe)), recipe.replace()):
         assert twin == recipe and twin is not recipe
         assert hash(twin) == hash(recipe)
@@ -353,7 +330,7 @@ def test_recipes_are_data(name):
 @pytest.mark.parametrize("name", each())
 def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     fitted(name)
-    recipe, number, values = RECIPES[name]
+    recipe, (number, values) = RECIPES[name], NUMBERS[name]
     found = []
     tune = lambda: found.append(
         jtrees.tune(recipe, X, Y, key=KEY, grid={number: values[:1]}, validation=(X[:200], Y[:200]))
@@ -369,7 +346,7 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
 @pytest.mark.wide  # programs for two numbers of rows
 def test_halving(name):
     """Every recipe is fitted to few rows: three combinations, and two of them to all rows."""
-    recipe, number, values = RECIPES[name]
+    recipe, (number, values) = RECIPES[name], NUMBERS[name]
     grid = {number: (*values, values[0])}
     x, y = np.concatenate([X, X + 0.01]), np.concatenate([Y, Y])
     tuned = jtrees.tune(recipe, x, y, key=KEY, grid=grid, halving=2, validation=(X[:200], Y[:200]))
@@ -391,7 +368,7 @@ def test_several_targets(name):
 
 @pytest.mark.parametrize("name", [name for name in each(("DGT",)) if plain(name) != "LatentClustering"])  # sees no y
 def test_one_hot_probabilities_are_labels(name):
-    recipe, options = RECIPES[name][0], {"key": KEY, "task": "classification"}
+    recipe, options = RECIPES[name], {"key": KEY, "task": "classification"}
     weight = np.linspace(1, 2, 400)
     by_label = jtrees.fit(recipe, X, CLASS, sample_weight=weight, **options)
     one_hot = jtrees.fit(recipe, X, np.eye(3)[CLASS], sample_weight=weight, **options)
@@ -414,7 +391,7 @@ def test_every_recipe_takes_probabilities(name):
 @pytest.mark.wide  # a program for each; the table has one of regression, which differs in the leaves alone
 def test_every_recipe_can_be_bagged(name):
     y, task = (Y, "regression") if name == "LatentClustering" else (CLASS, "classification")  # the first sees no y
-    bagged = jtrees.Bagged(RECIPES[name][0], trees=2)
+    bagged = jtrees.Bagged(RECIPES[name], trees=2)
     result = jtrees.fit(bagged, X, y, key=KEY, task=task, validation=(X[:200], y[:200]))
     assert len(result.model) == 2
     predictions = result.model.predict(X)

@@ -4,8 +4,8 @@ Here are those whose classification is code of its own on the way to and from th
 schedule, and trees of CO2 and NonGreedy have the leaves of GET's.
 """
 
+import estimator_checks as small
 import pytest
-import small_recipes as small
 
 import jtrees
 from jtrees.estimators import TreeClassifier

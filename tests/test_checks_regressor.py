@@ -1,8 +1,8 @@
 """Scikit-learn's own checks of the regressor, for every recipe. A file of its own, and so a process, for each task."""
 
+import estimator_checks as small
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
-import small_recipes as small
 
 import jtrees
 from jtrees.estimators import TreeRegressor

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_recipes import get_of_depth_2
+from recipes import get_of_depth_2
 
 import jtrees
 

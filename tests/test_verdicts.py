@@ -2,12 +2,12 @@
 
 import re
 
+from estimator_checks import COMBINATORS, OTHERS, QUICK
 import jax
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 from sklearn import metrics
-from small_recipes import COMBINATORS, OTHERS, QUICK
 
 import jtrees
 from jtrees import Classification, Regression, losses

@@ -1,12 +1,12 @@
 """Weights of samples: only their ratios matter, they have mean 1 wherever they count samples, and none is lost."""
 
+from estimator_checks import COMBINATORS, OTHERS, QUICK
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from sklearn.metrics import r2_score
-from small_recipes import COMBINATORS, OTHERS, QUICK
 
 import jtrees
 from jtrees import losses

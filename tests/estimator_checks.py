@@ -1,15 +1,9 @@
-"""Every recipe with a small budget, for scikit-learn's checks of the two estimators."""
+"""Scikit-learn's checks of the two estimators, and recipes with a budget that passes them."""
 
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import jtrees
-
-
-def get_of_depth_2(**options):
-    """A method of the user's own."""
-    return jtrees.methods.get(2, **options)
-
 
 _GET = jtrees.GET(depth=2, starts=1, epochs=30)
 _DGT = jtrees.DGT(depth=3, epochs=60, widths=())
