@@ -6,7 +6,7 @@ decides the path of a sample.
 
 Only this module chooses between XLA and a fused kernel. The argument ``implementation`` controls the choice:
 
-- None, the default: the kernel if a measurement on such a device found it faster, else XLA.
+- None, the default: the kernel if it is faster on such a device, else XLA (:func:`jtrees.kernels.choices`).
 - ``"xla"``: the plain definition.
 - ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a ``pallas_kernels.Config``: the kernel, or the error
   ``pallas_kernels.Unsupported``.
