@@ -12,7 +12,7 @@ bytes explain two thirds to all of its time (``experiments/results/kernels/nvidi
 
 from typing import NamedTuple
 
-from pallas_kernels.config import Sizes
+from pallas_kernels.config import NARROW, Sizes
 
 EFFICIENCY = 0.2  # share of the peak rates that a kernel reaches
 WINS = 1.5  # speed relative to XLA from which an estimate chooses a kernel
@@ -102,7 +102,8 @@ def kernel_bytes(sizes: Sizes, chip: Chip) -> float:
     """Returns the bytes that a kernel moves, at most: samples, outputs and copies of the tree in its layout."""
     n, p, depth, k = sizes
     outputs = 4 * n * (1 if k == 1 else _width(k, chip))
-    return 2 * _samples(sizes, chip) + 8 * outputs + 100 * 4 * 2**depth * _width(p, chip)
+    samples = 4 * n * -(-p // 8) * 8 if p <= NARROW else _samples(sizes, chip)
+    return 2 * samples + 8 * outputs + 100 * 4 * 2**depth * _width(p, chip)
 
 
 def estimated(kernel: str, sizes: Sizes, chip: Chip) -> Estimate:
