@@ -228,7 +228,7 @@ def folders():
 
 def missing():
     """The last process does not take part."""
-    distributed._WAIT = 3
+    distributed.WAIT_SECONDS = 3
     if i < count - 1:
         try:
             jtrees.fit(DGT, X, Y, key=key())
