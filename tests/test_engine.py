@@ -485,24 +485,23 @@ def test_stacks_train_the_trees_of_single_runs():
 
 # --- Several devices -------------------------------------------------------------------------------------------------
 
-QUICK = ("DGT", "Bagged", "FromMethod")
+SOME = ("starts", "DGT", "Bagged", "FromMethod")
+OTHERS = tuple(name for name in two_devices.RECIPES if name not in SOME)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [QUICK, pytest.param(tuple(name for name in two_devices.RECIPES if name not in QUICK), marks=pytest.mark.wide)],
-)
+@pytest.mark.parametrize("names", [SOME, pytest.param(OTHERS, marks=pytest.mark.wide)], ids=["some", "others"])
 @pytest.mark.usefixtures("standard_promotion")
 def test_two_devices_have_the_bits_of_one(names, tmp_path):
     """Fits, and sweeps of five runs in three folds; a second fit compiles nothing."""
     file = tmp_path / "two.npz"
     command = [sys.executable, two_devices.__file__, str(file), "2", *names]
     subprocess.run(command, check=True, timeout=900, env=os.environ | compiled.environment())
-    numbers = np.load(file)
-    for name in names:
-        np.testing.assert_array_equal(two_devices.results(name), numbers[name], err_msg=name)
-    assert numbers["compilations"].tolist() == [0] * len(names)
+    numbers = dict(np.load(file))
+    for name in names:  # starts in a program of the user's are one batch, in which products round otherwise
+        rtol = 1e-5 if name == "starts" else 0
+        np.testing.assert_allclose(two_devices.results(name), numbers[name], rtol=rtol, err_msg=name)
+    assert not numbers["compilations"].any()
 
 
 # --- Other problems --------------------------------------------------------------------------------------------------

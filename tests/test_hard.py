@@ -42,7 +42,7 @@ def test_any_number_of_folded_levels_gives_the_same_leaf(monkeypatch):
     weights, bias, x, _ = draw(5)
 
     def with_levels(levels, *tree):
-        monkeypatch.setattr(ops, "_FOLDED_LEVELS", levels)
+        monkeypatch.setattr(ops, "FOLDED_LEVELS", levels)
         return ops.hard(*tree)
 
     tried = jax.jit(lambda *tree: [with_levels(levels, *tree) for levels in (1, 2, 3, 4, 5, 9)])

@@ -12,6 +12,7 @@ import jtrees
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Values
 from jtrees.tables import checked_table
+from jtrees.tables.dataset import held_out_table
 
 KEY = jax.random.key(0)
 NAMES = ["flag", "size", "age"]
@@ -48,7 +49,9 @@ def test_a_layout_is_one_table_after_it_was_checked(layout):
     held = LAYOUTS[layout]
     table = checked_table(held(X), Y if "32" in layout else held(Y), held(WEIGHT), "regression")
     plain = checked_table(X, Y, WEIGHT, "regression")
-    for array, expected in ((table.x, plain.x), (table.y, plain.y), (table.weight, plain.weight)):
+    held_out = held_out_table(held(X), table.y, table)
+    pairs = (table.x, plain.x), (table.y, plain.y), (table.weight, plain.weight), (held_out.x, plain.x)
+    for array, expected in pairs:
         np.testing.assert_array_equal(array, expected)
         assert array.flags.c_contiguous and array.dtype.isnative
     np.testing.assert_array_equal(TREE.predict(held(X)), TREE.predict(X))
