@@ -16,7 +16,7 @@ from test_battery import METHODS
 import jtrees
 from jtrees import blocking, ops, sharding
 from jtrees.routing import sharp
-from jtrees.training import Batch, step as one_of
+from jtrees.training import Batch, step
 
 N, FEATURES = 512, 3
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ SOME = ("get, linear leaves", "dgt", "nongreedy", "tel, by paths")  # the others
 def eight(monkeypatch, standard_promotion):
     """Eight devices; and blocks so small that each goes through several."""
     assert jax.device_count() == 8
-    monkeypatch.setattr(blocking, "_ELEMENTS_CPU", 2**7)
+    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: max(1, min(n, 2**7 // nodes)))
     monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 32)
     monkeypatch.setitem(sharp.WIDTHS, 4, 6)
 
@@ -67,10 +67,12 @@ def test_a_step_is_that_of_one_device_and_moves_no_row(name):
     method, y = CASES[name]
     data, optimizer = Batch(X, y, WEIGHT), optax.sgd(0.1)
     state = jtrees.training.start(method, data, key=KEY, optimizer=optimizer)
-    step = lambda state, data: jtrees.training.advance(method, state, data, optimizer=optimizer, steps=3, score_every=1)
-    alone, history = jax.jit(step)(state, data)
+    advance = lambda state, data: jtrees.training.advance(
+        method, state, data, optimizer=optimizer, steps=3, score_every=1
+    )
+    alone, history = jax.jit(advance)(state, data)
     with jax.set_mesh(sharding.mesh()):
-        program = jax.jit(step).lower(state, sharding.put_rows(data)).compile()
+        program = jax.jit(advance).lower(state, sharding.put_rows(data)).compile()
         shared, of_shared = program(state, sharding.put_rows(data))
     kinds, size = collectives(program.as_text())
     largest = max(a.size for a in jax.tree.leaves(state.params))
@@ -81,12 +83,12 @@ def test_a_step_is_that_of_one_device_and_moves_no_row(name):
 def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
     data, order = Batch(jnp.asarray(X), jnp.arange(N)), jnp.arange(N, dtype=jnp.int32)
     with jax.set_mesh(sharding.mesh(2, 4)):
-        draw = jax.jit(partial(one_of._batch, batch_size=64))
+        draw = jax.jit(partial(step.mini_batch, batch_size=64))
         data, seen = sharding.put_rows(data), []
         program = draw.lower(data, order, KEY, jnp.int32(0)).compile()
         assert collectives(program.as_text())[0] == set()
-        for step in range(8):
-            batch, order = draw(data, order, KEY, jnp.int32(step))
+        for number in range(8):
+            batch, order = draw(data, order, KEY, jnp.int32(number))
             assert batch.x.sharding.spec == P("data")
             rows = np.asarray(batch.y).reshape(4, 16)
             assert (rows // 128 == np.arange(4)[:, None]).all()

@@ -266,6 +266,7 @@ def test_a_run_does_not_go_on_if_a_block_that_it_has_used_has_changed(half, fold
     assert "100 steps, all that was planned" in said
 
 
+@pytest.mark.slow
 def test_a_block_that_the_run_has_not_used_may_change_and_a_line_says_so(half, folder):
     command, blocks = half
     changed_block(folder, blocks[7])
@@ -274,6 +275,7 @@ def test_a_block_that_the_run_has_not_used_may_change_and_a_line_says_so(half, f
     assert f"{1 - blocks[7] // 6}.npy was written again" not in said
 
 
+@pytest.mark.slow
 def test_a_block_that_changed_without_a_trace_is_refused_where_it_is_read_again(half, folder):
     command, blocks = half
     said = changed_block(folder, blocks[1], stamp=True)

@@ -58,15 +58,13 @@ def test_more_updates_than_32_bits_count_are_refused(data):
 # --- Validation ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [
         DGT,
-        pytest.param(jtrees.LatentTree(depth=3, batch_size=50, epochs=60), marks=pytest.mark.slow),
-        pytest.param(
-            jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03, early_stopping=False),
-            marks=pytest.mark.slow,
-        ),
+        jtrees.LatentTree(depth=3, batch_size=50, epochs=60),
+        jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03, early_stopping=False),
     ],
     ids=lambda recipe: type(recipe).__name__,
 )

@@ -304,6 +304,7 @@ def test_a_tree_is_refitted_to_samples_in_the_units_of_the_user(standard_promoti
     ],
     ids=["x + 1e8", "all far", "1e6 y + 1e7", "y in ns", "y in s", "x in ns", "x of 1e36"],
 )
+@pytest.mark.slow
 def test_a_fit_is_as_good_wherever_the_data_lie(standard_promotion, plain_fit, x, y, unit):
     fit = jtrees.fit(RECIPE, x, y, key=jax.random.key(0))
     # Where digits of x or y itself are rounded away (times in 256 ns), another start may win; losses stay alike.
