@@ -242,8 +242,10 @@ def test_an_error_of_a_search_is_a_value_for_its_parent(engine, error):
     assert isinstance(alone, error)
 
 
-@pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt, jax.errors.JaxRuntimeError])
-@pytest.mark.parametrize("compiled_function", [False, True])
+@pytest.mark.parametrize(
+    ("raised", "compiled_function"),
+    [(ValueError, True), *((error, False) for error in (ValueError, KeyboardInterrupt, jax.errors.JaxRuntimeError))],
+)
 def test_other_errors_end_all_procedures(engine, raised, compiled_function):
     """Those that wait, those that wait for others, and those that have not begun; without a warning of any."""
     closed = []
@@ -510,13 +512,11 @@ def test_two_devices_have_the_bits_of_one(names, tmp_path):
 def test_repeats_have_different_keys(engine):
     problems = problems_of(1.0, 2.0, engine=engine)
     repeats = [start for problem in problems for start in problem.repeat(3)]
-    numbers = [start.rng().random() for start in repeats]
     assert [float(start.recipe.rate) for start in repeats] == [1, 1, 1, 2, 2, 2]
-    assert len(set(numbers)) == 6 and problems[0].rng(1).random() != problems[0].rng().random()
-    assert numbers == [start.rng().random() for problem in problems for start in problem.repeat(3)]
-    assert len({start.key.tobytes() for start in repeats}) == 6
-    assert problems[0].repeat(9)[:3] != repeats[:3]  # other objects,
-    assert [start.key.tolist() for start in problems[0].repeat(9)[:3]] == [start.key.tolist() for start in repeats[:3]]
+    assert len({start.key.tobytes() for start in repeats}) == len({start.rng().random() for start in repeats}) == 6
+    assert problems[0].rng(1).random() != problems[0].rng().random()
+    for first, again in zip(repeats[:3], problems[0].repeat(9), strict=False):
+        assert first.key.tolist() == again.key.tolist() and first.rng().random() == again.rng().random()
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
@@ -528,8 +528,7 @@ def test_keys_are_of_the_implementation_of_the_fit(impl):
     def bits(run):
         return jax.random.bits(run.key)
 
-    expected = jax.random.bits(jax.random.key(3, impl=impl))
-    assert run(mapped(problem, bits), engine=engine) == [expected]
+    assert run(mapped(problem, bits), engine=engine) == [jax.random.bits(jax.random.key(3, impl=impl))]
     assert problem.keyed(1).key.shape == data.shape
 
 
@@ -538,24 +537,17 @@ def sums_of(problem: Problem) -> tuple[list[float], list[float]]:
     return tuple(part.tolist() for part in run(mapped(problem, sums), engine=problem.engine)[0])
 
 
-def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine):
+def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine, count_compilations):
+    """Without any, the training rows are evaluated, in the same program."""
     problem = problems_of(1.0, engine=engine)[0]
-    held_out = np.arange(6) == 0
-    rest, unchanged = problem.without(held_out), problem.without(np.zeros(6, bool))
+    rest, unchanged = problem.without(np.arange(6) == 0), problem.without(np.zeros(6, bool))
     assert sums_of(rest) == ([30, 35], [0, 1])
     assert rest.count == 5 and rest.separate and not rest.weighed[0]
-    assert (
-        sums_of(unchanged) == sums_of(problem) == ([30, 36], [30, 36])
-    )  # without any, the training rows are evaluated
+    assert count_compilations(lambda: sums_of(unchanged)) == 0
+    assert sums_of(unchanged) == sums_of(problem) == ([30, 36], [30, 36])
     assert unchanged.count == 6 and not unchanged.separate
     smaller = rest.without(np.arange(6) == 5)
     assert smaller.count == 4 and sums_of(smaller) == ([20, 24], [10, 11])
-
-
-def test_problems_with_and_without_held_out_rows_share_a_program(engine, count_compilations):
-    problem = problems_of(1.0, engine=engine)[0]
-    sums_of(problem.without(np.arange(6) == 0))
-    assert count_compilations(lambda: sums_of(problem.without(np.zeros(6, bool)))) == 0
 
 
 def test_a_validation_set_remains_what_is_evaluated(engine):
@@ -563,86 +555,75 @@ def test_a_validation_set_remains_what_is_evaluated(engine):
     problem = problems_of(1.0, engine=engine, validation=validation)[0]
     assert sums_of(problem) == ([30, 36], [3, 3])
     assert sums_of(problem.without(np.arange(6) == 0)) == ([30, 35], [3, 3])
-    doubled = problem.times(2 * np.eye(2, dtype=np.float32))
-    assert sums_of(doubled) == ([60, 72], [6, 6])
+    assert sums_of(problem.times(2 * np.eye(2, dtype=np.float32))) == ([60, 72], [6, 6])
     assert problem.times(None) is problem
 
 
-def test_taken_rows_may_repeat_and_be_taken_again(engine):
-    problem = problems_of(1.0, engine=engine)[0].take(np.array([5, 3, 1, 3, -1])).take(np.array([1, 3, 2, -1]))
-    np.testing.assert_array_equal(problem.batch.x[:3], [[6, 7], [6, 7], [2, 3]])
-    np.testing.assert_allclose(problem.batch.weight, [1, 1, 1, 0])
-    assert problem.count == 3 and problem.shape == (4, 2)
-
-
-def test_a_sample_has_other_weights(engine):
-    problem = problems_of(1.0, engine=engine)[0].sample(np.array([4, 2, -1]), np.array([3.0, 1.0, 0.0], np.float32))
-    assert sums_of(problem)[0] == [(3 * 8 + 4) / 2, (3 * 9 + 5) / 2]  # weights of mean 1
+def test_samples_of_rows_have_their_weights(engine):
+    problem = problems_of(1.0, engine=engine)[0]
+    taken = problem.take(np.array([5, 3, 1, 3, -1])).take(np.array([1, 3, 2, -1]))  # rows may repeat
+    np.testing.assert_array_equal(taken.batch.x[:3], [[6, 7], [6, 7], [2, 3]])
+    np.testing.assert_allclose(taken.batch.weight, [1, 1, 1, 0])
+    assert taken.count == 3 and taken.shape == (4, 2)
+    sample = problem.sample(np.array([4, 2, -1]), np.array([3.0, 1.0, 0.0], np.float32))
+    assert sums_of(sample)[0] == [(3 * 8 + 4) / 2, (3 * 9 + 5) / 2]  # weights of mean 1
 
 
 @pytest.fixture
-def table_problem(engine):
+def table_problem():
     """A problem of 40 rows of a table, with weights; the features are numbers of rows."""
     weight = np.linspace(0.5, 1.5, 40)
     table = checked_table(np.arange(40.0)[:, None], np.arange(40.0) ** 2, weight, "regression")
-    return problem_of_table(Walk(), table, engine=engine)
+    return problem_of_table(Walk(), table, engine=engine_of())
 
 
-def rows_of(problem: Problem) -> list[int]:
+def table_rows(problem: Problem) -> list[int]:
     """The rows of the table that the problem trains on, checked against the scaled rows."""
     rows = problem.rows[problem.weighed]
     assert (rows >= 0).all() and (problem.rows[~problem.weighed] == -1).all()
     numbers = problem.data.table.x[rows, 0]
     scaled = np.asarray(problem.data.scaling.transform(numbers[:, None]))
     np.testing.assert_allclose(problem.batch.x[problem.weighed], scaled, rtol=1e-5)
-    share = problem.batch.weight[problem.weighed] / problem.data.table.weight[rows]
-    assert np.ptp(share) < 1e-5
+    assert np.ptp(problem.batch.weight[problem.weighed] / problem.data.table.weight[rows]) < 1e-5
     return numbers.astype(int).tolist()
 
 
 def test_rows_of_other_problems_are_rows_of_their_tables(table_problem):
-    assert rows_of(table_problem) == list(range(40))
+    assert table_rows(table_problem) == list(range(40))
     without = table_problem.without(table_problem.rows % 4 == 1)
     rest = [row for row in range(40) if row % 4 != 1]
-    assert rows_of(without) == rest == without.data.table.x[:, 0].astype(int).tolist()
+    assert table_rows(without) == rest == without.data.table.x[:, 0].astype(int).tolist()
     assert without.data.validation.x[:, 0].astype(int).tolist() == list(range(1, 40, 4))
     smaller = without.without(without.rows % 30 == 2)  # rows of the table without the first rows
-    assert rows_of(smaller) == rest[:2] + rest[3:]
+    assert table_rows(smaller) == rest[:2] + rest[3:]
     bag = np.array([7, 7, 2, 28, 0])
     bag_problem = smaller.take(np.append(np.flatnonzero(smaller.weighed)[bag], -1))
-    assert rows_of(bag_problem) == [rows_of(smaller)[row] for row in bag]
-    assert bag_problem.data.table.x[:, 0].astype(int).tolist() == rows_of(bag_problem)
+    assert table_rows(bag_problem) == [table_rows(smaller)[row] for row in bag]
+    assert bag_problem.data.table.x[:, 0].astype(int).tolist() == table_rows(bag_problem)
 
 
 def test_a_sample_keeps_the_whole_table(table_problem):
+    """Leaves are fitted to the rows that were not sampled, too."""
     numbers = np.array([3, 8, 20, -1])
-    sample = table_problem.sample(
-        numbers, np.append(table_problem.data.table.weight[numbers[:3]], 0).astype(np.float32)
-    )
-    assert rows_of(sample) == [3, 8, 20] and len(sample.data.table.x) == 40
+    weight = np.append(table_problem.data.table.weight[numbers[:3]], 0).astype(np.float32)
+    sample = table_problem.sample(numbers, weight)
+    assert table_rows(sample) == [3, 8, 20] and len(sample.data.table.x) == 40
     without = sample.without(np.arange(4) == 1)
-    assert rows_of(without) == [3, 20] and len(without.data.table.x) == 39  # leaves are fitted to the rows not sampled
+    assert table_rows(without) == [3, 20] and len(without.data.table.x) == 39
 
 
 def test_the_losses_of_held_out_rows_are_those_of_the_table(table_problem):
-    """Rows are numbered as in the table, whatever is held out; padding has no loss."""
+    """Rows are numbered as in the table, whatever is held out; a loss that is no number is as bad as any."""
 
     class Model:
         def predict(self, x):
-            return x[:, 0] ** 2 + 3
+            return np.where(x[:, 0] == 5, np.nan, x[:, 0] ** 2 + 3)
 
     held_out = (table_problem.rows >= 0) & (table_problem.rows % 4 == 1)
     left_out = table_problem.left_out(Model(), held_out)
     assert left_out.rows.tolist() == list(range(1, 40, 4)) and left_out.chose and not left_out.several
-    np.testing.assert_allclose(left_out.losses[left_out.rows], 9)
-
-
-def test_losses_that_are_not_numbers_are_as_bad_as_any(table_problem):
-    class Model:
-        def predict(self, x):
-            return np.where(x[:, 0] == 5, np.nan, 0.0)
-
-    assert table_problem.left_out(Model(), table_problem.rows == 5).losses[5] == np.inf
+    expected = np.where(left_out.rows == 5, np.inf, 9)
+    np.testing.assert_allclose(left_out.losses[left_out.rows], expected)
 
 
 @pytest.mark.parametrize("optional", [False, True])

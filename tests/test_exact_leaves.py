@@ -80,7 +80,8 @@ def power_loss(outputs, y):
 LOSSES = ["absolute_error", "huber", "quantile", "squared_error", power_loss]
 
 
-@pytest.mark.parametrize("loss", [pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES[:-1]] + LOSSES[-1:])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_errors_predict_the_one_target_of_a_leaf(loss):
     y = two_values(0.1, 0.7) if loss is power_loss else two_values(1e8 + 0.1, 1e8 + 0.7)
     assert (fit_to(y, task=jtrees.Regression(loss_function=loss)).predict(X) == y).all()
@@ -114,6 +115,7 @@ def test_quantiles_of_tied_targets_cover_their_level(targets, levels):
             assert predictions[inside][0, j] in y or expected not in y
 
 
+@pytest.mark.slow
 def test_weighted_quantiles_of_a_fit_are_targets():
     rng = np.random.default_rng(2)
     y, weight = 0.01 * rng.integers(0, 100, N), 10 ** rng.uniform(-4, 4, N)

@@ -250,6 +250,7 @@ def test_the_leaf_is_that_of_hard_routing():
     np.testing.assert_array_equal(leaf, kernels.hard_routing(x, *tree)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(["soft violation", "path_sum", "squared sigmoid"], ["squared sigmoid"]))
 def test_double_precision_elsewhere(x64, name):
     """The kernels are float32 also where 64 bits are asked for."""
@@ -402,6 +403,7 @@ def test_a_sample_without_weight_does_not_count(backend):
     assert_same(*map(jax.tree.leaves, both), 3e-6)
 
 
+@pytest.mark.slow
 def test_a_subtree_is_for_triton():
     """The kernel for TPUs has the whole tree at once, whatever the sizes say."""
     how = Config("mosaic_tpu", tile=16, block=8, features=16, subtree=2, interpret=True)

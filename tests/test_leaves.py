@@ -56,14 +56,6 @@ fit_constant, constant_fit_error = (
 )
 
 
-def test_constants_keep_their_digits_far_from_zero():
-    leaf, _, y = draw(dtype=np.float32)
-    far = y + np.float32(4096)
-    fitted = fit_constant(leaf, far)
-    # One unit in the last place at 4096 is 5e-4: means are right to that, sums of y would not be.
-    np.testing.assert_allclose(fitted, oracles.leaf_means(leaf, far, LEAVES, fitted[4]), atol=5e-4)
-
-
 @pytest.mark.parametrize("shift", [0, 1000])
 def test_constant_fit_error_is_the_error_of_the_fitted_constants(x64, shift):
     leaf, _, y = draw()
@@ -221,7 +213,7 @@ def test_refitted_frequencies_and_their_criterion(x64, weighted, loss):
 
 
 @pytest.mark.parametrize("weighted", sweeps.quick([False, True], [True]))
-@pytest.mark.parametrize("name", ["constant", "linear"])
+@pytest.mark.parametrize("name", sweeps.quick(["constant", "linear"], ["constant"]))
 def test_leaves_and_criterion_of_one_fit_are_those_of_two(x64, name, weighted):
     leaf, x, y = draw()
     weight = np.random.default_rng(1).uniform(0, 3, N) if weighted else None
@@ -278,13 +270,8 @@ def test_rescaled_leaves_answer_the_same_in_the_users_units(name):
     found = answers(jax.tree.map(lambda a: np.asarray(a, np.float64), raw), x_zero + x_unit * x)
     # Slopes times features are up to a thousand here, and held to 24 bits.
     np.testing.assert_allclose(found, expected, atol=3e-4 * np.max(y_unit))
-
-
-def test_class_frequencies_have_no_units():
-    for name in ("logit", "frequency"):
-        kind = drawn_kinds()[name]
-        rescaled = kind.rescaled(1.0, 2.0, 3.0, 4.0)
-        assert rescaled.values is kind.values and rescaled.loss == kind.loss
+    frequency = drawn_kinds()["frequency"]
+    assert frequency.rescaled(x_zero, x_unit, y_zero, y_unit).values is frequency.values  # they have no units
 
 
 def test_numbers_that_leaves_hold():
@@ -337,8 +324,6 @@ DEVIATIONS = np.array([0.1, 1e9, 1, 10])
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "3 a - 2 c + 0.5 d + 1, from -9 to 9"),
-        ({"max_terms": 3}, "3 a - 2 c + 0.5 d + 1, from -9 to 9"),
         ({"max_terms": 2}, "3 a - 2 c + 1 smaller term + 1, from -9 to 9"),
         ({"max_terms": 1, "deviations": DEVIATIONS}, "0.5 d + 2 smaller terms + 1, from -9 to 9"),
         ({"max_terms": 2, "deviations": DEVIATIONS}, "-2 c + 0.5 d + 1 smaller term + 1, from -9 to 9"),
@@ -353,27 +338,11 @@ def test_a_feature_called_0_is_no_constant():
     assert Linear(np.float32([[1]]), np.float32([2])).describe(0, ["0"], 3) == "0 + 2"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [lambda values: Values(values, losses.Frequencies()), lambda values: Values(np.log(values), losses.LogLoss())],
-)
-def test_classes_by_name_the_likeliest_first(kind):
-    leaf = kind(np.float32([[0.25, 0.125, 0.5, 0.125]]))
+def test_classes_by_name_the_likeliest_first():
+    leaf = Values(np.float32([[0.25, 0.125, 0.5, 0.125]]), losses.Frequencies())
     assert leaf.describe(0, NAMES, 3, class_names="abcd") == "c: 0.5, a: 0.25, b: 0.125, d: 0.125"
     assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=2) == "c: 0.5, a: 0.25, 2 more classes"
     assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=3).endswith("b: 0.125, 1 more class")
-
-
-def test_what_leaves_say_of_themselves():
-    said = lambda kind: (kind.name, kind.is_constant, kind.choice, kind.classes, kind.kernel)
-    values = np.ones((LEAVES, 3))
-    assert said(Values(values)) == ("Values(SquaredError)", True, None, None, "squared")
-    assert said(Values(values, losses.LogLoss())) == ("Values(LogLoss)", True, "class", 3, "log")
-    assert said(Values(values, losses.LogLoss(0.1))) == ("Values(LogLoss)", True, "class", 3, None)
-    assert said(Values(values, losses.Frequencies())) == ("Values(Frequencies)", True, "class", 3, None)
-    assert said(Values(values, losses.Rewards())) == ("Values(Rewards)", True, "action", 3, None)
-    assert said(Values(values, losses.Poisson())) == ("Values(Poisson)", True, None, None, None)
-    assert said(Linear(values, values[:, 0])) == ("Linear", False, None, None, None)
 
 
 def test_a_hard_tree_holds_class_frequencies_in_place_of_logits():

@@ -3,7 +3,7 @@
 import traceback
 
 import jax
-from jax._src.lax import lax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest

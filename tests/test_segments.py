@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import segments
 from jtrees.losses import Huber, Poisson, weighted_quantiles
 
-SIZES = [(70_000, 14_000), (70_000, 3), pytest.param((4_000_000, 800_000), marks=pytest.mark.slow)]
+SIZES = sweeps.quick([(70_000, 3), (70_000, 14_000), (4_000_000, 800_000)], [(70_000, 3)])
 SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.wide))
 
 
@@ -190,6 +191,7 @@ def test_huber_constants_on_the_host_are_those_in_a_program():
     np.testing.assert_allclose(slopes, 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_moments_of_a_large_leaf_are_those_of_double_precision():
     n = 50_000
     rng = np.random.default_rng(2)

@@ -113,6 +113,7 @@ def test_the_cases_above_choose_among_all_kinds_of_candidates():
     assert len({c // levels for c in chosen if 0 < c < own_mean}) > 4
 
 
+@pytest.mark.slow
 def test_only_ratios_of_weights_matter(in_blocks):
     data, weight = three_targets(), weightings(200)[1]
     plain, scaled = ({"num_leaves": 8, "sample_weight": unit * weight} for unit in (1, 1000))

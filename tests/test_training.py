@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import training
@@ -189,7 +190,7 @@ def test_a_score_of_the_users_own_decides(plane):
     assert_same(result.params, visited[int(np.argmin(expected))])
 
 
-@pytest.mark.parametrize("runs", [0, 1, 4], ids=["jit", "map_starts, one", "map_starts, four"])
+@pytest.mark.parametrize("runs", sweeps.quick([0, 1, 4], [4]), ids=["jit", "map_starts, one", "map_starts, four"])
 def test_a_score_is_evaluated_only_in_the_steps_that_ask_for_it(plane, runs):
     """Counted by a pure callback, which the compiler may move as it may move any computation."""
     count = itertools.count()
@@ -271,7 +272,7 @@ def decaying(rate):
 
 @pytest.mark.exact
 @pytest.mark.usefixtures("standard_promotion")  # reduce_on_plateau mixes dtypes
-@pytest.mark.parametrize("vmapped", [False, True], ids=["full batch, jit", "batches, vmap"])
+@pytest.mark.parametrize("vmapped", sweeps.quick([False, True], [False]), ids=["full batch, jit", "batches, vmap"])
 def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
     """With keep-best, a schedule and a plateau rule; batches cross the border of an epoch."""
     optimizer, options = decaying(0.3), BATCHES if vmapped else {"score_every": 1}
