@@ -21,6 +21,8 @@ import numpy as np
 
 from jtrees import blocking, topology, validation
 
+__all__ = ["prune", "prune_pav", "tree_isotonic"]
+
 
 def prune(
     q: Float[Array, "nodes n"],

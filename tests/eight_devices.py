@@ -43,10 +43,10 @@ def eight(monkeypatch, standard_promotion):
 
 def collectives(text):
     """The kinds of collectives in a compiled program, and the most numbers that one sends."""
-    found = re.findall(r"= (\([^)]*\)|\S+) (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)(?:-start)?\(", text)
-    shapes = [dims for out, _ in found for dims in re.findall(r"\[([\d,]*)\]", out)]
+    calls = re.findall(r"= (\([^)]*\)|\S+) (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)(?:-start)?\(", text)
+    shapes = [dims for out, _ in calls for dims in re.findall(r"\[([\d,]*)\]", out)]
     sizes = [math.prod(map(int, dims.split(","))) if dims else 1 for dims in shapes]
-    return {kind for _, kind in found}, max(sizes, default=0)
+    return {kind for _, kind in calls}, max(sizes, default=0)
 
 
 def near(one, other, rtol=1e-4, atol=2e-5):
@@ -116,9 +116,9 @@ def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
     one_by_one = jax.jit(lambda data, keys: jax.lax.map(partial(run, data), keys))(data, keys)
     with jax.set_mesh(sharding.mesh(*shape)):
         many = jax.jit(lambda data, keys: jtrees.training.multi_start(partial(run, data), keys))
-        found = many(sharding.put_rows(data), keys)
-    near(one_by_one, found.candidates, **({"rtol": 0, "atol": 0} if shape == (8, 1) else {}))
-    assert int(found.index) == int(jnp.argmin(one_by_one.score)) and int(found.dropped) == 0
+        values = many(sharding.put_rows(data), keys)
+    near(one_by_one, values.candidates, **({"rtol": 0, "atol": 0} if shape == (8, 1) else {}))
+    assert int(values.index) == int(jnp.argmin(one_by_one.score)) and int(values.dropped) == 0
 
 
 GET, DGT = jtrees.GET(depth=2, starts=3, epochs=5), jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N)
@@ -184,8 +184,8 @@ def test_kernels_work_on_rows_where_they_lie():
         fused = jax.jit(partial(looks, how="interpret"))
         x, y = sharding.put_rows((X, Y))
         assert collectives(fused.lower(*operands, x, y).compile().as_text())[0] == {"all-reduce"}
-        found = fused(*operands, x, y)
-    near(plain, found, atol=1e-4)
+        values = fused(*operands, x, y)
+    near(plain, values, atol=1e-4)
 
 
 def test_a_model_predicts_rows_where_they_lie():

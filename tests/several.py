@@ -106,14 +106,14 @@ def saved_state():
 def joined():
     """Rows of each process, over meshes whose ``starts`` are within a process and over several."""
     mine = slice(i * len(X) // count, (i + 1) * len(X) // count)
-    found = []
+    values = []
     for starts in (1, 2, 4):
         with mesh(starts):
             rows = sharding.join_rows({"x": X[mine], "y": Y[mine]})
             assert rows["x"].shape == X.shape and rows["x"].sharding.spec == jax.sharding.PartitionSpec("data")
             rows = distributed.to_host(rows)
-        found += [float(np.abs(rows["x"] - X).max()), float(np.abs(rows["y"] - Y).max())]
-    return found
+        values += [float(np.abs(rows["x"] - X).max()), float(np.abs(rows["y"] - Y).max())]
+    return values
 
 
 def predicted():
@@ -121,9 +121,9 @@ def predicted():
     tree = jtrees.fit(DGT, X, Y, key=key()).tree
     with mesh(1):
         spread = tree.predict(sharding.put_rows(X))
-        found = distributed.to_host(spread)
-        np.testing.assert_allclose(found, tree.predict(X), rtol=1e-6)
-    return np.ravel(found[:4]).tolist()
+        values = distributed.to_host(spread)
+        np.testing.assert_allclose(values, tree.predict(X), rtol=1e-6)
+    return np.ravel(values[:4]).tolist()
 
 
 def estimated():
@@ -140,11 +140,11 @@ def started():
     options = {"optimizer": optax.adam(0.02), "steps": 20, "score_every": 1}
     run = lambda data: lambda key: jtrees.train(method, data, key=key, **options)
     best = jax.jit(lambda data, keys: jtrees.training.multi_start(run(data), keys).best)
-    found = []
+    values = []
     for starts in (1, 2, 4):
         with mesh(starts):
-            found.append(float(best(sharding.put_rows(jtrees.Batch(X, Y)), keys).score))
-    return found
+            values.append(float(best(sharding.put_rows(jtrees.Batch(X, Y)), keys).score))
+    return values
 
 
 def alone():

@@ -109,8 +109,8 @@ def test_a_decimal_comma():
 
 def test_an_open_reading_names_the_option_that_decides():
     cells = ["03/04/2024", "05/06/2024"]
-    found = find_reading(cells)
-    assert found.reading is None and found.otherwise == "%d/%m/%Y" and "'03/04/2024'" in found.note
+    result = find_reading(cells)
+    assert result.reading is None and result.otherwise == "%d/%m/%Y" and "'03/04/2024'" in result.note
     assert values(cells, style="%d/%m/%Y") == [day(2024, 4, 3), day(2024, 6, 5)]
     assert values(cells, style="%m/%d/%Y") == [day(2024, 3, 4), day(2024, 5, 6)]
 

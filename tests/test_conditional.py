@@ -54,9 +54,9 @@ def count_plainly(operands, gamma):
     return sum(np.all([goes(*turn) for turn in path], axis=0).astype(int) for path in paths)
 
 
-def assert_near(found, expected, tolerance):
+def assert_near(result, expected, tolerance):
     """Relative to the largest number of each array."""
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * (1e-3 + np.abs(b).max()))
 
 
@@ -76,9 +76,9 @@ def test_the_authors_operator(name, width, golden_dir, x64):
     operands = (golden["x"].astype(np.float64), weights, np.zeros(weights.shape[:2]), leaf_values)
     gamma = 1 / float(golden["smooth_step_param"])
     out, d_x, d_weights, _, d_leaves, _ = both(None, width, operands, gamma, golden["cotangent"].astype(np.float64))
-    found = out, d_x, -d_weights[0].T, d_leaves[0].T
+    result = out, d_x, -d_weights[0].T, d_leaves[0].T
     names = ("out", "grad_x", "grad_node_weights", "grad_leaf_weights")
-    assert_near(found, [golden[f"{name}_ref_f64"] for name in names], 1e-5)
+    assert_near(result, [golden[f"{name}_ref_f64"] for name in names], 1e-5)
     count, _ = reached(width, operands, gamma)
     assert float(count.mean()) == golden["avg_reachable_leaves_ref"]
 
@@ -117,8 +117,8 @@ def test_all_ways_are_the_textbook_formula(depth, x64):
         needed.append(count.mean())
         for width in (None, 1, 3, 2**depth):
             assert_near(both(None, width, operands, gamma, cotangent), expected, 1e-9)
-            found, overflow = reached(width, operands, gamma)
-            np.testing.assert_array_equal(found, count)
+            result, overflow = reached(width, operands, gamma)
+            np.testing.assert_array_equal(result, count)
             assert bool(overflow) == (count.mean() > (width or conditional.checked_width(None, depth) or 2**depth))
     assert min(needed) <= 1.1 < 1.2 < max(needed) <= 2**depth
 
@@ -129,9 +129,9 @@ def test_single_precision_and_many_samples():
     operands, cotangent = case(1, 5, n=700, p=4, trees=3, dtype=np.float32)
     expected = both(plain, None, operands, np.float32(1), cotangent)
     for width in (None, 2, 32):
-        found = both(None, width, operands, np.float32(1), cotangent)
-        assert {a.dtype for a in found} == {jnp.dtype(jnp.float32)}
-        assert_near(found, expected, 2e-5)  # sums of 700 float32 numbers, slopes 3/2
+        result = both(None, width, operands, np.float32(1), cotangent)
+        assert {a.dtype for a in result} == {jnp.dtype(jnp.float32)}
+        assert_near(result, expected, 2e-5)  # sums of 700 float32 numbers, slopes 3/2
     np.testing.assert_array_equal(reached(32, operands, 1.0)[0], reached(None, operands, 1.0)[0])
 
 
@@ -170,8 +170,8 @@ def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
     # Padded to one shape: one program.
     x, weights, bias = np.resize(x, (7, 2)), *(np.resize(a, (3, *a.shape[1:])) for a in (weights, bias))
     for width in (None, 16):
-        found, overflow = reached(width, (x, weights, bias), np.float32(gamma))
-        np.testing.assert_array_equal(found[:trees, :n], count)
+        result, overflow = reached(width, (x, weights, bias), np.float32(gamma))
+        np.testing.assert_array_equal(result[:trees, :n], count)
         assert not overflow
 
 

@@ -100,8 +100,8 @@ def test_slow_work_is_done_on_as_many_rows_as_there_is_time_for(clock, seconds, 
         return len(some.y)
 
     deadline = None if seconds == 1e3 else seconds
-    found = Monitor(deadline=deadline).on_rows(work, batch)
-    assert found == rows or (seconds == 3.0 and 2_000 < found < 3_000)
+    result = Monitor(deadline=deadline).on_rows(work, batch)
+    assert result == rows or (seconds == 3.0 and 2_000 < result < 3_000)
 
 
 # --- Calls of any length ---------------------------------------------------------------------------------------------

@@ -77,8 +77,8 @@ RTOL = {np.float64: 1e-12, np.float32: 16 * 2.0**-23}
 def solved(q, penalty, weight=None) -> tuple[np.ndarray, np.ndarray]:
     """Values of :func:`prune` and their groups, in the dtype of q, by one program for each shape."""
     q = np.asarray(q)
-    found = SOLVE(q, np.asarray(penalty, q.dtype), None if weight is None else np.asarray(weight, q.dtype))
-    return np.asarray(found[0]), np.asarray(found[1])
+    result = SOLVE(q, np.asarray(penalty, q.dtype), None if weight is None else np.asarray(weight, q.dtype))
+    return np.asarray(result[0]), np.asarray(result[1])
 
 
 def assert_solves(q, penalty, weight=None, groups=True) -> None:
@@ -188,10 +188,10 @@ def test_tree_isotonic_is_the_best_of_all_partitions(spread, x64):
         expected, moved = best_partition(parent, value_of, cost_of), np.full(7, -1)
         moved[place] = np.where(parent >= 0, place[parent], -1)
         arguments = jnp.zeros(7).at[place].set(weights), jnp.zeros(7).at[place].set(targets)
-        found = tree_isotonic(*arguments, parent=moved)
-        np.testing.assert_allclose(found[place], expected, rtol=1e-12, atol=1e-15)
+        result = tree_isotonic(*arguments, parent=moved)
+        np.testing.assert_allclose(result[place], expected, rtol=1e-12, atol=1e-15)
         if trial % 3 == 0:
-            np.testing.assert_array_equal(found, tree_isotonic(*arguments))
+            np.testing.assert_array_equal(result, tree_isotonic(*arguments))
 
 
 # --- Rounding --------------------------------------------------------------------------------------------------------
@@ -423,10 +423,10 @@ def test_prune_reads_rows_in_chunks_of_any_size(monkeypatch, x64):
 def test_prune_keeps_the_dtype(dtype):
     q = jnp.asarray(uniform(15, 20), dtype)
     solve = jax.jit(prune)
-    found = solve(q, 2.0)
-    assert found.dtype == dtype
+    result = solve(q, 2.0)
+    assert result.dtype == dtype
     expected = prune_pav(np.asarray(q, np.float64), 2.0)[0]
-    np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=float(jnp.finfo(dtype).eps))
+    np.testing.assert_allclose(np.asarray(result, np.float64), expected, atol=float(jnp.finfo(dtype).eps))
     assert jax.eval_shape(jax.grad(lambda q: prune(q, 2.0).sum()), q).dtype == dtype
     # The penalty need not be a number of that dtype.
     np.testing.assert_allclose(np.asarray(solve(q, 1e-9), np.float64), np.where(q.max(1) > -0.5, 1, 0), atol=1e-3)
@@ -512,9 +512,9 @@ def test_bad_input_to_prune(change, message):
 def test_tree_isotonic_on_chains_equals_scikit_learn(nodes, x64):
     rng = np.random.default_rng(nodes)
     targets, weights = np.round(rng.normal(size=nodes), 1), rng.uniform(0.1, 3, nodes)
-    found = tree_isotonic(jnp.asarray(weights), jnp.asarray(targets), parent=np.arange(nodes) - 1)
+    result = tree_isotonic(jnp.asarray(weights), jnp.asarray(targets), parent=np.arange(nodes) - 1)
     expected = IsotonicRegression(increasing=False).fit_transform(np.arange(nodes), targets, sample_weight=weights)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-14)
 
 
 def test_the_derivative_of_tree_isotonic(x64):
@@ -538,9 +538,9 @@ def test_the_derivative_of_tree_isotonic(x64):
 def test_tree_isotonic_in_half_precision(dtype):
     nodes = 4095  # more than either dtype can count to
     targets = jnp.linspace(0, 1, nodes).astype(dtype)
-    found = tree_isotonic(jnp.ones(nodes, dtype), targets, parent=np.arange(nodes) - 1)
-    assert found.dtype == dtype
-    np.testing.assert_allclose(np.asarray(found, np.float64), 0.5, atol=0.005)  # rises: one group
+    result = tree_isotonic(jnp.ones(nodes, dtype), targets, parent=np.arange(nodes) - 1)
+    assert result.dtype == dtype
+    np.testing.assert_allclose(np.asarray(result, np.float64), 0.5, atol=0.005)  # rises: one group
 
 
 @pytest.mark.parametrize(
@@ -566,8 +566,8 @@ def test_weights_of_any_size(weights, targets, expected):
 @pytest.mark.slow
 def test_tree_isotonic_under_vmap(x64):
     targets = jnp.asarray(np.random.default_rng(2).normal(size=(5, 7)))
-    found = jax.jit(jax.vmap(lambda y: tree_isotonic(jnp.ones(7), y)))(targets)
-    for row, y in zip(found, targets, strict=True):
+    result = jax.jit(jax.vmap(lambda y: tree_isotonic(jnp.ones(7), y)))(targets)
+    for row, y in zip(result, targets, strict=True):
         np.testing.assert_array_equal(row, tree_isotonic(jnp.ones(7), y))
 
 

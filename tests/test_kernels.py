@@ -55,8 +55,8 @@ def loss_of(loss, route, implementation, x, *tree):
         else jnp.outer(seen, jnp.arange(1, k + 1, dtype=seen.dtype)) / k
     )
     share = jnp.abs(seen)
-    found = kernels.expected_loss(x, y, *tree, share=share, loss=loss, route=route, implementation=implementation)
-    return found[0]
+    result = kernels.expected_loss(x, y, *tree, share=share, loss=loss, route=route, implementation=implementation)
+    return result[0]
 
 
 FUNCTIONS = {f"soft {route}": partial(soft, route) for route in ROUTES} | {"path_sum": path_sum}
@@ -74,9 +74,9 @@ def with_gradients(fn, implementation, args):
     return out, *gradients
 
 
-def assert_same(found, expected, rtol):
+def assert_same(result, expected, rtol):
     """By the size of the largest number: sums in another order."""
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(result, expected, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert np.isfinite(a).all()
@@ -86,9 +86,9 @@ def assert_same(found, expected, rtol):
 def assert_is_plain(name, config, args, rtol):
     """Value and gradients of a kernel are those of its plain definition, in the same dtypes."""
     fn = (FUNCTIONS | LOSSES)[name]
-    found = with_gradients(fn, config, args)
-    assert_same(found, with_gradients(fn, "xla", args), rtol)
-    return found
+    result = with_gradients(fn, config, args)
+    assert_same(result, with_gradients(fn, "xla", args), rtol)
+    return result
 
 
 # What is not among SOME is in the slow tier. All functions at a sixth of the wide sizes, in turns whole and cut, are
@@ -239,9 +239,9 @@ def test_a_batch_of_windows():
         return jax.grad(lambda b: answers(b).sum())(bias)
 
     windows = jnp.asarray([0.3, 2.0])
-    found, expected = (jax.vmap(partial(gradient, which))(windows) for which in (CUT, "xla"))
-    assert_same([found], [expected], 3e-6)
-    assert (found[0] != found[1]).any()
+    result, expected = (jax.vmap(partial(gradient, which))(windows) for which in (CUT, "xla"))
+    assert_same([result], [expected], 3e-6)
+    assert (result[0] != result[1]).any()
 
 
 def test_the_leaf_is_that_of_hard_routing():
@@ -254,8 +254,8 @@ def test_the_leaf_is_that_of_hard_routing():
 @pytest.mark.parametrize("name", sweeps.quick(["soft violation", "path_sum", "squared sigmoid"], ["squared sigmoid"]))
 def test_double_precision_elsewhere(x64, name):
     """The kernels are float32 also where 64 bits are asked for."""
-    found = assert_is_plain(name, CUT, operands(17, 5, 3, 1), 3e-6)
-    assert {a.dtype for a in found} == {jnp.dtype(jnp.float32)}
+    result = assert_is_plain(name, CUT, operands(17, 5, 3, 1), 3e-6)
+    assert {a.dtype for a in result} == {jnp.dtype(jnp.float32)}
 
 
 @pytest.mark.wide
@@ -445,8 +445,8 @@ def test_winners_are_those_of_the_device(monkeypatch):
     monkeypatch.setattr(config.Path, "read_text", lambda _: json.dumps(written))
     config.winners.cache_clear()
     try:
-        found = config.winners()
-        assert found["TPU v9", "soft_routing"].config == HEURISTIC["mosaic_tpu"]
+        result = config.winners()
+        assert result["TPU v9", "soft_routing"].config == HEURISTIC["mosaic_tpu"]
         tpu = jax.sharding.AbstractDevice(device_kind="TPU v9", num_cores=1, platform="tpu")
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=tpu)):
             of = lambda **size: kernels.choose("soft_routing", None, sizes._replace(**size))

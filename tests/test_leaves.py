@@ -44,8 +44,8 @@ def test_constants_are_weighted_means(x64, outputs):
     fits = lambda weight: [
         losses.fit_constant(leaf, y, LEAVES, sample_weight=weight, **to) for to in ({}, {"default": 7.0})
     ]
-    for weight, found in zip(weights, jax.jit(lambda weights: list(map(fits, weights)))(weights), strict=True):
-        for values, expected in zip(found, ((y.min(0) + y.max(0)) / 2, 7), strict=True):
+    for weight, result in zip(weights, jax.jit(lambda weights: list(map(fits, weights)))(weights), strict=True):
+        for values, expected in zip(result, ((y.min(0) + y.max(0)) / 2, 7), strict=True):
             means = oracles.leaf_means(leaf, y, LEAVES, expected, weight)
             np.testing.assert_allclose(values, means, rtol=1e-12, atol=1e-14)
             np.testing.assert_allclose(values[4], expected, rtol=1e-14)
@@ -88,8 +88,8 @@ def test_class_frequencies_and_their_log_loss(x64, weighted, smoothing):
     leaf, y, weight = draw_classes(weighted)
     counts, expected = oracles.class_frequencies(leaf, y, LEAVES, CLASSES, smoothing, weight)
     tolerance = 1e-12 if weighted else 1e-6  # counts are float32 without weights
-    found, values, loss = class_fits(leaf, y, smoothing, weight if weighted else None)
-    np.testing.assert_allclose(found, counts, rtol=1e-12)
+    result, values, loss = class_fits(leaf, y, smoothing, weight if weighted else None)
+    np.testing.assert_allclose(result, counts, rtol=1e-12)
     np.testing.assert_allclose(values, expected, rtol=tolerance)
     np.testing.assert_allclose(values.sum(1), 1, rtol=tolerance)
     everywhere = np.array([weight[y == k].sum() + 1 for k in range(CLASSES)])
@@ -146,8 +146,8 @@ def test_what_leaves_answer_and_lose(x64):
     kinds, (leaf, x, _) = drawn_kinds(), draw()
     known = {name: targets(name) for name in kinds}
     everything = lambda kind, y: (kind.at(leaf, x), kind.outputs(x), kind.losses(x, y))
-    found = jax.jit(lambda kinds, known: {name: everything(kinds[name], known[name]) for name in kinds})(kinds, known)
-    for name, (at, outputs, found_losses) in found.items():
+    result = jax.jit(lambda kinds, known: {name: everything(kinds[name], known[name]) for name in kinds})(kinds, known)
+    for name, (at, outputs, found_losses) in result.items():
         expected, y = answers(kinds[name], x), known[name]
         np.testing.assert_allclose(outputs, expected, rtol=1e-11, atol=1e-13, err_msg=name)
         np.testing.assert_allclose(at, expected[leaf, np.arange(N)], rtol=1e-11, atol=1e-13, err_msg=name)
@@ -175,9 +175,9 @@ def test_logits_far_from_zero_lose_finite_numbers_and_have_finite_gradients():
 @pytest.mark.parametrize("unit", [1, 1e-6, 1000])
 def test_uneven_weights_count_as_fewer_samples_whatever_their_unit(unit):
     weight = unit * np.array([1, 1, 2, 0, 4], np.float32)
-    found = np.asarray(jax.jit(effective)(weight))
-    np.testing.assert_allclose(found, [8 / 22, 8 / 22, 16 / 22, 0, 32 / 22], rtol=1e-6)
-    np.testing.assert_allclose(found.sum(), weight.sum() ** 2 / np.square(weight).sum(), rtol=1e-6)  # Kish
+    result = np.asarray(jax.jit(effective)(weight))
+    np.testing.assert_allclose(result, [8 / 22, 8 / 22, 16 / 22, 0, 32 / 22], rtol=1e-6)
+    np.testing.assert_allclose(result.sum(), weight.sum() ** 2 / np.square(weight).sum(), rtol=1e-6)  # Kish
     assert effective(None) is None
 
 
@@ -267,9 +267,9 @@ def test_rescaled_leaves_answer_the_same_in_the_users_units(name):
     in_double = [a for name, a in vars(raw).items() if name not in ("coefficients", "loss") and a is not None]
     assert {a.dtype for a in in_double} == {np.dtype(np.float64)}
     expected = y_zero + y_unit * answers(kind, x)
-    found = answers(jax.tree.map(lambda a: np.asarray(a, np.float64), raw), x_zero + x_unit * x)
+    result = answers(jax.tree.map(lambda a: np.asarray(a, np.float64), raw), x_zero + x_unit * x)
     # Slopes times features are up to a thousand here, and held to 24 bits.
-    np.testing.assert_allclose(found, expected, atol=3e-4 * np.max(y_unit))
+    np.testing.assert_allclose(result, expected, atol=3e-4 * np.max(y_unit))
     frequency = drawn_kinds()["frequency"]
     assert frequency.rescaled(x_zero, x_unit, y_zero, y_unit).values is frequency.values  # they have no units
 

@@ -44,8 +44,8 @@ def test_probabilities_are_products_over_ancestors(x64):
         expected_value(r, v),
         leaf_weights(r, v[0]),
     )
-    found = jax.tree.map(np.asarray, jax.jit(lambda drawn: [everything(*one) for one in drawn])(drawn))
-    for (right, values), (leaves, reach, value, weights) in zip(drawn, found, strict=True):
+    result = jax.tree.map(np.asarray, jax.jit(lambda drawn: [everything(*one) for one in drawn])(drawn))
+    for (right, values), (leaves, reach, value, weights) in zip(drawn, result, strict=True):
         products, nodes = np.stack(oracles.leaf_probabilities(right)), len(right)
         np.testing.assert_allclose(leaves, products, rtol=1e-13)
         np.testing.assert_allclose(weights, values[0] * products, rtol=1e-13)
@@ -252,9 +252,9 @@ def test_violation_is_its_textbook_definition(x64):
         [violation(scores, scale) for scale in scales],
     )
     of_all = jax.jit(lambda drawn, scales: [everything(scores, scales) for scores in drawn])
-    for scores, (found, plain, scaled) in zip(drawn, of_all(drawn, scales), strict=True):
-        assert found.shape == (scores.shape[0] + 1, *scores.shape[1:])
-        np.testing.assert_allclose(found, oracles.path_violations(scores), rtol=1e-12, atol=1e-14)
+    for scores, (result, plain, scaled) in zip(drawn, of_all(drawn, scales), strict=True):
+        assert result.shape == (scores.shape[0] + 1, *scores.shape[1:])
+        np.testing.assert_allclose(result, oracles.path_violations(scores), rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(plain, oracles.violation(scores, 1.0), rtol=1e-11)
         for scale, probabilities in zip(scales, scaled, strict=True):
             np.testing.assert_allclose(probabilities, oracles.violation(scores, scale), rtol=1e-11)
@@ -377,9 +377,9 @@ def best_decisions(scores, losses, radius=None):
 def test_the_best_of_all_decisions_and_of_those_one_bit_away(x64, depth):
     rng = np.random.default_rng(depth)
     scores, losses = rng.normal(size=(2**depth - 1, 20)), rng.exponential(size=(2**depth, 20))
-    exact, found = np.asarray(jax.jit(augmented_leaf)(scores, losses)), jax.jit(flips_of)(scores)
-    near = np.asarray(found.leaf)
-    competing = np.take_along_axis(losses, near, axis=0) - 2 * np.asarray(found.violations())
+    exact, result = np.asarray(jax.jit(augmented_leaf)(scores, losses)), jax.jit(flips_of)(scores)
+    near = np.asarray(result.leaf)
+    competing = np.take_along_axis(losses, near, axis=0) - 2 * np.asarray(result.violations())
     for i, (z, lost) in enumerate(zip(scores.T, losses.T, strict=True)):
         violated = np.array(oracles.path_violations(z))
         value, best = best_decisions(z, lost)
@@ -408,6 +408,6 @@ def test_paths_are_followed_as_if_all_splits_were_scored(x64, depth):
 
 
 def test_a_score_of_zero_goes_left_and_costs_nothing_to_turn():
-    found = jax.jit(flips_of)(jnp.zeros((3, 1)))
-    assert found.leaf[:, 0].tolist() == [0, 2, 1]
-    assert found.path[:, 0].tolist() == [0, 1] and not np.any(found.violations())
+    result = jax.jit(flips_of)(jnp.zeros((3, 1)))
+    assert result.leaf[:, 0].tolist() == [0, 2, 1]
+    assert result.path[:, 0].tolist() == [0, 1] and not np.any(result.violations())

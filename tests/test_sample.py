@@ -38,12 +38,12 @@ def test_sums_over_a_sample_are_unbiased_for_uneven_weights():
     rng = np.random.default_rng(1)
     weight, values = rng.exponential(size=N) ** 2, rng.normal(size=N)
     weight[7] = weight.sum()
-    found = [drawn(weight=weight, seed=seed) for seed in range(200)]
-    assert all(7 in rows for rows, _ in found)
-    sums = [factors @ values[rows] for rows, factors in found]
+    result = [drawn(weight=weight, seed=seed) for seed in range(200)]
+    assert all(7 in rows for rows, _ in result)
+    sums = [factors @ values[rows] for rows, factors in result]
     assert np.mean(sums) == pytest.approx(weight @ values, abs=4 * np.std(sums) / np.sqrt(200))
     # Most of the others stand for as much as each other, and none for less.
-    factors = found[0][1]
+    factors = result[0][1]
     assert np.median(factors) == pytest.approx(factors.min(), rel=1e-6)
 
 
@@ -103,8 +103,8 @@ def test_rounds_of_boosting_draw_at_most_so_many():
 def test_short_folds_of_boosting_are_fitted_to_all_their_rows():
     """Padding and rows of other folds do not count as rows that the rounds could draw."""
     x, y = table(400)
-    found = jtrees.sweep(jtrees.Boosted(BASE, rounds=2), x, y, key=jax.random.key(0), validation=2)
-    assert np.isfinite(found.losses).all()
+    result = jtrees.sweep(jtrees.Boosted(BASE, rounds=2), x, y, key=jax.random.key(0), validation=2)
+    assert np.isfinite(result.losses).all()
 
 
 @pytest.mark.slow

@@ -153,9 +153,9 @@ def test_a_kind_of_leaves_refits_so_with_uneven_weights_counting_as_fewer_sample
     lost = float(error(leaf, x, y, num_leaves=8, sample_weight=weight))
     kind = Linear(np.zeros((8, 4, 3)), np.zeros((8, 3)))
     for unit in (1, 1000):
-        found = kind.refit(leaf, x, y, unit * weight)
-        assert isinstance(found, Linear)
-        assert_equal_leaves(found, expected)
+        result = kind.refit(leaf, x, y, unit * weight)
+        assert isinstance(result, Linear)
+        assert_equal_leaves(result, expected)
         assert float(kind.criterion(leaf, x, y, unit * weight)) == pytest.approx(lost, rel=1e-9)
 
 
@@ -230,12 +230,12 @@ def test_the_error_is_always_finite(kind):
 
 def test_side_by_side_as_alone():
     tables = [nasty("few"), nasty("one leaf")]
-    for (leaf, x, y), found in zip(tables, each(tables), strict=True):
+    for (leaf, x, y), result in zip(tables, each(tables), strict=True):
         expected = leaves.Linear(*oracles.shrunk_leaves(leaf, x, y, 4)[0])
         free = (expected.coefficients[leaf] * x).sum(1) + expected.intercept[leaf]
         answers = np.clip(free, expected.lower[leaf], expected.upper[leaf])
-        np.testing.assert_allclose(at(found, leaf, x), answers, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose([found.lower, found.upper], [expected.lower, expected.upper], rtol=1e-5)
+        np.testing.assert_allclose(at(result, leaf, x), answers, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose([result.lower, result.upper], [expected.lower, expected.upper], rtol=1e-5)
 
 
 @pytest.mark.parametrize("value", [7.0, 0.1, 1e3 / 3])
