@@ -1,8 +1,7 @@
-"""Trains a tree on all devices of a pod. SIGTERM writes a checkpoint and exits with status 75; rerun it to resume.
+"""Trains a tree on all devices of a pod. SIGTERM, or the end of another process, exits with status 75; rerun to resume.
 
 python pod.py --out gs://bucket/run     # on every host of a TPU pod, with srun under Slurm, or on one machine
 python pod.py --compile-only v5e:8x8    # prints memory and communication of a round; needs libtpu but no TPU
-
 Elsewhere set JAX_COORDINATOR_ADDRESS=host:1234 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 for each process.
 """
 
@@ -10,6 +9,7 @@ import argparse
 import os
 import re
 import signal
+import sys
 
 from etils import epath
 import grain
@@ -24,7 +24,7 @@ import jtrees
 
 METHOD, OPTIMIZER = jtrees.methods.dgt(depth=6), optax.adam(0.01)
 BLOCKS, ROWS, FEATURES, BATCH = 1000, 4096, 64, 256  # each device takes one block in a round, in mini-batches
-LOG_EVERY, SAVE_EVERY, PROFILED = 10, 100, (3, 6)  # in rounds; --profile FOLDER traces rounds 3 to 5
+LOG_EVERY, PROFILED = 10, (3, 6)  # in rounds; --profile FOLDER traces rounds 3 to 5
 begin = lambda data: jtrees.training.start(METHOD, jtrees.Batch(**data), key=jax.random.key(0), optimizer=OPTIMIZER)
 
 
@@ -62,7 +62,7 @@ def compile_only(pod):
         print(kind, re.sub(r"\{.*?\}", "", shapes))
 
 
-def train(out, rounds, profile):
+def train(out, rounds, save_every, profile):
     out, asked = epath.Path(out if "://" in out else os.path.abspath(out)), []
     jtrees.distributed.initialize()  # with several processes, JAX handles SIGTERM, as all must agree
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True)) if jax.process_count() == 1 else None
@@ -73,28 +73,28 @@ def train(out, rounds, profile):
     source = order.map(block).batch(jax.local_device_count()).map(lambda batch: jax.tree.map(np.concatenate, batch))
     first = jtrees.sharding.join_rows(source[0])
     state = jax.tree.map(jax.numpy.copy, jax.jit(begin, out_shardings=places)(first))  # for donation: no shared buffers
-    with ocp.CheckpointManager(out / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=3)) as manager:
+    say = lambda text: print(text, flush=True) if jax.process_index() == 0 else None
+    manager = ocp.CheckpointManager(out / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=3))
+    with manager, jtrees.distributed.resumable():
         if before := manager.latest_step() or 0:
             state = manager.restore(before, args=ocp.args.StandardRestore(state))
+            say(f"resumed from round {before}")
         for done, rows in enumerate(source[before:rounds].to_iter_dataset(), before + 1):
             if profile and done - before in PROFILED:
                 jax.block_until_ready(state)
                 jax.profiler.stop_trace() if done - before == PROFILED[1] else jax.profiler.start_trace(profile)
             state, loss = program(state, jtrees.sharding.join_rows(rows))
-            if done % LOG_EVERY == 0 and jax.process_index() == 0:
-                print(f"round {done}: loss {loss:.4f}", flush=True)
-            if (stop := asked or manager.reached_preemption(done)) or done % SAVE_EVERY == 0 or done == rounds:
+            say(f"round {done}: loss {loss:.4f}") if done % LOG_EVERY == 0 else None
+            if (stop := asked or manager.reached_preemption(done)) or done % save_every == 0 or done == rounds:
                 manager.save(done, args=ocp.args.StandardSave(state), force=True)  # written during training
-            if stop:
-                raise SystemExit(os.EX_TEMPFAIL)
+            sys.exit(os.EX_TEMPFAIL) if stop else None
     tree = jax.jit(METHOD.harden, out_shardings=places.step)(state.params, jtrees.Batch(**first))
-    if jax.process_index() == 0:
-        jtrees.save(tree, out / "tree.jtrees")
+    jtrees.save(tree, out / "tree.jtrees")  # the first process writes
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {"out": "run", "rounds": 1000, "profile": "", "compile-only": ""}.items():
+    for name, value in {"out": "run", "rounds": 1000, "save-every": 100, "profile": "", "compile-only": ""}.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
-    given = vars(parser.parse_args())
-    compile_only(pod) if (pod := given.pop("compile_only")) else train(**given)
+    pod = (options := vars(parser.parse_args())).pop("compile_only")
+    compile_only(pod) if pod else train(**options)

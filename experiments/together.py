@@ -1,9 +1,6 @@
 """Agreement of the processes of a run: on a request to stop, on unusable data, and on the end of the time."""
 
-import os
-import re
 import signal
-import sys
 from typing import Any
 
 import jax
@@ -12,22 +9,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from jtrees import sharding
-
-# Errors of collectives and of JAX's coordination service if another process has ended. They begin with a status. JAX
-# raises them as JaxRuntimeError, or as ValueError if a call fails before its result is awaited.
-_ENDED = re.compile(r"UNAVAILABLE: |[A-Z_]+: (?s:.)*(?i:gloo|nccl|barrier|heartbeat|connection (reset|closed))")
-
-
-def leave_if_another_ended(error: BaseException) -> None:
-    """Ends this process with one line and status 75 if an error says that another process has ended.
-
-    The end of Python would wait for the other process, and then JAX would abort this process.
-    """
-    messages = map(str, (error, error.__cause__, error.__context__))
-    if jax.process_count() > 1 and any(map(_ENDED.match, messages)):
-        print("train_large: another process has ended: the same command resumes the run", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(os.EX_TEMPFAIL)
 
 
 class Stopped(Exception):

@@ -43,7 +43,7 @@ from experiments.checkpoints import CheckpointError, Checkpoints, place, write_w
 from experiments.identity import Consumed, begun
 from experiments.logs import NAMES, Lines, Log
 from experiments.rounds import METHODS, Evaluator, Job, first_state, round_of, share_of, stream
-from experiments.together import Agreement, Stop, Stopped, leave_if_another_ended
+from experiments.together import Agreement, Stop, Stopped
 import jtrees
 from jtrees import distributed, sharding, training
 
@@ -124,21 +124,19 @@ class Run:
           Whether all steps are done that were planned, or that --max-steps allows.
         """
         try:
-            if not self.done or self.options.max_seconds is not None:
-                self.evaluate()  # compiles and times the evaluation at the start, while there is time
-                self.save(wait=True)
-                self.stop.check()
-            self._rounds()
-            self.save()
-            self.evaluate()
+            with distributed.resumable():  # ends before the checkpoints are closed, which waits for the other process
+                if not self.done or self.options.max_seconds is not None:
+                    self.evaluate()  # compiles and times the evaluation at the start, while there is time
+                    self.save(wait=True)
+                    self.stop.check()
+                self._rounds()
+                self.save()
+                self.evaluate()
         except Stopped:
             self.save(wait=True)
             where = self.out / "checkpoints" / str(self.step)
             self.say(f"stopped at step {self.step}: the same command resumes from {where}")
             return False
-        except Exception as error:
-            leave_if_another_ended(error)  # before the checkpoints are closed, which waits for the other process
-            raise
         finally:
             self.checkpoints.close()
         file = self.out / "model.jtrees"
@@ -370,13 +368,13 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments is None:  # otherwise the caller has initialised JAX
             jax.config.update("jax_enable_preemption_service", False)  # the service would intercept SIGTERM
             distributed.initialize(options.coordinator, options.processes, options.process)
-        return 0 if Run(options, stop).train() else os.EX_TEMPFAIL
+        with distributed.resumable():
+            return 0 if Run(options, stop).train() else os.EX_TEMPFAIL
     except Stopped:
         if jax.process_index() == 0:
             print("stopped before the first step: nothing is lost", flush=True)
         return os.EX_TEMPFAIL
     except Exception as error:
-        leave_if_another_ended(error)
         if not isinstance(error, (DataError, CheckpointError, OSError, ImportError, FloatingPointError)):
             raise
         print(f"train_large: {error}", file=sys.stderr)

@@ -11,7 +11,9 @@ import contextlib
 import contextvars
 import itertools
 import os
+import re
 import secrets
+import sys
 import time
 from typing import Any
 import warnings
@@ -24,8 +26,11 @@ import numpy as np
 
 from jtrees import sharding
 
-__all__ = ["alone", "check_folder", "initialize", "to_host"]
+__all__ = ["alone", "check_folder", "initialize", "resumable", "to_host"]
 
+# Errors of collectives and of JAX's coordination service if another process has ended. They begin with a status. JAX
+# raises them as JaxRuntimeError, or as ValueError if a call fails before its result is awaited.
+_ENDED = re.compile(r"UNAVAILABLE: |[A-Z_]+: (?s:.)*(?i:gloo|nccl|barrier|heartbeat|connection (reset|closed))")
 WAIT_SECONDS = 300  # seconds for which a process waits until all processes start the same work
 _MEETINGS = itertools.count()
 _APART = contextvars.ContextVar("apart", default=False)  # whether each process does a part of shared work alone
@@ -104,6 +109,25 @@ def check_folder(folder: Any, seconds: float = 30) -> None:
         why = f" ({wrong})" if wrong else ""
         message += f": a file of process 0 did not come to process {blind} in {seconds:g} s{why}"
         raise OSError(message) from wrong
+
+
+@contextlib.contextmanager
+def resumable() -> Iterator[None]:
+    """Context of a run that the same command resumes: the process ends with status 75 if another process has ended.
+
+    The status is ``os.EX_TEMPFAIL``, and the process prints one line. Without this context, the end of Python waits for
+    the other process, and then JAX aborts this process, with messages of C++. JAX also aborts the other processes if
+    the first process ends, and a process that waits on a device, after ``heartbeat_timeout_seconds``.
+    """
+    try:
+        yield
+    except Exception as error:
+        messages = map(str, (error, error.__cause__, error.__context__))
+        if jax.process_count() > 1 and any(map(_ENDED.match, messages)):
+            print("another process has ended: the same command resumes the run", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(os.EX_TEMPFAIL)
+        raise
 
 
 def is_shared() -> bool:

@@ -36,11 +36,12 @@ def scores(layout: Layout, weights: Any, bias: Any, xs: list[Any]) -> tuple[Leve
       layout: the sizes.
       weights: ``(rows, features) -> block`` of split weights.
       bias: ``rows -> block`` of split biases.
-      xs: blocks of features of the samples, ``(tile, features)``.
+      xs: blocks of features of the samples, ``(tile, features)``, or ``(features, tile)`` if transposed.
     """
 
     def of_rows(rows: slice) -> jax.Array:
-        products = [product(weights(rows, f), x, (1, 1 - layout.sample_axis)) for f, x in zip(layout.blocks_of_features, xs, strict=True)]
+        blocks, over = layout.blocks_of_features, (1, 1 - layout.sample_axis)
+        products = [product(weights(rows, f), x, over) for f, x in zip(blocks, xs, strict=True)]
         return sum(products, bias(rows))
 
     blocks = [of_rows(rows) for rows in layout.blocks_of_splits]

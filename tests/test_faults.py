@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import sweeps
 
-from experiments import identity, rounds, together, train_large
+from experiments import identity, rounds, train_large
 from experiments.checkpoints import CheckpointError, Checkpoints
+from jtrees import distributed
 
 
 @pytest.mark.wide
@@ -152,7 +153,7 @@ def test_the_others_end_at_once_if_a_process_dies(tmp_path):
     _, output = first.communicate(timeout=100)
     assert first.returncode == os.EX_TEMPFAIL and time.monotonic() - died < 5, output
     lines = [line for line in output.splitlines() if not line.startswith("step ")]
-    assert lines == ["train_large: another process has ended: the same command resumes the run"]
+    assert lines == ["another process has ended: the same command resumes the run"]
 
 
 ERRORS = {
@@ -166,18 +167,18 @@ ERRORS = {
 @pytest.mark.parametrize(("message", "status"), ERRORS.items())
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_only_errors_of_other_processes_mean_run_again(monkeypatch, capsys, message, status, wrapped):
-    left: list = []
-    monkeypatch.setattr(together.os, "_exit", left.append)
+    statuses: list = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
     error: Exception = ValueError(message)
     if wrapped:
         error, cause = CheckpointError("cannot write a checkpoint"), error
         error.__cause__ = cause
-    together.leave_if_another_ended(error)
-    assert not left  # a single process
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    together.leave_if_another_ended(error)
-    assert left == ([] if status is None else [status])
-    assert capsys.readouterr().err.count("another process has ended") == len(left)
+    for processes in (1, 2):
+        monkeypatch.setattr(jax, "process_count", lambda processes=processes: processes)
+        with pytest.raises(type(error)), distributed.resumable():
+            raise error
+        assert statuses == ([] if status is None or processes == 1 else [status])
+    assert capsys.readouterr().err.count("another process has ended") == len(statuses)
 
 
 # --- Data that change, and data that will not do ---------------------------------------------------------------------

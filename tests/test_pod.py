@@ -85,7 +85,7 @@ def test_one_process_trains_as_a_plain_loop_and_resumes_to_the_same_bits(tmp_pat
     interrupted([process], process)
     [step] = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert 10 <= step < ROUNDS and not (out / "tree.jtrees").exists()
-    ended(started(out, "--rounds", ROUNDS))
+    assert ended(started(out, "--rounds", ROUNDS)).startswith(f"resumed from round {step}\n")
     same(out, tmp_path / "whole")
 
 
@@ -100,6 +100,21 @@ def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(
     assert "round" in first and "round" not in second
     ended(started(tmp_path / "one", "--rounds", rounds, devices=2))
     same(out, tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path):
+    first, second = pair(out := tmp_path / "run", "--rounds", 400, "--save-every", 10)
+    assert any(line.startswith("round 30: loss") for line in first.stdout)
+    second.kill()
+    _, message = first.communicate(timeout=200)
+    second.communicate()
+    assert first.returncode == os.EX_TEMPFAIL, message
+    assert message.splitlines()[-1] == "another process has ended: the same command resumes the run"
+    assert "Traceback" not in message
+    rounds = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdecimal()) + 10
+    texts = [ended(process) for process in pair(out, "--rounds", rounds)]
+    assert "resumed from round " in texts[0] and "resumed" not in texts[1]
 
 
 def compiled_for(pod):
