@@ -1,6 +1,7 @@
 """Exported files against the model: the same leaf for every row, and the same predictions."""
 
 import ctypes
+import datetime
 import runpy
 import subprocess
 import sys
@@ -321,6 +322,64 @@ def test_a_numpy_file_with_times_of_a_zone_predicts_as_the_model(zone, tmp_path)
     np.testing.assert_allclose(numpy_file(model, tmp_path)["predict"](frame), expected_of(model, frame)[1], rtol=1e-12)
 
 
+# --- Cells of raw tables ---------------------------------------------------------------------------------------------
+
+DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])
+BERLIN = pd.date_range("2024-03-01", periods=40, tz="Europe/Berlin")
+TIMES = [datetime.time(hour, 59, 59, 999) for hour in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("training", "rows"),
+    [
+        (pd.Categorical([0.1, 0.2] * 20), np.float32([0.1, 0.2, 0.3])),
+        (pd.Categorical([0.1, 0.2] * 20), pd.Categorical(np.float32([0.2, 0.1]))),
+        (pd.Categorical(pd.to_datetime(["2024-01-01", "2024-01-02"] * 20)), pd.Categorical(DAYS[::-1].as_unit("s"))),
+        (["\0", "a", "b"] * 10 + ["c"], ["\0", "a", "new"]),
+        (pd.to_timedelta(np.arange(40) % 7, "us"), pd.to_timedelta([3, 5], "us")),
+        (BERLIN, BERLIN[:3].tz_convert("UTC")),
+        (TIMES, TIMES[::-1]),
+        (TIMES, pd.to_timedelta([11, 13], "h")),
+    ],
+    ids=[
+        "float32",
+        "categories of float32",
+        "categories of dates",
+        "null character",
+        "durations",
+        "zones",
+        "times",
+        "times as durations",
+    ],
+)
+def test_a_numpy_file_reads_cells_as_the_model(training, rows, tmp_path):
+    model = identity_model(pd.DataFrame({"a": training}))
+    predict = numpy_file(model, tmp_path)["predict"]
+    for values in (training, rows):
+        frame = pd.DataFrame({"a": values})
+        expected = expected_of(model, frame)[1]
+        np.testing.assert_array_equal(predict(frame).reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize(
+    ("training", "refused"),
+    [
+        (pd.date_range("2024-01-01", periods=40), [5, 6]),
+        ([True, False] * 20, [2, 0]),
+        (np.arange(40.0) ** 2, [np.inf, 0]),
+        (np.arange(40.0) ** 2, pd.to_timedelta([3, 5], "h")),
+        (pd.to_timedelta(np.arange(40) % 7, "h"), [3.0, 5.0]),
+        (pd.to_timedelta(np.arange(40) % 7, "h"), ["3", "5"]),
+    ],
+    ids=["dates", "booleans", "numbers", "no durations", "durations", "text of durations"],
+)
+def test_a_numpy_file_refuses_what_the_model_refuses(training, refused, tmp_path):
+    model = identity_model(pd.DataFrame({"a": training}))
+    for predict in (model.predict, numpy_file(model, tmp_path)["predict"]):
+        with pytest.raises(ValueError, match="x must hold"):
+            predict(pd.DataFrame({"a": refused}))
+
+
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -346,9 +405,16 @@ def test_what_cannot_be_exported(tmp_path, fitted):
         with pytest.raises(OSError):
             write(tree, tmp_path / "missing" / "model")
     column = TableEncoder.fit(pd.DataFrame({"leaf": x[:, 0]}))[0]
+    nul = pd.DataFrame({"a": ["a\0b", "a"] * 20})
     for write, model, options, message in (
         (export.to_stablehlo, FrameModel(tree, TableEncoder.fit(x)[0]), {}, "StableHLO has no text"),
         (export.to_onnx, FrameModel(random_tree("linear", p=1)[0], column), {}, "columns must not be .* 'leaf'"),
+        (
+            export.to_c,
+            identity_model(pd.DataFrame({"a": ["a\0b", "a"] * 20})),
+            {},
+            "no null character in C, got .* 'a'",
+        ),
         (export.to_c, tree, {"prefix": "2nd"}, "prefix must be a name in C, got '2nd'"),
         (export.to_c, tree, {"precision": "half"}, "precision must be"),
     ):
