@@ -1,7 +1,6 @@
-"""Predictions do not depend on the number of rows, nor on how they lie in memory; and what they cost."""
+"""Predictions: the same whatever the number of rows and their layout; what they cost; no rows; what is refused."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 import gc
 import weakref
 
@@ -9,16 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+import pandas as pd
 import pytest
+import recipes
+import tables
 
-from jtrees import Forest, ObliqueTree, Origin, prediction
+import jtrees
+from jtrees import Forest, ObliqueTree, Origin, blocking, cli
+from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Linear
+from jtrees.tables import FrameModel, TableEncoder
 
 slow = pytest.mark.slow
 P, FAR = 5, 1e6
 ROWS = (1, 2, 7, 63, 255, 256, 257, 3000)
 MANY = 70_000  # more than a chunk
-BLOCK = prediction.blocking.prediction_block(1)
+BLOCK = blocking.prediction_block(1)
 
 
 def draw(depth, origin=False, shift=0.0, seed=0, outputs=()):
@@ -197,35 +202,25 @@ def test_an_origin_keeps_the_digits_of_values_far_from_zero():
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize("zero", [100_000_000.0, -2_000_000_000.0, 1000.5, 0.0])
-def test_whole_numbers_in_jax_are_counted_from_the_origin_exactly(zero):
-    steps = np.random.default_rng(0).integers(-50, 51, (BLOCK, P)).astype(np.int32)
-    near = draw(4)
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+    ("dtype", "zero"),
+    [
+        *((np.int32, zero) for zero in (1e8, -2e9, 1000.5, 0.0)),
+        *((dtype, 1000.5) for dtype in (jnp.bfloat16, jnp.float16)),
+        *((dtype, 3.0) for dtype in (np.uint8, np.bool_, np.int16)),
+    ],
+)
+def test_numbers_of_every_type_are_counted_from_the_origin(dtype, zero, convert):
+    if dtype == jnp.bfloat16 and convert is np.asarray:
+        pytest.skip("bfloat16 is no number of NumPy")
+    near, kind = draw(4), np.dtype(dtype).kind
     far = near.replace(origin=Origin(np.full(P, zero, np.float32), np.float32(0)))
-    x = jnp.asarray(steps + np.int32(zero))
-    expected = near.predict((steps + (np.trunc(zero) - zero)).astype(np.float32))
-    np.testing.assert_allclose(far.predict(x), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.exact
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_short_floats_in_jax_are_counted_from_the_origin_in_float32(dtype):
-    near = draw(4)
-    far = near.replace(origin=Origin(np.full(P, 1000.5, np.float32), np.float32(0)))
-    x = jnp.asarray(1000 + samples(BLOCK), dtype)
-    expected = near.predict(np.asarray(x, np.float32) - np.float32(1000.5))
-    np.testing.assert_allclose(far.predict(x), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.exact
-def test_unsigned_numbers_and_truth_values_are_numbers_too():
-    near = draw(4)
-    far = near.replace(origin=Origin(np.full(P, 3.0, np.float32), np.float32(0)))
-    x = np.random.default_rng(0).integers(0, 2, (BLOCK, P))
-    for dtype in (np.uint8, np.bool_, np.int16):
-        for convert in (np.asarray, jnp.asarray):
-            found = far.predict(convert(x.astype(dtype)))
-            np.testing.assert_allclose(found, near.predict(x - 3.0), rtol=1e-5, atol=1e-5)
+    whole = np.random.default_rng(0).integers(0, 2 if kind == "b" else 100, (BLOCK, P))
+    steps = whole if kind in "biu" else samples(BLOCK)
+    x = (steps + (0 if kind in "bu" else np.trunc(zero))).astype(dtype)
+    expected = near.predict((x.astype(np.float64) - zero).astype(np.float32))
+    np.testing.assert_allclose(far.predict(convert(x)), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- The pure function -----------------------------------------------------------------------------------------------
@@ -264,10 +259,73 @@ def test_no_compilation_for_each_number_of_rows(count_compilations):
 
 def test_nothing_as_large_as_the_rows_times_the_nodes_is_held():
     tree, n = draw(8), 2**16
-    program = partial(prediction._compiled, ObliqueTree.apply)
-    sizes = list(oracles.sizes_in(jax.make_jaxpr(program)(tree, jax.ShapeDtypeStruct((n, P), jnp.float32)).jaxpr))
+    program = jax.make_jaxpr(lambda tree, x: tree.predict(x))(tree, jax.ShapeDtypeStruct((n, P), jnp.float32))
+    sizes = list(oracles.sizes_in(program.jaxpr))
     assert max(sizes) == n * P
     assert sorted(size for size in sizes if size < n)[-1] <= BLOCK * 255
+
+
+# --- No rows ---------------------------------------------------------------------------------------------------------
+
+FRAME = pd.DataFrame(samples(60), columns=[*"abcde"]).assign(b=np.resize(["u", "v"], 60))
+
+
+def of_frame():
+    encoder, features = TableEncoder.fit(FRAME)
+    p = features.shape[1]
+    return FrameModel(ObliqueTree(jnp.ones((1, p)), jnp.ones(1), Linear(jnp.ones((2, p)), jnp.ones(2))), encoder)
+
+
+def assert_no_rows_have_no_predictions(model, rows):
+    """``rows`` are seven; no other size of a prediction is."""
+    for name in ("predict", "leaf_index", "decision_path"):
+        if hasattr(model, name):
+            seven, none = getattr(model, name)(rows), getattr(model, name)(rows[:0])
+            assert type(none) is type(seven) and none.dtype == seven.dtype
+            assert none.shape == tuple(0 if size == 7 else size for size in seven.shape)
+
+
+@pytest.mark.parametrize(
+    "model", [draw(3), draw(3, outputs=(2,)), forest(3), of_frame()], ids=["tree", "outputs", "forest", "raw table"]
+)
+def test_no_rows_have_no_predictions_of_the_type_of_any_others(model):
+    for rows in [FRAME[:7]] if isinstance(model, FrameModel) else [samples(7), jnp.asarray(samples(7))]:
+        assert_no_rows_have_no_predictions(model, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["TEL", "LatentTree", "Bagged"])
+@pytest.mark.parametrize("targets", ["regression", "classes"])
+def test_no_rows_have_no_predictions_of_fitted_models(fitted, recipe, targets):
+    assert_no_rows_have_no_predictions(fitted(recipes.RECIPES[recipe], targets).model, tables.X[:7])
+
+
+def test_no_rows_have_columns():
+    tree = draw(3)
+    assert jax.jit(tree.predict)(jnp.zeros((0, P))).shape == (0,)
+    with pytest.raises(ValueError, match="x must have 5 columns, got 4"):
+        tree.predict(np.zeros((0, 4)))
+    with pytest.raises(ValueError, match=r"x must have at least one column, got shape \(0, 0\)"):
+        tree.predict(np.zeros((0, 0)))
+    with pytest.raises(ValueError, match=r"x must have at least one row and one column, got shape \(0, 4\)"):
+        jtrees.fit(recipes.DGT, tables.X[:0], tables.Y[:0], key=jax.random.key(0))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("rows", [tables.frame(), tables.GAPS, tables.X], ids=["frame", "gaps", "array"])
+def test_estimators_predict_no_rows(rows, tmp_path, capsys):
+    regressor = TreeRegressor(recipes.DGT, random_state=0).fit(rows, tables.TARGETS["two outputs"])
+    assert regressor.predict(rows[:0]).shape == (0, 2)
+    classifier = TreeClassifier(recipes.DGT, random_state=0).fit(rows, np.where(tables.BINARY, "u", "v"))
+    assert classifier.predict_proba(rows[:0]).shape == (0, 2) and classifier.predict(rows[:0]).dtype == "U1"
+    if rows is tables.GAPS:
+        return
+    jtrees.save(classifier, tmp_path / "model.jtrees")
+    names = list(rows) if isinstance(rows, pd.DataFrame) else [*"abcd"]
+    (tmp_path / "rows.csv").write_text(",".join(names) + "\n")
+    assert cli.main(["predict", str(tmp_path / "model.jtrees"), str(tmp_path / "rows.csv"), "--probabilities"]) == 0
+    assert capsys.readouterr().out == "prediction,probability of u,probability of v\n"
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------
