@@ -368,7 +368,7 @@ def test_a_file_that_was_cut_off_or_altered_is_refused_or_harmless(tmp_path):
         for content in contents:
             (path := tmp_path / "altered.jtrees").write_bytes(content)
             try:
-                same(jtrees.load(path), TREE)
+                jax.tree.map(np.testing.assert_array_equal, jtrees.load(path), TREE)
             except ValueError as error:
                 assert str(path) in str(error)
                 refused += 1
