@@ -17,7 +17,11 @@ _LINEAR = OTHERS[0].replace(leaves="linear")  # for regression
 # Their classification has no code of its own.
 _REGRESSORS = [recipe for recipe in OTHERS if isinstance(recipe, jtrees.RADDT | jtrees.CO2 | jtrees.NonGreedy)]
 _REGRESSORS += [*COMBINATORS, _LINEAR]
-_RECIPES = [recipe for recipe in OTHERS if recipe not in _REGRESSORS]
+_RECIPES = [
+    *(recipe for recipe in OTHERS if recipe not in _REGRESSORS),
+    *(jtrees.NODE(depth=3, trees=5, epochs=60), jtrees.GRANDE(depth=3, trees=5, epochs=60)),
+    *(jtrees.DTSemNet(depth=3, epochs=60), jtrees.SoftDecisionTree(depth=3, epochs=60)),
+]
 [_DGT] = QUICK
 
 # scikit-learn fits 12 different rows of 30 features, weighted by 0 to 4, and the same rows repeated and shuffled, and
@@ -101,6 +105,6 @@ def test_classifiers_of_all_recipes(estimator, check):
 
 def test_every_recipe_is_checked():
     classes = {value for value in vars(jtrees).values() if isinstance(value, type) and issubclass(value, jtrees.Recipe)}
-    checked = {type(recipe) for recipe in QUICK + OTHERS + COMBINATORS}
+    checked = {type(recipe) for recipe in [*QUICK, *_RECIPES, *_REGRESSORS]}
     # The names of a check would hold the addresses of functions, and no two processes would find the same.
     assert classes - {jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod, jtrees.Refined} == checked

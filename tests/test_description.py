@@ -5,15 +5,13 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
+import recipes
 
 import jtrees
 from jtrees.description import kind_of
 from jtrees.leaves import Linear, Values
 from jtrees.search import FitReport, Report
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
-
-KEY = jax.random.key(0)
 DIRECTION = np.random.default_rng(0).normal(size=5)
 
 
@@ -96,10 +94,8 @@ def test_fit_says_what_kind_of_tree_it_is_and_how_it_was_found(chosen, found):
     assert text == f"# {kind}\n{one.to_text(feature_names='abcde', digits=5)}"
 
 
-def test_fit_of_another_model_has_no_rules():
-    x = np.random.default_rng(0).normal(size=(60, 2))
-    recipe = jtrees.Bagged(jtrees.GET(depth=1, starts=1, epochs=2, cart=False), trees=2)
-    fit = jtrees.fit(recipe, x, x[:, 0], key=KEY)
+def test_fit_of_another_model_has_no_rules(fitted):
+    fit = fitted(recipes.BAGGED)
     assert "tree:" not in str(fit) and "Forest" in fit.kind
     with pytest.raises(ValueError, match="model must be a single tree to have rules, got Forest"):
         fit.to_text()
