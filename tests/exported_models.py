@@ -71,7 +71,15 @@ def random_forest(kind, *options):
     return stacked(trees, *options), np.concatenate(x)
 
 
+def tree_of_whole_numbers():
+    """Many scores are exactly 0, which is left."""
+    rng = np.random.default_rng(0)
+    whole = lambda *shape: rng.integers(-2, 3, shape).astype(np.float32)
+    return ObliqueTree(whole(7, 4), whole(7), Values(np.arange(8, dtype=np.float32))), whole(400, 4)
+
+
 MODELS = {
+    "whole numbers": tree_of_whole_numbers,
     "constant": lambda: random_tree("constant"),
     "constant, far from zero": lambda: random_tree("constant", origin=True),
     "outputs": lambda: random_tree("outputs", origin=True),
@@ -91,7 +99,7 @@ MODELS = {
     "mean of actions": lambda: random_forest("actions"),
 }
 # Each kind of leaves, and each kind of forest, once.
-FEW = ("outputs", "logit, depth 1", "linear", "bounded", "sum", "votes", "softmax", "quantiles")
+FEW = ("whole numbers", "outputs", "logit, depth 1", "linear", "bounded", "sum", "votes", "softmax", "quantiles")
 
 # --- Models of raw tables --------------------------------------------------------------------------------------------
 

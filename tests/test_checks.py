@@ -19,8 +19,10 @@ _REGRESSORS = [recipe for recipe in OTHERS if isinstance(recipe, jtrees.RADDT | 
 _REGRESSORS += [*COMBINATORS, _LINEAR]
 _RECIPES = [
     *(recipe for recipe in OTHERS if recipe not in _REGRESSORS),
-    *(jtrees.NODE(depth=3, trees=5, epochs=60), jtrees.GRANDE(depth=3, trees=5, epochs=60)),
-    *(jtrees.DTSemNet(depth=3, epochs=60), jtrees.SoftDecisionTree(depth=3, epochs=60)),
+    jtrees.NODE(depth=3, trees=5, epochs=60),
+    jtrees.GRANDE(depth=3, trees=5, epochs=200, learning_rate=0.1),
+    jtrees.DTSemNet(depth=3, epochs=200, learning_rate=0.1),
+    jtrees.SoftDecisionTree(depth=3, epochs=200, learning_rate=0.1),
 ]
 [_DGT] = QUICK
 
@@ -30,7 +32,8 @@ _FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": "mini-batches and bootstrap samples are drawn from the rows as "
     "they come, and leaves that are smoothed or shrunk count uneven weights as fewer samples"
 }
-_DRAWING = (jtrees.LatentTree, jtrees.TEL, jtrees.Bagged, jtrees.Boosted, jtrees.Sparse)
+_DRAWING = (jtrees.LatentTree, jtrees.TEL, jtrees.NODE, jtrees.GRANDE, jtrees.SoftDecisionTree)
+_DRAWING += (jtrees.Bagged, jtrees.Boosted, jtrees.Sparse)
 
 # Checks of what the estimators do before and after a recipe: DGT shows it for all, and for classes if labels matter.
 _OF_LABELS = {
