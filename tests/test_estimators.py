@@ -485,6 +485,7 @@ def test_importances_have_the_order_of_the_effects(recipe):
     np.testing.assert_allclose(list(of_model.values()), importances, atol=0.05)  # other shuffles
 
 
+@pytest.mark.slow
 def test_default_classifier_takes_few_rows():
     x = np.arange(8.0)[:, None]
     model = classifier(None).fit(x, x[:, 0] > 3)

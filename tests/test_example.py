@@ -23,6 +23,7 @@ def example():
     return importlib.import_module("jtrees.methods.soft_decision_tree")
 
 
+@pytest.mark.slow
 def test_it_learns_and_is_saved(example, tmp_path):
     recipe = example.SoftDecisionTree(depth=2, epochs=150, learning_rate=0.03)
     result = jtrees.fit(recipe, X, Y, key=KEY)

@@ -83,7 +83,7 @@ def test_kinds_of_a_file(fitted_file):
 
 
 @given(st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_pieces_of_a_file_have_the_features_of_the_whole(fitted_file, tmp_path_factory, data):
     encoder, _ = fitted_file
     folder = tmp_path_factory.mktemp("pieces")
@@ -206,7 +206,11 @@ def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_p
 
 @pytest.mark.parametrize(
     ("options", "levels"),
-    [((), {"-", "none", "EU"}), (("--missing", "-", "none"), {"EU"}), (("--missing",), {"-", "NA", "none", "EU"})],
+    [
+        (("--missing", "-", "none"), {"EU"}),
+        pytest.param((), {"-", "none", "EU"}, marks=pytest.mark.slow),
+        pytest.param(("--missing",), {"-", "NA", "none", "EU"}, marks=pytest.mark.slow),
+    ],
 )
 def test_missing_values_of_the_command_line_are_added_to_the_list(tmp_path, options, levels):
     """The option alone leaves the empty cell."""

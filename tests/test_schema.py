@@ -189,10 +189,10 @@ def test_a_schema_is_saved_and_printed(tmp_path):
     assert isinstance(loaded, Schema) and loaded == found and str(loaded) == str(found)
 
 
-def test_what_a_fit_says_of_columns_can_be_pasted():
+def test_what_a_schema_warns_of_can_be_pasted():
     with pytest.warns(ColumnsWarning) as warned:
-        jtrees.fit(RECIPE, FRAME, Y, key=KEY)
-    messages = [str(entry.message) for entry in warned if entry.category is ColumnsWarning]
+        schema(FRAME).warn()
+    messages = [str(entry.message) for entry in warned]
     assert len(messages) == 2 and "'when' (text in which day and month could be exchanged" in messages[1]
     for message in messages:
         columns = eval(message.split("columns=")[1].removesuffix(" reads them otherwise"))

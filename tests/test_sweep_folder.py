@@ -145,6 +145,7 @@ def rule(slope):
     return lambda rate: optax.chain(optax.scale(slope), optax.sgd(rate))
 
 
+@pytest.mark.slow
 def test_functions_with_other_code_are_other_options(tmp_path):
     recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 4.0}, static={"depth": 1}, epochs=3)
     rules = {"rule": (rule(1.0), rule(1e4), lambda rate: optax.adam(rate))}
@@ -264,7 +265,7 @@ def test_bad_shares_are_refused(tmp_path, share):
         sweep(None, share=(0, 2))
 
 
-@pytest.mark.parametrize("halving", [None, 2])
+@pytest.mark.parametrize("halving", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_tune_continues_and_chooses_the_same(tmp_path, searches, halving):
     x, y = np.tile(X, (9, 1)), np.tile(Y, 9)
     options = {"grid": {"depth": (1, 2, 3), "learning_rate": (0.1, 0.5)}, "validation": 3, "halving": halving}

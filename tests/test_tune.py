@@ -377,6 +377,7 @@ def test_draws_of_one_structure_share_one_program(count_compilations):
     assert count_compilations(sweep, 1, 9) == 0
 
 
+@pytest.mark.slow
 def test_tune_chooses_among_the_draws_of_a_sweep():
     options = {"key": jax.random.key(1), "space": SPACE, "samples": 6}
     swept = jtrees.sweep(Polynomials(), X, Y, **options)
