@@ -97,7 +97,7 @@ def test_a_row_has_the_features_that_it_has_alone(encoder, data):
 
 def test_features_are_what_their_names_say():
     encoder, training = TableEncoder.fit(FRAME, Y)
-    found = dict(zip(encoder.feature_names, encoder.transform(FRAME).T, strict=True))
+    actual = dict(zip(encoder.feature_names, encoder.transform(FRAME).T, strict=True))
     area, city = FRAME["area"], FRAME["city"]
     first = min(day for day in COLUMNS["sold"] if day)
     days = pd.Series([None if day is None else (day - first).days for day in COLUMNS["sold"]], dtype=float)
@@ -111,18 +111,18 @@ def test_features_are_what_their_names_say():
         "[heating missing]": FRAME["heating"].isna(),
         "[mean y by city]": None,  # test_target_means_are_posterior_means
         "[frequency of city]": city.map(city.value_counts() / N).fillna(city.isna().mean()),
-        f"sold (days since {first})": days.fillna(found[f"sold (days since {first})"][days.isna()].max()),
+        f"sold (days since {first})": days.fillna(actual[f"sold (days since {first})"][days.isna()].max()),
         "[sold missing]": FRAME["sold"].isna(),
         "[mean y by sold month]": 0 * FRAME["rooms"],  # the targets do not depend on it
         "[mean y by sold weekday]": 0 * FRAME["rooms"],
         "new": FRAME["new"].astype(float).fillna(0),  # most are not
         "[new missing]": FRAME["new"].isna(),
     }
-    assert list(found) == list(expected)
+    assert list(actual) == list(expected)
     for place, (name, values) in enumerate(expected.items()):
         if values is not None:
-            np.testing.assert_array_equal(found[name], values.astype(float), err_msg=name)
-            np.testing.assert_array_equal(training[:, place], found[name])
+            np.testing.assert_array_equal(actual[name], values.astype(float), err_msg=name)
+            np.testing.assert_array_equal(training[:, place], actual[name])
     text = str(encoder).splitlines()
     deviation = f"number, median {area.median():.6g}, deviation {area.std(ddof=0):.3g}, {area.isna().sum()} missing"
     assert text[0] == f"area: {deviation}" and text[1] == "rooms: number, median 3, deviation 1.41"
@@ -134,13 +134,13 @@ def shrunk_means(levels, y):
     """The definition, level by level: the posterior mean under variances by the method of moments."""
     n, groups = len(y), {level: [b for a, b in zip(levels, y, strict=True) if a == level] for level in set(levels)}
     mean = sum(y) / n
-    within = sum((b - sum(g) / len(g)) ** 2 for g in groups.values() for b in g) / (n - len(groups))
+    variance_within = sum((b - sum(g) / len(g)) ** 2 for g in groups.values() for b in g) / (n - len(groups))
     between = sum(len(g) * (sum(g) / len(g) - mean) ** 2 for g in groups.values()) / (len(groups) - 1)
     size = (n - sum(len(g) ** 2 for g in groups.values()) / n) / (len(groups) - 1)
-    variance = max((between - within) / size, 0)
+    variance = max((between - variance_within) / size, 0)
     if variance == 0:
         return dict.fromkeys(groups, mean)
-    prior = within / variance
+    prior = variance_within / variance
     return {level: (sum(g) + prior * mean) / (len(g) + prior) for level, g in groups.items()}
 
 
@@ -220,7 +220,7 @@ def test_columns_that_teach_nothing_are_left_out():
     frame["size"] = np.random.default_rng(0).permutation(60) ** 2
     encoder, training = TableEncoder.fit(frame)
     assert encoder.feature_names == ["size"] and training.shape == (60, 1)
-    other = frame.assign(text=[[i] for i in range(60)], more=np.inf)  # they may hold what cannot be read
+    other = frame.assign(text=[[i] for i in range(60)], extended=np.inf)  # they may hold what cannot be read
     for table in (frame[["size"]], other):
         np.testing.assert_array_equal(encoder.transform(table), training)
     with pytest.warns(ColumnsWarning) as warned:
@@ -229,8 +229,8 @@ def test_columns_that_teach_nothing_are_left_out():
         "columns of x are left out: 'one' (constant), 'none' (without values), 'text' (60 different texts in 60 rows): "
         "columns={'text': 'text'} reads them otherwise"
     ]
-    kept = TableEncoder.fit(frame, columns={"text": "text"})[0]
-    assert kept.feature_names == ["[frequency of text]", "size"]
+    remaining = TableEncoder.fit(frame, columns={"text": "text"})[0]
+    assert remaining.feature_names == ["[frequency of text]", "size"]
     texts = pd.DataFrame({"c": [f"text {i}" for i in range(70)] + ["text 0"] * 30, "size": np.arange(100) % 7})
     assert str(TableEncoder.fit(texts)[0]).startswith("c: left out: 70 different texts in 100 rows\n")
 
@@ -534,9 +534,9 @@ def test_texts_among_numbers_and_dates_are_refused_all_at_once_or_missing_on_req
     assert kind.levels == ("?", "a", "b") and kind.missing == 10
     np.testing.assert_array_equal(encoder.transform(table), training)
     new = pd.DataFrame({"age": [31, "-"], "when": ["2024-01-05", "soon"], "income": ["-", "$7"], "kind": ["-", "N/A"]})
-    found = dict(zip(encoder.feature_names, encoder.transform(new).T, strict=True))
-    assert found["[age missing]"].tolist() == [0, 1] == found["[when missing]"].tolist()
-    assert found["[income missing]"].tolist() == [1, 0] and found["[kind missing]"].tolist() == [1, 1]
+    actual = dict(zip(encoder.feature_names, encoder.transform(new).T, strict=True))
+    assert actual["[age missing]"].tolist() == [0, 1] == actual["[when missing]"].tolist()
+    assert actual["[income missing]"].tolist() == [1, 0] and actual["[kind missing]"].tolist() == [1, 1]
 
 
 def test_objects_of_numbers_and_texts():

@@ -84,11 +84,11 @@ def test_classifier_of_names():
 
 
 def test_classes_whose_rows_have_no_weight_are_classes():
-    there = LABELS != "middle"
-    model = classifier().fit(X, LABELS, sample_weight=there)
+    complete = LABELS != "middle"
+    model = classifier().fit(X, LABELS, sample_weight=complete)
     assert model.classes_.tolist() == ["high", "low", "middle"]
     assert (model.predict_proba(X)[:, 2] == 0).all() and (model.predict_log_proba(X)[:, 2] == -np.inf).all()
-    np.testing.assert_array_equal(model.predict(X), classifier().fit(X[there], LABELS[there]).predict(X))
+    np.testing.assert_array_equal(model.predict(X), classifier().fit(X[complete], LABELS[complete]).predict(X))
 
 
 @pytest.mark.slow
@@ -135,9 +135,9 @@ def test_random_state():
     """A generator goes on: two fits with it differ, as everywhere in scikit-learn."""
     generator = np.random.RandomState(1)
     seeds = (1, 1, 2, generator, generator)
-    first, same, other, drawn, second = (TreeRegressor(DGT, random_state=seed).fit(X, Y).predict(X) for seed in seeds)
+    first, same, other, draws, second = (TreeRegressor(DGT, random_state=seed).fit(X, Y).predict(X) for seed in seeds)
     assert (first == same).all() and (first != other).any()
-    assert (drawn == first).all() and (second != drawn).any()
+    assert (draws == first).all() and (second != draws).any()
     fits = [TreeRegressor(DGT, random_state=np.random.default_rng(5)) for _ in range(2)]
     repeated = [[model.fit(X, Y).predict(X) for _ in range(2)] for model in fits]
     np.testing.assert_array_equal(*repeated)
@@ -220,15 +220,15 @@ def read_again(model, x, tmp_path):
     """By jtrees.save and by joblib."""
     jtrees.save(model, tmp_path / "it.jtrees")
     joblib.dump(model, tmp_path / "it.joblib")
-    again = jtrees.load(tmp_path / "it.jtrees")
-    assert type(again) is type(model) and again.get_params() == clone(again).get_params() == model.get_params()
-    assert set(vars(again)) == set(vars(model)) and again.n_features_in_ == model.n_features_in_
-    assert again.loss_ == model.loss_
-    np.testing.assert_equal(dataclasses.asdict(again.report_), dataclasses.asdict(model.report_))
-    for read in (again, joblib.load(tmp_path / "it.joblib")):
+    reloaded = jtrees.load(tmp_path / "it.jtrees")
+    assert type(reloaded) is type(model) and reloaded.get_params() == clone(reloaded).get_params() == model.get_params()
+    assert set(vars(reloaded)) == set(vars(model)) and reloaded.n_features_in_ == model.n_features_in_
+    assert reloaded.loss_ == model.loss_
+    np.testing.assert_equal(dataclasses.asdict(reloaded.report_), dataclasses.asdict(model.report_))
+    for read in (reloaded, joblib.load(tmp_path / "it.joblib")):
         assert read.recipe == model.recipe
         np.testing.assert_array_equal(read.predict(x), model.predict(x))
-    return again
+    return reloaded
 
 
 FORMS = {
@@ -248,13 +248,14 @@ FORMS = {
 def test_a_classifier_saved_and_loaded(form, tmp_path):
     frame = pd.DataFrame(X, columns=["age", "höhe", "size", "weight"])
     model = classifier().fit(frame, FORMS[form](LABELS))
-    again = read_again(model, frame, tmp_path)
-    np.testing.assert_array_equal(again.predict_proba(frame), model.predict_proba(frame))
-    np.testing.assert_array_equal(again.classes_, model.classes_)
-    assert again.classes_.dtype == model.classes_.dtype and ("truth" not in form or again.classes_.dtype.kind == "b")
-    assert again.feature_names_in_.tolist() == [*frame]
+    reloaded = read_again(model, frame, tmp_path)
+    np.testing.assert_array_equal(reloaded.predict_proba(frame), model.predict_proba(frame))
+    np.testing.assert_array_equal(reloaded.classes_, model.classes_)
+    assert reloaded.classes_.dtype == model.classes_.dtype
+    assert "truth" not in form or reloaded.classes_.dtype.kind == "b"
+    assert reloaded.feature_names_in_.tolist() == [*frame]
     with pytest.raises(ValueError, match="The feature names should match those that were passed during fit"):
-        again.predict(frame[["size", "age", "höhe", "weight"]])
+        reloaded.predict(frame[["size", "age", "höhe", "weight"]])
     header = jtrees.io.header(tmp_path / "it.jtrees")
     assert header["kind"] == "TreeClassifier" and header["feature_names"] == [*frame]
     assert form == "one class" or header["recipe"]["name"] == "DGT"
@@ -266,28 +267,28 @@ def test_a_regressor_saved_and_loaded(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", DGT.replace(widths=(3,)))
     targets = np.stack([Y, np.full_like(Y, 0.1), X[:, 0]], axis=1)
     model = regressor(recipe, validation_fraction=0.25, max_seconds=60.0).fit(X, targets)
-    again = read_again(model, X, tmp_path)
-    assert not hasattr(again, "feature_names_in_")
-    np.testing.assert_array_equal(again.fit(X, targets).predict(X), model.predict(X))  # it can be fitted again
+    reloaded = read_again(model, X, tmp_path)
+    assert not hasattr(reloaded, "feature_names_in_")
+    np.testing.assert_array_equal(reloaded.fit(X, targets).predict(X), model.predict(X))  # it can be fitted again
     with pytest.raises(ValueError, match="X has 2 features, but TreeRegressor is expecting 4 features"):
-        again.predict(X[:, :2])
+        reloaded.predict(X[:, :2])
 
 
 def test_parts_of_an_estimator_that_cannot_be_saved(tmp_path):
     path, model = tmp_path / "it.jtrees", regressor().fit(X, Y)
     alone = r"jtrees.save\(estimator.model_, path\) saves the model alone"
-    own = clone(model).set_params(recipe=recipes.RECIPES["FromMethod"].replace(make=lambda **options: None))
-    own.__dict__ |= {name: value for name, value in vars(model).items() if name.endswith("_")}
+    custom = clone(model).set_params(recipe=recipes.RECIPES["FromMethod"].replace(make=lambda **options: None))
+    custom.__dict__ |= {name: value for name, value in vars(model).items() if name.endswith("_")}
     seeded = pickle.loads(pickle.dumps(model)).set_params(random_state=np.random.RandomState(0))
-    for what, options, message in (
+    for subject, options, message in (
         (TreeRegressor(), {}, r"what must be fitted to be saved, got TreeRegressor\(\) before its fit"),
-        (own, {}, r"^\.recipe\.make cannot be saved: <function .*" + alone),
+        (custom, {}, r"^\.recipe\.make cannot be saved: <function .*" + alone),
         (seeded, {}, r"^\.random_state cannot be saved: RandomState.*" + alone),
         (make_pipeline(model), {}, r"what must be one of 'ObliqueTree', .* more, got Pipeline"),
         (model, {"feature_names": ["a"]}, "feature_names must hold 4 names, one a column, got 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            jtrees.save(what, path, **options)
+            jtrees.save(subject, path, **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -377,8 +378,8 @@ def test_estimators_fill_gaps_that_the_training_array_did_not_have(estimator, co
     jtrees.save(model, tmp_path / "model")
     for fitted_model in (model, jtrees.load(tmp_path / "model")):
         with pytest.warns(jtrees.tables.ColumnsWarning, match=r"typical values: 'x1' \(2 rows\), 'x2' \(1 row\)"):
-            found = fitted_model.predict(new)
-        np.testing.assert_array_equal(found, model.predict(filled))
+            actual = fitted_model.predict(new)
+        np.testing.assert_array_equal(actual, model.predict(filled))
     with pytest.raises(ValueError, match="Input X contains infinity"):
         model.predict(np.where(np.isnan(new), np.inf, new))
     model.fit(new, np.ones(400, int))
@@ -480,9 +481,9 @@ def test_importances_have_the_order_of_the_effects(recipe):
     assert importances.shape == (4,) and importances.sum() == pytest.approx(1)
     assert np.argsort(-importances)[:3].tolist() == [3, 0, 2]
     np.testing.assert_array_equal(importances, model.feature_importances_)
-    of_model = jtrees.explain.importances(model.model_, X)
-    assert list(of_model) == ["x0", "x1", "x2", "x3"]
-    np.testing.assert_allclose(list(of_model.values()), importances, atol=0.05)  # other shuffles
+    model_importances = jtrees.explain.importances(model.model_, X)
+    assert list(model_importances) == ["x0", "x1", "x2", "x3"]
+    np.testing.assert_allclose(list(model_importances.values()), importances, atol=0.05)  # other shuffles
 
 
 @pytest.mark.slow
@@ -508,8 +509,8 @@ def test_default_classifier_takes_few_rows():
 def test_constant_targets_are_predicted_in_the_shape_of_the_loss(options, shape):
     weight = np.repeat([1.0, 0.0], 200)
     for y, weights in ((np.full(400, 3.1), None), (np.where(weight > 0, 3.1, 7), weight)):
-        found = TreeRegressor(GET, **options).fit(X, y, weights).predict(X)
-        assert found.shape == (400, *shape) and (found == 3.1).all()
+        actual = TreeRegressor(GET, **options).fit(X, y, weights).predict(X)
+        assert actual.shape == (400, *shape) and (actual == 3.1).all()
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------
@@ -553,10 +554,10 @@ ONE_VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
     ],
 )
 def test_refused(change, message):
-    given = {"X": X, "y": Y, "recipe": DGT} | change
-    fit = {name: given.pop(name) for name in ("X", "y", "sample_weight") if name in given}
+    arguments = {"X": X, "y": Y, "recipe": DGT} | change
+    fit = {name: arguments.pop(name) for name in ("X", "y", "sample_weight") if name in arguments}
     with pytest.raises(ValueError, match=message):
-        TreeRegressor(**given).fit(**fit)
+        TreeRegressor(**arguments).fit(**fit)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def random_tree(kind="constant", depth=3, p=5, seed=0, origin=False):
     rng = np.random.default_rng(seed)
     f32 = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     nodes, leaves = 2**depth - 1, 2**depth
-    made = {
+    factories = {
         "constant": lambda: jtrees.leaves.Values(f32(leaves)),
         "outputs": lambda: jtrees.leaves.Values(f32(leaves, 2)),
         "linear": lambda: jtrees.leaves.Linear(f32(leaves, p), f32(leaves)),
@@ -32,7 +32,7 @@ def random_tree(kind="constant", depth=3, p=5, seed=0, origin=False):
     }
     far = None if kind in ("classes", "counts", "actions") else jnp.float32(3.0)
     zero = jtrees.Origin(f32(p), far) if origin else None
-    return jtrees.ObliqueTree(f32(nodes, p), f32(nodes) / 2, made[kind](), zero)
+    return jtrees.ObliqueTree(f32(nodes, p), f32(nodes) / 2, factories[kind](), zero)
 
 
 def rows(n, p=5, seed=1):
@@ -98,14 +98,14 @@ def test_a_path_in_words():
 # --- The nearest change ----------------------------------------------------------------------------------------------
 
 
-def nearest_by_active_sets(tree, x, deviation, wanted, bounds=None):
+def nearest_by_active_sets(tree, x, deviation, is_target, bounds=None):
     """The distance to the nearest wanted leaf: of the points nearest to x on all sets of splits, the first inside.
 
     Bounds of x are constraints as splits are.
     """
     best, bias = np.inf, np.asarray(tree.bias, np.float64)
     weights = np.asarray(tree.weights, np.float64)
-    for leaf in np.flatnonzero(wanted):
+    for leaf in np.flatnonzero(is_target):
         place, g, h = leaf + len(bias) + 1, [], []
         while place > 1:
             side, place = (1 if place % 2 else -1), place // 2
@@ -139,24 +139,24 @@ def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize(("depth", "p"), [(1, 1), (2, 2), (3, 3)])
 def test_the_nearest_change_within_the_ranges_is_that_of_all_active_sets(depth, p, inside):
-    tree, table, longer = random_tree("constant", depth, p), rows(30, p) * np.arange(1, p + 1) / 4, 0
+    tree, table, extended = random_tree("constant", depth, p), rows(30, p) * np.arange(1, p + 1) / 4, 0
     for x in table[:20] + (0 if inside else 10 * table.std(0)):
         if change := assert_nearest(tree, x, table, np.arange(2**depth)):
-            longer += change.distance > explain.nearest_change(tree, x, table, extrapolate=True).distance + 1e-3
-    assert longer or p < 3 or not inside  # the ranges matter
+            extended += change.distance > explain.nearest_change(tree, x, table, extrapolate=True).distance + 1e-3
+    assert extended or p < 3 or not inside  # the ranges matter
 
 
 def assert_nearest(tree, x, table, answer, extrapolate=False):
     """The change is the nearest to a leaf of another answer, and within the ranges; returns it."""
-    deviation, wanted = table.std(0), answer != answer[tree.leaf_index(x[None])[0]]
+    deviation, is_target = table.std(0), answer != answer[tree.leaf_index(x[None])[0]]
     bounds = None if extrapolate else (np.minimum(table.min(0), x), np.maximum(table.max(0), x))  # x itself may stay
-    expected = nearest_by_active_sets(tree, x.astype(np.float32).astype(float), deviation, wanted, bounds)
+    expected = nearest_by_active_sets(tree, x.astype(np.float32).astype(float), deviation, is_target, bounds)
     change = explain.nearest_change(tree, x, table, extrapolate=extrapolate)
     if change is None:
         assert not np.isfinite(expected)
         return None
     assert change.distance == pytest.approx(expected, rel=1e-4, abs=1e-4)  # beyond the splits by 1e-6, and float32
-    assert change.leaf == tree.leaf_index(change.x[None])[0] and wanted[change.leaf]
+    assert change.leaf == tree.leaf_index(change.x[None])[0] and is_target[change.leaf]
     assert change.distance == pytest.approx(np.linalg.norm((change.x - x) / deviation))
     assert change.changes == {f"x{i}": change.x[i] for i in np.flatnonzero(change.x != x)}
     assert bounds is None or np.all((change.x >= bounds[0]) & (change.x <= bounds[1]))
@@ -186,8 +186,8 @@ def test_leaves_are_visited_in_the_order_of_their_distances(fixed):
     for x in rows(20, 3).astype(np.float32):
         margins = exact.row_scores(weights, bias, x)
         unbounded = np.array([[-np.inf] * 3, [np.inf] * 3])
-        found = list(nearest_leaves(weights, margins, deviation, np.ones(16, bool), unbounded))
-        lengths = [np.linalg.norm(step) for step, _ in found]
+        actual = list(nearest_leaves(weights, margins, deviation, np.ones(16, bool), unbounded))
+        lengths = [np.linalg.norm(step) for step, _ in actual]
         assert lengths == sorted(lengths)
         expected = [nearest_by_active_sets(tree, x.astype(float), deviation, np.arange(16) == i) for i in range(16)]
         expected = [length for length in expected if np.isfinite(length)]
@@ -198,7 +198,7 @@ def test_a_class_and_columns_can_be_asked_for():
     tree, table = random_tree("classes", p=3), rows(100, 3)
     predicted = tree.predict(table).argmax(-1)
     reached = 0
-    for x, now in zip(table, predicted, strict=True):
+    for x, current in zip(table, predicted, strict=True):
         change = explain.nearest_change(tree, x, table, columns=["x1"], target=2, extrapolate=True)
         along = np.repeat(x[None], 4001, 0)
         along[:, 1] += np.linspace(-20, 20, 4001)
@@ -209,7 +209,7 @@ def test_a_class_and_columns_can_be_asked_for():
         assert tree.predict(change.x[None])[0].argmax() == 2 and np.all(change.x[[0, 2]] == x[[0, 2]])
         length = abs(change.x[1] - x[1])
         assert length <= 0.005 + np.abs(along[possible, 1] - x[1]).min() if len(possible) else length > 19.9
-        assert (change.distance == 0) == (now == 2)
+        assert (change.distance == 0) == (current == 2)
         reached += 1
     assert reached > 5
 
@@ -217,8 +217,8 @@ def test_a_class_and_columns_can_be_asked_for():
 def test_nothing_to_change():
     only = jtrees.ObliqueTree(jnp.zeros((1, 2)), jnp.array([-1.0]), jtrees.leaves.Values(jnp.array([1.0, 2.0])))
     assert explain.nearest_change(only, [0.0, 0.0], rows(10, 2)) is None
-    whole = random_tree(depth=2, p=2)
-    part = whole.replace(weights=whole.weights.at[1].set(0), bias=whole.bias.at[1].set(1.0))  # leaf 0 is out of reach
+    full = random_tree(depth=2, p=2)
+    part = full.replace(weights=full.weights.at[1].set(0), bias=full.bias.at[1].set(1.0))  # leaf 0 is out of reach
     for x in rows(20, 2):
         change = explain.nearest_change(part, x, rows(10, 2), extrapolate=True)
         assert change.leaf == part.leaf_index(change.x[None])[0] != part.leaf_index(x[None])[0]
@@ -240,8 +240,8 @@ def by_orders(predict, x, background, groups):
             last = predict(mixed).mean(0)
             for player in order:
                 mixed[:, groups[player]] = row[groups[player]]
-                total[player] = total[player] + (now := predict(mixed).mean(0)) - last
-                last = now
+                total[player] = total[player] + (current := predict(mixed).mean(0)) - last
+                last = current
         values.append(np.array(total) / len(list(itertools.permutations(groups))))
     return np.array(values)
 
@@ -250,12 +250,12 @@ def by_orders(predict, x, background, groups):
 @pytest.mark.parametrize("kind", ["constant", "outputs", "linear", "classes", "counts", "quantiles"])
 def test_shapley_values_are_means_over_all_orders(kind, origin):
     tree, x, background = random_tree(kind, p=4, origin=origin), rows(3, 4), rows(9, 4, seed=2)
-    found = explain.shapley_values(tree, x, background)
+    actual = explain.shapley_values(tree, x, background)
     expected = by_orders(tree.predict, x, background, [[0], [1], [2], [3]])
-    np.testing.assert_allclose(found.values, expected, atol=1e-5)  # float32
-    np.testing.assert_allclose(found.base_values + found.values.sum(1), tree.predict(x), atol=1e-5)
-    np.testing.assert_allclose(found.base_values[0], tree.predict(background).mean(0), atol=1e-5)
-    assert found.feature_names == ["x0", "x1", "x2", "x3"] and found.data.shape == x.shape
+    np.testing.assert_allclose(actual.values, expected, atol=1e-5)  # float32
+    np.testing.assert_allclose(actual.base_values + actual.values.sum(1), tree.predict(x), atol=1e-5)
+    np.testing.assert_allclose(actual.base_values[0], tree.predict(background).mean(0), atol=1e-5)
+    assert actual.feature_names == ["x0", "x1", "x2", "x3"] and actual.data.shape == x.shape
 
 
 @pytest.mark.slow
@@ -265,16 +265,16 @@ def test_they_add_up_and_are_symmetric(p):
     tree = random_tree("linear", p=p, depth=2)
     x, background = rows(2, p), rows(5, p, seed=2)
     if p > 1:
-        alike = lambda a: a.at[:, 1].set(a[:, 0]).at[:, 2].set(0)
-        tree = tree.replace(weights=alike(tree.weights))
-        tree = tree.replace(leaves=tree.leaves.replace(coefficients=alike(tree.leaves.coefficients)))
+        duplicated = lambda a: a.at[:, 1].set(a[:, 0]).at[:, 2].set(0)
+        tree = tree.replace(weights=duplicated(tree.weights))
+        tree = tree.replace(leaves=tree.leaves.replace(coefficients=duplicated(tree.leaves.coefficients)))
         x[:, 1], background[:, 1] = x[:, 0], background[:, 0]
-    found = explain.shapley_values(tree, x, background, permutations=200)
-    np.testing.assert_allclose(found.base_values + found.values.sum(1), tree.predict(x), atol=1e-4)
+    actual = explain.shapley_values(tree, x, background, permutations=200)
+    np.testing.assert_allclose(actual.base_values + actual.values.sum(1), tree.predict(x), atol=1e-4)
     if p > 1:
-        np.testing.assert_allclose(found.values[:, 2], 0, atol=1e-6)
+        np.testing.assert_allclose(actual.values[:, 2], 0, atol=1e-6)
         # Above 12 columns the orders are drawn: 400 of them, of differences below 4.
-        np.testing.assert_allclose(found.values[:, 0], found.values[:, 1], atol=1e-5 if p <= 12 else 0.5)
+        np.testing.assert_allclose(actual.values[:, 0], actual.values[:, 1], atol=1e-5 if p <= 12 else 0.5)
 
 
 def test_drawn_orders_come_near_all_orders():
@@ -301,10 +301,10 @@ def test_shapley_values_of_boosted_trees(kind, link):
     trees = [tree.replace(origin=trees[0].origin.replace(y=far)) for tree in trees]
     forest = jtrees.Forest(jax.tree.map(lambda *a: jnp.stack(a), *trees), "sum", link)
     x, background = rows(2, 3), rows(6, 3, seed=2)
-    found = explain.shapley_values(forest, x, background)
+    actual = explain.shapley_values(forest, x, background)
     expected = by_orders(forest.predict, x, background, [[0], [1], [2]])
-    np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found.base_values[0], forest.predict(background).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(actual.values, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual.base_values[0], forest.predict(background).mean(0), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -314,16 +314,16 @@ def test_shapley_values_of_other_models(raw, fitted):
     expected = by_orders(forest.predict, x, background, [[0], [1], [2], [3]])
     np.testing.assert_allclose(explain.shapley_values(forest, x, background).values, expected, atol=1e-5)
     soft = fitted(recipes.TEL).model
-    found = explain.shapley_values(soft, x, background)
-    np.testing.assert_allclose(found.values, by_orders(soft.predict, x, background, [[0], [1], [2], [3]]), atol=1e-4)
-    np.testing.assert_allclose(found.base_values + found.values.sum(1), soft.predict(x), rtol=1e-5)
+    actual = explain.shapley_values(soft, x, background)
+    np.testing.assert_allclose(actual.values, by_orders(soft.predict, x, background, [[0], [1], [2], [3]]), atol=1e-4)
+    np.testing.assert_allclose(actual.base_values + actual.values.sum(1), soft.predict(x), rtol=1e-5)
     frame, _, model = raw
-    found = explain.shapley_values(model, frame[:3], frame[50:60])
-    assert found.feature_names == ["area", "heating", "rooms"] and found.data is None
+    actual = explain.shapley_values(model, frame[:3], frame[50:60])
+    assert actual.feature_names == ["area", "heating", "rooms"] and actual.data is None
     encode = model.encoder.transform
     groups = [[0, 1], [2, 3, 4], [5]]
     expected = by_orders(model.model.predict, encode(frame[:3]), encode(frame[50:60]), groups)
-    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+    np.testing.assert_allclose(actual.values, expected, atol=1e-5)
 
 
 # --- Importances -----------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_importances():
     tree, x = random_tree("classes", p=4), rows(300, 4)
     tree = tree.replace(weights=tree.weights.at[:, 3].set(0))
     y = tree.predict(x).argmax(-1)
-    score = lambda y, found: accuracy_score(y, found.argmax(-1))
+    score = lambda y, actual: accuracy_score(y, actual.argmax(-1))
     shuffled = explain.permutation_importance(tree, x, y, score, repeats=3)
     assert list(shuffled) == ["x0", "x1", "x2", "x3"]
     assert np.all(shuffled["x3"] == 0)
@@ -345,13 +345,13 @@ def test_models_of_raw_tables(raw):
     frame, y, model = raw
     falls = explain.permutation_importance(model, frame, y, r2_score)
     assert list(falls) == ["area", "heating", "rooms"] and all(fall.mean() > 0 for fall in falls.values())
-    there = frame[frame["area"].notna()]
-    path = explain.path(model, there[:1])
+    complete = frame[frame["area"].notna()]
+    path = explain.path(model, complete[:1])
     assert list(path.splits[0].parts) == ["area", "heating", "rooms"]
-    change = explain.nearest_change(model, there[:1], frame)
-    moved = there[:1].assign(**change.changes)
+    change = explain.nearest_change(model, complete[:1], frame)
+    moved = complete[:1].assign(**change.changes)
     assert set(change.changes) <= {"area", "rooms"}
-    assert model.leaf_index(moved)[0] == change.leaf != model.leaf_index(there[:1])[0]
+    assert model.leaf_index(moved)[0] == change.leaf != model.leaf_index(complete[:1])[0]
     gap = frame[frame["area"].isna()][:1]
     assert set(explain.nearest_change(model, gap, frame).changes) == {"rooms"}
     with pytest.raises(ValueError, match="columns must be among 'area', 'rooms', got 'heating'"):
@@ -377,11 +377,11 @@ def gappy():
 def test_a_missing_value_does_not_change_whether_or_not_the_training_rows_had_gaps(gappy, extrapolate):
     frame, model = gappy
     row = pd.DataFrame({"year": [np.nan], "price": [30.0]})
-    with pytest.warns(jtrees.tables.ColumnsWarning, match="replaced by typical values: 'year'") as said:
+    with pytest.warns(jtrees.tables.ColumnsWarning, match="replaced by typical values: 'year'") as warned:
         change = explain.nearest_change(model, row, frame, extrapolate=extrapolate)
         assert change is None or set(change.changes) == {"price"}
         assert explain.nearest_change(model, row, frame, columns=["year"], extrapolate=extrapolate) is None
-    assert len(said) == 2  # once a call
+    assert len(warned) == 2  # once a call
     row = pd.DataFrame({"year": [2000.0], "price": [np.nan]})
     change = explain.nearest_change(model, row, frame, extrapolate=extrapolate)
     assert change is None or set(change.changes) == {"year"}
@@ -404,11 +404,11 @@ def test_changes_are_measured_by_the_values_that_are_not_missing(gappy):
 def test_the_range_of_a_column_is_that_of_its_values_that_are_not_missing(gappy):
     """The typical value of the training rows, 50, is no value of these samples."""
     _, model = gappy
-    few = pd.DataFrame({"year": [2000.0, 2001.0, 2008.0], "price": [10.0, 20.0, np.nan]})
-    assert explain.nearest_change(model, few[:1], few) is None
-    assert explain.nearest_change(model, few[:1], few.fillna(50.0)).x[1] > 20
-    without = few.assign(price=np.nan)
-    assert explain.nearest_change(model, few[:1], without, columns=["price"]) is None
+    few_rows = pd.DataFrame({"year": [2000.0, 2001.0, 2008.0], "price": [10.0, 20.0, np.nan]})
+    assert explain.nearest_change(model, few_rows[:1], few_rows) is None
+    assert explain.nearest_change(model, few_rows[:1], few_rows.fillna(50.0)).x[1] > 20
+    without = few_rows.assign(price=np.nan)
+    assert explain.nearest_change(model, few_rows[:1], without, columns=["price"]) is None
 
 
 TREE = random_tree()

@@ -87,17 +87,17 @@ def test_kinds_of_a_file(fitted_file):
 def test_pieces_of_a_file_have_the_features_of_the_whole(fitted_file, tmp_path_factory, data):
     encoder, _ = fitted_file
     folder = tmp_path_factory.mktemp("pieces")
-    whole = table(seed=data.draw(st.integers(0, 5)))
-    gaps = data.draw(st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from(list(whole))), max_size=30))
+    full = table(seed=data.draw(st.integers(0, 5)))
+    gaps = data.draw(st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from(list(full))), max_size=30))
     for row, name in gaps:
-        whole.loc[row, name] = None
+        full.loc[row, name] = None
     read = lambda frame: read_rows(written(folder, frame), Rules())[0]
-    expected = encoder.transform(read(whole))
+    expected = encoder.transform(read(full))
     cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), max_size=4)))
     rows = data.draw(st.lists(st.integers(0, N - 1), min_size=1, max_size=4))
     pieces = [*(range(*piece) for piece in zip([0, *cuts], [*cuts, N], strict=True)), rows]
     for piece in map(list, pieces):
-        np.testing.assert_array_equal(encoder.transform(read(whole.iloc[piece])), expected[piece])
+        np.testing.assert_array_equal(encoder.transform(read(full.iloc[piece])), expected[piece])
 
 
 def test_features_of_a_frame_are_those_of_its_file(fitted_file, tmp_path):
@@ -115,8 +115,8 @@ def test_features_of_a_frame_are_those_of_its_file(fitted_file, tmp_path):
     for frame in (cells, typed):
         np.testing.assert_array_equal(encoder.transform(frame), expected)
     cells = table().drop(columns="y")
-    found = {name: column for name, column in schema(cells).columns.items() if column.note != "numbers in text"}
-    assert found == {name: encoder.schema.columns[name] for name in cells if name not in ("size", "count")}
+    actual = {name: column for name, column in schema(cells).columns.items() if column.note != "numbers in text"}
+    assert actual == {name: encoder.schema.columns[name] for name in cells if name not in ("size", "count")}
     np.testing.assert_array_equal(TableEncoder.fit(cells, table()["y"].astype(float))[1], features)
 
 
@@ -137,9 +137,9 @@ def test_the_numpy_file_reads_cells_as_the_model_does(tmp_path):
 
 def fit_file(folder, frame, *options, **how):
     """Fits a small tree to a file; its model is m.jtrees."""
-    given = ["fit", written(folder, frame, **how), "--target", "y", "--out", folder / "m.jtrees", "--recipe", "GET"]
-    given += ["--task", "regression", "--set", "depth=2", "starts=1", "epochs=4", "leaves=constant", *options]
-    assert cli.main(list(map(str, given))) == 0
+    arguments = ["fit", written(folder, frame, **how), "--target", "y", "--out", folder / "m.jtrees", "--recipe", "GET"]
+    arguments += ["--task", "regression", "--set", "depth=2", "starts=1", "epochs=4", "leaves=constant", *options]
+    assert cli.main(list(map(str, arguments))) == 0
 
 
 def predict_file(folder, rows, *options):
@@ -163,8 +163,8 @@ def test_a_row_predicted_alone_and_in_a_file(tmp_path, capsys):
     rows = table(seed=3).head(8).drop(columns="y")
     together = predicted(rows)
     assert len(together) == 8 and [predicted(rows.iloc[[i]])[0] for i in range(8)] == together
-    kept = rows["code"] != "2A"
-    assert predicted(rows[kept]) == [line for line, keep in zip(together, kept, strict=True) if keep]
+    remaining = rows["code"] != "2A"
+    assert predicted(rows[remaining]) == [line for line, keep in zip(together, remaining, strict=True) if keep]
     predict_file(tmp_path, table(seed=4).head(4).assign(city="nowhere", size=None))
     lines = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
     assert [line.split(": ", 2)[1] for line in lines] == [
@@ -234,10 +234,10 @@ def rows_of(folder, text, **rules):
     return read_rows(folder / "t.csv", Rules(**rules))
 
 
-def labelled(folder, text, target="y", *rules, **others):
+def labelled(folder, text, target="y", *rules, **rest):
     """The labelled rows of a file."""
     (folder / "t.csv").write_text(text)
-    return read_labelled(folder / "t.csv", target, Rules(*rules, **others))
+    return read_labelled(folder / "t.csv", target, Rules(*rules, **rest))
 
 
 def test_an_empty_cell_of_one_column_is_a_row(tmp_path):

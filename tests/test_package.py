@@ -86,9 +86,9 @@ def test_help_of_every_package_lists_its_public_names():
         imports = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
         public = {alias.name for alias in imports if alias.asname == alias.name}
         defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        defined = {one for one in defined if not one.startswith("_")}
-        modules = {one for one in public if isinstance(getattr(module, one), types.ModuleType)}
+        defined = {item for item in defined if not item.startswith("_")}
+        modules = {item for item in public if isinstance(getattr(module, item), types.ModuleType)}
         assert set(module.__all__) >= (public | defined) - modules, name
         assert not {"Any", "NamedTuple", "np", "jax"} & set(module.__all__)
-    told = pydoc.render_doc(jtrees.routing)
-    assert "path_violations" in told and "smooth_step(" in told
+    help_text = pydoc.render_doc(jtrees.routing)
+    assert "path_violations" in help_text and "smooth_step(" in help_text

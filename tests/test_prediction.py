@@ -110,10 +110,10 @@ def test_what_is_prepared_for_one_model_serves_no_other():
     assert (expected[0] != expected[1]).any()
     for i in (0, 1, 0, 0, 1, 1, 0):
         np.testing.assert_allclose(trees[i].predict(x), expected[i], rtol=1e-5)  # leaves are equal, linear models round
-    own = jax.tree.map(np.array, trees[0])  # arrays that may change
-    np.testing.assert_allclose(own.predict(x), expected[0], rtol=1e-5)
-    own.weights[...] = trees[1].weights
-    np.testing.assert_allclose(own.predict(x), expected[1], rtol=1e-5)
+    custom = jax.tree.map(np.array, trees[0])  # arrays that may change
+    np.testing.assert_allclose(custom.predict(x), expected[0], rtol=1e-5)
+    custom.weights[...] = trees[1].weights
+    np.testing.assert_allclose(custom.predict(x), expected[1], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -162,9 +162,9 @@ def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
     # Values that are whole in float32 even when counted from the origin, so that both ways round alike.
     tree, x = draw(4, origin=True, shift=FAR), np.round(samples(n, FAR), 2)
     tree = tree.replace(origin=Origin(tree.origin.x, np.zeros((), np.float32)))
-    found = tree.predict(jnp.asarray(x))
-    assert isinstance(found, jax.Array)
-    np.testing.assert_allclose(found, tree.predict(x), rtol=1e-5, atol=1e-5)
+    actual = tree.predict(jnp.asarray(x))
+    assert isinstance(actual, jax.Array)
+    np.testing.assert_allclose(actual, tree.predict(x), rtol=1e-5, atol=1e-5)
     if n != 257:
         assert np.array_equal(tree.leaf_index(jnp.asarray(x)), tree.leaf_index(x))
 
@@ -230,11 +230,11 @@ def test_numbers_of_every_type_are_counted_from_the_origin(dtype, zero, convert)
 def test_apply_is_predict_as_a_pure_function(outputs):
     trees = [draw(4, seed=seed, outputs=outputs) for seed in (3, 4)]
     x = jnp.asarray(samples(BLOCK))
-    both = jax.jit(lambda trees, x: (jax.vmap(lambda tree: tree.apply(x))(trees), trees))
-    answers, _ = both(jax.tree.map(lambda *a: jnp.stack(a), *trees), x)
-    for tree, found in zip(trees, answers, strict=True):
+    stacked_answers = jax.jit(lambda trees, x: (jax.vmap(lambda tree: tree.apply(x))(trees), trees))
+    answers, _ = stacked_answers(jax.tree.map(lambda *a: jnp.stack(a), *trees), x)
+    for tree, actual in zip(trees, answers, strict=True):
         # Programs of another shape: sums in another order.
-        np.testing.assert_allclose(found, tree.predict(x), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, tree.predict(x), rtol=1e-5, atol=1e-5)
     slope = jax.jit(jax.grad(lambda x: trees[0].apply(x).sum()))(x)
     leaf = np.asarray(trees[0].leaf_index(x))
     coefficients = np.asarray(trees[0].leaves.coefficients)[leaf].reshape(BLOCK, P, -1).sum(-1)
@@ -250,8 +250,8 @@ def test_no_compilation_for_each_number_of_rows(count_compilations):
     assert count_compilations(lambda: [tree.predict(x[: 2**i]) for i in range(11)]) <= 5
     assert count_compilations(lambda: [tree.predict(x[:n]) for n in range(1, 1025, 11)]) == 0
     # Nor for another tree of that shape, with an origin or without, or for rows in another precision.
-    others = [draw(4, seed=1), draw(4, seed=2, origin=True, shift=FAR)]
-    assert count_compilations(lambda: [tree.predict(x[:n].astype(float)) for tree in others for n in (1, 600)]) == 0
+    rest = [draw(4, seed=1), draw(4, seed=2, origin=True, shift=FAR)]
+    assert count_compilations(lambda: [tree.predict(x[:n].astype(float)) for tree in rest for n in (1, 600)]) == 0
     together = Forest(jax.tree.map(lambda a: jnp.stack([a, a]), tree))
     together.predict(x[:BLOCK])
     assert count_compilations(lambda: [together.predict(x[:n]) for n in range(1, BLOCK, 31)]) == 0
@@ -345,9 +345,9 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
 def test_what_becomes_infinite_in_the_precision_of_the_tree_is_noticed(x64, origin):
     tree, x = draw(4, origin=origin, shift=FAR), samples(300, FAR if origin else 0, np.float64)
     x[7, 2] = 1e300
-    for given in (x, jnp.asarray(x)):
+    for arguments in (x, jnp.asarray(x)):
         with pytest.raises(ValueError, match=r"x, in float32, must be finite, got 1 .* the first at \(7, 2\)"):
-            tree.predict(given)
+            tree.predict(arguments)
 
 
 @pytest.mark.exact

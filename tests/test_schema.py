@@ -68,9 +68,9 @@ def test_values_of_requested_kinds():
 
 def test_a_decimal_separator_holds_for_all_columns_without_a_kind():
     cells = pd.DataFrame({"a": ["1,5", "2,5"] * 20, "b": ["1.500 €", "22 €"] * 20, "c": ["1.500 €", "22 €"] * 20})
-    found = schema(cells, decimal=",", columns={"c": "decimal point"})
-    assert not any(column.note for name, column in found.columns.items() if name != "a")
-    assert [column.values[0] for column in found.read(cells).columns.values()] == [1.5, 1500, 1.5]
+    actual = schema(cells, decimal=",", columns={"c": "decimal point"})
+    assert not any(column.note for name, column in actual.columns.items() if name != "a")
+    assert [column.values[0] for column in actual.read(cells).columns.values()] == [1.5, 1500, 1.5]
 
 
 def test_columns_go_by_number_where_they_have_no_names():
@@ -80,8 +80,8 @@ def test_columns_go_by_number_where_they_have_no_names():
     np.testing.assert_array_equal(encoder.transform(x), features)
     assert TableEncoder.fit(x[:, :2], columns={0: "text"})[0].feature_names == encoder.feature_names  # without gaps
     frame = pd.DataFrame({"a": np.arange(40), "mixed": [1, "q"] * 20, "lists": [[1]] * 40})
-    found = schema(frame, columns={1: "text", 2: "drop"})  # requested before they are read
-    assert [column.kind for column in found.columns.values()] == ["number", "text", "drop"]
+    actual = schema(frame, columns={1: "text", 2: "drop"})  # requested before they are read
+    assert [column.kind for column in actual.columns.values()] == ["number", "text", "drop"]
     with pytest.raises(ValueError, match="columns must have one kind for each column, got two for 'a'"):
         schema(frame, columns={"a": "text", 0: "drop", 2: "drop", 1: "text"})
     model = identity_model(np.nan_to_num(x)[:, :2], columns={0: "text"})
@@ -151,7 +151,7 @@ def test_every_fit_takes_kinds_schemas_and_missing_texts(request_of):
     frame = FRAME.assign(price=["-", *CELLS["price"][1:]]) if request_of == "missing" else FRAME
     expected = TableEncoder.fit(frame, Y, **options)[0].feature_names
     assert ("[price missing]" in expected) == (request_of == "missing")
-    fit = lambda **others: jtrees.fit(RECIPE, frame, Y, key=KEY, **options, **others)
+    fit = lambda **rest: jtrees.fit(RECIPE, frame, Y, key=KEY, **options, **rest)
     validated = fit(validation=(frame[:10], Y[:10]))
     assert validated.loss == pytest.approx(np.mean((validated.predict(frame[:10]) - Y[:10]) ** 2), rel=1e-5)
     fits = [
@@ -178,15 +178,15 @@ def test_a_schema_of_a_larger_table_knows_its_levels():
 
 
 def test_a_schema_is_saved_and_printed(tmp_path):
-    found = schema(FRAME, columns={"id": "drop"})
-    assert str(found).splitlines()[:3] == [
+    actual = schema(FRAME, columns={"id": "drop"})
+    assert str(actual).splitlines()[:3] == [
         "column   kind    missing  cells",
         "'year'   number",
         "'code'   text             levels '01', '02'",
     ]
-    jtrees.save(identity_model(FRAME, columns=found), tmp_path / "model")
+    jtrees.save(identity_model(FRAME, columns=actual), tmp_path / "model")
     loaded = jtrees.load(tmp_path / "model").encoder.schema
-    assert isinstance(loaded, Schema) and loaded == found and str(loaded) == str(found)
+    assert isinstance(loaded, Schema) and loaded == actual and str(loaded) == str(actual)
 
 
 def test_what_a_schema_warns_of_can_be_pasted():
@@ -225,9 +225,9 @@ def test_training_rows_that_differ_from_their_schema_are_counted():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 def test_an_estimator_takes_columns_by_position():
-    found = schema(FRAME, columns={"id": "drop"})
+    actual = schema(FRAME, columns={"id": "drop"})
     frame = FRAME.drop(columns="id")
-    model = TreeRegressor(RECIPE, columns=found).fit(frame, Y)
+    model = TreeRegressor(RECIPE, columns=actual).fit(frame, Y)
     np.testing.assert_array_equal(model.predict(frame.to_numpy(object)), model.predict(frame))
     cells = frame[["year", "code", "when"]].to_numpy(object)
     model = TreeRegressor(RECIPE, columns={1: "text", 2: "drop"}).fit(cells, Y)

@@ -78,11 +78,11 @@ def test_a_second_sweep_repeats_no_run(tmp_path, searches):
 
 
 def test_more_seeds_and_more_samples_continue_a_sweep(tmp_path, searches):
-    drawn = {"grid": None, "space": {"learning_rate": jtrees.LogUniform(0.01, 0.1)}}
-    first = sweep(tmp_path, samples=2, **drawn)
-    more = sweep(tmp_path, samples=4, seeds=3, **drawn)
+    draws = {"grid": None, "space": {"learning_rate": jtrees.LogUniform(0.01, 0.1)}}
+    first = sweep(tmp_path, samples=2, **draws)
+    extended = sweep(tmp_path, samples=4, seeds=3, **draws)
     assert len(searches) == 4 * 3 * 3
-    np.testing.assert_array_equal(more.losses[:2, :2], first.losses)
+    np.testing.assert_array_equal(extended.losses[:2, :2], first.losses)
 
 
 def test_fits_come_back_bit_for_bit(tmp_path):
@@ -151,8 +151,8 @@ def test_functions_with_other_code_are_other_options(tmp_path):
     rules = {"rule": (rule(1.0), rule(1e4), lambda rate: optax.adam(rate))}
     losses = sweep(None, recipe, grid=rules, seeds=1, validation=0.25).losses
     for _ in range(2):
-        again = sweep(tmp_path, recipe, grid=rules, seeds=1, validation=0.25).losses
-        np.testing.assert_array_equal(again, losses)
+        reloaded = sweep(tmp_path, recipe, grid=rules, seeds=1, validation=0.25).losses
+        np.testing.assert_array_equal(reloaded, losses)
     assert len(set(losses.ravel().tolist())) == 3
     with pytest.raises(ValueError, match="has rule"):
         sweep(tmp_path, recipe.replace(rule=rule(3.0)), grid={"epochs": (3,)}, seeds=1, validation=0.25)
@@ -176,8 +176,8 @@ def test_values_in_closures_are_compared_whole(tmp_path):
     call = lambda rule: sweep(tmp_path, recipe.replace(rule=rule), grid={"epochs": (1,)}, seeds=1, validation=0.25)
     call(holding(numbers))
     call(holding(numbers.copy()))
-    others = [holding(np.where(numbers == 2500, 0, numbers)), jax.jit(holding(numbers + 1)), recursive()]
-    for rule in (*others, holding({"a", "b"})):
+    rest = [holding(np.where(numbers == 2500, 0, numbers)), jax.jit(holding(numbers + 1)), recursive()]
+    for rule in (*rest, holding({"a", "b"})):
         with pytest.raises(ValueError, match="has rule"):
             call(rule)
 
@@ -251,8 +251,8 @@ def test_shares_are_disjoint_and_complete(tmp_path, searches):
     finished = np.array([part.states == "finished" for part in parts])
     assert finished[-1].all() and (np.diff(finished.astype(int), axis=0) >= 0).all()
     same(sweep(tmp_path), sweep(None))
-    few = [sweep(tmp_path / str(k), seeds=1, validation=0.25, share=(np.int64(k), np.int64(6))) for k in range(6)]
-    states = np.array([part.states.ravel() for part in few])
+    few_rows = [sweep(tmp_path / str(k), seeds=1, validation=0.25, share=(np.int64(k), np.int64(6))) for k in range(6)]
+    states = np.array([part.states.ravel() for part in few_rows])
     assert (states == "finished").sum() == 2 and any((part == "not started").all() for part in states)
     assert sweep(None, seeds=[1, 1]).states.shape == (2, 1, 3)  # a seed counts once
 
@@ -271,11 +271,11 @@ def test_tune_continues_and_chooses_the_same(tmp_path, searches, halving):
     options = {"grid": {"depth": (1, 2, 3), "learning_rate": (0.1, 0.5)}, "validation": 3, "halving": halving}
     call = lambda folder: jtrees.tune(Polynomials(), x, y, key=KEY, folder=folder, **options)
     first, count = call(tmp_path), len(searches)
-    again = call(tmp_path)
+    reloaded = call(tmp_path)
     assert len(searches) == count + 1  # the fit to all rows
     trials = lambda fit: [trial._replace(options=tuple(trial.options.items())) for trial in fit.report.tuning.trials]
-    assert trials(again) == trials(first) == trials(call(None))
-    assert again.report.tuning.options == first.report.tuning.options
+    assert trials(reloaded) == trials(first) == trials(call(None))
+    assert reloaded.report.tuning.options == first.report.tuning.options
 
 
 # --- Killed processes ------------------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ def test_values_are_those_of_sklearn(name, x64):
     loss, y, theirs = LOSSES[name]
     predictions = linked(loss.link, OUTPUTS)
     expected = theirs(y, predictions, sample_weight=WEIGHT)
-    of_outputs = loss.samples(jnp.asarray(OUTPUTS), jnp.asarray(y))
-    for values in (loss.of_predictions(predictions, y), of_outputs):
+    output_losses = loss.samples(jnp.asarray(OUTPUTS), jnp.asarray(y))
+    for values in (loss.of_predictions(predictions, y), output_losses):
         assert values.shape == (N,) and np.average(values, weights=WEIGHT) == pytest.approx(expected, rel=1e-12)
 
 
@@ -74,15 +74,15 @@ def test_huber_is_its_definition():
 
 def test_squared_error_is_the_mean_over_outputs():
     predictions, y = rng.normal(size=(2, 20, 3))
-    found = losses.SquaredError().samples(f32(predictions), f32(y))
-    np.testing.assert_allclose(found, ((predictions - y) ** 2).mean(1), rtol=1e-5)
+    actual = losses.SquaredError().samples(f32(predictions), f32(y))
+    np.testing.assert_allclose(actual, ((predictions - y) ** 2).mean(1), rtol=1e-5)
 
 
 def test_log_losses_are_those_of_the_class():
     """And finite where its probability is zero."""
     probabilities = np.array([[0.25, 0.75], [1, 0], [0, 1]], np.float32)
-    found = losses.log_loss(probabilities, np.array([1, 1, 1], np.int32))
-    np.testing.assert_allclose(found, [-np.log(0.75), -np.log(np.finfo(np.float32).tiny), 0], rtol=1e-6)
+    actual = losses.log_loss(probabilities, np.array([1, 1, 1], np.int32))
+    np.testing.assert_allclose(actual, [-np.log(0.75), -np.log(np.finfo(np.float32).tiny), 0], rtol=1e-6)
     logits, y = np.array([[0.5, -1, 2], [400, 0, 0]], np.float32), np.array([2, 1], np.int32)
     powers = np.exp(logits.astype(float) - logits.max(1, keepdims=True))
     expected = -np.log((powers / powers.sum(1, keepdims=True))[[0, 1], y])
@@ -143,25 +143,25 @@ def test_constants_ignore_rows_without_weight_and_count_others():
 @pytest.mark.parametrize("levels", [(0.1, 0.5, 0.9), (0.25, 0.3)])
 def test_quantiles_are_middles_of_all_minimisers(levels):
     y = np.round(REAL, 1)
-    found = losses.weighted_quantiles(jnp.asarray(LEAF), f32(y), 4, levels, sample_weight=f32(WEIGHT))
+    actual = losses.weighted_quantiles(jnp.asarray(LEAF), f32(y), 4, levels, sample_weight=f32(WEIGHT))
     for leaf, (j, level) in itertools.product(range(3), enumerate(levels)):
         inside = (leaf == LEAF) & (WEIGHT > 0)
         values = np.unique(y[inside])
         loss = losses.Quantile(level)
         total = np.array([(WEIGHT[inside] * loss.of_predictions(np.float64(v), y[inside])).sum() for v in values])
         best = values[total <= total.min() + 1e-9]
-        assert found[leaf, j] == pytest.approx((best[0] + best[-1]) / 2, abs=1e-6)
-    assert (np.diff(found, axis=1) >= 0).all()
+        assert actual[leaf, j] == pytest.approx((best[0] + best[-1]) / 2, abs=1e-6)
+    assert (np.diff(actual, axis=1) >= 0).all()
 
 
 def test_newton_steps_go_down_where_curvature_is_missing():
     flat = lambda outputs, y: jnp.abs(outputs - y) ** 1.5 + jnp.where(jnp.abs(outputs) > 5, 1.0, 0.0)
     own = losses.CustomLoss(flat)
     y, leaf = jnp.asarray([1.0, 2.0, 4.0]), jnp.zeros(3, jnp.int32)
-    found = newton_constants(own.samples, own.derivatives, jnp.asarray([-3.0]), leaf, y, jnp.ones(3))
+    actual = newton_constants(own.samples, own.derivatives, jnp.asarray([-3.0]), leaf, y, jnp.ones(3))
     grid = np.linspace(0, 5, 5001)
     best = grid[(np.abs(grid[:, None] - np.asarray(y)) ** 1.5).sum(1).argmin()]
-    assert found[0] == pytest.approx(best, abs=2e-2)
+    assert actual[0] == pytest.approx(best, abs=2e-2)
 
 
 @pytest.mark.parametrize("name", sweeps.quick(LOSSES, FEW))
@@ -240,8 +240,8 @@ def poisson(outputs, y):
 def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
     pinball = lambda outputs, y: jnp.maximum(0.9 * (y - outputs), -0.1 * (y - outputs))
     wide = lambda outputs, y: jnp.maximum(jnp.abs(outputs - y) - 0.2, 0)
-    of_rows = lambda fn: lambda outputs, y: fn(outputs, y).reshape(len(y), -1).mean(1)
-    for loss in (losses.SquaredError().samples, *map(of_rows, (optax.losses.huber_loss, pinball, wide))):
+    row_weights = lambda fn: lambda outputs, y: fn(outputs, y).reshape(len(y), -1).mean(1)
+    for loss in (losses.SquaredError().samples, *map(row_weights, (optax.losses.huber_loss, pinball, wide))):
         check_without_link(loss, columns)
 
 
@@ -278,9 +278,9 @@ def test_scores_are_those_of_sklearn():
     assert score("poisson") == pytest.approx(tweedie(1), abs=1e-3)
     assert score("absolute_error", None) == pytest.approx(metrics.d2_absolute_error_score(y, predictions), rel=1e-4)
     assert np.isnan(Regression().score(predictions, np.ones(N), None))
-    two, others = np.stack([y, REAL], 1), np.stack([predictions, OUTPUTS], 1)
-    assert Regression(2).score(others, two, WEIGHT) == pytest.approx(
-        metrics.r2_score(two, others, sample_weight=WEIGHT)
+    two_targets, rest = np.stack([y, REAL], 1), np.stack([predictions, OUTPUTS], 1)
+    assert Regression(2).score(rest, two_targets, WEIGHT) == pytest.approx(
+        metrics.r2_score(two_targets, rest, sample_weight=WEIGHT)
     )
     labels, chances = rng.integers(0, 3, N), rng.dirichlet(np.ones(3), N)
     expected = metrics.accuracy_score(labels, chances.argmax(1), sample_weight=WEIGHT)

@@ -147,18 +147,18 @@ def test_ties_within_the_error_take_the_smaller_model(prescribed):
     row_losses[:, -500:] += (means - row_losses[:, -500:].mean(1))[:, None]
     samples = [{"depth": 2}, {"depth": 3}, {"depth": 4}, {"steps": 1}]  # one without a depth: all are tried
     options = {"rows": 2500, "samples": samples}
-    of_depth = dict(zip((2, 3, 4, 1), row_losses, strict=True))
-    result = prescribed(lambda recipe, _: of_depth[recipe.depth], **options)
+    losses_by_depth = dict(zip((2, 3, 4, 1), row_losses, strict=True))
+    result = prescribed(lambda recipe, _: losses_by_depth[recipe.depth], **options)
     assert result.report.tuning.options == {"steps": 1} and len(result.report.tuning.trials) == 4
     best = row_losses[1, -500:]
     for trial in result.report.tuning.trials:
         depth = trial.options.get("depth", 1)
-        losses = of_depth[depth][-500:]
+        losses = losses_by_depth[depth][-500:]
         assert trial.loss == pytest.approx(losses.mean(), rel=1e-9) and trial.size == 2**depth
         # The error is that of the difference to the best, row by row.
         assert trial.error == pytest.approx(np.std(losses - best, ddof=1) / np.sqrt(500), rel=1e-4)
     # A clear difference wins, whatever the size; the same loss on every row needs no error.
-    clear = prescribed(lambda recipe, _: of_depth[recipe.depth] * (0.9 if recipe.depth == 4 else 1), **options)
+    clear = prescribed(lambda recipe, _: losses_by_depth[recipe.depth] * (0.9 if recipe.depth == 4 else 1), **options)
     assert clear.report.tuning.options == {"depth": 4}
     equal = prescribed(lambda recipe, _: row_losses[0], **options)
     assert equal.report.tuning.options == {"steps": 1}
@@ -166,21 +166,21 @@ def test_ties_within_the_error_take_the_smaller_model(prescribed):
 
 
 @pytest.mark.parametrize(
-    ("gains", "tried"),
+    ("gains", "expected_trials"),
     [
         ([0, 0, 0, 0], 3),  # nothing twice
         ([1, 0, 1, 0, 0, 1], 6),  # counted again after an improvement
         ([0.4, 0.4, 0.4, 0.4], 5),  # each is within the error, two together are not
     ],
 )
-def test_an_improvement_within_the_error_is_none(gains, tried, prescribed):
+def test_an_improvement_within_the_error_is_none(gains, expected_trials, prescribed):
     noise = np.random.default_rng(0).normal(size=(len(gains) + 1, 100))
     noise = (noise - noise.mean(1, keepdims=True)) / noise.std(1, keepdims=True)
     error = np.sqrt(2) / 10  # of the difference of two of them
     level = 100 - 1.5 * error * np.concatenate([[0], np.cumsum(gains)])
     losses = np.pad(level[:, None] + noise, ((0, 0), (2900, 0)))
     result = prescribed(lambda recipe, _: losses[recipe.depth - 1], rows=2900, grid={"depth": range(1, len(level) + 1)})
-    assert depths(result) == list(range(1, tried + 1))
+    assert depths(result) == list(range(1, expected_trials + 1))
 
 
 def test_a_combination_that_diverges_is_not_chosen():
@@ -202,16 +202,16 @@ def test_a_trial_is_a_fit_to_the_other_rows(weight):
     result = tune(Polynomials(), grid, validation=3, sample_weight=weight)
     split_key, search_key, _ = jax.random.split(KEY, 3)
     folds = np.array_split(np.asarray(jax.random.permutation(split_key, 96)), 3)
-    of_rows = lambda rows: None if weight is None else weight[rows]
+    row_weights = lambda rows: None if weight is None else weight[rows]
     for depth, rate in itertools.product(*grid.values()):
         recipe, losses = Polynomials(depth=depth, learning_rate=rate), []
         for fold in folds:
             rest = np.setdiff1d(np.arange(96), fold)
-            fit = jtrees.fit(recipe, X[rest], Y[rest], key=search_key, sample_weight=of_rows(rest))
+            fit = jtrees.fit(recipe, X[rest], Y[rest], key=search_key, sample_weight=row_weights(rest))
             losses.append((fit.predict(X[fold]) - Y[fold]) ** 2)
         trial = trials(result)[(depth, rate)]
         assert trial.loss == pytest.approx(
-            np.average(np.concatenate(losses), weights=of_rows(np.concatenate(folds))), rel=1e-5
+            np.average(np.concatenate(losses), weights=row_weights(np.concatenate(folds))), rel=1e-5
         )
         assert trial.size == depth + 1
     assert set(trials(result)) == set(itertools.product(*grid.values()))
@@ -263,14 +263,14 @@ def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
 
 
 @pytest.mark.parametrize(
-    ("max_seconds", "tried", "ended"),
+    ("max_seconds", "expected_trials", "ended"),
     [
         (1e6, [1, 3, 4], "finished"),
         (300, [1, 3], "max_seconds"),  # three quarters end in the third search
         (10, [1], "max_seconds"),  # an interrupted trial is chosen from where it is all there is
     ],
 )
-def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, tried, ended):
+def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, expected_trials, ended):
     """Each search takes 100 seconds."""
 
     def before(number):
@@ -279,7 +279,7 @@ def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, tried, en
     result = prescribed(
         lambda recipe, _: 9.0 - recipe.depth, before, grid={"depth": (1, 3, 4)}, max_seconds=max_seconds
     )
-    assert depths(result) == tried and result.report.ended == ended
+    assert depths(result) == expected_trials and result.report.ended == ended
 
 
 def test_combinations_that_time_did_not_reach_are_no_trials(prescribed, clock):
@@ -295,19 +295,19 @@ def test_combinations_that_time_did_not_reach_are_no_trials(prescribed, clock):
 
 
 @pytest.mark.parametrize(
-    ("grid", "number", "tried"),
+    ("grid", "number", "expected_trials"),
     [
         ({"depth": (1, 3)}, 2, 1),  # the second program
         ({"rate": np.linspace(0.5, 0.1, 32).tolist()}, 20, 16),  # the second sixteen of one program
     ],
 )
 @pytest.mark.parametrize("halving", [None, 2])
-def test_interrupted_trials_are_not_compared(prescribed, grid, number, tried, halving):
+def test_interrupted_trials_are_not_compared(prescribed, grid, number, expected_trials, halving):
     """Whatever their loss; and the fit follows."""
     count = len(next(iter(grid.values())))
-    with pytest.warns(UserWarning, match=f"interrupted: the choice is among {tried} of {count} combinations"):
+    with pytest.warns(UserWarning, match=f"interrupted: the choice is among {expected_trials} of {count} combinations"):
         result = prescribed(lambda recipe, _: recipe.rate / recipe.depth, interrupt(number), grid=grid, halving=halving)
-    assert result.report.ended == "interrupted" and len(result.report.tuning.trials) == tried
+    assert result.report.ended == "interrupted" and len(result.report.tuning.trials) == expected_trials
     assert {trial.state for trial in result.report.tuning.trials} == {"finished"}
 
 
