@@ -11,9 +11,8 @@ import recipes
 from sklearn.metrics import accuracy_score, r2_score
 
 import jtrees
-from jtrees import exact, explain, losses
+from jtrees import explain, losses
 from jtrees.estimators import TreeRegressor
-from jtrees.explain.least_distance import nearest_leaves
 
 
 def random_tree(kind="constant", depth=3, p=5, seed=0, origin=False):
@@ -123,11 +122,18 @@ def nearest_by_active_sets(tree, x, deviation, is_target, bounds=None):
     return best
 
 
-CASES = [(*size, kind) for size in ((1, 1), (2, 2), (3, 5), (4, 3), (6, 4)) for kind in ("constant", "classes")]
+KINDS = ("constant", "classes")
+CASES = [(*size, kind) for size in ((3, 5), (4, 3), (6, 4)) for kind in KINDS]
+CASES += [(3, 5, "quantiles"), (4, 3, "actions")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("depth", "p", "kind"), [*CASES, (3, 5, "quantiles"), (4, 3, "actions")])
+@pytest.mark.parametrize(
+    ("depth", "p", "kind"),
+    [
+        *((size, size, kind) for size in (1, 2) for kind in KINDS),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES),
+    ],
+)
 def test_the_nearest_change_is_that_of_all_active_sets(depth, p, kind):
     tree, table = random_tree(kind, depth, p), rows(100, p) * np.arange(1, p + 1)
     answer = np.asarray(tree.leaves.values).argmax(-1) if kind in ("classes", "actions") else np.arange(2**depth)
@@ -174,24 +180,6 @@ def test_nearest_change_of_an_age_stays_within_the_ages_of_the_table():
     assert explain.nearest_change(tree, [50.0, 1.0], table, **only_age) is None
     beyond = explain.nearest_change(tree, [50.0, 1.0], table, extrapolate=True, **only_age)
     assert beyond.changes["age"] == pytest.approx(100, abs=1e-3)
-
-
-@pytest.mark.parametrize("fixed", [0, 2])
-def test_leaves_are_visited_in_the_order_of_their_distances(fixed):
-    """Also with splits that send all samples one way, and with columns that do not change."""
-    tree = random_tree(depth=4, p=3)
-    tree = tree.replace(weights=tree.weights.at[5].set(0).at[6, fixed:].set(0))
-    weights, bias, deviation = np.asarray(tree.weights), np.asarray(tree.bias), np.array([1.0, 2.0, 0.5])
-    deviation[:fixed] = 0
-    for x in rows(20, 3).astype(np.float32):
-        margins = exact.row_scores(weights, bias, x)
-        unbounded = np.array([[-np.inf] * 3, [np.inf] * 3])
-        actual = list(nearest_leaves(weights, margins, deviation, np.ones(16, bool), unbounded))
-        lengths = [np.linalg.norm(step) for step, _ in actual]
-        assert lengths == sorted(lengths)
-        expected = [nearest_by_active_sets(tree, x.astype(float), deviation, np.arange(16) == i) for i in range(16)]
-        expected = [length for length in expected if np.isfinite(length)]
-        np.testing.assert_allclose(lengths, sorted(expected), rtol=1e-6, atol=1e-8)
 
 
 def test_a_class_and_columns_can_be_asked_for():
