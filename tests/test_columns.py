@@ -483,7 +483,7 @@ def test_dates_in_text_are_dates(form):
 
 
 def test_money_and_percentages_in_text_are_numbers():
-    frame = pd.DataFrame({"price": [f"${100 * i:,}" for i in range(40)], "part": [f"{i % 9}%" for i in range(40)]})
+    frame = pd.DataFrame({"price": [f"${100 * i:,}" for i in range(40)], "part": [f" {i % 9}%" for i in range(40)]})
     encoder, training = TableEncoder.fit(frame)
     np.testing.assert_array_equal(training, np.column_stack([100 * np.arange(40), np.arange(40) % 9]))
     assert "numbers in text such as '$0'" in str(encoder) and "numbers in text such as '0%'" in str(encoder)
