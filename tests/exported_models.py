@@ -37,7 +37,7 @@ needs_node = pytest.mark.skipif(NODE is None, reason="no Node.js")
 
 
 def random_tree(kind, depth=3, p=5, seed=0, origin=False):
-    """A tree with leaves of a kind, and samples, of which many are on a split but for rounding."""
+    """A tree with leaves of a kind, and samples, many of which lie on a split except for rounding."""
     rng = np.random.default_rng(seed)
     tree, x = nasty.near_ties(depth, p, seed, n=400)
     count = 2**depth
@@ -105,7 +105,7 @@ FEW = ("whole numbers", "outputs", "logit, depth 1", "linear", "bounded", "sum",
 
 
 def raw_table(n=400, seed=0, other=False):
-    """Columns of all kinds under awkward names, with gaps; ``other``: with levels and gaps that others do not have."""
+    """Columns of all kinds under awkward names, with gaps; ``other``: also with unseen levels and gaps."""
     rng = np.random.default_rng(seed)
     gaps = lambda values, share=0.1: [None if rng.random() < share else value for value in values]
     days = np.datetime64("1969-06-01") + rng.integers(0, 1500, n)
@@ -206,7 +206,7 @@ def fitted_model(name):
 def expected_of(model, rows):
     """The leaf of each row in each tree, ``(n, trees)``, and predictions in double precision, ``(n, k)``.
 
-    They are those of the library, whose predictions add in single precision.
+    The library has equal ones; its predictions add in single precision.
     """
     program = program_of(model)
     with warnings.catch_warnings():
@@ -248,7 +248,7 @@ def rows_in_c(model, frame, header):
 
 
 def in_c(model, rows, folder, precision="double", flags=(), prefix="jtrees"):
-    """The header tests itself, and answers rows one by one as together, in whole blocks and parts of one."""
+    """The header tests itself. It predicts single rows, whole blocks and parts of a block alike."""
     header, program = folder / "model.h", program_of(model)
     export.to_c(model, header, precision=precision, prefix=prefix)
     raw = isinstance(model, FrameModel)

@@ -35,7 +35,7 @@ _FAILURES = {
 _DRAWING = (jtrees.LatentTree, jtrees.TEL, jtrees.NODE, jtrees.GRANDE, jtrees.SoftDecisionTree)
 _DRAWING += (jtrees.Bagged, jtrees.Boosted, jtrees.Sparse)
 
-# Checks of what the estimators do before and after a recipe: DGT shows it for all, and for classes if labels matter.
+# Checks of the estimators before and after a recipe. DGT shows them for all recipes, and for classes if labels matter.
 _OF_LABELS = {
     f"check_{name}"
     for name in (

@@ -84,7 +84,7 @@ def test_every_library_gives_the_same_features(library, encoder):
 @given(st.data())
 @settings(max_examples=15, deadline=None)
 def test_a_row_has_the_features_that_it_has_alone(encoder, data):
-    """And no rows have none."""
+    """An empty table has no features."""
     rows = data.draw(st.lists(st.integers(0, N - 1), max_size=6))
     library = data.draw(st.sampled_from(["pandas", "pandas, nullable", "pandas, objects", "polars", "Arrow"]))
     cells = (
@@ -220,7 +220,7 @@ def test_columns_that_teach_nothing_are_left_out():
     frame["size"] = np.random.default_rng(0).permutation(60) ** 2
     encoder, training = TableEncoder.fit(frame)
     assert encoder.feature_names == ["size"] and training.shape == (60, 1)
-    other = frame.assign(text=[[i] for i in range(60)], extended=np.inf)  # they may hold what cannot be read
+    other = frame.assign(text=[[i] for i in range(60)], extended=np.inf)  # left-out columns may hold unreadable cells
     for table in (frame[["size"]], other):
         np.testing.assert_array_equal(encoder.transform(table), training)
     with pytest.warns(ColumnsWarning) as warned:

@@ -1,4 +1,4 @@
-"""What kind of tree a tree is, whatever recipe it comes from."""
+"""The kind of a tree, from every recipe."""
 
 from dataclasses import dataclass
 

@@ -323,7 +323,7 @@ def test_without_scikit_learn(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 def test_an_array_of_objects_predicts_as_the_frame_it_comes_from():
-    """By position, as the tools pass it that turn DataFrames into arrays."""
+    """Some tools turn DataFrames into arrays. Columns are then found by position."""
     frame = tables.frame().assign(same=1.0, floor=pd.Series(np.arange(400) % 3).astype("category"))
     with pytest.warns(jtrees.tables.ColumnsWarning, match="'same'"):
         model = regressor().fit(frame, Y)

@@ -283,7 +283,7 @@ def test_drawn_orders_come_near_all_orders():
     ("kind", "link"), [("constant", "exp"), ("outputs", "sorted"), ("outputs", "softmax"), ("constant", "identity")]
 )
 def test_shapley_values_of_boosted_trees(kind, link):
-    """They are those of predictions, also of targets far from zero, of which each tree has a part."""
+    """They explain predictions, also if targets are far from zero and each tree has a part of the origin."""
     trees = [random_tree(kind, p=3, seed=seed, depth=2, origin=True) for seed in range(3)]
     far = np.float32(100) if link in ("identity", "sorted") else None
     trees = [tree.replace(origin=trees[0].origin.replace(y=far)) for tree in trees]

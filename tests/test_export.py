@@ -281,7 +281,7 @@ def check_dates(frame, y, parts, folder):
 
 
 def test_months_and_weekdays_of_three_thousand_years(tmp_path):
-    """The calendar of the C header and of the ONNX model is that of NumPy."""
+    """The C header and the ONNX model have the calendar of NumPy."""
     days = np.concatenate([np.arange(-600_000, 500_000, 170), np.arange(-1500, 1500)])
     frame = pd.DataFrame({"day": days.astype("datetime64[D]").astype("datetime64[ms]")})
     months = days.astype("datetime64[D]").astype("datetime64[M]").astype(int) % 12
@@ -291,7 +291,7 @@ def test_months_and_weekdays_of_three_thousand_years(tmp_path):
 
 
 def test_hours_and_minutes(tmp_path):
-    """The times of day of all files are those of NumPy, also just before and after midnight and before 1970."""
+    """All files have NumPy's times of day, also just before and after midnight and before 1970."""
     rng = np.random.default_rng(0)
     milliseconds = rng.integers(-(10**12), 10**12, 4000)
     milliseconds[:1000] += -milliseconds[:1000] % 86_400_000 - rng.integers(0, 2, 1000)

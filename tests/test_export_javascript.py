@@ -1,4 +1,4 @@
-"""JavaScript modules in Node.js: cells of every type, and what is refused. All models: ``test_export.py``."""
+"""JavaScript modules in Node.js: cells of every type, and errors. All models: ``test_export.py``."""
 
 import json
 

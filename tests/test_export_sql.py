@@ -1,4 +1,4 @@
-"""SELECT statements: in PostgreSQL as in SQLite, and what depends on SQL alone. All models: ``test_export.py``."""
+"""SELECT statements in PostgreSQL, and names, levels and missing values in SQL. All models: ``test_export.py``."""
 
 import os
 from pathlib import Path

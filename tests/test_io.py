@@ -74,7 +74,7 @@ def test_the_other_byte_order(tmp_path, dtype):
 
 
 def everything():
-    """Every kind of scalar and array of NumPy, and of what reports hold."""
+    """Every kind of scalar and array of NumPy, and the contents of reports."""
     codes = np.typecodes["All"]
     structured = np.array([(1, "a")], [("x", int), ("y", "U3")])
     scalars = [
@@ -107,7 +107,7 @@ def everything():
 
 
 def test_whatever_is_saved_is_loaded(tmp_path):
-    """Or it is refused, and the message says where it is and what would do."""
+    """Other objects are refused. The message names the place and a remedy."""
     refusal = re.compile(r"\.report\.search\.held\[0\].* (cannot be saved: .*: \S+|must have names or numbers as keys)")
     refused, path = 0, tmp_path / "it.jtrees"
     for value in everything():

@@ -47,7 +47,7 @@ def forest(depth, **options):
 
 
 def assert_the_same_in_pieces(ask, x, rows=ROWS):
-    """Bit for bit, from the first row on and from others."""
+    """Predictions of pieces have the same bits, wherever a piece begins."""
     whole = np.asarray(ask(x))
     for n in rows:
         for first in (0, 5):
@@ -159,7 +159,7 @@ def test_not_finite_in_any_chunk_is_noticed():
 @pytest.mark.exact
 @pytest.mark.parametrize("n", [257, *(pytest.param(n, marks=slow) for n in (1, 2, 7, 63, 255, 256, 3000, MANY))])
 def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
-    # Values that are whole in float32 even when counted from the origin, so that both ways round alike.
+    # Values and their distances from the origin are exact in float32: both ways round alike.
     tree, x = draw(4, origin=True, shift=FAR), np.round(samples(n, FAR), 2)
     tree = tree.replace(origin=Origin(tree.origin.x, np.zeros((), np.float32)))
     actual = tree.predict(jnp.asarray(x))

@@ -1,4 +1,4 @@
-"""Every example of the README runs as it stands there, by itself. Those of the site run when it is built."""
+"""Every example of the README runs unchanged, without the other examples. Those of the site run when it is built."""
 
 import ast
 import inspect
@@ -43,7 +43,7 @@ def test_examples_run(code, line, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("code", [pytest.param(item.values[0], id=item.id) for item in examples()])
 def test_examples_call_what_there_is(code):
-    """The small sibling of those that are slow: names exist, and take what they are given."""
+    """Names exist, and take these arguments: a quick test of the slow examples."""
     calls = 0
     for node in ast.walk(ast.parse(code)):
         full = node.func if isinstance(node, ast.Call) else node

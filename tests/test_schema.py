@@ -1,4 +1,4 @@
-"""Schemas: how columns are read, in other ways on request, and the same in every fit and every file."""
+"""Schemas: the kinds of columns, requests for other kinds, and equal kinds in every fit and file."""
 
 import warnings
 

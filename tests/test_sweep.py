@@ -253,7 +253,7 @@ def ctrl_c(monkeypatch, run, after=True):
 
 
 def test_an_interrupted_sweep_says_which_runs_are_not_finished(monkeypatch):
-    """Of six batches of two, in two programs, the second is interrupted."""
+    """Six batches of two runs have two programs. The second batch is interrupted."""
     ctrl_c(monkeypatch, 4)
     with pytest.warns(UserWarning, match="interrupted: of 12 runs, 2 finished, 2 interrupted, 8 not started"):
         result = sweep(grid={"depth": (2, 3)}, seeds=6, batch=2)
@@ -300,7 +300,7 @@ def test_the_state_of_a_run_of_several_folds(expected, folds):
 
 
 def test_folds_that_a_combination_does_not_have_are_not_compared():
-    """The first has an easy fold alone, the second all of them, the third two of which one is not finished."""
+    """The first has only an easy fold. The second has all folds. The third has two, and one is unfinished."""
     losses = np.array([[[0.1, np.inf, np.inf]], [[1.0, 1.0, 1.0]], [[0.2, 0.2, np.inf]]])
     states = np.array(
         [[["finished", "diverged", "diverged"]], [["finished"] * 3], [["finished", "interrupted", "not started"]]]

@@ -1,4 +1,4 @@
-"""Folders of sweeps: no finished run is lost or repeated, and other runs are refused."""
+"""Folders of sweeps: no finished run is lost or repeated, and runs of another sweep are refused."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def test_runs_of_another_sweep_are_not_taken_without_its_description(tmp_path, s
 
 
 def rule(slope):
-    """A function that differs from others of its name in a constant of its closure alone."""
+    """A function whose closure has a constant; its name and code are always the same."""
     return lambda rate: optax.chain(optax.scale(slope), optax.sgd(rate))
 
 

@@ -120,7 +120,7 @@ def test_derivatives_of_several_outputs(x64):
 
 @pytest.mark.parametrize("name", sweeps.quick(LOSSES, FEW))
 def test_constants_are_the_best_of_each_leaf(name):
-    """Beside others that differ a little, on the weighted loss of the samples in each leaf."""
+    """Nearby constants have a higher weighted loss in each leaf."""
     loss, y, _ = LOSSES[name]
     y, weight = f32(y), f32(WEIGHT)
     best = loss.constants(jnp.asarray(LEAF), y, 4, weight)
@@ -180,7 +180,7 @@ def test_steps_of_boosting_lower_the_loss_and_are_newtons(name):
 
 @pytest.mark.parametrize("name", [name for name, (loss, _, _) in LOSSES.items() if loss.in_units])
 def test_losses_do_not_depend_on_the_unit_of_the_targets(name):
-    """A loss of scaled targets, times the power of the unit, is that of the targets."""
+    """The loss of scaled targets, times the power of the unit, is the loss of the targets."""
     loss, y, _ = LOSSES[name]
     y = 3 * y + 10 * (loss.link == "identity")
     offset, unit = loss.units(y)
@@ -426,8 +426,8 @@ TASKS = {
     "own": (Regression(loss_function=quartic), np.where(SIGNAL, 1, 0.0)),
     "policy": (Policy(2), np.stack([np.where(SIGNAL, 1, 0.0), np.where(SIGNAL, 0.0, 1)], 1)),
 }
-# GET has all losses; other recipes share its leaves or the first Newton step, and have each link once. Boosting takes
-# no policies; a forest predicts as its trees, and RADDT is GET but for its schedule.
+# GET has all losses; other recipes share its leaves or the first Newton step, and have each link once. Boosting
+# refuses policies. A forest predicts as its trees. RADDT differs from GET only in its schedule.
 PAIRS = [("GET", task) for task in ("absolute", "poisson", "tweedie", "quantiles", "own", "policy")]
 PAIRS += [(name, task) for name in ("DGT", "LatentTree", "TEL", "CO2", "NonGreedy") for task in ("poisson", "policy")]
 PAIRS += [(name, "quantiles") for name in LEARNERS if name not in ("GET", "Bagged")]

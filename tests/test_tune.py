@@ -109,7 +109,7 @@ def tune(recipe, grid, **options):
 
 
 def trials(result) -> dict:
-    """By the values of their options, in the order in which they were made."""
+    """The trials by the values of their options, in their order."""
     return {tuple(trial.options.values()): trial for trial in result.report.tuning.trials}
 
 
@@ -121,7 +121,7 @@ def depths(result) -> list[int]:
 
 
 def test_the_degree_is_found_and_deeper_ones_are_not_tried():
-    """In the order of their depths, whatever that of the grid."""
+    """Trials have ascending depths, in whatever order the grid has them."""
     result = tune(Polynomials(), {"depth": (5, 1, 8, 3, 4, 2)})
     assert result.report.tuning.options == {"depth": 3} and result.model.num_parameters == 4
     assert depths(result) == [1, 2, 3, 4, 5] and result.report.ended == "finished"
@@ -155,7 +155,7 @@ def test_ties_within_the_error_take_the_smaller_model(prescribed):
         depth = trial.options.get("depth", 1)
         losses = losses_by_depth[depth][-500:]
         assert trial.loss == pytest.approx(losses.mean(), rel=1e-9) and trial.size == 2**depth
-        # The error is that of the difference to the best, row by row.
+        # The error is the standard error of the paired difference from the best.
         assert trial.error == pytest.approx(np.std(losses - best, ddof=1) / np.sqrt(500), rel=1e-4)
     # A clear difference wins, whatever the size; the same loss on every row needs no error.
     clear = prescribed(lambda recipe, _: losses_by_depth[recipe.depth] * (0.9 if recipe.depth == 4 else 1), **options)
@@ -283,7 +283,7 @@ def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, expected_
 
 
 def test_combinations_that_time_did_not_reach_are_no_trials(prescribed, clock):
-    """Of 32 of one program 16 run at once, and the time ends among the next."""
+    """A program has 32 combinations. Sixteen run at once, and the time ends among the next sixteen."""
 
     def before(number):
         clock[0] += 1
@@ -298,7 +298,7 @@ def test_combinations_that_time_did_not_reach_are_no_trials(prescribed, clock):
     ("grid", "number", "expected_trials"),
     [
         ({"depth": (1, 3)}, 2, 1),  # the second program
-        ({"rate": np.linspace(0.5, 0.1, 32).tolist()}, 20, 16),  # the second sixteen of one program
+        ({"rate": np.linspace(0.5, 0.1, 32).tolist()}, 20, 16),  # the second batch of a program
     ],
 )
 @pytest.mark.parametrize("halving", [None, 2])
@@ -328,9 +328,7 @@ def column(draws, name) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_draws_fill_every_interval_once(seed):
-    """Of 2^k points of a Sobol sequence, each of 2^k equal intervals of a range has one, and so has each of 8 x 8 cells
-    of the first two ranges.
-    """
+    """Of 64 Sobol points, each of 64 intervals of a range has a point, and so has each of 8 x 8 cells of two ranges."""
     low, high = 1e-3, 0.1
     draws = draw({"a": jtrees.LogUniform(low, high), "b": jtrees.Uniform(-3, 5)}, 64, jax.random.key(seed))
     parts = np.log(column(draws, "a") / low) / math.log(high / low), (column(draws, "b") + 3) / 8
