@@ -66,10 +66,10 @@ from jtrees.training import Batch as Batch, Method as Method, train as train
 from jtrees.tree import ObliqueTree as ObliqueTree, Origin as Origin
 
 if _TYPE_CHECKING:
-    from jtrees import explain as explain, export as export, nn as nn, plotting as plotting
+    from jtrees import explain as explain, export as export, kernels as kernels, nn as nn, plotting as plotting
 
 __version__ = "0.1.0"
-_LATER = ("estimators", "explain", "export", "nn", "plotting")  # packages that are imported on first use
+_LATER = ("estimators", "explain", "export", "kernels", "nn", "plotting")  # packages that are imported on first use
 _list_public_names()
 _cache_by_environment()
 
