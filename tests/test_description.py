@@ -1,19 +1,17 @@
-"""What kind of tree a tree is, whatever recipe it comes from."""
+"""The kind of a tree, from every recipe."""
 
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 import pytest
+import recipes
 
 import jtrees
 from jtrees.description import kind_of
 from jtrees.leaves import Linear, Values
 from jtrees.search import FitReport, Report
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
-
-KEY = jax.random.key(0)
 DIRECTION = np.random.default_rng(0).normal(size=5)
 
 
@@ -59,8 +57,8 @@ def test_splits_out_of_reach_do_not_count():
     weights = np.zeros((7, 5))
     weights[0, 1] = weights[2, 0] = 1
     weights[4] = DIRECTION
-    one = tree(weights).replace(bias=-np.ones(7, np.float32))
-    assert kind_of(one) == "axis-aligned, as trees of CART: both splits have one column"
+    stump = tree(weights).replace(bias=-np.ones(7, np.float32))
+    assert kind_of(stump) == "axis-aligned, as trees of CART: both splits have one column"
 
 
 def test_tree_of_one_linear_leaf_is_a_linear_model():
@@ -78,7 +76,7 @@ class Chosen(Report):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "found"),
+    ("chosen", "origin"),
     [
         (-2, "; found by CART on the outputs of a ridge regression"),
         (-1, "; found by CART"),
@@ -86,20 +84,18 @@ class Chosen(Report):
         (None, ""),
     ],
 )
-def test_fit_says_what_kind_of_tree_it_is_and_how_it_was_found(chosen, found):
-    one = tree(np.outer([1, 2, 3], DIRECTION))
+def test_fit_says_what_kind_of_tree_it_is_and_how_it_was_found(chosen, origin):
+    stump = tree(np.outer([1, 2, 3], DIRECTION))
     report = FitReport(search=Report() if chosen is None else Chosen(chosen))
-    fit = jtrees.FitResult(model=one, tree=one, loss=0.0, step=0, history=np.zeros(1), report=report)
-    kind = f"one direction: all 3 splits divide one linear score of 5 columns into intervals{found}"
+    fit = jtrees.FitResult(model=stump, tree=stump, loss=0.0, step=0, history=np.zeros(1), report=report)
+    kind = f"one direction: all 3 splits divide one linear score of 5 columns into intervals{origin}"
     assert fit.kind == kind and f"tree: {kind}\n" in str(fit)
     text = fit.to_text(feature_names="abcde", digits=5)
-    assert text == f"# {kind}\n{one.to_text(feature_names='abcde', digits=5)}"
+    assert text == f"# {kind}\n{stump.to_text(feature_names='abcde', digits=5)}"
 
 
-def test_fit_of_another_model_has_no_rules():
-    x = np.random.default_rng(0).normal(size=(60, 2))
-    recipe = jtrees.Bagged(jtrees.GET(depth=1, starts=1, epochs=2, cart=False), trees=2)
-    fit = jtrees.fit(recipe, x, x[:, 0], key=KEY)
+def test_fit_of_another_model_has_no_rules(fitted):
+    fit = fitted(recipes.BAGGED)
     assert "tree:" not in str(fit) and "Forest" in fit.kind
     with pytest.raises(ValueError, match="model must be a single tree to have rules, got Forest"):
         fit.to_text()

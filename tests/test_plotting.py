@@ -6,7 +6,8 @@ import re
 
 import jax
 import jax.numpy as jnp
-import matplotlib
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,13 +18,13 @@ from jtrees import losses, plotting
 from jtrees.leaves import Linear, Values
 from jtrees.plotting import plot_tree
 
-matplotlib.use("Agg")
+mpl.use("Agg")
 
 
 @pytest.fixture(autouse=True)
 def closed():
     yield
-    matplotlib.pyplot.close("all")
+    plt.close("all")
 
 
 def _tree(leaves=None):
@@ -75,12 +76,9 @@ FAR = jtrees.Origin(np.float32([2000, 0]), np.float32(1e6))
     ],
 )
 def test_draws_splits_and_reachable_leaves(origin, options, texts):
-    assert sorted(_texts(plot_tree(_tree().replace(origin=origin), **options))) == sorted(texts)
-
-
-def test_draws_on_axes_that_are_given():
-    _, given = matplotlib.pyplot.subplots()
-    assert plot_tree(_tree(), given) is given
+    _, axes = plt.subplots()
+    assert plot_tree(_tree().replace(origin=origin), axes, **options) is axes
+    assert sorted(_texts(axes)) == sorted(texts)
 
 
 @pytest.mark.parametrize(
@@ -125,13 +123,15 @@ def test_new_axes_have_room_for_as_many_terms_as_are_shown(max_terms, kind):
 def test_linear_leaves_show_the_heaviest_features_first():
     linear = Linear(np.array([[0.5, -2], [0, 0], [1, 0], [3, 0.1]]), np.full(4, 7.0))
     tree = _tree(linear).replace(origin=jtrees.Origin(np.float32([0, 50]), np.float32(0)))
-    ends = [text.replace("\n", " ") for text in _texts(plot_tree(tree)) if ">" not in text]
-    assert ends == ["3 x0 + 0.1 (x1 - 50) + 7", "x0 + 7", "-2 (x1 - 50) + 0.5 x0 + 7"]
-
-
-def test_several_outputs():
-    ax = plot_tree(_tree(Values(jnp.asarray([[1.0, 2], [3, 4], [5, 6], [7, 8]]))))
-    assert {"1, 2", "5, 6", "7, 8"} < set(_texts(ax))
+    ends = lambda tree, **how: [text.replace("\n", " ") for text in _texts(plot_tree(tree, **how)) if ">" not in text]
+    assert ends(tree) == ["3 x0 + 0.1 (x1 - 50) + 7", "x0 + 7", "-2 (x1 - 50) + 0.5 x0 + 7"]
+    tree, x = (
+        _tree(Linear(np.tile(np.float32([[0.5, -2]]), (4, 1)), np.full(4, 7.0))),
+        np.float64([[100, 1], [-100, -1]]),
+    )
+    assert set(ends(tree)) == {"-2 x1 + 0.5 x0 + 7"}
+    assert set(ends(tree, max_terms=1)) == {"-2 x1 + 1 smaller term + 7"}
+    assert set(ends(tree, max_terms=1, x=x)) == {f"0.5 x0 + 1 smaller term + 7 {n}" for n in ("0 rows", "1 row")}
 
 
 def test_the_terms_that_matter():
@@ -143,15 +143,6 @@ def test_the_terms_that_matter():
     assert condition(x=x, max_terms=3) == "+2 x1\n+0.3 x2\n-4 x3\n+ 1 smaller term\n> 1"
     assert condition() == "+2 x1\n-4 x3\n+ 2 smaller terms\n> 1"
     assert condition(max_terms=None) == "+1 x0\n+2 x1\n+0.3 x2\n-4 x3\n> 1"
-
-
-def test_linear_leaves_show_the_terms_that_matter():
-    tree = _tree(Linear(np.tile(np.float32([[0.5, -2]]), (4, 1)), np.full(4, 7.0)))
-    x = np.float64([[100, 1], [-100, -1]])
-    ends = lambda **how: {text.replace("\n", " ") for text in _texts(plot_tree(tree, **how)) if ">" not in text}
-    assert ends() == {"-2 x1 + 0.5 x0 + 7"}
-    assert ends(max_terms=1) == {"-2 x1 + 1 smaller term + 7"}
-    assert ends(max_terms=1, x=x) == {f"0.5 x0 + 1 smaller term + 7 {n}" for n in ("0 rows", "1 row")}
 
 
 def test_classes_by_name_and_their_rows():
@@ -196,29 +187,23 @@ def test_thresholds_that_differ_are_drawn_and_printed_differently():
     ]
 
 
-def test_features_that_are_means_of_classes_have_one_name():
+def test_features_that_are_means_of_classes_have_the_names_of_the_classes():
     rng = np.random.default_rng(0)
     city = rng.choice([f"city {i}" for i in range(40)], 400)
     frame = pd.DataFrame({"city": city, "age": rng.normal(size=400)})
-    y = (np.char.str_len(city.astype(str)) == 6).astype(int)
-    columns, x = jtrees.tables.TableEncoder.fit(frame, y, task="classification")
-    place = columns.feature_names.index("[mean class 1 by city]")
-    weights = np.zeros((1, x.shape[1]), np.float32)
-    weights[0, place] = 1
-    tree = jtrees.ObliqueTree(
-        weights, np.float32([-0.5]), Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
-    )
-    model = jtrees.tables.FrameModel(tree, columns)
-    [ax] = plotting.plot_splits(model, frame, class_names=["no", "yes"])
+    encoder, _ = jtrees.tables.TableEncoder.fit(frame, np.char.str_len(city.astype(str)) == 6, task="classification")
+    weights = np.float32([[name == "[mean class 1 by city]" for name in encoder.feature_names]])
+    leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
+    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(weights, np.float32([-0.5]), leaves), encoder)
+    names = {"class_names": ["no", "yes"]}
+    [ax] = plotting.plot_splits(model, frame, **names)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["[mean yes by city]"]
-    assert "[mean yes by city]" in model.to_text(class_names=["no", "yes"])
-
-
-def test_wrong_names_and_batches_of_trees_are_refused():
-    with pytest.raises(ValueError, match="feature_names must hold 2 names"):
-        plot_tree(_tree(), feature_names=["age"])
-    with pytest.raises(ValueError, match="model must be a single tree, got a batch of shape"):
-        plot_tree(jax.tree.map(lambda a: jnp.stack([a, a]), _tree()))
+    text = model.to_text(**names)
+    assert "[mean class 1 by city]" in model.to_text() and "yes: 0.9" in text
+    for shown in (text, " ".join(_texts(plot_tree(model, **names)))):
+        assert "[mean yes by city]" in shown and "class 1" not in shown
+    with pytest.raises(ValueError, match="class_names must hold 2 names, one a class, got 1"):
+        model.to_text(class_names=["yes"])
 
 
 # --- Charts ----------------------------------------------------------------------------------------------------------
@@ -248,23 +233,20 @@ def test_splits_as_bars():
     assert axes.shape == (8,) and all(len(ax.patches) == 2 for ax in axes)
     assert axes[0].get_xlabel().startswith("left      share of the score, 4 smaller")
     assert len(axes[0].figure.axes) == 8
-    with pytest.raises(ValueError, match="model must have a split"):
-        plotting.plot_splits(jtrees.ObliqueTree(np.zeros((1, 2)), np.ones(1), Values(np.zeros(2))), np.zeros((3, 2)))
 
 
-def test_leaves_of_quantiles_and_of_policies():
+def test_leaves_of_several_outputs_quantiles_and_policies():
+    assert {"1, 2", "5, 6", "7, 8"} < set(_texts(plot_tree(_tree(Values(jnp.arange(1.0, 9).reshape(4, 2))))))
     model, frame, x = _raw()
     leaf = (x @ [0.05, 1, 0] > 4).astype(int)
     of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
     quantiles = of(Values(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
     assert _texts(plot_tree(quantiles))[:2] == ["6, 8", "1, 3"]
     policy = of(Values(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
-    names = {"class_names": ["wait", "treat"]}
     rewards = np.stack([np.where(leaf, 1.0, 2), np.where(leaf, 5.0, -1)], 1)
-    assert [text.split("\n")[0] for text in _texts(plot_tree(policy, x=frame, y=rewards, **names))[:2]] == [
-        "treat",
-        "wait",
-    ]
+    texts = _texts(plot_tree(policy, x=frame, y=rewards, class_names=["wait", "treat"]))
+    assert [text.split("\n")[0] for text in texts[:2]] == ["treat", "wait"]
+    assert policy.to_text(class_names=["wait", "treat"]).split("-> ")[1].startswith("treat")
     with pytest.raises(ValueError, match="y must hold the rewards of 2 actions"):
         plot_tree(policy, x=frame, y=leaf)
 
@@ -272,11 +254,22 @@ def test_leaves_of_quantiles_and_of_policies():
 def test_a_tree_of_a_raw_table_is_drawn_in_its_names():
     model, frame, _ = _raw()
     assert _texts(plot_tree(model, x=frame))[-1] == "+0.05 area\n+1 [heating = gas]\n> 4"
-    for plot in (plot_tree, lambda model, x: plotting.plot_splits(model, x)):
-        with pytest.raises(ValueError, match="model must be a single tree, got Forest"):
-            plot(jtrees.Forest(jax.tree.map(lambda a: jnp.stack([a, a]), _tree())), x=np.zeros((3, 2)))
-    with pytest.raises(ValueError, match="feature_names must be None: the columns of this model have names"):
-        plot_tree(model, feature_names=["a", "b", "c"])
+
+
+def test_other_models_and_wrong_names_are_refused():
+    batch = jax.tree.map(lambda a: jnp.stack([a, a]), _tree())
+    for model, options, message in (
+        (_tree(), {"feature_names": ["age"]}, "feature_names must hold 2 names"),
+        (_raw()[0], {"feature_names": ["a", "b", "c"]}, "feature_names must be None: the columns of this model"),
+        (batch, {}, "model must be a single tree, got a batch of shape"),
+        (jtrees.Forest(batch), {}, "model must be a single tree, got Forest"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot_tree(model, **options)
+    unsplit = jtrees.ObliqueTree(np.zeros((1, 2)), np.ones(1), Values(np.zeros(2)))
+    for model, message in ((jtrees.Forest(batch), "model must be a single tree"), (unsplit, "must have a split")):
+        with pytest.raises(ValueError, match=message):
+            plotting.plot_splits(model, np.zeros((3, 2)))
 
 
 @pytest.mark.parametrize("name", ["$p_1$", "a $ and $ b", "$x_{", "100 $", r"\$y$"])
@@ -292,7 +285,7 @@ def test_dollar_signs_are_drawn_as_they_are(name):
         "tree": plot_tree(model, x=frame, **named),
         "splits": plotting.plot_splits(model, frame, **named)[0],
     }
-    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text remains text
+    with mpl.rc_context({"svg.fonttype": "none"}):  # text remains text
         for plot, ax in plots.items():
             file = io.StringIO()
             ax.figure.savefig(file, format="svg")

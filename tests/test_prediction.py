@@ -1,7 +1,6 @@
-"""Predictions do not depend on the number of rows, nor on how they lie in memory; and what they cost."""
+"""Predictions: the same whatever the number of rows and their layout; what they cost; no rows; what is refused."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 import gc
 import weakref
 
@@ -9,16 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+import pandas as pd
 import pytest
+import recipes
+import tables
 
-from jtrees import Forest, ObliqueTree, Origin, prediction
+import jtrees
+from jtrees import Forest, ObliqueTree, Origin, blocking, cli
+from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Linear
+from jtrees.tables import FrameModel, TableEncoder
 
 slow = pytest.mark.slow
 P, FAR = 5, 1e6
 ROWS = (1, 2, 7, 63, 255, 256, 257, 3000)
 MANY = 70_000  # more than a chunk
-BLOCK = prediction.blocking.prediction_block(1)
+BLOCK = blocking.prediction_block(1)
 
 
 def draw(depth, origin=False, shift=0.0, seed=0, outputs=()):
@@ -42,7 +47,7 @@ def forest(depth, **options):
 
 
 def assert_the_same_in_pieces(ask, x, rows=ROWS):
-    """Bit for bit, from the first row on and from others."""
+    """Predictions of pieces have the same bits, wherever a piece begins."""
     whole = np.asarray(ask(x))
     for n in rows:
         for first in (0, 5):
@@ -105,10 +110,10 @@ def test_what_is_prepared_for_one_model_serves_no_other():
     assert (expected[0] != expected[1]).any()
     for i in (0, 1, 0, 0, 1, 1, 0):
         np.testing.assert_allclose(trees[i].predict(x), expected[i], rtol=1e-5)  # leaves are equal, linear models round
-    own = jax.tree.map(np.array, trees[0])  # arrays that may change
-    np.testing.assert_allclose(own.predict(x), expected[0], rtol=1e-5)
-    own.weights[...] = trees[1].weights
-    np.testing.assert_allclose(own.predict(x), expected[1], rtol=1e-5)
+    custom = jax.tree.map(np.array, trees[0])  # arrays that may change
+    np.testing.assert_allclose(custom.predict(x), expected[0], rtol=1e-5)
+    custom.weights[...] = trees[1].weights
+    np.testing.assert_allclose(custom.predict(x), expected[1], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -154,12 +159,12 @@ def test_not_finite_in_any_chunk_is_noticed():
 @pytest.mark.exact
 @pytest.mark.parametrize("n", [257, *(pytest.param(n, marks=slow) for n in (1, 2, 7, 63, 255, 256, 3000, MANY))])
 def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
-    # Values that are whole in float32 even when counted from the origin, so that both ways round alike.
+    # Values and their distances from the origin are exact in float32: both ways round alike.
     tree, x = draw(4, origin=True, shift=FAR), np.round(samples(n, FAR), 2)
     tree = tree.replace(origin=Origin(tree.origin.x, np.zeros((), np.float32)))
-    found = tree.predict(jnp.asarray(x))
-    assert isinstance(found, jax.Array)
-    np.testing.assert_allclose(found, tree.predict(x), rtol=1e-5, atol=1e-5)
+    actual = tree.predict(jnp.asarray(x))
+    assert isinstance(actual, jax.Array)
+    np.testing.assert_allclose(actual, tree.predict(x), rtol=1e-5, atol=1e-5)
     if n != 257:
         assert np.array_equal(tree.leaf_index(jnp.asarray(x)), tree.leaf_index(x))
 
@@ -197,35 +202,25 @@ def test_an_origin_keeps_the_digits_of_values_far_from_zero():
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize("zero", [100_000_000.0, -2_000_000_000.0, 1000.5, 0.0])
-def test_whole_numbers_in_jax_are_counted_from_the_origin_exactly(zero):
-    steps = np.random.default_rng(0).integers(-50, 51, (BLOCK, P)).astype(np.int32)
-    near = draw(4)
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+    ("dtype", "zero"),
+    [
+        *((np.int32, zero) for zero in (1e8, -2e9, 1000.5, 0.0)),
+        *((dtype, 1000.5) for dtype in (jnp.bfloat16, jnp.float16)),
+        *((dtype, 3.0) for dtype in (np.uint8, np.bool_, np.int16)),
+    ],
+)
+def test_numbers_of_every_type_are_counted_from_the_origin(dtype, zero, convert):
+    if dtype == jnp.bfloat16 and convert is np.asarray:
+        pytest.skip("bfloat16 is no number of NumPy")
+    near, kind = draw(4), np.dtype(dtype).kind
     far = near.replace(origin=Origin(np.full(P, zero, np.float32), np.float32(0)))
-    x = jnp.asarray(steps + np.int32(zero))
-    expected = near.predict((steps + (np.trunc(zero) - zero)).astype(np.float32))
-    np.testing.assert_allclose(far.predict(x), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.exact
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_short_floats_in_jax_are_counted_from_the_origin_in_float32(dtype):
-    near = draw(4)
-    far = near.replace(origin=Origin(np.full(P, 1000.5, np.float32), np.float32(0)))
-    x = jnp.asarray(1000 + samples(BLOCK), dtype)
-    expected = near.predict(np.asarray(x, np.float32) - np.float32(1000.5))
-    np.testing.assert_allclose(far.predict(x), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.exact
-def test_unsigned_numbers_and_truth_values_are_numbers_too():
-    near = draw(4)
-    far = near.replace(origin=Origin(np.full(P, 3.0, np.float32), np.float32(0)))
-    x = np.random.default_rng(0).integers(0, 2, (BLOCK, P))
-    for dtype in (np.uint8, np.bool_, np.int16):
-        for convert in (np.asarray, jnp.asarray):
-            found = far.predict(convert(x.astype(dtype)))
-            np.testing.assert_allclose(found, near.predict(x - 3.0), rtol=1e-5, atol=1e-5)
+    whole = np.random.default_rng(0).integers(0, 2 if kind == "b" else 100, (BLOCK, P))
+    steps = whole if kind in "biu" else samples(BLOCK)
+    x = (steps + (0 if kind in "bu" else np.trunc(zero))).astype(dtype)
+    expected = near.predict((x.astype(np.float64) - zero).astype(np.float32))
+    np.testing.assert_allclose(far.predict(convert(x)), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- The pure function -----------------------------------------------------------------------------------------------
@@ -235,11 +230,11 @@ def test_unsigned_numbers_and_truth_values_are_numbers_too():
 def test_apply_is_predict_as_a_pure_function(outputs):
     trees = [draw(4, seed=seed, outputs=outputs) for seed in (3, 4)]
     x = jnp.asarray(samples(BLOCK))
-    both = jax.jit(lambda trees, x: (jax.vmap(lambda tree: tree.apply(x))(trees), trees))
-    answers, _ = both(jax.tree.map(lambda *a: jnp.stack(a), *trees), x)
-    for tree, found in zip(trees, answers, strict=True):
+    stacked_answers = jax.jit(lambda trees, x: (jax.vmap(lambda tree: tree.apply(x))(trees), trees))
+    answers, _ = stacked_answers(jax.tree.map(lambda *a: jnp.stack(a), *trees), x)
+    for tree, actual in zip(trees, answers, strict=True):
         # Programs of another shape: sums in another order.
-        np.testing.assert_allclose(found, tree.predict(x), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, tree.predict(x), rtol=1e-5, atol=1e-5)
     slope = jax.jit(jax.grad(lambda x: trees[0].apply(x).sum()))(x)
     leaf = np.asarray(trees[0].leaf_index(x))
     coefficients = np.asarray(trees[0].leaves.coefficients)[leaf].reshape(BLOCK, P, -1).sum(-1)
@@ -255,8 +250,8 @@ def test_no_compilation_for_each_number_of_rows(count_compilations):
     assert count_compilations(lambda: [tree.predict(x[: 2**i]) for i in range(11)]) <= 5
     assert count_compilations(lambda: [tree.predict(x[:n]) for n in range(1, 1025, 11)]) == 0
     # Nor for another tree of that shape, with an origin or without, or for rows in another precision.
-    others = [draw(4, seed=1), draw(4, seed=2, origin=True, shift=FAR)]
-    assert count_compilations(lambda: [tree.predict(x[:n].astype(float)) for tree in others for n in (1, 600)]) == 0
+    rest = [draw(4, seed=1), draw(4, seed=2, origin=True, shift=FAR)]
+    assert count_compilations(lambda: [tree.predict(x[:n].astype(float)) for tree in rest for n in (1, 600)]) == 0
     together = Forest(jax.tree.map(lambda a: jnp.stack([a, a]), tree))
     together.predict(x[:BLOCK])
     assert count_compilations(lambda: [together.predict(x[:n]) for n in range(1, BLOCK, 31)]) == 0
@@ -264,10 +259,73 @@ def test_no_compilation_for_each_number_of_rows(count_compilations):
 
 def test_nothing_as_large_as_the_rows_times_the_nodes_is_held():
     tree, n = draw(8), 2**16
-    program = partial(prediction._compiled, ObliqueTree.apply)
-    sizes = list(oracles.sizes_in(jax.make_jaxpr(program)(tree, jax.ShapeDtypeStruct((n, P), jnp.float32)).jaxpr))
+    program = jax.make_jaxpr(lambda tree, x: tree.predict(x))(tree, jax.ShapeDtypeStruct((n, P), jnp.float32))
+    sizes = list(oracles.sizes_in(program.jaxpr))
     assert max(sizes) == n * P
     assert sorted(size for size in sizes if size < n)[-1] <= BLOCK * 255
+
+
+# --- No rows ---------------------------------------------------------------------------------------------------------
+
+FRAME = pd.DataFrame(samples(60), columns=[*"abcde"]).assign(b=np.resize(["u", "v"], 60))
+
+
+def of_frame():
+    encoder, features = TableEncoder.fit(FRAME)
+    p = features.shape[1]
+    return FrameModel(ObliqueTree(jnp.ones((1, p)), jnp.ones(1), Linear(jnp.ones((2, p)), jnp.ones(2))), encoder)
+
+
+def assert_no_rows_have_no_predictions(model, rows):
+    """``rows`` are seven; no other size of a prediction is."""
+    for name in ("predict", "leaf_index", "decision_path"):
+        if hasattr(model, name):
+            seven, none = getattr(model, name)(rows), getattr(model, name)(rows[:0])
+            assert type(none) is type(seven) and none.dtype == seven.dtype
+            assert none.shape == tuple(0 if size == 7 else size for size in seven.shape)
+
+
+@pytest.mark.parametrize(
+    "model", [draw(3), draw(3, outputs=(2,)), forest(3), of_frame()], ids=["tree", "outputs", "forest", "raw table"]
+)
+def test_no_rows_have_no_predictions_of_the_type_of_any_others(model):
+    for rows in [FRAME[:7]] if isinstance(model, FrameModel) else [samples(7), jnp.asarray(samples(7))]:
+        assert_no_rows_have_no_predictions(model, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["TEL", "LatentTree", "Bagged"])
+@pytest.mark.parametrize("targets", ["regression", "classes"])
+def test_no_rows_have_no_predictions_of_fitted_models(fitted, recipe, targets):
+    assert_no_rows_have_no_predictions(fitted(recipes.RECIPES[recipe], targets).model, tables.X[:7])
+
+
+def test_no_rows_have_columns():
+    tree = draw(3)
+    assert jax.jit(tree.predict)(jnp.zeros((0, P))).shape == (0,)
+    with pytest.raises(ValueError, match="x must have 5 columns, got 4"):
+        tree.predict(np.zeros((0, 4)))
+    with pytest.raises(ValueError, match=r"x must have at least one column, got shape \(0, 0\)"):
+        tree.predict(np.zeros((0, 0)))
+    with pytest.raises(ValueError, match=r"x must have at least one row and one column, got shape \(0, 4\)"):
+        jtrees.fit(recipes.DGT, tables.X[:0], tables.Y[:0], key=jax.random.key(0))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("rows", [tables.frame(), tables.GAPS, tables.X], ids=["frame", "gaps", "array"])
+def test_estimators_predict_no_rows(rows, tmp_path, capsys):
+    regressor = TreeRegressor(recipes.DGT, random_state=0).fit(rows, tables.TARGETS["two outputs"])
+    assert regressor.predict(rows[:0]).shape == (0, 2)
+    classifier = TreeClassifier(recipes.DGT, random_state=0).fit(rows, np.where(tables.BINARY, "u", "v"))
+    assert classifier.predict_proba(rows[:0]).shape == (0, 2) and classifier.predict(rows[:0]).dtype == "U1"
+    if rows is tables.GAPS:
+        return
+    jtrees.save(classifier, tmp_path / "model.jtrees")
+    names = list(rows) if isinstance(rows, pd.DataFrame) else [*"abcd"]
+    (tmp_path / "rows.csv").write_text(",".join(names) + "\n")
+    assert cli.main(["predict", str(tmp_path / "model.jtrees"), str(tmp_path / "rows.csv"), "--probabilities"]) == 0
+    assert capsys.readouterr().out == "prediction,probability of u,probability of v\n"
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------
@@ -287,9 +345,9 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
 def test_what_becomes_infinite_in_the_precision_of_the_tree_is_noticed(x64, origin):
     tree, x = draw(4, origin=origin, shift=FAR), samples(300, FAR if origin else 0, np.float64)
     x[7, 2] = 1e300
-    for given in (x, jnp.asarray(x)):
+    for arguments in (x, jnp.asarray(x)):
         with pytest.raises(ValueError, match=r"x, in float32, must be finite, got 1 .* the first at \(7, 2\)"):
-            tree.predict(given)
+            tree.predict(arguments)
 
 
 @pytest.mark.exact

@@ -1,4 +1,4 @@
-"""Every example of the README runs as it stands there, by itself. Those of the site run when it is built."""
+"""Every example of the README runs unchanged, without the other examples. Those of the site run when it is built."""
 
 import ast
 import inspect
@@ -21,49 +21,49 @@ SLOW = {
 
 def examples() -> list:
     """The blocks of Python that use the library, with the line on which each begins."""
-    found = []
+    actual = []
     text = README.read_text(encoding="utf-8")
     for block in FENCED.finditer(text):
         if "jtrees" in (code := block[1]):
             line = text.count("\n", 0, block.start()) + 2
             slow = [pytest.mark.slow for word in SLOW if word in code]
-            found.append(pytest.param(code, line, id=f"line {line}", marks=slow))
-    return found
+            actual.append(pytest.param(code, line, id=f"line {line}", marks=slow))
+    return actual
 
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(("code", "line"), examples())
 def test_examples_run(code, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # nothing that they write stays
-    at_its_place = "\n" * (line - 1) + code  # so that a traceback names the line of the README
-    exec(compile(at_its_place, str(README), "exec"), {"__name__": "__main__"})
+    padded = "\n" * (line - 1) + code  # so that a traceback names the line of the README
+    exec(compile(padded, str(README), "exec"), {"__name__": "__main__"})
     assert "nan" not in capsys.readouterr().out
     assert {file.suffix for file in tmp_path.iterdir()} <= {".jtrees", ".h", ".py"}  # models are the only trace
 
 
-@pytest.mark.parametrize("code", [pytest.param(one.values[0], id=one.id) for one in examples()])
+@pytest.mark.parametrize("code", [pytest.param(item.values[0], id=item.id) for item in examples()])
 def test_examples_call_what_there_is(code):
-    """The small sibling of those that are slow: names exist, and take what they are given."""
-    called = 0
+    """Names exist, and take these arguments: a quick test of the slow examples."""
+    calls = 0
     for node in ast.walk(ast.parse(code)):
-        whole = node.func if isinstance(node, ast.Call) else node
-        if not isinstance(whole, ast.Attribute) or not re.fullmatch(r"jtrees(\.\w+)+", name := ast.unparse(whole)):
+        full = node.func if isinstance(node, ast.Call) else node
+        if not isinstance(full, ast.Attribute) or not re.fullmatch(r"jtrees(\.\w+)+", name := ast.unparse(full)):
             continue
-        thing = jtrees
+        member = jtrees
         for part in name.split(".")[1:]:
-            thing = getattr(thing, part)
+            member = getattr(member, part)
         if isinstance(node, ast.Call):
             named = {keyword.arg: None for keyword in node.keywords if keyword.arg}
-            inspect.signature(thing).bind_partial(*node.args, **named)
-            called += 1
-    assert called or "from jtrees" in code
+            inspect.signature(member).bind_partial(*node.args, **named)
+            calls += 1
+    assert calls or "from jtrees" in code
 
 
 def test_there_are_examples():
-    found = [example.values[0] for example in examples()]
-    assert len(found) == 3  # the table, the sweep and the method
-    assert "jtrees.fit(" in found[0] and "jtrees.sweep(" in found[1] and "jtrees.train(" in found[2]
-    assert all(sum(word in code for code in found) == 1 for word in SLOW)
+    actual = [example.values[0] for example in examples()]
+    assert len(actual) == 3  # the table, the sweep and the method
+    assert "jtrees.fit(" in actual[0] and "jtrees.sweep(" in actual[1] and "jtrees.train(" in actual[2]
+    assert all(sum(word in code for code in actual) == 1 for word in SLOW)
 
 
 def test_it_is_one_page_and_its_links_lead_somewhere():

@@ -66,8 +66,8 @@ def test_blocks_that_nothing_runs(check, monkeypatch, tmp_path):
 
 def test_names_without_an_entry(check, tmp_path):
     every = [name for module in check.MODULES for name, _ in check.public(module)]
-    some = [name for name in every if not name.startswith("jtrees.topology.")]
-    lines = "\n".join(f"{name} py:function 1 page.html#$ -" for name in some)
+    subset = [name for name in every if not name.startswith("jtrees.topology.")]
+    lines = "\n".join(f"{name} py:function 1 page.html#$ -" for name in subset)
     (tmp_path / "objects.inv").write_bytes(b"#\n" * 4 + zlib.compress(lines.encode()))
     missing = check.names_without_an_entry(tmp_path)
     assert "jtrees.topology.num_leaves has no entry in the reference" in missing

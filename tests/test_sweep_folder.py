@@ -1,4 +1,4 @@
-"""Folders of sweeps: no finished run is lost or repeated, and other runs are refused."""
+"""Folders of sweeps: no finished run is lost or repeated, and runs of another sweep are refused."""
 
 import json
 import os
@@ -64,24 +64,25 @@ def test_a_second_sweep_repeats_no_run(tmp_path, searches):
     second = sweep(tmp_path / "runs")
     assert len(searches) == 12
     same(first, second)
+    same(first, sweep(None))
     np.testing.assert_allclose(first.seconds, second.seconds, atol=1e-3)
     numbers = [json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*.json") if file.stem != "sweep"]
     assert len(numbers) == 12
     for run in numbers:
         cell = RATES["learning_rate"].index(run["options"]["learning_rate"]), run["seed"], run["fold"]
         assert run["loss"] == first.losses[cell] and run["state"] == "finished"
-
-
-def test_a_sweep_with_a_folder_has_the_numbers_of_one_without(tmp_path):
-    same(sweep(tmp_path), sweep(None))
+    # Polynomials cannot be saved.
+    assert second.fits.tolist() == np.full((2, 2, 3), None).tolist()
+    with pytest.raises(ValueError, match="the best run must have a fit in memory or in the folder"):
+        _ = second.fit
 
 
 def test_more_seeds_and_more_samples_continue_a_sweep(tmp_path, searches):
-    drawn = {"grid": None, "space": {"learning_rate": jtrees.LogUniform(0.01, 0.1)}}
-    first = sweep(tmp_path, samples=2, **drawn)
-    more = sweep(tmp_path, samples=4, seeds=3, **drawn)
+    draws = {"grid": None, "space": {"learning_rate": jtrees.LogUniform(0.01, 0.1)}}
+    first = sweep(tmp_path, samples=2, **draws)
+    extended = sweep(tmp_path, samples=4, seeds=3, **draws)
     assert len(searches) == 4 * 3 * 3
-    np.testing.assert_array_equal(more.losses[:2, :2], first.losses)
+    np.testing.assert_array_equal(extended.losses[:2, :2], first.losses)
 
 
 def test_fits_come_back_bit_for_bit(tmp_path):
@@ -90,14 +91,6 @@ def test_fits_come_back_bit_for_bit(tmp_path):
     same(first, second)
     np.testing.assert_array_equal(first.fit.predict(X), second.fit.predict(X))
     assert second.fit.loss == first.fit.loss and second.fit.report.recipe == first.fit.report.recipe
-
-
-def test_a_fit_that_cannot_be_saved_is_missing_with_a_reason(tmp_path):
-    sweep(tmp_path)
-    again = sweep(tmp_path)
-    assert again.fits.tolist() == np.full((2, 2, 3), None).tolist()
-    with pytest.raises(ValueError, match="the best run must have a fit in memory or in the folder"):
-        _ = again.fit
 
 
 def test_diverged_runs_are_kept_and_interrupted_runs_are_not(tmp_path, monkeypatch, searches):
@@ -109,7 +102,7 @@ def test_diverged_runs_are_kept_and_interrupted_runs_are_not(tmp_path, monkeypat
 
     async def interrupted(self, problem):
         if len(searches) == 12 + 5:
-            problem.monitor._interrupt()
+            signal.raise_signal(signal.SIGINT)
         return await search(self, problem)
 
     monkeypatch.setattr(Polynomials, "search", interrupted)
@@ -140,18 +133,26 @@ def test_another_sweep_is_refused_with_what_differs(tmp_path, name):
         sweep(tmp_path, **CHANGES[name])
 
 
+def test_runs_of_another_sweep_are_not_taken_without_its_description(tmp_path, searches):
+    sweep(tmp_path)
+    (tmp_path / "sweep.json").unlink()
+    same(sweep(tmp_path, y=Y + 1), sweep(None, y=Y + 1))
+    assert len(searches) == 36
+
+
 def rule(slope):
-    """A function that differs from others of its name in a constant of its closure alone."""
+    """A function whose closure has a constant; its name and code are always the same."""
     return lambda rate: optax.chain(optax.scale(slope), optax.sgd(rate))
 
 
+@pytest.mark.slow
 def test_functions_with_other_code_are_other_options(tmp_path):
     recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 4.0}, static={"depth": 1}, epochs=3)
     rules = {"rule": (rule(1.0), rule(1e4), lambda rate: optax.adam(rate))}
     losses = sweep(None, recipe, grid=rules, seeds=1, validation=0.25).losses
     for _ in range(2):
-        again = sweep(tmp_path, recipe, grid=rules, seeds=1, validation=0.25).losses
-        np.testing.assert_array_equal(again, losses)
+        reloaded = sweep(tmp_path, recipe, grid=rules, seeds=1, validation=0.25).losses
+        np.testing.assert_array_equal(reloaded, losses)
     assert len(set(losses.ravel().tolist())) == 3
     with pytest.raises(ValueError, match="has rule"):
         sweep(tmp_path, recipe.replace(rule=rule(3.0)), grid={"epochs": (3,)}, seeds=1, validation=0.25)
@@ -175,8 +176,8 @@ def test_values_in_closures_are_compared_whole(tmp_path):
     call = lambda rule: sweep(tmp_path, recipe.replace(rule=rule), grid={"epochs": (1,)}, seeds=1, validation=0.25)
     call(holding(numbers))
     call(holding(numbers.copy()))
-    others = [holding(np.where(numbers == 2500, 0, numbers)), jax.jit(holding(numbers + 1)), recursive()]
-    for rule in (*others, holding({"a", "b"})):
+    rest = [holding(np.where(numbers == 2500, 0, numbers)), jax.jit(holding(numbers + 1)), recursive()]
+    for rule in (*rest, holding({"a", "b"})):
         with pytest.raises(ValueError, match="has rule"):
             call(rule)
 
@@ -193,7 +194,7 @@ def test_options_have_the_same_text_in_all_processes(tmp_path):
         static, options = {{"depth": 1}}, {{"alpha": 4.0}}
         recipe = jtrees.FromMethod(make=jtrees.methods.get, options=options, static=static, epochs=1, rule=rule)
         jtrees.sweep(recipe, x, x[:, 0], key=jax.random.key(0), folder={str(tmp_path)!r})"""
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, check=True)
     assert len(list(tmp_path.glob("*.jtrees"))) == 1
 
@@ -216,14 +217,6 @@ def test_a_sweep_and_tuning_have_folders_of_their_own(tmp_path):
     sweep(tmp_path / "b", grid={"depth": (1, 2, 3)}, seeds=1)
     with pytest.raises(ValueError, match="has "):
         tune(tmp_path / "b")
-
-
-def test_runs_of_another_sweep_are_not_taken_without_its_description(tmp_path, searches):
-    sweep(tmp_path)
-    (tmp_path / "sweep.json").unlink()
-    changed = sweep(tmp_path, y=Y + 1)
-    assert len(searches) == 24
-    same(changed, sweep(None, y=Y + 1))
 
 
 def test_damaged_files_are_made_again(tmp_path, searches):
@@ -252,19 +245,16 @@ def test_values_of_a_grid_are_read_once(tmp_path, searches):
         sweep(tmp_path, grid={"learning_rate": (value for value in (0.3, 0.9))})
 
 
-def test_a_share_without_runs_and_repeated_seeds(tmp_path):
-    empty = [sweep(tmp_path / str(k), seeds=1, validation=0.25, share=(np.int64(k), np.int64(6))) for k in range(6)]
-    states = np.array([part.states.ravel() for part in empty])
-    assert (states == "finished").sum() == 2 and any((part == "not started").all() for part in states)
-    assert sweep(None, seeds=[1, 1]).states.shape == (2, 1, 3)
-
-
 def test_shares_are_disjoint_and_complete(tmp_path, searches):
     parts = [sweep(tmp_path, share=(k, 3)) for k in range(3)]
     assert len(searches) == 12
     finished = np.array([part.states == "finished" for part in parts])
     assert finished[-1].all() and (np.diff(finished.astype(int), axis=0) >= 0).all()
     same(sweep(tmp_path), sweep(None))
+    few_rows = [sweep(tmp_path / str(k), seeds=1, validation=0.25, share=(np.int64(k), np.int64(6))) for k in range(6)]
+    states = np.array([part.states.ravel() for part in few_rows])
+    assert (states == "finished").sum() == 2 and any((part == "not started").all() for part in states)
+    assert sweep(None, seeds=[1, 1]).states.shape == (2, 1, 3)  # a seed counts once
 
 
 @pytest.mark.parametrize("share", [(2, 2), (-1, 2), (0, 0), (0.5, 2), 3, "ab"], ids=str)
@@ -275,17 +265,17 @@ def test_bad_shares_are_refused(tmp_path, share):
         sweep(None, share=(0, 2))
 
 
-@pytest.mark.parametrize("halving", [None, 2])
+@pytest.mark.parametrize("halving", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_tune_continues_and_chooses_the_same(tmp_path, searches, halving):
     x, y = np.tile(X, (9, 1)), np.tile(Y, 9)
     options = {"grid": {"depth": (1, 2, 3), "learning_rate": (0.1, 0.5)}, "validation": 3, "halving": halving}
     call = lambda folder: jtrees.tune(Polynomials(), x, y, key=KEY, folder=folder, **options)
     first, count = call(tmp_path), len(searches)
-    again = call(tmp_path)
+    reloaded = call(tmp_path)
     assert len(searches) == count + 1  # the fit to all rows
     trials = lambda fit: [trial._replace(options=tuple(trial.options.items())) for trial in fit.report.tuning.trials]
-    assert trials(again) == trials(first) == trials(call(None))
-    assert again.report.tuning.options == first.report.tuning.options
+    assert trials(reloaded) == trials(first) == trials(call(None))
+    assert reloaded.report.tuning.options == first.report.tuning.options
 
 
 # --- Killed processes ------------------------------------------------------------------------------------------------
@@ -321,7 +311,7 @@ def test_killed_sweeps_lose_only_the_runs_in_progress(tmp_path):
     script = SCRIPT.format(tests=tests, log=str(log), folder=str(folder))
     command = [sys.executable, "-c", script]
     draw, kills = random.Random(0), 0
-    while kills < 8:
+    while kills < 4:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before, began = len(list(folder.glob("*.json"))), time.monotonic()
         # The process is killed at a random time after its first new run, while it makes further runs.
@@ -334,7 +324,7 @@ def test_killed_sweeps_lose_only_the_runs_in_progress(tmp_path):
         process.wait()
         kills += 1
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert output.endswith("done\n") and kills >= 5
+    assert output.endswith("done\n") and kills >= 3
     files = [file for file in folder.glob("*.json") if file.stem != "sweep"]
     runs = [json.loads(file.read_text()) for file in files]
     assert len(runs) == 100 and len({(run["options"]["learning_rate"], run["seed"]) for run in runs}) == 100

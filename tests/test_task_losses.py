@@ -1,16 +1,23 @@
-"""Losses of tasks: values, derivatives, best constants, units; every recipe with every loss; policies."""
+"""Tasks and losses: values, derivatives, best constants, units, scores, refusals; recipes with losses; policies."""
 
+from functools import partial
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import recipes
 from sklearn import metrics
+import sweeps
+import tables
 
 import jtrees
 from jtrees import Classification, Policy, Regression, leaves, losses
+from jtrees.tasks import checked_targets
 from jtrees.tasks.base import linked
+from jtrees.tasks.custom import check_without_link
 from jtrees.tasks.fits import newton_constants
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -43,11 +50,10 @@ LOSSES = {
     "tweedie": (losses.Tweedie(1.4), COUNTS, lambda y, p, **o: metrics.mean_tweedie_deviance(y, p, power=1.4, **o)),
     "own": (losses.CustomLoss(quartic), REAL, None),
 }
-SMOOTH = [name for name, (loss, _, _) in LOSSES.items() if loss.smooth]
+FEW = ("squared", "quantile", "poisson", "own")  # of the quick tests
+f32 = lambda a: jnp.asarray(a, jnp.float32)
 
-
-def in_double(loss, y):
-    return jnp.asarray(OUTPUTS, jnp.float64), jnp.asarray(y, jnp.float64)
+# --- Losses ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, theirs) in LOSSES.items() if theirs])
@@ -55,10 +61,9 @@ def test_values_are_those_of_sklearn(name, x64):
     loss, y, theirs = LOSSES[name]
     predictions = linked(loss.link, OUTPUTS)
     expected = theirs(y, predictions, sample_weight=WEIGHT)
-    assert np.average(loss.of_predictions(predictions, y), weights=WEIGHT) == pytest.approx(expected, rel=1e-12)
-    ours = loss.samples(*in_double(loss, y))
-    assert ours.shape == (N,)
-    assert np.average(ours, weights=WEIGHT) == pytest.approx(expected, rel=1e-12)
+    output_losses = loss.samples(jnp.asarray(OUTPUTS), jnp.asarray(y))
+    for values in (loss.of_predictions(predictions, y), output_losses):
+        assert values.shape == (N,) and np.average(values, weights=WEIGHT) == pytest.approx(expected, rel=1e-12)
 
 
 def test_huber_is_its_definition():
@@ -67,11 +72,28 @@ def test_huber_is_its_definition():
     np.testing.assert_allclose(losses.Huber(0.7).of_predictions(error, np.zeros(4)), expected)
 
 
+def test_squared_error_is_the_mean_over_outputs():
+    predictions, y = rng.normal(size=(2, 20, 3))
+    actual = losses.SquaredError().samples(f32(predictions), f32(y))
+    np.testing.assert_allclose(actual, ((predictions - y) ** 2).mean(1), rtol=1e-5)
+
+
+def test_log_losses_are_those_of_the_class():
+    """And finite where its probability is zero."""
+    probabilities = np.array([[0.25, 0.75], [1, 0], [0, 1]], np.float32)
+    actual = losses.log_loss(probabilities, np.array([1, 1, 1], np.int32))
+    np.testing.assert_allclose(actual, [-np.log(0.75), -np.log(np.finfo(np.float32).tiny), 0], rtol=1e-6)
+    logits, y = np.array([[0.5, -1, 2], [400, 0, 0]], np.float32), np.array([2, 1], np.int32)
+    powers = np.exp(logits.astype(float) - logits.max(1, keepdims=True))
+    expected = -np.log((powers / powers.sum(1, keepdims=True))[[0, 1], y])
+    np.testing.assert_allclose(Classification(3).loss(logits, y), expected, rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_derivatives_are_those_of_automatic_differentiation(name, x64):
     loss, y, _ = LOSSES[name]
-    outputs, y = in_double(loss, y)
+    outputs, y = jnp.asarray(OUTPUTS), jnp.asarray(y)
     slope = jax.grad(lambda outputs: loss.samples(outputs, y).sum())
     curve = jax.jvp(slope, (outputs,), (jnp.ones(N),))[1]
     gradient, curvature = loss.derivatives(outputs, y)
@@ -96,120 +118,219 @@ def test_derivatives_of_several_outputs(x64):
     np.testing.assert_allclose(losses.Rewards().derivatives(outputs, rewards)[0], slope, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", sweeps.quick(LOSSES, FEW))
 def test_constants_are_the_best_of_each_leaf(name):
-    """Beside others that differ a little, on the weighted loss of the samples in each leaf."""
+    """Nearby constants have a higher weighted loss in each leaf."""
     loss, y, _ = LOSSES[name]
-    y = jnp.asarray(y, jnp.float32)
-    weight = jnp.asarray(WEIGHT, jnp.float32)
+    y, weight = f32(y), f32(WEIGHT)
     best = loss.constants(jnp.asarray(LEAF), y, 4, weight)
-    mean = lambda values: jax.ops.segment_sum(weight * loss.samples(values[LEAF], y), LEAF, 4)
+    row_losses = lambda values: np.asarray(loss.samples(values[LEAF], y), float)
+    mean = lambda values: np.bincount(LEAF, WEIGHT * row_losses(values), 4)
     for change in (-0.02, -0.005, 0.005, 0.02):
         assert (mean(best)[:3] <= mean(best + change)[:3] * (1 + 1e-6)).all()
-    of_all = loss.constants(jnp.zeros(N, jnp.int32), y, 1, weight)
-    np.testing.assert_allclose(best[3], of_all[0], atol=1e-5)  # an empty leaf
+    np.testing.assert_allclose(best[3], loss.constants(jnp.zeros(N, jnp.int32), y, 1, weight)[0], atol=1e-5)  # empty
 
 
 @pytest.mark.slow
 def test_constants_ignore_rows_without_weight_and_count_others():
     twice = np.repeat(np.arange(N), WEIGHT.astype(int))
     for loss, y, _ in LOSSES.values():
-        y = jnp.asarray(y, jnp.float32)
-        weighted = loss.constants(jnp.asarray(LEAF), y, 4, jnp.asarray(WEIGHT, jnp.float32))
-        repeated = loss.constants(jnp.asarray(LEAF)[twice], y[twice], 4, jnp.ones(len(twice)))
+        weighted = loss.constants(jnp.asarray(LEAF), f32(y), 4, f32(WEIGHT))
+        repeated = loss.constants(jnp.asarray(LEAF)[twice], f32(y)[twice], 4, jnp.ones(len(twice)))
         np.testing.assert_allclose(weighted, repeated, rtol=1e-3, atol=1e-4)  # 20 Newton steps in float32
 
 
-@pytest.mark.parametrize("levels", [(0.5,), (0.1, 0.5, 0.9), (0.25, 0.3)])
+@pytest.mark.parametrize("levels", [(0.1, 0.5, 0.9), (0.25, 0.3)])
 def test_quantiles_are_middles_of_all_minimisers(levels):
-    y, weight = np.round(REAL, 1), WEIGHT
-    found = losses.weighted_quantiles(
-        jnp.asarray(LEAF), jnp.asarray(y, jnp.float32), 4, levels, sample_weight=jnp.asarray(weight, jnp.float32)
-    )
+    y = np.round(REAL, 1)
+    actual = losses.weighted_quantiles(jnp.asarray(LEAF), f32(y), 4, levels, sample_weight=f32(WEIGHT))
     for leaf, (j, level) in itertools.product(range(3), enumerate(levels)):
-        inside = (leaf == LEAF) & (weight > 0)
+        inside = (leaf == LEAF) & (WEIGHT > 0)
         values = np.unique(y[inside])
         loss = losses.Quantile(level)
-        total = np.array([(weight[inside] * loss.of_predictions(np.float64(v), y[inside])).sum() for v in values])
+        total = np.array([(WEIGHT[inside] * loss.of_predictions(np.float64(v), y[inside])).sum() for v in values])
         best = values[total <= total.min() + 1e-9]
-        assert found[leaf, j] == pytest.approx((best[0] + best[-1]) / 2, abs=1e-6)
-    assert (np.diff(found, axis=1) >= 0).all()
+        assert actual[leaf, j] == pytest.approx((best[0] + best[-1]) / 2, abs=1e-6)
+    assert (np.diff(actual, axis=1) >= 0).all()
 
 
 def test_newton_steps_go_down_where_curvature_is_missing():
     flat = lambda outputs, y: jnp.abs(outputs - y) ** 1.5 + jnp.where(jnp.abs(outputs) > 5, 1.0, 0.0)
     own = losses.CustomLoss(flat)
     y, leaf = jnp.asarray([1.0, 2.0, 4.0]), jnp.zeros(3, jnp.int32)
-    start = jnp.asarray([-3.0])
-    found = newton_constants(own.samples, own.derivatives, start, leaf, y, jnp.ones(3))
+    actual = newton_constants(own.samples, own.derivatives, jnp.asarray([-3.0]), leaf, y, jnp.ones(3))
     grid = np.linspace(0, 5, 5001)
-    best = grid[np.abs(grid[:, None] - np.asarray(y)[None]).__pow__(1.5).sum(1).argmin()]
-    assert found[0] == pytest.approx(best, abs=2e-2)
+    best = grid[(np.abs(grid[:, None] - np.asarray(y)) ** 1.5).sum(1).argmin()]
+    assert actual[0] == pytest.approx(best, abs=2e-2)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", sweeps.quick(LOSSES, FEW))
 def test_steps_of_boosting_lower_the_loss_and_are_newtons(name):
     loss, y, _ = LOSSES[name]
-    weight, y = jnp.asarray(WEIGHT, jnp.float32), jnp.asarray(y, jnp.float32)
     outputs = jnp.full(N, 0.3)
-    step = loss.steps(jnp.asarray(LEAF), outputs, y, 4, weight, 2.0)
+    step = loss.steps(jnp.asarray(LEAF), outputs, f32(y), 4, f32(WEIGHT), 2.0)
     assert step.shape == (4,) and step[3] == 0
-    mean = lambda outputs: (weight * loss.samples(outputs, y)).sum()
+    mean = lambda outputs: (WEIGHT * np.asarray(loss.samples(outputs, f32(y)))).sum()
     assert mean(outputs + 0.1 * step[LEAF]) < mean(outputs)
-    if not loss.smooth:
-        return
-    gradient, curvature = (np.asarray(a, float) for a in loss.derivatives(outputs, y))
-    total = np.bincount(LEAF, WEIGHT * curvature, 4) + 2
-    np.testing.assert_allclose(step, -np.bincount(LEAF, WEIGHT * gradient, 4) / total, rtol=1e-4, atol=1e-6)
+    if loss.smooth:
+        gradient, curvature = (np.asarray(a, float) for a in loss.derivatives(outputs, f32(y)))
+        total = np.bincount(LEAF, WEIGHT * curvature, 4) + 2
+        np.testing.assert_allclose(step, -np.bincount(LEAF, WEIGHT * gradient, 4) / total, rtol=1e-4, atol=1e-6)
 
 
-def test_losses_do_not_depend_on_the_unit_of_the_targets():
-    """A loss of scaled targets, times the power of the unit, is that of the targets."""
-    for loss, y, _ in LOSSES.values():
-        if not loss.in_units:
-            continue
-        offset, unit = loss.units(10 + 3 * y if loss.link == "identity" else 3 * y)
-        scaled, of_scaled = (y * 3 + 10 * (loss.link == "identity") - offset) / unit, loss.scaled(unit)
-        predictions = np.linspace(0.1, 0.9, N)
-        ours = Regression(loss_function=loss).loss_unit(unit) * of_scaled.of_predictions(predictions, scaled)
-        theirs = loss.of_predictions(offset + unit * predictions, offset + unit * scaled)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", [name for name, (loss, _, _) in LOSSES.items() if loss.in_units])
+def test_losses_do_not_depend_on_the_unit_of_the_targets(name):
+    """The loss of scaled targets, times the power of the unit, is the loss of the targets."""
+    loss, y, _ = LOSSES[name]
+    y = 3 * y + 10 * (loss.link == "identity")
+    offset, unit = loss.units(y)
+    predictions, scaled = np.linspace(0.1, 0.9, N), (y - offset) / unit
+    ours = Regression(loss_function=loss).loss_unit(unit) * loss.scaled(unit).of_predictions(predictions, scaled)
+    np.testing.assert_allclose(ours, loss.of_predictions(offset + unit * predictions, y), rtol=1e-9, atol=1e-12)
+
+
+def test_means_are_not_divided_by_the_weights():
+    row_losses = jnp.asarray([1.0, 2, 6])
+    assert float(losses.weighted_mean(row_losses, None)) == 3
+    assert float(losses.weighted_mean(row_losses, jnp.asarray([2.0, 0.5, 0]))) == 1
+
+
+# --- Losses of the user's own ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [Regression, partial(Classification, 3)], ids=["regression", "classification"])
+def test_a_loss_of_the_users_own_gives_a_number_for_each_sample(task):
+    outputs, y = jnp.asarray([1.0, 2, 3]), jnp.asarray([3.0, 2, 0])
+    absolute = task(loss_function=lambda outputs, y: jnp.abs(outputs - y)).loss
+    assert jax.jit(absolute)(outputs, y).tolist() == [2, 0, 3]
+    for loss, shape in (
+        (lambda outputs, y: jnp.square(outputs - y).mean(), r"\(\)"),
+        (lambda outputs, y: outputs[:, None] - y, r"\(3, 3\)"),
+        (lambda outputs, y: (outputs - y)[:, None], r"\(3, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"one number a sample, of shape \(3,\), got shape {shape}"):
+            task(loss_function=loss).loss(outputs, y)
+
+
+def test_the_verdict_names_a_loss_by_its_measure():
+    class Deviation(losses.SquaredError):
+        measure = "mean squared deviation"
+
+    with pytest.warns(jtrees.report.BehindBaselineWarning):
+        fit = jtrees.fit(recipes.DGT, tables.X, tables.X[:, 0], key=KEY, task=Regression(loss_function=Deviation()))
+    assert ": mean squared deviation " in fit.report.verdict
+
+
+def test_fitted_models_hold_the_task_without_a_function():
+    own = lambda outputs, y: jnp.abs(outputs - y)
+    assert Regression(2, own).of_models == Regression(2)
+    weighed = Classification(3, own, class_weight=(1, 2, 4))
+    assert weighed.of_models == Classification(3, class_weight=(1, 2, 4))
+    assert weighed.link_name == "softmax"  # logits, whatever their loss
+    for task in (Regression(None, "poisson"), Classification(3, losses.LogLoss(0.1))):
+        assert task.of_models is task
+
+
+def poisson(outputs, y):
+    return jnp.exp(outputs) - y * outputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [(), (3,)])
+def test_losses_of_outputs_in_the_units_of_targets_pass(columns):
+    pinball = lambda outputs, y: jnp.maximum(0.9 * (y - outputs), -0.1 * (y - outputs))
+    wide = lambda outputs, y: jnp.maximum(jnp.abs(outputs - y) - 0.2, 0)
+    row_weights = lambda fn: lambda outputs, y: fn(outputs, y).reshape(len(y), -1).mean(1)
+    for loss in (losses.SquaredError().samples, *map(row_weights, (optax.losses.huber_loss, pinball, wide))):
+        check_without_link(loss, columns)
+
+
+def test_losses_with_a_link_are_refused():
+    """A tree would predict negative counts: targets are scaled, and outputs are logarithms."""
+    with pytest.raises(ValueError, match=r"loss must be smallest where outputs equal targets, .* target 0 it is 1 "):
+        check_without_link(poisson)
+    for recipe in (recipes.TEL, recipes.RECIPES["LatentTree"], recipes.DGT):
+        with pytest.raises(ValueError, match="a loss with a link needs targets that range from exactly 0 to 1"):
+            jtrees.fit(recipe, tables.X, 1 + tables.COUNTS, key=KEY, task=Regression(loss_function=poisson))
 
 
 # --- Tasks -----------------------------------------------------------------------------------------------------------
 
 
+def test_names_stand_for_tasks_whose_outputs_are_counted_in_y():
+    y = np.arange(6.0)
+    assert checked_targets("regression", y, 6)[0] == Regression()
+    assert checked_targets("regression", y.reshape(3, 2), 3)[0] == Regression(2)
+    task, labels = checked_targets("classification", y % 3, 6)
+    assert task == Classification(3) and labels.dtype == np.int32
+    tasks = Regression(), Regression(1), Regression(3), Classification(3)
+    assert [task.shape for task in tasks] == [(), (1,), (3,), (3,)]
+    with pytest.raises(ValueError, match="task must be one of 'regression', 'classification', or a task such as"):
+        checked_targets("ranking", y, 6)
+
+
 def test_scores_are_those_of_sklearn():
     y, predictions = POSITIVE, POSITIVE * np.exp(0.3 * OUTPUTS)
-    score = lambda name, y=y: Regression(loss_function=name).score(predictions, y, WEIGHT)
+    score = lambda name, weight=WEIGHT: Regression(loss_function=name).score(predictions, y, weight)
     tweedie = lambda power: metrics.d2_tweedie_score(y, predictions, power=power, sample_weight=WEIGHT)
     assert score("squared_error") == pytest.approx(metrics.r2_score(y, predictions, sample_weight=WEIGHT))
     assert score("gamma") == pytest.approx(tweedie(2), abs=1e-3)  # one sample more in the constant
     assert score("poisson") == pytest.approx(tweedie(1), abs=1e-3)
-    even = Regression(loss_function="absolute_error").score(predictions, y, None)
-    assert even == pytest.approx(metrics.d2_absolute_error_score(y, predictions), rel=1e-4)
+    assert score("absolute_error", None) == pytest.approx(metrics.d2_absolute_error_score(y, predictions), rel=1e-4)
+    assert np.isnan(Regression().score(predictions, np.ones(N), None))
+    two_targets, rest = np.stack([y, REAL], 1), np.stack([predictions, OUTPUTS], 1)
+    assert Regression(2).score(rest, two_targets, WEIGHT) == pytest.approx(
+        metrics.r2_score(two_targets, rest, sample_weight=WEIGHT)
+    )
+    labels, chances = rng.integers(0, 3, N), rng.dirichlet(np.ones(3), N)
+    expected = metrics.accuracy_score(labels, chances.argmax(1), sample_weight=WEIGHT)
+    assert Classification(3).score(chances, labels, WEIGHT) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [Regression(), Regression(2), Classification(3)])
+def test_losses_of_outputs_of_predictions_and_in_double_precision_agree(task):
+    outputs = f32(rng.normal(size=(20, *task.shape)))
+    y = jnp.asarray(rng.integers(0, 3, 20), jnp.int32) if task == Classification(3) else 2 * outputs + 1
+    predictions = task.link(outputs)
+    in_double = task.host_losses(np.asarray(predictions, np.float64), np.asarray(y), 1.0)
+    for values in (task.prediction_loss(predictions, y), in_double):
+        np.testing.assert_allclose(values, task.loss(outputs, y), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_task_may_have_classes_without_a_sample():
+    x, y = tables.X, 2 * tables.BINARY
+    with pytest.raises(ValueError, match="got no sample of class 1"):
+        jtrees.fit(recipes.GET, x, y, key=KEY, task="classification")
+    chances = jtrees.fit(recipes.GET, x, y, key=KEY, task=Classification(4)).predict(x)
+    assert chances.shape == (400, 4) and (chances > 0).all()
+    with pytest.raises(ValueError, match=r"y must hold classes 0\.\.3, got labels from 0 to 8"):
+        jtrees.fit(recipes.GET, x, 4 * y, key=KEY, task=Classification(4))
 
 
 @pytest.mark.slow
 def test_class_weights_are_weights_of_rows():
-    x, y = rng.normal(size=(120, 2)), np.arange(120) % 3
-    recipe = jtrees.GET(depth=1, starts=1, epochs=3)
-    fit = lambda task, **options: jtrees.fit(recipe, x, y, key=KEY, task=task, **options).predict(x)
-    weighed = fit(Classification(3, class_weight=(1, 2, 4)))
-    np.testing.assert_allclose(weighed, fit(Classification(3), sample_weight=np.array([1, 2, 4])[y]), rtol=1e-6)
+    x, y = tables.X, tables.CLASSES
+    predict = lambda task, **options: jtrees.fit(recipes.GET, x, y, key=KEY, task=task, **options).predict(x)
+    weighed = predict(Classification(3, class_weight=(1, 2, 4)))
+    expected = predict(Classification(3), sample_weight=np.array([1, 2, 4])[y])
+    np.testing.assert_allclose(weighed, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_smoothed_labels_bound_probabilities():
-    x, y = rng.normal(size=(200, 2)), (np.arange(200) % 2)
-    x[:, 0] += 5 * y
     task = Classification(2, losses.LogLoss(0.2))
-    fit = jtrees.fit(jtrees.GET(depth=1, starts=1, epochs=20), x, y, key=KEY, task=task)
-    probabilities = fit.predict(x)
+    fit = jtrees.fit(recipes.GET, tables.X, tables.BINARY, key=KEY, task=task)
+    probabilities = fit.predict(tables.X)
     assert probabilities.min() >= 0.1 - 1e-6 and probabilities.max() > 0.85
     leaf = leaves.Values(jnp.asarray([[0.1, 0.9]]), losses.Frequencies(0.2))
     np.testing.assert_allclose(
-        leaf.losses(x[:1], jnp.asarray([1])), [[-0.9 * np.log(0.9) - 0.1 * np.log(0.1)]], rtol=1e-5
+        leaf.losses(f32(tables.X[:1]), jnp.asarray([1])), [[-0.9 * np.log(0.9) - 0.1 * np.log(0.1)]], rtol=1e-5
     )
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -223,68 +344,78 @@ def test_smoothed_labels_bound_probabilities():
         (lambda: losses.LogLoss(1.5), "smoothing must be above 0 and below 1, got 1.5"),
         (lambda: Regression(loss_function="cubic"), "loss must be one of 'squared_error', .*got 'cubic'"),
         (lambda: Regression(loss_function=3), r"loss must be a function \(outputs, y\) -> \(n,\), got 3"),
+        (lambda: Regression(0), "outputs must be at least 1, got 0"),
         (lambda: Regression(2, losses.Quantile((0.1, 0.9))), "outputs must be None for Quantile"),
+        (lambda: Classification(1), "classes must be at least 2, got 1"),
+        (lambda: Classification(2.5), "classes must be a whole number, got 2.5"),
         (lambda: Classification(2, "poisson"), r"loss_function must be LogLoss or a function, got Poisson\(\)"),
         (lambda: Classification(2, class_weight=(1, 0)), "class_weight must be 2 numbers above 0, one a class"),
         (lambda: Policy(1), "actions must be at least 2, got 1"),
     ],
 )
-def test_bad_losses_are_refused(make, message):
+def test_bad_losses_and_tasks_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-@pytest.mark.parametrize("recipe", ["GET", "RADDT", "CO2", "NonGreedy", "Boosted"])
-def test_functions_of_logits_are_refused_where_leaves_are_class_frequencies(recipe):
+@pytest.mark.parametrize("name", ["GET", "RADDT", "CO2", "NonGreedy", "Boosted"])
+def test_functions_of_logits_are_refused_where_leaves_are_class_frequencies(name):
     """Which minimise the log loss, so that the function would be ignored."""
     task = Classification(2, lambda logits, y: jnp.square(logits).sum(1))
     with pytest.raises(ValueError, match=r"loss_function must be LogLoss here, got Classification\(classes=2, loss_"):
-        jtrees.fit(RECIPES[recipe], X, SIGNAL, key=KEY, task=task)
+        jtrees.fit(recipes.RECIPES[name], tables.X, tables.BINARY, key=KEY, task=task)
 
 
 @pytest.mark.parametrize(
     ("loss", "y", "message"),
     [
-        (
-            "poisson",
-            np.where(np.arange(N) == 7, -2.0, COUNTS),
-            r"y must be at least 0 for Poisson\(\), got .*-2.0.* in row 7",
-        ),
+        ("poisson", np.where(np.arange(N) == 7, -2.0, COUNTS), r"y must be at least 0 .*, got .*-2.0.* in row 7"),
         ("gamma", COUNTS, r"y must be above 0 for Gamma\(\), got .*0.0.* in row"),
         (losses.Tweedie(1.2), -COUNTS, r"y must be at least 0 for Tweedie\(variance_power=1.2\)"),
-        (quartic, None, None),
-        (
-            lambda outputs, y: jnp.float32(0),
-            REAL,
-            r"loss must give one number a sample, of shape \(\d+,\), got shape \(\)",
-        ),
+        (lambda outputs, y: jnp.float32(0), REAL, r"one number a sample, of shape \(\d+,\), got shape \(\)"),
         (losses.Huber(1.0), np.stack([REAL, COUNTS], 1), "loss must be of one target"),
     ],
 )
 def test_targets_that_a_loss_cannot_take_are_refused_by_row(loss, y, message):
-    if message is None:
-        return
     task = Regression(y.shape[1] if y.ndim > 1 else None, loss)
     with pytest.raises(ValueError, match=message):
-        jtrees.fit(jtrees.GET(depth=1, starts=1, epochs=2), OUTPUTS[:, None], y, key=KEY, task=task)
+        jtrees.fit(recipes.GET, OUTPUTS[:, None], y, key=KEY, task=task)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(jtrees.methods.get, 2, 1.0),
+        partial(jtrees.methods.dgt, 2),
+        partial(jtrees.methods.tel, 2),
+        partial(jtrees.methods.latent, 1, 0.1),
+        partial(jtrees.methods.nongreedy, 2),
+    ],
+    ids=lambda make: make.func.__name__,
+)
+def test_targets_of_another_shape_are_refused_by_methods(make):
+    init = lambda columns, **task: jax.eval_shape(
+        lambda: make(**task).init(jtrees.Batch(jnp.ones((6, 2)), jnp.ones((6, columns))), key=KEY)
+    )
+    for columns, task, message in (
+        (2, {}, r"y must have shape \(n,\) for Regression\(\), got shape \(6, 2\)"),
+        (2, {"task": Regression(3)}, r"y must have shape \(n, 3\) for .*use Regression\(outputs=2\)"),
+        (1, {"task": Regression(2)}, r"y must have shape \(n, 2\) for .*use Regression\(outputs=1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            init(columns, **task)
+    init(2, task=Regression(2))
 
 
 # --- Recipes ---------------------------------------------------------------------------------------------------------
 
-X = np.random.default_rng(1).normal(size=(320, 3))
-SIGNAL = X[:, 0] + X[:, 1] > 0
-SMALL = {"depth": 2, "epochs": 20, "batch_size": 80}
-RECIPES = {
-    "GET": jtrees.GET(depth=2, starts=2, epochs=40),
-    "RADDT": jtrees.RADDT(depth=2, starts=2, epochs=20),
-    "DGT": jtrees.DGT(**SMALL, widths=()),
-    "LatentTree": jtrees.LatentTree(depth=2, epochs=60, batch_size=80),
-    "TEL": jtrees.TEL(**SMALL, trees=4),
-    "CO2": jtrees.CO2(**SMALL),
-    "NonGreedy": jtrees.NonGreedy(**SMALL, greedy_epochs=5),
-    "Boosted": jtrees.Boosted(jtrees.GET(depth=2, starts=1, epochs=10, cart="binned", halving=False), rounds=20),
-    "Bagged": jtrees.Bagged(jtrees.DGT(**SMALL, widths=()), trees=3),
+SIGNAL = tables.BINARY == 1
+LEARNERS = {
+    name: recipes.RECIPES[name].replace(epochs=20)
+    for name in ("GET", "RADDT", "DGT", "LatentTree", "TEL", "CO2", "NonGreedy")
 }
+LEARNERS["Boosted"] = recipes.BOOSTED.replace(rounds=20)
+LEARNERS["Bagged"] = recipes.BAGGED.replace(base=LEARNERS["DGT"])
 TASKS = {
     "absolute": (Regression(loss_function="absolute_error"), np.where(SIGNAL, 2, -1.0)),
     "huber": (Regression(loss_function=losses.Huber(0.5)), np.where(SIGNAL, 2, -1.0)),
@@ -295,13 +426,12 @@ TASKS = {
     "own": (Regression(loss_function=quartic), np.where(SIGNAL, 1, 0.0)),
     "policy": (Policy(2), np.stack([np.where(SIGNAL, 1, 0.0), np.where(SIGNAL, 0.0, 1)], 1)),
 }
-# All losses are there; of the other recipes, which share its leaves or the first Newton step, each link once.
-LINKS = ("poisson", "quantiles", "policy")
-PAIRS = [("GET", task) for task in TASKS] + [(recipe, task) for recipe in RECIPES for task in LINKS if recipe != "GET"]
-PAIRS += [("DGT", "own"), ("TEL", "huber"), ("Boosted", "gamma")]
-# Boosting takes no policies; a forest predicts as its trees, and RADDT is GET but for its schedule.
-WITHOUT = [("Boosted", "policy"), ("Bagged", "quantiles"), ("Bagged", "policy"), ("RADDT", "poisson")]
-PAIRS = [pair for pair in PAIRS if pair not in (*WITHOUT, ("RADDT", "policy"), ("GET", "huber"), ("GET", "gamma"))]
+# GET has all losses; other recipes share its leaves or the first Newton step, and have each link once. Boosting
+# refuses policies. A forest predicts as its trees. RADDT differs from GET only in its schedule.
+PAIRS = [("GET", task) for task in ("absolute", "poisson", "tweedie", "quantiles", "own", "policy")]
+PAIRS += [(name, task) for name in ("DGT", "LatentTree", "TEL", "CO2", "NonGreedy") for task in ("poisson", "policy")]
+PAIRS += [(name, "quantiles") for name in LEARNERS if name not in ("GET", "Bagged")]
+PAIRS += [("Boosted", "poisson"), ("Bagged", "poisson"), ("DGT", "own"), ("TEL", "huber"), ("Boosted", "gamma")]
 MARKS = {("GET", "poisson"): (), ("DGT", "quantiles"): pytest.mark.slow}  # of others: wide
 
 
@@ -310,9 +440,9 @@ MARKS = {("GET", "poisson"): (), ("DGT", "quantiles"): pytest.mark.slow}  # of o
 )
 def test_every_recipe_takes_every_loss(recipe, name, tmp_path):
     task, y = TASKS[name]
-    fit = jtrees.fit(RECIPES[recipe], X, y + 0.0, key=KEY, task=task)
-    predictions = np.asarray(fit.predict(X), np.float64)
-    assert predictions.shape == (320, *task.shape)
+    fit = jtrees.fit(LEARNERS[recipe], tables.X, y, key=KEY, task=task)
+    predictions = np.asarray(fit.predict(tables.X), np.float64)
+    assert predictions.shape == (400, *task.shape)
     best = 0.5 if name == "policy" else 0.0  # one action everywhere; the best constant
     assert task.score(predictions, y, None) > best + 0.3
     if name in ("poisson", "gamma", "tweedie"):
@@ -320,14 +450,13 @@ def test_every_recipe_takes_every_loss(recipe, name, tmp_path):
     if name == "quantiles":
         assert (np.diff(predictions, axis=1) >= 0).all()
     jtrees.save(fit, tmp_path / "fit.jtrees")
-    np.testing.assert_array_equal(jtrees.load(tmp_path / "fit.jtrees").predict(X), fit.predict(X))
+    np.testing.assert_array_equal(jtrees.load(tmp_path / "fit.jtrees").predict(tables.X), fit.predict(tables.X))
 
 
 def test_a_log_link_follows_the_unit_of_the_targets():
-    y = TASKS["poisson"][1]
-    fit = lambda y: jtrees.fit(RECIPES["GET"], X, y, key=KEY, task=Regression(loss_function="poisson"))
-    plain, scaled = fit(y), fit(1000 * y)
-    np.testing.assert_allclose(scaled.predict(X), 1000 * plain.predict(X), rtol=1e-4)
+    task, y = TASKS["poisson"]
+    plain, scaled = (jtrees.fit(LEARNERS["GET"], tables.X, unit * y, key=KEY, task=task) for unit in (1, 1000))
+    np.testing.assert_allclose(scaled.predict(tables.X), 1000 * plain.predict(tables.X), rtol=1e-4)
     assert scaled.loss == pytest.approx(1000 * plain.loss, rel=1e-3)
     assert "->" in plain.tree.to_text()
 
@@ -360,17 +489,11 @@ def test_policies_are_near_those_of_exhaustive_search():
 @pytest.mark.parametrize("name", ["poisson", "quantiles", "policy"])
 def test_validation_and_sweeps_use_the_loss(name):
     task, y = TASKS[name]
-    options = {"key": KEY, "task": task}
-    fit = jtrees.fit(RECIPES["GET"], X[:240], y[:240], validation=(X[240:], y[240:]), **options)
-    of_rows = task.host_losses(np.asarray(fit.predict(X[240:]), np.float64), y[240:], np.float64(1))
-    assert fit.loss == pytest.approx(of_rows.mean(), rel=1e-4)
-    sweep = jtrees.sweep(RECIPES["GET"], X, y, grid={"l1": (0.0, 1e-3)}, validation=0.25, **options)
-    assert np.isfinite(sweep.losses).all() and sweep.fit.report.recipe["name"] == "GET"
-    assert sweep.losses.min() < task.host_losses(np.asarray(_constant(task, y)), y, np.float64(1)).mean()
-
-
-def _constant(task, y):
-    """Predictions of the best constant."""
-    if isinstance(task, Policy):
-        return np.broadcast_to(np.eye(2)[y.mean(0).argmax()], y.shape)
-    return np.broadcast_to(task.loss_function.best(y, None), (len(y), *task.shape))
+    x, mean = tables.X, lambda predictions, y: task.host_losses(predictions, y, np.float64(1)).mean()
+    fit = jtrees.fit(LEARNERS["GET"], x[:240], y[:240], validation=(x[240:], y[240:]), key=KEY, task=task)
+    assert fit.loss == pytest.approx(mean(np.asarray(fit.predict(x[240:]), np.float64), y[240:]), rel=1e-4)
+    options = {"grid": {"l1": (0.0, 1e-3)}, "validation": 0.25, "key": KEY, "task": task}
+    swept = jtrees.sweep(LEARNERS["GET"], x, y, **options)
+    constant = np.eye(2)[y.mean(0).argmax()] if name == "policy" else task.loss_function.best(y, None)
+    assert np.isfinite(swept.losses).all()
+    assert swept.losses.min() < mean(np.broadcast_to(constant, (400, *task.shape)), y)

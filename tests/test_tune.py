@@ -1,258 +1,234 @@
-"""Options chosen by rows that were not trained on. Errors: ``test_sweep.py`` and ``test_recipes.py``."""
+"""Options chosen by rows that were not trained on: the choice, trials, time, search spaces and successive halving.
 
-import importlib
+Errors: ``test_sweep.py`` and ``test_recipes.py``.
+"""
+
+from dataclasses import dataclass
 import itertools
-import types
+import math
+import signal
+import time
 
 import jax
 import numpy as np
 import optax
-from polynomials import Polynomial, Polynomials
-from problems import problem_of, search
+from polynomials import Polynomials
 import pytest
-import sweeps
+import recipes
+import tables
 
 import jtrees
+from jtrees import pytree
 from jtrees.data import Scaling
 from jtrees.data.scaling import losses_of
-from jtrees.search import engine, fit as driver, monitor
-from jtrees.search.monitor import Monitor
+from jtrees.search import Fitted, options as kinds
+from jtrees.selection import halving
 from jtrees.selection.grid import groups_of, with_options
-from jtrees.tables import checked_table
+from jtrees.selection.space import draw
+from jtrees.selection.sweep import splits_of
+from jtrees.tables import checked_dataset, checked_table
 from jtrees.tasks import Regression
 
 KEY = jax.random.key(0)
-module = importlib.import_module("jtrees.selection.tune")  # jtrees.selection.tune is the function
+# A polynomial of degree 3 with noise; the second feature is for nothing.
+rng = np.random.default_rng(0)
+X = rng.uniform(-2, 2, (96, 2))
+Y = 1 + X[:, 0] ** 3 - 2 * X[:, 0] + 0.3 * rng.normal(size=96)
+# Rows that hold their number.
+ROWS = np.stack([np.arange(3000.0), np.arange(3000.0) % 7], axis=1)
+TARGETS = rng.normal(size=3000)
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-@pytest.fixture(scope="module")
-def table():
-    """A polynomial of degree 3 with noise; the second feature is for nothing."""
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-2, 2, (96, 2))
-    return x, 1 + x[:, 0] ** 3 - 2 * x[:, 0] + 0.3 * rng.normal(size=96)
+@dataclass
+class RowModel:
+    """A model with a loss for each row."""
+
+    losses: np.ndarray
+    num_parameters: float
+
+    def predict(self, x):
+        row = np.asarray(x)[:, 0].astype(int)
+        return TARGETS[row] + np.sqrt(self.losses[row])
 
 
-def tune(table, grid, recipe=None, **options):
-    return jtrees.tune(recipe or Polynomials(), *table, key=KEY, grid=grid, **options)
+@pytree.dataclass(kw_only=True)
+class Prescribed(jtrees.Recipe):
+    """Trains nothing: its model has prescribed losses, and a size that grows with depth."""
+
+    depth: int = kinds.depth(1)
+    steps: int = kinds.count(1)
+    rate: float = kinds.positive(1.0)
+
+    async def search(self, problem):
+        loss = self.begins(problem)
+        if not np.isfinite(loss).all():
+            raise FloatingPointError("diverged")
+        problem.monitor.has_time()
+        model = RowModel(np.broadcast_to(loss, len(TARGETS)), 2.0**self.depth)
+        return Fitted(None, 0.0, 1, np.zeros(1), model=model, loss=problem.data.loss(model))
+
+
+@pytest.fixture
+def prescribed(monkeypatch):
+    """A function that tunes with losses ``losses(options, training rows)``.
+
+    ``before(number)`` is called before each search, counted from 1.
+    """
+
+    def tune(losses, before=lambda number: None, rows=96, **options):
+        number = itertools.count(1)
+
+        def begins(recipe, problem):
+            before(next(number))
+            return losses(recipe, len(problem.data.table.x))
+
+        monkeypatch.setattr(Prescribed, "begins", begins, raising=False)
+        options = {"validation": (ROWS[rows:], TARGETS[rows:])} | options
+        return jtrees.tune(Prescribed(), ROWS[:rows], TARGETS[:rows], key=KEY, **options)
+
+    return tune
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds of a clock that a test advances."""
+    seconds = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def interrupt(*numbers):
+    """Ctrl-C comes before these searches."""
+    return lambda number: signal.raise_signal(signal.SIGINT) if number in numbers else None
+
+
+def tune(recipe, grid, **options):
+    return jtrees.tune(recipe, X, Y, key=KEY, grid=grid, **options)
 
 
 def trials(result) -> dict:
-    """By the values of their options, in the order in which they were made."""
+    """The trials by the values of their options, in their order."""
     return {tuple(trial.options.values()): trial for trial in result.report.tuning.trials}
 
 
 def depths(result) -> list[int]:
-    return [depth for (depth,) in trials(result)]
-
-
-def evaluated(monkeypatch, combinations, losses):
-    """The trials where combination c has ``losses(c)`` on the rows, ``(n,)``."""
-    of_group = lambda recipe, group, *_: [module._Candidate(options, losses(options), 1.0) for options in group]
-    monkeypatch.setattr(module, "_evaluate_group", of_group)
-    return module._evaluate(Polynomials(), combinations, None, KEY, Monitor())
+    return [trial.options["depth"] for trial in result.report.tuning.trials]
 
 
 # --- What is chosen --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tried", sweeps.quick([range(1, 9), (5, 1, 3, 4, 2)], [(5, 1, 3, 4, 2)]))
-def test_the_degree_is_found_and_deeper_ones_are_not_tried(table, tried):
-    """In the order of their depths, whatever that of the grid."""
-    result = tune(table, {"depth": tried})
-    assert result.report.tuning.options == {"depth": 3}
-    assert result.model.num_parameters == 4
-    assert depths(result) == [1, 2, 3, 4, 5]
-    assert result.report.ended == "finished"
+def test_the_degree_is_found_and_deeper_ones_are_not_tried():
+    """Trials have ascending depths, in whatever order the grid has them."""
+    result = tune(Polynomials(), {"depth": (5, 1, 8, 3, 4, 2)})
+    assert result.report.tuning.options == {"depth": 3} and result.model.num_parameters == 4
+    assert depths(result) == [1, 2, 3, 4, 5] and result.report.ended == "finished"
     assert result.loss < 0.12  # the noise: 0.09
 
 
-@pytest.mark.usefixtures("standard_promotion")
-def test_tuned_options_stand_beside_the_start_that_get_chose(table):
-    recipe = jtrees.GET(depth=1, starts=1, epochs=2)
-    report = tune(table, {"depth": (1, 2)}, recipe).report
+@pytest.mark.slow
+def test_tuned_options_stand_beside_the_start_that_get_chose():
+    report = jtrees.tune(recipes.GET, tables.X, tables.Y, key=KEY, grid={"depth": (1, 2)}).report
     assert report.tuning.options["depth"] in (1, 2) and report.search.chosen in (-1, 0)
 
 
-def test_without_depth_everything_is_tried(monkeypatch):
-    combinations = [{"steps": steps} for steps in range(1, 10)]
-    assert len(evaluated(monkeypatch, combinations, lambda options: np.ones(5))) == 9
+def test_without_depth_everything_is_tried(prescribed):
+    result = prescribed(lambda recipe, rows: 1.0, grid={"steps": range(1, 10)})
+    assert len(result.report.tuning.trials) == 9
 
 
-def test_ties_within_the_error_take_the_smaller_model():
+def test_ties_within_the_error_take_the_smaller_model(prescribed):
     """Losses of a real table: 3035.0480, 3035.0479, 3035.0482, 3035.0480. The least says nothing there."""
-    rng = np.random.default_rng(0)
-    rows = 3035 + 1000 * rng.normal(size=500)
-    losses = [3035.0480, 3035.0479, 3035.0482, 3035.0480]
-    trials = [
-        module._Candidate({"depth": i}, rows - rows.mean() + loss + 0.1 * rng.normal(size=500), 10.0 * 2**i)
-        for i, loss in enumerate(losses)
-    ]
-    found, chosen = module._chosen(trials)
-    assert chosen == {"depth": 0}
-    assert found[0].loss == pytest.approx(losses[0], abs=0.02) and found[0].size == 10
-    # The error is that of the difference to the best, row by row.
-    best = min(trials, key=lambda trial: trial.losses.mean()).losses
-    errors = [np.std(trial.losses - best, ddof=1) / np.sqrt(500) for trial in trials]
-    assert [trial.error for trial in found] == pytest.approx(errors) and min(errors) == 0
+    means = [3035.0480, 3035.0479, 3035.0482, 3035.0480]
+    row_losses = np.zeros((4, 3000))
+    row_losses[:, -500:] = np.abs(3035 + 500 * rng.normal(size=500)) + 0.1 * rng.normal(size=(4, 500))
+    row_losses[:, -500:] += (means - row_losses[:, -500:].mean(1))[:, None]
+    samples = [{"depth": 2}, {"depth": 3}, {"depth": 4}, {"steps": 1}]  # one without a depth: all are tried
+    options = {"rows": 2500, "samples": samples}
+    losses_by_depth = dict(zip((2, 3, 4, 1), row_losses, strict=True))
+    result = prescribed(lambda recipe, _: losses_by_depth[recipe.depth], **options)
+    assert result.report.tuning.options == {"steps": 1} and len(result.report.tuning.trials) == 4
+    best = row_losses[1, -500:]
+    for trial in result.report.tuning.trials:
+        depth = trial.options.get("depth", 1)
+        losses = losses_by_depth[depth][-500:]
+        assert trial.loss == pytest.approx(losses.mean(), rel=1e-9) and trial.size == 2**depth
+        # The error is the standard error of the paired difference from the best.
+        assert trial.error == pytest.approx(np.std(losses - best, ddof=1) / np.sqrt(500), rel=1e-4)
     # A clear difference wins, whatever the size; the same loss on every row needs no error.
-    better = module._Candidate({"depth": 9}, rows - rows.mean() + 3000, 1e6)
-    assert module._chosen([*trials, better])[1] == {"depth": 9}
-    equal, chosen = module._chosen([module._Candidate({"depth": i}, rows, 10.0 - i) for i in range(3)])
-    assert chosen == {"depth": 2} and all(trial.error == 0 for trial in equal)
+    clear = prescribed(lambda recipe, _: losses_by_depth[recipe.depth] * (0.9 if recipe.depth == 4 else 1), **options)
+    assert clear.report.tuning.options == {"depth": 4}
+    equal = prescribed(lambda recipe, _: row_losses[0], **options)
+    assert equal.report.tuning.options == {"steps": 1}
+    assert all(trial.error == 0 for trial in equal.report.tuning.trials)
 
 
 @pytest.mark.parametrize(
-    ("gains", "tried"),
+    ("gains", "expected_trials"),
     [
         ([0, 0, 0, 0], 3),  # nothing twice
-        ([1, 0, 1, 0, 0, 1], 6),  # counted anew after an improvement
+        ([1, 0, 1, 0, 0, 1], 6),  # counted again after an improvement
         ([0.4, 0.4, 0.4, 0.4], 5),  # each is within the error, two together are not
     ],
 )
-def test_an_improvement_within_the_error_is_none(gains, tried, monkeypatch):
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(len(gains) + 1, 100))
+def test_an_improvement_within_the_error_is_none(gains, expected_trials, prescribed):
+    noise = np.random.default_rng(0).normal(size=(len(gains) + 1, 100))
     noise = (noise - noise.mean(1, keepdims=True)) / noise.std(1, keepdims=True)
     error = np.sqrt(2) / 10  # of the difference of two of them
-    level = -1.5 * error * np.concatenate([[0], np.cumsum(gains)])
-    lost = level[:, None] + noise
-    combinations = [{"depth": depth} for depth in range(1, len(level) + 1)]
-    found = evaluated(monkeypatch, combinations, lambda options: lost[options["depth"] - 1])
-    assert [trial.options["depth"] for trial in found] == list(range(1, tried + 1))
+    level = 100 - 1.5 * error * np.concatenate([[0], np.cumsum(gains)])
+    losses = np.pad(level[:, None] + noise, ((0, 0), (2900, 0)))
+    result = prescribed(lambda recipe, _: losses[recipe.depth - 1], rows=2900, grid={"depth": range(1, len(level) + 1)})
+    assert depths(result) == list(range(1, expected_trials + 1))
 
 
-def test_a_combination_that_diverges_is_not_chosen(table):
-    result = tune(table, {"learning_rate": (0.5, 1e30)}, Polynomials(depth=3))
+def test_a_combination_that_diverges_is_not_chosen():
+    result = tune(Polynomials(depth=3), {"learning_rate": (0.5, 1e30)})
     assert result.report.tuning.options == {"learning_rate": 0.5}
     assert trials(result)[(1e30,)].loss == np.inf
     assert [trial.state for trial in result.report.tuning.trials] == ["finished", "diverged"]
     with pytest.raises(FloatingPointError, match="no combination has a finite loss"):
-        tune(table, {"learning_rate": (1e29, 1e30)}, Polynomials(depth=3))
+        tune(Polynomials(depth=3), {"learning_rate": (1e29, 1e30)})
 
 
 # --- Trials ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighted", sweeps.slow([False, True], [True]))
-def test_a_trial_is_a_fit_to_the_other_rows(table, weighted):
+@pytest.mark.parametrize("weight", [None, np.geomspace(0.01, 10, 96)], ids=["even", "weighted"])
+def test_a_trial_is_a_fit_to_the_other_rows(weight):
     """The loss of a trial is the mean over all folds, by weight, of the losses of rows that were left out."""
-    x, y = table
-    weight = np.geomspace(0.01, 10, len(x)) if weighted else None
     grid = {"depth": (2, 3), "learning_rate": (0.1, 0.5)}
-    result = tune(table, grid, validation=3, sample_weight=weight)
+    result = tune(Polynomials(), grid, validation=3, sample_weight=weight)
     split_key, search_key, _ = jax.random.split(KEY, 3)
-    folds = np.array_split(np.asarray(jax.random.permutation(split_key, len(x))), 3)
+    folds = np.array_split(np.asarray(jax.random.permutation(split_key, 96)), 3)
+    row_weights = lambda rows: None if weight is None else weight[rows]
     for depth, rate in itertools.product(*grid.values()):
-        recipe = Polynomials(depth=depth, learning_rate=rate)
-        losses = []
+        recipe, losses = Polynomials(depth=depth, learning_rate=rate), []
         for fold in folds:
-            rest = np.setdiff1d(np.arange(len(x)), fold)
-            training = checked_table(x[rest], y[rest], weight[rest] if weighted else None, "regression")
-            scaling = Scaling.fit(training)
-            fitted = search(problem_of(recipe, scaling.batch(training), key=search_key))
-            losses.append((Polynomial(fitted.scaled, scaling).predict(x[fold]) - y[fold]) ** 2)
+            rest = np.setdiff1d(np.arange(96), fold)
+            fit = jtrees.fit(recipe, X[rest], Y[rest], key=search_key, sample_weight=row_weights(rest))
+            losses.append((fit.predict(X[fold]) - Y[fold]) ** 2)
         trial = trials(result)[(depth, rate)]
-        loss = np.average(np.concatenate(losses), weights=weight[np.concatenate(folds)] if weighted else None)
-        assert trial.loss == pytest.approx(loss, rel=1e-5)  # one by one or together
+        assert trial.loss == pytest.approx(
+            np.average(np.concatenate(losses), weights=row_weights(np.concatenate(folds))), rel=1e-5
+        )
         assert trial.size == depth + 1
     assert set(trials(result)) == set(itertools.product(*grid.values()))
 
 
-def test_none_among_numbers(table):
+def test_none_among_numbers():
     """None is another structure than a number, and 0 may be the same: two programs, and all values are tried."""
-    result = tune(table, {"momentum": (None, 0.3, 0.0, 0.5)}, Polynomials(depth=3))
-    assert set(trials(result)) == {(None,), (0.0,), (0.3,), (0.5,)}
-    assert trials(result)[(None,)].loss == trials(result)[(0.0,)].loss
+    result = trials(tune(Polynomials(depth=3), {"momentum": (None, 0.3, 0.0, 0.5)}))
+    assert set(result) == {(None,), (0.0,), (0.3,), (0.5,)} and result[(None,)].loss == result[(0.0,)].loss
 
 
-def test_a_pair_chooses_epochs_and_options(table):
-    pair = table[0][:30], table[1][:30]
-    result = tune(table, {"learning_rate": (0.4,)}, Polynomials(depth=3), validation=pair)
+def test_a_pair_chooses_epochs_and_options():
+    pair = X[:30], Y[:30]
+    result = tune(Polynomials(depth=3), {"learning_rate": (0.4,)}, validation=pair)
     assert result.loss == pytest.approx(np.mean((result.model.predict(pair[0]) - pair[1]) ** 2))
     # A trial has all rows, as the fit has; that has another key, and ends where there is but one minimum.
     assert trials(result)[(0.4,)].loss == pytest.approx(result.loss, rel=2e-2)
-
-
-def watched(monkeypatch, before):
-    """Calls ``before(number, monitor)`` before each search, which are counted from 1."""
-    search, number = Polynomials.search, itertools.count(1)
-
-    async def searched(self, problem):
-        before(next(number), problem.monitor)
-        return await search(self, problem)
-
-    monkeypatch.setattr(Polynomials, "search", searched)
-
-
-def test_time_is_for_all_fits_together(table, monkeypatch):
-    """By a clock that ticks a second each time it is read."""
-    ticks, began = [0], []
-
-    def read():
-        ticks[0] += 1
-        return float(ticks[0])
-
-    for where in (driver, monitor, engine, module):
-        monkeypatch.setattr(where, "time", types.SimpleNamespace(monotonic=read))
-    watched(monkeypatch, lambda number, monitor: began.append(ticks[0]))
-    result = tune(table, {"depth": (1, 3)}, max_seconds=1e6)
-    assert result.report.ended == "finished" and depths(result) == [1, 3]
-    # Three quarters of the time end amid the updates of the second depth, which is no trial then.
-    assert len(began) == 3 and began[2] - began[1] > 103
-    in_second = (began[1] + began[2]) / 2
-    result = tune(table, {"depth": (1, 3)}, max_seconds=in_second / 0.75)
-    assert result.report.ended == "max_seconds" and depths(result) == [1]
-    assert result.step > 1  # time was kept for the fit to all rows
-    # A trial that was interrupted is chosen from where it is all there is.
-    result = tune(table, {"depth": (1, 3)}, max_seconds=3)
-    assert result.report.ended == "max_seconds" and depths(result) == [1]
-
-
-def test_interrupted_trials_are_not_compared(table, monkeypatch):
-    """The second depth is interrupted in its first updates: it is no trial, and the fit follows."""
-    watched(monkeypatch, lambda number, monitor: monitor._interrupt() if number == 2 else None)
-    with pytest.warns(UserWarning, match="the trials were interrupted: the choice is among 1 of 2 combinations"):
-        result = tune(table, {"depth": (1, 3)})
-    assert depths(result) == [1]
-    assert result.report.ended == "interrupted"
-    assert result.step == 103
-
-
-@pytest.mark.parametrize("halving", [None, 2])
-def test_finished_trials_of_an_interrupted_program_are_chosen_from(table, monkeypatch, halving):
-    """Of three of one program, one at a time, the second is interrupted: it is no trial, whatever its loss."""
-    monkeypatch.setattr(driver, "_AT_ONCE_CPU", 1)
-    watched(monkeypatch, lambda number, monitor: monitor._interrupt() if number == 2 else None)
-    with pytest.warns(UserWarning, match="the choice is among 1 of 3 combinations"):
-        result = tune(table, {"learning_rate": (1e-6, 0.4, 0.5)}, Polynomials(depth=3), halving=halving)
-    [trial] = result.report.tuning.trials
-    assert (trial.options, trial.state) == ({"learning_rate": 1e-6}, "finished")
-
-
-def test_an_interrupted_trial_says_so_where_it_is_all_there_is(table, monkeypatch):
-    watched(monkeypatch, lambda number, monitor: monitor._interrupt() if number == 1 else None)
-    with pytest.warns(UserWarning, match="the choice is among 2 of 2 combinations"):
-        result = tune(table, {"learning_rate": (0.4, 0.5)}, Polynomials(depth=3))
-    assert [trial.state for trial in result.report.tuning.trials] == ["interrupted", "interrupted"]
-
-
-def test_combinations_that_time_did_not_reach_are_no_trials(table, monkeypatch):
-    """Of five of one program two run at once, and then the time is up."""
-
-    def no_time(monitor, seconds=0):
-        monitor.ended = "max_seconds"
-        return False
-
-    monkeypatch.setattr(driver, "_AT_ONCE_CPU", 2)
-    monkeypatch.setattr(Monitor, "has_time", no_time)
-    rates = (0.1, 0.2, 0.3, 0.4, 0.5)
-    result = tune(table, {"learning_rate": rates}, Polynomials(depth=2), validation=2)
-    assert 0 < len(result.report.tuning.trials) < 5 and result.report.tuning.options["learning_rate"] in rates
-    assert all(np.isfinite(trial.loss) for trial in result.report.tuning.trials)
-
-
-# --- Recipes of the library ------------------------------------------------------------------------------------------
 
 
 def test_options_of_a_base():
@@ -281,3 +257,231 @@ def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
     losses = losses_of(Model(), table.replace(task=Regression(loss_function=huber)), Scaling.fit(table))
     np.testing.assert_allclose(losses, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
     np.testing.assert_allclose(losses_of(Model(), table, Scaling.fit(table)), [0, 1, 100])
+
+
+# --- Time and interrupts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "expected_trials", "ended"),
+    [
+        (1e6, [1, 3, 4], "finished"),
+        (300, [1, 3], "max_seconds"),  # three quarters end in the third search
+        (10, [1], "max_seconds"),  # an interrupted trial is chosen from where it is all there is
+    ],
+)
+def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, expected_trials, ended):
+    """Each search takes 100 seconds."""
+
+    def before(number):
+        clock[0] += 100
+
+    result = prescribed(
+        lambda recipe, _: 9.0 - recipe.depth, before, grid={"depth": (1, 3, 4)}, max_seconds=max_seconds
+    )
+    assert depths(result) == expected_trials and result.report.ended == ended
+
+
+def test_combinations_that_time_did_not_reach_are_no_trials(prescribed, clock):
+    """A program has 32 combinations. Sixteen run at once, and the time ends among the next sixteen."""
+
+    def before(number):
+        clock[0] += 1
+
+    rates = np.linspace(0.1, 0.5, 32).tolist()
+    result = prescribed(lambda recipe, _: recipe.rate, before, grid={"rate": rates}, max_seconds=30)
+    assert [trial.options["rate"] for trial in result.report.tuning.trials] == rates[:16]
+    assert result.report.tuning.options == {"rate": 0.1} and result.report.ended == "max_seconds"
+
+
+@pytest.mark.parametrize(
+    ("grid", "number", "expected_trials"),
+    [
+        ({"depth": (1, 3)}, 2, 1),  # the second program
+        ({"rate": np.linspace(0.5, 0.1, 32).tolist()}, 20, 16),  # the second batch of a program
+    ],
+)
+@pytest.mark.parametrize("halving", [None, 2])
+def test_interrupted_trials_are_not_compared(prescribed, grid, number, expected_trials, halving):
+    """Whatever their loss; and the fit follows."""
+    count = len(next(iter(grid.values())))
+    with pytest.warns(UserWarning, match=f"interrupted: the choice is among {expected_trials} of {count} combinations"):
+        result = prescribed(lambda recipe, _: recipe.rate / recipe.depth, interrupt(number), grid=grid, halving=halving)
+    assert result.report.ended == "interrupted" and len(result.report.tuning.trials) == expected_trials
+    assert {trial.state for trial in result.report.tuning.trials} == {"finished"}
+
+
+def test_an_interrupted_trial_says_so_where_it_is_all_there_is(prescribed):
+    with pytest.warns(UserWarning, match="the choice is among 2 of 2 combinations"):
+        result = prescribed(lambda recipe, _: recipe.rate, interrupt(1), grid={"rate": (0.4, 0.5)})
+    assert [trial.state for trial in result.report.tuning.trials] == ["interrupted", "interrupted"]
+
+
+# --- Draws from a space ----------------------------------------------------------------------------------------------
+
+SPACE = {"learning_rate": jtrees.LogUniform(0.05, 0.5), "depth": (2, 3)}
+
+
+def column(draws, name) -> np.ndarray:
+    return np.array([options[name] for options in draws])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_fill_every_interval_once(seed):
+    """Of 64 Sobol points, each of 64 intervals of a range has a point, and so has each of 8 x 8 cells of two ranges."""
+    low, high = 1e-3, 0.1
+    draws = draw({"a": jtrees.LogUniform(low, high), "b": jtrees.Uniform(-3, 5)}, 64, jax.random.key(seed))
+    parts = np.log(column(draws, "a") / low) / math.log(high / low), (column(draws, "b") + 3) / 8
+    for part in parts:
+        assert sorted(np.floor(64 * part)) == list(range(64))
+    cells = np.floor(8 * np.array(parts)).astype(int)
+    assert len(set(zip(*cells.tolist(), strict=True))) == 64
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_draws_lie_within_the_bounds(count):
+    space = {"a": jtrees.LogUniform(1e-9, 1e9), "b": jtrees.Uniform(-1e308, 1e308), "c": tuple("xyz"), "d": range(4)}
+    draws = draw(space, count, KEY)
+    assert len(draws) == count and all(list(options) == list("abcd") for options in draws)
+    a, b = column(draws, "a"), column(draws, "b")
+    assert (a >= 1e-9).all() and (a <= 1e9).all() and (np.abs(b) <= 1e308).all()
+    assert {type(options["a"]) for options in draws} == {float}
+    assert set(column(draws, "c")) <= set("xyz") and set(column(draws, "d")) <= set(range(4))
+    for kind, (low, high) in itertools.product((jtrees.Uniform, jtrees.LogUniform), ((1e-3, 0.1), (1e-30, 1e30))):
+        first, last = kind(low, high).quantile(np.array([0.0, 1.0]))
+        assert low <= first == pytest.approx(low, rel=1e-12) and high >= last == pytest.approx(high, rel=1e-12)
+
+
+def test_choices_are_drawn_equally_often():
+    draws = draw({"rate": jtrees.Uniform(0, 1), "depth": (3, 4, 5), "leaves": [None, "linear"]}, 64, KEY)
+    counts = [np.sum(column(draws, "depth") == depth) for depth in (3, 4, 5)]
+    assert sum(counts) == 64 and max(counts) - min(counts) <= 1
+    assert sum(options["leaves"] is None for options in draws) == 32
+
+
+def test_the_key_makes_the_draws():
+    first = draw(SPACE, 20, KEY)
+    assert draw(SPACE, 20, jax.random.key(0)) == draw(SPACE, 20, jax.random.PRNGKey(0)) == first
+    assert draw(SPACE, 33, KEY)[:20] == first
+    other = draw(SPACE, 20, jax.random.key(4))
+    assert not set(column(other, "learning_rate")) & set(column(first, "learning_rate"))
+
+
+def test_draws_of_one_structure_share_one_program(count_compilations):
+    sweep = lambda seed, samples: jtrees.sweep(
+        Polynomials(steps=5), X, Y, key=jax.random.key(seed), space=SPACE, samples=samples
+    )
+    sweep(0, 4)
+    assert count_compilations(sweep, 1, 9) == 0
+
+
+@pytest.mark.slow
+def test_tune_chooses_among_the_draws_of_a_sweep():
+    options = {"key": jax.random.key(1), "space": SPACE, "samples": 6}
+    swept = jtrees.sweep(Polynomials(), X, Y, **options)
+    report = jtrees.tune(Polynomials(), X, Y, **options).report.tuning
+    assert sorted(map(str, swept.options)) == sorted(str(trial.options) for trial in report.trials)
+    assert report.options in swept.options and report.options["depth"] == 3
+    assert {trial.rows for trial in report.trials} == {64}
+    assert list(swept.frame().columns)[:3] == ["learning_rate", "depth", "seed"]
+
+
+def test_tune_takes_combinations_without_a_depth():
+    result = tune(Polynomials(), None, samples=[{"depth": 3}, {"learning_rate": 0.1}])
+    assert result.report.tuning.options == {"depth": 3} and len(result.report.tuning.trials) == 2
+
+
+# --- Successive halving ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("combinations", "rows", "factor", "expected"),
+    [
+        (64, 8100, 3, [300, 900, 2700]),
+        (64, 2700, 3, [300, 900]),
+        (64, 10**6, 4, [62500, 250000]),
+        (3, 8100, 3, []),
+        (4, 8100, 3, [2700]),
+        (64, 500, 3, []),
+        (10, 400, 2, [200]),
+    ],
+)
+def test_budgets(combinations, rows, factor, expected):
+    assert halving.budgets(combinations, rows, factor) == expected
+
+
+# Each number of steps is a program, and so a group, of its own.
+TWELVE = (5, 8, 1, 12, 3, 10, 2, 7, 4, 11, 6, 9)
+FOUR = {1: 900, 2: 900, 3: 900, 4: 900}
+EIGHT = dict.fromkeys(range(5, 13), 300)
+
+
+def halved(prescribed, losses, before=lambda number: None):
+    """The rows of the trial of each combination, and the chosen combination."""
+    tuning = prescribed(losses, before, rows=2700, halving=3, grid={"steps": TWELVE}).report.tuning
+    rows = {trial.options["steps"]: trial.rows for trial in tuning.trials}
+    assert len(rows) == len(tuning.trials)  # one trial of each
+    return rows, tuning.options["steps"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "last", "chosen"),
+    [
+        (lambda recipe, rows: recipe.steps, (1, 2), 1),
+        (lambda recipe, rows: recipe.steps if rows == 300 else 20 - recipe.steps, (3, 4), 4),  # the last rows decide
+        (lambda recipe, rows: np.inf if recipe.steps < 3 else recipe.steps, (3, 4), 3),  # what diverges goes out first
+        (lambda recipe, rows: recipe.steps if rows < 2700 else np.inf, (), 1),  # all that is left diverges
+    ],
+)
+def test_halving_keeps_the_best(prescribed, losses, last, chosen):
+    """The budgets of twelve combinations are 300 rows for all, 900 for four and 2700 for two."""
+    began = []
+    recorded = lambda recipe, rows: began.append(rows) or losses(recipe, rows)
+    if not last:  # the fit to all rows diverges, too
+        with pytest.raises(FloatingPointError):
+            halved(prescribed, recorded)
+        return
+    rows, best = halved(prescribed, recorded)
+    assert best == chosen and {steps for steps in rows if rows[steps] == 2700} == set(last)
+    assert sorted(rows.values()) == [300] * 8 + [900] * 2 + [2700] * 2
+    assert began == [300] * 12 + [900] * 4 + [2700] * 3  # and the fit to all rows
+
+
+@pytest.mark.parametrize(
+    ("number", "trials_of", "chosen_from"),
+    [
+        (1, {5: 300}, {5}),  # nothing else is there
+        (4, dict.fromkeys((5, 8, 1), 300), {1}),
+        (13, dict.fromkeys(range(1, 13), 300), {1}),  # the first with 900 rows
+        (15, FOUR | EIGHT | {3: 300, 4: 300}, {1}),
+        (17, FOUR | EIGHT, {1}),
+        (18, FOUR | EIGHT | {1: 2700}, {1}),
+    ],
+)
+def test_interrupted_halving_chooses_from_complete_trials(prescribed, number, trials_of, chosen_from):
+    with pytest.warns(UserWarning, match="the trials were interrupted"):
+        rows, chosen = halved(prescribed, lambda recipe, rows: recipe.steps, interrupt(number))
+    assert rows == trials_of and chosen in chosen_from
+
+
+def test_halving_of_folds_and_classes():
+    """Each fold trains on a sample of its own training rows, and rare classes stay."""
+    labels = np.where(np.arange(3000) < 30, 2, TARGETS > 0)
+    dataset = checked_dataset(ROWS, labels, np.geomspace(1, 9, 3000), "classification")
+    splits = splits_of(Polynomials(), dataset, 3, KEY)
+    samples = halving.subsampled(splits, 300, np.random.default_rng(0))
+    assert samples is not None
+    for sample, split in zip(samples, splits, strict=True):
+        assert abs(len(sample.table.x) - 300) < 30 and sample.evaluated is split.evaluated
+        assert set(sample.table.y) == {0, 1, 2} and sample.table.weight.mean() == pytest.approx(1)
+        assert set(map(bytes, sample.table.x)) <= set(map(bytes, split.table.x))
+        assert not set(map(bytes, split.table.x)) & set(map(bytes, split.evaluated.x))
+
+
+def test_a_budget_whose_targets_do_not_vary_is_left_out():
+    y = np.zeros(2700)
+    y[7] = 1
+    grid = {"learning_rate": (0.1, 0.2, 0.3, 0.4)}
+    x = ROWS[:2700] / 1000
+    result = jtrees.tune(Polynomials(), x, y, key=KEY, grid=grid, halving=2, validation=(x, y))
+    assert {trial.rows for trial in result.report.tuning.trials} <= {1350, 2700}

@@ -27,6 +27,9 @@ class ExplainedColumns:
 
     @classmethod
     def from_model(cls, model: Any, feature_names: Sequence[str] | None) -> "ExplainedColumns":
+        if not isinstance(model, FrameModel) and not hasattr(model, "features"):
+            hint = validation.hint_of_estimator(model)
+            raise ValueError(f"model must be a fitted model, got {validation.quoted(model)}{hint}")
         names = column_names(model, feature_names)
         if not isinstance(model, FrameModel):
             return cls(names, np.arange(model.features), model)
