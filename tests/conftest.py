@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 from pathlib import Path
+import time
 
 import compiled
 from hypothesis import settings
@@ -64,10 +65,23 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-_compilations = []
+_compilations: list[float] = []  # the seconds of each
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, duration, **_: _compilations.append(event) if event.endswith("backend_compile_duration") else None
+    lambda event, duration, **_: _compilations.append(duration) if event.endswith("backend_compile_duration") else None
 )
+
+# A quick test may take so many processor seconds besides compilation. On a quiet machine it takes less than half.
+_QUICK_SECONDS = 4.0
+
+
+@pytest.fixture(autouse=True)
+def _quick(request):
+    """Fails a quick test that takes too long."""
+    count, start = len(_compilations), time.process_time()
+    yield
+    seconds = time.process_time() - start - sum(_compilations[count:])
+    if seconds > _QUICK_SECONDS and not any(map(request.node.get_closest_marker, ("slow", "wide"))):
+        pytest.fail(f"took {seconds:.1f} processor seconds: make it faster, or mark it as slow", pytrace=False)
 
 
 # Of memory: a process under Linux has 65 530, beyond which compilation aborts; and so many are about 4 GB.
