@@ -38,6 +38,10 @@ RECIPES = {
     "DGT": jtrees.DGT(),
     "LatentTree": jtrees.LatentTree(),
     "TEL": jtrees.TEL(),
+    "NODE": jtrees.NODE(),
+    "GRANDE": jtrees.GRANDE(),
+    "DTSemNet": jtrees.DTSemNet(),
+    "SoftDecisionTree": jtrees.SoftDecisionTree(),
     "CO2": jtrees.CO2(),
     "NonGreedy": jtrees.NonGreedy(),
     "Bagged-DGT": jtrees.Bagged(jtrees.DGT()),
@@ -98,8 +102,9 @@ def depth_of(recipe: Any) -> int:
 
 
 def depths() -> list[int]:
-    """Returns the depths of the recipes, which are also the depths of CART."""
-    return sorted({depth_of(recipe) for recipe in RECIPES.values()})
+    """Returns the depths of the recipes that end in a tree, which are also the depths of CART."""
+    has_tree = lambda recipe: recipe.tree_leaves(jtrees.Regression()) is not None
+    return sorted({depth_of(recipe) for recipe in RECIPES.values() if has_tree(recipe)})
 
 
 # --- What is measured ------------------------------------------------------------------------------------------------

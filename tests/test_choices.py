@@ -176,18 +176,19 @@ def test_estimates_agree_with_compiled_programs():
             ratios["kernel"].append(estimate.kernel_bytes(sizes, figures) / fused)
     assert len(ratios["xla"]) > 50 and len(ratios["kernel"]) > 30
     for name, values in ratios.items():
-        assert min(values) > 0.95 and max(values) < 4, name
-        assert np.median(values) < 1.8, name
+        assert min(values) > 0.95 and max(values) < 6, name
+        assert np.median(values) < 2.2, name
 
 
 def test_kernels_that_run_without_a_timing():
-    """Of the large size of the table: the kernels with a gradient on TPUs, and none on an H100."""
+    """Of the large size of the table: all but one on TPUs, and none on an H100."""
     chosen = {}
     for chip, kernel, sizes, *_ in rows():
         seconds = estimate.estimated(kernel, sizes, estimate.chip_of(KINDS[chip]))
         chosen[chip, kernel, sizes.n] = seconds.wins
     for kernel in KERNELS.values():
-        assert chosen["v5e", kernel, LARGE.n] == chosen["v6e", kernel, LARGE.n] == (kernel != "hard_routing")
+        assert chosen["v6e", kernel, LARGE.n]
+        assert chosen["v5e", kernel, LARGE.n] == (kernel != "hard_routing")
         assert not chosen["H100", kernel, LARGE.n]
         assert not chosen["v5e", kernel, 4096]  # XLA can keep its arrays in fast memory
 

@@ -709,7 +709,7 @@ def test_every_recipe_is_measured_with_its_defaults_or_left_out():
     assert measured | {*defaults.LEFT_OUT, jtrees.Recipe} == exported
     assert not measured & set(defaults.LEFT_OUT)
     plain = [recipe for name, recipe in defaults.RECIPES.items() if name == type(recipe).__name__]
-    assert len(plain) == 7 and all(recipe == type(recipe)() for recipe in plain)
+    assert len(plain) == 11 and all(recipe == type(recipe)() for recipe in plain)
 
 
 def test_made_tables_are_what_they_are_said_to_be():
