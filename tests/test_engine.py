@@ -105,6 +105,10 @@ def sum_of_features(run: Run) -> jax.Array:
     return run.recipe.rate + watched(run.batch.x)
 
 
+def watched_move(run: Run, state: jax.Array, before: jax.Array, count: jax.Array):
+    return move(run, state + 0 * watched(run.batch.x + state), before, count)
+
+
 def with_rows(problem: Problem, n: int = 6) -> Problem:
     """The problem with other arrays of n rows; each test has an n, because compiled programs are kept."""
     return problem.replace(batch=batch_of(n))
@@ -403,6 +407,28 @@ def test_survivors_of_a_stack_continue_in_the_programs_of_the_whole_stack(engine
     assert count_compilations(lambda: results.extend(engine.run(*procedures))) == 0
     for k, result in enumerate(results):
         assert result == 5 * (k + 1) if k in survivors else isinstance(result, FloatingPointError)
+
+
+def test_few_survivors_of_many_updates_train_in_a_smaller_stack():
+    """Two of eight calls, in stacks of eight: a stack of two trains them if that saves enough updates."""
+
+    async def procedure(problem, survives, steps):
+        state = await problem.map(start)
+        state, _ = await problem.train(watched_move, state, 4, name="walk")
+        if survives:
+            state, _ = await problem.train(watched_move, state, steps, name="walk")
+        return float((await problem.map(total, state)).host)
+
+    for steps, sizes in ((10, [8]), (2000, [2])):
+        engine = Engine(Monitor(), "threefry2x32", stack_size=8, side_by_side=True)
+        problems = problems_of(*map(float, range(1, 9)), engine=engine)
+        problems = [with_rows(problem, 11 + steps) for problem in problems]
+        run(*(procedure(problem, False, steps) for problem in problems), engine=engine)
+        stacked_sizes.clear()
+        results = run(*(procedure(problem, k in (1, 5), steps) for k, problem in enumerate(problems)), engine=engine)
+        expected = [(4 + (steps if k in (1, 5) else 0)) * (k + 1) for k in range(8)]
+        assert [result - 1 - k for k, result in enumerate(results)] == expected
+        assert [size for size in stacked_sizes if size != 8] == [size for size in sizes if size != 8]
 
 
 @pytest.mark.parametrize("order", [[1, 0], [0, 0, 1], [0, 1, 2, 3], [3, 2, 1, 0], [2]], ids=str)

@@ -16,13 +16,11 @@ from typing import Any
 import weakref
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jtrees import distributed, processes, sharding
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import (
-    Arrays,
     Call,
     Children,
     DeviceValue,
@@ -32,6 +30,7 @@ from jtrees.search.problem import (
     identity_of,
 )
 from jtrees.search.run import Form, often_compiled, rarely_compiled
+from jtrees.search.stack import Stack, size_of_survivors, stacked
 from jtrees.training.state import NOT_TAKEN
 
 MOST = 1024  # updates in one compiled call, and the length of the losses that it returns
@@ -152,7 +151,7 @@ class Engine:
             stack.state = state
         return list(itertools.chain(*(stack.results() for stack in stacks)))
 
-    def _compiled(self, stacks: list["_Stack"], counts: tuple, often: bool, program: Hashable) -> list[Any]:
+    def _compiled(self, stacks: list[Stack], counts: tuple, often: bool, program: Hashable) -> list[Any]:
         """Returns the results of stacks of one program."""
         call, form = often_compiled if often else rarely_compiled, stacks[0].form
         if stacks[0].axes is not None:
@@ -164,13 +163,13 @@ class Engine:
             self._has_compiled = True
         compiled, x64 = self._executables[program, often], jax.config.jax_enable_x64
 
-        def make(stack: _Stack) -> Any:
+        def make(stack: Stack) -> Any:
             with jax.enable_x64(x64):  # a thread does not inherit the context of its parent
                 return jax.block_until_ready(compiled(stack.values, counts))
 
         return list(self._pool.map(make, stacks))
 
-    def _train(self, calls: list[Call], stacks: list["_Stack"], program: Hashable) -> list[Trained]:
+    def _train(self, calls: list[Call], stacks: list[Stack], program: Hashable) -> list[Trained]:
         """Makes the updates of all calls side by side. After the deadline, the states do not change any more."""
         first, steps, monitor = calls[0], np.array([call.steps for call in calls]), self.monitor
         losses: list[list[np.ndarray]] = [[] for _ in calls]
@@ -205,20 +204,21 @@ class Engine:
 
     # --- Stacks ---
 
-    def _stacked(self, calls: list[Call], program: Hashable) -> list["_Stack"]:
+    def _stacked(self, calls: list[Call], program: Hashable) -> list[Stack]:
         """Returns the calls in stacks of equal size; the last stack is padded with repeats."""
         form, trains = _form_of(calls[0], self.impl), calls[0].steps is not None
         size, axes = self._stacks.get(program, (1, ()))
         if self._most == 1 or (len(calls) == 1 and size == 1):
-            return [_Stack(form, self._single(call), None, [i], trains) for i, call in enumerate(calls)]
+            return [Stack(form, self._single(call), None, [i], trains) for i, call in enumerate(calls)]
         size = max(size, -(-len(calls) // -(-len(calls) // self._most)))  # stacks of about equal size
         size += -size % self._shares
+        largest, size = size, size_of_survivors(calls, size, self._shares)
         stacks = []
         values = [_values_of(call) for call in calls]
         same = _shared([jax.tree.leaves(value) for value in values], trains, values[0])
         # A stack of fewer runs may share more arrays, but it has the program of the first stack.
         axes = tuple(min(pair, key=lambda axis: axis is None) for pair in zip(same, axes or same, strict=True))
-        self._stacks[program] = size, axes
+        self._stacks[program] = largest, axes
         for low in range(0, len(calls), size):
             numbers = [*range(low, min(low + size, len(calls)))]
             padded = [values[i] for i in numbers] + [values[numbers[-1]]] * (size - len(numbers))
@@ -230,7 +230,7 @@ class Engine:
             structure = jax.tree.structure(padded[0])
             stack: Any = jax.tree.unflatten(structure, arrays)
             stack = stack if distributed.is_shared() else jax.device_put(stack)
-            stacks.append(_Stack(form, stack, axes, numbers, trains))
+            stacks.append(Stack(form, stack, axes, numbers, trains))
         return stacks
 
     def _joined(self, column: tuple, axis: int | None, count: int) -> Any:
@@ -244,8 +244,8 @@ class Engine:
                 tree = first.arrays.tree
                 if len(jax.tree.leaves(tree)[0]) == len(column):
                     return tree
-            return jax.tree.map(_stack, *(value.host for value in column))
-        return _stack(*column)
+            return jax.tree.map(stacked, *(value.host for value in column))
+        return stacked(*column)
 
     def _single(self, call: Call) -> Any:
         """Returns the values of a call on its own."""
@@ -295,53 +295,6 @@ class _Progress:
             self.procedure.close()
 
 
-class _Stack:
-    """Calls that one compiled call makes.
-
-    Attributes:
-      form: the static part of the program.
-      values: the state of a training, the run and the arguments, stacked or shared.
-      axes: the axis of each leaf of ``values``: 0, or None for a shared array. None: a single call without a new axis.
-      numbers: the numbers of the calls.
-      state: the result so far.
-      is_active: whether the training of a call continues.
-    """
-
-    def __init__(self, form: "Form", values: Any, axes: tuple | None, numbers: list[int], trains: bool):
-        self.form, self.values, self.axes, self.numbers = form, values, axes, numbers
-        self.state = values[0][0] if trains else None
-        self.is_active, self._finished = True, {}
-
-    def advance(self, state: Any) -> None:
-        """Stores the state after a call of a training."""
-        self.state = state
-        self.values = ((state,), *self.values[1:])
-
-    def take(self, losses: Any, has_ended: Any, all_losses: list, steps: np.ndarray, done: int, count: int) -> None:
-        """Stores the losses of ``count`` updates, and the states of calls that have all of their updates."""
-        over = np.atleast_1d(has_ended)[: len(self.numbers)] | (done >= steps[self.numbers])
-        self.is_active = not over.all()
-        for lane, number in enumerate(self.numbers):
-            if done - count < steps[number]:
-                all_losses[number].append((losses if self.axes is None else losses[lane])[:count])
-        self.keep_finished(steps, done)
-
-    def keep_finished(self, steps: np.ndarray, done: int) -> None:
-        """Stores the states of calls that end after ``done`` updates while another call of the stack continues."""
-        for lane, number in enumerate(self.numbers):
-            if done == steps[number] and self.is_active:
-                self._finished[lane] = jax.tree.map(lambda a, lane=lane: a[lane], self.state)
-
-    def results(self) -> list[DeviceValue]:
-        """Returns the result of each call."""
-        arrays = Arrays(self.state, distributed.to_host)
-        lanes = range(len(self.numbers))
-        values = [DeviceValue(arrays, None if self.axes is None else lane) for lane in lanes]
-        for lane, state in self._finished.items():
-            values[lane] = DeviceValue(Arrays(state, distributed.to_host))
-        return values
-
-
 def _quiet_errors() -> dict[str, Any]:
     """Returns NumPy's default for each error that would be raised: it would look like a search that diverges."""
     defaults: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
@@ -388,11 +341,6 @@ def _shared(leaves: list[list[Any]], trains: bool, values: Any) -> tuple:
         is_shared = i >= states and all(leaf is column[0] for leaf in column)
         axes += [None if is_shared else 0] * len(jax.tree.leaves(_unwrapped(column[0])))
     return tuple(axes) if 0 in axes else (0, *axes[1:])  # equal calls are a stack, too
-
-
-def _stack(*arrays: Any) -> Any:
-    """Stacks arrays on the host, without compilation; random keys, of which no host has arrays, on the device."""
-    return jnp.stack(arrays) if distributed.is_key(arrays[0]) else np.stack([np.asarray(a) for a in arrays])
 
 
 def _form_of(call: Call, impl: str) -> Form:
