@@ -12,8 +12,8 @@ import pytest
 
 import jtrees
 from jtrees import cli
-from jtrees.cli import commands
 from jtrees.cli.files import DataError, Rules, read_rows, rules_of
+from jtrees.cli.parser import parse
 from jtrees.cli.tables import guess, read_labelled, usable
 from jtrees.estimators import TreeRegressor
 from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder, schema
@@ -212,7 +212,7 @@ def test_spaces_and_missing_values(tmp_path):
 
 def test_missing_values_of_the_command_line_are_added_to_the_list():
     fit = ["fit", "t.csv", "--target", "y", "--out", "m"]
-    rules = lambda *given: rules_of(commands._parser().parse_args([*fit, *given]))
+    rules = lambda *given: rules_of(parse([*fit, *given]))
     assert rules().missing == MISSING and rules("--missing").missing == ("",)
     assert rules("--missing", "-", "none").missing == (*MISSING, "-", "none")
 
