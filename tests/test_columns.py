@@ -180,7 +180,7 @@ def test_rules_and_plots_speak_of_classes_by_their_names():
     plays = jtrees.leaves.Values(np.float32([[1e4, 0], [0, 1e4]]), jtrees.losses.Rewards())
     policy = FrameModel(jtrees.ObliqueTree(np.float32([[2, 0, 0]]), np.float32([-1]), plays), columns)
     assert policy.to_text(class_names=["wait", "treat"]) == (
-        "if 2 [mean wait by city] > 1:\n|   -> treat\nelse:\n|   -> wait"
+        "if 2 [mean wait by city] > 1:\n|   -> leaf 1: treat\nelse:\n|   -> leaf 0: wait"
     )
 
 

@@ -91,7 +91,7 @@ def test_nothing_varies(classes):
     x, _ = classes
     model = TreeRegressor(DGT).fit(x, np.full(len(x), 0.1))
     assert (model.predict(x) == 0.1).all() and model.get_depth() == 0 and model.get_n_leaves() == 1
-    assert model.tree_.to_text() == "-> 0.1"
+    assert model.tree_.to_text() == "-> leaf 0: 0.1"
     assert set(model.apply(x)) == {1} and model.decision_path(x).toarray().tolist() == [[1, 1, 0]] * len(x)
     model = TreeClassifier(DGT).fit(x, ["one"] * len(x))
     assert (model.predict(x) == "one").all() and (model.predict_proba(x) == 1).all()
