@@ -7,7 +7,14 @@ import types as _types
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from jtrees import estimators as estimators, explain as explain, export as export, nn as nn, plotting as plotting
+    from jtrees import (
+        estimators as estimators,
+        explain as explain,
+        export as export,
+        kernels as kernels,
+        nn as nn,
+        plotting as plotting,
+    )
     from jtrees._api import *  # noqa: F403
 
 __version__ = "0.1.0"

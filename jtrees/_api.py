@@ -35,11 +35,15 @@ from jtrees.methods import (
     CO2 as CO2,
     DGT as DGT,
     GET as GET,
+    GRANDE as GRANDE,
+    NODE as NODE,
     RADDT as RADDT,
     TEL as TEL,
+    DTSemNet as DTSemNet,
     LatentClustering as LatentClustering,
     LatentTree as LatentTree,
     NonGreedy as NonGreedy,
+    SoftDecisionTree as SoftDecisionTree,
 )
 from jtrees.search import Recipe as Recipe
 from jtrees.search.fit import FitResult as FitResult, fit as fit

@@ -16,9 +16,10 @@ from jtrees import validation as checks
 _VARIABLE = "JTREES_CACHE"
 # By default JAX keeps only programs that take a second or more to compile. Most programs of a fit take less.
 _KEEPS_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
-_LONG, _LARGE = 5.0, 0.5  # the log advises a folder after a fit of more seconds and a larger share of compilation
+# The log advises a folder after a fit of more seconds than this, with a larger share of compilation than this.
+LONG_SECONDS, LARGE_SHARE = 5.0, 0.5
 _LOG = logging.getLogger("jtrees")
-_SAID: list[str] = []  # the advice, which is logged once in a process
+ADVICE: list[str] = []  # the advice, which is logged once in a process
 
 
 def cache(folder: str | os.PathLike[str] | None = None) -> str:
@@ -130,7 +131,7 @@ def is_decided() -> bool:
 @contextlib.contextmanager
 def advising() -> Iterator[None]:
     """Context of a fit. After the first long fit that mostly compiled, the log advises to keep programs."""
-    if _SAID or is_decided():
+    if ADVICE or is_decided():
         yield
         return
     compiled, began = [], time.monotonic()
@@ -145,7 +146,7 @@ def advising() -> Iterator[None]:
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     took = time.monotonic() - began
-    if took > _LONG and sum(compiled) > _LARGE * took and not _SAID:
+    if took > LONG_SECONDS and sum(compiled) > LARGE_SHARE * took and not ADVICE:
         advice = "jtrees.cache(), or JTREES_CACHE=1 in the environment, keeps the programs for later processes"
-        _SAID.append(f"{sum(compiled):.0f} of the {took:.0f} s of this fit were compilation: {advice}")
-        _LOG.info(_SAID[0])
+        ADVICE.append(f"{sum(compiled):.0f} of the {took:.0f} s of this fit were compilation: {advice}")
+        _LOG.info(ADVICE[0])

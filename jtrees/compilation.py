@@ -12,10 +12,10 @@ import numpy as np
 # Optimisation levels on a CPU. Level 1 with XLA's older emitters, where they exist, compiles in two thirds of the
 # default time, and its code runs equally fast. Level 0 compiles in a third to a half of the default time, but its code
 # can take eight times as long. For arguments of at most this many numbers, the difference is some milliseconds.
-_SMALL = 2**16
+SMALL_SIZE = 2**16
 _LEVEL = "xla_backend_optimization_level"
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
-_KEPT = 128
+KEPT_PROGRAMS = 128
 _OURS: list[Any] = []  # the functions that are compiled here, which hold their programs
 _AHEAD: set[Any] = set()  # the programs that ``compiled`` returned; the functions hold them, but do not count them
 
@@ -55,7 +55,7 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         def program(args: tuple) -> Any:
             if jax.default_backend() != "cpu":
                 return as_usual
-            return quickest if sum(np.size(a) for a in jax.tree.leaves(args)) <= _SMALL else quickly
+            return quickest if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else quickly
 
         return _with_programs(fn, program)
 
@@ -105,7 +105,7 @@ def bound_memory() -> None:
 
     Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
     """
-    if _count(_OURS) + len(_AHEAD) > _KEPT:
+    if _count(_OURS) + len(_AHEAD) > KEPT_PROGRAMS:
         _AHEAD.clear()
         for function in _OURS:
             if hasattr(function, "clear_cache"):

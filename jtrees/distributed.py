@@ -26,7 +26,7 @@ from jtrees import sharding
 
 __all__ = ["alone", "check_folder", "initialize", "to_host"]
 
-_WAIT = 300  # seconds for which a process waits until all processes start the same work
+WAIT_SECONDS = 300  # seconds for which a process waits until all processes start the same work
 _MEETINGS = itertools.count()
 _APART = contextvars.ContextVar("apart", default=False)  # whether each process does a part of shared work alone
 
@@ -227,11 +227,11 @@ def _meet(operation: str) -> None:
     if client is None:
         return
     try:
-        client.wait_at_barrier(f"{operation}, {next(_MEETINGS)}", 1000 * _WAIT)
+        client.wait_at_barrier(f"{operation}, {next(_MEETINGS)}", 1000 * WAIT_SECONDS)
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
         raise RuntimeError(
             f"{operation} must be called by all {jax.process_count()} processes, got a process without a call in "
-            f"{_WAIT} s; a process can work alone in the context jtrees.distributed.alone()"
+            f"{WAIT_SECONDS} s; a process can work alone in the context jtrees.distributed.alone()"
         ) from error

@@ -21,6 +21,8 @@ import numpy as np
 
 from jtrees import blocking, topology, validation
 
+__all__ = ["prune", "prune_pav", "tree_isotonic"]
+
 
 def prune(
     q: Float[Array, "nodes n"],
@@ -59,7 +61,7 @@ def prune(
       [1.   0.   0.76]
     """
     dtype, *arguments = _checked(q, penalty, weight)
-    return _prune(*arguments, nested)[0].astype(dtype)
+    return prune_with_groups(*arguments, nested)[0].astype(dtype)
 
 
 def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Array | None]:
@@ -159,7 +161,7 @@ def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _prune(q: Array, penalty: Array, weight: Array | None, nested: bool) -> tuple[Array, Array]:
+def prune_with_groups(q: Array, penalty: Array, weight: Array | None, nested: bool) -> tuple[Array, Array]:
     """Returns the activity, and the topmost node of each node's group."""
     values, group, _ = _solve(q, penalty, weight, nested=nested)
     return jnp.minimum(values, 1), group
@@ -167,10 +169,10 @@ def _prune(q: Array, penalty: Array, weight: Array | None, nested: bool) -> tupl
 
 # Let G be a group with support S. Its value is a = sum_S w (q + 1/2) / (penalty |G| + sum_S w). Hence
 #     da = (sum_S (w dq + (q + 1/2 - a) dw) - |G| a dpenalty) / (penalty |G| + sum_S w).
-@_prune.defjvp
+@prune_with_groups.defjvp
 def _prune_jvp(nested, primals, tangents) -> Any:
     (q, penalty, weight), (dq, dpenalty, dweight) = primals, tangents
-    values, group = _prune(q, penalty, weight, nested)
+    values, group = prune_with_groups(q, penalty, weight, nested)
     above = (q + 0.5) - values[:, None]
     change = dq if weight is None else weight * dq + above * dweight
     size = _over_groups(jnp.ones_like(values), group)

@@ -6,7 +6,7 @@ decides the path of a sample.
 
 Only this module chooses between XLA and a fused kernel. The argument ``implementation`` controls the choice:
 
-- None, the default: the kernel if a measurement on such a device found it faster, else XLA.
+- None, the default: the kernel if it is faster on such a device, else XLA (:func:`jtrees.kernels.choices`).
 - ``"xla"``: the plain definition.
 - ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a ``pallas_kernels.Config``: the kernel, or the error
   ``pallas_kernels.Unsupported``.
@@ -36,7 +36,7 @@ _ROUTES = ("sigmoid", "violation")
 # Number of top levels whose nodes are all scored (folded) before the path is followed. Measured on two CPU cores with
 # 10^6 x 21 rows: from depth 7 on, it is fastest to fold 5 or 6 levels. At depth 8 this reaches 17 M rows/s, against 11
 # M if all levels are folded. At depth 10 it reaches 11 M, against 3 M with 9 folded levels.
-_FOLDED_LEVELS = 6
+FOLDED_LEVELS = 6
 # Largest number of features for which the weights on a path are gathered feature by feature, for all samples at once.
 # Measured on two CPU cores with 21 features: speedups of 1.1, 1.2 and 1.3 over sample by sample at depths 8, 10 and 12.
 # There is no difference for 5 or 50 features, and it is slower for 100 features. Each feature is an operation to
@@ -185,7 +185,7 @@ def hard_and_uncertain(
 def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -> Any:
     """Returns the reached leaf. If ``error`` bounds score errors, also returns a mask of uncertain samples."""
     depth = topology.depth_of(weights.shape[0])
-    top = min(depth, _FOLDED_LEVELS)
+    top = min(depth, FOLDED_LEVELS)
     above = topology.num_nodes(top)
     z = scores(weights[:above], bias[:above], x)
     node = above + routing.leaf_index(z)

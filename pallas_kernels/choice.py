@@ -6,7 +6,7 @@
 - ``"mosaic_tpu"``, ``"triton"``, ``"interpret"`` or a :class:`pallas_kernels.Config`: a kernel. If the kernel cannot
   run the call, :class:`Unsupported` is raised.
 - A tuple or list of such values: the first implementation that the platform and the sizes allow.
-- None: the kernel that was faster in a benchmark on this kind of device (``winners.json``), else XLA.
+- None: what is faster on this kind of device, as ``default.py`` decides. On a CPU it is XLA.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pallas_kernels.config import HEURISTIC, Config, Sizes, Winner, measured
+from pallas_kernels.default import default
 from pallas_kernels.unsupported import Unsupported, refuse
 
 IMPLEMENTATIONS = ("xla", "mosaic_tpu", "triton", "interpret")
@@ -81,10 +82,8 @@ def choose(kernel: str, implementation: Implementation, sizes: Sizes, *, not_by:
         return implementation
     choices, winner = named(implementation), measured(kernel)
     if choices is None:
-        if winner is None or not winner.holds(sizes):
-            return XLA
-        config = winner.config
-        return Choice((config,), True) if config.interpret or config.backend not in not_by else XLA
+        fastest = default(kernel, sizes, lambda config: _check(kernel, config, sizes, not_by), not_by)
+        return XLA if fastest is None else Choice((fastest,), True)
     configs: dict[str, Config] = {}
     reasons = []
     for entry in choices:

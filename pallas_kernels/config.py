@@ -11,6 +11,9 @@ import jax
 from pallas_kernels.layout import Layout
 
 DEEPEST = 10
+# A TPU pads the last axis of an array to 128 numbers, and the axis before it to 8. So a kernel reads samples of at most
+# this many features as (p, n), which is also the compiler's layout of such samples.
+NARROW = 64
 _PLATFORMS = {"mosaic_tpu": "tpu", "triton": "cuda"}
 
 
@@ -103,6 +106,7 @@ class Config:
             columns=-(-p // features) * features if padded else p,
             outputs=1 if k == 1 else max(self.block, _power(k)),
             joined=not padded,
+            transposed=not padded and p <= NARROW,
         )
 
 

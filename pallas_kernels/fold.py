@@ -40,7 +40,7 @@ def scores(layout: Layout, weights: Any, bias: Any, xs: list[Any]) -> tuple[Leve
     """
 
     def of_rows(rows: slice) -> jax.Array:
-        products = [product(weights(rows, f), x, (1, 1)) for f, x in zip(layout.blocks_of_features, xs, strict=True)]
+        products = [product(weights(rows, f), x, (1, 1 - layout.sample_axis)) for f, x in zip(layout.blocks_of_features, xs, strict=True)]
         return sum(products, bias(rows))
 
     blocks = [of_rows(rows) for rows in layout.blocks_of_splits]

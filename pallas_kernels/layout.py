@@ -35,6 +35,7 @@ class Layout:
       columns: number of features, padded for a product.
       outputs: number of outputs, padded for a product.
       joined: whether each level is a single array. If not, each block is an array.
+      transposed: whether a kernel reads the samples as ``(p, n)``.
     """
 
     depth: int
@@ -49,6 +50,7 @@ class Layout:
     columns: int
     outputs: int
     joined: bool
+    transposed: bool = False
 
     @property
     def below(self) -> int:
@@ -69,6 +71,11 @@ class Layout:
     def programs(self) -> int:
         """Number of programs of a gradient for each subtree."""
         return -(-self.tiles // self.steps)
+
+    @property
+    def sample_axis(self) -> int:
+        """The axis of the samples in a block of features."""
+        return 1 if self.transposed else 0
 
     @property
     def sizes(self) -> list[int]:

@@ -83,7 +83,10 @@ class Tile:
         self._layout, self._refs, self._left = layout, refs, layout.n - index * layout.tile
 
     def features(self) -> list[Any]:
-        """Returns the samples in blocks of features, ``(tile, features)``."""
+        """Returns the samples in blocks of features, ``(tile, features)``; ``(features, tile)`` if transposed."""
+        if self._layout.transposed:
+            x = self.column("x")
+            return [x[f] for f in self._layout.blocks_of_features]
         inside = jax.lax.broadcasted_iota(jnp.int32, (self._layout.tile, 1), 0) < self._left
         return [jnp.where(inside, self._refs.x[:, f], 0) for f in self._layout.blocks_of_features]
 

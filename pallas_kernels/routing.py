@@ -39,7 +39,7 @@ def _operands(layout: Layout, tree: Tree, columns: dict[str, Any]) -> dict[str, 
 
     padded = jnp.pad(tree.weights, ((0, 0), (0, layout.columns - layout.p)))
     operands = {
-        "x": Operand("samples", tree.x),
+        "x": Operand("columns", tree.x.T) if layout.transposed else Operand("samples", tree.x),
         "w": Operand("tree", layout.cut(padded)),
         "b": Operand("tree", layout.cut(tree.bias[:, None])),
         "values": Operand("tree", layout.cut_leaves(tree.leaves)),
@@ -263,7 +263,7 @@ def _sums_of_a_tile(
     y, share = (_column(refs, tile, name) for name in ("y", "share"))
     total = fold.total(fold.map_arrays(jnp.multiply, leaf_losses.weight, leaf_losses.losses))
     return {
-        "weights": [product(d, x) for d in d_z for x in xs],
+        "weights": [product(d, x, (1, layout.sample_axis)) for d in d_z for x in xs],
         "bias": [d.sum(1, keepdims=True) for d in d_z],
         "leaves": [pull(loss, v, y, share, w) for v, w in zip(routed.values, takes, strict=True)],
         "loss": [total.sum(1, keepdims=True)],

@@ -95,7 +95,7 @@ def count_compilations(monkeypatch):
     """
     from jtrees import compilation  # after the hook that checks shapes
 
-    monkeypatch.setattr(compilation, "_KEPT", 10**6)
+    monkeypatch.setattr(compilation, "KEPT_PROGRAMS", 10**6)
 
     def count(fn, *args) -> int:
         before = len(_compilations)

@@ -16,7 +16,7 @@ from test_battery import METHODS
 import jtrees
 from jtrees import blocking, ops, sharding
 from jtrees.routing import sharp
-from jtrees.training import Batch, step as one_of
+from jtrees.training import Batch, step
 
 N, FEATURES = 512, 3
 RNG = np.random.default_rng(0)
@@ -36,17 +36,17 @@ SOME = ("get, linear leaves", "dgt", "nongreedy", "tel, by paths")  # the others
 def eight(monkeypatch, standard_promotion):
     """Eight devices; and blocks so small that each goes through several."""
     assert jax.device_count() == 8
-    monkeypatch.setattr(blocking, "_ELEMENTS_CPU", 2**7)
+    monkeypatch.setattr(blocking, "block_size", lambda nodes, n: max(1, min(n, 2**7 // nodes)))
     monkeypatch.setattr(blocking, "samples_on_paths", lambda trees: 32)
     monkeypatch.setitem(sharp.WIDTHS, 4, 6)
 
 
 def collectives(text):
     """The kinds of collectives in a compiled program, and the most numbers that one sends."""
-    found = re.findall(r"= (\([^)]*\)|\S+) (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)(?:-start)?\(", text)
-    shapes = [dims for out, _ in found for dims in re.findall(r"\[([\d,]*)\]", out)]
+    calls = re.findall(r"= (\([^)]*\)|\S+) (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)(?:-start)?\(", text)
+    shapes = [dims for out, _ in calls for dims in re.findall(r"\[([\d,]*)\]", out)]
     sizes = [math.prod(map(int, dims.split(","))) if dims else 1 for dims in shapes]
-    return {kind for _, kind in found}, max(sizes, default=0)
+    return {kind for _, kind in calls}, max(sizes, default=0)
 
 
 def near(one, other, rtol=1e-4, atol=2e-5):
@@ -67,10 +67,12 @@ def test_a_step_is_that_of_one_device_and_moves_no_row(name):
     method, y = CASES[name]
     data, optimizer = Batch(X, y, WEIGHT), optax.sgd(0.1)
     state = jtrees.training.start(method, data, key=KEY, optimizer=optimizer)
-    step = lambda state, data: jtrees.training.advance(method, state, data, optimizer=optimizer, steps=3, score_every=1)
-    alone, history = jax.jit(step)(state, data)
+    advance = lambda state, data: jtrees.training.advance(
+        method, state, data, optimizer=optimizer, steps=3, score_every=1
+    )
+    alone, history = jax.jit(advance)(state, data)
     with jax.set_mesh(sharding.mesh()):
-        program = jax.jit(step).lower(state, sharding.put_rows(data)).compile()
+        program = jax.jit(advance).lower(state, sharding.put_rows(data)).compile()
         shared, of_shared = program(state, sharding.put_rows(data))
     kinds, size = collectives(program.as_text())
     largest = max(a.size for a in jax.tree.leaves(state.params))
@@ -81,12 +83,12 @@ def test_a_step_is_that_of_one_device_and_moves_no_row(name):
 def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
     data, order = Batch(jnp.asarray(X), jnp.arange(N)), jnp.arange(N, dtype=jnp.int32)
     with jax.set_mesh(sharding.mesh(2, 4)):
-        draw = jax.jit(partial(one_of._batch, batch_size=64))
+        draw = jax.jit(partial(step.mini_batch, batch_size=64))
         data, seen = sharding.put_rows(data), []
         program = draw.lower(data, order, KEY, jnp.int32(0)).compile()
         assert collectives(program.as_text())[0] == set()
-        for step in range(8):
-            batch, order = draw(data, order, KEY, jnp.int32(step))
+        for number in range(8):
+            batch, order = draw(data, order, KEY, jnp.int32(number))
             assert batch.x.sharding.spec == P("data")
             rows = np.asarray(batch.y).reshape(4, 16)
             assert (rows // 128 == np.arange(4)[:, None]).all()
@@ -114,9 +116,9 @@ def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
     one_by_one = jax.jit(lambda data, keys: jax.lax.map(partial(run, data), keys))(data, keys)
     with jax.set_mesh(sharding.mesh(*shape)):
         many = jax.jit(lambda data, keys: jtrees.training.multi_start(partial(run, data), keys))
-        found = many(sharding.put_rows(data), keys)
-    near(one_by_one, found.candidates, **({"rtol": 0, "atol": 0} if shape == (8, 1) else {}))
-    assert int(found.index) == int(jnp.argmin(one_by_one.score)) and int(found.dropped) == 0
+        values = many(sharding.put_rows(data), keys)
+    near(one_by_one, values.candidates, **({"rtol": 0, "atol": 0} if shape == (8, 1) else {}))
+    assert int(values.index) == int(jnp.argmin(one_by_one.score)) and int(values.dropped) == 0
 
 
 GET, DGT = jtrees.GET(depth=2, starts=3, epochs=5), jtrees.DGT(depth=2, epochs=2, cycles=1, batch_size=N)
@@ -182,8 +184,8 @@ def test_kernels_work_on_rows_where_they_lie():
         fused = jax.jit(partial(looks, how="interpret"))
         x, y = sharding.put_rows((X, Y))
         assert collectives(fused.lower(*operands, x, y).compile().as_text())[0] == {"all-reduce"}
-        found = fused(*operands, x, y)
-    near(plain, found, atol=1e-4)
+        values = fused(*operands, x, y)
+    near(plain, values, atol=1e-4)
 
 
 def test_a_model_predicts_rows_where_they_lie():

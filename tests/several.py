@@ -4,7 +4,6 @@ python several.py WHERE COUNT I FOLDER CASE...: process I of COUNT, WHERE is the
 test_distributed.py.
 """
 
-from functools import partial
 import json
 from pathlib import Path
 import sys
@@ -15,35 +14,22 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 import optax
+from recipes import DGT, LINEAR, RECIPES as ALL, STARTS, WEAK
+from tables import X, Y
 
 import jtrees
 from jtrees import distributed, sharding
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(256, 3)).astype(np.float32)
-Y = (np.abs(X[:, 0]) + X[:, 1]).astype(np.float32)
-CLASSES = np.digitize(Y, (0.5, 1.0)).astype(np.int32)
-
-GET = jtrees.GET(depth=2, starts=4, epochs=10)
-DGT = jtrees.DGT(depth=2, epochs=4, cycles=1, batch_size=64, widths=())
-WEAK = jtrees.GET(depth=1, starts=1, epochs=3, cart="binned", halving=False, precondition=0, shrink=False)
-RECIPES = {
-    "GET": GET,
-    "GET, linear leaves": GET.replace(leaves="linear"),
-    "RADDT": jtrees.RADDT(depth=2, starts=4, epochs=5),
-    "DGT": DGT,
-    "LatentTree": jtrees.LatentTree(depth=2, epochs=4, batch_size=64),
-    "TEL": jtrees.TEL(depth=2, trees=4, epochs=4, batch_size=64),
-    "CO2": jtrees.CO2(depth=2, epochs=4),
-    "NonGreedy": jtrees.NonGreedy(depth=2, epochs=4),
-    "LatentClustering": jtrees.LatentClustering(depth=2, epochs=4, batch_size=64, target_features=(2,)),
-    "FromMethod": jtrees.FromMethod(make=partial(jtrees.methods.get, 2), options={"alpha": 15.0}, epochs=4),
-    "Bagged": jtrees.Bagged(DGT, trees=3),
-    "BestOf": jtrees.BestOf(DGT, runs=3),
-    "Boosted": jtrees.Boosted(WEAK, rounds=3, patience=None),
+X, Y = X.astype(np.float32), Y.astype(np.float32)
+CLASSES = np.digitize(Y, (-1.0, 2.0)).astype(np.int32)
+GET, LONG = STARTS, STARTS.replace(depth=4, epochs=10**6, halving=False, cart=False, ridge=False, precondition=0)
+BASE = WEAK.replace(depth=1)
+RECIPES = ALL | {
+    "GET, linear leaves": LINEAR.replace(starts=4),
+    "LatentClustering": ALL["LatentClustering"].replace(target_features=(2,)),
+    "Boosted": jtrees.Boosted(BASE, rounds=3, patience=None),
     "Polished": jtrees.Polished(GET.replace(starts=1), epochs=5),
-    "Sparse": jtrees.Sparse(DGT, terms=1, epochs=5),
-    "Refined": jtrees.Refined(jtrees.Boosted(WEAK, rounds=3, patience=2), epochs=4),
+    "Refined": jtrees.Refined(jtrees.Boosted(BASE, rounds=3, patience=2), epochs=4),
 }
 
 
@@ -119,15 +105,15 @@ def saved_state():
 
 def joined():
     """Rows of each process, over meshes whose ``starts`` are within a process and over several."""
-    mine = slice(i * 256 // count, (i + 1) * 256 // count)
-    found = []
+    mine = slice(i * len(X) // count, (i + 1) * len(X) // count)
+    values = []
     for starts in (1, 2, 4):
         with mesh(starts):
             rows = sharding.join_rows({"x": X[mine], "y": Y[mine]})
             assert rows["x"].shape == X.shape and rows["x"].sharding.spec == jax.sharding.PartitionSpec("data")
             rows = distributed.to_host(rows)
-        found += [float(np.abs(rows["x"] - X).max()), float(np.abs(rows["y"] - Y).max())]
-    return found
+        values += [float(np.abs(rows["x"] - X).max()), float(np.abs(rows["y"] - Y).max())]
+    return values
 
 
 def predicted():
@@ -135,9 +121,9 @@ def predicted():
     tree = jtrees.fit(DGT, X, Y, key=key()).tree
     with mesh(1):
         spread = tree.predict(sharding.put_rows(X))
-        found = distributed.to_host(spread)
-        np.testing.assert_allclose(found, tree.predict(X), rtol=1e-6)
-    return np.ravel(found[:4]).tolist()
+        values = distributed.to_host(spread)
+        np.testing.assert_allclose(values, tree.predict(X), rtol=1e-6)
+    return np.ravel(values[:4]).tolist()
 
 
 def estimated():
@@ -154,11 +140,11 @@ def started():
     options = {"optimizer": optax.adam(0.02), "steps": 20, "score_every": 1}
     run = lambda data: lambda key: jtrees.train(method, data, key=key, **options)
     best = jax.jit(lambda data, keys: jtrees.training.multi_start(run(data), keys).best)
-    found = []
+    values = []
     for starts in (1, 2, 4):
         with mesh(starts):
-            found.append(float(best(sharding.put_rows(jtrees.Batch(X, Y)), keys).score))
-    return found
+            values.append(float(best(sharding.put_rows(jtrees.Batch(X, Y)), keys).score))
+    return values
 
 
 def alone():
@@ -172,7 +158,7 @@ def warned():
     with warnings.catch_warnings(record=True) as caught, mesh(2):
         warnings.simplefilter("always")
         jtrees.fit(DGT, X, X.sum(1), key=key(), held_out=0.5)
-    return [sum("better than DGT" in str(one.message) for one in caught)]
+    return [sum("better than DGT" in str(warning.message) for warning in caught)]
 
 
 def shown():
@@ -184,32 +170,29 @@ def shown():
 
 def late():
     """The processes have different deadlines."""
-    long = GET.replace(depth=4, epochs=10**6, halving=False, cart=False, ridge=False, precondition=0)
     with mesh(2):
-        fit = jtrees.fit(long, X, Y, key=key(), max_seconds=600 if i else 6)
+        fit = jtrees.fit(LONG, X, Y, key=key(), max_seconds=600 if i else 6)
     assert fit.report.ended == "max_seconds", fit.report.ended
     return numbers(fit)
 
 
 def interrupted():
     """The last process alone has a Ctrl-C, or ends, when it has said that it goes on."""
-    long = GET.replace(depth=4, epochs=10**6, halving=False, cart=False, ridge=False, precondition=0)
     print("begins", flush=True)
     with mesh(2):
-        fit = jtrees.fit(long, X, Y, key=key())
+        fit = jtrees.fit(LONG, X, Y, key=key())
     assert fit.report.ended == "interrupted", fit.report.ended
     return numbers(fit)
 
 
 def interrupted_sweep():
     """The last process alone has a Ctrl-C: all have the same states, and the first warns."""
-    long = GET.replace(depth=4, epochs=10**6, halving=False, cart=False, ridge=False, precondition=0)
     print("begins", flush=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = jtrees.selection.sweep(long, X, Y, key=key(), grid={"l1": (0.0, 1e-3, 1e-2)}, batch=1)
+        result = jtrees.selection.sweep(LONG, X, Y, key=key(), grid={"l1": (0.0, 1e-3, 1e-2)}, batch=1)
     assert result.states.ravel().tolist() == ["interrupted", "not started", "not started"], result.states
-    assert sum("the sweep was interrupted" in str(one.message) for one in caught) == (i == 0)
+    assert sum("the sweep was interrupted" in str(warning.message) for warning in caught) == (i == 0)
     return [float(result.losses[0, 0, 0]), *result.best_run]
 
 
@@ -228,7 +211,7 @@ def folders():
 
 def missing():
     """The last process does not take part."""
-    distributed._WAIT = 3
+    distributed.WAIT_SECONDS = 3
     if i < count - 1:
         try:
             jtrees.fit(DGT, X, Y, key=key())

@@ -46,6 +46,11 @@ METHODS = {
     "dgt": (lambda l1: jtrees.methods.dgt(2, widths=(4,), l1=l1), (0.0, 0.1), Y),
     "latent": (lambda penalty: jtrees.methods.latent(2, penalty), (0.1, 1.0), Y),
     "tel": (lambda gamma: jtrees.methods.tel(2, 3, gamma), (0.5, 1.0), Y),
+    "node": (lambda _: jtrees.methods.node(2, 3, 2), (0.0, 1.0), Y),
+    "grande": (lambda dropout: jtrees.methods.grande(2, 3, dropout=dropout), (0.0, 0.1), Y),
+    "dtsemnet": (lambda _: jtrees.methods.dtsemnet(2), (0.0, 1.0), Y),
+    "dtsemnet, classes": (lambda _: jtrees.methods.dtsemnet(2, task=Classification(3)), (0.0, 1.0), CLASS),
+    "soft_decision_tree": (lambda balance: jtrees.methods.soft_decision_tree(2, balance=balance), (0.1, 0.2), Y),
     "nongreedy": (lambda nu: jtrees.methods.nongreedy(2, nu, task=Classification(3)), (1.0, 10.0), CLASS),
 }
 
@@ -103,12 +108,13 @@ def test_methods_keep_double_precision_and_harden_to_trees(name, x64):
     shapes = jax.eval_shape(evaluate, KEY, numbers[0])
     assert {a.dtype for a in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float64)}
     model = jax.eval_shape(method.harden, shapes[0], batch)
-    if name == "latent":  # whose predictor is no tree
+    if name in ("latent", "node"):  # whose predictors are no trees
         assert model is None
         return
-    trees = model.trees if name == "tel" else model
-    assert isinstance(model, jtrees.Forest if name == "tel" else jtrees.ObliqueTree)
-    assert trees.weights.shape == ((3, 3, 4) if name == "tel" else (3, 4))
+    is_forest = name in ("tel", "grande")
+    trees = model.trees if is_forest else model
+    assert isinstance(model, jtrees.Forest if is_forest else jtrees.ObliqueTree)
+    assert trees.weights.shape == ((3, 3, 4) if is_forest else (3, 4))
     predictions = jax.eval_shape(lambda model, x: model.apply(x), model, batch.x)
     assert (predictions.shape, predictions.dtype) == ((400, 3) if y is CLASS else (400,), jnp.float64)
 
@@ -130,6 +136,10 @@ NUMBERS = {
     "FromMethod": ("learning_rate", (0.01, 0.02)),
     "LatentTree": ("penalty", (0.01, 0.1)),
     "TEL": ("gamma", (0.2, 0.4)),
+    "NODE": ("learning_rate", (0.01, 0.03)),
+    "GRANDE": ("learning_rate", (0.01, 0.03)),
+    "DTSemNet": ("learning_rate", (0.01, 0.02)),
+    "SoftDecisionTree": ("balance", (0.1, 0.2)),
     "CO2": ("nu", (1.0, 10.0)),
     "NonGreedy": ("nu", (1.0, 10.0)),
     "LatentClustering": ("penalty", (0.1, 0.2)),
@@ -172,15 +182,15 @@ def test_every_option_is_documented_in_the_class_of_the_recipe(name):
 
 
 # Options that are checked where they are used, by the network of a LatentTree; and bad values of them.
-ELSEWHERE = {"split": 3, "dropout": 1.0}
+ELSEWHERE = {("LatentTree", "split"): 3, ("LatentTree", "dropout"): 1.0}
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_option_is_checked(name):
     recipe = RECIPES[name]
     for field in dataclasses.fields(recipe):
-        assert callable(field.metadata.get("check")) == (field.name not in ELSEWHERE), field.name
-        wrong = ELSEWHERE.get(field.name, np.datetime64("2020"))  # which is of no kind that an option has
+        assert callable(field.metadata.get("check")) == ((name, field.name) not in ELSEWHERE), field.name
+        wrong = ELSEWHERE.get((name, field.name), np.datetime64("2020"))  # which is of no kind that an option has
         with pytest.raises(ValueError, match=rf"^{field.name} must "):
             jtrees.fit(recipe.replace(**{field.name: wrong}), X, Y, key=KEY)
 
@@ -252,10 +262,12 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
 EVALUATIONS = {"GET": 2 * 2 * 21, "RADDT": 2 * 5 * 21, "CO2": 0, "Bagged": 2 * 41, "BestOf": 2 * 41}
 EVALUATIONS["Boosted"] = 0  # of single trees
 # Of the trial that says when to stop or how much to shrink, and of the last run.
-EVALUATIONS["TEL"] = EVALUATIONS["NonGreedy"] = 2 * 41
+EVALUATIONS |= dict.fromkeys(("TEL", "NODE", "GRANDE", "NonGreedy"), 2 * 41)
+EVALUATIONS["SoftDecisionTree"] = 2 * 5 + 41  # two starts have a tenth of the updates each
 
 # The searches of Polished and Sparse are those of their bases, and Refined evaluates no parameters by a score.
-SWEPT = [name for name in RECIPES if name not in ("Polished", "Refined", "Sparse")]
+# A trial of GRANDE may end early.
+SWEPT = [name for name in RECIPES if name not in ("Polished", "Refined", "Sparse", "GRANDE")]
 
 
 @pytest.mark.parametrize(

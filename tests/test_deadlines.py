@@ -7,6 +7,9 @@ import types
 import jax
 import numpy as np
 import pytest
+from recipes import DGT, RECIPES
+import sweeps
+from tables import X, Y
 
 import jtrees
 from jtrees.search import monitor
@@ -76,10 +79,10 @@ def test_parts_of_the_time_end_alone_and_with_the_whole(clock):
 
 
 def test_the_end_of_a_fit_may_be_late_by_a_tenth(clock):
-    late, given = Monitor(deadline=10.0, seconds=10.0), Monitor(deadline=10.0, seconds=10.0)
+    late, capped = Monitor(deadline=10.0, seconds=10.0), Monitor(deadline=10.0, seconds=10.0)
     late.keep(3.0)
-    given.keep(100.0)
-    assert late.left() == 7.0 and given.left() == 5.0  # at most half of the time is kept
+    capped.keep(100.0)
+    assert late.left() == 7.0 and capped.left() == 5.0  # at most half of the time is kept
     clock.now = 11.0
     assert not late.has_time() and late.may_be_late()
     clock.now = 11.5
@@ -97,38 +100,27 @@ def test_slow_work_is_done_on_as_many_rows_as_there_is_time_for(clock, seconds, 
         return len(some.y)
 
     deadline = None if seconds == 1e3 else seconds
-    found = Monitor(deadline=deadline).on_rows(work, batch)
-    assert found == rows or (seconds == 3.0 and 2_000 < found < 3_000)
+    result = Monitor(deadline=deadline).on_rows(work, batch)
+    assert result == rows or (seconds == 3.0 and 2_000 < result < 3_000)
 
 
 # --- Calls of any length ---------------------------------------------------------------------------------------------
 
-RECIPES = {
-    "GET": jtrees.GET(depth=2, starts=6, epochs=60),
-    "RADDT": jtrees.RADDT(depth=2, starts=6, epochs=40, leaves="linear"),
-    "DGT": jtrees.DGT(depth=2, epochs=30, widths=(), precondition=0.9),
-    "DGT trials": jtrees.DGT(depth=2, epochs=10, widths=()),
-    "TEL": jtrees.TEL(depth=2, trees=2, epochs=20),
-    "CO2": jtrees.CO2(depth=2, epochs=6),
-    "Boosted": jtrees.Boosted(jtrees.GET(depth=1, starts=1, epochs=10, cart="binned", halving=False), rounds=4),
-    "BestOf": jtrees.BestOf(jtrees.LatentTree(depth=2, epochs=4), runs=2),
-}
+LONGER = {"GET": {"starts": 6, "epochs": 60}, "DGT": {"epochs": 30, "precondition": 0.9}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeypatch, standard_promotion):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(520, 3)) @ (np.eye(3) + 0.9)
-    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2]
+@pytest.mark.parametrize("name", sweeps.slow(RECIPES, ["GET", "DGT", "Boosted"]))
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeypatch):
     fits = []
     for seed in range(3):
         draw = np.random.default_rng(seed)
         monkeypatch.setattr(Pace, "steps", lambda pace, most, draw=draw: int(draw.integers(1, most + 1)))
-        fits.append(jtrees.fit(RECIPES[name], x, y, key=KEY))
+        fits.append(jtrees.fit(RECIPES[name].replace(**LONGER.get(name, {})), X, Y, key=KEY))
     for other in fits[1:]:
         np.testing.assert_array_equal(fits[0].history, other.history)
-        np.testing.assert_array_equal(fits[0].predict(x), other.predict(x))
+        np.testing.assert_array_equal(fits[0].predict(X), other.predict(X))
         assert fits[0].step == other.step and fits[0].report.ended_at == other.report.ended_at
 
 
@@ -137,16 +129,14 @@ def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeyp
 
 @pytest.mark.slow
 def test_a_bagged_fit_drops_trees_when_the_time_is_up():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 3))
-    recipe = jtrees.Bagged(jtrees.DGT(depth=1, epochs=4, widths=(), precondition=0), trees=400)
-    jtrees.fit(recipe, x, x[:, 0], key=KEY, max_seconds=1e-3)
+    recipe = jtrees.Bagged(DGT, trees=400)
+    jtrees.fit(recipe, X, Y, key=KEY, max_seconds=1e-3)
     began = time.monotonic()
-    fit = jtrees.fit(recipe, x, x[:, 0], key=KEY, max_seconds=1e-3)
+    fit = jtrees.fit(recipe, X, Y, key=KEY, max_seconds=1e-3)
     assert time.monotonic() - began < 3  # 400 trees take longer
     assert fit.report.ended == "max_seconds"
     assert 1 <= len(fit.model) == len(fit.report.search.bases) == len(fit.report.search.in_bag) < 400
-    assert np.isfinite(fit.predict(x)).all()
+    assert np.isfinite(fit.predict(X)).all()
 
 
 LATE = {

@@ -8,17 +8,20 @@ import time
 from typing import Any
 import warnings
 
+import chex
 import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
 from problems import problem_of, problem_of_table, run
 import pytest
+from recipes import DGT
+from tables import X, Y
 import two_devices
 
 import jtrees
 from jtrees import pytree, training
-from jtrees.search import MOST, Engine, Problem, Recipe, Run, engine as module, gather, options
+from jtrees.search import MOST, Engine, Problem, Recipe, Run, gather, options
 from jtrees.search.minibatch import advanced, initial
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
@@ -127,29 +130,13 @@ def walks(problems: list[Problem], steps: Any) -> tuple[list[float], list[np.nda
 # --- Training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
-def test_each_problem_has_its_own_numbers(engine, count):
-    rates = [float(rate) for rate in range(1, count + 1)]
-    states, losses = walks(problems_of(*rates, engine=engine), 3)
-    assert states == [3 * rate for rate in rates]
-    np.testing.assert_array_equal(losses, [[0, rate, 2 * rate] for rate in rates])
-
-
-def test_losses_of_all_updates_are_recorded_once(engine):
-    _, losses = walks(problems_of(2.0, 1.0, engine=engine), 3000)
-    np.testing.assert_allclose(losses[0], 2 * np.arange(3000))
-
-
-def test_problems_may_have_different_numbers_of_updates(engine):
-    """Also none: the state is then the initial state."""
-    states, losses = walks(problems_of(1.0, 1.0, 1.0, engine=engine), [3, 0, 5])
-    assert states == [3, 0, 5]
-    assert [len(updates) for updates in losses] == [3, 0, 5]
-
-
-def test_no_updates_at_all(engine):
-    states, losses = walks(problems_of(1.0, 1.0, engine=engine), 0)
-    assert states == [0, 0] and [len(updates) for updates in losses] == [0, 0]
+@pytest.mark.parametrize("steps", [[3], [3] * 9, [3, 0, 5], [0, 0], [3000, 1]], ids=str)
+def test_each_run_makes_its_own_updates_and_has_their_losses(engine, steps):
+    rates = np.arange(1.0, len(steps) + 1)
+    states, losses = walks(problems_of(*rates, engine=engine), steps)
+    assert states == (rates * steps).tolist()
+    for rate, count, updates in zip(rates, steps, losses, strict=True):
+        np.testing.assert_array_equal(updates, rate * np.arange(count))
 
 
 def test_a_run_that_is_over_leaves_the_others_alone(engine):
@@ -168,8 +155,8 @@ def test_after_a_deadline_states_stay_as_they_are(stacked):
         second, no_losses = await problem.train(move, first, 100, name="second")
         return float(first.host), float(second.host), len(losses), len(no_losses)
 
-    assert run(*map(twice, problems), engine=late) == [(1, 1, 1, 0), (2, 2, 1, 0)]
-    assert run(*map(twice, problems), engine=late) == [(1, 1, 1, 0), (2, 2, 1, 0)]  # of another search, too
+    for _ in range(2):  # also in another search
+        assert run(*map(twice, problems), engine=late) == [(1, 1, 1, 0), (2, 2, 1, 0)]
     assert late.monitor.where == "second: 0 of at most 100 updates"
 
 
@@ -182,11 +169,11 @@ def test_the_division_into_calls_changes_nothing(engine, monkeypatch, steps):
 
 
 def test_training_continues_at_a_number_of_updates(engine):
-    def before_of(run, state, before, count):
+    def updates_before(run, state, before, count):
         return state, jnp.where(jnp.arange(MOST) < count, before, -1).astype(jnp.float32), False
 
     async def procedure(problem):
-        return (await problem.train(before_of, await problem.map(start), 1, name="rest", begins=40)).losses
+        return (await problem.train(updates_before, await problem.map(start), 1, name="rest", begins=40)).losses
 
     assert run(procedure(problems_of(1.0, engine=engine)[0]), engine=engine) == [40]
 
@@ -199,24 +186,14 @@ def test_procedures_gather_procedures_that_gather(engine):
         return sum(await gather(*(mapped(start, total) for start in problem.repeat(2))))
 
     async def outer(problem):
+        assert await gather() == []
         return await gather(*(inner(part) for part in problem.repeat(3)))
 
     assert run(*map(outer, problems_of(1.0, 2.0, engine=engine)), engine=engine) == [[2, 2, 2], [4, 4, 4]]
+    assert engine.run() == []
 
 
-def test_calls_of_all_procedures_are_made_together():
-    """Whichever procedure they are of."""
-    engine = engine_of(stacked=True)
-
-    async def outer(problem):
-        return sum(await gather(*(mapped(with_rows(start, 7), sum_of_features) for start in problem.repeat(2))))
-
-    stacked_sizes.clear()
-    assert run(*map(outer, problems_of(1.0, 2.0, engine=engine)), engine=engine) == [184, 186]
-    assert stacked_sizes == [4]
-
-
-@pytest.mark.parametrize("concurrent", [1, 2, 4, 9, None])
+@pytest.mark.parametrize("concurrent", [1, 4, None])
 def test_a_limited_number_of_procedures_run_at_a_time(engine, concurrent):
     """Results are in the order of the procedures, also of those that fail or end without a call."""
     running, counts = set(), []
@@ -248,31 +225,6 @@ def test_an_underflow_of_numpy_is_no_divergence(engine):
         assert engine.run(underflow(problem)) == [0.0]
 
 
-def test_gathering_nothing_and_ending_at_once(engine):
-    async def ends():
-        return 3
-
-    async def procedure():
-        return await gather(), await gather(ends()), await gather(ends(), ends())
-
-    assert run(procedure(), engine=engine) == [([], [3], [3, 3])]
-    assert engine.run() == []
-
-
-def test_procedures_that_end_early_leave_the_others_alone(engine):
-    async def procedure(problem, calls):
-        value = np.float32(1)
-        for _ in range(calls):
-            value = (
-                (await problem.map(times, value))["value"] if False else (await mapped(problem, times, value))["value"]
-            )
-        return float(value)
-
-    problems = problems_of(2.0, 2.0, 3.0, engine=engine)
-    procedures = (procedure(problem, calls) for problem, calls in zip(problems, (0, 5, 2), strict=True))
-    assert run(*procedures, engine=engine) == [1, 32, 9]
-
-
 @pytest.mark.parametrize("error", [FloatingPointError, OutOfTimeError])
 def test_an_error_of_a_search_is_a_value_for_its_parent(engine, error):
     async def child(problem):
@@ -290,8 +242,11 @@ def test_an_error_of_a_search_is_a_value_for_its_parent(engine, error):
     assert isinstance(alone, error)
 
 
-@pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt, jax.errors.JaxRuntimeError])
-def test_other_errors_end_all_procedures(engine, raised):
+@pytest.mark.parametrize(
+    ("raised", "compiled_function"),
+    [(ValueError, True), *((error, False) for error in (ValueError, KeyboardInterrupt, jax.errors.JaxRuntimeError))],
+)
+def test_other_errors_end_all_procedures(engine, raised, compiled_function):
     """Those that wait, those that wait for others, and those that have not begun; without a warning of any."""
     closed = []
 
@@ -310,9 +265,12 @@ def test_other_errors_end_all_procedures(engine, raised):
 
     async def fails(problem):
         await problem.map(start)
-        await gather(broken(problem), child(problem))
+        await gather(broken_procedure(problem), child(problem))
 
-    async def broken(problem):
+    async def broken_procedure(problem):
+        await problem.map(broken) if compiled_function else broken(problem)
+
+    def broken(run):
         raise raised("other")
 
     problem = problems_of(1.0, engine=engine)[0]
@@ -321,21 +279,9 @@ def test_other_errors_end_all_procedures(engine, raised):
         with pytest.raises(raised, match="other"):
             engine.run(parent(problem), fails(problem), child(problem))
         gc.collect()
-    assert not caught and len(closed) == 4  # children that have not begun have nothing to close
-    assert run(mapped(problem, total), engine=engine) == [1]  # the engine can go on
-
-
-def test_an_error_of_a_compiled_function_ends_all_procedures(engine):
-    def broken(run: Run) -> None:
-        raise ValueError("broken")
-
-    problems = problems_of(1.0, 2.0, engine=engine)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with pytest.raises(ValueError, match="broken"):
-            engine.run(mapped(problems[0], total), mapped(problems[1], broken))
-        gc.collect()
     assert not caught
+    assert len(closed) == (6 if compiled_function else 4)  # more have begun when a call fails
+    assert run(mapped(problem, total), engine=engine) == [1]  # the engine can go on
 
 
 def test_ended_procedures_and_their_results_are_not_kept(engine):
@@ -367,7 +313,7 @@ def test_ended_procedures_and_their_results_are_not_kept(engine):
 # --- Work on the host, and arrays that problems share ----------------------------------------------------------------
 
 
-def test_work_on_the_host_is_done_once_for_the_same_arrays(engine):
+def test_work_on_the_host_is_done_once_for_the_same_arrays_of_a_run(engine):
     calls, (a, b) = [], (np.ones(3), np.ones(3))
 
     def work(array, number):
@@ -378,34 +324,15 @@ def test_work_on_the_host_is_done_once_for_the_same_arrays(engine):
     results = [first.host(work, a, 1), second.host(work, a, 1), first.host(work, a, 2), second.host(work, b, 1)]
     assert calls == [1, 2, 1]
     assert results[0] is results[1] and results[0] is not results[3]
-    batch = first.batch
-    assert first.host(len, batch) == second.host(len, batch._replace(y=a)) == 3
-
-
-def test_work_on_the_host_is_forgotten_after_a_run(engine):
-    calls, array = [], np.ones(3)
-
-    def work(array):
-        calls.append(1)
+    assert first.host(len, first.batch) == second.host(len, first.batch._replace(y=a)) == 3
 
     async def procedure(problem):
-        problem.host(work, array)
+        problem.host(work, a, 1)
 
+    calls.clear()
     for _ in range(2):
-        run(*map(procedure, problems_of(1.0, 2.0, engine=engine)), engine=engine)
-    assert len(calls) == 2
-
-
-def test_an_array_that_all_problems_have_is_not_copied():
-    """The same object is shared; equal objects are not the same."""
-    engine = engine_of(stacked=True)
-    problems = problems_of(1.0, 2.0, 3.0, engine=engine)
-    stacked_sizes.clear()
-    assert run(*(mapped(problem, sum_of_features) for problem in problems), engine=engine) == [67, 68, 69]
-    assert not stacked_sizes
-    copies = map(with_rows, problems)
-    assert run(*(mapped(problem, sum_of_features) for problem in copies), engine=engine) == [67, 68, 69]
-    assert stacked_sizes == [3]
+        run(*map(procedure, (first, second)), engine=engine)
+    assert calls == [1]  # the first run has the value from before, and forgets it
 
 
 def test_a_large_array_is_put_on_the_device_once(engine, monkeypatch):
@@ -419,13 +346,12 @@ def test_a_large_array_is_put_on_the_device_once(engine, monkeypatch):
     async def procedure(problem):
         return [await mapped(problem, sums) for _ in range(2)]
 
-    monkeypatch.setattr(module.jax, "device_put", counted)
+    monkeypatch.setattr(jax, "device_put", counted)
     run(*map(procedure, problems_of(1.0, 2.0, engine=engine, batch=batch_of(5000))), engine=engine)
     assert shapes.count((5000, 2)) == 1
 
 
-def test_equal_calls_are_a_stack_too(engine):
-    """The same problem, twice at the same time."""
+def test_the_same_problem_may_call_several_times_at_once(engine):
     problem = problems_of(2.0, engine=engine)[0]
     assert run(*(mapped(problem, total) for _ in range(3)), engine=engine) == [2, 2, 2]
     assert walks([problem, problem], 4)[0] == [8, 8]
@@ -434,52 +360,36 @@ def test_equal_calls_are_a_stack_too(engine):
 # --- Stacks, as on accelerators --------------------------------------------------------------------------------------
 
 
-def test_another_number_of_problems_compiles_nothing(count_compilations):
-    """Stacks keep their size, and the last is padded."""
+def test_calls_are_made_together_in_stacks_of_about_equal_size():
+    """Nine calls in stacks of at most four: three of three, and no padding. A shared array has no axis in a stack."""
     engine = engine_of(stacked=True)
-    states = lambda *rates: walks(problems_of(*rates, engine=engine), 3)[0]
+    problems = problems_of(*range(1, 10), engine=engine)
+    for others, sizes in ((problems, []), ([with_rows(problem, 8) for problem in problems], [3])):
+        stacked_sizes.clear()
+        results = run(*(mapped(problem, sum_of_features) for problem in others), engine=engine)
+        assert results == [rate + others[0].batch.x.sum() for rate in range(1, 10)] and stacked_sizes == sizes
+
+    async def outer(problem):
+        return sum(await gather(*(mapped(with_rows(start, 7), sum_of_features) for start in problem.repeat(2))))
+
+    stacked_sizes.clear()
+    assert run(*map(outer, problems[:2]), engine=engine) == [184, 186]
+    assert stacked_sizes == [4]  # whichever procedure the calls are in
+
+
+def test_another_number_of_problems_compiles_nothing(count_compilations):
+    """Stacks keep their size, and the last is padded; also in a new engine."""
+    engine = engine_of(stacked=True)
+    states = lambda *rates, engine=engine: walks(problems_of(*rates, engine=engine), 3)[0]
     assert states(1.0, 2.0, 3.0, 4.0) == [3, 6, 9, 12]
     results = []
     assert count_compilations(lambda: results.extend(states(5.0, 6.0) + states(7.0) + states(*range(1, 10)))) == 0
     assert results == [15, 18, 21, *range(3, 30, 3)]
+    assert count_compilations(lambda: states(1.0, 2.0, 3.0, 4.0, engine=engine_of(stacked=True))) == 0
 
 
-def test_a_new_engine_compiles_nothing_for_the_same_problems(count_compilations):
-    states = lambda: walks(problems_of(1.0, 2.0, 3.0, engine=engine_of(stacked=True)), 3)[0]
-    states()
-    assert count_compilations(states) == 0
-
-
-def test_stacks_are_of_about_equal_size():
-    """Nine calls in stacks of at most four: three of three, and no padding."""
-    engine = engine_of(stacked=True)
-    problems = (with_rows(problem, 8) for problem in problems_of(*range(1, 10), engine=engine))
-    stacked_sizes.clear()
-    results = run(*(mapped(problem, sum_of_features) for problem in problems), engine=engine)
-    assert results == [*range(121, 130)] and stacked_sizes == [3]
-
-
-async def of_survivors(problem: Problem, survives: bool) -> float | None:
-    value = await problem.map(times, np.float32(10))
-    if not survives:
-        raise FloatingPointError
-    value = await problem.map(total, *(value.host.values()))
-    return float(value.host)
-
-
-@pytest.mark.parametrize("survivors", [[0], [2], [0, 1], [1, 3], [3], []])
-def test_survivors_of_a_stack_continue(engine, survivors):
-    problems = problems_of(1.0, 2.0, 3.0, 4.0, engine=engine)
-    results = engine.run(*(of_survivors(problem, k in survivors) for k, problem in enumerate(problems)))
-    rates = [1.0, 2.0, 3.0, 4.0]
-    for k, result in enumerate(results):
-        assert result == 31 * rates[k] if k in survivors else isinstance(result, FloatingPointError)
-
-
-def test_a_survivor_alone_continues_in_a_padded_stack(count_compilations):
-    """From values on the device, in the programs of the whole stack."""
-    engine = engine_of(stacked=True)
-
+@pytest.mark.parametrize("survivors", [[0], [3], [1, 3], []], ids=str)
+def test_survivors_of_a_stack_continue_in_the_programs_of_the_whole_stack(engine, survivors, count_compilations):
     async def procedure(problem, survives=True):
         state = await problem.map(start)
         if not survives:
@@ -487,18 +397,15 @@ def test_a_survivor_alone_continues_in_a_padded_stack(count_compilations):
         state, _ = await problem.train(move, state, 4, name="walk")
         return float((await problem.map(total, state)).host)
 
-    problems = problems_of(1.0, 2.0, 3.0, 4.0, engine=engine)
+    problems, results = problems_of(1.0, 2.0, 3.0, 4.0, engine=engine), []
     assert engine.run(*map(procedure, problems)) == [5, 10, 15, 20]
-    for alone in range(4):
-        results = []
-        search = lambda alone=alone, results=results: results.extend(
-            engine.run(*(procedure(problem, k == alone) for k, problem in enumerate(problems)))
-        )
-        assert count_compilations(search) == 0
-        assert results[alone] == 5 * (alone + 1)
+    procedures = [procedure(problem, k in survivors) for k, problem in enumerate(problems)]
+    assert count_compilations(lambda: results.extend(engine.run(*procedures))) == 0
+    for k, result in enumerate(results):
+        assert result == 5 * (k + 1) if k in survivors else isinstance(result, FloatingPointError)
 
 
-@pytest.mark.parametrize("order", [[0, 1], [1, 0], [3, 1], [0, 0, 1], [0, 1, 2, 3], [3, 2, 1, 0], [2]])
+@pytest.mark.parametrize("order", [[1, 0], [0, 0, 1], [0, 1, 2, 3], [3, 2, 1, 0], [2]], ids=str)
 def test_values_on_the_device_continue_in_any_order(engine, order):
     """Results of a stack of four calls are arguments of fewer, others, or the same in another order."""
 
@@ -521,30 +428,26 @@ def with_number(run: Run, values: dict[str, jax.Array], number: jax.Array) -> ja
 def test_different_numbers_of_updates_in_a_stack_continue(engine):
     """Some states of a stack ended before others; all continue, also in other orders."""
 
-    async def parent(problems):
-        states = await gather(*(trained(problem, steps) for problem, steps in zip(problems, (2, 5, 0, 9), strict=True)))
-        continued = await gather(*(trained(problem, 1, state) for problem, state in zip(problems, states, strict=True)))
-        swapped = await gather(
-            *(trained(problem, 1, state) for problem, state in zip(problems, states[::-1], strict=True))
-        )
-        return [[float(state.host) for state in group] for group in (states, continued, swapped)]
-
     async def trained(problem, steps, state=None):
         state = await problem.map(start) if state is None else state
         return (await problem.train(move, state, steps, name="walk")).state
 
-    [(states, continued, swapped)] = run(parent(problems_of(1.0, 2.0, 3.0, 4.0, engine=engine)), engine=engine)
-    assert states == [2, 10, 0, 36]
-    assert continued == [3, 12, 3, 40]
-    assert swapped == [37, 2, 13, 6]
+    async def parent(problems):
+        states = await gather(*map(trained, problems, (2, 5, 0, 9)))
+        continued = await gather(*map(trained, problems, (1,) * 4, states))
+        swapped = await gather(*map(trained, problems, (1,) * 4, states[::-1]))
+        return [[float(state.host) for state in group] for group in (states, continued, swapped)]
+
+    [results] = run(parent(problems_of(1.0, 2.0, 3.0, 4.0, engine=engine)), engine=engine)
+    assert results == [[2, 10, 0, 36], [3, 12, 3, 40], [37, 2, 13, 6]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_chosen_starts_continue_from_their_states(engine):
     """Successive halving: states with random keys stay on the device, and the best starts continue with them."""
-    x = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
-    batch = jtrees.Batch(x, (x[:, 0] > 0).astype(np.float32), np.ones(300, np.float32))
-    problem = problem_of(jtrees.DGT(depth=2, epochs=10, widths=()), batch, key=1, engine=engine)
+    batch = jtrees.Batch(X.astype(np.float32), Y.astype(np.float32), np.ones(len(X), np.float32))
+    problem = problem_of(DGT, batch, key=1, engine=engine)
 
     async def trained(state, problem, steps, begins=0):
         return (await problem.train(advanced, state, steps, name="DGT", begins=begins)).state
@@ -559,7 +462,7 @@ def test_chosen_starts_continue_from_their_states(engine):
 
     [pairs] = run(halved(), engine=engine)
     for state, expected in pairs:
-        jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+        chex.assert_trees_all_equal(state.params, expected.params)
         assert state.step == expected.step == 40
 
 
@@ -568,23 +471,15 @@ def test_chosen_starts_continue_from_their_states(engine):
 def test_stacks_train_the_trees_of_single_runs():
     """Up to rounding: also runs that end early, of which each has another number of updates."""
     rng = np.random.default_rng(3)
-    (x, y), held_out = ((rng.normal(size=(60, 4)), rng.normal(size=60)) for _ in range(2))
-    table = checked_table(x, y, None, "regression")
+    table, validation = (checked_table(rng.normal(size=(60, 4)), rng.normal(size=60), None, "regression") for _ in "ab")
     recipe = jtrees.DGT(depth=3, epochs=120, batch_size=50, widths=(16,))
-    validation = checked_table(*held_out, None, "regression")
-    alone, stacked = (
-        run(
-            *(start.recipe.search(start) for start in problem.repeat(5)),
-            engine=problem.engine,
-        )
-        for problem in (
-            problem_of_table(recipe, table, validation=validation, engine=engine_of(stacked))
-            for stacked in (False, True)
-        )
-    )
+    fits = []
+    for engine in (engine_of(), engine_of(stacked=True)):
+        problem = problem_of_table(recipe, table, validation=validation, engine=engine)
+        fits.append(run(*(start.recipe.search(start) for start in problem.repeat(5)), engine=engine))
     updates = lambda fitted: np.isfinite(fitted.history).sum()
-    assert len({updates(fitted) for fitted in alone}) > 1
-    for single, other in zip(alone, stacked, strict=True):
+    assert len({updates(fitted) for fitted in fits[0]}) > 1
+    for single, other in zip(*fits, strict=True):
         assert (single.step, updates(single)) == (other.step, updates(other))
         np.testing.assert_allclose(other.history, single.history, rtol=1e-3)
         np.testing.assert_allclose(other.score, single.score, rtol=1e-3)
@@ -592,24 +487,23 @@ def test_stacks_train_the_trees_of_single_runs():
 
 # --- Several devices -------------------------------------------------------------------------------------------------
 
-QUICK = ("DGT", "Bagged", "FromMethod")
+SOME = ("starts", "DGT", "Bagged", "FromMethod")
+OTHERS = tuple(name for name in two_devices.RECIPES if name not in SOME)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [QUICK, pytest.param(tuple(name for name in two_devices.RECIPES if name not in QUICK), marks=pytest.mark.wide)],
-)
+@pytest.mark.parametrize("names", [SOME, pytest.param(OTHERS, marks=pytest.mark.wide)], ids=["some", "others"])
 @pytest.mark.usefixtures("standard_promotion")
 def test_two_devices_have_the_bits_of_one(names, tmp_path):
     """Fits, and sweeps of five runs in three folds; a second fit compiles nothing."""
     file = tmp_path / "two.npz"
     command = [sys.executable, two_devices.__file__, str(file), "2", *names]
     subprocess.run(command, check=True, timeout=900, env=os.environ | compiled.environment())
-    numbers = np.load(file)
-    for name in names:
-        np.testing.assert_array_equal(two_devices.results(name), numbers[name], err_msg=name)
-    assert numbers["compilations"].tolist() == [0] * len(names)
+    numbers = dict(np.load(file))
+    for name in names:  # starts in a program of the user's are one batch, in which products round otherwise
+        rtol = 1e-5 if name == "starts" else 0
+        np.testing.assert_allclose(two_devices.results(name), numbers[name], rtol=rtol, err_msg=name)
+    assert not numbers["compilations"].any()
 
 
 # --- Other problems --------------------------------------------------------------------------------------------------
@@ -618,13 +512,11 @@ def test_two_devices_have_the_bits_of_one(names, tmp_path):
 def test_repeats_have_different_keys(engine):
     problems = problems_of(1.0, 2.0, engine=engine)
     repeats = [start for problem in problems for start in problem.repeat(3)]
-    numbers = [start.rng().random() for start in repeats]
     assert [float(start.recipe.rate) for start in repeats] == [1, 1, 1, 2, 2, 2]
-    assert len(set(numbers)) == 6 and problems[0].rng(1).random() != problems[0].rng().random()
-    assert numbers == [start.rng().random() for problem in problems for start in problem.repeat(3)]
-    assert len({start.key.tobytes() for start in repeats}) == 6
-    assert problems[0].repeat(9)[:3] != repeats[:3]  # other objects,
-    assert [start.key.tolist() for start in problems[0].repeat(9)[:3]] == [start.key.tolist() for start in repeats[:3]]
+    assert len({start.key.tobytes() for start in repeats}) == len({start.rng().random() for start in repeats}) == 6
+    assert problems[0].rng(1).random() != problems[0].rng().random()
+    for first, again in zip(repeats[:3], problems[0].repeat(9), strict=False):
+        assert first.key.tolist() == again.key.tolist() and first.rng().random() == again.rng().random()
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
@@ -636,8 +528,7 @@ def test_keys_are_of_the_implementation_of_the_fit(impl):
     def bits(run):
         return jax.random.bits(run.key)
 
-    expected = jax.random.bits(jax.random.key(3, impl=impl))
-    assert run(mapped(problem, bits), engine=engine) == [expected]
+    assert run(mapped(problem, bits), engine=engine) == [jax.random.bits(jax.random.key(3, impl=impl))]
     assert problem.keyed(1).key.shape == data.shape
 
 
@@ -646,24 +537,17 @@ def sums_of(problem: Problem) -> tuple[list[float], list[float]]:
     return tuple(part.tolist() for part in run(mapped(problem, sums), engine=problem.engine)[0])
 
 
-def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine):
+def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine, count_compilations):
+    """Without any, the training rows are evaluated, in the same program."""
     problem = problems_of(1.0, engine=engine)[0]
-    held_out = np.arange(6) == 0
-    rest, unchanged = problem.without(held_out), problem.without(np.zeros(6, bool))
+    rest, unchanged = problem.without(np.arange(6) == 0), problem.without(np.zeros(6, bool))
     assert sums_of(rest) == ([30, 35], [0, 1])
     assert rest.count == 5 and rest.separate and not rest.weighed[0]
-    assert (
-        sums_of(unchanged) == sums_of(problem) == ([30, 36], [30, 36])
-    )  # without any, the training rows are evaluated
+    assert count_compilations(lambda: sums_of(unchanged)) == 0
+    assert sums_of(unchanged) == sums_of(problem) == ([30, 36], [30, 36])
     assert unchanged.count == 6 and not unchanged.separate
     smaller = rest.without(np.arange(6) == 5)
     assert smaller.count == 4 and sums_of(smaller) == ([20, 24], [10, 11])
-
-
-def test_problems_with_and_without_held_out_rows_share_a_program(engine, count_compilations):
-    problem = problems_of(1.0, engine=engine)[0]
-    sums_of(problem.without(np.arange(6) == 0))
-    assert count_compilations(lambda: sums_of(problem.without(np.zeros(6, bool)))) == 0
 
 
 def test_a_validation_set_remains_what_is_evaluated(engine):
@@ -671,86 +555,75 @@ def test_a_validation_set_remains_what_is_evaluated(engine):
     problem = problems_of(1.0, engine=engine, validation=validation)[0]
     assert sums_of(problem) == ([30, 36], [3, 3])
     assert sums_of(problem.without(np.arange(6) == 0)) == ([30, 35], [3, 3])
-    doubled = problem.times(2 * np.eye(2, dtype=np.float32))
-    assert sums_of(doubled) == ([60, 72], [6, 6])
+    assert sums_of(problem.times(2 * np.eye(2, dtype=np.float32))) == ([60, 72], [6, 6])
     assert problem.times(None) is problem
 
 
-def test_taken_rows_may_repeat_and_be_taken_again(engine):
-    problem = problems_of(1.0, engine=engine)[0].take(np.array([5, 3, 1, 3, -1])).take(np.array([1, 3, 2, -1]))
-    np.testing.assert_array_equal(problem.batch.x[:3], [[6, 7], [6, 7], [2, 3]])
-    np.testing.assert_allclose(problem.batch.weight, [1, 1, 1, 0])
-    assert problem.count == 3 and problem.shape == (4, 2)
-
-
-def test_a_sample_has_other_weights(engine):
-    problem = problems_of(1.0, engine=engine)[0].sample(np.array([4, 2, -1]), np.array([3.0, 1.0, 0.0], np.float32))
-    assert sums_of(problem)[0] == [(3 * 8 + 4) / 2, (3 * 9 + 5) / 2]  # weights of mean 1
+def test_samples_of_rows_have_their_weights(engine):
+    problem = problems_of(1.0, engine=engine)[0]
+    taken = problem.take(np.array([5, 3, 1, 3, -1])).take(np.array([1, 3, 2, -1]))  # rows may repeat
+    np.testing.assert_array_equal(taken.batch.x[:3], [[6, 7], [6, 7], [2, 3]])
+    np.testing.assert_allclose(taken.batch.weight, [1, 1, 1, 0])
+    assert taken.count == 3 and taken.shape == (4, 2)
+    sample = problem.sample(np.array([4, 2, -1]), np.array([3.0, 1.0, 0.0], np.float32))
+    assert sums_of(sample)[0] == [(3 * 8 + 4) / 2, (3 * 9 + 5) / 2]  # weights of mean 1
 
 
 @pytest.fixture
-def table_problem(engine):
+def table_problem():
     """A problem of 40 rows of a table, with weights; the features are numbers of rows."""
     weight = np.linspace(0.5, 1.5, 40)
     table = checked_table(np.arange(40.0)[:, None], np.arange(40.0) ** 2, weight, "regression")
-    return problem_of_table(Walk(), table, engine=engine)
+    return problem_of_table(Walk(), table, engine=engine_of())
 
 
-def rows_of(problem: Problem) -> list[int]:
+def table_rows(problem: Problem) -> list[int]:
     """The rows of the table that the problem trains on, checked against the scaled rows."""
     rows = problem.rows[problem.weighed]
     assert (rows >= 0).all() and (problem.rows[~problem.weighed] == -1).all()
     numbers = problem.data.table.x[rows, 0]
     scaled = np.asarray(problem.data.scaling.transform(numbers[:, None]))
     np.testing.assert_allclose(problem.batch.x[problem.weighed], scaled, rtol=1e-5)
-    share = problem.batch.weight[problem.weighed] / problem.data.table.weight[rows]
-    assert np.ptp(share) < 1e-5
+    assert np.ptp(problem.batch.weight[problem.weighed] / problem.data.table.weight[rows]) < 1e-5
     return numbers.astype(int).tolist()
 
 
 def test_rows_of_other_problems_are_rows_of_their_tables(table_problem):
-    assert rows_of(table_problem) == list(range(40))
+    assert table_rows(table_problem) == list(range(40))
     without = table_problem.without(table_problem.rows % 4 == 1)
     rest = [row for row in range(40) if row % 4 != 1]
-    assert rows_of(without) == rest == without.data.table.x[:, 0].astype(int).tolist()
+    assert table_rows(without) == rest == without.data.table.x[:, 0].astype(int).tolist()
     assert without.data.validation.x[:, 0].astype(int).tolist() == list(range(1, 40, 4))
     smaller = without.without(without.rows % 30 == 2)  # rows of the table without the first rows
-    assert rows_of(smaller) == rest[:2] + rest[3:]
+    assert table_rows(smaller) == rest[:2] + rest[3:]
     bag = np.array([7, 7, 2, 28, 0])
     bag_problem = smaller.take(np.append(np.flatnonzero(smaller.weighed)[bag], -1))
-    assert rows_of(bag_problem) == [rows_of(smaller)[row] for row in bag]
-    assert bag_problem.data.table.x[:, 0].astype(int).tolist() == rows_of(bag_problem)
+    assert table_rows(bag_problem) == [table_rows(smaller)[row] for row in bag]
+    assert bag_problem.data.table.x[:, 0].astype(int).tolist() == table_rows(bag_problem)
 
 
 def test_a_sample_keeps_the_whole_table(table_problem):
+    """Leaves are fitted to the rows that were not sampled, too."""
     numbers = np.array([3, 8, 20, -1])
-    sample = table_problem.sample(
-        numbers, np.append(table_problem.data.table.weight[numbers[:3]], 0).astype(np.float32)
-    )
-    assert rows_of(sample) == [3, 8, 20] and len(sample.data.table.x) == 40
+    weight = np.append(table_problem.data.table.weight[numbers[:3]], 0).astype(np.float32)
+    sample = table_problem.sample(numbers, weight)
+    assert table_rows(sample) == [3, 8, 20] and len(sample.data.table.x) == 40
     without = sample.without(np.arange(4) == 1)
-    assert rows_of(without) == [3, 20] and len(without.data.table.x) == 39  # leaves are fitted to the rows not sampled
+    assert table_rows(without) == [3, 20] and len(without.data.table.x) == 39
 
 
 def test_the_losses_of_held_out_rows_are_those_of_the_table(table_problem):
-    """Rows are numbered as in the table, whatever is held out; padding has no loss."""
+    """Rows are numbered as in the table, whatever is held out; a loss that is no number is as bad as any."""
 
     class Model:
         def predict(self, x):
-            return x[:, 0] ** 2 + 3
+            return np.where(x[:, 0] == 5, np.nan, x[:, 0] ** 2 + 3)
 
     held_out = (table_problem.rows >= 0) & (table_problem.rows % 4 == 1)
     left_out = table_problem.left_out(Model(), held_out)
     assert left_out.rows.tolist() == list(range(1, 40, 4)) and left_out.chose and not left_out.several
-    np.testing.assert_allclose(left_out.losses[left_out.rows], 9)
-
-
-def test_losses_that_are_not_numbers_are_as_bad_as_any(table_problem):
-    class Model:
-        def predict(self, x):
-            return np.where(x[:, 0] == 5, np.nan, 0.0)
-
-    assert table_problem.left_out(Model(), table_problem.rows == 5).losses[5] == np.inf
+    expected = np.where(left_out.rows == 5, np.inf, 9)
+    np.testing.assert_allclose(left_out.losses[left_out.rows], expected)
 
 
 @pytest.mark.parametrize("optional", [False, True])

@@ -1,8 +1,7 @@
-"""The example of a sixth method, which is all in one file: everything that recipes can do, it can."""
+"""The recipe that the tutorial reads: everything that recipes can do, it can."""
 
 from functools import partial
-import importlib.util
-from pathlib import Path
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +21,8 @@ Y = np.where(X @ [1, -1, 0.5] > 0, 1.0, -1.0) + 0.5 * np.where(X @ [1, 1, 0] > 0
 
 @pytest.fixture(scope="module")
 def example():
-    path = Path(__file__).parent.parent / "docs" / "soft_decision_tree.py"
-    assert len(path.read_text().splitlines()) <= 200
-    spec = importlib.util.spec_from_file_location("soft_decision_tree", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The module of the recipe. The function of the method has the name of the module."""
+    return importlib.import_module("jtrees.methods.soft_decision_tree")
 
 
 def test_it_learns_and_is_saved(example, tmp_path):

@@ -67,13 +67,13 @@ def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, outer)
-        said = within(out, *SMALL, status=75)
+        output = within(out, *SMALL, status=75)
     assert not (out / "model.jtrees").exists()
     if phase in ("before", "reading"):
-        assert said == "stopped before the first step: nothing is lost\n" and not list(out.glob("checkpoints/*"))
+        assert output == "stopped before the first step: nothing is lost\n" and not list(out.glob("checkpoints/*"))
     else:
         where = out / "checkpoints" / ("10" if phase == "training" else "0")
-        assert said == f"stopped at step {where.name}: the same command resumes from {where}\n" and where.is_dir()
+        assert output == f"stopped at step {where.name}: the same command resumes from {where}\n" and where.is_dir()
     within(out, *SMALL)
     same_run(out, uninterrupted)
 
@@ -85,8 +85,8 @@ def test_a_truncated_checkpoint(uninterrupted, tmp_path):
     for file in (out / "checkpoints" / "400").rglob("*"):
         if file.is_file():
             os.truncate(file, file.stat().st_size // 2)
-    said = within(out, *SMALL)
-    assert "the checkpoint of step 400" in said and "going back to step 300" in said
+    output = within(out, *SMALL)
+    assert "the checkpoint of step 400" in output and "going back to step 300" in output
     same_run(out, uninterrupted)
 
 
@@ -118,11 +118,13 @@ def test_a_full_disk(uninterrupted, tmp_path):
 def test_one_of_two_processes_is_told_to_stop(tmp_path):
     """SIGTERM to the second: both end, with a checkpoint. And started unlike each other they do not begin."""
 
-    def both(name, *more):
+    def both(name, *arguments):
         where = free_address()
-        of = ["--coordinator", where, "--processes", 2]
+        options = ["--coordinator", where, "--processes", 2]
         several = [*SMALL, "--epochs", 100, "--save-every", 100_000, "--evaluate-every", 100_000]
-        return [script(tmp_path / name, *several, *of, "--process", i, *(more if i else [])) for i in range(2)]
+        return [
+            script(tmp_path / name, *several, *options, "--process", i, *(arguments if i else [])) for i in range(2)
+        ]
 
     first, second = both("run")
     assert any(line.startswith("step ") for line in first.stderr)  # until it trains
@@ -140,16 +142,16 @@ def test_the_others_end_at_once_if_a_process_dies(tmp_path):
     """With the status that means to run the command again, and one line."""
     where, both = free_address(), []
     for i in range(2):
-        of = ["--epochs", 10_000, "--coordinator", where, "--processes", 2, "--process", i]
-        both.append(script(tmp_path / "run", *SMALL, *of))
+        options = ["--epochs", 10_000, "--coordinator", where, "--processes", 2, "--process", i]
+        both.append(script(tmp_path / "run", *SMALL, *options))
     first, second = both
     assert any(line.startswith("step ") for line in first.stderr)  # until it trains
     second.kill()
     second.communicate()
     died = time.monotonic()
-    _, said = first.communicate(timeout=100)
-    assert first.returncode == os.EX_TEMPFAIL and time.monotonic() - died < 5, said
-    lines = [line for line in said.splitlines() if not line.startswith("step ")]
+    _, output = first.communicate(timeout=100)
+    assert first.returncode == os.EX_TEMPFAIL and time.monotonic() - died < 5, output
+    lines = [line for line in output.splitlines() if not line.startswith("step ")]
     assert lines == ["train_large: another process has ended: the same command resumes the run"]
 
 
@@ -243,41 +245,43 @@ def half(folder, tmp_path, monkeypatch):
 
 def changed_block(folder, i, stamp=False):
     """Adds 1 to a number of block i; with ``stamp``, size and time of modification stay."""
-    file, kept = folder / f"{i // 6}.npy", (folder / f"{i // 6}.npy").stat()
+    file, times = folder / f"{i // 6}.npy", (folder / f"{i // 6}.npy").stat()
     rows = np.load(file)
     rows[50 * (i % 6) + 7, 1] += 1
     replaced(file, rows)
     if stamp:
-        os.utime(file, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     return f"{file}, row {50 * (i % 6)} (from 0): the block that begins there has changed since the run read it"
 
 
 def test_a_run_does_not_go_on_if_a_block_that_it_has_used_has_changed(half, folder):
     """Also a block that is not in memory: the time of modification says that the file must be compared."""
     command, blocks = half
-    whole = {file: file.read_bytes() for file in folder.iterdir()}
-    said = changed_block(folder, blocks[1])
-    assert said in within(*command, status=1)
-    for file, content in whole.items():
+    original = {file: file.read_bytes() for file in folder.iterdir()}
+    output = changed_block(folder, blocks[1])
+    assert output in within(*command, status=1)
+    for file, content in original.items():
         file.write_bytes(content)
-    said = within(*command)
+    output = within(*command)
     for i in range(2):
-        assert re.search(rf"{i}.npy was written again: its \d+ blocks that the run has used are the same", said)
-    assert "100 steps, all that was planned" in said
+        assert re.search(rf"{i}.npy was written again: its \d+ blocks that the run has used are the same", output)
+    assert "100 steps, all that was planned" in output
 
 
+@pytest.mark.slow
 def test_a_block_that_the_run_has_not_used_may_change_and_a_line_says_so(half, folder):
     command, blocks = half
     changed_block(folder, blocks[7])
-    said = within(*command)
-    assert f"{blocks[7] // 6}.npy was written again: its " in said and "its others may differ" in said
-    assert f"{1 - blocks[7] // 6}.npy was written again" not in said
+    output = within(*command)
+    assert f"{blocks[7] // 6}.npy was written again: its " in output and "its others may differ" in output
+    assert f"{1 - blocks[7] // 6}.npy was written again" not in output
 
 
+@pytest.mark.slow
 def test_a_block_that_changed_without_a_trace_is_refused_where_it_is_read_again(half, folder):
     command, blocks = half
-    said = changed_block(folder, blocks[1], stamp=True)
-    assert said in within(*command, status=1)
+    output = changed_block(folder, blocks[1], stamp=True)
+    assert output in within(*command, status=1)
     assert 50 <= parameters(command[0])[0] < 100  # in the second pass
 
 
@@ -286,45 +290,45 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
     """Its place is named, the rounds before it are kept, and when it is mended the run ends with the same bits."""
     command = ["--data", folder, *OPTIONS, "--task", task]
     for i in range(2):
-        np.save(folder / f"{1 - i}.npy", whole := table(300, 1 - i, task == "classification"))
+        np.save(folder / f"{1 - i}.npy", original := table(300, 1 - i, task == "classification"))
     monkeypatch.setattr(rounds, "SAMPLE", 50)
-    within(tmp_path / "whole", *command)
+    within(tmp_path / "original", *command)
     options = train_large.parse(["--out", "x", *map(str, command), "--blocks", "1"])
     order = rounds.prepared(options, rounds.source(options)).order
     later = next(i for i in range(3, 10) if order[i] < 6)  # the first block of the file that comes in round 3 or later
-    broken = whole.copy()
+    broken = original.copy()
     broken[50 * order[later] + 7, 3] = np.nan if task == "regression" else 5
     replaced(folder / "0.npy", broken)
-    said = within(tmp_path / "run", *command, status=1)
-    assert f"0.npy, row {50 * order[later] + 7} (from 0)" in said
+    output = within(tmp_path / "run", *command, status=1)
+    assert f"0.npy, row {50 * order[later] + 7} (from 0)" in output
     assert parameters(tmp_path / "run")[0] == 5 * later
-    replaced(folder / "0.npy", whole)
+    replaced(folder / "0.npy", original)
     assert f"resumes at step {5 * later}," in within(tmp_path / "run", *command)
-    same_run(tmp_path / "run", tmp_path / "whole", steps=100, features=3)
+    same_run(tmp_path / "run", tmp_path / "original", steps=100, features=3)
 
 
 @pytest.mark.wide
 def test_a_row_of_one_of_two_processes_ends_both_and_loses_no_step(tmp_path):
     """The second has a row that will not do: both end before its round, and go on when it is mended."""
     (data := tmp_path / "data").mkdir()
-    np.save(data / "0.npy", whole := table(40 * 4096))
+    np.save(data / "0.npy", original := table(40 * 4096))
     command = ["--data", data, "--block", 4096, "--batch", 512, *OPTIONS[4:]]
     options = train_large.parse(["--out", "x", *map(str, command), "--blocks", "2"])
     later = rounds.SAMPLE // 4096 // 2 + 2  # a round of rows that are not read before training
     at = 4096 * rounds.prepared(options, rounds.source(options)).order[2 * later + 1] + 7
 
     def both(status):
-        of = ["--coordinator", free_address(), "--processes", 2]
-        processes = [script(tmp_path / "run", *command, *of, "--process", i) for i in range(2)]
+        options = ["--coordinator", free_address(), "--processes", 2]
+        processes = [script(tmp_path / "run", *command, *options, "--process", i) for i in range(2)]
         return [ended(process, status) for process in processes]
 
-    whole[at, 3], kept = np.nan, whole[at, 3]
-    replaced(data / "0.npy", whole)
+    original[at, 3], value = np.nan, original[at, 3]
+    replaced(data / "0.npy", original)
     first, second = both(1)
     assert "another process cannot read its data" in first and f"0.npy, row {at} (from 0)" in second
     assert parameters(tmp_path / "run")[0] == 16 * later
-    whole[at, 3] = kept
-    replaced(data / "0.npy", whole)
+    original[at, 3] = value
+    replaced(data / "0.npy", original)
     first, second = both(0)
     assert f"resumes at step {16 * later}," in first and "resumes" not in second
 
@@ -333,8 +337,8 @@ def test_a_row_of_one_of_two_processes_ends_both_and_loses_no_step(tmp_path):
 def test_training_that_diverges(folder, tmp_path):
     """Not finite: an error, and no checkpoint of it. Finite, and worse than a constant: a line that says so."""
     command = ["--data", folder, "--evaluate-every", 50, *OPTIONS]
-    said = within(tmp_path / "run", *command, "learning_rate=1e38", status=1)
-    assert "training became non-finite before step 50: try a smaller learning_rate in another --out" in said
+    output = within(tmp_path / "run", *command, "learning_rate=1e38", status=1)
+    assert "training became non-finite before step 50: try a smaller learning_rate in another --out" in output
     assert parameters(tmp_path / "run")[0] == 0
-    said = within(tmp_path / "other", *command, "learning_rate=1e3")
-    assert "100 steps, all that was planned" in said and "the model is worse than a constant, whose " in said
+    output = within(tmp_path / "other", *command, "learning_rate=1e3")
+    assert "100 steps, all that was planned" in output and "the model is worse than a constant, whose " in output

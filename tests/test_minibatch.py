@@ -6,6 +6,7 @@ import numpy as np
 import oracles
 from problems import problem_of, run
 import pytest
+import recipes
 import sweeps
 
 import jtrees
@@ -37,7 +38,7 @@ def mse(model, x, y):
 # --- The schedule ----------------------------------------------------------------------------------------------------
 
 
-def test_without_epochs_there_are_100_passes_within_two_limits(data, monkeypatch):
+def test_without_epochs_there_are_100_passes_within_two_limits(data):
     steps = lambda n, epochs, **passes: Schedule.of(n, epochs, 128, **passes).steps
     assert [steps(n, None) for n in (100, 128 * 10, 128 * 30, 10**6)] == [300, 1000, 3000, 7500]
     assert steps(128 * 30, None, passes=80) == 2400 and steps(100, None, passes=12, fewest=2000) == 2000
@@ -45,9 +46,8 @@ def test_without_epochs_there_are_100_passes_within_two_limits(data, monkeypatch
     assert [Schedule.of(10**6, None, size).steps for size in (8, 256)] == [7500 * 16, 7500]
     assert steps(1000, 2) == 14 and Schedule.of(100, 2, 128) == Schedule(2, 1, 100, every=1)
     assert Schedule.of(100, None, 128) == Schedule(300, 1, 100, every=3)
-    monkeypatch.setattr("jtrees.search.minibatch._MOST", 24)
-    fit = jtrees.fit(jtrees.DGT(depth=2, widths=()), *data, key=KEY)
-    assert fit.step == len(fit.history) == 24
+    fit = jtrees.fit(recipes.DGT.replace(epochs=None), *data, key=KEY)
+    assert fit.step == len(fit.history) == 300
 
 
 def test_more_updates_than_32_bits_count_are_refused(data):
@@ -58,15 +58,13 @@ def test_more_updates_than_32_bits_count_are_refused(data):
 # --- Validation ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [
         DGT,
-        pytest.param(jtrees.LatentTree(depth=3, batch_size=50, epochs=60), marks=pytest.mark.slow),
-        pytest.param(
-            jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03, early_stopping=False),
-            marks=pytest.mark.slow,
-        ),
+        jtrees.LatentTree(depth=3, batch_size=50, epochs=60),
+        jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03, early_stopping=False),
     ],
     ids=lambda recipe: type(recipe).__name__,
 )
@@ -97,6 +95,22 @@ def test_a_fit_stopped_after_any_call_has_the_best_epoch_so_far(data, monkeypatc
     assert losses == sorted(losses, reverse=True) and losses[-1] >= whole.loss
 
 
+def fits_in_calls(monkeypatch, recipe, rows, **options):
+    """The result of a fit, which ends at the same update however long a call is."""
+    results = []
+    for steps in (1, 25, 1000):
+        monkeypatch.setattr(Pace, "steps", lambda pace, most, steps=steps: min(most, steps))
+        results.append(jtrees.fit(recipe, *rows, key=KEY, **options))
+    for other in results[1:]:
+        assert (other.step, other.loss, other.report.updates) == (
+            results[0].step,
+            results[0].loss,
+            results[0].report.updates,
+        )
+        np.testing.assert_array_equal(other.predict(rows[0]), results[0].predict(rows[0]))
+    return results[-1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "patience"),
@@ -108,39 +122,26 @@ def test_a_fit_stopped_after_any_call_has_the_best_epoch_so_far(data, monkeypatc
 )
 def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(recipe, patience, noise, monkeypatch):
     train, held_out = noise
-    fit = lambda recipe: jtrees.fit(recipe, *train, key=KEY, validation=held_out)
-    whole, results = fit(recipe.replace(early_stopping=False)), []
-    for steps in (1, 25, 256):  # it ends at the same update, however long a call is
-        monkeypatch.setattr(Pace, "steps", lambda pace, most, steps=steps: min(most, steps))
-        results.append(fit(recipe))
-    one, *others = results
-    updates = one.step + patience + 1  # one mini-batch an epoch: the last was the first beyond the patience
-    assert one.report.updates == updates == len(one.history) < 120
-    for other in others:
-        assert other.step == one.step and other.loss == one.loss and other.report.updates == updates
-        np.testing.assert_array_equal(other.predict(train[0]), one.predict(train[0]))
-        np.testing.assert_array_equal(other.history, whole.history[:updates])
-    assert whole.loss <= one.loss and whole.report.updates == 120
+    long_run = jtrees.fit(recipe.replace(early_stopping=False), *train, key=KEY, validation=held_out)
+    fit = fits_in_calls(monkeypatch, recipe, train, validation=held_out)
+    updates = fit.step + patience + 1  # one mini-batch an epoch: the last was the first beyond the patience
+    assert fit.report.updates == updates == len(fit.history) < 120
+    np.testing.assert_array_equal(fit.history, long_run.history[:updates])
+    assert long_run.loss <= fit.loss and long_run.report.updates == 120
 
 
 @pytest.mark.slow
 def test_a_latent_tree_ends_when_its_learning_rate_has_vanished(noise, monkeypatch):
     train, held_out = noise
     recipe = jtrees.LatentTree(depth=2, batch_size=25, epochs=200, patience=3, dropout=0.0)
-    results, whole = [], jtrees.fit(recipe.replace(early_stopping=False), *train, key=KEY)
-    for steps in (1, 23, 1000):  # it ends at the same update, however long a call is
-        monkeypatch.setattr(Pace, "steps", lambda pace, most, steps=steps: min(most, steps))
-        results.append(jtrees.fit(recipe, *train, key=KEY))
-    one, *others = results
-    updates = one.report.updates
-    assert one.step == updates == len(one.history) and 12 < updates < len(whole.history) // 2
+    long_run = jtrees.fit(recipe.replace(early_stopping=False), *train, key=KEY)
+    fit = fits_in_calls(monkeypatch, recipe, train)
+    updates = fit.report.updates
+    assert fit.step == updates == len(fit.history) and 12 < updates < len(long_run.history) // 2
+    np.testing.assert_array_equal(fit.history, long_run.history[:updates])
     # What is left out moves weights by at most the sum of the learning rates, a thousandth and less.
-    np.testing.assert_allclose(one.predict(held_out[0]), whole.predict(held_out[0]), atol=0.02)
-    assert not np.array_equal(one.predict(held_out[0]), whole.predict(held_out[0]))
-    for other in others:
-        assert (other.step, other.loss, other.report.updates) == (updates, one.loss, updates)
-        np.testing.assert_array_equal(other.predict(train[0]), one.predict(train[0]))
-        np.testing.assert_array_equal(other.history, whole.history[:updates])
+    np.testing.assert_allclose(fit.predict(held_out[0]), long_run.predict(held_out[0]), atol=0.02)
+    assert not np.array_equal(fit.predict(held_out[0]), long_run.predict(held_out[0]))
 
 
 @pytest.mark.slow
@@ -209,20 +210,19 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data):
 
 # --- What goes wrong -------------------------------------------------------------------------------------------------
 
-RECIPES = [jtrees.DGT(widths=()), jtrees.LatentTree(depth=2), jtrees.TEL(depth=2, trees=2, early_stopping=False)]
-each = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
+ON_BATCHES = sweeps.quick(("DGT", "LatentTree", "TEL"), ("DGT",))
 
 
-@pytest.mark.parametrize("recipe", sweeps.quick(RECIPES, RECIPES[:1]), ids=lambda recipe: type(recipe).__name__)
-def test_a_learning_rate_that_is_too_large_is_named(data, recipe):
+@pytest.mark.parametrize("name", ON_BATCHES)
+def test_a_learning_rate_that_is_too_large_is_named(data, name):
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
-        jtrees.fit(recipe.replace(learning_rate=1e30, epochs=4), *data, key=KEY)
+        jtrees.fit(recipes.RECIPES[name].replace(learning_rate=1e30), *data, key=KEY)
 
 
-@each
-def test_losses_of_another_shape_are_refused(data, recipe):
+@pytest.mark.parametrize("name", ON_BATCHES)
+def test_losses_of_another_shape_are_refused(data, name):
     """A row too many would be averaged without a word."""
     task = Regression(loss_function=lambda outputs, y: jnp.abs(outputs[:, None] - y))
     y = (data[1] - data[1].min()) / np.ptp(data[1])  # a loss of one's own is of targets from 0 to 1
     with pytest.raises(ValueError, match=r"loss must give one number a sample, .* got shape \(\d+, \d+\)"):
-        jtrees.fit(recipe, data[0], y, key=KEY, task=task)
+        jtrees.fit(recipes.RECIPES[name], data[0], y, key=KEY, task=task)

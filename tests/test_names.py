@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import onnxruntime
 import pandas as pd
@@ -13,8 +14,8 @@ import pytest
 
 import jtrees
 from jtrees import export
+from jtrees.tables import FrameModel, TableEncoder
 
-KEY = jax.random.key(0)
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 PLUS = shutil.which("g++") or shutil.which("c++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
@@ -22,40 +23,10 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 WORDS = """
 x X x_2 a-b a_b a.b a?b _1 _ __ _A __linux unix linux i386 int and xor nullptr typeof NULL errno near features
 FEATURES row predict leaf_of out i k n None class lambda def prediction_ add_1 jtrees H MAIN z x0 weights
+a*/b a/*b a%sb {a} $a $$ Größe größe 価格 🌲 é e\u0301 1 1st -1 + <b>
 """
-ODD = [
-    *WORDS.split(),
-    "w" * 300,
-    "w" * 301,
-    "",
-    " ",
-    "  ",
-    "a b",
-    "a  b",
-    "a\tb",
-    "a\nb",
-    'a "b"',
-    "a 'b'",
-    "a\\b",
-    "a*/b",
-    "a/*b",
-    "a%sb",
-    "{a}",
-    "$a",
-    "$$",
-    "Größe",
-    "größe",
-    "価格",
-    "🌲",
-    "é",
-    "é",
-    "1",
-    "1st",
-    "-1",
-    "+",
-    "<b>",
-    "import os",
-]
+SPACED = ("", " ", "  ", "a b", "a  b", "a\tb", "a\nb", 'a "b"', "a 'b'", "a\\b", "import os")
+ODD = [*WORDS.split(), "w" * 300, "w" * 301, *SPACED]
 REFUSED_BY_ONNX = ["", "jtrees.add_1", "prediction", "leaf", "a\0b"]
 
 
@@ -70,15 +41,19 @@ def table(names):
     return pd.DataFrame(columns), y
 
 
-def fitted(names):
+def model_of(names):
+    """A model of a split of all columns of a table, and the table."""
     frame, y = table(names)
-    recipe = jtrees.DGT(depth=2, epochs=3, widths=(), precondition=0)
-    return jtrees.fit(recipe, frame, y, key=KEY).model, frame
+    columns = TableEncoder.fit(frame, y)[0]
+    features = len(columns.feature_names)
+    weights = np.random.default_rng(1).normal(size=(3, features)).astype(np.float32)
+    tree = jtrees.ObliqueTree(weights, np.zeros(3, np.float32), jtrees.leaves.Values(np.arange(4, dtype=np.float32)))
+    return FrameModel(jax.tree.map(jnp.asarray, tree), columns), frame
 
 
 @pytest.fixture(scope="module")
 def odd():
-    return fitted(ODD)
+    return model_of(ODD)
 
 
 def test_rules_and_numpy_files_take_any_names(odd, tmp_path):
@@ -110,7 +85,7 @@ def test_saved_models_take_any_names(odd, tmp_path):
 
 @pytest.mark.slow
 def test_onnx_takes_any_names_or_says_that_it_cannot(tmp_path):
-    model, frame = fitted([name for name in ODD if name])
+    model, frame = model_of([name for name in ODD if name])
     export.to_onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     rows = {str(name): values.to_numpy() for name, values in frame.items()}
@@ -118,7 +93,7 @@ def test_onnx_takes_any_names_or_says_that_it_cannot(tmp_path):
     np.testing.assert_allclose(session.run(["prediction"], given)[0], model.predict(frame), rtol=1e-5)
     for name in REFUSED_BY_ONNX:
         with pytest.raises(ValueError, match=r"columns must .*, got '"):
-            export.to_onnx(fitted([name, "b"])[0], tmp_path / "refused.onnx")
+            export.to_onnx(model_of([name, "b"])[0], tmp_path / "refused.onnx")
     assert not (tmp_path / "refused.onnx").exists()
 
 
@@ -142,12 +117,7 @@ def test_no_macro_of_the_compiler_is_a_member(standard, tmp_path):
     defined = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     macros = [line.split()[1].split("(")[0] for line in defined.splitlines()]
     assert "linux" in macros or os.uname().sysname != "Linux"
-    columns = jtrees.tables.TableEncoder.fit(table(macros)[0])[0]
-    features = len(columns.feature_names)
-    tree = jtrees.ObliqueTree(
-        np.ones((1, features), np.float32), np.zeros(1, np.float32), jtrees.leaves.Values(np.arange(2.0, dtype="f4"))
-    )
-    export.to_c(jtrees.tables.FrameModel(jax.tree.map(jax.numpy.asarray, tree), columns), tmp_path / "model.h")
+    export.to_c(model_of(macros)[0], tmp_path / "model.h")
     (tmp_path / "main.c").write_text('#include "model.h"\n')
     flags = [f"-std={standard}", "-Werror", "-fsyntax-only"]
     subprocess.run([COMPILER, *flags, tmp_path / "main.c"], check=True)

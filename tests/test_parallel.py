@@ -1,11 +1,9 @@
-"""Many runs at once: the best of them, what diverged, and how they are shared out among devices."""
+"""Many runs at once: the best of them, and what diverged. Over devices: test_engine, eight_devices."""
 
 from functools import partial
-from pathlib import Path
-import subprocess
-import sys
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,10 +40,8 @@ def run(data, key, learning_rate):
     return jtrees.train(PLANE, data, key=key, optimizer=optax.sgd(learning_rate), steps=4, score_every=1)
 
 
-def assert_same(a, b, tolerance=1e-5):
-    """Equal up to the rounding of products that are batched otherwise."""
-    for leaf, expected in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(leaf, expected, rtol=tolerance, atol=tolerance)
+# Equal up to the rounding of products that are batched otherwise.
+assert_same = partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-4)
 
 
 def row(tree, i):
@@ -63,10 +59,10 @@ def test_a_start_that_diverges_is_dropped_and_changes_no_other(plane, batch_size
     assert np.isinf(result.candidates.score[1])
     alone = [run_start(*row(starts, i)) for i in range(3)]
     for i in (0, 2):
-        assert_same(row(result.candidates, i), alone[i], 1e-4)
+        assert_same(row(result.candidates, i), alone[i])
     best = min((0, 2), key=lambda i: float(alone[i].score))
     assert int(result.index) == best
-    assert_same(result.best, alone[best], 1e-4)
+    assert_same(result.best, alone[best])
 
 
 @pytest.mark.parametrize(
@@ -108,114 +104,7 @@ def test_bad_starts_and_batch_sizes_are_refused(many):
             many(lambda start: start, jnp.ones(3), batch_size=batch_size)
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        lambda x: x,
-        lambda x: {"score": x},
-        lambda x: Score(jnp.stack([x, x]), x),
-    ],
-)
+@pytest.mark.parametrize("result", [lambda x: x, lambda x: {"score": x}, lambda x: Score(jnp.stack([x, x]), x)])
 def test_a_run_without_a_single_score_is_refused(result):
     with pytest.raises(ValueError, match="run must return a result with a scalar score, got"):
         jax.eval_shape(partial(jtrees.training.multi_start, result), jnp.ones(3))
-
-
-# --- Devices ---------------------------------------------------------------------------------------------------------
-
-
-def table():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(40, 2)).astype(np.float32)
-    return x, np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 1]
-
-
-def starts():
-    """What sharing out the starts could change, by name: in this process, or in one of two devices."""
-    x = table()[0]
-    choose = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), x)))
-    chosen = choose(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
-    pairs = jtrees.training.map_starts(lambda a, b: {"a": a @ b["b"]}, x[:3], {"b": x[3:6]}, batch_size=2)
-    results = {
-        "devices": jax.device_count(),
-        "pairs": pairs["a"],
-        "index": chosen.index,
-        "dropped": chosen.dropped,
-    }
-    return results | chosen.candidates._asdict()
-
-
-def fit():
-    """The same of a whole fit."""
-    fit = jtrees.fit(jtrees.GET(depth=1, starts=3, epochs=12, cart=False), *table(), key=jax.random.key(0))
-    assert (fit.report.search.steps > 0).any()  # the trees have been trained
-    results = {"devices": jax.device_count(), "history": fit.history, "loss": fit.loss}
-    results |= {name: getattr(fit.report.search, name) for name in ("sharpness", "losses", "steps", "chosen")}
-    return results | {"weights": fit.tree.weights, "bias": fit.tree.bias, "leaves": fit.tree.leaves.values}
-
-
-def linear():
-    """Starts whose scores take decompositions of many matrices."""
-    x = np.random.default_rng(0).normal(size=(500, 21)).astype(np.float32)
-    recipe = jtrees.GET(depth=2, leaves="linear", starts=4, epochs=5, halving=False, precondition=0.0)
-    return {"loss": jtrees.fit(recipe, x, np.abs(x[:, 0]) + x[:, 1], key=jax.random.key(0)).loss}
-
-
-def nested():
-    """Runs within runs, which the devices share; and rounds of boosting, after which all trees are trained."""
-    x = np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)
-    y, weak = np.abs(x[:, 0]) + x[:, 1], jtrees.GET(depth=1, starts=1, epochs=4, cart="binned", halving=False)
-    forest = jtrees.Bagged(jtrees.BestOf(jtrees.GET(depth=1, epochs=5), runs=2), trees=3)
-    trees = jtrees.Refined(jtrees.Boosted(weak, rounds=3), epochs=5, learning_rate=0.01)
-    fits = [jtrees.fit(recipe, x, y, key=jax.random.key(0)) for recipe in (forest, trees)]
-    results = {"forest": fits[0].predict(x), "boosted": fits[1].report.search.losses}
-    return results | {"devices": jax.device_count(), "refined": fits[1].report.search.losses}
-
-
-TWO_DEVICES = """
-import sys
-import warnings
-
-import jax
-import numpy as np
-
-from jtrees.report import BehindBaselineWarning
-
-warnings.filterwarnings("ignore", category=BehindBaselineWarning)  # a few steps make no good trees
-jax.config.update("jax_num_cpu_devices", 2)
-import test_parallel
-
-for name in ("starts", "fit", "linear", "nested"):
-    np.savez(f"{sys.argv[1]}/{name}.npz", **getattr(test_parallel, name)())
-"""
-
-
-@pytest.fixture(scope="module")
-def two_devices(tmp_path_factory):
-    """A folder of what a process of two devices finds."""
-    folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-c", TWO_DEVICES, str(folder)]
-    how = {"timeout": 300, "check": True, "cwd": Path(__file__).parent, "capture_output": True, "text": True}
-    assert subprocess.run(command, **how).stderr == ""
-    return folder
-
-
-@pytest.mark.wide
-@pytest.mark.usefixtures("standard_promotion")  # AdamW's
-@pytest.mark.parametrize("results_on_devices", [starts, fit, nested])
-def test_two_devices_find_what_one_finds(two_devices, results_on_devices):
-    """Of three or of five starts, a share is padded, too."""
-    single, double = results_on_devices(), dict(np.load(two_devices / f"{results_on_devices.__name__}.npz"))
-    assert single.pop("devices") == 1 and double.pop("devices") == 2
-    if results_on_devices is starts:
-        assert single["index"] == 2 and single["dropped"] == 2
-    assert single.keys() == double.keys()
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if results_on_devices is starts else {"rtol": 0}
-    for name in single:
-        np.testing.assert_allclose(double[name], single[name], **tolerance, err_msg=name)
-
-
-@pytest.mark.wide
-def test_decompositions_on_two_devices_do_not_wait_for_each_other(two_devices):
-    """They did, for ever, when those of a device were one batch."""
-    assert np.isfinite(np.load(two_devices / "linear.npz")["loss"])

@@ -3,15 +3,17 @@
 import traceback
 
 import jax
-from jax._src.lax import lax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from several import RECIPES
+from recipes import LINEAR, RECIPES
 import sweeps
+from tables import BINARY, X, Y
 
 import jtrees
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]  # Adam; see the fixture
 OURS = ("/jtrees/", "/pallas_kernels/", "/tests/")
 
 
@@ -39,24 +41,20 @@ def test_a_product_without_a_precision_is_found(unnamed):
     assert len(unnamed) == 1 and __file__ in unnamed.pop()
 
 
-MORE = {
+RECIPES = RECIPES | {
+    "GET, linear": LINEAR,
     "GET, binned CART": RECIPES["GET"].replace(cart="binned"),
     "GET, preconditioned": RECIPES["GET"].replace(precondition=0.5),
     "TEL, hard": RECIPES["TEL"].replace(hard=True),
 }
 
 
-@pytest.mark.parametrize("name", sweeps.slow([*RECIPES, *MORE], ["DGT"]))
-@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", sweeps.slow(RECIPES, ["DGT"]))
 def test_every_product_of_a_fit_names_its_precision(unnamed, name):
-    recipe = {**RECIPES, **MORE}[name]
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 5)).astype(np.float32)
-    y = (np.abs(x[:, 0]) + x[:, 1]).astype(np.float32)
-    classes = {} if "linear" in name or "Clustering" in name else {"classification": (y > 0.5).astype(np.int32)}
-    for task, targets in {"regression": y, **classes}.items():
-        fit = jtrees.fit(recipe, x, targets, key=jax.random.key(0), task=task)
-        fit.predict(x), fit.predict(jnp.asarray(x))
+    classes = {} if "linear" in name or "Clustering" in name else {"classification": BINARY}
+    for task, targets in {"regression": Y, **classes}.items():
+        fit = jtrees.fit(RECIPES[name], X, targets, key=jax.random.key(0), task=task)
+        fit.predict(X), fit.predict(jnp.asarray(X, jnp.float32))
     assert not unnamed, sorted(unnamed)
 
 
@@ -88,13 +86,9 @@ def test_the_emulation_moves_rows_of_a_product_without_a_precision(as_on_a_tpu):
 
 
 @pytest.mark.parametrize("name", sweeps.slow(RECIPES, ["GET", "LatentTree", "TEL"]))
-@pytest.mark.usefixtures("standard_promotion")
 def test_no_row_reaches_another_leaf_where_products_are_of_bfloat16(as_on_a_tpu, name):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(20_000, 5)).astype(np.float32)
-    y = (np.abs(x[:, 0]) + x[:, 1]).astype(np.float32)
-    fit = jtrees.fit(RECIPES[name], x[:256], y[:256], key=jax.random.key(0))
-    rows = jnp.asarray(x)
+    fit = jtrees.fit(RECIPES[name], X, Y, key=jax.random.key(0))
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(20_000, 4)), jnp.float32)
     leaf = lambda: np.asarray(fit.tree.leaf_index(rows)) if fit.tree is not None else np.zeros(1)
     before, reached = np.asarray(fit.predict(rows)), leaf()
     as_on_a_tpu()

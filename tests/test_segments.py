@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import segments
 from jtrees.losses import Huber, Poisson, weighted_quantiles
 
-SIZES = [(70_000, 14_000), (70_000, 3), pytest.param((4_000_000, 800_000), marks=pytest.mark.slow)]
+SIZES = sweeps.quick([(70_000, 3), (70_000, 14_000), (4_000_000, 800_000)], [(70_000, 3)])
 SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.wide))
 
 
@@ -38,21 +39,21 @@ def test_sums_have_the_digits_of_float32_within_each_leaf(size):
     leaves = size[1]
     heavy = np.where(leaf == 0, np.float32(1e30), 1)  # in one leaf
     values = np.stack([weight * y * heavy, np.float32(0.1) + 0 * y], axis=1)
-    found = np.asarray(compiled(of_sums, leaves)(leaf, values), np.float64)
+    result = np.asarray(compiled(of_sums, leaves)(leaf, values), np.float64)
     for j in range(2):
         exact = np.bincount(leaf, values[:, j].astype(float), leaves)
         size_of = np.bincount(leaf, np.abs(values[:, j]).astype(float), leaves)
-        assert (np.abs(found[:, j] - exact) <= 2e-7 * size_of).all()
+        assert (np.abs(result[:, j] - exact) <= 2e-7 * size_of).all()
 
 
 @pytest.mark.parametrize("n", [10, 2**16, 2**16 + 1, 80_000])
 def test_sums_of_any_length_are_those_of_numpy(n):
     leaf, y, _ = drawn((n, 3))
     values = y * np.where(leaf == 1, 1e-30, 1).astype(np.float32)
-    found = compiled(of_sums, 4)(leaf, values)
+    result = compiled(of_sums, 4)(leaf, values)
     exact = segments.sums(values.astype(float), leaf, 4)
-    np.testing.assert_allclose(found[:3] / exact[:3], 1, rtol=1e-3 if n <= 2**16 else 1e-5)
-    assert found[3] == exact[3] == 0
+    np.testing.assert_allclose(result[:3] / exact[:3], 1, rtol=1e-3 if n <= 2**16 else 1e-5)
+    assert result[3] == exact[3] == 0
 
 
 def test_sums_do_not_depend_on_the_order_of_the_rows():
@@ -66,16 +67,16 @@ def test_sums_do_not_depend_on_the_order_of_the_rows():
 def test_sums_of_values_that_are_not_finite_are_not_finite(bad):
     leaf, y, _ = drawn((70_000, 7))
     y[leaf == 3] = np.where(np.arange((leaf == 3).sum()) == 5, bad, y[leaf == 3])
-    found = np.asarray(compiled(of_sums, 7)(leaf, y))
-    assert not np.isfinite(found[3]) and np.isfinite(np.delete(found, 3)).all()
+    result = np.asarray(compiled(of_sums, 7)(leaf, y))
+    assert not np.isfinite(result[3]) and np.isfinite(np.delete(result, 3)).all()
 
 
 def test_sums_pass_through_vmap_and_double_precision(x64):
     leaf, y, weight = drawn((70_000, 5))
     values = np.stack([y, weight]).astype(np.float64 if x64 else np.float32)
-    found = jax.vmap(lambda v: segments.sums(v, jnp.asarray(leaf), 5))(jnp.asarray(values))
+    result = jax.vmap(lambda v: segments.sums(v, jnp.asarray(leaf), 5))(jnp.asarray(values))
     exact = np.stack([np.bincount(leaf, v.astype(float), 5) for v in values])
-    np.testing.assert_allclose(found, exact, rtol=1e-12 if x64 else 2e-7 * 1e3)
+    np.testing.assert_allclose(result, exact, rtol=1e-12 if x64 else 2e-7 * 1e3)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -83,22 +84,22 @@ def test_means_are_not_spoilt_by_other_leaves(size):
     leaf, y, weight = drawn(size)
     shift = np.where(leaf == 0, 1e10, 5).astype(np.float32)
     y = (y + shift).astype(np.float32)
-    found = np.asarray(
+    result = np.asarray(
         compiled(lambda leaf, y, w, num_leaves: segments.means(leaf, y, num_leaves, w), size[1])(leaf, y, weight)
     )
     total = np.bincount(leaf, weight.astype(float) * y, size[1])
-    np.testing.assert_allclose(found, total / np.bincount(leaf, weight.astype(float), size[1]), rtol=3e-7)
+    np.testing.assert_allclose(result, total / np.bincount(leaf, weight.astype(float), size[1]), rtol=3e-7)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_medians_are_those_of_numpy_in_every_leaf(size):
     leaf, y, _ = drawn(size)
-    found = compiled(weighted_quantiles, size[1], levels=(0.5,))(leaf, y)[:, 0]
+    result = compiled(weighted_quantiles, size[1], levels=(0.5,))(leaf, y)[:, 0]
     if size[0] % size[1]:
         expected = np.array([np.median(y[leaf == one]) for one in range(size[1])])
     else:
         expected = np.median(y[np.lexsort((y, leaf))].reshape(size[1], -1), axis=1)
-    assert np.array_equal(found, expected)
+    assert np.array_equal(result, expected)
 
 
 def plain_quantiles(leaf, y, num_leaves, levels, weight):
@@ -141,13 +142,12 @@ def test_one_heavy_row_does_not_change_the_next_leaf(host):
     assert weighted_quantiles(leaf, y, 2, (0.5,), sample_weight=weight)[:, 0].tolist() == [7, 3]
 
 
-@pytest.mark.parametrize("level", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_ties_of_equal_weights_are_mid_points(level):
-    n = 10
-    leaf, y, weight = np.zeros(n, np.int32), np.arange(n, dtype=np.float32), np.full(n, 0.1, np.float32)
-    expected = round(level * n) - 0.5
-    for arrays in ((leaf, y, weight), tuple(map(jnp.asarray, (leaf, y, weight)))):
-        assert weighted_quantiles(*arrays[:2], 1, (level,), sample_weight=arrays[2])[0, 0] == expected
+def test_ties_of_equal_weights_are_mid_points():
+    n, levels = 10, (0.1, 0.3, 0.5, 0.7, 0.9)
+    arrays = np.zeros(n, np.int32), np.arange(n, dtype=np.float32), np.full(n, 0.1, np.float32)
+    for leaf, y, weight in (arrays, tuple(map(jnp.asarray, arrays))):
+        quantiles = weighted_quantiles(leaf, y, 1, levels, sample_weight=weight)[0]
+        assert quantiles.tolist() == [round(level * n) - 0.5 for level in levels]
 
 
 # --- What rests on them ----------------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ def test_fits_of_leaves_are_those_of_double_precision(n):
     count, total = np.bincount(leaf, wide[2]), np.bincount(leaf, wide[2] * wide[1])
     means = total / count
     error = np.average(np.square(wide[1] - means[leaf]), weights=wide[2])
-    found = jax.jit(lambda *a: jtrees.tasks.fits.constant_fit_error(*a[:2], 4, sample_weight=a[2]))(leaf, y, weight)
+    result = jax.jit(lambda *a: jtrees.tasks.fits.constant_fit_error(*a[:2], 4, sample_weight=a[2]))(leaf, y, weight)
     plain = n <= 2**16  # sums of fewer rows are plain, and their error depends on the width of the vector unit
-    assert found == pytest.approx(error, rel=1e-5 if plain else 2e-6)
+    assert result == pytest.approx(error, rel=1e-5 if plain else 2e-6)
     values, _ = jax.jit(lambda *a: jtrees.leaves.fit_hierarchical(*a[:2], 4, sample_weight=a[2], strength=0.0))(
         leaf, y, weight
     )
@@ -183,14 +183,15 @@ def test_fits_of_leaves_are_those_of_double_precision(n):
 def test_huber_constants_on_the_host_are_those_in_a_program():
     leaf, y, weight = drawn((2_000, 4), decades=1)
     loss = Huber(0.3)
-    found = loss.constants(leaf, y.astype(float), 4, weight.astype(float))
+    result = loss.constants(leaf, y.astype(float), 4, weight.astype(float))
     in_program = jax.jit(lambda *a: loss.constants(a[0], a[1], 4, a[2]))(leaf, y, weight)
-    np.testing.assert_allclose(found, in_program, atol=2e-3)
-    errors = found[leaf] - y
+    np.testing.assert_allclose(result, in_program, atol=2e-3)
+    errors = result[leaf] - y
     slopes = np.bincount(leaf, weight.astype(float) * np.clip(errors, -0.3, 0.3))
     np.testing.assert_allclose(slopes, 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_moments_of_a_large_leaf_are_those_of_double_precision():
     n = 50_000
     rng = np.random.default_rng(2)
@@ -208,8 +209,8 @@ def test_moments_of_a_large_leaf_are_those_of_double_precision():
 def test_quick_sums_are_those_of_double_precision_but_for_a_few_digits(n):
     leaf, y, _ = drawn((n, 7))
     leaf[: n // 2] = 3  # half of the rows in one leaf
-    found = segments.quick_sums(jnp.asarray(y), jnp.asarray(leaf), 7)
+    result = segments.quick_sums(jnp.asarray(y), jnp.asarray(leaf), 7)
     size = np.maximum(np.bincount(leaf, np.abs(y.astype(np.float64)), 7), 1e-9)
-    np.testing.assert_allclose(found / size, np.bincount(leaf, y.astype(np.float64), 7) / size, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(result / size, np.bincount(leaf, y.astype(np.float64), 7) / size, rtol=0, atol=3e-6)
     tenths = segments.quick_sums(jnp.full(2**21, 0.1), jnp.zeros(2**21, jnp.int32), 1)
     np.testing.assert_allclose(tenths, 2**21 * 0.1, rtol=1e-5)

@@ -6,7 +6,7 @@ import oracles
 import pytest
 
 from jtrees import blocking, leaves, routing
-from jtrees.leaves import Linear, linear
+from jtrees.leaves import Linear
 
 # Each takes two seconds to compile, so tests share shapes: 200 x 4 and three targets in float64, worked on in blocks;
 # and two tables of 12 x 6 in float32, side by side.
@@ -113,6 +113,7 @@ def test_the_cases_above_choose_among_all_kinds_of_candidates():
     assert len({c // levels for c in chosen if 0 < c < own_mean}) > 4
 
 
+@pytest.mark.slow
 def test_only_ratios_of_weights_matter(in_blocks):
     data, weight = three_targets(), weightings(200)[1]
     plain, scaled = ({"num_leaves": 8, "sample_weight": unit * weight} for unit in (1, 1000))
@@ -140,22 +141,15 @@ def test_bounds_with_another_margin_and_the_shapes_of_one_output(in_blocks):
     assert_equal_leaves(column(fit(leaf, x, targets[:, :1], **options), 0), fit(leaf, x, targets[:, 0], **options))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_kind_of_leaves_refits_so_with_uneven_weights_counting_as_fewer_samples(in_blocks, monkeypatch, weighted):
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_a_kind_of_leaves_refits_so_with_uneven_weights_counting_as_fewer_samples(in_blocks, unit):
     leaf, x, y = three_targets()
-    weight = weightings(200)[int(weighted)]
-    # The functions as compiled above; what is looked at is how they are called.
-    calls = lambda fn: lambda leaf, x, y, leaves, **options: fn(leaf, x, y, num_leaves=leaves, **options)
-    both = lambda *data, **options: (jax.tree.leaves(calls(fit)(*data, **options)), calls(error)(*data, **options))
-    monkeypatch.setattr(linear, "shrunk_with_error", both)
-    expected = fit(leaf, x, y, num_leaves=8, sample_weight=weight)
-    lost = float(error(leaf, x, y, num_leaves=8, sample_weight=weight))
-    kind = Linear(np.zeros((8, 4, 3)), np.zeros((8, 3)))
-    for unit in (1, 1000):
-        found = kind.refit(leaf, x, y, unit * weight)
-        assert isinstance(found, Linear)
-        assert_equal_leaves(found, expected)
-        assert float(kind.criterion(leaf, x, y, unit * weight)) == pytest.approx(lost, rel=1e-9)
+    options = {"num_leaves": 8, "sample_weight": weightings(200)[1]}
+    kind, weight = Linear(np.zeros((8, 4, 3)), np.zeros((8, 3))), unit * options["sample_weight"]
+    assert_equal_leaves(jax.jit(Linear.refit)(kind, leaf, x, y, weight), fit(leaf, x, y, **options))
+    criterion = jax.jit(Linear.criterion)(kind, leaf, x, y, weight)
+    assert float(criterion) == pytest.approx(float(error(leaf, x, y, **options)), rel=1e-9)
 
 
 def nasty(kind, seed=3):
@@ -229,12 +223,12 @@ def test_the_error_is_always_finite(kind):
 
 def test_side_by_side_as_alone():
     tables = [nasty("few"), nasty("one leaf")]
-    for (leaf, x, y), found in zip(tables, each(tables), strict=True):
+    for (leaf, x, y), result in zip(tables, each(tables), strict=True):
         expected = leaves.Linear(*oracles.shrunk_leaves(leaf, x, y, 4)[0])
         free = (expected.coefficients[leaf] * x).sum(1) + expected.intercept[leaf]
         answers = np.clip(free, expected.lower[leaf], expected.upper[leaf])
-        np.testing.assert_allclose(at(found, leaf, x), answers, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose([found.lower, found.upper], [expected.lower, expected.upper], rtol=1e-5)
+        np.testing.assert_allclose(at(result, leaf, x), answers, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose([result.lower, result.upper], [expected.lower, expected.upper], rtol=1e-5)
 
 
 @pytest.mark.parametrize("value", [7.0, 0.1, 1e3 / 3])

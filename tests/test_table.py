@@ -39,16 +39,6 @@ def test_a_table_to_train_on():
     assert isinstance(classes.x, np.ndarray)
 
 
-@pytest.mark.parametrize("layout", [np.asfortranarray, lambda a: a[::-1], lambda a: a.astype(">f8")])
-def test_rows_are_contiguous_and_in_native_byte_order(layout):
-    """Sums of other orders round otherwise."""
-    x, y = layout(X), layout(TWO)
-    trained = table(x, y)
-    for one in (trained, held_out_table(x, y, trained)):
-        assert all(a.flags.c_contiguous and a.dtype.isnative for a in (one.x, one.y))
-        assert np.array_equal(one.x, x) and np.array_equal(one.y, y)
-
-
 def test_whole_numbers_keep_all_of_their_digits():
     y = 1_700_000_000_000 + np.arange(N)  # milliseconds: beyond float32 by far
     checked = table(y[:, None], y)
@@ -69,29 +59,19 @@ def test_rows_of_weight_zero_are_left_out_and_only_ratios_matter():
     assert len(part.x) == len(part.y) == len(part.weight) == 5
 
 
-TASKS = "task must be one of 'regression', 'classification', or a task such as jtrees.Classification(3), got 'ranking'"
-ROWS = "x and y must have the same number of rows, got 200 and 199"
-
-
 # What is refused of each argument by itself: test_validation.
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": "ranking"}, TASKS),
-        ({"x": X[:, 0]}, "x must have shape (n, p), got shape (200,): use x[:, None]"),
+        ({"task": "ranking"}, "task must be one of 'regression', 'classification', or a task"),
         ({"y": None}, "y must hold the targets to learn, got None"),
-        ({"y": Y[1:]}, ROWS),
-        ({"y": 0 * Y + 0.5}, "y must take at least two values to learn from, got 0.5 in every row"),
-        ({"weight": Y}, "sample_weight must not be negative"),
         ({"weight": (Y[3] == Y) * 1.0}, "x and y must hold at least two samples, got 1"),
         ({"y": Y.round(), "weight": (Y.round() == 1) * 1.0}, "y must take at least two values to learn from, got 1.0"),
-        ({"task": "classification"}, "y must hold whole numbers 0..K-1 in classification"),
-        ({"y": np.arange(199) % 2, "task": "classification"}, ROWS),
+        ({"y": np.arange(199) % 2, "task": "classification"}, "x and y must have the same number of rows"),
         ({"x": np.where(X > 2, 1e39, X)}, "x must be within the range of float32, got 1e+39"),
         ({"y": np.where(Y > 2, -1e300, Y)}, "y must be within the range of float32, got 1e+300"),
         ({"x": X.astype(np.longdouble) * np.longdouble(1e300)}, "x must be within the range of float32"),
     ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_bad_tables_are_refused(change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -116,18 +96,13 @@ def test_a_validation_set():
     ("x", "y", "message"),
     [
         (X[:, :2], Y, "x must have 3 columns, got 2"),
-        (X[:0], Y[:0], "x must have at least one row"),
         (X, None, "y must hold the targets to evaluate on, got None"),
         (X, Y[1:], "y must have shape (200,), got (199,)"),
         (X, Y[:, None], "y must have shape (200,), got (200, 1)"),
-        (X, np.full(N, np.nan), "y must be finite"),
-        (np.where(X > 2, np.inf, X), Y, "x must be finite"),
         # Finite in double precision, infinite in that of the trees: it would choose the epoch.
         (np.where(X > 2, 1e39, X), Y, "x must be within the range of float32, got 1e+39"),
         (X, np.where(Y > 2, 1e39, Y), "y must be within the range of float32, got 1e+39"),
-        (X, np.full(N, "a"), "y must be numeric"),
     ],
-    ids=lambda value: value[:50] if isinstance(value, str) else "",
 )
 def test_bad_validation_sets_are_refused(x, y, message):
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -6,35 +6,38 @@ python two_devices.py FILE DEVICES NAME...: writes the numbers of the recipes to
 from functools import partial
 import itertools
 import sys
+from typing import NamedTuple
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from recipes import DGT, LINEAR, RECIPES as ALL
+from tables import X, Y
 
 import jtrees
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(150, 3)).astype(np.float32)
-Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
-DGT = jtrees.DGT(depth=2, epochs=6, batch_size=32, widths=(8,), cycles=1, precondition=0.9)
-RECIPES = {
-    "DGT": DGT,
-    "Bagged": jtrees.Bagged(DGT, trees=3),
-    "FromMethod": jtrees.FromMethod(make=partial(jtrees.methods.get, 2), options={"alpha": 15.0}, epochs=6),
-    "GET": jtrees.GET(depth=2, starts=2, epochs=12),
-    "RADDT": jtrees.RADDT(depth=2, starts=2, epochs=10),
-    "BestOf": jtrees.BestOf(DGT, runs=3),
-    "LatentTree": jtrees.LatentTree(depth=2, epochs=6, batch_size=32),
-    "TEL": jtrees.TEL(depth=2, trees=3, epochs=6, batch_size=32),
-    "CO2": jtrees.CO2(depth=2, epochs=5),
-    "NonGreedy": jtrees.NonGreedy(depth=2, greedy_epochs=5, epochs=5),
-    "Polished": jtrees.Polished(DGT, epochs=5),
-    "Sparse": jtrees.Sparse(DGT, terms=1, epochs=5),
-    "Boosted": jtrees.Boosted(
-        jtrees.GET(depth=1, starts=1, epochs=4, cart="binned", halving=False, precondition=0, shrink=False), rounds=3
-    ),
-}
+RECIPES = {name: recipe for name, recipe in ALL.items() if name != "LatentClustering"}
+RECIPES |= {"DGT": DGT.replace(precondition=0.9), "GET, linear": LINEAR.replace(starts=4)}
+# Runs within runs, which the devices share. Decompositions of several runs once waited for each other for ever.
+RECIPES |= {"bag of bests": jtrees.Bagged(jtrees.BestOf(LINEAR, runs=2), trees=3)}
 RATES = {"learning_rate": (0.01, 0.02, 0.03, 0.04, 0.05)}  # five runs, so that the last stack of two is padded
+
+
+class Score(NamedTuple):
+    """The result of a start."""
+
+    score: jax.Array
+    values: jax.Array
+
+
+def starts():
+    """Numbers of starts that are divided among the devices; a share is padded."""
+    choose = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), jnp.cos(x))))
+    best = choose(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
+    assert best.index == 2 and best.dropped == 2
+    pairs = jtrees.training.map_starts(lambda a, b: a @ b["b"], X[:3], {"b": X[3:6]}, batch_size=2)
+    return np.concatenate([best.candidates.score, best.candidates.values, pairs])
 
 
 def numbers(fit):
@@ -44,7 +47,10 @@ def numbers(fit):
 
 def results(name):
     """Numbers of a fit, and of five runs of a sweep in three folds."""
-    recipe, prefix = RECIPES[name], "base__" if hasattr(RECIPES[name], "base") else ""
+    if name == "starts":
+        return starts()
+    recipe, base = RECIPES[name], getattr(RECIPES[name], "base", None)
+    prefix = "" if base is None else "base__base__" if hasattr(base, "base") else "base__"
     grid = {prefix + option: values for option, values in RATES.items()}
     fit, sweep = partial(jtrees.fit, key=jax.random.key(0)), partial(jtrees.sweep, key=jax.random.key(0))
     swept = sweep(recipe, X, Y, grid=grid, validation=3)
@@ -65,4 +71,5 @@ if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", int(devices))
     warnings.filterwarnings("ignore", ".* better than")
     assert jax.device_count() == int(devices)
-    np.savez(file, **{name: results(name) for name in names}, compilations=[compilations(name) for name in names])
+    numbers_by_name = {name: results(name) for name in names}
+    np.savez(file, **numbers_by_name, compilations=[compilations(name) for name in names if name in RECIPES])

@@ -5,6 +5,7 @@ from jtrees.routing.conditional import (
     conditional_ensemble as conditional_ensemble,
     reachable_leaves as reachable_leaves,
 )
+from jtrees.routing.entmax import entmax as entmax, entmax_step as entmax_step
 from jtrees.routing.hard import leaf_index as leaf_index
 from jtrees.routing.path_sum import mean_size as mean_size, path_sum as path_sum
 from jtrees.routing.soft import (

@@ -218,7 +218,8 @@ async def trained(problem: Problem, part: float = 1.0, steps: int | None = None)
     """
     recipe = problem.recipe
     if steps is None:
-        steps = math.ceil(part * Schedule.of(problem.shape[0], recipe.epochs, recipe.batch_size).steps)
+        schedule = Schedule.of(problem.shape[0], recipe.epochs, recipe.batch_size, passes=recipe.passes)
+        steps = math.ceil(part * schedule.steps)
     state = await problem.map(initial)
     state, losses = await problem.train(advanced, state, steps, name=type(recipe).__name__)
     return (await problem.map(result_of, state)).host.fitted(losses)

@@ -11,7 +11,7 @@ from jtrees import io, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.search.fitted import Fitted
 from jtrees.search.problem import Problem
-from jtrees.search.report import Preconditioning, TreeReport
+from jtrees.search.report import Preconditioning, Report, TreeReport
 from jtrees.tasks import Task
 
 
@@ -50,6 +50,8 @@ class Recipe:
 
     Numeric options may be traced. All other options are static. See :mod:`jtrees.search.options`.
     """
+
+    passes = 100  # over the data, for a recipe that trains on mini-batches and whose epochs are None
 
     async def search(self, problem: Problem) -> Fitted:
         """Returns the result for a problem; this is the recipe's procedure.
@@ -131,6 +133,22 @@ def check_keeps_splits(base: Recipe) -> None:
     """Raises ``ValueError`` for a base that thins its splits at the end, because parts of a model have no end."""
     if base.thins_splits:
         raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
+
+
+def fitted_soft_model(problem: Problem, fitted: Fitted, kind: Any, report: Report) -> Fitted:
+    """Returns the result with its model in the user's units; a part of a larger model is returned unchanged.
+
+    Args:
+      problem: the problem.
+      fitted: the result, with a network of scaled data.
+      kind: the subclass of :class:`jtrees.SoftModel` of the model.
+      report: the recipe's report.
+    """
+    if (data := problem.data) is None:
+        return fitted
+    with problem.finishing():
+        model = data.scaling.restore(kind(on_device(fitted.scaled), None, data.table.task.of_models))
+        return fitted._replace(model=model, loss=loss_of(fitted, model, data), report=report)
 
 
 def fitted_tree(

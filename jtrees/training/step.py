@@ -56,7 +56,7 @@ def one_step(
             best_so_far, step = _best_after(state, score_value, due, patience)
         batch, order = data, state.order
         if batch_size is not None:
-            batch, order = _batch(reweighted, order, state.key, step, batch_size)
+            batch, order = mini_batch(reweighted, order, state.key, step, batch_size)
         key = jax.random.fold_in(keys_of(state.key)[1], step)
         params, opt_state, (loss, batch_score) = update(state.params, state.opt_state, batch, key=key, step=step)
         if free:
@@ -148,7 +148,7 @@ def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> 
 # --- Mini-batches -----------------------------------------------------------------------------------------------------
 
 
-def _batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
+def mini_batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:
     """Returns a mini-batch and the order of the samples, which is shuffled at the start of an epoch.
 
     A mini-batch has only samples of positive weight, and its weights are those of :func:`_reweighted`. If samples have

@@ -18,8 +18,8 @@ from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ens
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, evaluated, trained
-from jtrees.search.precondition import preconditioned
+from jtrees.search.minibatch import Schedule, Training, evaluated
+from jtrees.search.precondition import stopped_early
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
@@ -230,12 +230,7 @@ class TEL(Recipe):
         return None
 
     async def search(self, problem: Problem) -> Fitted:
-        async def train(problem: Problem, trial: Fitted | None) -> Fitted:
-            """Trains up to the update at which the trial had its lowest loss."""
-            return await trained(problem, steps=None if trial is None or not self.early_stopping else trial.step)
-
-        result = await preconditioned(problem, self.precondition, train, always_tries=self.early_stopping)
-        return result.finished(problem, problem, self.restored)
+        return await stopped_early(problem, self.precondition, self.early_stopping, self.restored)
 
     def training(self, run: Run) -> Training:
         """Returns the training of a run."""

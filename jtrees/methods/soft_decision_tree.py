@@ -1,23 +1,29 @@
-"""A method and its recipe in one file: the soft decision tree of Frosst & Hinton, "Distilling a Neural Network Into a
-Soft Decision Tree" (2017).
+"""SoftDecisionTree: a tree whose splits send a sample right with a probability, and learn their sharpness.
+
+The source is Frosst & Hinton, "Distilling a Neural Network Into a Soft Decision Tree" (2017). ``soft_decision_tree`` is
+the method for :func:`jtrees.train`, and ``SoftDecisionTree`` is the recipe.
 
 Split j sends a sample right with probability ``sigmoid(beta_j (w_j x + b_j))``. The sharpness ``beta_j`` is learnt with
 the split. A penalty asks each split to use both of its sides (their section 4.1). The loss is the expected loss over
 the leaves. Unlike the paper's program, this file also does regression, and its result is the hard tree.
-
-A method is three functions, and a recipe is its options and a search. :class:`SoftDecisionTree` can be fitted, tuned,
-swept, bagged (``jtrees.Bagged(SoftDecisionTree())``), polished, saved, and put into the scikit-learn estimators.
 """
 
 import jax
 import jax.numpy as jnp
 import optax
 
-import jtrees
-from jtrees import leaves, ops, pytree, routing, topology
-from jtrees.search import Fitted, Problem, Run, Schedule, Training, fitted_tree, fold_rows, gather, options, trained
+from jtrees import io, leaves, ops, pytree, routing, topology
+from jtrees.search import Fitted, Problem, Recipe, Run, fitted_tree, gather, options
+from jtrees.search.minibatch import Schedule, Training, trained
+from jtrees.search.precondition import fold_rows
+from jtrees.tasks import Regression, Task
+from jtrees.training import Batch, Method
+from jtrees.tree import ObliqueTree
+
+_SMALLEST = 1e-6  # share of the samples beyond which the penalty does not grow
 
 
+@io.part
 @pytree.dataclass
 class SoftTree:
     """The trained parameters.
@@ -27,54 +33,56 @@ class SoftTree:
       log_sharpness: logarithm of the sharpness of each split, ``(nodes,)``. The sharpness is then above 0.
     """
 
-    tree: jtrees.ObliqueTree
+    tree: ObliqueTree
     log_sharpness: jax.Array
 
-    def sharpened(self) -> jtrees.ObliqueTree:
+    def sharpened(self) -> ObliqueTree:
         """Returns the tree with splits multiplied by their sharpness, which does not change the hard routing."""
         sharpness = jnp.exp(self.log_sharpness)
         return self.tree.replace(weights=sharpness[:, None] * self.tree.weights, bias=sharpness * self.tree.bias)
 
 
-def soft_decision_tree(depth: int, *, task: jtrees.tasks.Task, balance: float) -> jtrees.Method:
+def soft_decision_tree(depth: int, *, task: Task = Regression(), balance: float | jax.Array = 0.1) -> Method:
     """Returns the method, for :func:`jtrees.train`.
 
     Args:
       depth: depth of the tree.
-      task: the task, such as regression.
+      task: what is predicted, and by which loss.
       balance: strength of the penalty on splits that send most samples to one side. Each level has half the strength
         of the level above.
     """
     kind, nodes = leaves.kind_of("constant", task), topology.num_nodes(depth)
     strength = jnp.concatenate([jnp.full(2**level, balance / 2**level) for level in range(depth)])
 
-    def init(batch: jtrees.Batch, *, key: jax.Array) -> SoftTree:
+    def init(batch: Batch, *, key: jax.Array) -> SoftTree:
         task.check(batch.y)
         splits_key, leaves_key = jax.random.split(key)
         splits = jax.random.normal(splits_key, (nodes, batch.x.shape[1] + 1), batch.x.dtype) / batch.x.shape[1] ** 0.5
         values = kind.start(leaves_key, nodes + 1, batch.x, batch.y, task.shape)
-        tree = jtrees.ObliqueTree(splits[:, 1:], splits[:, 0], values)
+        tree = ObliqueTree(splits[:, 1:], splits[:, 0], values)
         return SoftTree(tree, jnp.zeros(nodes, batch.x.dtype))
 
-    def loss(params: SoftTree, batch: jtrees.Batch, *, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def loss(params: SoftTree, batch: Batch, *, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         tree, (x, y, weight) = params.sharpened(), batch
         expected, leaf = ops.expected_loss(tree.weights, tree.bias, tree.leaves, x, y, weight=weight)
         # alpha_j is the share of the samples at node j that go right. The penalty is the cross entropy between alpha_j
         # and one half (their equation 5).
         right = jax.nn.sigmoid(ops.scores(tree.weights, tree.bias, x))
         reach = routing.reach_probabilities(right)[:nodes]
-        share = (reach * right).sum(1) / reach.sum(1)
+        tiny = jnp.finfo(right.dtype).tiny
+        share = (reach * right).sum(1) / jnp.maximum(reach.sum(1), tiny)
+        share = jnp.clip(share, _SMALLEST, 1 - _SMALLEST)  # no sample, or only samples of one side, may reach a split
         penalty = -(jnp.log(share) + jnp.log1p(-share)) / 2
         return expected + (strength * penalty).sum(), tree.leaves.criterion(leaf, x, y, weight)
 
-    def harden(params: SoftTree, batch: jtrees.Batch) -> jtrees.ObliqueTree:
+    def harden(params: SoftTree, batch: Batch) -> ObliqueTree:
         return params.sharpened().refit(*batch)
 
-    return jtrees.Method(init, loss, harden)
+    return Method(init, loss, harden)
 
 
 @pytree.dataclass(kw_only=True)
-class SoftDecisionTree(jtrees.Recipe):
+class SoftDecisionTree(Recipe):
     """The hard tree of a soft decision tree that Adam trains on mini-batches.
 
     Each start first has a trial: a tenth of the updates on four fifths of the rows. The start with the lowest held-out
@@ -89,6 +97,12 @@ class SoftDecisionTree(jtrees.Recipe):
       learning_rate: learning rate of Adam.
       balance: strength of the penalty on splits that send most samples to one side.
       starts: number of random initial parameters to choose from.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> recipe = jtrees.SoftDecisionTree(depth=1, starts=1, epochs=60)
+      >>> jtrees.fit(recipe, x, np.sign(x[:, 0]), key=jax.random.key(0)).tree
+      ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
     depth: int = options.depth(4)

@@ -1,0 +1,213 @@
+"""GRANDE: hard axis-aligned trees whose weights depend on the leaves that a sample reaches.
+
+The source is Marton, Lüdtke, Bartelt & Stuckenschmidt, "GRANDE: Gradient-Based Decision Tree Ensembles for Tabular
+Data", ICLR 2024, which extends GradTree (AAAI 2024) to ensembles. ``grande`` is the method for :func:`jtrees.train`,
+and ``GRANDE`` is the recipe.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import optax
+
+from jtrees import io, losses, pytree, routing, topology, training, validation as checks
+from jtrees.forest import Forest
+from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
+from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
+from jtrees.search.minibatch import Schedule, Training, evaluated
+from jtrees.search.precondition import stopped_early
+from jtrees.search.recipe import fitted_soft_model
+from jtrees.soft_model import SoftModel
+from jtrees.tasks import Regression, Task
+from jtrees.training import Batch
+
+_EXCLUDED = -1e4  # logit of a feature that a tree does not see; its probability and gradient stay 0
+_START = 0.05  # standard deviation of initial leaf values and leaf weights
+_PATIENCE = 4  # a trial of early stopping ends after 1 / _PATIENCE of its updates without a lower loss
+
+
+@io.part
+@pytree.dataclass
+class WeightedTrees:
+    """Hard axis-aligned trees with a weight for each leaf.
+
+    Attributes:
+      logits: ``(trees, nodes, p)``. A split has the feature with the largest logit.
+      thresholds: threshold of each feature at each split, ``(trees, nodes, p)``.
+      values: values of the leaves, ``(trees, leaves)`` or ``(trees, leaves, k)``.
+      leaf_weights: logits of the trees' weights, for each leaf, ``(trees, leaves)``.
+    """
+
+    logits: Float[Array, "trees nodes p"]
+    thresholds: Float[Array, "trees nodes p"]
+    values: Float[Array, "trees leaves *k"]
+    leaf_weights: Float[Array, "trees leaves"]
+
+    def choices(self) -> Float[Array, "trees nodes p"]:
+        """Returns 1 for the feature of a split and 0 for others. The gradient is that of the entmax of the logits."""
+        soft = routing.entmax(self.logits)
+        hard = jax.nn.one_hot(self.logits.argmax(-1), self.logits.shape[-1], dtype=soft.dtype)
+        return soft + jax.lax.stop_gradient(hard - soft)
+
+    def splits(self) -> tuple[Float[Array, "trees nodes p"], Float[Array, "trees nodes"]]:
+        """Returns the weights and biases of the splits: ``x_j - threshold_j`` for feature j."""
+        choices = self.choices()
+        return choices, -(choices * self.thresholds).sum(-1)
+
+    def sides(self, x: Float[Array, "n p"]) -> Float[Array, "trees nodes n"]:
+        """Returns 1 for a sample that goes right at a split, and 0 for others. The gradient is that of a softsign."""
+        weights, bias = self.splits()
+        z = jnp.einsum("tjp,np->tjn", weights, x, precision="highest") + bias[..., None]
+        soft = (z / (1 + jnp.abs(z)) + 1) / 2
+        return soft + jax.lax.stop_gradient(routing.hard_step(z).astype(soft.dtype) - soft)
+
+    def outputs(self, x: Float[Array, "n p"], kept: Array | None = None) -> Float[Array, "n *k"]:
+        """Returns the mean of the values of the reached leaves, weighted by a softmax of their weights.
+
+        ``kept`` says whether a tree takes part, ``(trees,)`` bool; None: all trees do.
+        """
+        values = self.values.reshape(*self.leaf_weights.shape, -1)
+        leaves = jnp.concatenate([self.leaf_weights[..., None], values], axis=-1)
+        reached = lambda right, leaves: jnp.matmul(leaves.T, routing.leaf_probabilities(right), precision="highest")
+        answers = jax.vmap(reached)(self.sides(x), leaves)
+        share = jax.nn.softmax(answers[:, :1], axis=0, where=None if kept is None else kept[:, None, None])
+        return (share * answers[:, 1:]).sum(0).T.reshape(len(x), *self.values.shape[2:])
+
+    @property
+    def params(self) -> tuple[Array, ...]:
+        """The numbers of the hard trees: a feature and a threshold for each split, values and weights of leaves."""
+        return self.logits[..., 0], self.thresholds[..., 0], self.values, self.leaf_weights
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.logits.shape[-1]
+
+    def __str__(self) -> str:
+        trees, nodes, _ = self.logits.shape[-3:]
+        return f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}"
+
+
+def grande(
+    depth: int, trees: int = 64, *, task: Task = Regression(), selected: float = 0.8, dropout: float | Array = 0.0
+) -> training.Method:
+    """Returns the GRANDE method; parameters are :class:`WeightedTrees`.
+
+    ``harden`` returns a ``Forest(combine="sum")`` with the trees' splits, whose leaves are refitted jointly. The method
+    assumes features of mean 0 and deviation 1, and regression targets of order 1. In classification, leaves hold
+    logits. The arguments are those of :class:`jtrees.GRANDE`.
+
+    Raises:
+      ValueError: for a number out of range.
+    """
+    depth, trees = checks.check_depth(depth), checks.check_count("trees", trees)
+    checks.check_share("selected", selected)
+    checks.check_part("dropout", dropout)
+
+    def init(batch: Batch, *, key: Array) -> WeightedTrees:
+        task.check(batch.y)
+        n, p = batch.x.shape
+        features_key, logits_key, rows_key, leaves_key = jax.random.split(key, 4)
+        shape = trees, topology.num_nodes(depth)
+        order = jax.vmap(lambda key: jax.random.permutation(key, p))(jax.random.split(features_key, trees))
+        excluded = order[:, None, :] >= max(1, round(selected * p))
+        logits = jax.random.uniform(logits_key, (*shape, p), batch.x.dtype)
+        weight = None if batch.weight is None else batch.weight / batch.weight.sum()
+        thresholds = batch.x[jax.random.choice(rows_key, n, shape, p=weight)]
+        count = math.prod(task.shape) + 1
+        leaves = _START * jax.random.normal(leaves_key, (trees, topology.num_leaves(depth), count), batch.x.dtype)
+        values = leaves[..., 1:].reshape(*leaves.shape[:2], *task.shape)
+        return WeightedTrees(jnp.where(excluded, _EXCLUDED, logits), thresholds, values, leaves[..., 0])
+
+    def loss(params: WeightedTrees, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        drawn = jax.random.uniform(key, (trees,))
+        kept = (drawn >= dropout) | (drawn == drawn.max())  # at least one tree takes part
+        value = losses.weighted_mean(task.loss(params.outputs(batch.x, kept), batch.y), batch.weight)
+        return value, value
+
+    return training.Method(init, loss, lambda params, batch: additive(params, batch, task))
+
+
+def additive(params: WeightedTrees, batch: Batch, task: Task) -> Forest:
+    """Returns the sum of trees with the same splits, whose leaves are refitted jointly."""
+    weights, bias = params.splits()
+    return hardened(Ensemble(weights, bias, params.values / len(params.values)), batch, task)
+
+
+@io.model
+@pytree.dataclass(repr=False)
+class GRANDEModel(SoftModel):
+    """Fitted hard trees with weights that depend on the sample; the network is :class:`WeightedTrees`."""
+
+
+@pytree.dataclass(kw_only=True)
+class GRANDE(Recipe):
+    """GRANDE's recipe: hard axis-aligned trees with weights for each sample, trained jointly.
+
+    The search trains on mini-batches with Adam. Early stopping chooses the number of updates, as in
+    :class:`jtrees.TEL`. Features are scaled to mean 0 and deviation 1, regression targets to [0, 1]. The paper has four
+    learning rates and a focal loss; here all parameters have one rate, and the loss is that of the task.
+
+    Attributes:
+      depth: depth of the trees, 1 to 16.
+      trees: number of trees. The paper has 2048.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`, but 40 passes.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
+      learning_rate: learning rate of Adam.
+      selected: share of the features that a tree sees, above 0 and at most 1.
+      dropout: probability that a tree does not take part in an update, in [0, 1).
+      hard: whether the model is a forest whose trees have constant weights, with leaves refitted jointly. It can be
+        exported and explained like other forests.
+      early_stopping: whether a trial run chooses the number of updates, as in :class:`jtrees.TEL`.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> fit = jtrees.fit(jtrees.GRANDE(depth=1, trees=2, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> fit.model
+      GRANDEModel(trees=2, depth=1, features=1, Regression(), parameters=12)
+    """
+
+    depth: int = options.depth(5)
+    trees: int = options.count(64)
+    epochs: int | None = options.optional_count(None)
+    batch_size: int = options.count(256)
+    learning_rate: float = options.positive(0.02)
+    selected: float = options.share(0.8)
+    dropout: float = options.part(0.2)
+    hard: bool = options.flag(False)
+    early_stopping: bool = options.flag(True)
+
+    passes = 40
+
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        tree_size = topology.num_leaves(self.depth) * (2 * shape[1] + math.prod(task.shape))
+        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
+
+    def tree_leaves(self, task: Task) -> None:
+        return None
+
+    async def search(self, problem: Problem) -> Fitted:
+        return await stopped_early(problem, 0.0, self.early_stopping, self._restored)
+
+    def training(self, run: Run) -> Training:
+        """Returns the training of a run."""
+        schedule = Schedule.of(len(run.batch.x), self.epochs, self.batch_size, passes=self.passes)
+        return Training(
+            grande(self.depth, self.trees, task=run.task, selected=self.selected, dropout=self.dropout),
+            optax.adam(self.learning_rate),
+            schedule,
+            loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
+            model=(lambda params, batch: additive(params, batch, run.task)) if self.hard else lambda params, _: params,
+            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+        )
+
+    def _restored(self, problem: Problem, fitted: Fitted, _: Preconditioning | None) -> Fitted:
+        if not self.hard:
+            return fitted_soft_model(problem, fitted, GRANDEModel, Report())
+        if (data := problem.data) is None:
+            return fitted
+        with problem.finishing():
+            model = data.scaling.restore(fitted.scaled)
+            return fitted._replace(model=model, loss=data.loss(model), report=Report())

@@ -1,0 +1,215 @@
+"""NODE: layers of soft oblivious trees, in which all splits of a level are equal.
+
+The source is Popov, Morozov & Babenko, "Neural Oblivious Decision Ensembles for Deep Learning on Tabular Data", ICLR
+2020. ``node`` is the method for :func:`jtrees.train`, and ``NODE`` is the recipe. The model stays soft.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import optax
+
+from jtrees import io, losses, pytree, routing, topology, training, validation as checks
+from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
+from jtrees.search.minibatch import Schedule, Training, evaluated
+from jtrees.search.precondition import stopped_early
+from jtrees.search.recipe import fitted_soft_model
+from jtrees.soft_model import SoftModel
+from jtrees.tasks import Regression, Task
+from jtrees.training import Batch
+
+_FIRST_ROWS = 1024  # rows of the data-aware initialisation
+_PATIENCE = 4  # a trial of early stopping ends after 1 / _PATIENCE of its updates without a lower loss
+
+
+@io.part
+@pytree.dataclass
+class ObliviousTrees:
+    """A layer of soft oblivious trees.
+
+    Attributes:
+      logits: ``(trees, depth, q)``. Their entmax is the weight of each of q features at a level.
+      threshold: thresholds of the weighted features, ``(trees, depth)``.
+      log_scale: logarithms of the widths of the steps, ``(trees, depth)``.
+      responses: values of the leaves, ``(trees, leaves)`` or ``(trees, leaves, k)``.
+    """
+
+    logits: Float[Array, "trees depth q"]
+    threshold: Float[Array, "trees depth"]
+    log_scale: Float[Array, "trees depth"]
+    responses: Float[Array, "trees leaves *k"]
+
+    def features(self, x: Float[Array, "n q"]) -> Float[Array, "depth trees n"]:
+        """Returns the weighted feature of each level (eq. 2)."""
+        return jnp.einsum("tdq,nq->dtn", routing.entmax(self.logits), x, precision="highest")
+
+    def outputs(self, x: Float[Array, "n q"]) -> Float[Array, "n trees *k"]:
+        """Returns the output of each tree: its responses weighted by products of steps (eq. 4 and 5)."""
+        t = (self.features(x) - self.threshold.T[..., None]) * jnp.exp(-self.log_scale.T)[..., None]
+        right = routing.entmax_step(t)
+        # To sum over the lower levels first took half the time of a sum over all leaves on a CPU.
+        middle = len(right) // 2
+        upper, lower = _combinations(right[:middle]), _combinations(right[middle:])
+        shape = len(self.responses), len(upper), len(lower), *self.responses.shape[2:]
+        values = jnp.einsum("btn,tab...->tna...", lower, self.responses.reshape(shape), precision="highest")
+        return jnp.einsum("atn,tna...->nt...", upper, values, precision="highest")
+
+
+def _combinations(right: Float[Array, "levels trees n"]) -> Float[Array, "leaves trees n"]:
+    """Returns the probabilities of all combinations of sides, the first level outermost."""
+    reach = jnp.ones_like(right, shape=(1, *right.shape[1:]))
+    for side in right:
+        reach = topology.interleave(reach * (1 - side), reach * side)
+    return reach
+
+
+def _with(x: Array, outputs: Array) -> Array:
+    """Returns the features with the outputs of a layer appended."""
+    return jnp.concatenate([x, outputs.reshape(len(x), -1)], axis=1)
+
+
+@io.part
+@pytree.dataclass
+class ObliviousLayers:
+    """Layers of soft oblivious trees. A layer sees x and the outputs of all layers before it.
+
+    Attributes:
+      params: the layers.
+    """
+
+    params: tuple[ObliviousTrees, ...]
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """Returns the mean output of the trees of all layers."""
+        outputs, seen = [], x
+        for layer in self.params:
+            outputs.append(layer.outputs(seen))
+            seen = _with(seen, outputs[-1])
+        return jnp.concatenate(outputs, axis=1).mean(1)
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.params[0].logits.shape[-1]
+
+    def __str__(self) -> str:
+        trees, depth, p = self.params[0].logits.shape[-3:]
+        return f"layers={len(self.params)}, trees={trees}, depth={depth}, features={p}"
+
+
+def random_layer(key: Array, x: Float[Array, "n q"], trees: int, depth: int, outputs: tuple[int, ...]) -> Any:
+    """Returns a layer for the first samples, none of which is beyond the end of a step (section 3.3).
+
+    Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
+    """
+    logits_key, rows_key, responses_key = jax.random.split(key, 3)
+    logits = jax.random.uniform(logits_key, (trees, depth, x.shape[1]), x.dtype)
+    responses = jax.random.normal(responses_key, (trees, topology.num_leaves(depth), *outputs), x.dtype)
+    zeros = jnp.zeros((trees, depth), x.dtype)
+    features = jnp.swapaxes(ObliviousTrees(logits, zeros, zeros, responses).features(x), 0, 1)
+    rows = jax.random.randint(rows_key, (trees, depth, 1), 0, len(x))
+    threshold = jnp.take_along_axis(features, rows, axis=-1)
+    distance = jnp.abs(features - threshold).max(-1)
+    scale = jnp.where(distance > 0, distance, 1)
+    return ObliviousTrees(logits, threshold[..., 0], jnp.log(scale), responses)
+
+
+def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regression()) -> training.Method:
+    """Returns the NODE method; parameters are :class:`ObliviousLayers`.
+
+    ``harden`` returns None, because the model stays soft. The method assumes features of mean 0 and deviation 1, and
+    regression targets of order 1. In classification, responses are logits. The arguments are those of
+    :class:`jtrees.NODE`.
+
+    Raises:
+      ValueError: for a number out of range.
+    """
+    checks.check_depth(depth)
+    trees, layers = checks.check_count("trees", trees), checks.check_count("layers", layers)
+
+    def init(batch: Batch, *, key: Array) -> ObliviousLayers:
+        task.check(batch.y)
+        weight = None if batch.weight is None else batch.weight / batch.weight.sum()
+        rows_key, *keys = jax.random.split(key, layers + 1)
+        n = len(batch.x)
+        x = batch.x[jax.random.choice(rows_key, n, (min(n, _FIRST_ROWS),), p=weight)]
+        params: tuple[ObliviousTrees, ...] = ()
+        for layer_key in keys:
+            params += (random_layer(layer_key, x, trees, depth, task.shape),)
+            x = _with(x, params[-1].outputs(x))
+        return ObliviousLayers(params)
+
+    def loss(params: ObliviousLayers, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
+        value = losses.weighted_mean(task.loss(params.outputs(batch.x), batch.y), batch.weight)
+        return value, value
+
+    return training.Method(init, loss, lambda params, batch: None)
+
+
+@io.model
+@pytree.dataclass(repr=False)
+class NODEModel(SoftModel):
+    """Fitted soft oblivious trees; the network is an :class:`ObliviousLayers`."""
+
+
+@pytree.dataclass(kw_only=True)
+class NODE(Recipe):
+    """NODE's recipe: layers of soft oblivious trees, trained jointly.
+
+    The search trains on mini-batches with Adam; the paper has a quasi-hyperbolic Adam. Early stopping chooses the
+    number of updates, as in :class:`jtrees.TEL`. Features are scaled to mean 0 and deviation 1; the paper maps them to
+    normal quantiles. Regression targets are scaled to [0, 1].
+
+    Attributes:
+      depth: depth of the trees, 1 to 16.
+      trees: number of trees of a layer. The paper has 2048 trees in all.
+      layers: number of layers. A layer sees the features and the outputs of all layers before it.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`, but 40 passes.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
+      learning_rate: learning rate of Adam.
+      early_stopping: whether a trial run chooses the number of updates, as in :class:`jtrees.TEL`.
+
+    Example:
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> fit = jtrees.fit(jtrees.NODE(depth=1, trees=2, epochs=20), x, np.sign(x[:, 0]), key=jax.random.key(0))
+      >>> fit.model
+      NODEModel(layers=1, trees=2, depth=1, features=1, Regression(), parameters=10)
+    """
+
+    depth: int = options.depth(5)
+    trees: int = options.count(64)
+    layers: int = options.count(1)
+    epochs: int | None = options.optional_count(None)
+    batch_size: int = options.count(256)
+    learning_rate: float = options.positive(0.02)
+    early_stopping: bool = options.flag(True)
+
+    passes = 40
+
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        outputs = math.prod(task.shape)
+        widest = shape[1] + (self.layers - 1) * self.trees * outputs  # features that the last layer sees
+        tree_size = topology.num_leaves(self.depth) * outputs + self.depth * widest
+        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
+
+    def tree_leaves(self, task: Task) -> None:
+        return None
+
+    async def search(self, problem: Problem) -> Fitted:
+        finish = lambda problem, fitted, _: fitted_soft_model(problem, fitted, NODEModel, Report())
+        return await stopped_early(problem, 0.0, self.early_stopping, finish)
+
+    def training(self, run: Run) -> Training:
+        """Returns the training of a run."""
+        schedule = Schedule.of(len(run.batch.x), self.epochs, self.batch_size, passes=self.passes)
+        return Training(
+            node(self.depth, self.trees, self.layers, task=run.task),
+            optax.adam(self.learning_rate),
+            schedule,
+            loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
+            model=lambda params, batch: params,
+            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+        )

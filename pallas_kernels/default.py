@@ -1,0 +1,253 @@
+"""Decides what runs by default on an accelerator: XLA or a kernel.
+
+The first call of a kind of work decides for the process, and for later processes if programs are kept in a folder
+(``jax_compilation_cache_dir``). Work has a kind of device, a kernel and sizes. In this order:
+
+1. the sizes that won a committed benchmark (``winners.json``);
+2. a decision of an earlier process, from the folder;
+3. a timing on made data, within :data:`SECONDS`, if the device is here;
+4. the estimate of ``estimate.py``.
+
+The first process decides for all processes. ``JTREES_KERNELS=measured`` stops after the first step, and
+``JTREES_KERNELS=xla`` before it. A CPU always runs XLA, and decides nothing.
+"""
+
+from collections.abc import Callable, Sequence
+import contextlib
+import json
+import os
+from pathlib import Path
+import re
+import tempfile
+import threading
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import distributed as coordinator
+
+from pallas_kernels import estimate, timing
+from pallas_kernels.config import HEURISTIC, Config, Sizes, device_kind, measured
+from pallas_kernels.unsupported import Unsupported
+
+MODES = ("auto", "measured", "xla")
+SECONDS = 2.0  # for all candidates of a kind of work
+_MOST = 2**20  # samples of the largest bucket; times beyond are proportional
+_WAIT = 60_000  # milliseconds for which a process waits for the decision of the first process
+_PLATFORMS = {"tpu": "mosaic_tpu", "gpu": "triton", "cuda": "triton"}
+Key = tuple[str, str, Sizes]  # kind of device, kernel, sizes
+_DECISIONS: dict[Key, "Decision"] = {}
+_LOCK = threading.Lock()
+
+
+class Decision(NamedTuple):
+    """What runs by default for a kind of work.
+
+    Attributes:
+      device: kind of device.
+      kernel: name of the kernel.
+      sizes: sizes of the calls, with the largest number of samples of their bucket.
+      config: the kernel's sizes of blocks; None: XLA.
+      reason: why.
+    """
+
+    device: str
+    kernel: str
+    sizes: Sizes
+    config: Config | None
+    reason: str
+
+    def __str__(self) -> str:
+        name = "XLA" if self.config is None else self.config.backend
+        sizes = ", ".join(f"{name} = {value:,}" for name, value in self.sizes._asdict().items())
+        return f"{self.kernel} on {self.device} ({sizes}): {name}. {self.reason}"
+
+
+class Decisions(tuple[Decision, ...]):
+    """Decisions of this process; ``print`` shows one in each line."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "No decision yet: nothing ran on an accelerator, or all was requested."
+
+    __str__ = __repr__
+
+
+def choices() -> Decisions:
+    """Returns what this process chose to run by default on accelerators, and why."""
+    return Decisions(_DECISIONS.values())
+
+
+def forget() -> None:
+    """Drops the decisions of this process, but not those in the folder."""
+    _DECISIONS.clear()
+
+
+def mode() -> str:
+    """Returns the value of ``JTREES_KERNELS``.
+
+    Raises:
+      ValueError: for an unknown value.
+    """
+    value = os.environ.get("JTREES_KERNELS") or "auto"
+    if value not in MODES:
+        raise ValueError(f"JTREES_KERNELS must be one of {', '.join(map(repr, MODES))}, got {value!r:.80}")
+    return value
+
+
+def default(kernel: str, sizes: Sizes, check: Callable[[Config], None], not_by: Sequence[str] = ()) -> Config | None:
+    """Returns the kernel that runs by default, or None for XLA.
+
+    Args:
+      kernel: name of the kernel.
+      sizes: sizes of the call.
+      check: raises :class:`Unsupported` for a configuration that cannot run the call.
+      not_by: backends that cannot run the kernel at any size.
+    """
+    if (how := mode()) == "xla":
+        return None
+    winner = measured(kernel)
+    if winner is not None and winner.holds(sizes):
+        return winner.config if winner.config.interpret or winner.config.backend not in not_by else None
+    abstract = jax.sharding.get_abstract_mesh().abstract_device
+    platform = abstract.platform if abstract else jax.default_backend()
+    backend = _PLATFORMS.get(platform)
+    if how == "measured" or backend is None or backend in not_by or kernel not in estimate.WORK[backend]:
+        return None
+    here = None if abstract else timing.seconds_of
+    return decide(kernel, bucket(sizes), backend, check, here).config
+
+
+def bucket(sizes: Sizes) -> Sizes:
+    """Returns sizes in which the number of samples is rounded up to a power of two, at most 2^20."""
+    return sizes._replace(n=min(_MOST, 1 << (sizes.n - 1).bit_length()))
+
+
+def decide(
+    kernel: str,
+    sizes: Sizes,
+    backend: str,
+    check: Callable[[Config], None],
+    seconds_of: timing.SecondsOf | None,
+    limit: float = SECONDS,
+) -> Decision:
+    """Returns the decision for a kind of work, which is made once.
+
+    Args:
+      kernel: name of the kernel.
+      sizes: sizes of the bucket.
+      backend: backend of the kernels.
+      check: raises :class:`Unsupported` for a configuration that cannot run the sizes.
+      seconds_of: times a candidate; None if the device is not here.
+      limit: seconds for all timings.
+    """
+    key = device_kind(), kernel, sizes
+    with _LOCK:
+        if key not in _DECISIONS:
+            make = lambda: _decided(key, backend, check, seconds_of, limit)
+            _DECISIONS[key] = make() if seconds_of is None else _agreed(key, make, _estimated(key, backend, check))
+        return _DECISIONS[key]
+
+
+def _decided(key: Key, backend: str, check: Any, seconds_of: timing.SecondsOf | None, limit: float) -> Decision:
+    rule = _estimated(key, backend, check)
+    if seconds_of is None:
+        return rule
+    if (stored := _read(key)) is not None:
+        return stored
+    configs = [config for config in candidates(backend) if _runs(check, config)]
+    if not configs:
+        return rule
+    times, notes = timing.timed(key[1], key[2], [None, *configs], seconds_of, limit)
+    if None not in times or len(times) == 1:
+        why = f"Nothing to compare within {limit:g} s: {notes}" if notes else f"No timing within {limit:g} s."
+        return rule._replace(reason=f"{rule.reason} {why}")
+    best = min(times, key=lambda config: times[config])
+    texts = [f"{'XLA' if config is None else config.backend} {1e3 * value:.3g} ms" for config, value in times.items()]
+    decision = Decision(*key, best, f"Timed: {', '.join(texts)}.{f' {notes}' if notes else ''}")
+    _write(key, decision)
+    return decision
+
+
+def candidates(backend: str) -> list[Config]:
+    """Returns the sizes of blocks to time, the most promising first."""
+    first = HEURISTIC[backend]
+    tile = 32 if backend == "triton" else 1024
+    return [first, Config(**{**first.__dict__, "tile": tile})]
+
+
+def _estimated(key: Key, backend: str, check: Any) -> Decision:
+    kind, kernel, sizes = key
+    config, chip = HEURISTIC[backend], estimate.chip_of(kind)
+    if chip is None:
+        return Decision(*key, None, "No figures for this kind of device.")
+    if not _runs(check, config):
+        return Decision(*key, None, "The kernel does not support these sizes.")
+    seconds = estimate.estimated(kernel, sizes, chip)
+    text = f"Estimated: XLA at least {1e3 * seconds.plain:.3g} ms, the kernel {1e3 * seconds.kernel:.3g} ms."
+    if not seconds.plain:
+        text = "Estimated: XLA can keep its arrays in fast memory."
+    return Decision(*key, config if seconds.wins else None, text)
+
+
+def _runs(check: Callable[[Config], None], config: Config) -> bool:
+    try:
+        check(config)
+    except Unsupported:
+        return False
+    return True
+
+
+def _agreed(key: Key, make: Callable[[], Decision], rule: Decision) -> Decision:
+    """Returns the decision of the first process; the estimate if it does not come."""
+    client = coordinator.global_state.client
+    if client is None or jax.process_count() == 1:
+        return make()
+    name = f"jtrees-kernels/{_name(key)}"
+    if jax.process_index() == 0:
+        decision = make()
+        client.key_value_set(name, _text(decision))
+        return decision
+    with contextlib.suppress(Exception):  # the first process may be gone, or does other work
+        return _parsed(key, client.blocking_key_value_get(name, _WAIT))
+    return rule._replace(reason=f"{rule.reason} The first process decided nothing.")
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def _name(key: Key) -> str:
+    kind, kernel, sizes = key
+    return re.sub(r"\W+", "-", f"{kind}-{kernel}-{'-'.join(map(str, sizes))}-jax-{jax.__version__}")
+
+
+def _file(key: Key) -> Path | None:
+    folder = jax.config.jax_compilation_cache_dir
+    return None if not folder or "://" in str(folder) else Path(folder) / "kernels" / f"{_name(key)}.json"
+
+
+def _text(decision: Decision) -> str:
+    config = None if decision.config is None else decision.config.__dict__
+    return json.dumps({"config": config, "reason": decision.reason})
+
+
+def _parsed(key: Key, text: str) -> Decision:
+    entry = json.loads(text)
+    return Decision(*key, None if entry["config"] is None else Config(**entry["config"]), str(entry["reason"]))
+
+
+def _read(key: Key) -> Decision | None:
+    """Returns a stored decision; None if there is none, or it cannot be read."""
+    file = _file(key)
+    try:
+        return None if file is None else _parsed(key, file.read_text())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write(key: Key, decision: Decision) -> None:
+    if (file := _file(key)) is None:
+        return
+    with contextlib.suppress(OSError):  # the decision holds for this process in any case
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as part:
+            part.write(_text(decision))
+        os.replace(part.name, file)

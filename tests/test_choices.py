@@ -1,0 +1,224 @@
+"""What runs by default on an accelerator: timings on a made device, estimates, files, and nothing at all on a CPU."""
+
+from concurrent.futures import ThreadPoolExecutor
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jtrees
+import pallas_kernels as kernels
+from pallas_kernels import Sizes, Unsupported, default, estimate, timing
+from pallas_kernels.config import HEURISTIC
+
+KINDS = {"v5e": "TPU v5 lite", "v6e": "TPU v6 lite", "H100": "NVIDIA H100 80GB HBM3"}
+LARGE = Sizes(65_536, 32, 8, 1)
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """Each test begins without a decision, with an empty folder."""
+    default.forget()
+    monkeypatch.delenv("JTREES_KERNELS", raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    default.forget()
+
+
+def on(kind):
+    """Context of a made device, on which nothing can run."""
+    platform = "tpu" if kind.startswith("TPU") else "cuda"
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
+def accept(config):
+    """A check that refuses nothing."""
+
+
+FIRST, SECOND = default.candidates("mosaic_tpu")
+MADE = {None: 3e-3, FIRST: 2e-3, SECOND: 1e-3}
+
+
+def decide(times, kernel="path_sum", sizes=LARGE, **options):
+    """The decision on a made TPU, where a candidate takes its seconds, or fails with its error."""
+    calls = []
+
+    def seconds_of(kernel, sizes, candidate):
+        calls.append(candidate)
+        if isinstance(times[candidate], Exception):
+            raise times[candidate]
+        return times[candidate]
+
+    with on("TPU v9"):
+        return default.decide(kernel, sizes, "mosaic_tpu", accept, seconds_of, **options), calls
+
+
+@pytest.mark.parametrize(
+    ("times", "best"), [(MADE, SECOND), (MADE | {SECOND: 9.0}, FIRST), (MADE | {None: 1e-4}, None)]
+)
+def test_the_fastest_candidate_is_chosen(times, best):
+    decision, calls = decide(times)
+    assert decision.config == best and calls == [None, FIRST, SECOND]
+    assert "Timed: XLA" in decision.reason
+
+
+def test_a_kind_of_work_is_timed_once():
+    first, _ = decide(MADE)
+    second, calls = decide(MADE | {None: 0.0})
+    assert second is first and calls == []
+    _, calls = decide(MADE, sizes=LARGE._replace(p=33))
+    assert calls
+    assert len(kernels.choices()) == 2 and "path_sum on TPU v9" in str(jtrees.kernels.choices())
+
+
+def test_a_candidate_that_fails_is_skipped_with_a_note():
+    decision, _ = decide(MADE | {SECOND: RuntimeError("out of memory")})
+    assert decision.config == FIRST and "failed: RuntimeError: out of memory" in decision.reason
+
+
+def test_without_a_time_of_xla_the_estimate_decides():
+    decision, _ = decide(MADE | {None: RuntimeError("out of memory")})
+    assert decision.config is None and "No figures for this kind of device." in decision.reason
+
+
+def test_timings_end_at_the_limit():
+    """By a fake clock. A time that comes after the limit does not count."""
+    now = iter([0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 2.5, 2.5])
+    times, notes = timing.timed("path_sum", LARGE, [None, FIRST, SECOND], lambda *_: 1.0, 1.0, lambda: next(now))
+    assert list(times) == [None] and not notes
+
+
+def test_decisions_are_kept_in_a_folder(folder):
+    first, _ = decide(MADE)
+    [file] = (folder / "kernels").glob("*.json")
+    assert jax.__version__.replace(".", "-") in file.name
+    default.forget()
+    second, calls = decide(MADE)
+    assert second == first and calls == []
+    file.write_text('{"config": 3')  # a damaged file is replaced
+    default.forget()
+    third, calls = decide(MADE)
+    assert third == first and calls and json.loads(file.read_text())["config"]["tile"] == SECOND.tile
+
+
+def test_the_first_process_decides_for_all(monkeypatch):
+    """Two processes with a common store; the second process would decide otherwise."""
+    store = {}
+    jax.config.update("jax_compilation_cache_dir", None)
+
+    class Client:
+        def key_value_set(self, name, value):
+            store[name] = value
+
+        def blocking_key_value_get(self, name, timeout):
+            return store[name]
+
+    monkeypatch.setattr(default.coordinator.global_state, "client", Client())
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    decisions = []
+    for process, times in enumerate((MADE, MADE | {None: 1e-9})):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        default.forget()
+        decisions.append(decide(times)[0])
+    assert decisions[0] == decisions[1] and decisions[1].config == SECOND
+    store.clear()
+    default.forget()
+    assert "The first process decided nothing." in decide(MADE)[0].reason
+
+
+def test_threads_agree():
+    with ThreadPoolExecutor(4) as pool:
+        decisions = list(pool.map(lambda _: decide(MADE)[0], range(8)))
+    assert all(decision is decisions[0] for decision in decisions)
+
+
+@pytest.mark.parametrize("kernel", timing.FORWARD)
+def test_programs_of_timings_run(kernel):
+    assert timing.seconds_of(kernel, Sizes(64, 3, 2, 1), None) > 0
+
+
+# --- Estimates -------------------------------------------------------------------------------------------------------
+
+KERNELS = {
+    "hard_routing": "hard_routing",
+    "gradient of soft_routing": "soft_routing",
+    "gradient of path_sum": "path_sum",
+    "step of expected_loss": "expected_loss",
+}
+
+
+def rows():
+    """The rows of the committed table of compilations: chip, kernel, sizes, bytes of XLA and of the kernel."""
+    from experiments.accelerators import TABLE
+
+    table = json.loads(TABLE.read_text())
+    for name, cost in table.items():
+        chip, _, rest = name.partition(", ")
+        if not name.endswith(", xla") or (kernel := KERNELS.get(rest.split(", n = ")[0])) is None:
+            continue
+        n, p, depth, k = (int(part.split()[-1]) for part in rest.split(", ")[1:-1])
+        fused = next(c for other, c in table.items() if other.startswith(name[:-3]) and other != name)
+        yield chip, kernel, Sizes(n, p, depth, k), cost.get("moved"), fused.get("moved")
+
+
+def test_estimates_agree_with_compiled_programs():
+    """Estimates favour XLA: its bytes are at most the compiled ones, and the kernel's bytes are at least these."""
+    ratios = {"xla": [], "kernel": []}
+    for chip, kernel, sizes, plain, fused in rows():
+        figures = estimate.chip_of(KINDS[chip])
+        if plain is not None:
+            ratios["xla"].append(plain / estimate.plain_bytes(kernel, sizes, figures))
+        if fused is not None and figures.backend == "mosaic_tpu":
+            ratios["kernel"].append(estimate.kernel_bytes(sizes, figures) / fused)
+    assert len(ratios["xla"]) > 50 and len(ratios["kernel"]) > 30
+    for name, values in ratios.items():
+        assert min(values) > 0.95 and max(values) < 4, name
+        assert np.median(values) < 1.8, name
+
+
+def test_kernels_that_run_without_a_timing():
+    """Of the large size of the table: the kernels with a gradient on TPUs, and none on an H100."""
+    chosen = {}
+    for chip, kernel, sizes, *_ in rows():
+        seconds = estimate.estimated(kernel, sizes, estimate.chip_of(KINDS[chip]))
+        chosen[chip, kernel, sizes.n] = seconds.wins
+    for kernel in KERNELS.values():
+        assert chosen["v5e", kernel, LARGE.n] == chosen["v6e", kernel, LARGE.n] == (kernel != "hard_routing")
+        assert not chosen["H100", kernel, LARGE.n]
+        assert not chosen["v5e", kernel, 4096]  # XLA can keep its arrays in fast memory
+
+
+def test_an_abstract_device_is_not_timed(monkeypatch):
+    with on(KINDS["v5e"]):
+        assert kernels.choose("expected_loss", None, LARGE).configs == (HEURISTIC["mosaic_tpu"],)
+        assert kernels.choose("expected_loss", None, LARGE._replace(n=4096)).configs == ()
+        assert kernels.choose("expected_loss", "xla", LARGE).configs == ()
+        for mode in ("xla", "measured"):
+            monkeypatch.setenv("JTREES_KERNELS", mode)
+            assert kernels.choose("expected_loss", None, LARGE).configs == ()
+        monkeypatch.setenv("JTREES_KERNELS", "fast")
+        with pytest.raises(ValueError, match="JTREES_KERNELS must be one of 'auto', 'measured', 'xla', got 'fast'"):
+            kernels.choose("expected_loss", None, LARGE)
+    assert all("Estimated" in decision.reason for decision in kernels.choices())
+
+
+def test_sizes_that_a_kernel_refuses_run_in_xla():
+    def refuse(config):
+        raise Unsupported("too large")
+
+    with on(KINDS["v5e"]):
+        decision = default.decide("path_sum", LARGE, "mosaic_tpu", refuse, None)
+    assert decision.config is None and "does not support" in decision.reason
+
+
+def test_nothing_is_decided_or_compiled_on_a_cpu(count_compilations, folder):
+    x = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+    tree = jax.device_put((x[:3], x[:3, 0], x[:4, :1]))
+    call = jax.jit(lambda x: jtrees.ops.soft(*tree, x))
+    assert count_compilations(call, x) == 1
+    assert kernels.choices() == () and "No decision yet" in str(kernels.choices())
+    assert not (folder / "kernels").exists()

@@ -1,0 +1,413 @@
+"""Routing against textbook definitions: walks, products over ancestors, sums over paths, all vectors of decisions."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import sweeps
+
+from jtrees import ops
+from jtrees.isotonic import prune_pav
+from jtrees.routing import (
+    expected_value,
+    leaf_index,
+    leaf_probabilities,
+    mean_size,
+    path_sum,
+    path_violations,
+    position,
+    reach_probabilities,
+    rewards,
+    traverse,
+    violation,
+)
+from jtrees.routing.inference import augmented_leaf, flips, flips_of
+from jtrees.routing.soft import leaf_weights
+
+# --- Soft ------------------------------------------------------------------------------------------------------------
+
+
+def draw_soft(depth, trailing=(), seed=0):
+    """Probabilities of going right (nodes, ...) and leaf values (leaves, ...), in float64."""
+    rng = np.random.default_rng(seed)
+    return rng.uniform(size=(2**depth - 1, *trailing)), rng.normal(size=(2**depth, *trailing))
+
+
+def test_probabilities_are_products_over_ancestors(x64):
+    drawn = [draw_soft(depth, trailing) for depth, trailing in [(1, (5,)), (3, ()), (3, (2, 3))]]
+    everything = lambda r, v: (
+        leaf_probabilities(r),
+        reach_probabilities(r),
+        expected_value(r, v),
+        leaf_weights(r, v[0]),
+    )
+    result = jax.tree.map(np.asarray, jax.jit(lambda drawn: [everything(*one) for one in drawn])(drawn))
+    for (right, values), (leaves, reach, value, weights) in zip(drawn, result, strict=True):
+        products, nodes = np.stack(oracles.leaf_probabilities(right)), len(right)
+        np.testing.assert_allclose(leaves, products, rtol=1e-13)
+        np.testing.assert_allclose(weights, values[0] * products, rtol=1e-13)
+        np.testing.assert_allclose(reach[nodes:], products, rtol=1e-13)
+        for node in range(nodes):  # what leaves a node has entered it
+            np.testing.assert_allclose(reach[2 * node + 1] + reach[2 * node + 2], reach[node], rtol=1e-13)
+        assert value.shape == right.shape[1:]
+        np.testing.assert_allclose(value, oracles.expected_value(right, values), rtol=1e-12, atol=1e-14)
+
+
+# Leaf values (leaves, ...) that broadcast against probabilities (7, 4) and (7, 2, 4).
+BROADCAST = [((4,), (1,)), ((1,), (4,)), ((2, 4), (1, 4)), ((2, 4), (2, 1))]
+
+
+def test_leaf_values_broadcast_and_so_do_their_gradients(x64):
+    drawn = [(draw_soft(3, right_axes)[0], draw_soft(3, value_axes)[1]) for right_axes, value_axes in BROADCAST]
+    squares = jax.value_and_grad(lambda r, v: jnp.square(expected_value(r, v)).sum(), (0, 1))
+    both = jax.jit(lambda drawn: [(expected_value(*one), squares(*one)[1]) for one in drawn])
+    for (right, values), (value, (by_right, by_value)) in zip(drawn, both(drawn), strict=True):
+        np.testing.assert_allclose(value, oracles.expected_value(right, values), rtol=1e-12)
+        squared = lambda r, v: (oracles.expected_value(r, v) ** 2).sum()
+        exact = oracles.exact_gradient(lambda r: squared(r, values), right)  # noqa: B023
+        np.testing.assert_allclose(by_right, exact, rtol=1e-10, atol=1e-13)
+        exact = oracles.exact_gradient(lambda v: squared(right, v), values)  # noqa: B023
+        np.testing.assert_allclose(by_value, exact, rtol=1e-10, atol=1e-13)
+
+
+COTANGENT = np.array([1.0, -2, 0.5])
+weighted_value = lambda r, v: (COTANGENT * expected_value(r, v)).sum()
+reverse, forward = (jax.jit(mode(weighted_value, (0, 1))) for mode in (jax.grad, jax.jacfwd))
+second = jax.jit(jax.hessian(lambda both: weighted_value(both[:7], both[7:]) ** 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinks", [False, True], ids=["inside", "zeros and ones"])
+def test_the_derivative_rule_five_ways(x64, kinks):
+    both = np.concatenate(draw_soft(3, (3,)))
+    if kinks:
+        both[:7:2] = np.round(both[:7:2])
+    plain = lambda both: (COTANGENT * oracles.expected_value(both[:7], both[7:])).sum()
+    exact = oracles.exact_gradient(plain, both)
+    for derivative in (reverse, forward):
+        np.testing.assert_allclose(np.concatenate(derivative(both[:7], both[7:])), exact, rtol=1e-11, atol=1e-13)
+    # The function is linear in every single entry.
+    np.testing.assert_allclose(exact, oracles.numeric_gradient(plain, both), atol=1e-8)
+    np.testing.assert_allclose(second(both).reshape(45, 45), oracles.hessian_of_square(plain, both), atol=1e-10)
+
+
+def test_the_gradient_holds_nothing_larger_than_one_number_a_node_and_sample():
+    depth, n = 5, 7
+    right, values = (jnp.asarray(a, jnp.float32) for a in draw_soft(depth, (n,)))
+    gradient = jax.grad(lambda r, v: expected_value(r, v).sum(), (0, 1))
+    sizes = list(oracles.sizes_in(jax.make_jaxpr(gradient)(right, values).jaxpr))
+    nodes = 2**depth - 1
+    assert nodes * n <= max(sizes) <= (2 * nodes + 1) * n
+
+
+# --- Hard: scores of small whole numbers are exact in float32, and many are zero -------------------------------------
+
+N, P = 40, 3
+# Programs that tests share: most of the time here is compilation.
+folded = jax.jit(leaf_index)
+both_ways = jax.jit(lambda weights, bias, x, scores: (ops.hard(weights, bias, x), leaf_index(scores)))
+
+
+def draw_splits(depth, seed=0, batch=()):
+    """Splits, samples and their scores."""
+    rng = np.random.default_rng(seed)
+    nodes = 2**depth - 1
+    shapes = [(*batch, nodes, P), (*batch, nodes), (*batch, N, P)]
+    weights, bias, x = (rng.integers(-2, 3, shape).astype(np.float32) for shape in shapes)
+    return weights, bias, x, weights @ np.swapaxes(x, -1, -2) + bias[..., None]
+
+
+@pytest.mark.parametrize("depth", sweeps.quick(range(1, 13), (1, 2, 5, 6, 7, 9, 12)))
+def test_both_ways_agree_with_the_walk(depth):
+    weights, bias, x, scores = draw_splits(depth)
+    assert (scores == 0).mean() > 0.05  # ties are part of this test
+    expected = oracles.walk(weights, bias, x)
+    for leaf in both_ways(weights, bias, x, scores):
+        assert leaf.dtype == jnp.int32
+        assert np.array_equal(leaf, expected)
+
+
+def test_any_number_of_folded_levels_gives_the_same_leaf(monkeypatch):
+    weights, bias, x, _ = draw_splits(5)
+
+    def with_levels(levels, *tree):
+        monkeypatch.setattr(ops, "FOLDED_LEVELS", levels)
+        return ops.hard(*tree)
+
+    tried = jax.jit(lambda *tree: [with_levels(levels, *tree) for levels in (1, 2, 3, 4, 5, 9)])
+    for leaf in tried(weights, bias, x):
+        assert np.array_equal(leaf, oracles.walk(weights, bias, x))
+
+
+@pytest.mark.parametrize("depth", [1, 8, 9, 16])  # around the width of the small integers inside
+def test_first_and_last_leaf_and_ties_which_go_left(depth):
+    scores = np.float32([1, -1, 0, -0.0]) * np.ones((2**depth - 1, 1), np.float32)
+    assert folded(scores).tolist() == [2**depth - 1, 0, 0, 0]
+
+
+def test_trailing_axes():
+    scores = np.random.default_rng(3).normal(size=(7, 2, 3)).astype(np.float32)
+    expected = np.array([[oracles.walk_scores(scores[:, i, j]) for j in range(3)] for i in range(2)])
+    assert np.array_equal(folded(scores), expected)
+    assert folded(scores[:, 0, 0]) == expected[0, 0]
+
+
+def test_vmap_over_trees():
+    weights, bias, x, scores = draw_splits(7, seed=4, batch=(2,))
+    expected = np.stack([oracles.walk(*one) for one in zip(weights, bias, x, strict=True)])
+    for leaf in jax.jit(jax.vmap(both_ways))(weights, bias, x, scores):
+        assert np.array_equal(leaf, expected)
+
+
+# --- Path sums: DGT, Algorithm 2 written out -------------------------------------------------------------------------
+
+
+def algorithm_2(scores, values, gradient):
+    """One sample: answer, and gradients in the scores and in the leaves; explicit softmax over leaves."""
+    leaves = len(values)
+    depth = leaves.bit_length() - 1
+    agree = np.array(
+        [
+            sum((1 if scores[j] > 0 else -1) * (1 if right else -1) for j, right in oracles.path_to(leaf, depth))
+            for leaf in range(leaves)
+        ],
+        np.float64,
+    )
+    softmax = np.exp(agree) / np.exp(agree).sum()
+    reached = oracles.walk_scores(scores)
+    assert agree[reached] == depth == agree.max()
+    gain = values.reshape(leaves, -1) @ np.atleast_1d(gradient)
+    d_agree = softmax * (gain - softmax @ gain)
+    d_scores = np.zeros(leaves - 1)
+    for leaf in range(leaves):
+        for j, right in oracles.path_to(leaf, depth):
+            d_scores[j] += d_agree[leaf] * (1 if right else -1) * (abs(scores[j]) <= 1)
+    d_values = np.zeros_like(values)
+    d_values[reached] = gradient
+    return values[reached], d_scores, d_values
+
+
+@pytest.mark.parametrize(("depth", "outputs", "window"), [(1, (), 1.0), (2, (1,), 0.25), (4, (), 1.0), (4, (3,), 3.0)])
+def test_forward_is_the_hard_tree_and_backward_is_algorithm_2(depth, outputs, window, x64):
+    """On scores divided by the window, through which no gradient flows."""
+    rng = np.random.default_rng(depth)
+    n, leaves = 20, 2**depth
+    scores, values = 1.5 * rng.normal(size=(leaves - 1, n)), rng.normal(size=(leaves, *outputs))
+    scores[0, :3] = 0, window, -window  # a tie goes left; at its edge the window still passes
+    gradient = rng.normal(size=(n, *outputs))
+    answer, pull_back = jax.vjp(jax.jit(path_sum), scores, values, window)
+    d_scores, d_values, d_window = map(np.asarray, pull_back(gradient))
+    one_by_one = [algorithm_2(scores[:, i] / window, values, gradient[i]) for i in range(n)]
+    np.testing.assert_array_equal(answer, [one[0] for one in one_by_one])
+    # Float64 sums of order one.
+    np.testing.assert_allclose(d_scores.T * window, [one[1] for one in one_by_one], atol=1e-12)
+    np.testing.assert_allclose(d_values, sum(one[2] for one in one_by_one), atol=1e-12)
+    assert ((d_scores != 0) == (np.abs(scores) <= window)).all()  # every node learns from every sample within
+    assert d_window == 0
+
+
+def test_mean_size_is_the_weighted_mean_and_never_zero(x64):
+    rng = np.random.default_rng(0)
+    scores, weight = rng.normal(size=(7, 30)), rng.uniform(size=30)
+    both = jax.jit(lambda scores, weight: (mean_size(scores), mean_size(scores, weight)))
+    plain, weighted = map(float, both(scores, weight))
+    assert plain == pytest.approx(np.abs(scores).mean(), rel=1e-12)
+    assert weighted == pytest.approx(np.average(np.abs(scores).mean(0), weights=weight), rel=1e-12)
+    # Where all scores are 0, or nothing weighs, the window is a number to divide by all the same.
+    for size in (both(0 * scores, weight)[0], both(scores, 0 * weight)[1]):
+        assert 0 < float(size) < 1e-300
+
+
+def test_path_sums_under_vmap_in_single_precision():
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(5, 7, 11)).astype(np.float32)
+    values, windows = rng.normal(size=(5, 8)).astype(np.float32), np.linspace(0.5, 2, 5, dtype=np.float32)
+    gradient = jax.grad(lambda z, v, w: jnp.square(path_sum(z, v, w)).sum(), argnums=(0, 1))
+    together, alone = jax.jit(jax.vmap(gradient))(scores, values, windows), jax.jit(gradient)
+    for i in range(5):
+        for one, other in zip(alone(scores[i], values[i], windows[i]), together, strict=True):
+            assert other.dtype == jnp.float32
+            np.testing.assert_allclose(other[i], one, rtol=1e-5, atol=1e-5)  # float32 sums in another order
+
+
+# --- Violation: sums over the written-out path to each leaf ----------------------------------------------------------
+
+# Programs that tests share: most of the time here is compilation.
+hard_leaf, violations, softmin = jax.jit(leaf_index), jax.jit(path_violations), jax.jit(violation)
+
+
+def draw_scores(depth, shape=(), dtype=np.float64, seed=0):
+    return np.random.default_rng(seed).normal(size=(2**depth - 1, *shape)).astype(dtype)
+
+
+def test_violation_is_its_textbook_definition(x64):
+    drawn = [draw_scores(depth, shape) for depth, shape in [(1, (3,)), (2, (2, 3)), (4, (3,)), (4, (2, 3))]]
+    scales = [0.3, 5.0, np.array([0.1, 1.0, 50.0])]  # the last one a sample
+    everything = lambda scores, scales: (
+        path_violations(scores),
+        violation(scores),
+        [violation(scores, scale) for scale in scales],
+    )
+    of_all = jax.jit(lambda drawn, scales: [everything(scores, scales) for scores in drawn])
+    for scores, (result, plain, scaled) in zip(drawn, of_all(drawn, scales), strict=True):
+        assert result.shape == (scores.shape[0] + 1, *scores.shape[1:])
+        np.testing.assert_allclose(result, oracles.path_violations(scores), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(plain, oracles.violation(scores, 1.0), rtol=1e-11)
+        for scale, probabilities in zip(scales, scaled, strict=True):
+            np.testing.assert_allclose(probabilities, oracles.violation(scores, scale), rtol=1e-11)
+
+
+def test_only_the_hard_leaf_is_not_violated():
+    scores = draw_scores(4, (200,), np.float32)
+    leaf, violated = np.asarray(hard_leaf(scores)), np.asarray(violations(scores))
+    assert np.array_equal((violated == 0).sum(0), np.ones(200))
+    assert np.array_equal(np.argmin(violated, axis=0), leaf)
+    # Scores that are integers, some of them 0: other violations may be free too, the hard_leaf one always is.
+    scores = np.random.default_rng(1).integers(-2, 3, (15, 200)).astype(np.float32)
+    assert not np.asarray(violations(scores))[hard_leaf(scores), np.arange(200)].any()
+
+
+def test_hard_as_the_scale_grows():
+    scores = draw_scores(4, (200,), np.float32)
+    leaf = np.asarray(hard_leaf(scores))
+    scales = np.array([1.0, 10.0, 100.0, 1e4, 1e30], np.float32)
+    at_hard = [np.asarray(softmin(scores, scale))[leaf, np.arange(200)] for scale in scales]
+    assert {one.dtype for one in at_hard} == {np.dtype(np.float32)}
+    assert all((b >= a - 1e-6).all() for a, b in itertools.pairwise(at_hard))
+    assert at_hard[0].max() < 0.9
+    np.testing.assert_allclose(at_hard[-1], 1, atol=1e-6)
+    far = jax.jit(jax.grad(lambda scale: softmin(scores, scale).max(0).sum()))(scales[-1])
+    assert np.isfinite(far)
+
+
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+def test_gradients_of_violation(x64, mode):
+    scores, scale = draw_scores(3, (2,)), np.array(2.5)  # none so near 0 that a step would cross the kink
+    assert np.abs(scores).min() > 1e-3
+    weights = np.random.default_rng(5).normal(size=(8, 2))
+    plain = lambda z, scale: sum((w * p).sum() for w, p in zip(weights, oracles.violation(z, scale), strict=True))
+    by_scores, by_scale = jax.jit(mode(lambda z, scale: (weights * violation(z, scale)).sum(), (0, 1)))(scores, scale)
+    np.testing.assert_allclose(by_scores, oracles.numeric_gradient(lambda z: plain(z, 2.5), scores), atol=1e-8)
+    np.testing.assert_allclose(by_scale, oracles.numeric_gradient(lambda s: plain(scores, s), scale), atol=1e-8)
+
+
+# --- LatentTree's traversal: the definition by paths -----------------------------------------------------------------
+
+
+def by_paths(scores: np.ndarray) -> np.ndarray:
+    """q, node by node: the least agreement on the path, walked from the node up; 1 where that is more."""
+    out = np.ones((2 * len(scores) + 1, scores.shape[1]))
+    for node in range(1, len(out)):
+        at = node
+        while at > 0:
+            above, right = (at - 1) // 2, at % 2 == 0
+            out[node] = np.minimum(out[node], scores[above] if right else -scores[above])
+            at = above
+    return out
+
+
+@pytest.mark.parametrize("depth", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+def test_rewards_are_the_least_agreement_along_the_path(depth):
+    scores = np.random.default_rng(depth).normal(size=(2**depth - 1, 9)).astype(np.float32)
+    np.testing.assert_array_equal(rewards(jnp.asarray(scores)), by_paths(scores))
+    np.testing.assert_array_equal(rewards(jnp.asarray(scores[:, 0])), by_paths(scores)[:, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [None, np.array([1.0, 0.0, 2.0, 0.5, 0.0, 1.0])], ids=["plain", "weighted"])
+def test_traverse_is_the_papers_program(x64, weight):
+    """Weights bear on the pruning alone."""
+    scores = jnp.asarray(np.random.default_rng(5).normal(size=(7, 6)) / 2)
+    z, a = jax.jit(traverse)(scores, 0.7, weight)
+    q = by_paths(np.asarray(scores))
+    np.testing.assert_allclose(a, prune_pav(q, 0.7, weight)[0], rtol=0, atol=1e-14)
+    np.testing.assert_allclose(z, np.clip(q + 0.5, 0, np.asarray(a)[:, None]), rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(position(rewards(scores), a), z)
+    gradient = jax.jit(jax.grad(lambda scores, weight: traverse(scores, 0.7, weight)[1].sum()))(scores, weight)
+    assert gradient.any() and (weight is None or not gradient[:, weight == 0].any())
+
+
+@pytest.mark.slow
+def test_gradients_of_a_traversal(x64):
+    # Away from ties: smooth there. The last number is the penalty.
+    numbers = np.append(np.random.default_rng(6).normal(size=12) / 2, 2.5)
+    both = lambda p: jnp.concatenate([jnp.ravel(part) for part in traverse(p[:12].reshape(3, 4), p[12])])
+    values, backward = jax.jit(both), jax.jit(jax.jacrev(both))
+    # Central differences with steps of 1e-6: what is left is rounding, 1e-16 / 1e-6.
+    steps = 1e-6 * np.eye(13)
+    slope = lambda fn: np.stack([np.asarray(fn(numbers + e)) - np.asarray(fn(numbers - e)) for e in steps], -1) / 2e-6
+    for jacobian in (backward, jax.jit(jax.jacfwd(both))):
+        np.testing.assert_allclose(jacobian(numbers), slope(values), rtol=0, atol=1e-8)
+    for jacobian in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(jax.jit(jacobian(jax.jacrev(both)))(numbers), slope(backward), rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_ties_send_the_gradient_to_one_argument():
+    # All scores 0: every q below the root is 0, and the score nearest to the root has the whole gradient.
+    gradient = jax.jacrev(lambda s: rewards(s)[3:])(jnp.zeros(3))
+    np.testing.assert_array_equal(gradient, [[-1, 0, 0], [-1, 0, 0], [1, 0, 0], [1, 0, 0]])
+
+
+def test_nan_goes_through_a_traversal():
+    scores = jnp.zeros((3, 2)).at[1, 0].set(jnp.nan)
+    q = rewards(scores)
+    assert np.isnan(q[3:5, 0]).all()
+    assert np.isfinite(q[:, 1]).all()
+    assert np.isnan(jax.jit(lambda s: traverse(s, 1.0)[0])(scores)).any()
+
+
+# --- Loss-augmented inference: every vector of decisions -------------------------------------------------------------
+
+
+def best_decisions(scores, losses, radius=None):
+    """Of one sample: the greatest ``g . z + loss at f(g)`` and its leaf, over all g or those so many bits away."""
+    best = -np.inf, None
+    for g in itertools.product((-1, 1), repeat=len(scores)):
+        if radius is None or np.sum(np.asarray(g) != np.where(scores > 0, 1, -1)) <= radius:
+            leaf = oracles.walk_scores(np.asarray(g))
+            best = max(best, (np.dot(g, scores) + losses[leaf], leaf))
+    return best
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_best_of_all_decisions_and_of_those_one_bit_away(x64, depth):
+    rng = np.random.default_rng(depth)
+    scores, losses = rng.normal(size=(2**depth - 1, 20)), rng.exponential(size=(2**depth, 20))
+    exact, result = np.asarray(jax.jit(augmented_leaf)(scores, losses)), jax.jit(flips_of)(scores)
+    near = np.asarray(result.leaf)
+    competing = np.take_along_axis(losses, near, axis=0) - 2 * np.asarray(result.violations())
+    for i, (z, lost) in enumerate(zip(scores.T, losses.T, strict=True)):
+        violated = np.array(oracles.path_violations(z))
+        value, best = best_decisions(z, lost)
+        assert exact[i] == best
+        assert lost[best] - 2 * violated[best] == pytest.approx(value - np.abs(z).sum(), abs=1e-12)
+        value, best = best_decisions(z, lost, radius=1)
+        assert near[competing[:, i].argmax(), i] == best
+        assert competing[:, i].max() == pytest.approx(value - np.abs(z).sum(), abs=1e-12)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 9])
+def test_paths_are_followed_as_if_all_splits_were_scored(x64, depth):
+    rng = np.random.default_rng(depth)
+    weights, bias = rng.normal(size=(2**depth - 1, 4)), rng.normal(size=2**depth - 1)
+    x = rng.normal(size=(50, 4))
+    followed, scored = jax.jit(flips)(weights, bias, x), jax.jit(flips_of)(weights @ x.T + bias[:, None])
+    assert followed.leaf.shape == (depth + 1, 50) and followed.leaf.dtype == jnp.int32
+    for one, other in zip(followed, scored, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    # By hand: what is turned over is one decision, and below it hard routing goes on.
+    for i in range(0, 50, 7):
+        z = weights @ x[i] + bias
+        assert followed.leaf[0, i] == oracles.walk_scores(z)
+        for level, node in enumerate(np.asarray(followed.path)[:, i]):
+            assert followed.leaf[1 + level, i] == oracles.walk_scores(np.where(np.arange(len(z)) == node, -z, z))
+
+
+def test_a_score_of_zero_goes_left_and_costs_nothing_to_turn():
+    result = jax.jit(flips_of)(jnp.zeros((3, 1)))
+    assert result.leaf[:, 0].tolist() == [0, 2, 1]
+    assert result.path[:, 0].tolist() == [0, 1] and not np.any(result.violations())

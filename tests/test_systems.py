@@ -1,0 +1,289 @@
+"""NODE, GRANDE, DTSemNet and the soft decision tree beside the papers' definitions, written plainly in NumPy."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+import jtrees
+from jtrees import Batch, Classification
+from jtrees.methods import dtsemnet, grande, node, soft_decision_tree
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
+
+rng = np.random.default_rng(0)
+N, P, DEPTH = 12, 3, 2
+X, Y = rng.normal(size=(N, P)), rng.normal(size=N)
+CLASSES = rng.integers(0, 3, N)
+WEIGHT = rng.uniform(0.5, 2, N)
+KEY = jax.random.key(0)
+
+
+def batch(y):
+    return Batch(jnp.asarray(X), jnp.asarray(y), jnp.asarray(WEIGHT / WEIGHT.mean()))
+
+
+def numpy(params):
+    """The parameters with NumPy arrays, in double precision."""
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+
+
+def entmax(logits):
+    z = logits / 2
+    t = brentq(lambda t: (np.maximum(z - t, 0) ** 2).sum() - 1, z.max() - 1, z.max(), xtol=1e-15)
+    return np.maximum(z - t, 0) ** 2
+
+
+def cross_entropy(logits, y):
+    return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
+
+
+def mean_loss(losses):
+    return (WEIGHT * losses).mean() / WEIGHT.mean()
+
+
+def assert_slopes(loss, plain, params, size=1e-5):
+    """Compares the gradient with finite differences of the plain definition, in some directions."""
+    gradient = jax.jit(jax.grad(loss))(params)
+    for seed in range(4):
+        leaves, structure = jax.tree.flatten(params)
+        draw = np.random.default_rng(seed)
+        change = jax.tree.unflatten(structure, [draw.normal(size=np.shape(a)) for a in leaves])
+        ahead, behind = (
+            numpy(jax.tree.map(lambda a, d, step=step: a + step * d, params, change)) for step in (size, -size)
+        )
+        slope = (plain(ahead) - plain(behind)) / (2 * size)
+        products = jax.tree.map(lambda g, d: float((g * d).sum()), gradient, change)
+        assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+# --- NODE ------------------------------------------------------------------------------------------------------------
+
+
+def plain_node(layers, x):
+    """Equations 1 to 5 of the paper, sample by sample and tree by tree; a layer sees all outputs before it."""
+    means = []
+    for row in x:
+        seen, outputs = row, []
+        for layer in layers:
+            answers = []
+            for logits, thresholds, scales, responses in zip(
+                layer.logits, layer.threshold, np.exp(layer.log_scale), layer.responses, strict=True
+            ):
+                features = [entmax(level) @ seen for level in logits]
+                right = [
+                    entmax(np.array([(f - b) / s, 0]))[0] for f, b, s in zip(features, thresholds, scales, strict=True)
+                ]
+                answer = 0
+                for leaf, sides in enumerate(itertools.product((0, 1), repeat=len(right))):
+                    answer = (
+                        answer
+                        + np.prod([c if side else 1 - c for c, side in zip(right, sides, strict=True)])
+                        * (responses[leaf])
+                    )
+                answers.append(answer)
+            outputs += answers
+            seen = np.concatenate([seen, np.ravel(answers)])
+        means.append(np.mean(outputs, axis=0))
+    return np.array(means)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_node_is_the_papers(layers, x64):
+    method = node(3, 2, layers)
+    params = method.init(batch(Y), key=KEY)
+    np.testing.assert_allclose(params.outputs(jnp.asarray(X)), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
+    plain = lambda params: mean_loss((plain_node(params.params, X) - Y) ** 2)
+    assert_slopes(lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0], plain, params)
+
+
+def test_node_starts_inside_all_steps():
+    """Otherwise a sample would have no gradient. All rows are drawn, as there are fewer than a thousand."""
+    x = jax.random.normal(KEY, (200, 5))
+    [layer] = node(2, 4).init(Batch(x, x[:, 0]), key=KEY).params
+    t = (layer.features(x) - layer.threshold.T[..., None]) * jnp.exp(-layer.log_scale.T)[..., None]
+    assert float(jnp.abs(t).max()) < 2
+    assert ((jtrees.routing.entmax_step(t) > 0) & (jtrees.routing.entmax_step(t) < 1)).all()
+
+
+# --- GRANDE ----------------------------------------------------------------------------------------------------------
+
+
+def plain_grande(params, x):
+    """Equations of the paper's section 3, sample by sample and tree by tree."""
+    outputs = []
+    for row in x:
+        values, weights = [], []
+        for logits, thresholds, leaves, leaf_weights in zip(
+            params.logits, params.thresholds, params.values, params.leaf_weights, strict=True
+        ):
+            place = 0
+            while place < len(logits):
+                feature = logits[place].argmax()
+                place = 2 * place + 1 + int(row[feature] > thresholds[place, feature])
+            values.append(leaves[place - len(logits)])
+            weights.append(leaf_weights[place - len(logits)])
+        share = np.exp(weights) / np.exp(weights).sum()
+        outputs.append((share * np.array(values)).sum())
+    return np.array(outputs)
+
+
+def soft_grande(hard, params, x):
+    """GRANDE with straight-through decisions: soft ones, and constant offsets to the hard ones."""
+    choice_offset, side_offset = hard
+    choices = np.stack([[entmax(node) for node in tree] for tree in params.logits]) + choice_offset
+    z = np.einsum("tjp,np->tjn", choices, x) - (choices * params.thresholds).sum(-1)[..., None]
+    right = (z / (1 + np.abs(z)) + 1) / 2 + side_offset
+    root, left, last = (right[:, j] for j in range(3))
+    reach = np.stack([(1 - root) * (1 - left), (1 - root) * left, root * (1 - last), root * last], axis=1)
+    logits, values = (np.einsum("tln,tl->tn", reach, a) for a in (params.leaf_weights, params.values))
+    return (np.exp(logits) / np.exp(logits).sum(0) * values).sum(0)
+
+
+def test_grande_is_the_papers(x64):
+    method = grande(DEPTH, 3, selected=1.0)
+    params = method.init(batch(Y), key=KEY)
+    plain = numpy(params)
+    np.testing.assert_allclose(params.outputs(jnp.asarray(X)), plain_grande(plain, X), rtol=0, atol=1e-10)
+    # Straight-through: the offsets from soft to hard are constants.
+    soft = np.stack([[entmax(logits) for logits in tree] for tree in plain.logits])
+    choices = np.eye(P)[plain.logits.argmax(-1)]
+    z = np.einsum("tjp,np->tjn", choices, X) - (choices * plain.thresholds).sum(-1)[..., None]
+    hard = choices - soft, (z > 0) - (z / (1 + np.abs(z)) + 1) / 2
+    np.testing.assert_allclose(soft_grande(hard, plain, X), plain_grande(plain, X), rtol=0, atol=1e-10)
+    loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
+    assert_slopes(loss, lambda params: mean_loss((soft_grande(hard, params, X) - Y) ** 2), params)
+
+
+def test_a_tree_of_grande_sees_some_features_only():
+    x = jax.random.normal(KEY, (50, 10))
+    method = grande(3, 6, selected=0.3)
+    params = method.init(Batch(x, x[:, 0]), key=KEY)
+    loss = lambda params: method.loss(params, Batch(x, x[:, 0]), key=KEY, step=0)[0]
+    gradient = jax.jit(jax.grad(loss))(params)
+    seen = (np.asarray(params.choices()) != 0).any(1)
+    assert (seen.sum(1) <= 3).all()
+    moves = (np.asarray(gradient.logits) != 0).any(1)
+    assert moves.any() and (moves.sum(1) <= 3).all()
+
+
+def test_dropout_leaves_trees_out():
+    x = jax.random.normal(KEY, (50, 2))
+    rows = Batch(x, x[:, 0])
+    method = grande(1, 8, dropout=0.5)
+    params = method.init(rows, key=KEY)
+    gradients = [
+        jax.grad(lambda p, k=k: method.loss(p, rows, key=jax.random.key(k), step=0)[0])(params) for k in (1, 2)
+    ]
+    kept = [np.asarray(g.values != 0).any(1) for g in gradients]
+    assert (kept[0] != kept[1]).any() and all(0 < trees.sum() < 8 for trees in kept)
+
+
+def test_the_forest_of_grande_has_its_splits():
+    x, y = rng.normal(size=(300, 4)), rng.normal(size=300)
+    recipe = jtrees.GRANDE(depth=2, trees=3, epochs=4, batch_size=100)
+    soft, hard = (jtrees.fit(recipe.replace(hard=flag), x, y, key=KEY).model for flag in (False, True))
+    assert isinstance(hard, jtrees.Forest) and len(hard) == 3
+    assert np.count_nonzero(np.asarray(hard.trees.weights), axis=-1).max() == 1
+    chosen = np.asarray(hard.trees.weights).argmax(-1)
+    np.testing.assert_array_equal(chosen, np.asarray(soft.network.logits).argmax(-1))
+
+
+# --- DTSemNet --------------------------------------------------------------------------------------------------------
+
+# The sides of the ancestors of each leaf: 1 for right, -1 for left, 0 for a split that is no ancestor.
+SIDES = np.array([[-1, -1, 0], [-1, 1, 0], [1, 0, -1], [1, 0, 1]])
+
+
+def network(params, x):
+    """The outputs of the leaves of the paper's network: two ReLUs a split, and fixed weights of 0 and 1."""
+    z = x @ params.weights.T + params.bias
+    positive, negative = np.maximum(z, 0), np.maximum(-z, 0)
+    return np.stack([positive @ (sides >= 0) + negative @ (sides <= 0) for sides in SIDES], axis=1)
+
+
+def test_the_network_of_dtsemnet_is_the_tree():
+    params = dtsemnet(DEPTH).init(batch(Y), key=KEY)
+    leaf = np.asarray(jtrees.ops.hard(params.weights, params.bias, jnp.asarray(X, jnp.float32)))
+    np.testing.assert_array_equal(network(numpy(params), X).argmax(1), leaf)
+
+
+def test_dtsemnet_is_the_papers_in_classification(x64):
+    method = dtsemnet(DEPTH, task=Classification(3))
+    params = method.init(batch(CLASSES), key=KEY)
+
+    def plain(params):
+        leaves = network(params, X)
+        logits = np.stack([leaves[:, k::3].max(1) for k in range(3)], axis=1)
+        return mean_loss(cross_entropy(logits, CLASSES))
+
+    loss = lambda params: method.loss(params, batch(CLASSES), key=KEY, step=0)[0]
+    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
+    gradient = jax.jit(jax.grad(loss))(params)
+    for name in ("weights", "bias"):
+        array = np.asarray(getattr(params, name))
+        change = np.random.default_rng(1).normal(size=array.shape)
+        moved = [plain(numpy(params).replace(**{name: array + step * change})) for step in (1e-5, -1e-5)]
+        slope = (moved[0] - moved[1]) / 2e-5
+        assert float((getattr(gradient, name) * change).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-9)
+
+
+def test_dtsemnet_is_the_papers_in_regression(x64):
+    """The value of the reached leaf, with the slope of a softmax over the leaves."""
+    method = dtsemnet(DEPTH)
+    params = method.init(batch(Y), key=KEY)
+    share = lambda params: np.exp(network(params, X)) / np.exp(network(params, X)).sum(1, keepdims=True)
+    offset = np.eye(4)[network(numpy(params), X).argmax(1)] - share(numpy(params))
+    values = np.asarray(params.leaves.values)
+
+    def plain(params):
+        return mean_loss(((share(params) + offset) @ params.leaves.values - Y) ** 2)
+
+    loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
+    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
+    assert float(loss(params)) == pytest.approx(
+        mean_loss((values[network(numpy(params), X).argmax(1)] - Y) ** 2), abs=1e-10
+    )
+    assert_slopes(loss, plain, params)
+
+
+def test_dtsemnet_needs_a_leaf_for_each_class():
+    with pytest.raises(ValueError, match="depth must give a leaf to each of the 5 classes, got 2"):
+        jtrees.fit(jtrees.DTSemNet(depth=2), X, np.arange(N) % 5, key=KEY, task="classification")
+
+
+# --- The soft decision tree ------------------------------------------------------------------------------------------
+
+
+def test_the_soft_decision_tree_is_the_papers(x64):
+    """The expected loss over the leaves, and the penalty of each split: half for each level further down."""
+    method = soft_decision_tree(DEPTH, balance=0.3)
+    params = method.init(batch(Y), key=KEY)
+    params = params.replace(log_sharpness=jnp.asarray([0.3, -0.2, 0.5]))
+
+    def plain(params):
+        tree, beta = params.tree, np.exp(params.log_sharpness)
+        right = 1 / (1 + np.exp(-beta * (X @ tree.weights.T + tree.bias)))
+        reach = np.stack([np.ones(N), 1 - right[:, 0], right[:, 0]], axis=1)
+        share = (reach * right).sum(0) / reach.sum(0)
+        penalty = -(np.log(share) + np.log(1 - share)) / 2
+        sides = 1 - right[:, 1], right[:, 1], 1 - right[:, 2], right[:, 2]
+        leaf = reach[:, [1, 1, 2, 2]] * np.stack(sides, axis=1)
+        expected = (leaf * (tree.leaves.values - Y[:, None]) ** 2).sum(1)
+        return mean_loss(expected) + 0.3 * (penalty * [1, 0.5, 0.5]).sum()
+
+    loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
+    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
+    assert_slopes(loss, plain, params)
+
+
+def test_the_penalty_is_finite_for_a_split_without_samples():
+    method = soft_decision_tree(1, balance=0.1)
+    params = method.init(batch(Y), key=KEY)
+    params = params.replace(tree=params.tree.replace(bias=jnp.asarray([1e4], jnp.float32)))
+    loss = lambda params: method.loss(params, batch(Y.astype(np.float32)), key=KEY, step=0)[0]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    assert np.isfinite(value) and all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
