@@ -68,7 +68,7 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
     full = f"jtrees.{module}".rstrip(".")
     imported = importlib.import_module(full)
     package = hasattr(imported, "__path__")
-    listed = vars(imported) if package else getattr(imported, "__all__", vars(imported))
+    listed = dir(imported) if package else getattr(imported, "__all__", vars(imported))
     for name in list(listed):
         value = getattr(imported, name)
         home = getattr(value, "__module__", None) or ""

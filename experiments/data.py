@@ -12,10 +12,10 @@ from sklearn.model_selection import train_test_split
 from jtrees.cli.files import (
     DataError as DataError,
     Rules as Rules,
-    add_rules as add_rules,
     one_line as one_line,
     rules_of as rules_of,
 )
+from jtrees.cli.parser import add_rules as add_rules
 from jtrees.cli.tables import (
     LabelledTable as LabelledTable,
     Task as Task,

@@ -13,10 +13,7 @@ def _is_public(name: str, value: Any, package: str) -> bool:
     return home.startswith(package) or (not home.startswith("jtrees") and getattr(value, "__name__", "") != name)
 
 
-def list_public_names() -> None:
-    """Sets ``__all__`` in all imported packages of jtrees."""
-    for package, module in list(sys.modules.items()):
-        if package.partition(".")[0] == "jtrees" and hasattr(module, "__path__"):
-            home = vars(module).get("_HOME", package)  # the package that defines the names
-            names = [name for name, value in vars(module).items() if _is_public(name, value, home)]
-            vars(module)["__all__"] = names
+def list_public_names(package: str, home: str | None = None) -> None:
+    """Sets ``__all__`` of a package at the end of its import; ``home`` is the package that defines the names."""
+    names = vars(sys.modules[package])
+    names["__all__"] = [name for name, value in names.items() if _is_public(name, value, home or package)]

@@ -7,6 +7,7 @@ classes of the object, which must be registered in this module. Every object tha
 from collections.abc import Iterator
 import contextlib
 from dataclasses import fields, is_dataclass
+import importlib
 import io
 import json
 import os
@@ -154,6 +155,7 @@ def as_path(path: str | os.PathLike) -> Path:
 
 def _kinds() -> list[str]:
     """Returns the kinds of objects that have files."""
+    importlib.import_module("jtrees._api")  # every public class is registered by its own module
     return [*(_CLASSES[name].__name__ for name in sorted(_SECTIONS, key=_SECTIONS.__getitem__)), *_ESTIMATORS]
 
 

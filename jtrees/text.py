@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,13 +11,20 @@ from jtrees.tasks.labels import check_labels
 
 _READ = 8  # text with more digits is for computation, not for reading
 _REWARD_DIGITS = 3
+_LONGEST = 1e9  # a number from here on is written with an exponent
+_PARALLEL = 1e-5  # largest difference of two directions that count as the same, relative to their largest weight
 
 # --- Numbers and sums ------------------------------------------------------------------------------------------------
 
 
 def number_text(value: float, digits: int, zero: float = 0.0) -> str:
-    """Returns ``zero + value`` as text. Only the value is rounded to significant digits."""
+    """Returns ``zero + value`` as text. Only the value is rounded to significant digits.
+
+    The text has all digits before the decimal point, instead of a positive exponent, except for very large numbers.
+    """
     rounded = f"{value:.{digits}g}"
+    if "e+" in rounded and abs(value) < _LONGEST:
+        rounded = f"{value:.0f}"
     return exact_text(zero + float(rounded)) if zero else rounded
 
 
@@ -26,10 +33,16 @@ def exact_text(value: Any) -> str:
     return np.format_float_positional(np.float64(value), trim="-")
 
 
-def classes_text(classes: Sequence[str], limit: int | None) -> str:
-    """Returns up to ``limit`` class texts, joined, and the number of omitted classes."""
-    omitted = len(classes[limit:]) if limit is not None else 0
-    return ", ".join([*classes[:limit], *([f"{omitted} more class{'' if omitted == 1 else 'es'}"] if omitted else [])])
+def classes_text(sizes: np.ndarray, texts: Sequence[str], limit: int | None) -> str:
+    """Returns the texts of the ``limit`` largest classes in the order of the classes, and the number of other classes.
+
+    A single other class is shown too.
+    """
+    if limit is None or len(sizes) <= limit + 1:
+        return ", ".join(texts)
+    largest = np.sort(np.argsort(-sizes, kind="stable")[:limit])
+    shown = [texts[int(i)] for i in largest]
+    return ", ".join([*shown, f"{len(sizes) - limit} more classes"])
 
 
 def largest_terms(
@@ -74,7 +87,7 @@ def linear_text(
     shown, left_out = largest_terms(weights, max_terms, deviations, largest_first=largest_first)
     if not len(shown):
         return "0"
-    term = lambda i: names[i] if abs(weights[i]) == 1 else f"{abs(weights[i]):.{digits}g} {names[i]}"
+    term = lambda i: names[i] if abs(weights[i]) == 1 else f"{number_text(abs(float(weights[i])), digits)} {names[i]}"
     text = " ".join(f"{'-' if weights[i] < 0 else '+'} {term(i)}" for i in shown)
     text = text.removeprefix("+ ") if weights[shown[0]] > 0 else f"-{text.removeprefix('- ')}"
     return f"{text} {smaller_terms(left_out)}" if left_out else text
@@ -90,9 +103,9 @@ def numbers_text(values: Any, digits: int, zero: Any = 0) -> str:
 
 
 def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
-    """Returns the ``max_terms`` most probable classes by name with probabilities, and the number of omitted classes."""
-    order = np.argsort(-shares, kind="stable")
-    return classes_text([f"{names[i]}: {number_text(shares[i], digits)}" for i in order], max_terms)
+    """Returns the ``max_terms`` most probable classes by name with probabilities: see :func:`classes_text`."""
+    texts = [f"{name}: {number_text(share, digits)}" for name, share in zip(names, shares, strict=True)]
+    return classes_text(np.asarray(shares), texts, max_terms)
 
 
 def model_text(
@@ -148,23 +161,72 @@ def tree_text(
     deviations, rows = measured(tree, x, y, class_names, max_terms)
     options: Any = {"max_terms": max_terms, "deviations": deviations}
     shown = with_short_origin(tree, deviations, digits)
-    lines, thresholds = [], threshold_texts(shown, digits)
+    score = common_score(shown, names, digits)
+    lines = []
+    if score is not None:
+        shown = score.tree
+        lines.append(f"{score.name} = {linear_text(score.weights, relative_names(shown, names), digits, **options)}")
+    thresholds = threshold_texts(shown, digits)
+
+    def condition(node: int) -> str:
+        if score is None:
+            return split_text(shown, node, names, digits, threshold=thresholds[node], **options)
+        return f"{score.name} {'<' if score.opposite[node] else '>'} {thresholds[node]}"
 
     def render(node: int, indent: str) -> None:
         if (leaf := node - len(tree.bias)) >= 0:
             reached = f" ({'; '.join(rows[leaf])})" if rows[leaf] else ""
             prediction = leaf_text(shown, leaf, names, digits, class_names=class_names, **options)
-            lines.append(f"{indent}-> {prediction}{reached}")
+            lines.append(f"{indent}-> leaf {leaf}: {prediction}{reached}")
         elif not np.any(np.asarray(tree.weights[node])):
             render(2 * node + 1 + int(tree.bias[node] > 0), indent)
         else:
-            lines.append(f"{indent}if {split_text(shown, node, names, digits, threshold=thresholds[node], **options)}:")
+            lines.append(f"{indent}if {condition(node)}:")
             render(2 * node + 2, indent + "|   ")
             lines.append(f"{indent}else:")
             render(2 * node + 1, indent + "|   ")
 
     render(0, "")
     return "\n".join(lines)
+
+
+class Score(NamedTuple):
+    """The score that all splits of a tree divide.
+
+    Attributes:
+      name: name of the score.
+      weights: weights of the features, ``(p,)``.
+      tree: the tree with biases in units of the score.
+      opposite: whether a sample goes right below the threshold, ``(nodes,)`` bool.
+    """
+
+    name: str
+    weights: np.ndarray
+    tree: Any
+    opposite: np.ndarray
+
+
+def common_score(tree: Any, names: Sequence[str], digits: int) -> Score | None:
+    """Returns the score that all splits of a tree divide.
+
+    The result is None if the splits have several directions, a single feature or a single split. It is also None if the
+    text has more than 8 digits, because the directions may differ by rounding.
+    """
+    splits = np.flatnonzero(tree.splits)
+    weights = np.asarray(tree.weights, np.float64)
+    reference = weights[splits[0]] if len(splits) > 1 else np.zeros(0)
+    if np.count_nonzero(reference) < 2 or digits > _READ:
+        return None
+    scale = np.abs(weights[splits]).max(0)
+    scaled = weights[splits] / np.where(scale > 0, scale, 1)
+    ratios = scaled @ scaled[0] / (scaled[0] @ scaled[0])
+    errors = np.abs(scaled - ratios[:, None] * scaled[0]).max(1)
+    if (errors > min(_PARALLEL, 10.0**-digits) * np.abs(scaled).max(1)).any():
+        return None
+    ratio = np.ones(len(weights))
+    ratio[splits] = ratios
+    name = "score" if "score" not in names else "score of the tree"
+    return Score(name, reference, tree.replace(bias=np.asarray(tree.bias, np.float64) / ratio), ratio < 0)
 
 
 def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
@@ -223,8 +285,9 @@ def measured(
     labels = class_labels(tree, class_names)
     leaf_counts = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
     for counts, texts in zip(leaf_counts, rows, strict=True):
-        class_counts = [f"{labels[i]}: {counts[i]}" for i in np.argsort(-counts, kind="stable") if counts[i]]
-        texts += [classes_text(class_counts, max_terms)] if class_counts else []
+        present = np.flatnonzero(counts)
+        count_texts = [f"{labels[i]}: {counts[i]}" for i in present]
+        texts += [classes_text(counts[present], count_texts, max_terms)] if count_texts else []
     return deviations, rows
 
 

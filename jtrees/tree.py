@@ -278,14 +278,16 @@ class ObliqueTree:
     ) -> str:
         """Returns the rules of the tree as indented text, without nodes that do not split.
 
-        For ``digits=17``, the rules, evaluated in float64, equal the tree up to its own rounding in float32.
+        The number of a leaf is that of :meth:`leaf_index`. If all splits divide the same score, its terms are written
+        once, in the first line. For ``digits=17``, the rules, evaluated in float64, equal the tree up to its own
+        rounding in float32.
 
         Args:
           feature_names: names of the p columns, by default ``x0``, ``x1``, ...
           digits: significant digits of weights, thresholds and leaves. The origin is always exact. Different thresholds
             get more digits, up to eight, if they would look equal.
           class_names: names of the K classes in classification, or of the actions of a policy. Each leaf then lists the
-            most probable class first, or names the action that it plays.
+            most probable classes in the order of the names, or names the action that it plays.
           x: samples, ``(n, p)``, such as the training data, which are counted at each leaf.
           y: classes 0..K-1 of x, ``(n,)``, in classification, which are counted by class at each leaf. For a policy,
             the rewards of the actions, ``(n, K)``: each leaf lists the mean rewards, the largest first.

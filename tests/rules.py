@@ -10,7 +10,7 @@ TERM = re.compile(rf" *(?P<sign>[-+]?) *(?:(?P<weight>{NUMBER}) )?{FEATURE}| *(?
 
 
 def leaves_and_answers(text, columns):
-    """The leaves of the rules, numbered as they are written, and their answers ``(n, k)``, for columns by name."""
+    """The numbers of the leaves, ``(n,)``, and their answers ``(n, k)``, for columns by name."""
     n = len(next(iter(columns.values())))
     leaf, answers = np.full(n, -1), {}
 
@@ -19,16 +19,20 @@ def leaves_and_answers(text, columns):
         assert line.startswith("|   " * depth)
         line = line[4 * depth :]
         if line.startswith("-> "):
-            answers[number := len(answers)] = _answer(line[3:], columns)
-            leaf[rows] = number
+            number, answer = re.fullmatch(r"-> leaf (\d+): (.*)", line).groups()
+            answers[int(number)] = _answer(answer, columns)
+            leaf[rows] = int(number)
             return
-        left, threshold = re.fullmatch(r"if (.*) > (\S+):", line).groups()
-        right = sum_of(left, columns) > float(threshold)
+        left, side, threshold = re.fullmatch(r"if (.*) ([<>]) (\S+):", line).groups()
+        score = sum_of(left, columns)
+        right = score > float(threshold) if side == ">" else score < float(threshold)
         read(rows & right, depth + 1)
         assert lines.pop(0) == "|   " * depth + "else:"
         read(rows & ~right, depth + 1)
 
     lines = text.split("\n")
+    if lines[0].startswith("score = "):
+        columns = {**columns, "score": sum_of(lines.pop(0).removeprefix("score = "), columns)}
     read(np.ones(n, bool), 0)
     assert not lines and (leaf >= 0).all()
     return leaf, np.stack([answers[number][row] for row, number in enumerate(leaf)])

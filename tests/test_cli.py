@@ -20,7 +20,8 @@ import sweeps
 
 import jtrees
 from jtrees import cli
-from jtrees.cli import arguments, commands
+from jtrees.cli import arguments
+from jtrees.cli.parser import DEFAULTS, LOSSES, parse
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.report.held_out import HeldOut, divided
 from jtrees.report.page import write_report
@@ -139,7 +140,7 @@ def test_a_row_is_explained(folder, capsys):
     assert run("explain", folder / "verdict.jtrees", folder / "houses.csv", "--row", 7) == 0
     said = capsys.readouterr().out
     assert re.match(r"prediction: (sold|not yet)\n\npath\nnode 0: ", said)
-    assert re.search(r"\nnearest class: [\d.e-]+ deviations away, with area = \d", said)
+    assert re.search(r"\nnearest class: [\d.e-]+ deviations away, with area: [\d.]+ -> \d", said)
     shapley = said.split("Shapley values of the probability of ")[1].splitlines()
     assert shapley[1].endswith(" mean") and {line.split(" ", 1)[1] for line in shapley[2:]} == {
         "area",
@@ -443,11 +444,16 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "none.jtrees").exists()
 
 
+def test_the_help_names_the_recipes_of_the_estimators():
+    recipes = {"regression": TreeRegressor.default_recipe, "classification": TreeClassifier.default_recipe}
+    assert {task: type(recipe).__name__ for task, recipe in recipes.items()} == DEFAULTS
+
+
 def test_recipes_by_name():
     made = arguments.recipe_named("Bagged(BestOf(LatentTree))")
     assert made == jtrees.Bagged(jtrees.BestOf(jtrees.LatentTree()))
     recipe = ["--recipe", "Bagged(GET)", "--set", "trees=3", "base.leaves=linear"]
-    options = commands._parser().parse_args(["fit", "t.csv", "--target", "y", "--out", "m", *recipe])
+    options = parse(["fit", "t.csv", "--target", "y", "--out", "m", *recipe])
     assert arguments.recipe_of(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
     assert (
         arguments.recipe_named("Boosted") == jtrees.Boosted()
@@ -455,24 +461,24 @@ def test_recipes_by_name():
     )
 
 
-@pytest.mark.parametrize("loss", arguments.LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_losses_by_name(loss):
     given = ["fit", "t.csv", "--target", "y", "--out", "m", "--loss", loss]
-    options = commands._parser().parse_args(given)
+    options = parse(given)
     recipe = arguments.recipe_of(options, "regression")
     assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
     estimator = arguments.estimator_of(options, recipe, "regression")
     assert arguments.loss_of(options) == named(loss) == estimator._task(np.zeros(3)).loss_function
     assert arguments.loss_of(options).measure.split()[-1] in ("error", "loss", "deviance")
     if loss == "quantile":
-        options = commands._parser().parse_args([*given, "--quantile", "0.9"])
+        options = parse([*given, "--quantile", "0.9"])
         task = arguments.estimator_of(options, recipe, "regression")._task(np.zeros(3))
         assert arguments.loss_of(options) == jtrees.losses.Quantile(0.9) == task.loss_function
 
 
 @pytest.mark.parametrize(
     "loss",
-    sweeps.slow([named(name) for name in arguments.LOSSES], [named("poisson"), named("absolute_error")]),
+    sweeps.slow([named(name) for name in LOSSES], [named("poisson"), named("absolute_error")]),
     ids=str,
 )
 def test_rivals_of_a_report_minimise_its_loss_or_are_named(loss):
@@ -567,12 +573,12 @@ def test_the_module_is_a_program():
     assert done.stdout == f"jtrees {jtrees.__version__}\n"
 
 
-def test_without_its_packages(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("jtrees.cli.")]:
+def test_without_its_packages(folder, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("jtrees.cli.") and name != "jtrees.cli.parser"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(cli, "commands", raising=False)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert cli.main(["--version"]) == 2
+    assert run("export", folder / "price.jtrees", folder / "none.h") == 2
     assert 'the command line needs pip install "jtrees[cli]"' in capsys.readouterr().err
 
 

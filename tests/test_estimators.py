@@ -104,7 +104,7 @@ def test_several_targets():
 def test_nothing_varies():
     model = TreeRegressor(DGT).fit(X, np.full(400, 0.1))
     assert (model.predict(X) == 0.1).all() and model.get_depth() == 0 and model.get_n_leaves() == 1
-    assert model.tree_.to_text() == "-> 0.1" and model.feature_importances_.tolist() == [0, 0, 0, 0]
+    assert model.tree_.to_text() == "-> leaf 0: 0.1" and model.feature_importances_.tolist() == [0, 0, 0, 0]
     assert set(model.apply(X)) == {1} and model.decision_path(X).toarray().tolist() == [[1, 1, 0]] * 400
     model = TreeClassifier(DGT).fit(X, ["one"] * 400)
     assert (model.predict(X) == "one").all() and (model.predict_proba(X) == 1).all()

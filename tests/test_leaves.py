@@ -338,11 +338,11 @@ def test_a_feature_called_0_is_no_constant():
     assert Linear(np.float32([[1]]), np.float32([2])).describe(0, ["0"], 3) == "0 + 2"
 
 
-def test_classes_by_name_the_likeliest_first():
+def test_classes_by_name_in_their_order():
     leaf = Values(np.float32([[0.25, 0.125, 0.5, 0.125]]), losses.Frequencies())
-    assert leaf.describe(0, NAMES, 3, class_names="abcd") == "c: 0.5, a: 0.25, b: 0.125, d: 0.125"
-    assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=2) == "c: 0.5, a: 0.25, 2 more classes"
-    assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=3).endswith("b: 0.125, 1 more class")
+    assert leaf.describe(0, NAMES, 3, class_names="abcd") == "a: 0.25, b: 0.125, c: 0.5, d: 0.125"
+    assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=2) == "a: 0.25, c: 0.5, 2 more classes"
+    assert leaf.describe(0, NAMES, 3, class_names="abcd", max_terms=3).endswith("b: 0.125, c: 0.5, d: 0.125")
 
 
 def test_a_hard_tree_holds_class_frequencies_in_place_of_logits():
@@ -355,7 +355,7 @@ def test_a_hard_tree_holds_class_frequencies_in_place_of_logits():
 
 
 def test_numbers_as_text():
-    assert number_text(1234.56, 3) == "1.23e+03"
+    assert [number_text(value, 2) for value in (1234.56, 999.7, 83, 1e12)] == ["1235", "1000", "83", "1e+12"]
     assert number_text(0.0, 3) == "0"
     assert number_text(0.0, 3, 2000.0) == "2000"
     assert number_text(-2000.0, 3, 2000.0) == "0"

@@ -4,14 +4,18 @@ import ast
 from importlib import metadata
 import inspect
 from pathlib import Path
+import pkgutil
 import pydoc
 import subprocess
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
+import recipes as small
 
 import jtrees
 
@@ -22,20 +26,69 @@ ROOMS = {"jtrees": jtrees} | {
 PUBLIC = {
     f"{room}.{name}": thing
     for room, module in ROOMS.items()
-    for name, thing in vars(module).items()
+    for name, thing in inspect.getmembers(module)
     if not name.startswith("_")
 }
 
 
-def test_import_needs_no_extra_and_leaves_slow_modules_to_their_first_use():
-    code = "import jtrees, sys; print(*sys.modules); jtrees.nn.LatentTree, jtrees.explain.path, jtrees.export.to_c"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    extras = {"sklearn", "matplotlib", "pandas"}
-    late = {"flax.nnx", "treescope", "jax.experimental.pallas", "scipy", "jtrees.nn", "jtrees.explain"}
-    assert "jtrees" in loaded and not loaded & (extras | late)
-    assert {"nn", "explain", "export", "plotting", "estimators", "GET"} <= set(dir(jtrees))
+def modules_after(code):
+    """Names of the modules that a new process has imported after some code."""
+    program = f"import sys\n{code}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import jtrees; jtrees.__version__",
+        "from jtrees.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass",
+        "from jtrees.cli import main\ntry: main(['fit', '--help'])\nexcept SystemExit: pass",
+    ],
+)
+def test_import_version_and_help_are_light(code):
+    loaded = modules_after(code)
+    assert "jtrees" in loaded
+    assert not loaded & {"jax", "flax", "numpy", "pandas", "sklearn", "matplotlib"}
+
+
+@pytest.mark.slow
+def test_public_names_need_no_extra_and_no_slow_module():
+    loaded = modules_after("import jtrees; jtrees.GET")
+    assert "jtrees.methods" in loaded
+    assert not loaded & {"sklearn", "matplotlib", "pandas"}
+    assert not loaded & {"flax.nnx", "treescope", "jax.experimental.pallas", "scipy", "jtrees.nn", "jtrees.explain"}
+    assert {"jtrees.nn", "jtrees.explain"} <= modules_after("import jtrees; jtrees.nn.LatentTree, jtrees.explain.path")
+
+
+@pytest.mark.wide
+def test_every_module_can_be_imported_first():
+    names = [module.name for module in pkgutil.walk_packages(jtrees.__path__, "jtrees.") if "__" not in module.name]
+    code = """
+import importlib, os, sys, jax, optax, flax, pandas, sklearn, matplotlib.pyplot, onnx
+for name in sys.argv[1:]:
+    if not os.fork():
+        importlib.import_module(name)
+        os._exit(0)
+    assert os.wait()[1] == 0, name
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, *names], check=True)
+    assert len(names) > 100
+
+
+def test_all_public_names_are_listed():
+    assert {"nn", "explain", "export", "plotting", "estimators", "GET", "fit", "losses"} <= set(dir(jtrees))
+    names = {}
+    exec("from jtrees import *", names)
+    assert {"GET", "fit", "ObliqueTree"} <= set(names) and not {"losses", "jax"} & set(names)
     assert not hasattr(jtrees, "no_such_name")
+
+
+@pytest.mark.slow
+def test_a_file_is_loaded_by_a_process_that_has_used_no_name(tmp_path):
+    x = np.linspace(-1, 1, 40)[:, None]
+    jtrees.save(jtrees.fit(small.DGT, x, x[:, 0], key=jax.random.key(0)), tmp_path / "fit")
+    modules_after(f"from jtrees.io import load; load({str(tmp_path / 'fit')!r})")
 
 
 def test_version_is_that_of_the_installed_distribution():
@@ -82,13 +135,15 @@ def test_help_of_every_package_lists_its_public_names():
     for name, module in sorted(sys.modules.items()):
         if not (name.partition(".")[0] == "jtrees" and hasattr(module, "__path__")) or name == "jtrees.cli":
             continue
-        tree = ast.parse(Path(module.__file__).read_text())
+        names = "_api.py" if module is jtrees else "__init__.py"
+        tree = ast.parse(Path(module.__file__).with_name(names).read_text())
         imports = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
         public = {alias.name for alias in imports if alias.asname == alias.name}
         defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         defined = {item for item in defined if not item.startswith("_")}
         modules = {item for item in public if isinstance(getattr(module, item), types.ModuleType)}
-        assert set(module.__all__) >= (public | defined) - modules, name
-        assert not {"Any", "NamedTuple", "np", "jax"} & set(module.__all__)
+        listed = set(getattr(module, "__all__", ()))
+        assert listed >= (public | defined) - modules, name
+        assert not {"Any", "NamedTuple", "np", "jax"} & listed
     help_text = pydoc.render_doc(jtrees.routing)
     assert "path_violations" in help_text and "smooth_step(" in help_text

@@ -66,12 +66,20 @@ FAR = jtrees.Origin(np.float32([2000, 0]), np.float32(1e6))
 @pytest.mark.parametrize(
     ("origin", "options", "texts"),
     [
-        (None, {"feature_names": ["age", "bmi"]}, ["+1 age\n> 1", "+0.5 age\n-2 bmi\n> -3", "0", "2", "3"]),
-        (None, {"max_depth": 1}, ["+1 x0\n> 1", "0", "..."]),
+        (
+            None,
+            {"feature_names": ["age", "bmi"]},
+            ["+1 age\n> 1", "+0.5 age\n-2 bmi\n> -3", "leaf 0:\n0", "leaf 2:\n2", "leaf 3:\n3"],
+        ),
+        (None, {"max_depth": 1}, ["+1 x0\n> 1", "leaf 0:\n0", "..."]),
         (
             FAR,
             {"feature_names": ["year", "bmi"]},
-            ["+1 (year - 2000)\n> 1", "+0.5 (year - 2000)\n-2 bmi\n> -3", "1000000", "1000002", "1000003"],
+            [
+                "+1 (year - 2000)\n> 1",
+                "+0.5 (year - 2000)\n-2 bmi\n> -3",
+                *(f"leaf {i}:\n100000{i}" for i in (0, 2, 3)),
+            ],
         ),
     ],
 )
@@ -100,7 +108,7 @@ def test_text_is_large_enough_to_read_and_long_ones_are_cut(leaves):
     ends = [text for text in _texts(ax) if ">" not in text]
     assert len(ends) == 8
     for text in ends:
-        assert 1 < len(text.splitlines()) <= 4
+        assert 2 < len(text.splitlines()) <= 5
         assert text.endswith(" …") == (not isinstance(leaves, Linear) or leaves.intercept.ndim == 2)
         assert all(len(line.removesuffix(" …")) <= 24 for line in text.splitlines())
         assert not re.search(r"\d\n\d|\w\n_", text)  # no number or name is broken
@@ -124,14 +132,15 @@ def test_linear_leaves_show_the_heaviest_features_first():
     linear = Linear(np.array([[0.5, -2], [0, 0], [1, 0], [3, 0.1]]), np.full(4, 7.0))
     tree = _tree(linear).replace(origin=jtrees.Origin(np.float32([0, 50]), np.float32(0)))
     ends = lambda tree, **how: [text.replace("\n", " ") for text in _texts(plot_tree(tree, **how)) if ">" not in text]
-    assert ends(tree) == ["3 x0 + 0.1 (x1 - 50) + 7", "x0 + 7", "-2 (x1 - 50) + 0.5 x0 + 7"]
+    assert ends(tree) == ["leaf 3: 3 x0 + 0.1 (x1 - 50) + 7", "leaf 2: x0 + 7", "leaf 0: -2 (x1 - 50) + 0.5 x0 + 7"]
     tree, x = (
         _tree(Linear(np.tile(np.float32([[0.5, -2]]), (4, 1)), np.full(4, 7.0))),
         np.float64([[100, 1], [-100, -1]]),
     )
-    assert set(ends(tree)) == {"-2 x1 + 0.5 x0 + 7"}
-    assert set(ends(tree, max_terms=1)) == {"-2 x1 + 1 smaller term + 7"}
-    assert set(ends(tree, max_terms=1, x=x)) == {f"0.5 x0 + 1 smaller term + 7 {n}" for n in ("0 rows", "1 row")}
+    terms = lambda **how: {text.partition(": ")[2] for text in ends(tree, **how)}
+    assert terms() == {"-2 x1 + 0.5 x0 + 7"}
+    assert terms(max_terms=1) == {"-2 x1 + 1 smaller term + 7"}
+    assert terms(max_terms=1, x=x) == {"0.5 x0 + 1 smaller term + 7 1 row"}
 
 
 def test_the_terms_that_matter():
@@ -147,10 +156,24 @@ def test_the_terms_that_matter():
 
 def test_classes_by_name_and_their_rows():
     tree = _tree(Values(np.float32([[0.25, 0.75]] * 4), losses.Frequencies()))
-    x, y = np.float64([[0, 0], [0, 0], [0, 1], [9, 0]]), np.array([1, 1, 0, 1])
+    x, y = np.float64([[0, 0], [0, 0], [0, 1], [9, 0], [9, 9]]), np.array([1, 1, 0, 1, 1])
     ends = [text for text in _texts(plot_tree(tree, x=x, y=y, class_names=["no", "yes"])) if ">" not in text]
-    assert ends[-1] == "yes: 0.75,\nno: 0.25\n3 rows\nyes: 2, no: 1"
-    assert {text.split("\n", 2)[2] for text in ends[:-1]} == {"0 rows", "1 row\nyes: 1"}
+    assert ends[-1] == "leaf 0:\nno: 0.25,\nyes: 0.75\n3 rows\nno: 1, yes: 2"
+    assert {text.split("\n", 3)[3] for text in ends[:-1]} == {"1 row\nyes: 1"}
+
+
+def test_branches_without_rows_are_left_out():
+    tree = _tree(Values(np.float32([830, 1, 2, 12345])))
+    x = np.float64([[0, 0], [9, 0]])
+    assert _texts(plot_tree(tree, x=x)) == ["leaf 3:\n12345\n1 row", "leaf 0:\n830\n1 row", "+1 x0\n> 1"]
+    assert _texts(plot_tree(tree, x=x[:1])) == ["leaf 0:\n830\n1 row"]
+
+
+def test_splits_of_one_direction_show_their_terms_once():
+    weights = np.float32([[1, 2], [-1, -2], [2, 4]])
+    tree = jtrees.ObliqueTree(weights, np.float32([-1, -2, -8]), Values(np.arange(4.0)))
+    boxes = [text for text in _texts(plot_tree(tree)) if text not in ("<", "≥") and not text.startswith("leaf")]
+    assert boxes == ["score > 4", "score < -2", "score =\n+1 x0\n+2 x1\nscore > 1"]
 
 
 def test_drawn_root_is_at_the_top_on_the_left():
@@ -236,17 +259,18 @@ def test_splits_as_bars():
 
 
 def test_leaves_of_several_outputs_quantiles_and_policies():
-    assert {"1, 2", "5, 6", "7, 8"} < set(_texts(plot_tree(_tree(Values(jnp.arange(1.0, 9).reshape(4, 2))))))
+    assert {"leaf 0:\n1, 2", "leaf 2:\n5, 6", "leaf 3:\n7, 8"} < set(
+        _texts(plot_tree(_tree(Values(jnp.arange(1.0, 9).reshape(4, 2)))))
+    )
     model, frame, x = _raw()
     leaf = (x @ [0.05, 1, 0] > 4).astype(int)
     of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
     quantiles = of(Values(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
-    assert _texts(plot_tree(quantiles))[:2] == ["6, 8", "1, 3"]
+    assert _texts(plot_tree(quantiles))[:2] == ["leaf 1:\n6, 8", "leaf 0:\n1, 3"]
     policy = of(Values(np.float32([[1e4, 0], [0, 1e4]]), losses.Rewards()))
     rewards = np.stack([np.where(leaf, 1.0, 2), np.where(leaf, 5.0, -1)], 1)
     texts = _texts(plot_tree(policy, x=frame, y=rewards, class_names=["wait", "treat"]))
-    assert [text.split("\n")[0] for text in texts[:2]] == ["treat", "wait"]
-    assert policy.to_text(class_names=["wait", "treat"]).split("-> ")[1].startswith("treat")
+    assert [text.split("\n")[:2] for text in texts[:2]] == [["leaf 1:", "treat"], ["leaf 0:", "wait"]]
     with pytest.raises(ValueError, match="y must hold the rewards of 2 actions"):
         plot_tree(policy, x=frame, y=leaf)
 

@@ -250,9 +250,13 @@ def test_dtsemnet_is_the_papers_in_regression(x64):
     assert_slopes(loss, plain, params)
 
 
-def test_dtsemnet_needs_a_leaf_for_each_class():
-    with pytest.raises(ValueError, match="depth must give a leaf to each of the 5 classes, got 2"):
-        jtrees.fit(jtrees.DTSemNet(depth=2), X, np.arange(N) % 5, key=KEY, task="classification")
+def test_dtsemnet_takes_more_classes_than_leaves():
+    labels = np.arange(N) % 5
+    method = dtsemnet(DEPTH, task=Classification(5))
+    params = method.init(batch(labels), key=KEY)
+    loss, _ = method.loss(params, batch(labels), key=KEY, step=0)
+    logits = np.asarray(params.leaves.trainable().values)[network(numpy(params), X).argmax(1)]
+    assert float(loss) == pytest.approx(mean_loss(cross_entropy(logits, labels)), rel=1e-5)
 
 
 # --- The soft decision tree ------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The hard tree: evaluation, inspection, pruning, merging, texts, pytrees, and what is refused."""
 
+import re
+
 from hypothesis import given, strategies as st
 import jax
 import jax.numpy as jnp
@@ -161,17 +163,17 @@ def test_text_of_a_small_tree(small_tree):
     lines = [
         "if age - 2.5 bmi > 3:",
         "|   if -bp > -0.5:",
-        "|   |   -> 0.0001",
+        "|   |   -> leaf 3: 0.0001",
         "|   else:",
-        "|   |   -> -1.25",
+        "|   |   -> leaf 2: -1.25",
         "else:",
-        "|   -> 0.5",
+        "|   -> leaf 0: 0.5",
     ]
     assert small_tree.to_text(["age", "bmi", "bp"]) == "\n".join(lines)
     assert small_tree.to_text().startswith("if x0 - 2.5 x1 > 3:\n|   if -x2 > -0.5:")
     assert small_tree.replace(bias=jnp.zeros(3)).to_text().startswith("if x0 - 2.5 x1 > 0:")
     linear = Linear(jnp.asarray([[0, 1.0, -0.125]] * 4), jnp.asarray([-2.0] * 4))
-    assert "-> x1 - 0.125 x2 - 2" in small_tree.replace(leaves=linear).to_text()
+    assert "-> leaf 2: x1 - 0.125 x2 - 2" in small_tree.replace(leaves=linear).to_text()
     with pytest.raises(ValueError, match="feature_names must hold 3"):
         small_tree.to_text(["age"])
 
@@ -181,11 +183,11 @@ def test_text_with_an_origin_keeps_the_digits_that_were_learnt(small_tree, far):
     lines = [
         "if (age - 2000) - 2.5 bmi > 3:",
         "|   if -(bp + 100000000) > -0.5:",
-        "|   |   -> 1000000.0001",
+        "|   |   -> leaf 3: 1000000.0001",
         "|   else:",
-        "|   |   -> 999998.75",
+        "|   |   -> leaf 2: 999998.75",
         "else:",
-        "|   -> 1000000.5",
+        "|   -> leaf 0: 1000000.5",
     ]
     assert tree.to_text(["age", "bmi", "bp"]) == "\n".join(lines)
     linear = tree.replace(leaves=Linear(np.eye(4, 3), np.full(4, 0.25)))
@@ -214,9 +216,9 @@ def test_text_of_rows_at_leaves(small_tree):
     x = np.float64([[9, 0, 0]] * 3 + [[9, 0, 1]] + [[0, 0, 0]] * 6)
     lines = small_tree.to_text(x=x).splitlines()
     assert [line.split("-> ")[1] for line in lines if "->" in line] == [
-        "0.0001 (3 rows)",
-        "-1.25 (1 row)",
-        "0.5 (6 rows)",
+        "leaf 3: 0.0001 (3 rows)",
+        "leaf 2: -1.25 (1 row)",
+        "leaf 0: 0.5 (6 rows)",
     ]
 
 
@@ -228,25 +230,23 @@ def test_text_of_classes_and_their_rows(small_tree):
     lines = [
         "if x0 - 2.5 x1 > 3:",
         "|   if -x2 > -0.5:",
-        "|   |   -> no: 0.5, yes: 0.5 (3 rows; no: 2, yes: 1)",
+        "|   |   -> leaf 3: no: 0.5, yes: 0.5 (3 rows; no: 2, yes: 1)",
         "|   else:",
-        "|   |   -> no: 1, yes: 0 (0 rows)",
+        "|   |   -> leaf 2: no: 1, yes: 0 (0 rows)",
         "else:",
-        "|   -> yes: 0.75, no: 0.25 (5 rows; yes: 4, no: 1)",
+        "|   -> leaf 0: no: 0.25, yes: 0.75 (5 rows; no: 1, yes: 4)",
     ]
     assert text == "\n".join(lines)
-    assert tree.to_text(class_names=["no", "yes"], x=x).endswith("-> yes: 0.75, no: 0.25 (5 rows)")
-    assert tree.to_text(x=x, y=y).endswith("-> 0.25, 0.75 (5 rows; class 1: 4, class 0: 1)")
-    assert tree.to_text().endswith("-> 0.25, 0.75")
+    assert tree.to_text(class_names=["no", "yes"], x=x).endswith("-> leaf 0: no: 0.25, yes: 0.75 (5 rows)")
+    assert tree.to_text(x=x, y=y).endswith("-> leaf 0: 0.25, 0.75 (5 rows; class 0: 1, class 1: 4)")
+    assert tree.to_text().endswith("-> leaf 0: 0.25, 0.75")
 
 
 def test_text_of_quantiles_and_of_counts(small_tree):
     """Their predictions, quantiles in order and relative to the origin."""
     quantiles = Values(jnp.array([[3.0, 1], [0, 0], [2, 5], [0, 8]]), losses.Quantile((0.1, 0.9)))
     tree = small_tree.replace(leaves=quantiles, origin=Origin(np.zeros(3, np.float32), np.float32(100)))
-    ends = lambda tree, **options: [
-        line.split("-> ")[1] for line in tree.to_text(**options).split("\n") if "->" in line
-    ]
+    ends = lambda tree: re.findall("-> leaf [0-3]: (.*)", tree.to_text())
     assert ends(tree) == ["100, 108", "102, 105", "101, 103"]
     counts = small_tree.replace(leaves=Values(jnp.log(jnp.array([1.0, 9, 4, 0.5])), losses.Poisson()))
     assert ends(counts) == ["0.5", "4", "1"]
@@ -256,7 +256,7 @@ def test_text_of_quantiles_and_of_counts(small_tree):
 
 def test_text_of_a_policy_and_of_its_rewards(small_tree):
     tree = small_tree.replace(leaves=Values(jnp.array([[1e4, 0], [0, 1e4], [0, 1e4], [0, 0]]), losses.Rewards()))
-    ends = lambda **options: [line.split("-> ")[1] for line in tree.to_text(**options).split("\n") if "->" in line]
+    ends = lambda **options: re.findall("-> leaf [0-3]: (.*)", tree.to_text(**options))
     assert ends() == ["0.5, 0.5", "0, 1", "1, 0"] and (tree.classes, tree.is_policy) == (2, True)
     names = {"class_names": ["wait", "treat"]}
     assert ends(**names) == ["wait: 0.5, treat: 0.5", "treat", "wait"]
@@ -271,6 +271,25 @@ def test_text_of_a_policy_and_of_its_rewards(small_tree):
         tree.to_text(x=x, y=np.zeros(3))
     with pytest.raises(ValueError, match="class_names must hold 2 names, one an action, got 1"):
         tree.to_text(class_names=["wait"])
+
+
+def test_splits_of_one_direction_divide_a_score_that_is_written_once():
+    weights = np.float32([[2, -1, 0], [-4, 2, 0], [3, -1.5, 0]])  # the second has the opposite direction
+    tree = ObliqueTree(weights, np.float32([-1, -2, -900]), Values(np.arange(4.0)))
+    text = tree.to_text(["a", "b", "score"])
+    assert text.splitlines()[0] == "score of the tree = 2 a - b"
+    text = tree.to_text()
+    assert text.splitlines()[:3] == ["score = 2 x0 - x1", "if score > 1:", "|   if score > 600:"]
+    assert text.count("x0") == 1 and "if score < -1:" in text
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)) * np.where(np.arange(ROWS) < 128, 400, 1)[:, None]
+    leaf, answers = rules.leaves_and_answers(text, dict(zip(("x0", "x1", "x2"), x.astype(np.float32).T, strict=True)))
+    np.testing.assert_array_equal(leaf, tree.leaf_index(x))
+    np.testing.assert_array_equal(answers[:, 0], tree.predict(x))
+    assert set(leaf.tolist()) == {0, 1, 2, 3}
+    bent = weights + np.float32([[0, 0, 0], [0, 0.01, 0], [0, 0, 0]])
+    for other in (tree.replace(weights=bent), tree.replace(weights=weights[:, :1])):
+        assert "score" not in other.to_text()
+    assert "score" not in tree.to_text(digits=17)
 
 
 def test_what_a_text_is_made_of_is_checked(small_tree):
@@ -311,15 +330,9 @@ def far_tree(kind, draw_numbers):
 
 
 def read(tree, x, digits):
-    """Leaves, numbered as the rules write them, and answers of the rules of a tree, computed in float64."""
+    """Numbers of the leaves and answers of the rules of a tree, computed in float64."""
     columns = dict(zip(names_of(tree, None), np.asarray(x, np.float64).T, strict=True))
     return rules.leaves_and_answers(tree.to_text(digits=digits), columns)
-
-
-def same_leaves(ours, theirs):
-    """Whether two numberings of the leaves part the rows alike."""
-    pairs = set(zip(ours.tolist(), theirs.tolist(), strict=True))
-    return len(pairs) == len(set(ours.tolist())) == len(set(theirs.tolist()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -330,7 +343,7 @@ def test_rules_far_from_zero_are_the_tree(kind, digits):
     tree = far_tree(kind, lambda *shape: rng.integers(-9, 10, shape).astype(np.float32))
     x = FAR.astype(np.float64) + rng.integers(-30, 31, (ROWS, P))
     leaf, answers = read(tree, x, digits)
-    assert same_leaves(leaf, tree.leaf_index(x)) and len(set(leaf.tolist())) > 4
+    assert np.array_equal(leaf, tree.leaf_index(x)) and len(set(leaf.tolist())) > 4
     assert np.array_equal(answers, np.reshape(tree.predict(x), (ROWS, -1)))
 
 
@@ -343,7 +356,7 @@ def test_rules_with_all_digits_are_the_tree(seed, kind):
     scores = (x - FAR.astype(np.float64)) @ np.float64(tree.weights).T + np.float64(tree.bias)
     x = x[(np.abs(scores) > 1e-4).all(1)]
     leaf, answers = read(tree, x, 17)
-    assert same_leaves(leaf, tree.leaf_index(x)) and len(x) > ROWS / 2
+    assert np.array_equal(leaf, tree.leaf_index(x)) and len(x) > ROWS / 2
     np.testing.assert_allclose(answers, np.reshape(tree.predict(x), (len(x), -1)), rtol=0, atol=1e-4)
 
 
@@ -357,7 +370,7 @@ def test_rules_of_a_tree_trained_far_from_zero_are_the_tree(leaves):
     tree = jtrees.fit(recipe, x, y, key=jax.random.key(0)).tree
     assert tree.origin.x[0] > 1e9 and tree.origin.y > 1e8 and tree.num_leaves > 1
     leaf, answers = read(tree, x, 17)
-    assert same_leaves(leaf, tree.leaf_index(x))
+    assert np.array_equal(leaf, tree.leaf_index(x))
     np.testing.assert_allclose(answers[:, 0], tree.predict(x), rtol=0, atol=1e-4)
 
 

@@ -177,4 +177,4 @@ def test_cart_classifier_gives_scikit_learns_probabilities():
 def test_cart_classifier_of_two_classes_and_of_a_known_split():
     x = np.arange(8, dtype=np.float32)[:, None]
     tree = warmstart.cart_classifier(x, np.array([0, 0, 0, 1, 1, 1, 1, 1]), 1)
-    assert tree.to_text() == "if x0 > 2.5:\n|   -> 0, 1\nelse:\n|   -> 1, 0"
+    assert tree.to_text() == "if x0 > 2.5:\n|   -> leaf 1: 0, 1\nelse:\n|   -> leaf 0: 1, 0"

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 import sys
 
+from jtrees.cli.parser import parse
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0 on success, 2 after an error message of one line, or 130 after Ctrl-C."""
+    options = parse(arguments)
     try:
-        from jtrees.cli import commands
+        from jtrees.cli import commands  # a slow import, which the help does not need
     except ImportError as error:
         print(f'jtrees: {error}: the command line needs pip install "jtrees[cli]"', file=sys.stderr)
         return 2
-    return commands.run(arguments)
+    return commands.run(options)
 
 
 def keep_programs() -> None:

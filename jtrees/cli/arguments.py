@@ -1,45 +1,23 @@
-"""Arguments of the commands, and the recipe, the options and the loss that they describe."""
+"""The recipe, the options and the loss that the arguments of a command describe."""
 
 import argparse
 import ast
 import contextlib
-from pathlib import Path
 import re
 import sys
 from typing import Any
 
 import jtrees
 from jtrees import losses, validation
-from jtrees.cli.files import DataError, add_rules
+from jtrees.cli.files import DataError
+from jtrees.cli.parser import LOSSES
 from jtrees.cli.tables import Task
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.selection.grid import with_options
 from jtrees.tables import Schema
 from jtrees.tasks.custom import named
 
-DEFAULTS = {"regression": TreeRegressor.default_recipe, "classification": TreeClassifier.default_recipe}
-LOSSES = ("squared_error", "absolute_error", "huber", "quantile", "poisson", "gamma", "tweedie")
-
-
-def add_table(parser: argparse.ArgumentParser, target: bool = True) -> None:
-    add = parser.add_argument
-    add("table", type=Path, metavar="TABLE", help="a file: CSV with a header, or .parquet")
-    add_rules(parser, training=target)
-    if target:
-        add("--target", required=True, metavar="COLUMN", help="the column to predict")
-        add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
-
-
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    names = " or ".join(f"{type(recipe).__name__} in {task}" for task, recipe in DEFAULTS.items())
-    add("--recipe", help=f"such as GET, which is one tree, or Bagged(LatentTree) (default: {names})")
-    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the recipe: depth=3 or base.depth=3")
-    add("--loss", metavar="NAME", help=f"loss of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
-    add("--quantile", type=float, metavar="LEVEL", help="level of --loss quantile (default: 0.5)")
-    add("--monotone", nargs="+", default=[], metavar="COLUMN=SIGN", help="sign 1: must not fall; -1: must not rise")
-    add("--seed", type=int, default=0)
-    add("--max-seconds", type=float, help="ends the fit with the best model so far")
+_DEFAULTS = {"regression": TreeRegressor.default_recipe, "classification": TreeClassifier.default_recipe}
 
 
 def estimator_of(
@@ -83,7 +61,7 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
       DataError: for an unknown name, and for options that are not ``name=value``.
       ValueError: for an unknown option.
     """
-    recipe = DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
+    recipe = _DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
     is_tree = options.recipe is None and task == "regression"
     if is_tree and (options.monotone or options.loss not in (None, LOSSES[0])):
         recipe = recipe.replace(leaves="constant")  # linear leaves support only squared errors without monotone columns
@@ -115,10 +93,13 @@ def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
 def recipe_named(text: str) -> jtrees.Recipe:
     """Returns the recipe ``Name`` or ``Name(Base)``."""
     match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
-    recipes = {name: recipe for name, recipe in vars(jtrees).items() if _is_recipe(recipe)}
+    names: Any = jtrees.__all__
+    recipes = {name: recipe for name in names if _is_recipe(recipe := getattr(jtrees, name))}
     if match is None or match[1] not in recipes:
-        names = ", ".join(recipes)
-        raise DataError(f"--recipe must be one of {names}, such as Bagged(LatentTree), got {validation.quoted(text)}")
+        expected = ", ".join(recipes)
+        raise DataError(
+            f"--recipe must be one of {expected}, such as Bagged(LatentTree), got {validation.quoted(text)}"
+        )
     base = [] if match[2] is None else [recipe_named(match[2])]
     try:
         return recipes[match[1]](*base)

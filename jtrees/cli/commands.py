@@ -1,7 +1,7 @@
-"""The five commands and their arguments."""
+"""The five commands."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import contextlib
 import logging
 from pathlib import Path
@@ -17,8 +17,9 @@ import pandas as pd
 
 import jtrees
 from jtrees import cli, explain, export, io, validation
-from jtrees.cli.arguments import add_recipe, add_table, estimator_of, loss_of, recipe_of
+from jtrees.cli.arguments import estimator_of, loss_of, recipe_of
 from jtrees.cli.files import DataError, is_parquet, one_line, read_rows, rules_of
+from jtrees.cli.parser import SUFFIXES
 from jtrees.cli.tables import LabelledTable, Task, as_options, check_rows, guess, read_labelled, targets_of, usable
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.report import BehindBaselineWarning
@@ -35,26 +36,21 @@ _HELD_OUT_OF_REPORT = 0.25
 _FEWEST = 30  # least number of rows of a table for a verdict
 _BEST = jtrees.Boosted  # the recipe with the lowest losses on most tables, in experiments.estimators
 _BACKGROUND = 100  # largest number of background rows of Shapley values
-_WRITERS = {
-    ".h": export.to_c,
-    ".py": export.to_numpy,
-    ".onnx": export.to_onnx,
-    ".stablehlo": export.to_stablehlo,
-    ".sql": export.to_sql,
-    ".js": export.to_javascript,
-    ".mjs": export.to_javascript,
-}
+_FORMATS = (
+    *(export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo, export.to_sql),
+    *(export.to_javascript, export.to_javascript),
+)
+_WRITERS = dict(zip(SUFFIXES, _FORMATS, strict=True))
 
 
-def run(arguments: Sequence[str] | None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Runs a command: see :func:`jtrees.cli.main`."""
     cli.keep_programs()
     matplotlib.use("Agg")
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(words, argparse.Namespace(given=words))
+    command = {"fit": _fit, "predict": _predict, "explain": _explain, "export": _export, "report": _report}
     try:
         with _warnings_as_lines(), _log_as_lines():
-            return options.command(options)
+            return command[options.command](options)
     except (ValueError, ImportError, FloatingPointError) as error:
         print(f"jtrees: {one_line(error)}", file=sys.stderr)
     except OSError as error:
@@ -64,51 +60,6 @@ def run(arguments: Sequence[str] | None) -> int:
         print("jtrees: interrupted", file=sys.stderr)
         return 130
     return 2
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jtrees", description="Decision trees trained by gradient descent.")
-    parser.add_argument("--version", action="version", version=f"jtrees {jtrees.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, description: str, function: Any) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=description, description=description, allow_abbrev=False)
-        added.set_defaults(command=function)
-        return added
-
-    fit = command("fit", "Fits a model to a table and saves it.", _fit)
-    add_table(fit)
-    add_recipe(fit)
-    fit.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the file to write, such as model.jtrees")
-
-    predict = command("predict", "Predicts for the rows of a table, as CSV.", _predict)
-    predict.add_argument("model", type=Path, metavar="MODEL")
-    add_table(predict, target=False)
-    predict.add_argument("--out", type=Path, metavar="FILE", help="the file to write (default: standard output)")
-    predict.add_argument("--probabilities", action="store_true", help="also write the probability of each class")
-
-    explained = command("explain", "Explains the prediction for a row of a table.", _explain)
-    explained.add_argument("model", type=Path, metavar="MODEL")
-    add_table(explained, target=False)
-    explained.add_argument(
-        "--row", type=int, default=0, help="number of the row, from 0 (default: 0); other rows are the background"
-    )
-    explained.add_argument(
-        "--extrapolate", action="store_true", help="the nearest change may be outside the ranges of the table"
-    )
-
-    exported = command("export", f"Writes a model as {', '.join(_WRITERS)}, for other machines.", _export)
-    exported.add_argument("model", type=Path, metavar="MODEL")
-    exported.add_argument("file", type=Path, metavar="FILE", help="the file to write; its suffix sets the format")
-    exported.add_argument("--prefix", default="jtrees", help="prefix of names in C (default: jtrees)")
-
-    report = command("report", "Fits, compares and explains a model; one HTML page.", _report)
-    add_table(report)
-    add_recipe(report)
-    report.add_argument(
-        "--out", type=Path, required=True, metavar="PAGE", help="the file to write, such as report.html"
-    )
-    return parser
 
 
 # --- Commands --------------------------------------------------------------------------------------------------------
@@ -158,7 +109,7 @@ def _advice(options: argparse.Namespace, recipe: jtrees.Recipe, better: list[str
     name, best = type(recipe).__name__, _BEST.__name__
     if isinstance(recipe, _BEST):
         return f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {name} on this table"
-    words, kept = list(map(str, options.given)), []
+    words, kept = list(map(str, options.words)), []
     while words:
         option, equals, _ = (word := words.pop(0)).partition("=")
         if option not in ("--recipe", "--set"):
@@ -217,8 +168,7 @@ def _explain(options: argparse.Namespace) -> int:
         elif nearest is None:
             print(f"\nno change of the columns of numbers{ranges} leads to another {other}")
         else:
-            changes = ", ".join(f"{name} = {value:.6g}" for name, value in nearest.changes.items())
-            print(f"\nnearest {other}: {nearest.distance:.3g} deviations away, with {changes}")
+            print(f"\nnearest {other}: {nearest.distance:.3g} deviations away, with {nearest}")
     background = x.sample(min(_BACKGROUND, len(x)), random_state=0)
     shapley = explain.shapley_values(model.model_, row, background)
     values, base, output = shapley.values[0], shapley.base_values[0], ""
@@ -238,7 +188,9 @@ def _export(options: argparse.Namespace) -> int:
     if (write := _WRITERS.get(options.file.suffix)) is None:
         raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {validation.quoted(str(options.file))}")
     model = _loaded(options.model)
-    how = {"prefix": options.prefix} if write is export.to_c else {}
+    how: dict[str, Any] = {"prefix": options.prefix} if write is export.to_c else {}
+    if write is export.to_sql and isinstance(model, TreeClassifier):
+        how["class_names"] = list(map(str, model.classes_))
     exported = model.model_
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
         print(f"its features are {', '.join(exported.encoder.feature_names)}")
@@ -262,7 +214,7 @@ def _report(options: argparse.Namespace) -> int:
     with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
         warnings.simplefilter("ignore", BehindBaselineWarning)
         held_out = HeldOut(model, loss_of(options), frame.x, targets_of(frame.y), **parts)
-    command = shlex.join(["jtrees", *map(str, options.given)])
+    command = shlex.join(["jtrees", *map(str, options.words)])
     write_report(options.out, held_out, name=frame.name, target=str(frame.y.name), command=command)
     print(f"written to {options.out}")
     return 0

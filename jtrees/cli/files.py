@@ -52,23 +52,6 @@ class Rules:
 PLAIN_RULES = Rules()
 
 
-def add_rules(parser: Any, *, training: bool) -> None:
-    """Adds the options for reading a file, and, if ``training``, the options for the kinds of its columns."""
-    add = parser.add_argument
-    add("--separator", default=",", help="field separator of CSV (default: a comma)")
-    decimal = "as the cells say, else a point" if training else "as in training"
-    add("--decimal", metavar="MARK", help=f"decimal separator of CSV (default: {decimal})")
-    add("--encoding", default="utf-8", metavar="NAME", help="the encoding of CSV, such as latin-1 (default: utf-8)")
-    default = "NA, nan, null, ? and others" if training else "those of the training"
-    missing_help = f"further texts that mean a missing value, besides {default}"
-    alone = "; without TEXT, those others are levels in columns of text" * training
-    add("--missing", nargs="*" if training else "+", metavar="TEXT", help=missing_help + alone)
-    if training:
-        kinds = ", ".join(kind.replace("%", "%%") for kind in KINDS)
-        help_of_kinds = f"what columns hold, if it is not what their cells look like, such as id=drop: {kinds}"
-        add("--columns", nargs="+", default=[], metavar="COLUMN=KIND", help=help_of_kinds)
-
-
 def rules_of(options: Any) -> Rules:
     """Returns the rules for reading a file.
 

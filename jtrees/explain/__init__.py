@@ -11,4 +11,4 @@ from jtrees.explain.importance import importances as importances, permutation_im
 from jtrees.explain.paths import Path as Path, Split as Split, path as path
 from jtrees.explain.shapley import Shapley as Shapley, shapley_values as shapley_values
 
-_list_public_names()
+_list_public_names(__name__)

@@ -12,4 +12,4 @@ from jtrees.export.onnx_model import to_onnx as to_onnx
 from jtrees.export.sql_query import to_sql as to_sql
 from jtrees.export.stablehlo import to_stablehlo as to_stablehlo
 
-_list_public_names()
+_list_public_names(__name__)

@@ -27,5 +27,4 @@ from jtrees.tasks.fits import (
     weighted_quantiles as weighted_quantiles,
 )
 
-_HOME = "jtrees.tasks"
-_list_public_names()
+_list_public_names(__name__, home="jtrees.tasks")

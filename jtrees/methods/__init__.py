@@ -1,5 +1,6 @@
 """One module or package for each paper, with its method for :func:`jtrees.train` and its recipe."""
 
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.methods.annealed.algorithm import AnnealedReport as AnnealedReport
 from jtrees.methods.annealed.get import GET as GET, get as get
 from jtrees.methods.annealed.raddt import RADDT as RADDT, raddt as raddt
@@ -36,3 +37,5 @@ from jtrees.methods.tree_ensemble.tel import (
     TELReport as TELReport,
     tel as tel,
 )
+
+_list_public_names(__name__)

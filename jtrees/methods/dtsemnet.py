@@ -54,21 +54,20 @@ def dtsemnet(depth: int, *, task: Task = Regression()) -> training.Method:
     """Returns the DTSemNet method; parameters are an :class:`jtrees.ObliqueTree`.
 
     In classification, leaf l has class l mod K, and the loss is that of the classes' logits: the gradient is exact.
-    For other tasks, leaves hold values, and the gradient is straight-through. ``harden`` refits the leaves. The method
-    assumes features of mean 0 and deviation 1, and regression targets of order 1.
+    For other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through.
+    ``harden`` refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order
+    1.
 
     Args:
       depth: depth of the tree, 1 to 16.
       task: what is predicted, and by which loss.
 
     Raises:
-      ValueError: for a depth out of range, or for more classes than leaves.
+      ValueError: for a depth out of range.
     """
     depth = checks.check_depth(depth)
     kind, nodes = kinds.kind_of("constant", task), topology.num_nodes(depth)
-    classes = task.shape[0] if isinstance(task, Classification) else None
-    if classes is not None and classes > nodes + 1:
-        raise ValueError(f"depth must give a leaf to each of the {classes} classes, got {depth}")
+    classes = task.shape[0] if isinstance(task, Classification) and task.shape[0] <= nodes + 1 else None
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
         task.check(batch.y)
@@ -103,7 +102,7 @@ class DTSemNet(Recipe):
     The paper's leaves of a regression tree may be linear; here they are constants.
 
     Attributes:
-      depth: depth of the tree, 1 to 16. It must give a leaf to each class.
+      depth: depth of the tree, 1 to 16. Each class should have several leaves.
       epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
       batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate of Adam.
@@ -123,7 +122,6 @@ class DTSemNet(Recipe):
     precondition: float | Literal["auto"] = options.precondition()
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
-        dtsemnet(self.depth, task=task)
         self._schedule(shape[0])
 
     def _schedule(self, n: int) -> Schedule:

@@ -4,4 +4,4 @@ from jtrees._public import list_public_names as _list_public_names
 from jtrees.nn.latent_tree import LatentTree as LatentTree
 from jtrees.nn.tree_ensemble import TreeEnsemble as TreeEnsemble
 
-_list_public_names()
+_list_public_names(__name__)

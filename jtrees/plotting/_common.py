@@ -34,7 +34,8 @@ def features_of(
     Raises:
       ValueError: for rows that do not fit the model, for a wrong number of names, or for names for a raw table.
     """
-    features, names = None if x is None else features_of_rows(model, x), column_names(model, feature_names)
+    names = column_names(model, feature_names)
+    features = None if x is None else features_of_rows(model, x)
     if not isinstance(model, FrameModel):
         return model, features, names
     encoder = model.encoder if class_names is None else model.encoder.with_class_names(class_names)

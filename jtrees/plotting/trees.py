@@ -34,15 +34,17 @@ def plot_tree(
     """Plots the splits of a tree down to a depth. Each node shows the largest terms of its condition.
 
     The root is at the top left. The branch where the condition holds, ``>``, goes straight on. The opposite branch,
-    ``≤``, goes down. The order of the leaves from top to bottom is the order of the rules.
+    ``≤``, goes down. The order of the leaves from top to bottom is the order of the rules. The numbers of the leaves
+    are those of the rules. If all splits divide the same score, only the first box shows its terms.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one. Nodes that do not split are omitted.
       ax: matplotlib axes, by default new axes, sized to fit the text.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
       class_names: names of the K classes in classification, or of the actions of a policy. Each leaf then lists the
-        most probable classes first, or names the action that it plays.
-      x: samples, ``(n, p)`` or a raw table, such as the training data. Each leaf shows its number of samples.
+        most probable classes, or names the action that it plays.
+      x: samples, ``(n, p)`` or a raw table, such as the training data. Each leaf shows its number of samples. A branch
+        that no sample reaches is omitted.
       y: classes of the samples, 0..K-1, ``(n,)``, in classification. Each leaf shows the count of each class. For a
         policy, rewards of the actions, ``(n, K)``. Each leaf shows the mean rewards.
       max_terms: maximum number of terms of a condition. The terms with the largest |weight| times standard deviation in
@@ -63,34 +65,48 @@ def plot_tree(
     tree, x, names = features_of(model, x, feature_names, class_names)
     splits = tree_of(tree).splits
     deviations, rows = text.measured(tree, x, y, class_names, max_terms)
+    reached = np.arange(2 * len(splits) + 1) if x is None else np.unique(tree.decision_path(x))
     tree = text.with_short_origin(tree, deviations, digits)
+    score = text.common_score(tree, names, digits)
+    tree = tree if score is None else score.tree
     new = ax is None
     ax = new_axes(ax)
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), text.relative_names(tree, names)
     thresholds = text.threshold_texts(tree, digits)
 
-    def split_text(node: int) -> str:
-        terms, left_out = text.largest_terms(weights[node], max_terms, deviations)
-        parts = [_cut(f"{weights[node][i]:+.{digits}g} {counted[i]}") for i in terms]
-        return "\n".join([*parts, *([text.smaller_terms(left_out)] if left_out else []), f"> {thresholds[node]}"])
+    def terms_text(weights: np.ndarray) -> str:
+        terms, left_out = text.largest_terms(weights, max_terms, deviations)
+        numbers = [text.number_text(abs(float(weights[i])), digits) for i in terms]
+        parts = [_cut(f"{'-' if weights[i] < 0 else '+'}{n} {counted[i]}") for i, n in zip(terms, numbers, strict=True)]
+        return "\n".join([*parts, *([text.smaller_terms(left_out)] if left_out else [])])
+
+    def split_text(node: int, level: int) -> str:
+        if score is None:
+            return f"{terms_text(weights[node])}\n> {thresholds[node]}"
+        definition = f"{score.name} =\n{terms_text(score.weights)}\n" if level == 0 else ""
+        return f"{definition}{score.name} {'<' if score.opposite[node] else '>'} {thresholds[node]}"
 
     def leaf_text(leaf: int) -> str:
         shown = {"max_terms": max_terms, "deviations": deviations, "class_names": class_names}
         answer = text.leaf_text(tree, leaf, names, digits, short=True, **shown)
         answer = _filled(answer, max_terms) if tree.leaves.is_constant else _terms(answer, max_terms)
-        return "\n".join([answer, *(_filled(text, max_terms) for text in rows[leaf])])
+        return "\n".join([f"leaf {leaf}:", answer, *(_filled(text, max_terms) for text in rows[leaf])])
 
     def box_of(node: int, level: int, row: int) -> _Box:
         """Returns the box of a node and the boxes below it. ``row`` is the number of its first row."""
-        while node < len(bias) and not splits[node]:
-            node = 2 * node + 1 + int(bias[node] > 0)
+        while node < len(bias):
+            children = [child for child in (2 * node + 2, 2 * node + 1) if child in reached]
+            if splits[node] and len(children) != 1:
+                break
+            node = children[0] if splits[node] else 2 * node + 1 + int(bias[node] > 0)
         if node >= len(bias):
             return _Box(leaf_text(node - len(bias)), level, row, row + 1)
         if level == max_depth:
             return _Box("...", level, row, row + 1)
         yes = box_of(2 * node + 2, level + 1, row)
         no = box_of(2 * node + 1, level + 1, yes.end)
-        return _Box(split_text(node), level, row, no.end, (yes, no))
+        sides = ("<", "≥") if score is not None and score.opposite[node] else (">", "≤")
+        return _Box(split_text(node, level), level, row, no.end, (yes, no), sides)
 
     _draw(ax, box_of(0, 0, 0))
     if new:
@@ -108,6 +124,7 @@ class _Box(NamedTuple):
       row: row of the box, which is the row of its first leaf.
       end: row below the last leaf of the box.
       below: the boxes where the condition holds and where it does not hold. Empty for a leaf.
+      sides: the labels of the two branches.
     """
 
     text: str
@@ -115,6 +132,7 @@ class _Box(NamedTuple):
     row: int
     end: int
     below: tuple["_Box", ...] = ()
+    sides: tuple[str, str] = (">", "≤")
 
     @property
     def size(self) -> tuple[float, float]:
@@ -144,7 +162,7 @@ def _draw(ax: Any, root: _Box) -> None:
     halo = withStroke(linewidth=6, foreground="white")  # hides a line behind a text
     for box in boxes:
         centre = left[box.level] + box.size[0] / 2, y[box.row]
-        for child, label in zip(box.below, (">", "≤"), strict=False):
+        for child, label in zip(box.below, box.sides, strict=False):
             ends = left[box.level + 1] + _PAD, y[child.row]  # behind the box
             turn = left[box.level] + _PAD, y[child.row]
             line = np.array([centre, ends] if child.row == box.row else [(turn[0], centre[1]), turn, ends])

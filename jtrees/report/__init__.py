@@ -11,4 +11,4 @@ from jtrees.report.comparison import (
     compared as compared,
 )
 
-_list_public_names()
+_list_public_names(__name__)

@@ -103,10 +103,9 @@ def _explanation(held_out: HeldOut) -> str:
         lines += ["", str(quiet(lambda: explain.path(model.model_, row)))]
         nearest = quiet(lambda: explain.nearest_change(model.model_, row, held_out.x_train))
         if nearest is not None:
-            changes = ", ".join(f"{name} = {value:.6g}" for name, value in nearest.changes.items())
             other = "another class" if held_out.classes else "another leaf"
             lines += ["", f"the smallest change to {other} within the ranges of the training rows: "]
-            lines[-1] += f"{nearest.distance:.3g} deviations, {changes}"
+            lines[-1] += f"{nearest.distance:.3g} deviations, {nearest}"
     return "\n".join(lines)
 
 

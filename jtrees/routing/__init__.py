@@ -1,5 +1,6 @@
 """Routing maps the scores of splits to leaves. Each kind of routing has its own module."""
 
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.routing.conditional import (
     conditional_ensemble as conditional_ensemble,
     reachable_leaves as reachable_leaves,
@@ -25,3 +26,5 @@ from jtrees.routing.traversal import (
     traverse as traverse,
 )
 from jtrees.routing.violation import path_violations as path_violations, violation as violation
+
+_list_public_names(__name__)

@@ -1,5 +1,6 @@
 """Recipes, their searches, the engine that runs searches side by side, and the driver that fits recipes."""
 
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.search.engine import MOST as MOST, Engine as Engine
 from jtrees.search.fitted import Fitted as Fitted, LeftOut as LeftOut
 from jtrees.search.problem import (
@@ -31,3 +32,5 @@ from jtrees.search.precondition import (  # isort: skip
     fold_rows as fold_rows,
     preconditioned as preconditioned,
 )
+
+_list_public_names(__name__)

@@ -1,5 +1,6 @@
 """The training loop: methods, resumable runs, many runs at once, and optimisers that optax does not have."""
 
+from jtrees._public import list_public_names as _list_public_names
 from jtrees.training.loop import (
     advance as advance,
     best as best,
@@ -25,3 +26,5 @@ from jtrees.training.state import (
     TrainState as TrainState,
     at_step as at_step,
 )
+
+_list_public_names(__name__)
