@@ -45,6 +45,7 @@ docs-examples: .venv/docs
 
 docs-site: .venv/docs
 	$(BIN)/python docs/figures/relaxations.py docs/_drawn
+	$(BIN)/python docs/figures/estimators.py docs/_drawn
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs 2 -q -d build/doctrees -b html docs build/docs
 	$(BIN)/python docs/check.py site build/docs
 

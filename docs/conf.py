@@ -76,6 +76,7 @@ nitpick_ignore_regex = [
 # --- The look ---------------------------------------------------------------------------------------------------------
 html_theme = "sphinx_book_theme"
 html_title = "jtrees"
+html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {

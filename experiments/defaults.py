@@ -97,14 +97,15 @@ def rows(name: str, seed: int, data_dir: str | None) -> Any:
 
 
 def depth_of(recipe: Any) -> int:
-    """Returns the depth of the trees of a recipe, or of its base."""
+    """Returns the depth of the trees of a recipe, or of its base; 4 if the model is no single tree."""
+    if recipe.tree_leaves(jtrees.Regression()) is None:
+        return 4
     return recipe.depth if hasattr(recipe, "depth") else depth_of(recipe.base)
 
 
 def depths() -> list[int]:
-    """Returns the depths of the recipes that end in a tree, which are also the depths of CART."""
-    has_tree = lambda recipe: recipe.tree_leaves(jtrees.Regression()) is not None
-    return sorted({depth_of(recipe) for recipe in RECIPES.values() if has_tree(recipe)})
+    """Returns the depths of the recipes, which are also the depths of CART."""
+    return sorted({depth_of(recipe) for recipe in RECIPES.values()})
 
 
 # --- What is measured ------------------------------------------------------------------------------------------------
