@@ -272,7 +272,7 @@ def test_the_soft_decision_tree_is_the_papers(x64):
         tree, beta = params.tree, np.exp(params.log_sharpness)
         right = 1 / (1 + np.exp(-beta * (X @ tree.weights.T + tree.bias)))
         reach = np.stack([np.ones(N), 1 - right[:, 0], right[:, 0]], axis=1)
-        share = (reach * right).sum(0) / reach.sum(0)
+        share = (WEIGHT[:, None] * reach * right).sum(0) / (WEIGHT[:, None] * reach).sum(0)
         penalty = -(np.log(share) + np.log(1 - share)) / 2
         sides = 1 - right[:, 1], right[:, 1], 1 - right[:, 2], right[:, 2]
         leaf = reach[:, [1, 1, 2, 2]] * np.stack(sides, axis=1)

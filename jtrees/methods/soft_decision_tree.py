@@ -69,8 +69,8 @@ def soft_decision_tree(depth: int, *, task: Task = Regression(), balance: float 
         # and one half (their equation 5).
         right = jax.nn.sigmoid(ops.scores(tree.weights, tree.bias, x))
         reach = routing.reach_probabilities(right)[:nodes]
-        tiny = jnp.finfo(right.dtype).tiny
-        share = (reach * right).sum(1) / jnp.maximum(reach.sum(1), tiny)
+        reach = reach if weight is None else weight * reach
+        share = (reach * right).sum(1) / jnp.maximum(reach.sum(1), jnp.finfo(right.dtype).tiny)
         share = jnp.clip(share, _SMALLEST, 1 - _SMALLEST)  # no sample, or only samples of one side, may reach a split
         penalty = -(jnp.log(share) + jnp.log1p(-share)) / 2
         return expected + (strength * penalty).sum(), tree.leaves.criterion(leaf, x, y, weight)
