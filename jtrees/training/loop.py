@@ -161,8 +161,8 @@ def train(
     The function is pure. It can be used with ``jit``, and with ``vmap`` over keys and numeric hyperparameters. Under
     ``jit`` equal shapes compile once.
 
-    The gradient of ``score`` is 0 where it exists, because it is the loss of a hard tree. To differentiate through
-    training, differentiate a soft loss of ``params``, and leave ``score_every`` at 0.
+    If the score is the loss of a hard tree with refitted leaves, as in GET, the gradient of ``score`` is 0 where it
+    exists. To differentiate through training, differentiate a soft loss of ``params``, and leave ``score_every`` at 0.
 
     Args:
       method: the method to train.
