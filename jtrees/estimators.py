@@ -276,6 +276,9 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         if self.class_weight is None:
             return sample_weight
         factors = compute_sample_weight(self.class_weight, self.classes_[labels])
+        if not (np.isfinite(factors) & (factors >= 0)).all() or not factors.any():
+            got = checks.quoted(self.class_weight)
+            raise ValueError(f"class_weight must hold finite numbers of at least 0 by label, not all 0, got {got}")
         return factors if sample_weight is None else factors * checks.relative_weight(sample_weight, len(labels))
 
     def _strata(self, y: np.ndarray) -> np.ndarray:

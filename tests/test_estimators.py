@@ -654,6 +654,8 @@ def test_importances_of_a_model_are_those_of_its_estimator():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 3))
     model = TreeRegressor(SMALL_DGT, random_state=0).fit(x, x[:, 0] + 0.5 * x[:, 1])
+    with pytest.raises(ValueError, match=r"model must be a fitted model, got .*: pass its attribute model_"):
+        jtrees.explain.importances(model, x)
     importances = jtrees.explain.importances(model.model_, x)
     assert list(importances) == ["x0", "x1", "x2"]
     np.testing.assert_allclose(list(importances.values()), model.feature_importances_, atol=0.05)  # other shuffles
@@ -669,8 +671,9 @@ def test_class_weights_are_factors_of_the_sample_weights():
     np.testing.assert_array_equal(fit(weight, class_weight=factors).predict_proba(x), expected)
     balanced = fit(None, class_weight="balanced").predict_proba(x)[:, 0].mean()
     assert balanced > fit(None).predict_proba(x)[:, 0].mean() + 0.1
-    with pytest.raises(ValueError, match="class_weight"):
-        fit(None, class_weight="even")
+    for wrong in ("even", {"rare": -1.0, "usual": 1.0}, {"rare": 0.0, "usual": 0.0}, {"rare": np.nan, "usual": 1.0}):
+        with pytest.raises(ValueError, match="class_weight"):
+            fit(None, class_weight=wrong)
 
 
 def test_groups_are_not_divided(monkeypatch):

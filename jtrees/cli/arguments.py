@@ -93,10 +93,11 @@ def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
 def recipe_named(text: str) -> jtrees.Recipe:
     """Returns the recipe ``Name`` or ``Name(Base)``."""
     match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
-    recipes = {name: recipe for name in jtrees.__all__ if _is_recipe(recipe := getattr(jtrees, name))}
+    names: Any = jtrees.__all__
+    recipes = {name: recipe for name in names if _is_recipe(recipe := getattr(jtrees, name))}
     if match is None or match[1] not in recipes:
-        names = ", ".join(recipes)
-        raise DataError(f"--recipe must be one of {names}, such as Bagged(LatentTree), got {validation.quoted(text)}")
+        listed = ", ".join(recipes)
+        raise DataError(f"--recipe must be one of {listed}, such as Bagged(LatentTree), got {validation.quoted(text)}")
     base = [] if match[2] is None else [recipe_named(match[2])]
     try:
         return recipes[match[1]](*base)

@@ -168,8 +168,7 @@ def _explain(options: argparse.Namespace) -> int:
         elif nearest is None:
             print(f"\nno change of the columns of numbers{ranges} leads to another {other}")
         else:
-            changes = ", ".join(f"{name} = {value:.6g}" for name, value in nearest.changes.items())
-            print(f"\nnearest {other}: {nearest.distance:.3g} deviations away, with {changes}")
+            print(f"\nnearest {other}: {nearest.distance:.3g} deviations away, with {nearest}")
     background = x.sample(min(_BACKGROUND, len(x)), random_state=0)
     shapley = explain.shapley_values(model.model_, row, background)
     values, base, output = shapley.values[0], shapley.base_values[0], ""

@@ -9,7 +9,10 @@ from jtrees import exact
 from jtrees.explain.explained import ExplainedColumns, as_rows, relative
 from jtrees.explain.least_distance import least_distance_within, nearest_leaves
 from jtrees.tables.model import tree_of
+from jtrees.text import number_text
 from jtrees.tree import ObliqueTree
+
+_DIGITS = 5
 
 
 class Change(NamedTuple):
@@ -21,6 +24,7 @@ class Change(NamedTuple):
       leaf: the leaf that the changed sample reaches.
       prediction: the prediction for the changed sample.
       changes: the new value of every column that changes, by name.
+      previous: the value of the sample in each of these columns, by name.
     """
 
     x: np.ndarray
@@ -28,6 +32,12 @@ class Change(NamedTuple):
     leaf: int
     prediction: np.ndarray
     changes: dict[str, float]
+    previous: dict[str, float]
+
+    def __str__(self) -> str:
+        """Returns the old and the new value of every column that changes, such as ``"age: 50 -> 61.5"``."""
+        text = lambda value: number_text(value, _DIGITS)
+        return ", ".join(f"{name}: {text(self.previous[name])} -> {text(new)}" for name, new in self.changes.items())
 
 
 def nearest_change(
@@ -79,8 +89,8 @@ def nearest_change(
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> x = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
       >>> change = jtrees.explain.nearest_change(tree, x[0], x)
-      >>> print(change.x.round(2), change.leaf)  # onto the line x0 + 2 x1 = 1
-      [0.2 0.4] 1
+      >>> print(change.leaf, change)  # onto the line x0 + 2 x1 = 1
+      1 x0: 0 -> 0.2, x1: 0 -> 0.4
     """
     tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     sample = described.row("row", row)
@@ -136,8 +146,8 @@ def _changed(
 ) -> Change:
     moved = np.flatnonzero(before != after)
     length = float(np.linalg.norm((after - before)[moved] / deviation[moved]))
-    values = {columns.names[columns.owner[i]]: float(after[i]) for i in moved}
-    return Change(after, length, leaf, np.asarray(tree.predict(after[None]))[0], values)
+    old, new = ({columns.names[columns.owner[i]]: float(x[i]) for i in moved} for x in (before, after))
+    return Change(after, length, leaf, np.asarray(tree.predict(after[None]))[0], new, old)
 
 
 def _range(sample: np.ndarray, background: np.ma.MaskedArray, extrapolate: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,9 @@ import numpy as np
 from jtrees import exact
 from jtrees.explain.explained import ExplainedColumns, relative
 from jtrees.tables.model import tree_of
+from jtrees.text import number_text
+
+_DIGITS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +113,11 @@ def path(
 
 
 def _sum_text(total: float, base: float, parts: dict[str, float]) -> str:
-    return f"{total:.4g} = {base:.4g} {_parts_text(parts)}"
+    return f"{number_text(total, _DIGITS)} = {number_text(base, _DIGITS)} {_parts_text(parts)}"
 
 
 def _parts_text(parts: dict[str, float]) -> str:
     order = sorted((name for name in parts if parts[name]), key=lambda name: -abs(parts[name]))
-    return " ".join(f"{'-' if parts[name] < 0 else '+'} {abs(parts[name]):.4g} ({name})" for name in order)
+    return " ".join(
+        f"{'-' if parts[name] < 0 else '+'} {number_text(abs(parts[name]), _DIGITS)} ({name})" for name in order
+    )

@@ -1,9 +1,12 @@
 """The common parts of all plots: axes, and the features and names of a model."""
 
 from collections.abc import Sequence
+import textwrap
 from typing import Any
 
 from jtrees.tables.model import FrameModel, column_names, features_of_rows
+
+_LABEL = 24  # largest number of characters in a line of a label
 
 
 def new_axes(ax: Any, **size: Any) -> Any:
@@ -24,6 +27,11 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def wrapped(name: str) -> str:
+    """Returns a name as the label of a bar, in lines of limited length."""
+    return literal(textwrap.fill(name, _LABEL))
+
+
 def features_of(
     model: Any, x: Any, feature_names: Sequence[str] | None, class_names: Sequence[str] | None = None
 ) -> tuple[Any, Any, list[str]]:
@@ -34,7 +42,8 @@ def features_of(
     Raises:
       ValueError: for rows that do not fit the model, for a wrong number of names, or for names for a raw table.
     """
-    features, names = None if x is None else features_of_rows(model, x), column_names(model, feature_names)
+    names = column_names(model, feature_names)
+    features = None if x is None else features_of_rows(model, x)
     if not isinstance(model, FrameModel):
         return model, features, names
     encoder = model.encoder if class_names is None else model.encoder.with_class_names(class_names)

@@ -17,6 +17,7 @@ from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
 from jtrees.tables import TableEncoder
 from jtrees.tasks import Classification, Regression, Task
+from jtrees.text import number_text
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
 _CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it has the depth of the tree
@@ -152,19 +153,25 @@ class HeldOut:
             score, description = metrics.r2_score, "R² falls"
         return quiet(lambda: explain.permutation_importance(self.model.model_, rows, y, score)), description
 
+    def _scores_text(self, name: str) -> str:
+        """Returns the scores of a model; the accuracy of the constant follows the accuracy."""
+        texts = {title: f"{title} {number_text(score, 4)}" for title, score in self.scores(name).items()}
+        if self.classes:
+            texts["accuracy"] += f" ({self.scores('constant')['accuracy']:.4g} for a constant)"
+        return ", ".join(texts.values())
+
     def summary(self, kind: str) -> list[str]:
         """Returns the verdict, the scores, the best rival, the kind of model and the top columns, as lines."""
         comparison = self.comparison()
         best = comparison.rivals[0]
-        show = lambda name: ", ".join(f"{title} {score:.4g}" for title, score in self.scores(name).items())
         falls, fall_text = self.importances
         means = {name: float(np.mean(fall)) for name, fall in falls.items()}
         top = [name for name in sorted(means, key=means.__getitem__, reverse=True) if means[name] > 0][:_TOP]
         columns = ", ".join(f"{name} ({means[name]:.2g})" for name in top) or "no column helps on the held-out rows"
         return [
             comparison.verdict(self.name),
-            f"{self.name}: {show(self.name)}",
-            f"best rival, {best}: {show(best)}",
+            f"{self.name}: {self._scores_text(self.name)}",
+            f"best rival, {best}: {self._scores_text(best)}",
             f"kind of model: {kind}",
             f"top columns, by how much {fall_text} without them: {columns}",
         ]

@@ -1,6 +1,7 @@
 """A recipe for any method that hardens to a tree, mainly for user-defined methods."""
 
 from collections.abc import Callable, Mapping
+import inspect
 from typing import Any
 
 from flax.core import FrozenDict
@@ -94,7 +95,11 @@ class FromMethod(Recipe):
             raise ValueError(f"make must give leaves of shape {expected} for {task}, got {got}: does it use task?")
 
     def _method(self, task: Task) -> training.Method:
-        method = self.make(**self.static, **self.options, task=task)
+        try:
+            method = self.make(**self.static, **self.options, task=task)
+        except TypeError as error:
+            known = validation.quoted_list(name for name in inspect.signature(self.make).parameters if name != "task")
+            raise ValueError(f"static and options must be arguments of make, which are {known}: {error}") from error
         if not isinstance(method, training.Method):
             raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
         return method

@@ -106,8 +106,10 @@ def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:
     """Returns the names of the columns that a model takes; ``feature_names`` names the columns of arrays.
 
     Raises:
-      ValueError: for a wrong number of names, or for names for a raw table.
+      ValueError: for a wrong number of names, for names for a raw table, or for an estimator.
     """
+    if not hasattr(model, "features"):
+        raise ValueError(f"model must be a fitted model, got {checks.quoted(model)}{checks.hint_of_estimator(model)}")
     if isinstance(model, FrameModel):
         if feature_names is not None:
             raise ValueError("feature_names must be None: the columns of this model have names")
