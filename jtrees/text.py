@@ -17,7 +17,7 @@ _PARALLEL = 1e-5  # largest difference of two directions that count as the same,
 # --- Numbers and sums ------------------------------------------------------------------------------------------------
 
 
-def number_text(value: float, digits: int, zero: float = 0.0) -> str:
+def number_text(value: Any, digits: int, zero: float = 0.0) -> str:
     """Returns ``zero + value`` as text. Only the value is rounded to significant digits.
 
     The text has all digits before the decimal point, instead of a positive exponent, except for very large numbers.
@@ -33,16 +33,15 @@ def exact_text(value: Any) -> str:
     return np.format_float_positional(np.float64(value), trim="-")
 
 
-def classes_text(sizes: np.ndarray, texts: Sequence[str], limit: int | None) -> str:
+def classes_text(sizes: np.ndarray, texts: list[str], limit: int | None) -> str:
     """Returns the texts of the ``limit`` largest classes in the order of the classes, and the number of other classes.
 
     A single other class is shown too.
     """
     if limit is None or len(sizes) <= limit + 1:
         return ", ".join(texts)
-    largest = np.sort(np.argsort(-sizes, kind="stable")[:limit])
-    shown = [texts[int(i)] for i in largest]
-    return ", ".join([*shown, f"{len(sizes) - limit} more classes"])
+    largest = sorted(np.argsort(-sizes, kind="stable")[:limit].tolist())
+    return ", ".join([*(texts[i] for i in largest), f"{len(sizes) - limit} more classes"])
 
 
 def largest_terms(

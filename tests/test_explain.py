@@ -179,7 +179,8 @@ def test_nearest_change_of_an_age_stays_within_the_ages_of_the_table():
     only_age = {"columns": ["age"], "feature_names": ["age", "income"]}
     assert explain.nearest_change(tree, [50.0, 1.0], table, **only_age) is None
     beyond = explain.nearest_change(tree, [50.0, 1.0], table, extrapolate=True, **only_age)
-    assert beyond.changes["age"] == pytest.approx(100, abs=1e-3)
+    assert beyond.changes["age"] == pytest.approx(100, abs=1e-3) and beyond.previous == {"age": 50.0}
+    assert str(beyond) == "age: 50 -> 100"
 
 
 def test_a_class_and_columns_can_be_asked_for():

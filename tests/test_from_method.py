@@ -79,6 +79,11 @@ def of_three_numbers(**_):
         ({"rule": None}, "rule must be a function, got None"),
         ({"options": 0.1}, "options must be numbers by name, got 0.1"),
         ({"static": 3}, "static must be values by name, got 3"),
+        (
+            {"make": jtrees.methods.get, "static": {"dept": 3}},
+            r"static and options must be arguments of make, which are 'depth', .*: get\(\) got an unexpected .* 'dept'",
+        ),
+        ({"make": jtrees.methods.get}, r"arguments of make, which are 'depth', .*: get\(\) missing .* 'depth'"),
         ({"static": {"widths": [3]}}, r"static__widths must be hashable, got \[3\]"),
         ({"options": {"alpha": "steep"}}, "options__alpha must be a number, got 'steep'"),
         ({"options": {"alpha": jnp.nan}}, "options__alpha must be finite"),

@@ -94,9 +94,9 @@ def test_draws_splits_and_reachable_leaves(origin, options, texts):
     [
         Linear(np.full((32, 6), 0.123), np.full(32, -4.5), np.full(32, -100.5), np.full(32, 200.25)),
         Linear(np.full((32, 6, 3), 0.123), np.full((32, 3), -4.5)),
-        Values(np.full((32, 12), 1 / 12), losses.Frequencies()),
+        Values(np.full((32, 16), 1 / 16), losses.Frequencies()),
     ],
-    ids=["linear between bounds", "linear of three outputs", "twelve classes"],
+    ids=["linear between bounds", "linear of three outputs", "sixteen classes"],
 )
 def test_text_is_large_enough_to_read_and_long_ones_are_cut(leaves):
     names = ["a_feature_of_a_long_name", *"abcde"]
@@ -158,8 +158,8 @@ def test_classes_by_name_and_their_rows():
     tree = _tree(Values(np.float32([[0.25, 0.75]] * 4), losses.Frequencies()))
     x, y = np.float64([[0, 0], [0, 0], [0, 1], [9, 0], [9, 9]]), np.array([1, 1, 0, 1, 1])
     ends = [text for text in _texts(plot_tree(tree, x=x, y=y, class_names=["no", "yes"])) if ">" not in text]
-    assert ends[-1] == "leaf 0:\nno: 0.25,\nyes: 0.75\n3 rows\nno: 1, yes: 2"
-    assert {text.split("\n", 3)[3] for text in ends[:-1]} == {"1 row\nyes: 1"}
+    assert ends[-1] == "leaf 0:\nno: 0.25, yes: 0.75\n3 rows\nno: 1, yes: 2"
+    assert {text.split("\n", 2)[2] for text in ends[:-1]} == {"1 row\nyes: 1"}
 
 
 def test_branches_without_rows_are_left_out():

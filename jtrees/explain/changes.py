@@ -12,7 +12,7 @@ from jtrees.tables.model import tree_of
 from jtrees.text import number_text
 from jtrees.tree import ObliqueTree
 
-_DIGITS = 6
+_DIGITS = 5
 
 
 class Change(NamedTuple):
@@ -89,8 +89,8 @@ def nearest_change(
       >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 2.0]]), jnp.array([-1.0]), leaves)
       >>> x = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
       >>> change = jtrees.explain.nearest_change(tree, x[0], x)
-      >>> print(change.x.round(2), change.leaf)  # onto the line x0 + 2 x1 = 1
-      [0.2 0.4] 1
+      >>> print(change.leaf, change)  # onto the line x0 + 2 x1 = 1
+      1 x0: 0 -> 0.2, x1: 0 -> 0.4
     """
     tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     sample = described.row("row", row)

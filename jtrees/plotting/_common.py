@@ -1,9 +1,12 @@
 """The common parts of all plots: axes, and the features and names of a model."""
 
 from collections.abc import Sequence
+import textwrap
 from typing import Any
 
 from jtrees.tables.model import FrameModel, column_names, features_of_rows
+
+_LABEL = 24  # largest number of characters in a line of a label
 
 
 def new_axes(ax: Any, **size: Any) -> Any:
@@ -22,6 +25,11 @@ def new_axes(ax: Any, **size: Any) -> Any:
 def literal(text: str) -> str:
     """Returns a text for matplotlib that shows each dollar sign, instead of starting mathematics."""
     return text.replace("$", r"\$")
+
+
+def wrapped(name: str) -> str:
+    """Returns a name as the label of a bar, in lines of limited length."""
+    return literal(textwrap.fill(name, _LABEL))
 
 
 def features_of(

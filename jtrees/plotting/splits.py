@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from jtrees import validation
-from jtrees.plotting._common import features_of, literal, new_axes
+from jtrees.plotting._common import features_of, new_axes, wrapped
 from jtrees.tables.model import tree_of
 from jtrees.text import largest_terms
 
-_ROWS, _ACROSS = 3, 16  # height of a split's chart, and maximum width of all charts, in inches
+_HEIGHT, _LINE = 3, 0.18  # least height of a chart, and height of a line of a label, in inches
+_ACROSS = 16  # maximum width of all charts in inches
 _LEFT, _RIGHT = "#c0504d", "#4472a8"
 
 
@@ -51,22 +52,27 @@ def plot_splits(
     nodes = np.flatnonzero(tree.splits)[:max_splits]
     if not len(nodes):
         raise ValueError("model must have a split to plot, got a tree of a single leaf")
-    longest = max(len(names[i]) for i in np.flatnonzero(weights[nodes].any(0)))
+    labels = list(map(wrapped, names))
+    shown = [largest_terms(weights[node], max_terms, deviations, largest_first=True) for node in nodes]
+    lines = [[labels[i].split("\n") for i in terms] for terms, _ in shown]
+    longest = max(len(line) for labels in lines for label in labels for line in label)
     width = max(4, 2.5 + 0.085 * longest)  # inches, including the names
+    height = max(_HEIGHT, 1.2 + _LINE * max(sum(map(len, labels)) for labels in lines))
     across = min(len(nodes), max(1, int(_ACROSS / width)))
     down = -(-len(nodes) // across)
     axes = new_axes(
-        None, nrows=down, ncols=across, figsize=(width * across, _ROWS * down), squeeze=False, layout="tight"
+        None, nrows=down, ncols=across, figsize=(width * across, height * down), squeeze=False, layout="tight"
     )
     for extra in axes.ravel()[len(nodes) :]:
         extra.remove()
-    for node, ax in zip(nodes.tolist(), axes.ravel(), strict=False):
+    for node, (terms, left_out), ax in zip(nodes.tolist(), shown, axes.ravel(), strict=False):
         reached = (path == node).any(0)
         right = (path == 2 * node + 2).any(0)
         size = weights[node] * deviations
-        shown, left_out = largest_terms(weights[node], max_terms, deviations, largest_first=True)
-        share = size[shown] / (np.abs(size).sum() or 1)
-        ax.barh([literal(names[i]) for i in shown], share, color=np.where(share > 0, _RIGHT, _LEFT))
+        share = size[terms] / (np.abs(size).sum() or 1)
+        ax.barh(
+            range(len(terms)), share, tick_label=[labels[i] for i in terms], color=np.where(share > 0, _RIGHT, _LEFT)
+        )
         ax.axvline(0, color="0.3", lw=0.8)
         ax.invert_yaxis()
         rest = f", {left_out} smaller" if left_out else ""

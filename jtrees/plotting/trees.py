@@ -13,7 +13,7 @@ from jtrees.plotting._common import features_of, literal, new_axes
 from jtrees.tables.model import tree_of
 
 _POINTS = 10  # font size
-_WIDTH = 18  # width of the text of a leaf in characters
+_WIDTH = 20  # width of the text of a leaf in characters
 _LONGEST = 24  # maximum number of characters in a line of a sum
 _CHARACTER, _LINE = 0.08, 0.19  # inches: upper bounds of the mean width of a character, and of the height of a line
 _PAD, _BETWEEN, _GAP = 0.25, 0.15, 0.4  # inches within a box, between rows, and between columns
@@ -198,7 +198,8 @@ def _terms(text: str, max_terms: int | None) -> str:
 
 
 def _filled(text: str, max_terms: int | None) -> str:
-    """Returns the wrapped lines of a box, without breaks after signs or numbers."""
+    """Returns the wrapped lines of a box, without breaks after signs or numbers, or within an item that fits a line."""
     lines = None if max_terms is None else max_terms + 2
-    text = re.sub(r"(?<=[-+:\d]) (?![-+])", "\xa0", text)
+    spaces = lambda item: r" " if len(item) <= _WIDTH else r"(?<=[-+\d]) (?![-+])"
+    text = " ".join(re.sub(spaces(item), "\xa0", item) for item in re.split(r"(?<=[,;]) ", text))
     return textwrap.fill(text, _WIDTH, max_lines=lines, placeholder=" …").replace("\xa0", " ")

@@ -17,6 +17,7 @@ from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
 from jtrees.tables import TableEncoder
 from jtrees.tasks import Classification, Regression, Task
+from jtrees.text import number_text
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
 _CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it has the depth of the tree
@@ -154,7 +155,7 @@ class HeldOut:
 
     def _scores_text(self, name: str) -> str:
         """Returns the scores of a model; the accuracy of the constant follows the accuracy."""
-        texts = {title: f"{title} {score:.4g}" for title, score in self.scores(name).items()}
+        texts = {title: f"{title} {number_text(score, 4)}" for title, score in self.scores(name).items()}
         if self.classes:
             texts["accuracy"] += f" ({self.scores('constant')['accuracy']:.4g} for a constant)"
         return ", ".join(texts.values())

@@ -95,26 +95,14 @@ class FromMethod(Recipe):
             raise ValueError(f"make must give leaves of shape {expected} for {task}, got {got}: does it use task?")
 
     def _method(self, task: Task) -> training.Method:
-        self._check_arguments()
-        method = self.make(**self.static, **self.options, task=task)
+        try:
+            method = self.make(**self.static, **self.options, task=task)
+        except TypeError as error:
+            known = validation.quoted_list(name for name in inspect.signature(self.make).parameters if name != "task")
+            raise ValueError(f"static and options must be arguments of make, which are {known}: {error}") from error
         if not isinstance(method, training.Method):
             raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
         return method
-
-    def _check_arguments(self) -> None:
-        """Raises ``ValueError`` if ``make`` does not take the options, or needs others."""
-        signature = inspect.signature(self.make)
-        names = [name for name in signature.parameters if name != "task"]
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-        for field, values in (("static", self.static), ("options", self.options)):
-            for name in values:
-                if name not in names and not takes_any:
-                    got = f"{', '.join(map(repr, names))}, got {validation.quoted(name)}"
-                    raise ValueError(f"{field} must name arguments of make, which are {got}")
-        try:
-            signature.bind(**self.static, **self.options, task=None)
-        except TypeError as error:
-            raise ValueError(f"static and options must be the arguments of make: {error}") from None
 
     async def search(self, problem: Problem) -> Fitted:
         return self.restored(problem, await trained(problem))
