@@ -41,10 +41,10 @@ def advance(state, data):
 
 def compiled(mesh):
     """Returns a round, compiled for a mesh of possibly absent devices, and the sharding of its state."""
-    n, whole, shared = mesh.size * ROWS, NamedSharding(mesh, Spec()), NamedSharding(mesh, Spec("data"))
+    n, replicated, shared = mesh.size * ROWS, NamedSharding(mesh, Spec()), NamedSharding(mesh, Spec("data"))
     data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype), block(0))
-    places = jax.tree.map(lambda a: shared if a.shape == (n,) else whole, state := jax.eval_shape(begin, data))
-    update = jax.jit(advance, in_shardings=(places, shared), out_shardings=(places, whole), donate_argnums=0)
+    places = jax.tree.map(lambda a: shared if a.shape == (n,) else replicated, state := jax.eval_shape(begin, data))
+    update = jax.jit(advance, in_shardings=(places, shared), out_shardings=(places, replicated), donate_argnums=0)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return update.lower(state, data).compile(), places
 
@@ -63,9 +63,9 @@ def compile_only(pod):
 
 
 def train(out, rounds, save_every, profile):
-    out, asked = epath.Path(out if "://" in out else os.path.abspath(out)), []
+    out, requests = epath.Path(out if "://" in out else os.path.abspath(out)), []
     jtrees.distributed.initialize()  # with several processes, JAX handles SIGTERM, as all must agree
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True)) if jax.process_count() == 1 else None
+    signal.signal(signal.SIGTERM, lambda *_: requests.append(True)) if jax.process_count() == 1 else None
     jtrees.distributed.check_folder(out)
     jax.set_mesh(mesh := jtrees.sharding.mesh())
     program, places = compiled(mesh)
@@ -85,7 +85,7 @@ def train(out, rounds, save_every, profile):
                 jax.profiler.stop_trace() if done - before == PROFILED[1] else jax.profiler.start_trace(profile)
             state, loss = program(state, jtrees.sharding.join_rows(rows))
             say(f"round {done}: loss {loss:.4f}") if done % LOG_EVERY == 0 else None
-            if (stop := asked or manager.reached_preemption(done)) or done % save_every == 0 or done == rounds:
+            if (stop := requests or manager.reached_preemption(done)) or done % save_every == 0 or done == rounds:
                 manager.save(done, args=ocp.args.StandardSave(state), force=True)  # written during training
             sys.exit(os.EX_TEMPFAIL) if stop else None
     tree = jax.jit(METHOD.harden, out_shardings=places.step)(state.params, jtrees.Batch(**first))

@@ -33,6 +33,7 @@ from experiments import benchmark, programs
 import jtrees
 from jtrees import Batch, sharding, training
 import pallas_kernels as kernels
+from pallas_kernels import estimate
 from pallas_kernels.config import HEURISTIC
 
 TABLE = benchmark.RESULTS / "accelerators.json"
@@ -58,18 +59,17 @@ class Chip(NamedTuple):
     """A chip to compile for.
 
     Attributes:
-      backend: backend of the kernels.
+      kind: kind of device, by which kernels are chosen.
       options: options of the chip's topology.
-      matrix: peak bfloat16 matrix operations per second.
-      vector: peak other operations per second.
-      memory: bytes per second.
     """
 
-    backend: str
+    kind: str
     options: dict[str, Any]
-    matrix: float
-    vector: float
-    memory: float
+
+    @property
+    def figures(self) -> estimate.Chip:
+        """The maker's figures."""
+        return estimate.CHIPS[self.kind]
 
 
 # XLA's description of an H100 with 80 GB, as XLA prints it.
@@ -86,16 +86,12 @@ dnn_version_info { major: 9 minor: 8 patch: 0 }
 runtime_version { major: 12 minor: 9 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-# The makers' figures. Vector operations of TPUs are an estimate: 4 operations per lane, 1024 lanes, 1.5 GHz.
 CHIPS = {
-    "v5e": Chip("mosaic_tpu", {"platform": "tpu", "topology_name": "v5e:2x2"}, 197e12, 6e12, 819e9),
-    "v6e": Chip("mosaic_tpu", {"platform": "tpu", "topology_name": "v6e:2x2"}, 918e12, 6e12, 1640e9),
+    "v5e": Chip("TPU v5 lite", {"platform": "tpu", "topology_name": "v5e:2x2"}),
+    "v6e": Chip("TPU v6 lite", {"platform": "tpu", "topology_name": "v6e:2x2"}),
     "H100": Chip(
-        "triton",
+        "NVIDIA H100",
         {"platform": "cuda", "topology_name": "h100", "topology": "1x1x1", "target_config": _H100},
-        989e12,
-        33e12,
-        3350e9,
     ),
 }
 
@@ -131,7 +127,7 @@ def kernel_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yields names and functions that compile the kernels and XLA's equivalents."""
     has_cuda = use_cuda_compiler()
     for chip, about in CHIPS.items():
-        if about.backend == "triton" and not has_cuda:
+        if about.figures.backend == "triton" and not has_cuda:
             print("No compiler for an H100 here.")
             continue
         device = topologies.get_topology_desc(**about.options).devices[0]
@@ -139,8 +135,8 @@ def kernel_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         for n, p, depth, k in SIZES:
             operands = array(n, p), array(n, k), array(2**depth - 1, p), array(2**depth - 1), array(2**depth, k)
             # The operations are counted in the interpreted kernel. The count does not depend on the platform.
-            interpreted = kernel_programs(replace(HEURISTIC[about.backend], interpret=True))
-            for how in ("xla", about.backend):
+            interpreted = kernel_programs(replace(HEURISTIC[about.figures.backend], interpret=True))
+            for how in ("xla", about.figures.backend):
                 for name, fn in kernel_programs(how).items():
                     size = f"{chip}, {name}, n = {n}, p = {p}, depth {depth}, k = {k}, {how}"
                     yield size, partial(kernel_costs, fn, interpreted[name] if how != "xla" else None, operands, about)
@@ -273,7 +269,7 @@ def _kernels(costs: dict[str, dict[str, Any]]) -> tuple[benchmark.Table, str]:
     for name, plain in costs.items():
         if not name.endswith(", xla"):
             continue
-        chip = CHIPS[name.split(",")[0]]
+        chip = CHIPS[name.split(",")[0]].figures
         fused, cells = costs[name.replace(", xla", f", {chip.backend}")], [name.removesuffix(", xla")]
         cells += [_megabytes(plain, "moved"), _megabytes(plain, "temporary")]
         if "moved" not in fused:

@@ -20,20 +20,20 @@ class Stop:
 
     def __init__(self) -> None:
         """Installs the handlers; a second Ctrl-C raises KeyboardInterrupt."""
-        self.asked = False
+        self.requested = False
         signal.signal(signal.SIGTERM, self._ask)
         signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, *_: Any) -> None:
-        self.asked = True
+        self.requested = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(self) -> None:
         """Raises :class:`Stopped` if any process was asked to stop. All processes must call this; it is a barrier."""
-        asked = self.asked
+        requested = self.requested
         if jax.process_count() > 1:
-            asked = multihost_utils.process_allgather(np.array(asked)).any()
-        if asked:
+            requested = multihost_utils.process_allgather(np.array(requested)).any()
+        if requested:
             raise Stopped
 
 
@@ -46,15 +46,15 @@ class Agreement:
 
     def __init__(self, mesh: Mesh):
         """Compiles the combination for the devices of a mesh."""
-        self._mesh, self._said = mesh, None
+        self._mesh, self._flags = mesh, None
         self._any = jax.jit(lambda flags: flags.any(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def say(self, *flags: bool) -> None:
         """Sends flags; all processes must call this before the same round."""
         if jax.process_count() > 1:
             with jax.set_mesh(self._mesh):
-                self._said = self._any(sharding.join_rows(np.tile(flags, (jax.local_device_count(), 1))))
+                self._flags = self._any(sharding.join_rows(np.tile(flags, (jax.local_device_count(), 1))))
 
     def hear(self, *flags: bool) -> tuple[bool, ...]:
         """Returns the flags that any process sent last; a single process gets the flags that it passes."""
-        return flags if self._said is None else tuple(map(bool, np.asarray(self._said)))
+        return flags if self._flags is None else tuple(map(bool, np.asarray(self._flags)))

@@ -161,12 +161,12 @@ class Run:
         agreement.say(*self._flags(following))
         began, lines, before = time.monotonic(), Lines(self), None  # before: the loss of the previous round
         while self.done < self.last:
-            wrong, asked, late = agreement.hear(*self._flags(following))
+            wrong, requested, late = agreement.hear(*self._flags(following))
             (rows, error, position), start = following, time.monotonic()
             if wrong:
                 self.save(wait=True)  # after a correction of the data, the same command resumes from here
                 raise error or DataError("another process cannot read its data")
-            if asked:
+            if requested:
                 raise Stopped
             if late:
                 break
@@ -206,7 +206,7 @@ class Run:
 
     def _flags(self, following: tuple[Any, DataError | None, Any]) -> tuple[bool, bool, bool]:
         """Returns whether this process has unusable rows, has a signal to stop, has no time for another round."""
-        return following[1] is not None, self.stop.asked, self._is_late()
+        return following[1] is not None, self.stop.requested, self._is_late()
 
     def _check_finite(self) -> None:
         if not bool(self.state.finite):

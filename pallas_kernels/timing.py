@@ -13,7 +13,6 @@ from pallas_kernels.config import Config, Sizes
 
 Candidate = Config | None  # None: XLA
 SecondsOf = Callable[[str, Sizes, Candidate], float]
-FORWARD = ("hard_routing", "soft_routing", "path_sum", "expected_loss")
 _CALLS = 3  # timed calls of a program, of which the fastest counts
 
 

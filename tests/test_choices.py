@@ -136,7 +136,7 @@ def test_threads_agree():
     assert all(decision is decisions[0] for decision in decisions)
 
 
-@pytest.mark.parametrize("kernel", timing.FORWARD)
+@pytest.mark.parametrize("kernel", estimate.WORK["mosaic_tpu"])
 def test_programs_of_timings_run(kernel):
     assert timing.seconds_of(kernel, Sizes(64, 3, 2, 1), None) > 0
 

@@ -9,7 +9,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import results_tables
 
-OURS = ("TreeRegressor()", "Refined()", "TreeClassifier()")
+OURS = (("TreeRegressor()", "Refined()"), ("TreeClassifier()",))  # of regression, of classification
 RIVALS = ("CART", "random forest", "LightGBM", "CatBoost")
 MEASURES = {"second fit, s": "seconds of a fit", "numbers": "numbers in the model"}
 
@@ -18,25 +18,23 @@ def draw() -> plt.Figure:
     """Returns the figure: a row for each task, a column for each measure, on logarithmic axes."""
     means = [table for table in results_tables.tables("estimators.md") if table.index.name.startswith("mean of")]
     figure, axes = plt.subplots(2, 2, figsize=(9, 6.4), sharey="row", constrained_layout=True)
-    for row, table in zip(axes, means, strict=True):
+    for row, table, ours in zip(axes, means, OURS, strict=True):
         values = results_tables.numbers(table)
         score = values.columns[0]
         for ax, (measure, label) in zip(row, MEASURES.items(), strict=True):
-            draw_models(ax, values, measure, score)
+            draw_models(ax, values[[measure, score]], ours)
             ax.set_xlabel(label)
         row[0].set_ylabel(f"{score.replace(', %', ' in %')}, {table.index.name}")
     return figure
 
 
-def draw_models(ax: plt.Axes, values: pd.DataFrame, measure: str, score: str) -> None:
-    """Draws a point with a name for each model."""
-    for name in (*OURS, *RIVALS):
-        if name not in values.index:
-            continue
-        x, y = values.loc[name, [measure, score]]
-        is_ours = name in OURS
+def draw_models(ax: plt.Axes, values: pd.DataFrame, ours: tuple[str, ...]) -> None:
+    """Draws a point with a name for each model; ``values`` has the measure and the score of each."""
+    for name in (*ours, *RIVALS):
+        x, y = values.loc[name]
+        is_ours = name in ours
         ax.plot(x, y, "o" if is_ours else "s", color="tab:green" if is_ours else "0.55", markersize=8)
-        height = -15 if name in (*OURS[::2], "LightGBM") else 8  # labels of neighbours must not meet
+        height = -15 if name in (ours[0], "LightGBM") else 8  # labels of neighbours must not meet
         ax.annotate(name, (x, y), xytext=(0, height), textcoords="offset points", ha="center", fontsize=8)
     ax.set_xscale("log")
     ax.margins(0.22, 0.15)

@@ -18,8 +18,8 @@ import numpy as np
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.monotone import ascending, without_negative
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Run, fitted_tree, options
-from jtrees.search.minibatch import Schedule, Training, evaluated, trained, trained_in_program
-from jtrees.search.precondition import preconditioned
+from jtrees.search.minibatch import Schedule, Training, evaluated, trained_in_program
+from jtrees.search.precondition import after_short_trials
 from jtrees.search.recipe import MOST_PRODUCTS, Growth
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -27,7 +27,6 @@ from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
 
 _CYCLES = 3
-_TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
 _PATIENCE = 1.1  # cycles without a lower validation loss before a run ends; the loss is lowest at the end of a cycle
 WINDOWS = ("mean", "unit")
 
@@ -266,8 +265,7 @@ class DGT(Recipe):
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
-        train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
-        result = await preconditioned(problem, self.precondition, train, trial=trial)
+        result = await after_short_trials(problem, self.precondition)
         return self.restored(problem, result.fitted, result.preconditioning)
 
     def restored(self, problem: Problem, fitted: Fitted, how: Preconditioning | None = None) -> Fitted:

@@ -18,13 +18,11 @@ import optax
 
 from jtrees import leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.search import Fitted, Problem, Recipe, Run, fitted_tree, options
-from jtrees.search.minibatch import Schedule, Training, trained
-from jtrees.search.precondition import preconditioned
+from jtrees.search.minibatch import Schedule, Training
+from jtrees.search.precondition import after_short_trials
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
-
-_TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
 
 
 def class_logits(scores: Float[Array, "nodes n"], classes: int) -> Float[Array, "n classes"]:
@@ -135,6 +133,5 @@ class DTSemNet(Recipe):
         return Training(dtsemnet(self.depth, task=run.task), optimizer, schedule)
 
     async def search(self, problem: Problem) -> Fitted:
-        train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
-        result = await preconditioned(problem, self.precondition, train, trial=trial)
+        result = await after_short_trials(problem, self.precondition)
         return fitted_tree(problem, result.fitted, refit=True, preconditioning=result.preconditioning)

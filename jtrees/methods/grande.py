@@ -15,17 +15,16 @@ import optax
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.forest import Forest
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
-from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
+from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
 from jtrees.search.minibatch import Schedule, Training, evaluated
 from jtrees.search.precondition import stopped_early
-from jtrees.search.recipe import fitted_soft_model
+from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 
 _EXCLUDED = -1e4  # logit of a feature that a tree does not see; its probability and gradient stay 0
 _START = 0.05  # standard deviation of initial leaf values and leaf weights
-_PATIENCE = 4  # a trial of early stopping ends after 1 / _PATIENCE of its updates without a lower loss
 
 
 @io.part
@@ -63,22 +62,24 @@ class WeightedTrees:
         soft = (z / (1 + jnp.abs(z)) + 1) / 2
         return soft + jax.lax.stop_gradient(routing.hard_step(z).astype(soft.dtype) - soft)
 
-    def outputs(self, x: Float[Array, "n p"], kept: Array | None = None) -> Float[Array, "n *k"]:
+    def outputs(self, x: Float[Array, "n p"], active: Array | None = None) -> Float[Array, "n *k"]:
         """Returns the mean of the values of the reached leaves, weighted by a softmax of their weights.
 
-        ``kept`` says whether a tree takes part, ``(trees,)`` bool; None: all trees do.
+        ``active`` says whether a tree takes part, ``(trees,)`` bool; None: all trees do.
         """
         values = self.values.reshape(*self.leaf_weights.shape, -1)
         leaves = jnp.concatenate([self.leaf_weights[..., None], values], axis=-1)
         reached = lambda right, leaves: jnp.matmul(leaves.T, routing.leaf_probabilities(right), precision="highest")
         answers = jax.vmap(reached)(self.sides(x), leaves)
-        share = jax.nn.softmax(answers[:, :1], axis=0, where=None if kept is None else kept[:, None, None])
+        share = jax.nn.softmax(answers[:, :1], axis=0, where=None if active is None else active[:, None, None])
         return (share * answers[:, 1:]).sum(0).T.reshape(len(x), *self.values.shape[2:])
 
     @property
     def params(self) -> tuple[Array, ...]:
         """The numbers of the hard trees: a feature and a threshold for each split, values and weights of leaves."""
-        return self.logits[..., 0], self.thresholds[..., 0], self.values, self.leaf_weights
+        feature = self.logits.argmax(-1)
+        threshold = jnp.take_along_axis(self.thresholds, feature[..., None], -1)[..., 0]
+        return feature, threshold, self.values, self.leaf_weights
 
     @property
     def features(self) -> int:
@@ -122,9 +123,9 @@ def grande(
         return WeightedTrees(jnp.where(excluded, _EXCLUDED, logits), thresholds, values, leaves[..., 0])
 
     def loss(params: WeightedTrees, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        drawn = jax.random.uniform(key, (trees,))
-        kept = (drawn >= dropout) | (drawn == drawn.max())  # at least one tree takes part
-        value = losses.weighted_mean(task.loss(params.outputs(batch.x, kept), batch.y), batch.weight)
+        uniform = jax.random.uniform(key, (trees,))
+        active = (uniform >= dropout) | (uniform == uniform.max())  # at least one tree takes part
+        value = losses.weighted_mean(task.loss(params.outputs(batch.x, active), batch.y), batch.weight)
         return value, value
 
     return training.Method(init, loss, lambda params, batch: additive(params, batch, task))
@@ -189,7 +190,9 @@ class GRANDE(Recipe):
         return None
 
     async def search(self, problem: Problem) -> Fitted:
-        return await stopped_early(problem, 0.0, self.early_stopping, self._restored)
+        kind = None if self.hard else GRANDEModel
+        finish = lambda problem, fitted, _: fitted_joint_trees(problem, fitted, kind, Report())
+        return await stopped_early(problem, 0.0, self.early_stopping, finish)
 
     def training(self, run: Run) -> Training:
         """Returns the training of a run."""
@@ -200,14 +203,5 @@ class GRANDE(Recipe):
             schedule,
             loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
             model=(lambda params, batch: additive(params, batch, run.task)) if self.hard else lambda params, _: params,
-            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+            patience=schedule.patience if self.early_stopping else None,
         )
-
-    def _restored(self, problem: Problem, fitted: Fitted, _: Preconditioning | None) -> Fitted:
-        if not self.hard:
-            return fitted_soft_model(problem, fitted, GRANDEModel, Report())
-        if (data := problem.data) is None:
-            return fitted
-        with problem.finishing():
-            model = data.scaling.restore(fitted.scaled)
-            return fitted._replace(model=model, loss=data.loss(model), report=Report())

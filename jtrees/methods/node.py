@@ -16,13 +16,12 @@ from jtrees import io, losses, pytree, routing, topology, training, validation a
 from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
 from jtrees.search.minibatch import Schedule, Training, evaluated
 from jtrees.search.precondition import stopped_early
-from jtrees.search.recipe import fitted_soft_model
+from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 
 _FIRST_ROWS = 1024  # rows of the data-aware initialisation
-_PATIENCE = 4  # a trial of early stopping ends after 1 / _PATIENCE of its updates without a lower loss
 
 
 @io.part
@@ -84,10 +83,10 @@ class ObliviousLayers:
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the mean output of the trees of all layers."""
-        outputs, seen = [], x
+        outputs, features = [], x
         for layer in self.params:
-            outputs.append(layer.outputs(seen))
-            seen = _with(seen, outputs[-1])
+            outputs.append(layer.outputs(features))
+            features = _with(features, outputs[-1])
         return jnp.concatenate(outputs, axis=1).mean(1)
 
     @property
@@ -199,7 +198,7 @@ class NODE(Recipe):
         return None
 
     async def search(self, problem: Problem) -> Fitted:
-        finish = lambda problem, fitted, _: fitted_soft_model(problem, fitted, NODEModel, Report())
+        finish = lambda problem, fitted, _: fitted_joint_trees(problem, fitted, NODEModel, Report())
         return await stopped_early(problem, 0.0, self.early_stopping, finish)
 
     def training(self, run: Run) -> Training:
@@ -211,5 +210,5 @@ class NODE(Recipe):
             schedule,
             loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
             model=lambda params, batch: params,
-            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+            patience=schedule.patience if self.early_stopping else None,
         )

@@ -1,6 +1,7 @@
 """Draws a tree as boxes of text."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 import re
 import textwrap
 from typing import Any, NamedTuple
@@ -73,17 +74,12 @@ def plot_tree(
     ax = new_axes(ax)
     weights, bias, counted = np.asarray(tree.weights), np.asarray(tree.bias), text.relative_names(tree, names)
     thresholds = text.threshold_texts(tree, digits)
-
-    def terms_text(weights: np.ndarray) -> str:
-        terms, left_out = text.largest_terms(weights, max_terms, deviations)
-        numbers = [text.number_text(abs(float(weights[i])), digits) for i in terms]
-        parts = [_cut(f"{'-' if weights[i] < 0 else '+'}{n} {counted[i]}") for i, n in zip(terms, numbers, strict=True)]
-        return "\n".join([*parts, *([text.smaller_terms(left_out)] if left_out else [])])
+    terms = partial(_terms_text, names=counted, digits=digits, max_terms=max_terms, deviations=deviations)
 
     def split_text(node: int, level: int) -> str:
         if score is None:
-            return f"{terms_text(weights[node])}\n> {thresholds[node]}"
-        definition = f"{score.name} =\n{terms_text(score.weights)}\n" if level == 0 else ""
+            return f"{terms(weights[node])}\n> {thresholds[node]}"
+        definition = f"{score.name} =\n{terms(score.weights)}\n" if level == 0 else ""
         return f"{definition}{score.name} {'<' if score.opposite[node] else '>'} {thresholds[node]}"
 
     def leaf_text(leaf: int) -> str:
@@ -94,11 +90,7 @@ def plot_tree(
 
     def box_of(node: int, level: int, row: int) -> _Box:
         """Returns the box of a node and the boxes below it. ``row`` is the number of its first row."""
-        while node < len(bias):
-            children = [child for child in (2 * node + 2, 2 * node + 1) if child in reached]
-            if splits[node] and len(children) != 1:
-                break
-            node = children[0] if splits[node] else 2 * node + 1 + int(bias[node] > 0)
+        node = _next_box(node, bias, splits, reached)
         if node >= len(bias):
             return _Box(leaf_text(node - len(bias)), level, row, row + 1)
         if level == max_depth:
@@ -113,6 +105,16 @@ def plot_tree(
         ax.figure.set_size_inches(inches(ax))
         ax.set_position((0, 0, 1, 1))
     return ax
+
+
+def _next_box(node: int, bias: np.ndarray, splits: np.ndarray, reached: np.ndarray) -> int:
+    """Returns the first node from ``node`` down that is a leaf, or that has two reached branches."""
+    while node < len(bias):
+        children = [child for child in (2 * node + 2, 2 * node + 1) if child in reached]
+        if splits[node] and len(children) != 1:
+            break
+        node = children[0] if splits[node] else 2 * node + 1 + int(bias[node] > 0)
+    return node
 
 
 class _Box(NamedTuple):
@@ -187,6 +189,16 @@ def _cut(line: str) -> str:
     if len(line) <= _LONGEST:
         return line
     return f"{line[: _LONGEST * 2 // 3]}…{line[1 - _LONGEST // 3 :]}"
+
+
+def _terms_text(
+    weights: np.ndarray, names: list[str], digits: int, max_terms: int | None, deviations: np.ndarray | None
+) -> str:
+    """Returns the largest terms of a sum, one term per line, and the number of smaller terms."""
+    terms, left_out = text.largest_terms(weights, max_terms, deviations)
+    numbers = [text.number_text(abs(float(weights[i])), digits) for i in terms]
+    lines = [_cut(f"{'-' if weights[i] < 0 else '+'}{n} {names[i]}") for i, n in zip(terms, numbers, strict=True)]
+    return "\n".join([*lines, *([text.smaller_terms(left_out)] if left_out else [])])
 
 
 def _terms(text: str, max_terms: int | None) -> str:

@@ -42,6 +42,11 @@ class Schedule(NamedTuple):
     batch_size: int
     every: int
 
+    @property
+    def patience(self) -> int:
+        """Updates without a lower loss after which a trial of early stopping ends: a quarter of all updates."""
+        return self.steps // 4
+
     @classmethod
     def of(
         cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES, fewest: int = _FEWEST

@@ -135,18 +135,21 @@ def check_keeps_splits(base: Recipe) -> None:
         raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
 
 
-def fitted_soft_model(problem: Problem, fitted: Fitted, kind: Any, report: Report) -> Fitted:
+def fitted_joint_trees(problem: Problem, fitted: Fitted, kind: Any, report: Report) -> Fitted:
     """Returns the result with its model in the user's units; a part of a larger model is returned unchanged.
 
     Args:
       problem: the problem.
-      fitted: the result, with a network of scaled data.
-      kind: the subclass of :class:`jtrees.SoftModel` of the model.
+      fitted: the result, with a network or a forest of scaled data.
+      kind: the subclass of :class:`jtrees.SoftModel` of a network; None for a forest.
       report: the recipe's report.
     """
     if (data := problem.data) is None:
         return fitted
     with problem.finishing():
+        if kind is None:
+            model = data.scaling.restore(fitted.scaled)
+            return fitted._replace(model=model, loss=data.loss(model), report=report)
         model = data.scaling.restore(kind(on_device(fitted.scaled), None, data.table.task.of_models))
         return fitted._replace(model=model, loss=loss_of(fitted, model, data), report=report)
 

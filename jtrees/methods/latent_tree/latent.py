@@ -29,17 +29,15 @@ from jtrees.methods.latent_tree.architecture import (
 )
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, evaluated, trained
-from jtrees.search.precondition import preconditioned
+from jtrees.search.minibatch import Schedule, Training, evaluated
+from jtrees.search.precondition import after_short_trials
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
 _LEAST = 2e-3  # early stopping: relative learning rate below which training ends; 0.001 is the first below it
-_PATIENCE = 4  # early stopping: training ends after 1 / _PATIENCE of the updates without a lower loss
 
 
 def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regression()) -> training.Method:
@@ -190,7 +188,7 @@ class LatentRecipe(Recipe):
             schedule,
             loss=loss,
             model=hardened,
-            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+            patience=schedule.patience if self.early_stopping else None,
             vanished=(lambda state: (state[1].vanished, state[1].updates)) if self.early_stopping else None,
         )
 
@@ -273,7 +271,6 @@ class LatentTree(LatentRecipe):
         return "constant" if is_tree(self._architecture) else None
 
     async def search(self, problem: Problem) -> Fitted:
-        train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
         strength = 0.0 if callable(self.split) else self.precondition
-        result = await preconditioned(problem, strength, train, trial=trial)
+        result = await after_short_trials(problem, strength)
         return self.restored(problem, result.fitted, result.preconditioning)

@@ -20,14 +20,12 @@ from jtrees.routing import conditional
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
 from jtrees.search.minibatch import Schedule, Training, evaluated
 from jtrees.search.precondition import stopped_early
-from jtrees.search.recipe import loss_of, on_device
+from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
 
 STEPS = ("smooth", "logistic")
-
-_PATIENCE = 4  # a trial of early stopping ends after 1 / _PATIENCE of its updates without a lower loss
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -252,7 +250,7 @@ class TEL(Recipe):
             loss=loss,
             model=model,
             report=self._reached,
-            patience=schedule.steps // _PATIENCE if self.early_stopping else None,
+            patience=schedule.patience if self.early_stopping else None,
         )
 
     def _reached(self, params: Ensemble, batch: Batch) -> _Reached:
@@ -266,16 +264,9 @@ class TEL(Recipe):
 
     def restored(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; the report of ``fitted`` is a :class:`_Reached`."""
-        if (data := problem.data) is None:
-            return fitted
-        with problem.finishing():
-            task, reached = data.table.task, fitted.report
-            model = fitted.scaled if self.hard else EnsembleModel(on_device(fitted.scaled), None, task.of_models)
-            model = data.scaling.restore(model)
-            report = TELReport(
-                reachable_leaves=float(reached.leaves),
-                overflows=bool(reached.overflows),
-                preconditioning=preconditioning,
-            )
-            loss = data.loss(model) if self.hard else loss_of(fitted, model, data)
-            return fitted._replace(model=model, loss=loss, report=report)
+        report = TELReport(
+            reachable_leaves=float(fitted.report.leaves),
+            overflows=bool(fitted.report.overflows),
+            preconditioning=preconditioning,
+        )
+        return fitted_joint_trees(problem, fitted, None if self.hard else EnsembleModel, report)
