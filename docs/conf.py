@@ -37,7 +37,7 @@ exclude_patterns = ["_ext"]
 suppress_warnings = ["config.cache"]
 
 # --- Notebooks: MyST pages with code cells; each page runs in its own process, in an empty folder ---------------------
-myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = os.environ.get("JTREES_DOCS_EXECUTE", "force")  # "cache" while writing, "off" for text only
 suppress_warnings += ["myst-nb.lexer"] if nb_execution_mode == "off" else []
