@@ -21,7 +21,7 @@ import two_devices
 
 import jtrees
 from jtrees import pytree, training
-from jtrees.search import MOST, Engine, Problem, Recipe, Run, gather, options
+from jtrees.search import MOST, Engine, Problem, Recipe, Run, engine as search_engine, gather, options
 from jtrees.search.minibatch import advanced, initial
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
@@ -663,3 +663,32 @@ def test_an_optional_problem_without_time_is_dropped(optional):
 
     [result] = engine.run(procedure())
     assert isinstance(result, OutOfTimeError) if optional else result == "finished"
+
+
+@pytest.mark.parametrize("name", ["rarely_compiled", "often_compiled"])  # the first calls, and updates
+def test_stacks_that_need_too_much_memory_are_halved(name, monkeypatch):
+    sizes, program = [], getattr(search_engine, name)
+
+    class Program:
+        """A program on a device with memory for three runs."""
+
+        def __getattr__(self, attribute):
+            return getattr(program, attribute)
+
+        def __call__(self, form, values, counts):
+            sizes.append(len(values[1][1]))  # the keys
+            if sizes[-1] > 3:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 100 bytes.")
+            return program(form, values, counts)
+
+    async def procedure(problem):
+        state, _ = await problem.train(move, await problem.map(start), 4, name="walk")
+        return float(state.host)
+
+    monkeypatch.setattr(search_engine, name, Program())
+    engine = Engine(Monitor(), "threefry2x32", stack_size=8, side_by_side=True)
+    with pytest.warns(UserWarning, match="runs at once need more memory") as caught:
+        results = run(*map(procedure, problems_of(*map(float, range(1, 9)), engine=engine)), engine=engine)
+    assert results == [4.0 * k for k in range(1, 9)]
+    assert sizes[:3] == [8, 4, 2] and set(sizes[3:]) == {2}
+    assert len(caught) == 2 and "2 run at once (batch=2)" in str(caught[1].message)

@@ -16,6 +16,7 @@ from recipes import DGT, LINEAR, RECIPES as ALL
 from tables import X, Y
 
 import jtrees
+from jtrees import compilation
 
 RECIPES = {name: recipe for name, recipe in ALL.items() if name != "LatentClustering"}
 RECIPES |= {"DGT": DGT.replace(precondition=0.9), "GET, linear": LINEAR.replace(starts=4)}
@@ -71,5 +72,6 @@ if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", int(devices))
     warnings.filterwarnings("ignore", ".* better than")
     assert jax.device_count() == int(devices)
+    compilation.KEPT_PROGRAMS = 10_000  # those of all names, as the second fits come last
     numbers_by_name = {name: results(name) for name in names}
     np.savez(file, **numbers_by_name, compilations=[compilations(name) for name in names if name in RECIPES])

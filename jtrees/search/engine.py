@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import itertools
 import time
 from typing import Any
+import warnings
 import weakref
 
 import jax
@@ -143,13 +144,32 @@ class Engine:
         return (_form_of(call, self.impl), call.steps is None, structure, shapes), (call.name, call.begins)
 
     def _make(self, calls: list[Call], program: Hashable) -> list[Any]:
-        """Returns the results of calls of one program."""
-        stacks = self._stacked(calls, program)
-        if calls[0].steps is not None:
-            return self._train(calls, stacks, program)
-        for stack, state in zip(stacks, self._compiled(stacks, (), calls[0].often, program), strict=True):
-            stack.state = state
-        return list(itertools.chain(*(stack.results() for stack in stacks)))
+        """Returns the results of calls of one program, in smaller stacks if the device has too little memory."""
+        while True:
+            try:
+                stacks = self._stacked(calls, program)
+                if calls[0].steps is not None:
+                    return self._train(calls, stacks, program)
+                for stack, state in zip(stacks, self._compiled(stacks, (), calls[0].often, program), strict=True):
+                    stack.state = state
+                return list(itertools.chain(*(stack.results() for stack in stacks)))
+            except jax.errors.JaxRuntimeError as error:
+                # Other processes might have enough memory, and would wait for this process.
+                if "RESOURCE_EXHAUSTED" not in str(error) or distributed.is_shared() or not self._halve(program):
+                    raise
+
+    def _halve(self, program: Hashable) -> bool:
+        """Makes the next stacks half as large, and says so; returns False if a stack has the smallest size."""
+        size, axes = self._stacks.get(program, (1, ()))
+        if size <= self._shares:
+            return False
+        self._most = max(size // 2, self._shares)
+        self._stacks[program] = self._most, axes
+        warnings.warn(
+            f"{size} runs at once need more memory than the device has: {self._most} run at once (batch={self._most})",
+            stacklevel=2,
+        )
+        return True
 
     def _compiled(self, stacks: list[Stack], counts: tuple, often: bool, program: Hashable) -> list[Any]:
         """Returns the results of stacks of one program."""
