@@ -1,6 +1,6 @@
-"""Compiles programs for accelerators on a machine without one: kernels for a chip, training steps for TPU pods.
+"""Compiles programs for accelerators on a machine without one: kernels and sweeps for a chip, steps for TPU pods.
 
-python -m experiments.accelerators [--write] [--only kernels pods]
+python -m experiments.accelerators [--write] [--only kernels pods sweeps]
 
 ``make accelerators`` installs the compilers beside the environment: libtpu for v5e and v6e, and a JAX plugin with ptxas
 for an H100. The plugin needs wheels for this Python version. The compilers run on a CPU.
@@ -41,6 +41,7 @@ MORE = 1.05
 SIZES = [(65_536, 32, 8, 1), (4096, 64, 8, 26), (4096, 784, 9, 10), (4096, 784, 10, 10), (4096, 2048, 10, 26)]
 PODS = {"v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
 ROWS, FEATURES, MINI_BATCH = 4096, 64, 256  # rows per chip, features, rows of a mini-batch per chip
+RUNS = (1, 64, 256, 1024)  # runs side by side
 
 
 def methods() -> dict[str, tuple[jtrees.Method, int | None]]:
@@ -142,16 +143,19 @@ def kernel_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
                     yield size, partial(kernel_costs, fn, interpreted[name] if how != "xla" else None, operands, about)
 
 
+def for_gpu() -> Any:
+    """Context in which programs lower for an H100. Newer versions of JAX need the kind of GPU to lower to Triton."""
+    gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H100", num_cores=132, platform="gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu))
+
+
 def kernel_costs(
     fn: Callable[..., Any], interpreted: Callable[..., Any] | None, operands: tuple, chip: Chip
 ) -> dict[str, Any]:
     """Compiles a kernel and counts the operations of its interpreted version."""
     platform = chip.options["platform"]
-    # Newer versions of JAX need the kind of GPU to lower to Triton.
-    gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H100", num_cores=132, platform="gpu")
-    of_gpu = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu))
     try:
-        with of_gpu if platform == "cuda" else contextlib.nullcontext():
+        with for_gpu() if platform == "cuda" else contextlib.nullcontext():
             trace = jax.jit(fn).trace(*operands)
             costs = compiled(lambda: trace.lower(lowering_platforms=(platform,)))
     except kernels.Unsupported as error:
@@ -160,6 +164,37 @@ def kernel_costs(
         return costs
     matrix, vector = programs.operations(jax.jit(interpreted).trace(*operands))
     return costs | {"matrix": matrix, "vector": vector}
+
+
+def sweep_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Yields an update of many runs side by side, which share their rows, for each method and chip."""
+    has_cuda = use_cuda_compiler()
+    for chip in ("v5e", "H100") if has_cuda else ("v5e",):
+        device = topologies.get_topology_desc(**CHIPS[chip].options).devices[0]
+        for name in ("GET, depth 6", "DGT, depth 10", "TEL, 10 trees, depth 6"):
+            for runs in RUNS:
+                lower = partial(runs_side_by_side, device, CHIPS[chip], runs, *methods()[name])
+                # XLA's programs may spill, and no device is here to try sizes of products.
+                options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": False}
+                options |= {"xla_gpu_enable_triton_gemm": False}
+                options = options if CHIPS[chip].figures.backend == "triton" else None
+                yield f"{chip}, {name}, runs = {runs}", partial(compiled, lower, options)
+
+
+def runs_side_by_side(device: Any, chip: Chip, runs: int, method: jtrees.Method, mini_batch: int | None) -> Any:
+    """Lowers an update of many runs of a method on one chip."""
+    placed = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=SingleDeviceSharding(device))
+    array: Any = lambda *shape: placed(jax.ShapeDtypeStruct(shape, jnp.float32))
+    optimizer, data = optax.adam(1e-2), Batch(array(ROWS, FEATURES), array(ROWS))
+    begin = lambda key, data: training.start(method, data, key=key, optimizer=optimizer)
+    options: Any = {"optimizer": optimizer, "steps": 1, "batch_size": mini_batch}
+    update = lambda state, data: training.advance(method, state, data, **options)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))
+    states = jax.tree.map(placed, jax.eval_shape(jax.vmap(begin, (0, None)), keys, data))
+    platform = chip.options["platform"]
+    with for_gpu() if platform == "cuda" else contextlib.nullcontext():
+        trace = jax.jit(jax.vmap(update, (0, None)), donate_argnums=0).trace(states, data)
+        return trace.lower(lowering_platforms=(platform,))
 
 
 def step_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -187,7 +222,7 @@ def step(mesh: jax.sharding.Mesh, chips: int, method: jtrees.Method, mini_batch:
         return jax.jit(update, donate_argnums=0).lower(state, data)
 
 
-def compiled(lower: Callable[[], Any]) -> dict[str, Any]:
+def compiled(lower: Callable[[], Any], options: dict[str, Any] | None = None) -> dict[str, Any]:
     """Compiles a program; returns its temporary bytes, bytes read and written, and bytes exchanged between chips.
 
     Raises:
@@ -195,7 +230,7 @@ def compiled(lower: Callable[[], Any]) -> dict[str, Any]:
     """
     begun = time.monotonic()
     try:
-        program = lower().compile()
+        program = lower().compile(options)
     except kernels.Unsupported:
         raise
     except Exception as error:
@@ -222,14 +257,14 @@ def worse(costs: dict[str, Any], before: dict[str, Any] | None) -> str:
     return ", ".join(f"{costs[name]} {name} bytes, {before[name]} before" for name in more)
 
 
+PARTS = {"kernels": kernel_compilations, "pods": step_compilations, "sweeps": sweep_compilations}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Compiles all programs and writes the tables."""
-    options = benchmark.parse("accelerators", __doc__, arguments, only=benchmark.several(("kernels", "pods")))
+    options = benchmark.parse("accelerators", __doc__, arguments, only=benchmark.several(tuple(PARTS)))
     before = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    everything = [
-        *(kernel_compilations() if "kernels" in options.only else ()),
-        *(step_compilations() if "pods" in options.only else ()),
-    ]
+    everything = [compilation for part in options.only for compilation in PARTS[part]()]
     costs, failed = {}, []
     for name, compile_program in everything:
         costs[name] = compile_program()
@@ -237,20 +272,47 @@ def main(arguments: list[str] | None = None) -> None:
             failed.append(f"{name}: {excess}")
         print(name, costs[name], flush=True)
     if options.write:
-        kept = {name: cost for name, cost in before.items() if (", n = " in name) != ("kernels" in options.only)}
-        costs = kept | costs
+        costs = {name: cost for name, cost in before.items() if part_of(name) not in options.only} | costs
         benchmark.write_whole(TABLE, json.dumps(costs, indent=1) + "\n")
-        benchmark.write(options, *_pods(costs), to="accelerators_pods")
-        benchmark.write(options, *_kernels(costs))
+        tables = {"kernels": (_kernels, ""), "pods": (_pods, "_pods"), "sweeps": (_sweeps, "_sweeps")}
+        for part in options.only:
+            report, suffix = tables[part]
+            benchmark.write(options, *report(costs), to=f"accelerators{suffix}")
     elif failed:
         sys.exit("\n".join(failed))
+
+
+def part_of(name: str) -> str:
+    """Returns the part that compiles a program of this name."""
+    return "kernels" if ", n = " in name else "sweeps" if ", runs = " in name else "pods"
+
+
+def _sweeps(costs: dict[str, dict[str, Any]]) -> tuple[benchmark.Table, str]:
+    """Returns the table of updates of many runs, by the number of runs."""
+    table = benchmark.Table("update", "number for a run", *(f"{runs:,} runs" if runs > 1 else "1 run" for runs in RUNS))
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, cost in costs.items():
+        if part_of(name) == "sweeps":
+            update, runs = name.split(", runs = ")
+            rows.setdefault(update, {})[int(runs)] = cost
+    for update, row in rows.items():
+        for key, label in (("moved", "MB read and written"), ("temporary", "temporary MB")):
+            cells = (row[runs] for runs in RUNS)
+            per_run = [f"{cost[key] / runs / 1e6:.2f}" for runs, cost in zip(RUNS, cells, strict=True)]
+            table.add(update, label, *per_run)
+    notes = (
+        "The compilers of the table of kernels compiled the updates on a CPU; nothing ran. An update is one step by "
+        f"Adam of many runs of a method on the same {ROWS} rows of {FEATURES} features. Mini-batches have {MINI_BATCH} "
+        "rows; GET takes all rows. The bytes are those of the whole program, divided by the number of runs.\n"
+    )
+    return table, notes
 
 
 def _pods(costs: dict[str, dict[str, Any]]) -> tuple[benchmark.Table, str]:
     """Returns the table of training steps."""
     table = benchmark.Table("step", "temporary MB", "MB read and written", "MB exchanged", "collectives")
     for name, cost in costs.items():
-        if ", n = " not in name:
+        if part_of(name) == "pods":
             megabytes = (_megabytes(cost, key) for key in ("temporary", "moved", "exchanged"))
             table.add(name, *([cost["error"]] if "error" in cost else [*megabytes, cost.get("collectives", "")]))
     notes = (

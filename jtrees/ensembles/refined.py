@@ -123,12 +123,12 @@ class Refined(Wrapper):
         base: Any = self.base
         boosting = await base.boosted(problem.replace(recipe=problem.recipe.base))
         fitted, judged, scaled = base.scaled(problem, boosting), boosting.judged, problem.replace(data=None)
-        on_part = scaled.without(boosting.parts[0][1]).replace(evaluates=True) if boosting.parts else scaled
+        on_part = scaled.without(boosting.parts[0][1], evaluates=True) if boosting.parts else scaled
         last = first = await self._together(on_part, judged, judged.best, self._schedule(problem.shape[0]).steps)
         boosted_loss = float(np.min(judged.rounds.losses))
         is_better = first.losses.min() < boosted_loss
         if is_better and boosting.parts:
-            on_all = scaled.without(np.zeros(problem.shape[0], bool)).replace(evaluates=False)
+            on_all = scaled.without(np.zeros(problem.shape[0], bool), evaluates=True)
             last = await self._together(on_all, boosting.chosen, judged.best, first.step)
         refined = is_better and (problem.validates or last.is_complete)
         report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=fitted.report)
@@ -294,14 +294,14 @@ def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTre
     return model.replace(lower=lower, upper=upper)
 
 
-def _loss(run: Run, model: SoftTrees) -> Array:
-    return losses.mean_loss(run.task.loss_function.samples(model.outputs(run.by.x), run.by.y), run.by.weight)
+def _loss(run: Run, model: SoftTrees, by: Batch) -> Array:
+    return losses.mean_loss(run.task.loss_function.samples(model.outputs(by.x), by.y), by.weight)
 
 
 def _evaluated(run: Run, state: _State) -> tuple[_State, Array]:
     """Returns the state, with the current parameters as the best if their loss is lower, and their loss."""
     trained, best = state.training, state.training.best
-    loss = _loss(run, _model(run, state, trained.params, trained.step))
+    loss = _loss(run, _model(run, state, trained.params, trained.step), run.rows_during_training)
     loss = jnp.where(trained.finite, loss, jnp.inf).astype(best.score.dtype)
     last = training.Best(trained.params, loss, trained.step)
     best = jax.tree.map(partial(jnp.where, loss < best.score), last, best)
@@ -314,7 +314,7 @@ def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
     pairs = (best.params, best.step), (trained.params, trained.step)
     params, step = jax.tree.map(partial(jnp.where, jnp.isfinite(best.score)), *pairs)
     model = _model(run, state, params, step)
-    return model, _loss(run, model), step, trained.finite
+    return model, _loss(run, model, run.by), step, trained.finite
 
 
 def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:

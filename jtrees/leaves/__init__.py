@@ -68,8 +68,8 @@ def kind_of(leaves: str, task: Task) -> Kind:
     if leaves == "constant":
         return Kind(Values, {"loss": task.leaf_loss})
     if not task.is_least_squares:
-        reason = "in classification: leaves hold class frequencies"
-        raise ValueError(f'leaves must be "constant" {reason if isinstance(task, Classification) else f"for {task}"}')
+        where = "in classification" if isinstance(task, Classification) else f"for {task}"
+        raise ValueError(f'leaves must be "constant" {where}, or use Boosted(GET(leaves="linear"), rounds=1)')
     return Kind(Linear, {})
 
 

@@ -145,7 +145,8 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     training_run = run.recipe.training(run)
     schedule, every, score = training_run.schedule, 0, None
     if run.evaluates is not False:
-        every, score = jnp.where(run.evaluates, schedule.every, 0), partial(training_run.loss_on, run)
+        every = jnp.where(run.evaluates, schedule.every, 0)
+        score = partial(training_run.loss_on, run._replace(by=run.rows_during_training))
     options: Any = {"batch_size": schedule.batch_size, "patience": training_run.patience}
     method, optimizer = training_run.method, training_run.optimizer
     update = training.step.one_step(method, run.batch, optimizer, score_every=every, score=score, **options)

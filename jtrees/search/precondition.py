@@ -25,10 +25,10 @@ from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import trained
 from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
+from jtrees.search.run import FOLDS
 from jtrees.training import Batch
 
 _STRENGTHS = (0.0, 0.9, 0.99)  # candidates
-_HELD_OUT = 0.2  # fraction of the rows that are held out to compare strengths
 # A strength replaces the first candidate if it lowers the held-out loss by the fraction _MARGIN / sqrt(held-out rows).
 _MARGIN = 0.5
 _FEWEST = 500  # smaller tables have too few held-out rows to compare strengths
@@ -89,7 +89,7 @@ def random_folds(batch: Batch, rng: np.random.Generator, folds: int) -> list[np.
     bagged CO2 trees had a lower R^2 on all of four data sets.
     """
     rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
-    shuffled, size = rng.permutation(rows), int(_HELD_OUT * len(rows))
+    shuffled, size = rng.permutation(rows), len(rows) // FOLDS
     masks = np.zeros((folds, len(batch.x)), bool)
     for number, mask in enumerate(masks):
         mask[shuffled[number * size : (number + 1) * size]] = True
@@ -180,9 +180,7 @@ async def preconditioned(
     scaled = problem.replace(data=None, rows=None)  # a training needs no table
 
     def mapped(strength: float, held_out: np.ndarray) -> Problem:
-        rows = scaled.without(held_out)
-        if always_tries:
-            rows = rows.replace(evaluates=bool(held_out.any()))
+        rows = scaled.without(held_out, evaluates=always_tries)
         if features is None:
             return rows
         preconditioner = problem.host(matrix, features, strength)

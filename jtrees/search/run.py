@@ -15,6 +15,8 @@ from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
+FOLDS = 5  # a training holds out a fold of the rows, or none
+
 
 class Run(NamedTuple):
     """One run as the argument of a compiled function.
@@ -47,6 +49,17 @@ class Run(NamedTuple):
     def weight(self) -> Array:
         """Weights of the training rows, ``(n,)``; ones if the batch has no weights."""
         return ones_or(self.batch.weight, self.batch.x)
+
+    @property
+    def rows_during_training(self) -> Batch:
+        """The rows that training evaluates on: the validation set, or the first fifth of ``by``.
+
+        The fifth has all held-out rows: see :meth:`jtrees.search.Problem.without`. Shards of rows are not cut.
+        """
+        if self.validates or sharding.parts() > 1:
+            return self.by
+        count = -(-len(self.by.x) // FOLDS)
+        return jax.tree.map(lambda a: a[:count], self.by)
 
     def ordered(self, tree: Any, leaf: Array) -> Any:
         """Returns the tree with leaves that satisfy the monotone constraints; ``leaf`` is the leaf of each row."""

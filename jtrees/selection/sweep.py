@@ -75,6 +75,7 @@ def sweep(
         at random. A pair ``(x, y)`` is a validation set. Each fit also chooses its best epoch on the validation set, so
         the losses are slightly optimistic. None: runs are evaluated on their training data.
       batch: number of concurrent runs. ``"auto"``: at most 16 for each CPU device, and at most 64 on other devices.
+        Half as many are tried if a device has too little memory, and a warning names the number.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
