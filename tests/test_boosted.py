@@ -46,34 +46,20 @@ def corner(run: Run):
 
 
 def by_hand(x, y, loss, rounds, rate, l2):
-    """Outputs after each round, in NumPy: gradient, curvature, split of the Newton steps, Newton leaf values."""
-    k = 3 if isinstance(loss, losses.LogLoss) else None
-    if k:
-        frequency = (np.bincount(y, minlength=k) + 1) / (len(y) + k)
-        outputs = np.tile(np.log(frequency), (len(y), 1))
-    else:
-        outputs = np.full(len(y), {"identity": y.mean(), "exp": np.log(y.mean())}[loss.link])
+    """Outputs after all rounds, in NumPy: split of the Newton steps, Newton leaf values."""
+    outputs = np.broadcast_to(loss.initial(jnp.asarray(y), jnp.ones(len(y)), 3), (len(y), 3))
+    outputs = np.array(outputs if isinstance(loss, losses.LogLoss) else outputs[:, 0], np.float64)
     for number in range(rounds):
-        if k:
-            p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
-            g, h = p - np.eye(k)[y], p * (1 - p)
-        elif loss.link == "exp":
-            g, h = 2 * (np.exp(outputs) - y), 2 * np.exp(outputs)
-        else:
-            g, h = 2 * (outputs - y), np.full(len(y), 2.0)
+        g, h = (np.asarray(a, np.float64) for a in loss.derivatives(jnp.float32(outputs), jnp.asarray(y)))
         if number == 0:
             added = l2 * h.mean(0)
         step, weight = (-g / h).reshape(len(y), -1), h.reshape(len(y), -1).mean(1)
         step = step if loss.link == "identity" else np.clip(step, -4, 4)
-        low, high = step.min(0), step.max(0)
-        target = (step - low) / (high - low)
+        target = (step - step.min(0)) / np.ptp(step, axis=0)
         target = target - np.average(target, axis=0, weights=weight)
-        column = np.abs((x * weight[:, None]).T @ target).sum(1).argmax()
-        leaf = (x[:, column] > 0).astype(int)
-        for side in (0, 1):
-            inside = leaf == side
-            value = -g[inside].sum(0) / (h[inside].sum(0) + added)
-            outputs[inside] += rate * value
+        leaf = x[:, np.abs((x * weight[:, None]).T @ target).sum(1).argmax()] > 0
+        for inside in (leaf, ~leaf):
+            outputs[inside] += rate * -g[inside].sum(0) / (h[inside].sum(0) + added)
     return outputs
 
 
@@ -93,7 +79,7 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     batch = scaling.batch(table)
     x = np.asarray(batch.x[: len(X)], np.float64)
     scaled = np.asarray(scaling.transform_y(y + 0.0 if task.in_units and loss.link != "softmax" else y))
-    expected = by_hand(x, scaled.astype(np.float64) if scaled.dtype.kind == "f" else y, loss, 7, 0.3, 2.0)
+    expected = by_hand(x, scaled, loss, 7, 0.3, 2.0)
     fit = jtrees.fit(recipe, X, y, key=KEY, task=task)
     assert len(fit.model) == fit.report.search.rounds == 7 and fit.report.search.dropped == 0
     predictions = np.asarray(linked(loss.link, jnp.asarray(expected, jnp.float32)), np.float64)
@@ -117,27 +103,6 @@ def test_boosting_ends_after_its_patience_and_keeps_the_best_rounds():
     error = np.mean((fit.predict(held_out[0]) - held_out[1]) ** 2)
     assert fit.loss == pytest.approx(error, rel=1e-5)
     assert lost.min() * np.ptp(noise[:200]) ** 2 == pytest.approx(error, rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ended_in", [1, 3])
-def test_a_run_that_is_ended_has_the_best_trees_so_far(ended_in, monkeypatch):
-    recipe = jtrees.Boosted(Corner(), rounds=8, learning_rate=0.5, patience=8)
-    search, rounds = Corner.search, itertools.count(1)
-
-    def interrupted(self, problem):
-        if next(rounds) == ended_in:
-            problem.monitor.ended = "interrupted"
-        return search(self, problem)
-
-    monkeypatch.setattr(Corner, "search", interrupted)
-    fit = jtrees.fit(recipe, LONG_X, LONG_Y, key=KEY)
-    lost = fit.report.search.losses
-    taken, least = np.isfinite(lost).sum(), 1 + np.argmin(lost)
-    assert fit.report.ended == "interrupted" and np.isfinite(fit.predict(X)).all()
-    assert taken == ended_in == next(rounds) - 1 and len(fit.model) == fit.report.search.rounds == least
-    # The leaves are not fitted to all rows, so the history has the rounds on four fifths of the rows.
-    assert fit.history.shape == (taken,)
 
 
 # These bases have few updates, so that equal trees do not depend on rounding errors.
@@ -198,13 +163,6 @@ def test_rounds_of_a_table_beyond_all_limits_take_a_sample_of_its_rows(monkeypat
     losses = (fit.predict(x) - y) ** 2
     assert fit.report.held_out_loss == pytest.approx(np.average(losses[rows], weights=weight[rows]), rel=1e-4)
     assert fit.loss != np.average(losses, weights=weight)  # of other rows, in single precision
-
-
-@pytest.mark.slow
-def test_every_sum_has_a_round_after_the_deadline():
-    recipe = jtrees.BestOf(jtrees.Boosted(WEAK, rounds=5, patience=2), runs=3)
-    fit = jtrees.fit(jtrees.Bagged(recipe, trees=2), X, Y, key=KEY, max_seconds=1e-3)
-    assert fit.report.ended == "max_seconds" and np.isfinite(fit.predict(X)).all()
 
 
 @pytest.mark.parametrize("base", [jtrees.GET(depth=2), jtrees.RADDT(depth=2)], ids=["GET", "RADDT"])
@@ -276,7 +234,7 @@ def test_a_base_does_not_choose_the_shrinkage_of_leaves_that_are_replaced(monkey
 
 
 @pytest.mark.parametrize("patience", [None, 6], ids=["one sum", "five sums"])
-@pytest.mark.parametrize("failing", [(0,), (2, 3)])
+@pytest.mark.parametrize("failing", [(0,), (2, 3), range(99)])
 def test_a_round_whose_base_is_not_finite_adds_nothing(failing, patience, monkeypatch):
     calls, search, recipe = itertools.count(), Corner.search, jtrees.Boosted(Corner(), rounds=6, patience=patience)
 
@@ -287,6 +245,10 @@ def test_a_round_whose_base_is_not_finite_adds_nothing(failing, patience, monkey
 
     plain = jtrees.fit(recipe, X, Y, key=KEY)
     monkeypatch.setattr(Corner, "search", fails)
+    if len(failing) == 99:
+        with pytest.raises(FloatingPointError, match="training became non-finite"):
+            jtrees.fit(recipe, X, Y, key=KEY)
+        return
     fit = jtrees.fit(recipe, X, Y, key=KEY)
     report, sums = fit.report.search, 1 if patience is None else 5
     assert report.rounds == 6 and len(fit.model) == 6 * sums
@@ -300,32 +262,10 @@ def test_a_round_whose_base_is_not_finite_adds_nothing(failing, patience, monkey
         assert fit.history[0] == plain.history[0] and fit.history[1] > plain.history[1]
 
 
-def test_a_sum_without_a_finite_tree_is_an_error(monkeypatch):
-    async def fails(self, problem):
-        raise FloatingPointError
-
-    monkeypatch.setattr(Corner, "search", fails)
-    for patience in (None, 3):
-        with pytest.raises(FloatingPointError, match="training became non-finite"):
-            jtrees.fit(jtrees.Boosted(Corner(), rounds=3, patience=patience), X, Y, key=KEY)
-
-
-@pytest.mark.wide
-def test_rows_and_columns_are_drawn():
-    narrow = jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None)
-    fit = jtrees.fit(narrow, X, Y, key=KEY)
+def test_columns_are_drawn():
+    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None), X, Y, key=KEY)
     used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
     assert used.sum(1).max() == 1 and len(np.unique(used.argmax(1))) == 3
-    whole = jtrees.fit(narrow.replace(columns=1.0), X, Y, key=KEY)
-    assert (np.asarray(whole.model.trees.weights) != 0).any(1).sum(1).max() == 3
-    few = jtrees.fit(narrow.replace(columns=1.0, subsample=0.1), X, Y, key=KEY)
-    assert few.loss != whole.loss
-
-
-def test_far_targets_keep_their_digits():
-    x, recipe = X.astype(np.float64), jtrees.Boosted(Corner(), rounds=5, patience=None)
-    fit, near = (jtrees.fit(recipe, x + far, Y + far, key=KEY) for far in (1e6, 0))
-    np.testing.assert_allclose(fit.predict(x + 1e6) - 1e6, near.predict(x), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -342,18 +282,15 @@ def test_bad_options_are_refused(recipe, data, message):
         jtrees.fit(recipe, X[:rows], data.get("y", Y)[:rows], key=KEY, task=data.get("task", "regression"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [jtrees.GET, jtrees.DGT, jtrees.CO2])
-def test_a_base_with_a_search_of_its_own_is_searched(family):
+def test_a_base_with_a_search_of_its_own_is_searched():
     calls = []
 
     @pytree.dataclass(kw_only=True)
-    class Counted(family):
+    class Counted(jtrees.GET):
         async def search(self, problem):
             calls.append(1)
             return await super().search(problem)
 
-    short = {"starts": 1, "cart": "binned", "halving": False} if family is jtrees.GET else {}
-    base = Counted(depth=2, epochs=6, **short)
+    base = Counted(depth=2, epochs=6, starts=1, cart="binned", halving=False)
     jtrees.fit(jtrees.Boosted(base, rounds=3, patience=None), X, Y, key=KEY)
     assert len(calls) == 3
