@@ -8,7 +8,6 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 import sweeps
 
 import jtrees
-from jtrees import Classification
 from jtrees.data import Scaling
 from jtrees.methods.annealed import starts
 from jtrees.methods.annealed.algorithm import beside_cart
@@ -33,9 +32,6 @@ def fit(x, y, *, seed=0, recipe=GET, sample_weight=None, validation=None, task="
 
 def cart_mse(x, y):
     return np.mean((DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(x, y).predict(x) - y) ** 2)
-
-
-# --- A fit and its report --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -73,14 +69,6 @@ def test_never_worse_than_cart_with_a_large_offset():
     cart = cart_mse(x, y)
     np.testing.assert_allclose(result.report.search.cart_loss, cart, rtol=1e-5)
     assert result.loss <= cart * (1 + 1e-5)
-
-
-def test_more_starts_than_an_array_holds_are_refused(data):
-    with pytest.raises(ValueError, match=r"starts must be at most .*, got 1073741824"):
-        fit(*data, starts=2**30)
-
-
-# --- Successive halving ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,14 +165,6 @@ def test_after_a_deadline_further_stages_leave_the_splits_as_they_are(data, leav
     assert np.all(search.steps[:, 0] <= 1) and np.all(search.steps[:, 1:] == 0)
 
 
-def test_a_single_start_has_all_epochs_at_once(data):
-    result = fit(*data, starts=1, halving=True)
-    assert result.report.search.losses.shape == (1, 2) and result.history.shape == (1, 120)
-
-
-# --- Starts that diverge ---------------------------------------------------------------------------------------------
-
-
 def test_a_start_that_is_not_finite_leaves_the_others_alone(data):
     """What it reached before does not count."""
     rng = np.random.default_rng(0)
@@ -217,9 +197,6 @@ def test_where_all_starts_diverge_the_result_is_cart(data):
     assert not np.isfinite(result.report.search.losses).any()
 
 
-# --- Weights and validation ------------------------------------------------------------------------------------------
-
-
 def test_trees_are_chosen_by_the_validation_loss(data):
     rng = np.random.default_rng(1)
     x, x_new = data[0], rng.normal(size=(200, 3)).astype(np.float32)
@@ -238,96 +215,23 @@ def test_trees_are_chosen_by_the_validation_loss(data):
     np.testing.assert_allclose(tree.predict(x), means[leaf], rtol=1e-4)
 
 
-# --- Classes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def table(data):
-    """Three classes to train and test on."""
-    x = np.random.default_rng(1).normal(size=(150, 3))
-    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + x[:, 2]
-    return data[0], np.digitize(data[1], [-1, 1]), x, np.digitize(y, [-1, 1])
-
-
-def log_loss(tree, x, y):
-    return np.mean(-np.log(tree.predict(x)[np.arange(len(y)), y].astype(np.float64)))
-
-
-def fit_classes(x, y, **changed):
-    return fit(x, y, task="classification", **{"epochs": 100, **changed})
-
-
-@pytest.fixture(scope="module")
-def fitted(table):
-    with jax.numpy_dtype_promotion("standard"):  # as in every test of the module
-        return fit_classes(*table[:2])
-
-
-def frequencies(leaf, y, leaves, classes, weight=None):
-    """As documented: one sample more in each leaf, from the frequencies among all (and one more of each class)."""
-    weight = np.ones(len(y)) if weight is None else weight
-    return oracles.class_frequencies(leaf, y, leaves, classes, 1.0, weight)[1]
-
-
-def test_a_tree_of_classes_and_its_report(table, fitted):
-    x, y, x_new, y_new = table
-    k = y.max() + 1
-    tree, report = fitted.tree, fitted.report
-    cart = DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(x, y)
-    assert np.mean(tree.predict(x_new).argmax(1) == y_new) > cart.score(x_new, y_new) + 0.02
-    np.testing.assert_allclose(tree.leaves.values, frequencies(tree.leaf_index(x), y, 4, k), rtol=1e-5)
-    assert fitted.loss == pytest.approx(log_loss(tree, x, y), rel=1e-6)
-    assert fitted.loss < 0.95 * report.search.cart_loss
-    # In the search x is scaled, and a sample beside a hyperplane may change side.
-    assert fitted.loss == pytest.approx(report.search.losses.min(), rel=5e-2)
-    smoothed = frequencies(cart.apply(x), y, cart.tree_.node_count, k)
-    assert report.search.cart_loss == pytest.approx(-np.log(smoothed[cart.apply(x), y]).mean(), rel=1e-5)
-
-
-def test_other_names_for_the_classes_change_nothing_else(table, fitted):
-    x, y, *_ = table
-    turned = fit_classes(x, y.max() - y)
-    assert turned.report.search.cart_loss == pytest.approx(fitted.report.search.cart_loss, rel=1e-5)
-    # The same descent, its leaves in another order: sums of float32 in another order, through 200 updates.
-    assert turned.loss == pytest.approx(fitted.loss, rel=5e-2)
-
-
-def test_weights_and_validation_of_classes(table):
-    x, y, x_new, y_new = table
-    weight = np.where(y == 1, 3.0, 0.5)
-    weight[::7] = 0
-    result = fit_classes(x, y, sample_weight=weight, validation=(x_new, y_new), starts=1)
-    tree = result.tree
-    leaf, k = np.asarray(tree.leaf_index(x)), y.max() + 1
-    expected = oracles.weighted_frequencies(leaf, y, 4, k, weight)
-    np.testing.assert_allclose(tree.predict(x), expected[leaf], rtol=1e-4)
-    assert not np.allclose(tree.predict(x), frequencies(leaf, y, 4, k, weight)[leaf], rtol=1e-3)
-    assert result.loss == pytest.approx(log_loss(tree, x_new, y_new), rel=1e-6)
-
-
-# --- Linear leaves ---------------------------------------------------------------------------------------------------
-
-
-def test_linear_leaves_are_refused_for_classes(table):
-    with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
-        fit_classes(*table[:2], leaves="linear")
-    for method in (jtrees.methods.get, jtrees.methods.raddt):
-        with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
-            method(2, 1.0, leaves="linear", task=Classification(3))
-
-
-@pytest.mark.wide
-def test_linear_leaves_in_units_far_from_one():
-    x = np.random.default_rng(0).normal(size=(100, 3))
-    y = np.where(x[:, 0] > 0, 2 * x[:, 1], -1)
-    alone = fit(x, y, recipe=LINEAR)
-    for x_unit, y_unit in ((1, 1e-33), (1, 1e34), (1e10, 1e-20), (1e-20, 1e10)):
-        far = fit(x_unit * x, y_unit * y, recipe=LINEAR)
-        np.testing.assert_allclose(far.predict(x_unit * x) / y_unit, alone.predict(x), rtol=1e-3, atol=1e-4)
-        assert far.loss / y_unit**2 == pytest.approx(alone.loss, rel=1e-3)
-    for x_unit, y_unit in ((1, 1e-38), (1e20, 1e-20), (1e-20, 1e20)):
-        with pytest.raises(ValueError, match="have slopes that float32 holds, got a range of"):
-            fit(x_unit * x, y_unit * y, recipe=LINEAR)
+def test_trees_of_classes_have_weights_and_a_validation_loss(data):
+    rng = np.random.default_rng(1)
+    x, y, x_new = data[0], np.digitize(data[1], [-1, 1]), rng.normal(size=(150, 3))
+    y_new = np.digitize(np.where(x_new[:, 0] + x_new[:, 1] > 0, 2.0, -1.0) + x_new[:, 2], [-1, 1])
+    log_loss = lambda tree: np.mean(-np.log(tree.predict(x_new)[np.arange(150), y_new].astype(np.float64)))
+    weight = np.where(np.arange(200) % 7 == 0, 0, np.where(y == 1, 3.0, 0.5))
+    data = {"task": "classification", "validation": (x_new, y_new)}
+    for weights, w in ((None, np.ones(200)), (weight, weight)):
+        result = fit(x, y, epochs=100, sample_weight=weights, **data)
+        tree, report = result.tree, result.report.search
+        leaf = np.asarray(tree.leaf_index(x))
+        np.testing.assert_allclose(tree.predict(x), oracles.weighted_frequencies(leaf, y, 4, 3, w)[leaf], rtol=1e-4)
+        assert result.loss == pytest.approx(log_loss(tree), rel=1e-6) and result.loss < 0.95 * report.cart_loss
+        # In the search x is scaled, and a sample beside a hyperplane may change side.
+        assert result.loss == pytest.approx(report.losses.min(), rel=5e-2)
+    cart = DecisionTreeClassifier(max_depth=DEPTH, random_state=0).fit(x, y, w)
+    assert np.mean(tree.predict(x_new).argmax(1) == y_new) > cart.score(x_new, y_new)
 
 
 @pytest.mark.slow
