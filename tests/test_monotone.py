@@ -11,7 +11,8 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from scipy.optimize import linprog, minimize
+from scipy.optimize import minimize
+import sweeps
 
 import jtrees
 from jtrees.estimators import TreeClassifier, TreeRegressor
@@ -20,9 +21,6 @@ from jtrees.monotone import ordered_values
 KEY = jax.random.key(0)
 SIGNS = {0: 1, 1: -1}
 X3 = np.random.default_rng(0).normal(size=(40, 3))
-
-
-# --- The projection of the leaves ------------------------------------------------------------------------------------
 
 
 def pairs_in_order(splits):
@@ -74,20 +72,21 @@ def test_values_in_order_stay_and_empty_leaves_give_way():
     np.testing.assert_allclose(found, 1, atol=1e-4)
 
 
-# --- Fits ------------------------------------------------------------------------------------------------------------
-
 CO2 = jtrees.CO2(depth=3, epochs=4, precondition=0.9)
-# Each recipe, and the task that is not left to the wide tests.
+GET = jtrees.GET(depth=3, starts=4, epochs=30)
+SHORT = jtrees.CO2(depth=3, epochs=2, precondition=0)
 CASES = [
-    (jtrees.GET(depth=3, starts=4, epochs=30), "both"),
+    (SHORT, "regression"),
+    (jtrees.DGT(depth=3, epochs=20, widths=(), learning_rate=0.1, precondition=0), "classification"),
+    (GET, "regression"),
+    (GET, "classification"),
     (jtrees.RADDT(depth=3, starts=2, epochs=20), "classification"),
     (jtrees.DGT(depth=3, epochs=20, widths=(8,), precondition=0.9), "classification"),
     (jtrees.DGT(depth=3, epochs=20, widths=(), refit=True, precondition=0), "regression"),
     (CO2, "classification"),
     (jtrees.NonGreedy(depth=3, epochs=4, greedy_epochs=2, precondition=0), "regression"),
-    (jtrees.BestOf(jtrees.CO2(depth=3, epochs=2, precondition=0), runs=2), "neither"),
+    (jtrees.BestOf(SHORT, runs=2), "regression"),
 ]
-GET = CASES[0][0]
 SUMS = [
     jtrees.Boosted(jtrees.GET(depth=3), rounds=8, patience=None),
     jtrees.Bagged(jtrees.CO2(depth=3, epochs=2, precondition=0), trees=3),
@@ -122,54 +121,19 @@ def largest_fall(model, signs=SIGNS, pairs=2000):
     return worst
 
 
-def counterexample(tree, feature, sign):
-    """A pair of leaves between which the value falls as the feature grows, found by linear programs; or None."""
-    weights, bias = (np.asarray(a, np.float64) for a in (tree.weights, tree.bias))
-    values, depth, margin = np.asarray(tree.leaves.predictions(), np.float64), tree.depth, 1e-5
-    values = sign * (values if values.ndim == 1 else values[:, 1])
-    p = weights.shape[1]
-    for a, b in itertools.permutations(range(len(values)), 2):
-        if values[a] <= values[b]:
-            continue
-        rows, limits = [], []
-        for leaf, moves in ((a, 0.0), (b, 1.0)):  # variables: x, and how much the feature grows
-            for node, right in path_to(leaf, depth):
-                row = np.append(weights[node], moves * weights[node, feature])
-                rows.append(-row if right else row)
-                limits.append(bias[node] - margin if right else -bias[node] - margin)
-        bounds = [(-50, 50)] * p + [(0, 50)]
-        if linprog(np.zeros(p + 1), np.array(rows), np.array(limits), bounds=bounds).status == 0:
-            return a, b
-    return None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "task"),
-    [
-        pytest.param(recipe, task, marks=[] if often in (task, "both") else [pytest.mark.wide])
-        for recipe, often in CASES
-        for task in ("regression", "classification")
-    ],
-)
-def test_trees_have_no_counterexample(recipe, task):
-    fit = fitted(recipe, task)
+@pytest.mark.parametrize("case", sweeps.quick(CASES, CASES[:2]), ids=lambda case: type(case[0]).__name__)
+def test_trees_have_no_counterexample(case):
+    fit = fitted(*case)
     weights = np.asarray(fit.tree.weights)
-    assert (weights[:, 0] >= 0).all() and (weights[:, 1] <= 0).all()
-    assert (weights[:, :2] != 0).any(), "no split uses the features"
-    assert largest_fall(fit.model) <= 0
-    for feature, sign in SIGNS.items():
-        assert counterexample(fit.tree, feature, sign) is None
-    used = value_of(fit.model, table()[0])
-    assert len(np.unique(used)) > 2, "the tree predicts next to nothing"
+    assert (weights[:, 0] >= 0).all() and (weights[:, 1] <= 0).all() and (weights[:, :2] != 0).any()
+    assert largest_fall(fit.model) <= 0 and len(np.unique(value_of(fit.model, table()[0]))) > 2
+    values = np.asarray(fit.tree.leaves.predictions(), np.float64)
+    values = values if values.ndim == 1 else values[:, 1]
+    assert all(values[a] <= values[b] for a, b in pairs_in_order((weights[:, :2] != 0).any(1)))
 
 
-def test_a_short_fit_has_no_counterexample_and_one_without_signs_does():
-    short = jtrees.CO2(depth=3, epochs=2, precondition=0)
-    fit, free = fitted(short, "regression"), fitted(short, "regression", None)
-    assert largest_fall(fit.model) <= 0 and largest_fall(free.model) > 0.1
-    assert not any(counterexample(fit.tree, feature, sign) for feature, sign in SIGNS.items())
-    assert any(counterexample(free.tree, feature, sign) for feature, sign in SIGNS.items())
+def test_the_search_finds_what_an_ordinary_tree_does():
+    assert largest_fall(fitted(SHORT, "regression", None).model) > 0.1
 
 
 @pytest.mark.slow
@@ -185,22 +149,6 @@ def test_several_targets_are_monotone_each():
     fit = jtrees.fit(CO2, x, np.column_stack([y, y + x[:, 2]]), key=KEY, monotone=SIGNS)
     for k in range(2):
         assert largest_fall(types.SimpleNamespace(predict=lambda x, k=k: fit.predict(x)[:, k])) <= 0
-
-
-@pytest.mark.slow
-def test_boosted_classes_learn_where_the_constraint_is_true():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(6000, 4))
-    labels = (x[:, 0] - x[:, 1] + rng.normal(size=len(x)) > 0).astype(int)
-    recipe = jtrees.Boosted(jtrees.GET(depth=3), rounds=8, learning_rate=0.5, patience=None)
-    losses = []
-    for monotone in (None, SIGNS):
-        fit = jtrees.fit(recipe, x[:1000], labels[:1000], key=KEY, task="classification", monotone=monotone)
-        losses.append(-np.log(fit.predict(x[1000:])[np.arange(5000), labels[1000:]]).mean())
-    assert losses[1] < 0.97 * losses[0]
-
-
-# --- Raw tables, files, estimators -----------------------------------------------------------------------------------
 
 
 def frame():
@@ -226,7 +174,6 @@ def test_columns_by_name_with_missing_values():
 
 NUMBERED = {
     "pandas": lambda x: pd.DataFrame(x, columns=[3, 1, 2, 0]),
-    "floats": lambda x: pd.DataFrame(x, columns=[3.0, 1.0, 2.0, 0.0]),
     "polars": lambda x: pl.DataFrame(dict(zip("3120", x.T, strict=True))),
     "Arrow": lambda x: pa.table(dict(zip("3120", x.T, strict=True))),
 }
@@ -262,9 +209,6 @@ def test_estimators(signs):
     assert largest_fall(types.SimpleNamespace(predict=model.predict_proba)) <= 0
 
 
-# --- Errors ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("monotone", "message"),
     [
@@ -282,11 +226,6 @@ def test_bad_signs(monotone, message):
     columns, y, _ = frame()
     with pytest.raises(ValueError, match=message):
         jtrees.fit(jtrees.GET(), columns, y, key=KEY, monotone=monotone)
-
-
-def test_all_signs_zero_are_no_constraint():
-    x, y, _ = table()
-    jtrees.fit(jtrees.TEL(depth=2, trees=2, epochs=1), x, y, key=KEY, monotone={0: 0})
 
 
 LINEAR = jtrees.GET(leaves="linear")
