@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 import jtrees
-from jtrees import Classification, leaves as kinds, losses, ops, splitting, warmstart
+from jtrees import Classification, losses, splitting, warmstart
 from jtrees.search.sample import drawn_rows
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -36,9 +36,6 @@ def expectation(of_labels):
 def repeated(*arrays):
     row, label = np.nonzero(SOFT)
     return *(a[row] for a in arrays), label.astype(np.int32), SOFT[row, label]
-
-
-# --- Losses are expectations -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -68,19 +65,6 @@ def test_leaves_hold_expected_frequencies():
     found = initial(jnp.asarray(SOFT, jnp.float32), jnp.asarray(WEIGHT, jnp.float32), K)
     expected = initial(jnp.asarray(label), jnp.asarray(weight * chance, jnp.float32), K)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_expected_loss_of_a_soft_tree_and_its_gradient_are_expectations():
-    weights, bias, values = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((3, 2), (3,), (4, K)))
-    row, label, chance = repeated(np.arange(N))
-    leaves = lambda values: kinds.Values(values, losses.LogLoss())
-    of = lambda params, x, y, weight: ops.expected_loss(*params[:2], leaves(params[2]), x, y, weight=weight)[0]
-    both = jax.value_and_grad(of)
-    found = both((weights, bias, values), jnp.asarray(X), jnp.asarray(SOFT, jnp.float32), jnp.ones(N))
-    share = jnp.asarray(chance * len(row) / N, jnp.float32)
-    expected = both((weights, bias, values), jnp.asarray(X[row]), jnp.asarray(label), share)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
 
 
 def own_loss(outputs, y):
@@ -119,9 +103,6 @@ def test_samples_keep_the_share_of_each_most_probable_class():
     assert weight.sum() == pytest.approx(1000) and weight[rows >= 960].sum() == pytest.approx(40)
 
 
-# --- Fits ------------------------------------------------------------------------------------------------------------
-
-
 def test_cart_minimises_the_expected_impurity():
     x, weight, label, chance = repeated(X, WEIGHT)
     tree = warmstart.cart_classifier(X, SOFT, 3, sample_weight=WEIGHT)
@@ -134,9 +115,6 @@ def test_cart_minimises_the_expected_impurity():
     statistics = splitting.class_statistics(*single(SOFT, WEIGHT), K)
     of_rows = splitting.class_statistics(jnp.asarray(label), *single(weight * chance), K)
     np.testing.assert_allclose(splitting.entropy(statistics.sum(0)), splitting.entropy(of_rows.sum(0)), rtol=1e-5)
-
-
-# --- Fits ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -189,10 +167,3 @@ def changed(row, values):
 def test_what_is_no_probability_is_refused(y, task, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         jtrees.fit(TREE, X, y, key=KEY, task=task)
-
-
-def test_validation_sets_of_other_classes_are_refused():
-    with pytest.raises(ValueError, match=re.escape("validation: y must hold probabilities of 3 classes, (n, 3), got")):
-        jtrees.fit(TREE, X, SOFT, key=KEY, task="classification", validation=(X, np.eye(2)[np.arange(N) % 2]))
-    with pytest.raises(ValueError, match=re.escape("validation: y must have shape (60, 3), got (50, 3)")):
-        jtrees.fit(TREE, X, SOFT, key=KEY, task="classification", validation=(X, SOFT[:50]))
