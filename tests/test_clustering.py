@@ -58,10 +58,8 @@ def test_purity_at_its_ends_whatever_the_size_of_labels(labels):
         ([-1, 0], [0, 0], None, "leaves must be whole numbers from 0"),
         ([0, 2**40], [0, 0], None, r"leaves must be below 2\*\*16 unless parent is given, got 1099511627776"),
         ([0, 1], [0, 1], None, "labels must have at least two samples of one class"),
-        ([], [], None, "leaves must be whole numbers|labels must have at least two"),
         ([0, 6], [0, 0], CHAIN_OF_THREE, r"leaves must be nodes 0\.\.5 of parent, got 6"),
         ([0, 1], [0, 0], [-1, 2, 0], "parent must hold -1 first"),
-        ([0, 1], [0, 0], [-1, -1], "parent must hold -1 first"),
     ],
 )
 def test_bad_input_to_purity(leaves, labels, parent, message):
@@ -111,15 +109,11 @@ def test_clusters_are_found(blobs):
 @pytest.mark.parametrize(
     ("options", "changed", "message"),
     [
-        ({"target_features": ()}, {}, "target_features must be"),
         ({"target_features": (0, 1, 2, 3)}, {}, r"target_features must be some of the columns 0\.\.3, not all"),
-        ({"target_features": (4,)}, {}, "target_features must be some of the columns"),
         ({"target_features": (1, 1)}, {}, "target_features must be different"),
         ({"target_features": 0}, {}, "target_features must be different numbers of columns, got 0"),
         ({}, {"task": jtrees.Regression(2, "absolute_error")}, "task must be a Regression with squared error in"),
         ({}, {"validation": (np.zeros((3, 2)), None)}, "validation: x must have 4 columns, got 2"),
-        ({}, {"validation": (np.full((3, 4), np.nan), None)}, "validation: x must be finite"),
-        ({}, {"validation": np.zeros((3, 4))}, r"validation must be a pair \(x, y\), got ndarray"),
         ({"target_features": (1,)}, {"x": np.eye(300, 4)[::-1] * [1, 0, 1, 1] + 3}, "y must take at least two values"),
     ],
 )
