@@ -13,7 +13,6 @@ from sklearn.metrics import r2_score
 from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
-from jtrees.search import options
 from jtrees.tasks import Classification
 from jtrees.training import Batch
 
@@ -25,9 +24,6 @@ SMALL = {"depth": DEPTH, "starts": 2, "epochs": 60, "shrink": False, "halving": 
 
 def fit(x, y, *, seed=0, **changed):
     return jtrees.fit(jtrees.GET(**SMALL | changed), x, y, key=jax.random.key(seed))
-
-
-# --- The method ------------------------------------------------------------------------------------------------------
 
 
 def random_params(leaves, k=(), depth=DEPTH):
@@ -124,41 +120,16 @@ def test_alpha_may_be_a_schedule(data):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("depth", [0, 17, 2.5, "2"]),
-        ("alpha", [0.0, -1.0, np.nan, np.inf, "steep", None, [1.0, 2.0]]),
-        ("l1", [-0.1, np.nan, "much", None, [0.1, 0.2], lambda step: 0.1]),
-        ("leaves", ["quadratic", None]),
+        ("depth", [0, 17]),
+        ("alpha", [0.0, np.nan, None, [1.0, 2.0]]),
+        ("l1", [-0.1, [0.1, 0.2], lambda step: 0.1]),
+        ("leaves", ["quadratic"]),
     ],
 )
 def test_bad_arguments_are_refused_by_the_method(name, values):
     for value in values:
         with pytest.raises(ValueError, match=f"{name} must be"):
             jtrees.methods.get(**{"depth": 2, "alpha": 1.0, name: value})
-
-
-def test_other_kinds_of_cart_are_refused():
-    for cart in ("False", 2, 1):
-        with pytest.raises(ValueError, match=r'^cart must be True, False or "binned", got '):
-            options.checked(jtrees.GET(cart=cart))
-
-
-@pytest.mark.parametrize("leaves", ["constant", "linear"])
-def test_batches_of_an_epoch_sum_to_what_all_samples_give(data, leaves):
-    rng = np.random.default_rng(0)
-    weight = np.where(np.arange(200) % 50 == 3, 30.0, rng.uniform(0, 1, 200)).astype(np.float32)
-    weight /= weight.mean()
-    params, method = random_params(leaves), jtrees.methods.get(DEPTH, 7.0, leaves=leaves)
-    loss = jax.jit(jax.value_and_grad(lambda p, batch: method.loss(p, batch, key=None, step=0)[0]))
-    expected = loss(params, Batch(*data, weight))
-    parts = [loss(params, jax.tree.map(lambda a, i=i: a[i : i + 40], Batch(*data, weight))) for i in range(0, 200, 40)]
-    for value, *batch_values in zip(*(jax.tree.leaves(result) for result in (expected, *parts)), strict=True):
-        np.testing.assert_allclose(np.mean(batch_values, axis=0), value, rtol=1e-4, atol=1e-4)
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
-
-# --- Several targets -------------------------------------------------------------------------------------------------
 
 
 def two_targets(data):
@@ -202,9 +173,6 @@ def test_the_loss_of_several_targets_is_the_mean_of_theirs(data, leaves):
             jax.tree.leaves(target_leaves(hard, j)), jax.tree.leaves(alone[j][2].leaves), strict=True
         ):
             np.testing.assert_allclose(values, target, rtol=1e-4, atol=1e-4)
-
-
-# --- Linear leaves ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
