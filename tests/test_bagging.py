@@ -87,9 +87,6 @@ def table(data):
     return x, y, np.digitize(y, [-1, 1])
 
 
-# --- The samples -----------------------------------------------------------------------------------------------------
-
-
 def test_samples_hold_real_rows_and_never_padding(table):
     x, y, _ = table
     result = stumps(x, y)
@@ -126,9 +123,6 @@ def test_held_out_rows_are_not_drawn_wherever_they_lie(table):
     for tree, in_bag in zip(report.bases, report.in_bag, strict=True):
         assert sorted(map(tuple, tree.x)) == sorted(map(tuple, np.repeat(rest, in_bag, axis=0)))
         assert (tree.weight == 1).sum() == tree.total == len(rest)  # a row drawn without weight would have 0
-
-
-# --- Predictions of a forest ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("targets", [1, pytest.param(2, marks=SLOW)])
@@ -198,8 +192,6 @@ def test_a_forest_of_forests(table):
     np.testing.assert_allclose(result.model.predict(x), alone.mean(0), rtol=1e-4, atol=1e-5)
 
 
-# --- By the recipes --------------------------------------------------------------------------------------------------
-
 DGT = jtrees.DGT(depth=2, epochs=20, batch_size=35, widths=())
 
 
@@ -236,9 +228,6 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monke
     assert len(late.model) == at_once and late.report.ended == "max_seconds"
 
 
-# --- Bad input -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -251,10 +240,3 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monke
 def test_bad_arguments_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
-
-
-@pytest.mark.slow
-def test_a_run_that_diverges_raises(table):
-    x, y, _ = table
-    with pytest.raises(FloatingPointError, match="smaller learning_rate"):
-        jtrees.fit(bagged(DGT.replace(learning_rate=1e30)), x, y, key=key())
