@@ -9,7 +9,6 @@ import sweeps
 
 import jtrees
 from jtrees import leaves, topology
-from jtrees.data.table import bucket
 from jtrees.methods.tree_ensemble.ensemble import random_ensemble
 from jtrees.search import Fitted
 from jtrees.search.minibatch import trained
@@ -43,9 +42,6 @@ def batch_of(x, weight=None):
     return Batch(np.asarray(x, np.float32), None, None if weight is None else np.asarray(weight, np.float32))
 
 
-# --- The matrix ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(50, 4), (6, 9)], ids=["n > p", "p > n"])
 @pytest.mark.parametrize("strength", [0.0, 0.5, 0.99])
 def test_the_matrix_is_the_inverse_root_of_the_shrunk_correlations(shape, strength):
@@ -72,9 +68,6 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
     root = matrix(spectrum(batch_of(x)), 0.99)
     assert np.isfinite(root).all() and np.abs(root).max() <= (1 - 0.99) ** -0.5 + 1e-4
     np.testing.assert_allclose(root[1], [0, 1, 0], atol=1e-6)
-
-
-# --- Models ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -107,9 +100,6 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     ours, theirs = outputs(fitted, x), outputs(expected, x @ m)
     # A sample at a split may fall to its other side.
     assert np.mean(np.abs(ours - theirs) > 1e-3) < 0.02
-
-
-# --- The choice ------------------------------------------------------------------------------------------------------
 
 
 def preconditioned_by(train, problem, **options):
@@ -221,9 +211,6 @@ def test_a_start_from_cart_is_cart_in_any_coordinates(collinear):
     np.testing.assert_allclose(fit.report.search.losses[0], fit.report.search.cart_loss, rtol=1e-3)
 
 
-PADDED = [("TEL", 98), ("NonGreedy", 97), ("NonGreedy", 1023)]
-
-
 @pytest.mark.parametrize("rows", sweeps.slow([96, 97, 300, 1024, 1025], [300]))
 def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     """Uncorrelated features: only tables of 100 to 1024 rows have a trial, to find a strength of shrinkage."""
@@ -244,16 +231,3 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
         assert spread(fit) == spread(shrunk_by_gcv)
     elif rows >= 300:
         assert spread(fit) < 0.5 * spread(shrunk_by_gcv)
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"), [("DGT", 498), *(pytest.param(*case, marks=pytest.mark.slow) for case in PADDED)]
-)
-def test_padding_does_not_count_as_rows(name, rows, collinear):
-    assert bucket(rows) > rows and bucket(rows) in (100, 512, 1024)
-    x, y = (np.resize(a, (rows, *a.shape[1:])) for a in collinear)
-    report = jtrees.fit(SMALL[name], x, y, key=KEY).report
-    if rows > 500:
-        assert len(report.search.preconditioning.losses) == 3
-    else:
-        assert report.search.preconditioning is None and report.held_out_loss is None
