@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import Ridge
 from sklearn.tree import DecisionTreeRegressor
 import sweeps
 
@@ -30,29 +29,6 @@ def table(n, p, seed=0, noise=0.5):
     x[:, 1] = np.float32(0.1)  # whose mean rounds
     signal = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1) @ rng.normal(size=(p, 2))
     return x, signal / signal.std(0) + noise * rng.normal(size=(n, 2)), rng.integers(0, 4, n).astype(float)
-
-
-def by_definition(x, y, strength):
-    """Slopes of a ridge regression on standardised features, and its squared error on samples left out in turn."""
-    z = (x - x.mean(0)) / np.where(x.std(0) > 1e-6, x.std(0), np.inf)
-    fit = lambda rows: Ridge(strength).fit(z[rows], y[rows])
-    left_out = [y[i] - fit(np.arange(len(x)) != i).predict(z[i : i + 1])[0] for i in range(len(x))]
-    return fit(slice(None)).coef_ / np.where(x.std(0) > 1e-6, x.std(0), np.inf), np.mean(np.square(left_out))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "p"), [(40, 5), (40, 60)], ids=["tall", "wide"])
-def test_the_direction_is_that_of_the_strength_with_the_least_error_on_samples_left_out(n, p):
-    x, y, _ = table(n, p, seed=1, noise=1.5)
-    x = np.float32((x - x.mean(0)) / x.std(0).clip(1))
-    y = np.float32(y[:, 0])
-    tree = cart.grown_on_ridge(Batch(x, y, None), Regression(), 1, UNIT)
-    found = [by_definition(np.float64(x), np.float64(y), strength) for strength in STRENGTHS]
-    best = np.argmin([error for _, error in found])
-    assert 0 < best < len(found) - 1
-    slopes, direction = found[best][0], np.asarray(tree.weights)[0]
-    assert abs(direction[1]) <= 1e-6 * abs(direction).max()  # a constant feature
-    np.testing.assert_allclose(direction / np.linalg.norm(direction), slopes / np.linalg.norm(slopes), atol=1e-5)
 
 
 directions = jax.jit(cart.ridge_directions, static_argnames="task")
@@ -182,9 +158,6 @@ def test_actions_are_split_by_what_they_are_worth():
     tree = cart.grown_on_ridge(Batch(x, rewards, None), Policy(2), 1, UNIT)
     found = np.asarray(tree.weights)[0]
     assert abs(found @ direction) > 0.999 * np.linalg.norm(found) * np.linalg.norm(direction)
-
-
-# --- The start -------------------------------------------------------------------------------------------------------
 
 
 def noisy_plane(n=100, p=40, seed=0):
