@@ -53,9 +53,6 @@ def assert_slopes(loss, plain, params, size=1e-5):
         assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
-# --- NODE ------------------------------------------------------------------------------------------------------------
-
-
 def plain_node(layers, x):
     """Equations 1 to 5 of the paper, sample by sample and tree by tree; a layer sees all outputs before it."""
     means = []
@@ -91,9 +88,6 @@ def test_node_starts_inside_all_steps():
     t = (layer.features(x) - layer.threshold.T[..., None]) * jnp.exp(-layer.log_scale.T)[..., None]
     assert float(jnp.abs(t).max()) < 2
     assert ((jtrees.routing.entmax_step(t) > 0) & (jtrees.routing.entmax_step(t) < 1)).all()
-
-
-# --- GRANDE ----------------------------------------------------------------------------------------------------------
 
 
 def plain_grande(params, x):
@@ -172,8 +166,6 @@ def test_the_forest_of_grande_has_its_splits():
     np.testing.assert_array_equal(chosen, np.asarray(soft.network.logits).argmax(-1))
 
 
-# --- DTSemNet --------------------------------------------------------------------------------------------------------
-
 # The sides of the ancestors of each leaf: 1 for right, -1 for left, 0 for a split that is no ancestor.
 SIDES = np.array([[-1, -1, 0], [-1, 1, 0], [1, 0, -1], [1, 0, 1]])
 
@@ -183,12 +175,6 @@ def network(params, x):
     z = x @ params.weights.T + params.bias
     positive, negative = np.maximum(z, 0), np.maximum(-z, 0)
     return np.stack([positive @ (sides >= 0) + negative @ (sides <= 0) for sides in SIDES], axis=1)
-
-
-def test_the_network_of_dtsemnet_is_the_tree():
-    params = dtsemnet(DEPTH).init(batch(Y), key=KEY)
-    leaf = np.asarray(jtrees.ops.hard(params.weights, params.bias, jnp.asarray(X, jnp.float32)))
-    np.testing.assert_array_equal(network(numpy(params), X).argmax(1), leaf)
 
 
 def test_dtsemnet_is_the_papers_in_classification(x64):
@@ -202,13 +188,7 @@ def test_dtsemnet_is_the_papers_in_classification(x64):
 
     loss = lambda params: method.loss(params, batch(CLASSES), key=KEY, step=0)[0]
     assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
-    gradient = jax.jit(jax.grad(loss))(params)
-    for name in ("weights", "bias"):
-        array = np.asarray(getattr(params, name))
-        change = np.random.default_rng(1).normal(size=array.shape)
-        moved = [plain(numpy(params).replace(**{name: array + step * change})) for step in (1e-5, -1e-5)]
-        slope = (moved[0] - moved[1]) / 2e-5
-        assert float((getattr(gradient, name) * change).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-9)
+    assert_slopes(loss, plain, params)
 
 
 def test_dtsemnet_is_the_papers_in_regression(x64):
@@ -226,9 +206,6 @@ def test_dtsemnet_is_the_papers_in_regression(x64):
     reached = values[network(numpy(params), X).argmax(1)]
     assert float(loss(params)) == pytest.approx(mean_loss((reached - Y) ** 2), abs=1e-10)
     assert_slopes(loss, plain, params)
-
-
-# --- The soft decision tree ------------------------------------------------------------------------------------------
 
 
 def test_the_soft_decision_tree_is_the_papers(x64):
