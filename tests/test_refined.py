@@ -19,8 +19,6 @@ Y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]
 TEST = X[160:], Y[160:]
 TRAIN = X[:160], Y[:160]
 BASES = {"constant": BOOSTED, "linear": BOOSTED.replace(base=WEAK.replace(leaves="linear"))}
-COUNTS = jtrees.Regression(loss_function=jtrees.losses.Poisson())
-BOUNDS = jtrees.Regression(loss_function=jtrees.losses.Quantile((0.1, 0.9)))
 UNTRAINED = {"learning_rate": 1e-9, "first_sharpness": 1.0, "last_sharpness": 1.0}
 
 
@@ -88,22 +86,6 @@ def test_a_deadline_leaves_the_trees_of_boosting():
     both = fit(max_seconds=1e-6)
     assert both.report.ended == "max_seconds" and not both.report.search.refined
     assert np.isfinite(both.predict(TEST[0])).all()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("task", "y"),
-    [
-        pytest.param(jtrees.Classification(3), np.digitize(Y, [-0.5, 0.5]), id="classes"),
-        pytest.param(COUNTS, np.random.default_rng(1).poisson(np.exp(Y / 2)), id="counts"),
-        pytest.param(BOUNDS, Y, id="quantiles"),
-        pytest.param(jtrees.Regression(2), np.stack([Y, X[:, 0]], axis=1), id="targets"),
-    ],
-)
-def test_every_loss(task, y):
-    both = fit(data=(X, y), task=task)
-    assert np.isfinite(both.loss) and np.isfinite(both.predict(X)).all()
-    assert both.report.search.losses.min() < both.report.search.boosted_loss * 1.05
 
 
 @pytest.mark.parametrize("base", [jtrees.DGT(), BOOSTED.replace(patience=None)])
