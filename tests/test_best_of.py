@@ -87,13 +87,3 @@ def test_runs_that_could_not_be_finished_in_time_are_left_out(monkeypatch):
     monkeypatch.setattr(Monitor, "may_be_late", lambda monitor, seconds=0.0: False)
     fit = jtrees.fit(jtrees.BestOf(BASE, runs=3), X, Y, key=KEY, max_seconds=1e-6)
     assert fit.report.search.run == 0 and np.isfinite(fit.report.search.scores).tolist() == [True, False, False]
-
-
-@pytest.mark.slow
-def test_the_best_of_several_forests():
-    """Also of one: which is a fit with another key."""
-    for runs in (1, 2):
-        fit = jtrees.fit(jtrees.BestOf(jtrees.Bagged(BASE, trees=3), runs=runs), X, Y, key=KEY)
-        assert fit.report.search.scores.shape == (runs,) and fit.report.search.base.in_bag.shape == (3, 96)
-        assert fit.loss == pytest.approx(np.mean((fit.predict(X) - Y) ** 2), rel=1e-6)
-        assert fit.history.shape == (runs, 3, 18)
