@@ -25,9 +25,6 @@ def random_tree(depth, seed, leaves=True):
     return jtrees.ObliqueTree(draw(nodes, 3), 0.5 * draw(nodes), Values(draw(nodes + 1)) if leaves else None)
 
 
-# --- The method ------------------------------------------------------------------------------------------------------
-
-
 def test_loss_is_what_softmin_of_violations_expects(data):
     x, y = (a.astype(np.float64) for a in data)
     params = random_tree(3, 0)
@@ -44,9 +41,6 @@ def test_loss_is_what_softmin_of_violations_expects(data):
         means = oracles.leaf_means(leaf := oracles.walk(weights, bias, x), y, 8, 0)
         assert float(score) == pytest.approx(np.mean((y - means[leaf]) ** 2), rel=1e-4)
         assert float(value(sharpness, 0.5)[0] - loss) == pytest.approx(0.5 * np.abs(weights).sum(), rel=1e-4)
-
-
-# --- Thresholds ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -79,9 +73,6 @@ def test_samples_of_weight_zero_do_not_hold_thresholds(data):
     repeated = np.where((weight > 0)[:, None], x, x[weight > 0][0])  # one that counts, again and again
     np.testing.assert_allclose(centred.bias, centred_by(tree, repeated).bias, rtol=1e-6)
     assert not np.allclose(centred.bias, centred_by(tree, x).bias, rtol=1e-3)
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 def test_the_tree_has_centred_thresholds_and_each_start_the_same_sharpnesses(data):
