@@ -45,15 +45,16 @@ def corner(run: Run):
     return tree.refit(*run.batch)
 
 
-def by_hand(x, y, loss, rounds, rate, l2):
+def by_hand(x, y, w, loss, rounds, rate, l2):
     """Outputs after all rounds, in NumPy: split of the Newton steps, Newton leaf values."""
-    outputs = np.broadcast_to(loss.initial(jnp.asarray(y), jnp.ones(len(y)), 3), (len(y), 3))
+    outputs = np.broadcast_to(loss.initial(jnp.asarray(y), jnp.float32(w), 3), (len(y), 3))
     outputs = np.array(outputs if isinstance(loss, losses.LogLoss) else outputs[:, 0], np.float64)
     for number in range(rounds):
         g, h = (np.asarray(a, np.float64) for a in loss.derivatives(jnp.float32(outputs), jnp.asarray(y)))
         if number == 0:
-            added = l2 * h.mean(0)
-        step, weight = (-g / h).reshape(len(y), -1), h.reshape(len(y), -1).mean(1)
+            added = l2 * np.average(h, axis=0, weights=w)
+        step, weight = (-g / h).reshape(len(y), -1), w * h.reshape(len(y), -1).mean(1)
+        g, h = (np.einsum("n,n...->n...", w, a) for a in (g, h))
         step = step if loss.link == "identity" else np.clip(step, -4, 4)
         target = (step - step.min(0)) / np.ptp(step, axis=0)
         target = target - np.average(target, axis=0, weights=weight)
@@ -74,35 +75,22 @@ def by_hand(x, y, loss, rounds, rate, l2):
 )
 def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     recipe = jtrees.Boosted(Corner(), rounds=7, learning_rate=0.3, subsample=1.0, patience=None, l2=2.0)
-    table = checked_table(X, y, None, task)
+    weight = np.exp(np.linspace(-2, 2, 256))
+    weight /= weight.mean()
+    table = checked_table(X, y, weight, task)
     scaling = options.checked(recipe).scaling(table)
     batch = scaling.batch(table)
     x = np.asarray(batch.x[: len(X)], np.float64)
     scaled = np.asarray(scaling.transform_y(y + 0.0 if task.in_units and loss.link != "softmax" else y))
-    expected = by_hand(x, scaled, loss, 7, 0.3, 2.0)
-    fit = jtrees.fit(recipe, X, y, key=KEY, task=task)
+    expected = by_hand(x, scaled, weight, loss, 7, 0.3, 2.0)
+    fit = jtrees.fit(recipe, X, y, key=KEY, task=task, sample_weight=weight)
     assert len(fit.model) == fit.report.search.rounds == 7 and fit.report.search.dropped == 0
     predictions = np.asarray(linked(loss.link, jnp.asarray(expected, jnp.float32)), np.float64)
     np.testing.assert_allclose(fit.predict(X), scaling.inverse(predictions), rtol=2e-4, atol=2e-5)
-    mean = np.asarray(loss.samples(jnp.asarray(expected, jnp.float32), jnp.asarray(scaled))).mean()
+    mean = np.average(loss.samples(jnp.asarray(expected, jnp.float32), jnp.asarray(scaled)), weights=weight)
     assert fit.loss / Data(table, None, scaling, batch).loss_unit == pytest.approx(mean, rel=1e-4)
     assert fit.history.shape == (7,) and fit.step == 7
     assert (np.diff(fit.history) < 0).all()  # the loss before each round
-
-
-@pytest.mark.slow
-def test_boosting_ends_after_its_patience_and_keeps_the_best_rounds():
-    noise = rng.normal(size=256)
-    recipe = jtrees.Boosted(WEAK, rounds=40, learning_rate=0.5, patience=4)
-    held_out = (X[200:], noise[200:])
-    fit = jtrees.fit(recipe, X[:200], noise[:200], key=KEY, validation=held_out)
-    lost = fit.report.search.losses
-    taken = np.isfinite(lost).sum()
-    assert taken < 40 and fit.report.search.rounds == np.argmin(lost) + 1
-    assert taken == np.argmin(lost) + 1 + 4
-    error = np.mean((fit.predict(held_out[0]) - held_out[1]) ** 2)
-    assert fit.loss == pytest.approx(error, rel=1e-5)
-    assert lost.min() * np.ptp(noise[:200]) ** 2 == pytest.approx(error, rel=1e-4)
 
 
 # These bases have few updates, so that equal trees do not depend on rounding errors.
@@ -215,10 +203,11 @@ def test_a_loss_without_curvature_takes_no_steps_of_infinite_length():
 def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_each():
     weight, y = np.ones(len(X)), Y.copy()
     weight[3], y[3] = 1e6, 20  # its loss is that of the sum that leaves it out
-    recipe = jtrees.Boosted(WEAK, rounds=6, learning_rate=0.5, patience=2)
+    recipe = jtrees.Boosted(WEAK, rounds=20, learning_rate=0.5, patience=2)
     fit = jtrees.fit(recipe, X, y, key=KEY, sample_weight=weight)
     lost = fit.report.search.losses
     assert fit.report.search.rounds == len(fit.model) / 5 == np.argmin(lost) + 1
+    assert np.isfinite(lost).sum() == np.argmin(lost) + 1 + 2 < 20
     # Every row but one is left out by a sum, so the held-out loss stands beside those of the baselines on all rows.
     assert fit.report.held_out_loss == pytest.approx(lost.min() * np.ptp(y) ** 2, rel=1e-4)
     assert 0.6 * 20**2 < fit.report.held_out_loss < 1.5 * 20**2  # a fifth of it, if fifths counted alike
@@ -265,7 +254,7 @@ def test_a_round_whose_base_is_not_finite_adds_nothing(failing, patience, monkey
 def test_columns_are_drawn():
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None), X, Y, key=KEY)
     used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
-    assert used.sum(1).max() == 1 and len(np.unique(used.argmax(1))) == 3
+    assert (used.sum(1) == 1).all() and len(np.unique(used.argmax(1))) == 3
 
 
 @pytest.mark.parametrize(
