@@ -8,8 +8,6 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import leaves, topology
-from jtrees.methods.tree_ensemble.ensemble import random_ensemble
 from jtrees.search import Fitted
 from jtrees.search.minibatch import trained
 from jtrees.search.precondition import matrix, preconditioned, spectrum
@@ -68,17 +66,6 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
     root = matrix(spectrum(batch_of(x)), 0.99)
     assert np.isfinite(root).all() and np.abs(root).max() <= (1 - 0.99) ** -0.5 + 1e-4
     np.testing.assert_allclose(root[1], [0, 1, 0], atol=1e-6)
-
-
-@pytest.mark.slow
-def test_composed_trees_and_ensembles_are_functions_of_the_features():
-    rng = np.random.default_rng(1)
-    x, m = (jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in ((40, 3), (3, 3)))
-    weights, bias = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((topology.num_nodes(2), 3), (3,)))
-    tree = jtrees.ObliqueTree(weights, bias, leaves.Values(jnp.arange(4.0)))
-    np.testing.assert_array_equal(tree.composed(m).apply(x), tree.apply(x @ m))
-    ensemble = random_ensemble(KEY, 2, 5, 3, (2,), jnp.float32)
-    np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
 
 
 def problem_of(recipe, x, y):
