@@ -9,7 +9,6 @@ import pytest
 
 import jtrees
 from jtrees import pytree
-from jtrees.methods.annealed import starts
 from jtrees.search import Fitted
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import OutOfTimeError, derived
@@ -68,19 +67,6 @@ def test_the_best_is_a_run_with_a_result(scores, best, error):
     else:
         assert result.report.run == best and result.report.base == result.score == scores[best]
         np.testing.assert_array_equal(result.report.scores, [np.inf if score is None else score for score in scores])
-
-
-@pytest.mark.slow
-def test_runs_share_the_tree_of_cart(monkeypatch):
-    rows, grown_cart = [], starts.grown_cart
-    counted = lambda batch, *args, **options: rows.append(len(batch.x)) or grown_cart(batch, *args, **options)
-    monkeypatch.setattr(starts, "grown_cart", counted)
-    base, counts = jtrees.GET(depth=2, starts=1, epochs=5), []
-    for recipe in (base, jtrees.BestOf(base, runs=2)):
-        jtrees.fit(recipe, X, Y, key=KEY)
-        counts.append(rows.count(len(X)))
-        rows.clear()
-    assert counts[0] == counts[1] > 0
 
 
 def test_runs_that_could_not_be_finished_in_time_are_left_out(monkeypatch):
