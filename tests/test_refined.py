@@ -81,13 +81,6 @@ def test_rows_held_out_choose_the_updates_of_a_training_on_all_rows():
     assert len(both.report.held_out_rows) == 32
 
 
-@pytest.mark.slow
-def test_a_deadline_leaves_the_trees_of_boosting():
-    both = fit(max_seconds=1e-6)
-    assert both.report.ended == "max_seconds" and not both.report.search.refined
-    assert np.isfinite(both.predict(TEST[0])).all()
-
-
 @pytest.mark.parametrize("base", [jtrees.DGT(), BOOSTED.replace(patience=None)])
 def test_bases_that_are_refused(base):
     with pytest.raises(ValueError, match=r"base must be a jtrees.Boosted with patience"):
