@@ -77,9 +77,8 @@ GET = jtrees.GET(depth=3, starts=4, epochs=30)
 SHORT = jtrees.CO2(depth=3, epochs=2, precondition=0)
 CASES = [
     (SHORT, "regression"),
-    (jtrees.DGT(depth=3, epochs=20, widths=(), learning_rate=0.1, precondition=0), "classification"),
+    (jtrees.GET(depth=3, starts=2, epochs=30, cart=False, learning_rate=0.1, precondition=0.0), "classification"),
     (GET, "regression"),
-    (GET, "classification"),
     (jtrees.RADDT(depth=3, starts=2, epochs=20), "classification"),
     (jtrees.DGT(depth=3, epochs=20, widths=(8,), precondition=0.9), "classification"),
     (jtrees.DGT(depth=3, epochs=20, widths=(), refit=True, precondition=0), "regression"),
