@@ -171,17 +171,6 @@ def test_text_of_classes_and_their_rows(small_tree):
     assert tree.to_text().endswith("-> leaf 0: 0.25, 0.75")
 
 
-def test_text_of_quantiles_and_of_counts(small_tree):
-    quantiles = Values(jnp.array([[3.0, 1], [0, 0], [2, 5], [0, 8]]), losses.Quantile((0.1, 0.9)))
-    tree = small_tree.replace(leaves=quantiles, origin=Origin(np.zeros(3, np.float32), np.float32(100)))
-    ends = lambda tree: re.findall("-> leaf [0-3]: (.*)", tree.to_text())
-    assert ends(tree) == ["100, 108", "102, 105", "101, 103"]
-    counts = small_tree.replace(leaves=Values(jnp.log(jnp.array([1.0, 9, 4, 0.5])), losses.Poisson()))
-    assert ends(counts) == ["0.5", "4", "1"]
-    with pytest.raises(ValueError, match="class_names must be None"):
-        tree.to_text(class_names=["low", "high"])
-
-
 def test_text_of_a_policy_and_of_its_rewards(small_tree):
     tree = small_tree.replace(leaves=Values(jnp.array([[1e4, 0], [0, 1e4], [0, 1e4], [0, 0]]), losses.Rewards()))
     ends = lambda **options: re.findall("-> leaf [0-3]: (.*)", tree.to_text(**options))
@@ -250,18 +239,6 @@ def read(tree, x, digits):
     """Numbers of the leaves and answers of the rules of a tree, computed in float64."""
     columns = dict(zip(names_of(tree, None), np.asarray(x, np.float64).T, strict=True))
     return rules.leaves_and_answers(tree.to_text(digits=digits), columns)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("digits", [3, 17])
-def test_rules_far_from_zero_are_the_tree(kind, digits):
-    """Weights, leaves and distances from the origin are small whole numbers, so that float32 rounds nothing."""
-    rng = np.random.default_rng(0)
-    tree = far_tree(kind, lambda *shape: rng.integers(-9, 10, shape).astype(np.float32))
-    x = FAR.astype(np.float64) + rng.integers(-30, 31, (ROWS, P))
-    leaf, answers = read(tree, x, digits)
-    assert np.array_equal(leaf, tree.leaf_index(x)) and len(set(leaf.tolist())) > 4
-    assert np.array_equal(answers, np.reshape(tree.predict(x), (ROWS, -1)))
 
 
 @given(st.integers(0, 10**6), st.sampled_from(KINDS))
