@@ -9,7 +9,6 @@ from sklearn.linear_model import LogisticRegression, Ridge, TweedieRegressor
 from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-import sweeps
 
 import jtrees
 from jtrees.data import Scaling
@@ -43,9 +42,8 @@ class Constant:
 def losses_of(x, y, *, held_out=None, weight=None, task="regression", model=None, left_out=None):
     table = checked_table(x, y, weight, task)
     other = None if held_out is None else held_out_table(*held_out, table)
-    return compared(
-        model or Constant(0.0, *y.shape[1:]), table, Scaling.fit(table), held_out=other, left_out=left_out
-    ).losses
+    model = model or Constant(0.0, *y.shape[1:])
+    return compared(model, table, Scaling.fit(table), held_out=other, left_out=left_out).losses
 
 
 def ridge(x, y, weight=None):
@@ -53,11 +51,10 @@ def ridge(x, y, weight=None):
     return make_pipeline(StandardScaler(), Ridge(1.0)).fit(x, y, ridge__sample_weight=weight)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("several", [False, True])
-def test_losses_on_held_out_rows_are_those_of_scikit_learn(weighted, several):
+def test_losses_on_held_out_rows_are_those_of_scikit_learn(several):
     y = np.stack([Y, X[:, 3] ** 2], 1) if several else Y
-    weight = rng.uniform(0.1, 2, 150) if weighted else None
+    weight = rng.uniform(0.1, 2, 150)
     found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]))
     linear = ridge(X[:150], y[:150], weight).predict(X[150:])
     mean = np.average(y[:150], axis=0, weights=weight)
@@ -70,9 +67,8 @@ def test_losses_on_held_out_rows_are_those_of_scikit_learn(weighted, several):
 def test_log_losses_on_held_out_rows_are_those_of_scikit_learn(kind):
     y = (Y > 0).astype(int) if kind == "two" else CLASS
     weight = rng.uniform(0.1, 2, 150) if kind == "weighted" else None
-    found = losses_of(
-        X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task="classification", model=Constant(1 / 3, 3)
-    )
+    options = {"held_out": (X[150:], y[150:]), "task": "classification", "model": Constant(1 / 3, 3)}
+    found = losses_of(X[:150], y[:150], weight=weight, **options)
     scale = StandardScaler().fit(X[:150])
     total = 150 if weight is None else weight / weight.mean()  # as a table has them
     linear = LogisticRegression(C=2 if kind == "two" else 1, tol=1e-8, max_iter=1000).fit(
@@ -87,31 +83,14 @@ def test_log_losses_on_held_out_rows_are_those_of_scikit_learn(kind):
 
 
 @pytest.mark.parametrize(
-    ("loss", "level"), [("absolute_error", 0.5), ("quantile", 0.9), ("poisson", None), ("huber", None)]
-)
-def test_other_losses_are_compared_with_their_own_constant(loss, level):
-    loss = jtrees.losses.Quantile(0.9) if loss == "quantile" else jtrees.losses.AbsoluteError() if level else loss
-    y = np.abs(Y)
-    task = jtrees.Regression(loss_function=loss)
-    found = losses_of(X[:150], y[:150], held_out=(X[150:], y[150:]), task=task, model=Constant(y[:150].mean()))
-    of = lambda predictions: float(np.mean(task.loss_function.of_predictions(predictions, y[150:])))
-    assert found["model"] == pytest.approx(of(np.full(50, y[:150].mean())))
-    best = {0.9: np.quantile(y[:150], 0.9), 0.5: np.median(y[:150])}.get(getattr(loss, "levels", level))
-    if best is not None:
-        assert found["constant"] == pytest.approx(of(np.full(50, best)), rel=0.02)
-    assert list(found) == ["model", "constant", "linear"]
-
-
-@pytest.mark.parametrize("weighted", sweeps.quick([False, True], [True]))
-@pytest.mark.parametrize(
     ("loss", "power"), [("poisson", 1.0), (jtrees.losses.Tweedie(1.5), 1.5), ("gamma", 2.0)], ids=["1", "1.5", "2"]
 )
-def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power, weighted):
+def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power):
     """Means are small: a penalty of a fixed size would leave nearly a constant."""
     rng = np.random.default_rng(0)
     mean = 0.02 * np.exp(X[:, 0])
     y = rng.gamma(2.0, mean / 2) if power > 1 else rng.poisson(20 * mean).astype(float)
-    weight = rng.uniform(0.1, 2, 150) if weighted else None
+    weight = rng.uniform(0.1, 2, 150)
     task = jtrees.Regression(loss_function=loss)
     found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task=task, model=Constant(0.02))
     scale = StandardScaler().fit(X[:150])
@@ -124,8 +103,8 @@ def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power, weigh
     assert found["linear"] == pytest.approx(expected, rel=1e-3) and found["linear"] < found["constant"]
 
 
-@pytest.mark.parametrize("loss", ["absolute_error", jtrees.losses.Quantile(0.9)], ids=["absolute", "quantile"])
-def test_linear_rivals_of_quantiles_minimise_the_pinball_loss(loss):
+@pytest.mark.parametrize(("loss", "level"), [("absolute_error", 0.5), (jtrees.losses.Quantile(0.9), 0.9)])
+def test_rivals_of_quantiles_minimise_the_pinball_loss(loss, level):
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(2000, 2))
     y = x[:, 0] * (1 + rng.exponential(5.0, 2000))
@@ -136,6 +115,8 @@ def test_linear_rivals_of_quantiles_minimise_the_pinball_loss(loss):
         predicted = models["linear model"].fit(x[:1000], y[:1000]).predict(x[1000:])
         lost[rows] = task.host_losses(predicted, y[1000:], 1.0).mean()
         assert ("linear model" in other_loss) == (rows > 5000)
+        constant = models["constant"].fit(x[:1000], y[:1000]).predict(x)
+        np.testing.assert_allclose(constant, np.quantile(y[:1000], level), rtol=0.02)
     assert lost[1000] < 0.99 * lost[10_000]
 
 
@@ -251,8 +232,7 @@ def test_a_loss_of_the_users_own_is_compared_with_nothing():
         assert report.baselines is None and report.verdict is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(300, 900), (900, 300), (300, 50)])
+@pytest.mark.parametrize("shape", [(30, 90), (90, 30)])
 def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shape):
     """Some columns are sums of other columns, so that the rank is lower."""
     rng = np.random.default_rng(0)
