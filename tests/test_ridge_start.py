@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.tree import DecisionTreeRegressor
-import sweeps
 
 import jtrees
 from jtrees.search import cart
@@ -181,20 +180,15 @@ RADDT = jtrees.RADDT(depth=2, starts=3, epochs=60)
 def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe, stages):
     x, y = noisy_plane()
     fit = jtrees.fit(recipe, x[0], y[0], key=KEY)
-    report = fit.report
-    assert report.search.chosen == -2 and np.isinf(report.search.losses[:, stages:]).all()
-    assert report.search.ridge_loss < report.search.cart_loss and fit.loss == pytest.approx(
-        report.search.ridge_loss, rel=0.05
-    )
-    # The short stages alone were taken: the report has their sharpnesses.
-    going = jtrees.fit(recipe, x[0], y[0], key=KEY, validation=(x[1], y[1])).report.search
-    np.testing.assert_array_equal(report.search.sharpness, going.sharpness[:, : report.search.losses.shape[1]])
+    report = fit.report.search
+    assert report.chosen == -2 and report.losses.shape[1] == report.sharpness.shape[1] == stages  # the short ones
+    assert report.ridge_loss < report.cart_loss and fit.loss == pytest.approx(report.ridge_loss, rel=0.05)
     without = jtrees.fit(recipe.replace(ridge=False), x[0], y[0], key=KEY)
     assert np.isnan(without.report.search.ridge_loss) and without.report.search.chosen != -2
     assert r2(fit, x[1], y[1]) > 0.1 + r2(without, x[1], y[1])
 
 
-@pytest.mark.parametrize("kind", sweeps.quick(["one target", "two targets", "actions"], ["two targets", "actions"]))
+@pytest.mark.parametrize("kind", ["one target", "two targets", "actions"])
 def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
     x = np.float32(np.random.default_rng(0).normal(size=(32, 2)))
     y = np.zeros(32, np.float32)
@@ -208,10 +202,6 @@ def test_targets_that_are_constant_in_the_rows_left_are_not_split(kind):
     for grown in (partial(cart.grown_cart, rest, task, 2), partial(cart.grown_on_ridge, rest, task, 2, UNIT)):
         tree = grown()
         assert np.isfinite(tree.weights).all() and tree.splits.any() == (kind == "two targets")
-    if kind == "one target":
-        for row in range(6):
-            fit = jtrees.fit(GET.replace(epochs=10, starts=4), x, np.roll(y, row), key=KEY)
-            assert np.isfinite(fit.predict(x)).all()
 
 
 @pytest.mark.parametrize(
