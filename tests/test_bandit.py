@@ -134,22 +134,6 @@ def test_one_point_estimate_is_unbiased_on_a_quadratic():
         jax.tree.map(close_to_mean, after.gradient, slope)
 
 
-def test_two_points_are_exact_on_a_quadratic(x64):
-    x = contexts()[0].astype(np.float64)
-
-    @jax.jit
-    def estimate(delta):
-        learner = regressor(delta=delta, accumulate=10)
-        state = learner.init(P, key=key())
-        _, propensity, after = one_round(learner, quadratic, state, x, key(1))
-        return propensity, after.gradient, jax.grad(lambda params: quadratic(answer(params, x)))(state.params)
-
-    for delta in (0.01, 0.5):
-        propensity, gradient, slope = estimate(delta)
-        assert propensity == 1
-        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), gradient, slope)
-
-
 def paper_round(kind, answer, action, y, delta):
     """Propensity, loss and estimated slope of the loss of one round, by the formulas of the paper (eq. 7 to 10)."""
     if kind == "classifier":
