@@ -70,15 +70,6 @@ def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["linear", "classes"])
-def test_without_tolerance_they_are_the_same_numbers(x64, monkeypatch, kind):
-    monkeypatch.setattr(sharp, "TOLERANCE", 0.0)
-    operands = draw(kind, 1.0, np.float64)
-    found = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses))(*operands)
-    same(found, jax.jit(dense)(*operands), atol=1e-13)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [1, 5, 20])
 def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
     monkeypatch.setattr(sharp, "TOLERANCE", 1e-3)
