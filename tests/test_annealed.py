@@ -54,9 +54,7 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, noise):
         assert result.loss < report.cart_loss and result.step in report.steps[report.chosen]
     else:
         assert result.loss == {-1: report.cart_loss, -2: report.ridge_loss}[report.chosen]
-    # Of each start the losses in its stages, one after the other, on scaled targets.
-    assert result.history.shape == (2, stages * recipe.epochs)
-    assert (result.history > 0).all() and (result.history < 1).all()
+    assert result.history.shape == (2, stages * recipe.epochs)  # of each start, one stage after the other
 
 
 def test_never_worse_than_cart_with_a_large_offset():
