@@ -13,7 +13,6 @@ from sklearn.preprocessing import StandardScaler
 import jtrees
 from jtrees.data import Scaling
 from jtrees.description import count_free
-from jtrees.estimators import TreeClassifier
 from jtrees.report import BehindBaselineWarning, Comparison, compared
 from jtrees.report.rivals import least_squares, rivals
 from jtrees.search import LeftOut
@@ -30,33 +29,32 @@ CLASS = np.digitize(Y, [-1, 1])
 STUMP = jtrees.GET(depth=1, starts=1, epochs=5, cart=False)
 
 
-class Zero:
-    """A model that predicts 0."""
+class Constant:
+    """A model that predicts a constant, of several outputs if given."""
 
-    def __init__(self, *columns):
-        self.columns = columns
+    def __init__(self, value, *columns):
+        self.value, self.columns = value, columns
 
     def predict(self, x):
-        return np.zeros((len(x), *self.columns))
+        return np.full((len(x), *self.columns), self.value)
 
 
 def losses_of(x, y, *, held_out=None, weight=None, task="regression", model=None, left_out=None):
     table = checked_table(x, y, weight, task)
     other = None if held_out is None else held_out_table(*held_out, table)
-    return compared(model or Zero(*y.shape[1:]), table, Scaling.fit(table), held_out=other, left_out=left_out).losses
+    model = model or Constant(0.0, *y.shape[1:])
+    return compared(model, table, Scaling.fit(table), held_out=other, left_out=left_out).losses
 
 
 def ridge(x, y, weight=None):
-    """Least squares with a penalty of 1 of the squared slopes of standardised features."""
     weight = None if weight is None else weight / weight.mean()  # as a table has them
     return make_pipeline(StandardScaler(), Ridge(1.0)).fit(x, y, ridge__sample_weight=weight)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("several", [False, True])
-def test_losses_on_held_out_rows_are_those_of_scikit_learn(weighted, several):
+def test_losses_on_held_out_rows_are_those_of_scikit_learn(several):
     y = np.stack([Y, X[:, 3] ** 2], 1) if several else Y
-    weight = rng.uniform(0.1, 2, 150) if weighted else None
+    weight = rng.uniform(0.1, 2, 150)
     found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]))
     linear = ridge(X[:150], y[:150], weight).predict(X[150:])
     mean = np.average(y[:150], axis=0, weights=weight)
@@ -69,7 +67,8 @@ def test_losses_on_held_out_rows_are_those_of_scikit_learn(weighted, several):
 def test_log_losses_on_held_out_rows_are_those_of_scikit_learn(kind):
     y = (Y > 0).astype(int) if kind == "two" else CLASS
     weight = rng.uniform(0.1, 2, 150) if kind == "weighted" else None
-    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task="classification", model=Even())
+    options = {"held_out": (X[150:], y[150:]), "task": "classification", "model": Constant(1 / 3, 3)}
+    found = losses_of(X[:150], y[:150], weight=weight, **options)
     scale = StandardScaler().fit(X[:150])
     total = 150 if weight is None else weight / weight.mean()  # as a table has them
     linear = LogisticRegression(C=2 if kind == "two" else 1, tol=1e-8, max_iter=1000).fit(
@@ -83,41 +82,17 @@ def test_log_losses_on_held_out_rows_are_those_of_scikit_learn(kind):
     assert found["model"] == pytest.approx(np.log(3))
 
 
-class Even:
-    """A model that gives three classes the same chance."""
-
-    def predict(self, x):
-        return np.full((len(x), 3), 1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("loss", "level"), [("absolute_error", 0.5), ("quantile", 0.9), ("poisson", None), ("huber", None)]
-)
-def test_other_losses_are_compared_with_their_own_constant(loss, level):
-    loss = jtrees.losses.Quantile(0.9) if loss == "quantile" else jtrees.losses.AbsoluteError() if level else loss
-    y = np.abs(Y)
-    task = jtrees.Regression(loss_function=loss)
-    found = losses_of(X[:150], y[:150], held_out=(X[150:], y[150:]), task=task, model=Of(y[:150].mean()))
-    of = lambda predictions: float(np.mean(task.loss_function.of_predictions(predictions, y[150:])))
-    assert found["model"] == pytest.approx(of(np.full(50, y[:150].mean())))
-    best = {0.9: np.quantile(y[:150], 0.9), 0.5: np.median(y[:150])}.get(getattr(loss, "levels", level))
-    if best is not None:
-        assert found["constant"] == pytest.approx(of(np.full(50, best)), rel=0.02)
-    assert list(found) == ["model", "constant", "linear"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     ("loss", "power"), [("poisson", 1.0), (jtrees.losses.Tweedie(1.5), 1.5), ("gamma", 2.0)], ids=["1", "1.5", "2"]
 )
-def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power, weighted):
+def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power):
+    """Means are small: a penalty of a fixed size would leave nearly a constant."""
     rng = np.random.default_rng(0)
-    mean = 1e3 * np.exp(X[:, 0] / 2)
-    y = rng.gamma(2.0, mean / 2) if power > 1 else rng.poisson(mean).astype(float)
-    weight = rng.uniform(0.1, 2, 150) if weighted else None
+    mean = 0.02 * np.exp(X[:, 0])
+    y = rng.gamma(2.0, mean / 2) if power > 1 else rng.poisson(20 * mean).astype(float)
+    weight = rng.uniform(0.1, 2, 150)
     task = jtrees.Regression(loss_function=loss)
-    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task=task, model=Of(1e3))
+    found = losses_of(X[:150], y[:150], weight=weight, held_out=(X[150:], y[150:]), task=task, model=Constant(0.02))
     scale = StandardScaler().fit(X[:150])
     unit = np.average(y[:150], weights=weight)  # the ridge penalty is that of targets of mean 1
     linear = TweedieRegressor(power=power, link="log", alpha=1 / 150, tol=1e-8, max_iter=1000).fit(
@@ -128,38 +103,8 @@ def test_linear_model_with_a_log_link_is_that_of_scikit_learn(loss, power, weigh
     assert found["linear"] == pytest.approx(expected, rel=1e-3) and found["linear"] < found["constant"]
 
 
-@pytest.mark.parametrize(
-    ("loss", "draw"),
-    [
-        ("poisson", lambda rng, mean: rng.poisson(0.02 * mean)),
-        ("gamma", lambda rng, mean: 0.02 * rng.gamma(1.0, mean)),
-        (
-            jtrees.losses.Tweedie(1.5),
-            lambda rng, mean: rng.poisson(0.05 * mean) * rng.gamma(2.0, 0.2, len(mean)),
-        ),
-    ],
-    ids=["poisson", "gamma", "tweedie"],
-)
-def test_regressions_with_a_log_link_are_better_than_the_constant_for_small_means(loss, draw):
-    """A penalty of a fixed size would leave nearly a constant where counts are rare."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(8000, 3))
-    y = draw(rng, np.exp(x[:, 0] - 0.5)).astype(float)
-    task = jtrees.Regression(loss_function=loss)
-    models, _ = rivals(task, 4000, depth=2, seed=0, forests=False)
-    lost = {
-        name: task.host_losses(models[name].fit(x[:4000], y[:4000]).predict(x[4000:]), y[4000:], 1.0).mean()
-        for name in ("linear model", "constant")
-    }
-    assert lost["linear model"] < 0.9 * lost["constant"]
-    assert losses_of(x[:4000], y[:4000], held_out=(x[4000:], y[4000:]), task=task, model=Of(0.02))[
-        "linear"
-    ] == pytest.approx(lost["linear model"], rel=1e-4)
-
-
-@pytest.mark.parametrize("loss", ["absolute_error", jtrees.losses.Quantile(0.9)], ids=["absolute", "quantile"])
-def test_linear_rivals_of_quantiles_minimise_the_pinball_loss(loss):
-    """The spread grows with x, so that quantiles have other slopes than means."""
+@pytest.mark.parametrize(("loss", "level"), [("absolute_error", 0.5), (jtrees.losses.Quantile(0.9), 0.9)])
+def test_rivals_of_quantiles_minimise_the_pinball_loss(loss, level):
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(2000, 2))
     y = x[:, 0] * (1 + rng.exponential(5.0, 2000))
@@ -170,17 +115,9 @@ def test_linear_rivals_of_quantiles_minimise_the_pinball_loss(loss):
         predicted = models["linear model"].fit(x[:1000], y[:1000]).predict(x[1000:])
         lost[rows] = task.host_losses(predicted, y[1000:], 1.0).mean()
         assert ("linear model" in other_loss) == (rows > 5000)
+        constant = models["constant"].fit(x[:1000], y[:1000]).predict(x)
+        np.testing.assert_allclose(constant, np.quantile(y[:1000], level), rtol=0.02)
     assert lost[1000] < 0.99 * lost[10_000]
-
-
-class Of:
-    """A model that predicts a constant."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def predict(self, x):
-        return np.full(len(x), self.value)
 
 
 def test_on_training_data_the_linear_model_is_charged_for_its_parameters():
@@ -206,16 +143,11 @@ def test_models_of_rows_that_were_left_out_in_turns_are_compared_with_models_of_
     assert found["model"] == 1 and found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
 
 
-# --- Verdicts --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("loss", "verdict"),
     [
         (1.0, "GET is better than a linear model and a constant: loss 1, 2 for a linear model and 3 for a constant"),
-        (1.98, "GET is about as good as a linear model: loss 1.98, 2 for a linear model and 3 for a constant"),
         (2.5, "A linear model is better than GET: loss 2.5, 2 for a linear model and 3 for a constant"),
-        (4.0, "A linear model and a constant are better than GET: loss 4, 2 for a linear model and 3 for a constant"),
     ],
 )
 def test_verdict_says_which_model_is_better(loss, verdict):
@@ -244,26 +176,13 @@ def test_margins_are_two_standard_errors_of_paired_differences():
     assert comparison.verdict("GET").startswith("Gradient boosting and CART are better than GET: loss ")
 
 
-def test_every_better_rival_is_named_with_its_loss():
-    losses = {"model": 9.0, "constant": 5.0} | {f"rival {i}": float(i) for i in range(4)}
-    comparison = Comparison(losses, "loss", "5 held-out rows", dict.fromkeys([*losses][1:], 0.1))
-    assert comparison.verdict("GET").startswith(
-        "Rival 0, rival 1, rival 2, rival 3 and a constant are better than GET: loss 9, 0 for rival 0, 1 for rival 1, "
-    )
-
-
 @pytest.mark.parametrize(
     ("task", "y"), [("regression", Y), pytest.param("classification", CLASS, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("where", ["validation", "held_out", "training"])
 def test_a_fit_that_is_behind_warns(task, y, where):
-    """A random stump of five steps on a linear function."""
     how = {"validation": {"validation": (X, y)}, "held_out": {"held_out": 0.2}, "training": {}}[where]
-    rows = {
-        "validation": "the validation set, which also chose the model",
-        "held_out": "held-out rows",
-        "training": "the training rows",
-    }[where]
+    rows = {"validation": "the validation set", "held_out": "held-out rows", "training": "the training rows"}[where]
     with pytest.warns(BehindBaselineWarning, match=rf"A linear model .*better than GET: .*, on {rows}"):
         fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, **how)
     found = fit.report.baselines
@@ -278,110 +197,9 @@ def test_a_fit_that_is_behind_for_lack_of_time_says_so():
         jtrees.fit(STUMP, X, Y, key=KEY, max_seconds=0.001)
 
 
-def rare(n=3000):
-    """A rare class with a logit of x0 - 3, and nine columns of noise."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(n, 10))
-    return x, (rng.random(n) < 1 / (1 + np.exp(3 - x[:, 0]))).astype(int)
-
-
-@pytest.mark.slow
-def test_default_classifier_is_better_than_a_constant_for_a_rare_class():
-    x, y = rare(6000)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BehindBaselineWarning)  # behind a linear model, which made the classes
-        model = TreeClassifier(random_state=0).fit(x[:1000], y[:1000])
-    assert log_loss(y[1000:], model.predict_proba(x[1000:])) < log_loss(y[1000:], np.full(5000, y[:1000].mean()))
-
-
-NETWORKS = jtrees.Bagged(
-    jtrees.LatentTree(
-        depth=5, predictor="mlp", dropout=0.2, penalty=0.2, weight_decay=0.0, epochs=250, precondition=0.0
-    ),
-    trees=8,
-    combine="mean",
-)
-
-
-@pytest.mark.parametrize(
-    "how", [pytest.param("estimator", marks=pytest.mark.slow), pytest.param("fit", marks=pytest.mark.wide)]
-)
-def test_a_classifier_that_is_worse_than_a_constant_warns(how):
-    x, y = rare()
-    with pytest.warns(BehindBaselineWarning, match="a constant are better than Bagged: log loss .* rows left out"):
-        if how == "fit":
-            fit = jtrees.fit(NETWORKS, x[:1000], y[:1000], key=KEY, task="classification")
-            report, chances = fit.report, fit.predict(x[1000:])
-        else:
-            # A row is left out of three of the eight trees, so this loss is a rough estimate of that of all trees: for
-            # six random states it is 1.2 to 1.5 times the loss on new rows.
-            model = TreeClassifier(NETWORKS, random_state=4).fit(x[:1000], y[:1000])
-            report, chances = model.report_, model.predict_proba(x[1000:])
-    found, test = report.baselines, log_loss(y[1000:], chances)
-    assert test > found["constant"] and found["model"] == pytest.approx(test, rel=0.5)
-    assert found["model"] == report.held_out_loss
-
-
-@pytest.mark.parametrize("votes", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_bagged_trees_are_compared_out_of_bag(votes):
-    """Deep trees fit noise, and trees that were not trained on a row say so."""
-    x, y = np.random.default_rng(1).normal(size=(300, 4)), np.random.default_rng(2).integers(0, 2, 300)
-    recipe = jtrees.Bagged(
-        jtrees.GET(depth=4, starts=1, epochs=5, halving=False), trees=6, combine="vote" if votes else "mean"
-    )
-    how = {"task": "classification" if votes else "regression", "key": KEY}
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", BehindBaselineWarning)
-        fit = jtrees.fit(recipe, x, y if votes else y.astype(float), **how)
-    assert votes or [one for one in warned if one.category is BehindBaselineWarning]
-    found, out = fit.report.baselines, fit.report.search.out_of_bag
-    known = np.isfinite(out.reshape(300, -1)).all(1)
-    assert "rows left out in training" in fit.report.verdict
-    if votes:
-        assert found["model"] == pytest.approx(1 - fit.report.search.out_of_bag_score) and found["model"] > 0.4
-    else:
-        few = np.mean((out[known] - y[known]) ** 2)
-        alone = np.mean((fit.predict(x) - y) ** 2)
-        assert alone < 0.9 * y.var() < found["model"] < few  # all six trees are better than the two of a row
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        jtrees.Boosted(rounds=30),
-        jtrees.TEL(trees=4, depth=2),
-        jtrees.NonGreedy(depth=3),
-        jtrees.Refined(jtrees.Boosted(rounds=10), epochs=12),
-    ],
-    ids=lambda recipe: type(recipe).__name__,
-)
-def test_loss_of_rows_that_a_search_left_out_is_near_the_loss_on_new_rows(recipe):
-    rng = np.random.default_rng(0)
-    x, n = rng.normal(size=(4000, 5)), 1010
-    y = np.maximum(x[:, 0], 0) + 0.5 * x[:, 1] + 0.5 * rng.normal(size=4000)
-    fit = jtrees.fit(recipe, x[:n], y[:n], key=KEY)
-    test = np.mean((fit.predict(x[n:]) - y[n:]) ** 2)
-    assert fit.report.held_out_loss == fit.report.baselines["model"] == pytest.approx(test, rel=0.3)
-    rows = fit.report.held_out_rows
-    assert len(rows) == n // 5 and np.array_equal(rows, np.unique(rows))
-    constant = np.mean((y[rows] - np.delete(y[:n], rows).mean()) ** 2)
-    assert fit.report.baselines["constant"] == pytest.approx(constant, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_tree_that_fits_noise_is_charged_for_its_parameters():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(300, 10)), rng.normal(size=300)
-    with pytest.warns(BehindBaselineWarning, match="A constant .*better than GET: .* penalty for each parameter"):
-        fit = jtrees.fit(jtrees.GET(depth=3, starts=4, epochs=200, cart=False, shrink=False), x, y, key=KEY)
-    assert np.mean((fit.predict(x) - y) ** 2) < 0.9 * y.var() and fit.report.baselines["model"] > y.var()
-
-
 def test_free_parameters_of_directions_that_are_shared_are_counted_once():
-    tree = lambda weights: jtrees.ObliqueTree(
-        np.float32(weights), np.zeros(len(weights), np.float32), jtrees.leaves.Values(np.zeros(len(weights) + 1))
-    )
+    leaves = lambda n: jtrees.leaves.Values(np.zeros(n + 1))
+    tree = lambda w: jtrees.ObliqueTree(np.float32(w), np.zeros(len(w), np.float32), leaves(len(w)))
     direction = np.random.default_rng(0).normal(size=4)
     assert count_free(tree(np.outer([1, -2, 3], direction))) == 4 + 3 - 1 + 4  # with three thresholds and four leaves
     assert count_free(tree(np.random.default_rng(0).normal(size=(3, 4)))) == 3 * 4 + 4
@@ -391,36 +209,18 @@ def test_free_parameters_of_directions_that_are_shared_are_counted_once():
 
 @pytest.mark.parametrize("classes", [False, True])
 def test_held_out_rows_are_not_trained_on(classes):
-    y = CLASS if classes else Y
-    recipe, task = STUMP, "classification" if classes else "regression"
-    with pytest.warns(BehindBaselineWarning):
-        fit = jtrees.fit(recipe, X, y, key=KEY, task=task, held_out=0.25)
-    table, out = checked_dataset(X, y, None, task).divided(0.25, KEY)
+    y, options = (CLASS, {"task": "classification"}) if classes else (Y, {})
+    table, out = checked_dataset(X, y, None, *options.values() or ["regression"]).divided(0.25, KEY)
     assert len(table.x) + len(out.x) == 200 and not set(map(tuple, table.x)) & set(map(tuple, out.x))
     if classes:
         np.testing.assert_array_equal(np.bincount(out.y), np.bincount(CLASS) // 4)
     with pytest.warns(BehindBaselineWarning):
-        same = jtrees.fit(recipe, table.x, table.y, key=KEY, task=task)
+        fit = jtrees.fit(STUMP, X, y, key=KEY, held_out=0.25, **options)
+        same = jtrees.fit(STUMP, table.x, table.y, key=KEY, **options)
     np.testing.assert_array_equal(fit.predict(X), same.predict(X))
-
-
-@pytest.mark.parametrize("held_out", [-0.1, 1, True, "tenth", np.nan, 0.001])
-def test_wrong_share_of_held_out_rows_is_refused(held_out):
-    with pytest.raises(ValueError, match="held_out must"):
-        jtrees.fit(STUMP, X, Y, key=KEY, held_out=held_out)
-
-
-def test_held_out_rows_beside_a_validation_set_are_refused():
-    with pytest.raises(ValueError, match="held_out must be 0 with a validation set, got 0"):
-        jtrees.fit(STUMP, X, Y, key=KEY, held_out=0.1, validation=(X, Y))
-
-
-@pytest.mark.slow
-def test_a_fit_that_is_ahead_does_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fit = jtrees.fit(jtrees.GET(depth=2, starts=1, epochs=5), X, np.abs(Y), key=KEY)
-    assert fit.report.baselines["model"] < fit.report.baselines["linear"]
+    for share in (-0.1, 1, True, np.nan, 0.001):
+        with pytest.raises(ValueError, match="held_out must"):
+            jtrees.fit(STUMP, X, Y, key=KEY, held_out=share)
 
 
 @pytest.mark.slow
@@ -432,8 +232,7 @@ def test_a_loss_of_the_users_own_is_compared_with_nothing():
         assert report.baselines is None and report.verdict is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(300, 900), (900, 300), (300, 50)])
+@pytest.mark.parametrize("shape", [(30, 90), (90, 30)])
 def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shape):
     """Some columns are sums of other columns, so that the rank is lower."""
     rng = np.random.default_rng(0)

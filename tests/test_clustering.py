@@ -12,26 +12,20 @@ from jtrees.methods import dendrogram_purity
 CHAIN_OF_THREE = [-1, 0, 0, 0, 1, 1]  # a root with three children, the first of which has two
 
 
-def over_pairs(path_of, ends, labels) -> float:
+def over_pairs(parent, ends, labels) -> float:
     """The definition: over pairs of one class, the part of that class below their lowest common ancestor."""
+    paths = []
+    for end in ends:
+        path = [end]
+        while parent[path[-1]] >= 0:
+            path.append(parent[path[-1]])
+        paths.append(path)
     purities = []
-    paths = [path_of(end) for end in ends]
     for i, j in itertools.combinations(range(len(ends)), 2):
         if labels[i] == labels[j]:
             common = next(node for node in paths[i] if node in paths[j])
-            below = [labels[k] for k in range(len(ends)) if common in paths[k]]
-            purities.append(np.mean([label == labels[i] for label in below]))
+            purities.append(np.mean([labels[k] == labels[i] for k in range(len(ends)) if common in paths[k]]))
     return float(np.mean(purities))
-
-
-def upwards(parent):
-    def path(node):
-        out = [node]
-        while parent[out[-1]] >= 0:
-            out.append(parent[out[-1]])
-        return out
-
-    return path
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -41,11 +35,11 @@ def test_purity_is_its_definition(depth):
     parent = (np.arange(2 ** (depth + 1) - 1) - 1) // 2
     parent[0] = -1
     ends = leaves + 2**depth - 1
-    expected = over_pairs(upwards(parent), ends, labels)
+    expected = over_pairs(parent, ends, labels)
     np.testing.assert_allclose(dendrogram_purity(leaves, labels), expected, rtol=1e-12)
     np.testing.assert_allclose(dendrogram_purity(ends, labels, parent=parent), expected, rtol=1e-12)
     ends, labels = rng.integers(0, 6, 30), rng.choice(["a", "b"], 30)  # of another tree, with other labels
-    expected = over_pairs(upwards(CHAIN_OF_THREE), ends, labels)
+    expected = over_pairs(CHAIN_OF_THREE, ends, labels)
     np.testing.assert_allclose(dendrogram_purity(ends, labels, parent=CHAIN_OF_THREE), expected, rtol=1e-12)
 
 
@@ -62,15 +56,10 @@ def test_purity_at_its_ends_whatever_the_size_of_labels(labels):
         ([0, 1], [0], None, r"leaves must be .* got shapes \(2,\) and \(1,\)"),
         ([0.0, 1.0], [0, 0], None, "leaves must be whole numbers"),
         ([-1, 0], [0, 0], None, "leaves must be whole numbers from 0"),
-        ([-1, 0], [0, 0], CHAIN_OF_THREE, "leaves must be whole numbers from 0"),
         ([0, 2**40], [0, 0], None, r"leaves must be below 2\*\*16 unless parent is given, got 1099511627776"),
-        (np.array([0, 2**63], np.uint64), [0, 0], None, r"leaves must be below 2\*\*16"),
         ([0, 1], [0, 1], None, "labels must have at least two samples of one class"),
-        ([], [], None, "leaves must be whole numbers|labels must have at least two"),
         ([0, 6], [0, 0], CHAIN_OF_THREE, r"leaves must be nodes 0\.\.5 of parent, got 6"),
         ([0, 1], [0, 0], [-1, 2, 0], "parent must hold -1 first"),
-        ([0, 1], [0, 0], [0, 0], "parent must hold -1 first"),
-        ([0, 1], [0, 0], [-1, -1], "parent must hold -1 first"),
     ],
 )
 def test_bad_input_to_purity(leaves, labels, parent, message):
@@ -99,8 +88,7 @@ def cluster(x, recipe=RECIPE, *, seed=0, **options):
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_clusters_are_found(blobs):
-    x, label = blobs
-    purity = []
+    (x, label), purity = blobs, []
     for seed in range(3):
         result = cluster(x, seed=seed)
         leaves = result.tree.leaf_index(x)
@@ -118,51 +106,17 @@ def test_clusters_are_found(blobs):
     assert result.loss == pytest.approx(np.mean(scaled**2), rel=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("standard_promotion")
-def test_a_validation_set_need_not_vary(blobs):
-    x = blobs[0].copy()
-    x[250:, 3] = 1
-    assert np.isfinite(cluster(x).loss)
-
-
-ABSOLUTE = jtrees.Regression(2, "absolute_error")
-WITHOUT_VARIATION = np.ones((300, 4)) * [1, 3, 1, 1] + np.arange(300)[:, None] * [1, 0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("options", "changed", "message"),
     [
-        ({"target_features": ()}, {}, "target_features must be"),
         ({"target_features": (0, 1, 2, 3)}, {}, r"target_features must be some of the columns 0\.\.3, not all"),
-        ({"target_features": (4,)}, {}, "target_features must be some of the columns"),
-        ({"target_features": (-1,)}, {}, "target_features must be some of the columns"),
         ({"target_features": (1, 1)}, {}, "target_features must be different"),
-        ({"target_features": ("a",)}, {}, "target_features must be different numbers"),
         ({"target_features": 0}, {}, "target_features must be different numbers of columns, got 0"),
-        (
-            {},
-            {"task": ABSOLUTE},
-            r"task must be a Regression with squared error in clustering, got Regression",
-        ),
+        ({}, {"task": jtrees.Regression(2, "absolute_error")}, "task must be a Regression with squared error in"),
         ({}, {"validation": (np.zeros((3, 2)), None)}, "validation: x must have 4 columns, got 2"),
-        ({}, {"validation": (np.full((3, 4), np.nan), None)}, "validation: x must be finite"),
-        ({}, {"validation": np.zeros((3, 4))}, r"validation must be a pair \(x, y\), got ndarray"),
-        ({}, {"task": "classification"}, r"y must hold probabilities"),
-        (
-            {"target_features": (1,)},
-            {"x": WITHOUT_VARIATION},
-            "y must take at least two values .* 3.0 in every row",
-        ),
+        ({"target_features": (1,)}, {"x": np.eye(300, 4)[::-1] * [1, 0, 1, 1] + 3}, "y must take at least two values"),
     ],
 )
 def test_bad_options_and_arguments_are_refused(options, changed, message, blobs):
-    """Errors of the validation set are told from those of the training data."""
     with pytest.raises(ValueError, match="^" + message):
         cluster(recipe=RECIPE.replace(**options), **{"x": blobs[0], **changed})
-
-
-@pytest.mark.parametrize("name", ["split", "predictor", "hidden", "dropout", "precondition"])
-def test_clustering_has_no_options_of_other_splits_predictors_or_preconditioners(name):
-    with pytest.raises(TypeError, match=name):
-        jtrees.LatentClustering(target_features=(0,), **{name: getattr(jtrees.LatentTree(), name)})

@@ -15,8 +15,6 @@ from jtrees.routing import conditional
 
 
 def plain(x, weights, bias, leaf_values, gamma):
-    """The textbook formula."""
-
     def tree(weights, bias, leaf_values):
         right = routing.smooth_step(weights @ x.T + bias[:, None], gamma)
         return routing.leaf_probabilities(right).T @ leaf_values
@@ -34,7 +32,6 @@ def case(seed, depth, n=12, p=3, trees=2, k=2, scale=1.0, dtype=np.float64):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def both(fn, width, operands, gamma, cotangent):
-    """Outputs and gradients."""
     of = plain if fn is plain else partial(routing.conditional_ensemble, width=width)
     out, pull_back = jax.vjp(lambda *operands: of(*operands), *operands, gamma)
     return out, *pull_back(cotangent)
@@ -55,12 +52,8 @@ def count_plainly(operands, gamma):
 
 
 def assert_near(result, expected, tolerance):
-    """Relative to the largest number of each array."""
     for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * (1e-3 + np.abs(b).max()))
-
-
-# --- Numbers from elsewhere ------------------------------------------------------------------------------------------
 
 
 RECORDED = "tel_4_D4_n256_p20_k2_g1_mixed", "tel_1_D1_n16_p5_k1_g1"
@@ -100,8 +93,6 @@ def test_the_example_of_the_paper(width, x64):
     np.testing.assert_allclose(d_leaves[0, :, 0], [0.24, 0.56, 0, 0.2], atol=1e-6)
     assert d_bias[0, 2] == 0
 
-
-# --- The textbook formula --------------------------------------------------------------------------------------------
 
 GAMMAS = 1e-3, 0.1, 1.0, 2.0
 
@@ -149,15 +140,14 @@ def test_more_samples_than_are_followed_together(monkeypatch, x64):
     assert overflow and min(means) < 3 < max(means)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [None, 8])
+@pytest.mark.parametrize("width", sweeps.quick([None, 8], [8]))
 def test_gradients_are_those_of_finite_differences(x64, width):
     operands, cotangent = case(2, 3, n=5)
     weighted = lambda *operands: (routing.conditional_ensemble(*operands, width=width) * cotangent).sum()
     jax.test_util.check_grads(weighted, (*operands, 1.5), order=1, modes=["rev"], eps=1e-6)
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 3), st.integers(0, 10**6), st.floats(0.01, 3))
 def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
     """Scores that are exact in float32, so that both counts see the same ties at the ends of the step."""
@@ -175,38 +165,7 @@ def test_counts_of_any_ensemble(depth, n, trees, seed, gamma):
         assert not overflow
 
 
-# --- Transformations -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.wide
-def test_vmap_over_ensembles_and_widths_of_the_step(x64):
-    """A batch in which some fit and others do not."""
-    operands, cotangent = case(3, 4)
-    gammas = jnp.array(GAMMAS)
-    together = jax.jit(jax.vmap(lambda gamma: both(None, 2, operands, gamma, cotangent)))(gammas)
-    overflows = jax.vmap(lambda gamma: reached(2, operands, gamma)[1])(gammas)
-    assert not overflows.all() and overflows.any()
-    for i, gamma in enumerate(GAMMAS):
-        assert_near([a[i] for a in together], both(plain, None, operands, gamma, cotangent), 1e-9)
-
-
-@pytest.mark.slow
-def test_other_values_compile_nothing(count_compilations):
-    for width in (None, 2):
-        operands, cotangent = case(4, 3, dtype=np.float32)
-        both(None, width, operands, np.float32(0.5), cotangent)
-        other, _ = case(5, 3, dtype=np.float32)
-        assert count_compilations(both, None, width, other, np.float32(1.5), cotangent) == 0
-        # Nor from outside a program.
-        for fn, of in ((routing.conditional_ensemble, slice(4)), (routing.reachable_leaves, slice(3))):
-            call = lambda operands, gamma, fn=fn, of=of, width=width: fn(*operands[of], gamma, width=width)
-            call(operands, 0.5)
-            assert count_compilations(call, other, 1.5) == 0
-
-
-@pytest.mark.slow
 def test_no_sample_and_no_overflow_moves_what_is_not_reached(x64):
-    """Certain splits, and leaves behind them, have exactly no gradient."""
     operands, cotangent = case(6, 5, scale=100.0)
     for width in (None, 4):
         _, _, d_weights, d_bias, d_leaves, _ = both(None, width, operands, 1e-3, cotangent)
@@ -214,36 +173,22 @@ def test_no_sample_and_no_overflow_moves_what_is_not_reached(x64):
         assert (np.abs(d_leaves).sum(2) > 0).sum() <= 12 * 2
 
 
-# --- Bad input -------------------------------------------------------------------------------------------------------
-
-
-def refused_inputs():
-    """Changes of valid arguments, and the messages that they get."""
-    (x, weights, bias, leaf_values), _ = case(7, 2, dtype=np.float32)
-    for gamma in (0.0, -1.0, np.nan):
-        yield {"gamma": gamma}, "gamma must be finite and above 0"
-    yield {"gamma": np.ones(2)}, r"gamma must be one number, got shape \(2,\)"
-    yield {"width": 0}, "width must be at least 1, got 0"
-    yield {"width": 1.5}, "width must be a whole number, got 1.5"
-    yield {"x": x[:, :2]}, r"x must be \(n, p\) and weights \(trees, nodes, p\), got \(12, 2\) and \(2, 3, 3\)"
-    yield {"x": np.full_like(x, np.nan)}, "x must be finite"
-    yield {"x": x[:0]}, r"x must have no axis of length 0, got shape \(0, 3\)"
-    yield {"weights": weights[:0], "bias": bias[:0]}, r"weights must have no axis of length 0, got shape \(0, 3, 3\)"
-    yield {"leaf_values": leaf_values[:, :, :0]}, "leaf_values must have no axis of length 0"
-    yield {"bias": bias[:, :2]}, r"bias must have shape \(2, 3\) to match weights, got \(2, 2\)"
-    yield {"leaf_values": leaf_values[:, :3]}, r"leaf_values must have shape \(2, 4, k\), got \(2, 3, 2\)"
-    yield {"weights": weights[:, :2], "bias": bias[:, :2]}, "node axis must have"
-    deep = np.zeros((1, 2**21 - 1, 3), np.float32)
-    yield {"weights": deep, "bias": deep[:, :, 0]}, "depth 1 to 20, got depth 21"
-
-
 def test_bad_input_is_refused():
     (x, weights, bias, leaf_values), _ = case(7, 2, dtype=np.float32)
     valid = {"x": x, "weights": weights, "bias": bias, "gamma": 1.0}
-    for change, message in refused_inputs():
-        if "leaf_values" not in change:
-            with pytest.raises(ValueError, match=message):
-                routing.reachable_leaves(**(valid | change))
-        if len(change.get("weights", weights)) == 2:
-            with pytest.raises(ValueError, match=message):
-                routing.conditional_ensemble(**({"leaf_values": leaf_values} | valid | change))
+    for change, message in [
+        ({"gamma": np.nan}, "gamma must be finite and above 0"),
+        ({"gamma": np.ones(2)}, r"gamma must be one number, got shape \(2,\)"),
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"x": np.full_like(x, np.nan)}, "x must be finite"),
+        ({"bias": bias[:, :2]}, r"bias must have shape \(2, 3\) to match weights, got \(2, 2\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            routing.reachable_leaves(**valid | change)
+        with pytest.raises(ValueError, match=message):
+            routing.conditional_ensemble(**valid | {"leaf_values": leaf_values} | change)
+    with pytest.raises(ValueError, match=r"leaf_values must have shape \(2, 4, k\), got \(2, 3, 2\)"):
+        routing.conditional_ensemble(**valid, leaf_values=leaf_values[:, :3])
+    deep = np.zeros((1, 2**21 - 1, 1), np.float32)
+    with pytest.raises(ValueError, match="depth 1 to 20, got depth 21"):
+        routing.reachable_leaves(np.zeros((1, 1)), deep, deep[:, :, 0], 1.0)

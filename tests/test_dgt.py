@@ -1,12 +1,11 @@
 """DGT: the chain, the method and the recipe. Its search: test_minibatch."""
 
-from functools import cache, partial
+from functools import partial
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracles
 import pytest
 
@@ -30,7 +29,6 @@ def fit(x, y, *, recipe=RECIPE, seed=0, task="regression", validation=None, **ch
 
 
 def chain(depth=3, p=4, widths=(7, 5), outputs=(), classes=None, seed=0):
-    """Parameters as training has them, drawn by NumPy."""
     rng = np.random.default_rng(seed)
     sizes = [p + 1, *widths, 2**depth - 1]
     factors = tuple(rng.normal(size=(b, a)) / np.sqrt(a) for a, b in itertools.pairwise(sizes))
@@ -46,24 +44,6 @@ def samples(n=30, p=4, outputs=(), classes=None, seed=1):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, p))
     return x, rng.normal(size=(n, *outputs)) if classes is None else rng.integers(0, classes, n).astype(np.int32)
-
-
-@partial(jax.jit, static_argnums=0)
-def loss_and_score(method, params, batch):
-    return method.loss(params, batch, key=key(), step=jnp.int32(0))
-
-
-@partial(jax.jit, static_argnums=0)
-def loss_and_gradient(method, params, batch):
-    return jax.value_and_grad(lambda params: loss_and_score(method, params, batch)[0])(params)
-
-
-@cache
-def by_window(window):
-    return jtrees.methods.dgt(3, window=window)
-
-
-# --- The chain -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("widths", [(), (6,), (7, 5)])
@@ -109,14 +89,12 @@ def test_a_random_chain_is_uniform():
     assert abs(np.corrcoef(first.ravel(), np.asarray(second.factors[0]).ravel())[0, 1]) < 0.1
 
 
-# --- The method ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("outputs", "classes"), [((), None), ((2,), None), ((), 3)])
 def test_loss_is_that_of_the_hard_tree(x64, outputs, classes):
     (x, y), params = samples(outputs=outputs, classes=classes), chain(outputs=outputs, classes=classes)
     method = jtrees.methods.dgt(3, task=task_of(outputs, classes), l1=0.1, l2=0.01)
-    loss, score = loss_and_score(method, params, jtrees.Batch(x, y))
+    batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(y))
+    loss, score = jax.jit(lambda params: method.loss(params, batch, key=key(), step=jnp.int32(0)))(params)
     tree = params.tree()
     predictions = np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)]
     if classes is None:
@@ -132,7 +110,9 @@ def test_loss_is_that_of_the_hard_tree(x64, outputs, classes):
 @pytest.mark.parametrize("window", ["unit", "mean"])
 def test_gradient_is_algorithm_2_through_the_loss(x64, window):
     (x, y), params = samples(seed=2), chain(widths=())
-    _, got = loss_and_gradient(by_window(window), params, jtrees.Batch(x, y, np.ones(30)))
+    loss = jtrees.methods.dgt(3, window=window).loss
+    batch = jtrees.Batch(*map(jnp.asarray, (x, y, np.ones(30))))
+    got = jax.jit(jax.grad(lambda params: loss(params, batch, key=key(), step=jnp.int32(0))[0]))(params)
     inputs = np.column_stack([x, np.ones(30)])
     scores = params.factors[0] @ inputs.T
     size = np.abs(scores).mean() if window == "mean" else 1.0
@@ -142,31 +122,14 @@ def test_gradient_is_algorithm_2_through_the_loss(x64, window):
     np.testing.assert_allclose(got.leaves.values, d_values, atol=1e-12)
 
 
-def absolute(outputs, y):
-    return jnp.abs(outputs - y)
-
-
-huber = partial(optax.losses.huber_loss, delta=0.5)
-
-
-def test_other_losses(x64):
-    (x, y), params = samples(seed=4), chain()
-    tree = params.tree()
-    error = np.abs(np.asarray(params.leaves.values)[oracles.walk(tree.weights, tree.bias, x)] - y)
-    for loss, expected in [(absolute, error), (huber, np.where(error <= 0.5, error**2 / 2, 0.5 * (error - 0.25)))]:
-        got = loss_and_score(jtrees.methods.dgt(3, task=Regression(loss_function=loss)), params, jtrees.Batch(x, y))[1]
-        assert got == pytest.approx(expected.mean(), rel=1e-12)
-
-
 @pytest.mark.parametrize("classes", [None, 2])
 def test_leaves_are_refitted_or_kept(data, classes):
     x, y = data
     y = y if classes is None else (y > 0).astype(np.int32)
     params = jax.tree.map(np.float32, chain(2, 3, (4,), classes=classes))
     methods = [jtrees.methods.dgt(2, task=task_of((), classes), refit=refit) for refit in (False, True)]
-    learnt, refit = jax.jit(lambda params, batch: [m.harden(params, batch) for m in methods])(
-        params, jtrees.Batch(x, y)
-    )
+    harden = jax.jit(lambda params, batch: [method.harden(params, batch) for method in methods])
+    learnt, refit = harden(params, jtrees.Batch(x, y))
     np.testing.assert_array_equal(learnt.leaf_index(x), refit.leaf_index(x))
     leaf = np.asarray(learnt.leaf_index(x))
     if classes is None:
@@ -179,20 +142,16 @@ def test_leaves_are_refitted_or_kept(data, classes):
     np.testing.assert_allclose(refit.leaves.values, expected, rtol=1e-5)
 
 
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
-
 def test_learns_better_than_chance_and_than_its_start(data):
     x, y = data
     result = fit(x, y)
-    assert result.history.shape == (30 * 4,)
+    assert result.history.shape == (30 * 4,) and result.step == 120
     assert result.history[-20:].mean() < result.history[:20].mean() / 3
     error = np.mean((result.tree.predict(x) - y) ** 2)
     # Four sign patterns of the signal and a linear third feature: a constant leaves 3.2, the best split 1.
     assert error < 0.7
     assert result.loss == pytest.approx(error, rel=1e-5)
     assert result.history[-1] * np.ptp(y) ** 2 == pytest.approx(error, rel=0.5)  # of one batch, on scaled targets
-    assert result.step == 120
     assert not np.array_equal(result.tree.weights, fit(x, y, seed=1).tree.weights)
 
 
@@ -203,58 +162,26 @@ def test_heavy_tails_do_not_ruin_it(data):
     assert np.mean((fit(tails, y).predict(tails) - y) ** 2) < 1.5  # a constant leaves 3.2
 
 
-DEEP = jtrees.DGT(depth=5, epochs=60, batch_size=1000, cycles=7, momentum=0.5, widths=(), refit=True)
-
-
-def test_several_targets_with_momentum_in_one_batch(data):
+@pytest.mark.parametrize("validated", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_several_targets_with_momentum_in_one_batch(data, validated):
     """And leaves refitted, in a tree so deep that some nodes are never reached."""
-    x, y = data
-    y = np.stack([y, 100 * x[:, 1] - 7], axis=1)
-    result = fit(x, y, recipe=DEEP)
-    assert result.history.shape == (60,)
-    assert np.isfinite(result.history).all()
-    predictions = result.tree.predict(x)
-    error = ((predictions - y) ** 2).mean(0)
-    assert predictions.shape == (200, 2)
-    assert (error < 0.4 * y.var(0)).all()
-    assert result.loss == pytest.approx(np.mean(error / np.ptp(y, axis=0) ** 2), rel=1e-4)
-    leaf = result.tree.leaf_index(x)
+    recipe = jtrees.DGT(depth=5, epochs=60, batch_size=1000, cycles=7, momentum=0.5, widths=(), refit=True)
+    x, y = data[0], np.stack([data[1], 100 * data[0][:, 1] - 7], axis=1)
+    result = fit(x, y, recipe=recipe, validation=(x[:50], -y[:50]) if validated else None)
+    assert (np.isfinite(result.history).all() and len(result.history) == 60) or validated
+    predictions, leaf = result.tree.predict(x), result.tree.leaf_index(x)
     np.testing.assert_allclose(predictions, oracles.leaf_means(leaf, y, 32, 0.0)[leaf], rtol=1e-4, atol=1e-3)
-
-    w, b = np.asarray(result.tree.weights), np.asarray(result.tree.bias)
-    passed = set()
-    for sample in x:
-        node = 0
-        while node < len(b):
-            passed.add(node)
-            node = 2 * node + 1 + int(w[node] @ sample + b[node] > 0)
-    assert result.report.search.reached == len(passed) < 31
-    pruned = result.tree.prune(x)
-    assert pruned.splits.sum() <= result.report.search.reached
-    np.testing.assert_array_equal(pruned.predict(x), predictions)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["regression", "classification"])
-@pytest.mark.parametrize("validated", [False, True])
-def test_loss_is_that_of_the_refitted_tree(data, task, validated):
-    x, y = data
-    y = y if task == "regression" else np.digitize(y, [-1, 1])
-    train, held_out = (x[:150], y[:150]), (x[150:], y[150:])
-    result = fit(*train, refit=True, task=task, epochs=10, validation=held_out if validated else None)
-    x, y = held_out if validated else train
-    predictions = result.predict(x)
-    if task == "regression":
-        expected = np.mean((predictions - y) ** 2)
-    else:
-        expected = -np.mean(np.log(predictions[np.arange(len(y)), y]))
-    assert result.loss == pytest.approx(expected, rel=1e-3)  # scaled in float32, and back
+    off = ((predictions - y) ** 2).mean(0)
+    assert (off < 0.4 * y.var(0)).all() or validated
+    off = ((predictions + y)[:50] ** 2).mean(0) if validated else off
+    assert result.loss == pytest.approx(np.mean(off / np.ptp(y, axis=0) ** 2), rel=1e-3)
+    passed = np.unique(result.tree.decision_path(x)[:-1])
+    assert result.report.search.reached == len(passed) < 31 or validated
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_run_of_fewer_updates_than_the_default_has_cycles(data, epochs):
-    """Each update is then a cycle of its own."""
     x, y = (a[:60] for a in data)
     recipe = jtrees.DGT(depth=2, widths=(), epochs=epochs)
     result = jtrees.fit(recipe, x, y, key=jax.random.key(0))
@@ -263,41 +190,11 @@ def test_a_run_of_fewer_updates_than_the_default_has_cycles(data, epochs):
     np.testing.assert_array_equal(result.model.predict(x), once.model.predict(x))
 
 
-@pytest.mark.wide
-def test_the_mean_window_does_well_on_heavy_tails_and_the_unit_one_fails(data_dir):
-    """Computer activity, whose features are counts of rare events; what the docstring says of the paper's own rule."""
-    table = np.load(data_dir / "cpu-act.npz")
-    order = np.random.default_rng(0).permutation(len(table["X"]))
-    (x, y), (x_new, y_new) = ((table["X"][rows], table["y"][rows]) for rows in (order[:2000], order[2000:]))
-    recipe = jtrees.DGT(depth=3, epochs=30, widths=(64, 64))
-    error = lambda tree: np.sqrt(np.mean((tree.predict(x_new) - y_new) ** 2))
-    mean, unit = (error(fit(x, y, recipe=recipe, window=window).tree) for window in ("mean", "unit"))
-    assert mean < 4.5  # 3.5 with three keys; the targets deviate by 18
-    assert unit > 1.4 * mean  # 7 to 9
-
-
-@pytest.mark.slow
-def test_digits():
-    sklearn_data = pytest.importorskip("sklearn.datasets")
-    x, y = sklearn_data.load_digits(return_X_y=True)
-    train, test = slice(0, 1300), slice(1300, None)
-    recipe = jtrees.DGT(depth=6, epochs=40)
-    result = fit(x[train], y[train], recipe=recipe, task="classification")
-    predictions = result.tree.predict(x[test].astype(np.float32))
-    np.testing.assert_allclose(predictions.sum(1), 1, rtol=1e-5)
-    # A CART of any depth reaches 0.79 on these rows, a forest 0.92; this tree 0.90 with three keys, give or take 0.015.
-    assert np.mean(predictions.argmax(1) == y[test]) > 0.85
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"cycles": 1000}, "cycles must be at most the number of updates, 120, got 1000"),
-        ({"cycles": 50, "epochs": 2}, r"cycles must be at most the number of updates, \d, got 50"),
         ({"widths": (2**30,)}, "widths must give at most"),
-        ({"widths": (2**20, 2**20)}, "widths must give at most"),
-        ({"momentum": 1.0}, "momentum must be a number from 0 up to but not including 1, got"),
-        ({"momentum": [0.5]}, "momentum must be"),
     ],
 )
 def test_bad_options_are_refused(data, options, message):
@@ -306,22 +203,5 @@ def test_bad_options_are_refused(data, options, message):
 
 
 def test_no_momentum_is_a_momentum_of_zero():
-    """The optimiser then keeps one copy of the parameters less."""
     structure = lambda momentum: jax.tree.structure(options.checked(RECIPE.replace(momentum=momentum)))
     assert structure(None) == structure(0) == structure(jnp.zeros(())) != structure(0.5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: jtrees.methods.dgt(0), "depth"),
-        (lambda: jtrees.methods.dgt(2, widths=8), "widths must be whole numbers"),
-        (lambda: jtrees.methods.dgt(2, window="sign"), "window must be one of"),
-        (lambda: jtrees.methods.dgt(2, refit="mean"), "refit must be True or False"),
-        (lambda: jtrees.methods.dgt(2, l1=-1.0), "l1"),
-        (lambda: jtrees.methods.dgt(2, l2=-1.0), "l2"),
-    ],
-)
-def test_bad_methods_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

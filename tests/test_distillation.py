@@ -4,7 +4,11 @@ import datetime
 import re
 
 import jax
+import narwhals as nw
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -27,15 +31,12 @@ RECIPE = jtrees.DGT(depth=1, epochs=4, batch_size=30, widths=(), cycles=1)
 NUMBERS, CLASSES = LinearRegression().fit(X, Y), LogisticRegression().fit(X, LABEL)
 
 
-# --- Made rows -------------------------------------------------------------------------------------------------------
-
-
 def made_of(x, count, seed=0):
     rows, of = Rows.from_table(x).mixed(count, np.random.default_rng(seed))
     return rows.values, of
 
 
-def test_made_rows_are_mixtures_of_two_rows():
+def test_made_rows_are_mixtures_of_two_near_rows():
     x = np.column_stack([X, rng.integers(0, 3, 60), np.where(rng.random(60) < 0.3, np.nan, X[:, 0])]).astype(np.float32)
     made, of = made_of(x, 240)
     assert made.shape == (240, 4) and made.dtype == np.float32
@@ -51,56 +52,42 @@ def test_made_rows_are_mixtures_of_two_rows():
     again, _ = made_of(x, 240)
     np.testing.assert_array_equal(made, again)
     assert not np.array_equal(made, made_of(x, 240, seed=1)[0], equal_nan=True)
-
-
-def test_rows_are_mixed_with_near_rows():
-    x = np.concatenate([X, 100 + X])
-    made, of = made_of(x, 400)
+    made, of = made_of(np.concatenate([X, 100 + X]), 400)
     assert ((made[:, 0] > 50) == (of >= 60)).mean() > 0.98  # else all of eight random rows are far
 
 
-def frames():
-    n = np.arange(12)
-    columns = {
-        "town": np.array(["a", "b", "c"])[n % 3].tolist(),
-        "size": (n / 8).tolist(),
-        "rooms": n.tolist(),
-        "sold": (n % 2 == 0).tolist(),
-        "day": [datetime.date(2024, 1, 1 + int(i)) for i in n],
-        "gaps": [None if i % 4 == 0 else i / 8 for i in n.tolist()],
-    }
-    pandas, polars, arrow = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
-    frame = pandas.DataFrame(columns, index=n[::-1])
-    frame["town"] = frame["town"].astype("category")
-    yield frame
-    yield polars.DataFrame(columns).with_columns(
-        polars.col("town").cast(polars.Categorical), polars.col("size").cast(polars.Float32)
-    )
-    yield arrow.table(columns)
+N12 = np.arange(12)
+COLUMNS = {
+    "town": np.array(["a", "b", "c"])[N12 % 3].tolist(),
+    "size": (N12 / 8).tolist(),
+    "rooms": N12.tolist(),
+    "sold": (N12 % 2 == 0).tolist(),
+    "day": [datetime.date(2024, 1, 1 + int(i)) for i in N12],
+    "gaps": [None if i % 4 == 0 else i / 8 for i in N12.tolist()],
+}
+FRAMES = {
+    "pandas": lambda: pd.DataFrame(COLUMNS, index=N12[::-1]).astype({"town": "category"}),
+    "polars": lambda: pl.DataFrame(COLUMNS).with_columns(pl.col("town").cast(pl.Categorical)),
+    "Arrow": lambda: pa.table(COLUMNS),
+}
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+@pytest.mark.parametrize("library", FRAMES)
 def test_made_rows_of_a_data_frame_have_its_columns(library):
-    [frame] = [one for one in frames() if type(one).__module__.startswith(library)]
-    nw = pytest.importorskip("narwhals")
-    rows = Rows.from_table(frame)
+    rows = Rows.from_table(frame := FRAMES[library]())
     mixed, of = rows.mixed(30, np.random.default_rng(0))
     assert type(mixed.values) is type(frame) and len(mixed) == len(of) == 30
-    both = [nw.from_native(one, eager_only=True) for one in (frame, mixed.values)]
+    both = [nw.from_native(table, eager_only=True) for table in (frame, mixed.values)]
     assert both[0].schema == both[1].schema
     for name in both[0].columns:
-        old, new = (one[name].to_list() for one in both)
+        old, new = (table[name].to_list() for table in both)
         if name == "size":
             assert not set(new) <= set(old) and min(old) <= min(new) <= max(new) <= max(old)
         else:
-            text = lambda values: {str(value) for value in values}
-            assert text(new) <= text(old)
+            assert set(map(str, new)) <= set(map(str, old))
     none, _ = rows.mixed(0, np.random.default_rng(0))
     assert len(none) == 0 and len(rows.followed_by(none)) == 12
     assert len(rows.followed_by(mixed)) == 42 and len(rows[np.array([3, 1])]) == 2
-
-
-# --- Teachers --------------------------------------------------------------------------------------------------------
 
 
 def test_without_made_rows_it_is_a_fit_to_the_predictions():
@@ -117,6 +104,7 @@ def test_without_made_rows_it_is_a_fit_to_the_predictions():
 
 def test_the_scores_are_those_of_the_held_out_rows():
     y_out = X_OUT[:, 0] - X_OUT[:, 1]
+    assert jtrees.distill(NUMBERS, RECIPE, X, key=KEY, held_out=(X_OUT, y_out)).made == 600  # by default, of few rows
     result = jtrees.distill(NUMBERS, RECIPE, X, key=KEY, made=1, held_out=(X_OUT, y_out))
     assert result.rows == 120 and result.made == 60
     assert result.score == pytest.approx(r2_score(y_out, result.predict(X_OUT)))
@@ -138,9 +126,7 @@ def test_classes_are_learnt_from_probabilities_and_named_by_the_teacher():
     assert result.fidelity == pytest.approx(accuracy_score(CLASSES.predict(X_OUT), answers))
     assert result.score == pytest.approx(accuracy_score(y_out, answers))
     assert result.teacher_score == pytest.approx(accuracy_score(y_out, CLASSES.predict(X_OUT)))
-    # A function of probabilities is of classes, too; and so are numbers of classes, if the task says so.
-    again = jtrees.distill(CLASSES.predict_proba, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, None))
-    np.testing.assert_array_equal(again.predict(X_OUT), result.predict(X_OUT))
+    # So are numbers of classes, if the task says so.
     numbers = lambda x: CLASSES.predict_proba(x).argmax(1)
     hard = jtrees.distill(numbers, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, None), task="classification")
     expected = jtrees.fit(RECIPE, X, numbers(X), key=KEY, task="classification")
@@ -148,24 +134,13 @@ def test_classes_are_learnt_from_probabilities_and_named_by_the_teacher():
 
 
 def test_raw_tables():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"town": np.array(["a", "b", "c"])[np.arange(60) % 3], "size": X[:, 0]})
+    frame = pd.DataFrame({"town": np.array(["a", "b", "c"])[np.arange(60) % 3], "size": X[:, 0]})
     y = X[:, 0] + np.arange(60) % 3
     encoded = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
     teacher = make_pipeline(encoded, LinearRegression()).fit(frame, y)
     result = jtrees.distill(teacher, RECIPE, frame, y, key=KEY, made=1)
     assert isinstance(result.model, jtrees.tables.FrameModel) and result.predict(frame).shape == (60,)
     assert result.rows == 96 and result.teacher_score == pytest.approx(1)
-
-
-def test_the_number_of_made_rows():
-    from jtrees.distillation import _number_made
-
-    assert [_number_made(None, n) for n in (100, 10_000, 30_000)] == [1000, 10_000, 0]
-    assert _number_made(0.5, 100) == 50
-
-
-# --- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,22 +150,14 @@ def test_the_number_of_made_rows():
         ({"recipe": "GET"}, "recipe must be a recipe, such as jtrees.GET(depth=5), got 'GET'"),
         ({"recipe": jtrees.LatentClustering(depth=2)}, "recipe must learn the targets, got LatentClustering("),
         ({"task": jtrees.Policy(2)}, "task must be regression or classification, got Policy("),
-        ({"made": -1}, "made must be finite and not negative, got -1"),
         ({"held_out": 1.0}, "held_out must be a fraction of the rows, above 0 and below 1, or a pair (x, y), got 1.0"),
-        ({"held_out": True}, "must be a fraction of the rows, above 0 and below 1, or a pair (x, y), got True"),
         ({"held_out": (X_OUT, Y)}, "held_out must hold 20 targets, one a row, got targets of shape (60,)"),
         ({"held_out": (X_OUT, None), "y": Y}, "y must be None if held_out is a pair (x, y)"),
         ({"held_out": 0.99}, "held_out must leave at least 2 rows to train on, got 0.99 of 60"),
-        ({"y": Y[:3]}, "x and y must have the same number of rows, got 60 and 3"),
         ({"teacher": lambda x: x[:3, 0]}, "teacher must return (48,) or (48, k) predictions, got (3,)"),
-        ({"teacher": lambda x: np.array(["a"] * len(x))}, "predictions of the teacher must be numeric"),
-        ({"teacher": lambda x: np.zeros(len(x))}, "predictions of the teacher: y must take at least two values"),
         ({"teacher": lambda x: np.log(x[:, 0] * 0 - 1)}, "predictions of the teacher: y must be finite"),
         ({"task": "classification"}, "predictions of the teacher: y must hold whole numbers"),
-        (
-            {"teacher": CLASSES, "y": np.full(60, "none")},
-            "y must hold the teacher's classes, 'low', 'middle', 'top', got",
-        ),
+        ({"teacher": CLASSES, "y": np.full(60, "none")}, "y must hold the teacher's classes, 'low', 'middle', 'top'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in log")

@@ -8,9 +8,6 @@ import pytest
 import sweeps
 
 import jtrees
-from jtrees import leaves, topology
-from jtrees.data.table import bucket
-from jtrees.methods.tree_ensemble.ensemble import random_ensemble
 from jtrees.search import Fitted
 from jtrees.search.minibatch import trained
 from jtrees.search.precondition import matrix, preconditioned, spectrum
@@ -43,13 +40,6 @@ def batch_of(x, weight=None):
     return Batch(np.asarray(x, np.float32), None, None if weight is None else np.asarray(weight, np.float32))
 
 
-def predictions(model, x):
-    return np.asarray(jax.jit(lambda x: model.apply(x))(jnp.asarray(x, jnp.float32)))
-
-
-# --- The matrix ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(50, 4), (6, 9)], ids=["n > p", "p > n"])
 @pytest.mark.parametrize("strength", [0.0, 0.5, 0.99])
 def test_the_matrix_is_the_inverse_root_of_the_shrunk_correlations(shape, strength):
@@ -78,21 +68,6 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
     np.testing.assert_allclose(root[1], [0, 1, 0], atol=1e-6)
 
 
-# --- Models ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_composed_trees_and_ensembles_are_functions_of_the_features():
-    """On x as the model itself on ``x @ matrix``, up to rounding, which moves no sample over a split here."""
-    rng = np.random.default_rng(1)
-    x, m = (jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in ((40, 3), (3, 3)))
-    weights, bias = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((topology.num_nodes(2), 3), (3,)))
-    tree = jtrees.ObliqueTree(weights, bias, leaves.Values(jnp.arange(4.0)))
-    np.testing.assert_array_equal(tree.composed(m).apply(x), tree.apply(x @ m))
-    ensemble = random_ensemble(KEY, 2, 5, 3, (2,), jnp.float32)
-    np.testing.assert_allclose(ensemble.composed(m).outputs(x, 0.5), ensemble.outputs(x @ m, 0.5), atol=1e-6)
-
-
 def problem_of(recipe, x, y):
     """The problem of a recipe on a table."""
     return problem_of_table(recipe, checked_table(x, y, None, "regression"), key=7)
@@ -101,10 +76,7 @@ def problem_of(recipe, x, y):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], pytest.mark.wide))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
-    """Compared with the plain search on ``x @ matrix``: the same steps but for the rounding of the folded weights.
-
-    Left out is TEL, whose number of steps is chosen on held-out rows; NonGreedy begins with CO2.
-    """
+    """The same steps but for the rounding of the folded weights. NonGreedy begins with CO2."""
     short = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
     problem, plain = (problem_of(SMALL[name].replace(precondition=p, **short), *collinear) for p in (0.5, 0.0))
     x, m = problem.batch.x, matrix(spectrum(problem.batch), 0.5)
@@ -117,11 +89,7 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     assert np.mean(np.abs(ours - theirs) > 1e-3) < 0.02
 
 
-# --- The choice ------------------------------------------------------------------------------------------------------
-
-
 def preconditioned_by(train, problem, **options):
-    """The result of a training on preconditioned features, of which the strength is chosen."""
     return run(preconditioned(problem, "auto", train, **options), engine=problem.engine)[0]
 
 
@@ -140,7 +108,6 @@ def chosen(losses, collinear):
     [((1.0, 0.96, 0.97), 0), ((1.0, 0.95, 0.97), 1), ((1.0, 2.0, 0.5), 2), ((1.0, 2.0, 3.0), 0)],
 )
 def test_a_strength_must_be_clearly_better_than_none(losses, best, collinear):
-    """With 120 held-out rows, by half of the root of their inverse number: 0.046."""
     result = chosen(losses, collinear)
     assert result.preconditioning.strength == (0.0, 0.9, 0.99)[best]
     np.testing.assert_allclose(result.preconditioning.losses, losses)
@@ -173,7 +140,6 @@ def test_the_best_trial_is_the_result_if_the_time_is_up_after_it(collinear):
 
 
 def test_trials_do_not_see_the_held_out_rows(collinear):
-    """Other targets there change the loss of a trial, not what it learns."""
     problem = problem_of(SMALL["DGT"].replace(epochs=6), *collinear)
 
     def first_trial(problem):
@@ -195,17 +161,11 @@ def test_trials_do_not_see_the_held_out_rows(collinear):
     assert changed.score != fitted.score
 
 
-@pytest.mark.parametrize("name", sweeps.slow(["DGT", "TEL"], ["DGT"]))
-def test_no_strength_is_tried_on_uncorrelated_features(name):
+def test_no_strength_is_tried_on_uncorrelated_features():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 3))
-    y = np.where(x[:, 0] + x[:, 1] > 0, 2.0, -1.0) + 0.1 * rng.normal(size=600)
-    fit = jtrees.fit(SMALL[name], x, y, key=KEY)
-    np.testing.assert_array_equal(np.isfinite(fit.report.search.preconditioning.losses), [name == "TEL", False, False])
-    assert fit.report.search.preconditioning.strength == 0
-    without = jtrees.fit(SMALL[name].replace(precondition=0.0), x, y, key=KEY)
-    if name == "DGT":  # the same training, on features times the identity
-        np.testing.assert_allclose(fit.predict(x), without.predict(x), atol=1e-4)
+    preconditioning = jtrees.fit(SMALL["DGT"].replace(epochs=2), x, x[:, 0], key=KEY).report.search.preconditioning
+    assert preconditioning.strength == 0 and np.isinf(preconditioning.losses).tolist() == [True, True, True]
 
 
 @pytest.mark.parametrize("name", ["DGT", *sweeps.slow(["LatentTree", "TEL", "NonGreedy"], ["TEL"])])
@@ -233,25 +193,12 @@ def test_the_starts_of_get_have_different_strengths(collinear):
 
 
 def test_a_start_from_cart_is_cart_in_any_coordinates(collinear):
-    """Its first hard tree has CART's loss."""
     x, y = collinear
     fit = jtrees.fit(jtrees.GET(depth=2, starts=1, epochs=1, learning_rate=1e-9, precondition=0.9), x, y, key=KEY)
     np.testing.assert_allclose(fit.report.search.losses[0], fit.report.search.cart_loss, rtol=1e-3)
 
 
-def test_a_sweep_has_each_strength_in_a_program_of_its_own(collinear):
-    x, y = collinear
-    result = jtrees.sweep(SMALL["DGT"], x, y, key=KEY, grid={"precondition": [0.0, 0.99]})
-    assert np.diff(np.ravel(result.losses)) < 0
-
-
-def trials(fit):
-    """Returns the number of strengths that were tried."""
-    preconditioning = fit.report.search.preconditioning
-    return 0 if preconditioning is None else np.isfinite(preconditioning.losses).sum()
-
-
-@pytest.mark.parametrize("rows", sweeps.slow([96, 97, 300, 600, 1024, 1025], [300]))
+@pytest.mark.parametrize("rows", sweeps.slow([96, 97, 300, 1024, 1025], [300]))
 def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     """Uncorrelated features: only tables of 100 to 1024 rows have a trial, to find a strength of shrinkage."""
     rng = np.random.default_rng(0)
@@ -261,7 +208,8 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
         for options in ({}, {"precondition": 0.0}, {"shrink": False})
     )
     has_trial = 100 <= rows <= 1024
-    assert trials(fit) == has_trial and trials(unshrunk) == 0
+    assert (fit.report.search.preconditioning is not None) == has_trial
+    assert unshrunk.report.search.preconditioning is None
     assert np.isfinite(fit.report.search.shrinkage) == has_trial
     # Targets that are noise: means are the best for rows held out, unless those are few.
     spread = lambda fit: np.std(fit.predict(x))
@@ -270,45 +218,3 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
         assert spread(fit) == spread(shrunk_by_gcv)
     elif rows >= 300:
         assert spread(fit) < 0.5 * spread(shrunk_by_gcv)
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("DGT", 498),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("TEL", 98), ("NonGreedy", 97), ("NonGreedy", 1023)]
-        ),
-    ],
-)
-def test_padding_does_not_count_as_rows(name, rows, collinear):
-    """Too few rows for trials stay too few if they are padded."""
-    assert bucket(rows) > rows and bucket(rows) in (100, 512, 1024)
-    x, y = (np.resize(a, (rows, *a.shape[1:])) for a in collinear)
-    report = jtrees.fit(SMALL[name], x, y, key=KEY).report
-    if rows > 500:
-        assert len(report.search.preconditioning.losses) == 3
-    else:
-        assert report.search.preconditioning is None and report.held_out_loss is None
-
-
-@pytest.mark.wide
-def test_tel_ends_after_as_many_updates_as_were_best_for_rows_held_out():
-    """Targets that are noise: the fewer updates the better."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(600, 3)), rng.normal(size=600)
-    recipe = jtrees.TEL(depth=2, trees=4, epochs=100, learning_rate=0.05)
-    fit = jtrees.fit(recipe, x, y, key=KEY)
-    assert 0 < fit.step < 100 * 4 / 2 and fit.step == len(fit.history)
-    assert fit.loss > jtrees.fit(recipe.replace(early_stopping=False), x, y, key=KEY).loss
-    # Beside others that go on longer, a run ends as it does alone.
-    best = jtrees.fit(jtrees.BestOf(recipe, runs=3), x, y, key=KEY)
-    updates = np.isfinite(best.history).sum(-1)
-    assert len(set(updates)) > 1 and best.step in updates
-
-
-@pytest.mark.parametrize("bad", [1.0, -0.1, None, "best", True, np.nan, [0.5]])
-def test_a_strength_out_of_range_is_refused(bad, data):
-    with pytest.raises(ValueError, match=r"precondition must be a number.*, got .*; it may be 'auto'"):
-        jtrees.fit(jtrees.DGT(precondition=bad), *data, key=KEY)

@@ -5,12 +5,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracles
 import pytest
 
 import jtrees
-from jtrees import Classification
 from jtrees.leaves import Values
 from jtrees.methods.annealed.raddt import centre_thresholds
 
@@ -25,9 +23,6 @@ def random_tree(depth, seed, leaves=True):
     nodes = 2**depth - 1
     draw = lambda *shape: jax.device_put(rng.normal(size=shape).astype(np.float32))
     return jtrees.ObliqueTree(draw(nodes, 3), 0.5 * draw(nodes), Values(draw(nodes + 1)) if leaves else None)
-
-
-# --- The method ------------------------------------------------------------------------------------------------------
 
 
 def test_loss_is_what_softmin_of_violations_expects(data):
@@ -48,45 +43,7 @@ def test_loss_is_what_softmin_of_violations_expects(data):
         assert float(value(sharpness, 0.5)[0] - loss) == pytest.approx(0.5 * np.abs(weights).sum(), rel=1e-4)
 
 
-@pytest.mark.parametrize("sharpness", [0.0, -1.0, np.nan, np.inf])
-def test_a_bad_sharpness_is_refused(sharpness):
-    with pytest.raises(ValueError, match="sharpness must be"):
-        jtrees.methods.raddt(2, sharpness)
-
-
-def test_training_lowers_the_loss_and_its_score_is_that_of_the_hardened_tree(data):
-    x, y, task = data[0], np.digitize(data[1], [-1.0, 1.0]), Classification(3)
-    method, batch = jtrees.methods.raddt(DEPTH, 10.0, task=task), jtrees.Batch(*map(jnp.asarray, (x, y)))
-
-    @jax.jit
-    def run(key):
-        result = jtrees.train(method, batch, key=key, optimizer=optax.adam(0.03), steps=60, score_every=1)
-        return result, method.harden(result.params, batch)
-
-    result, hard = run(jax.random.key(0))
-    assert result.finite
-    assert result.score < result.scores[0]
-    assert result.losses[-1] < result.losses[0]
-    assert np.mean(task.host_losses(hard.predict(x), y, 1)) == pytest.approx(float(result.score), rel=1e-4)
-
-
-# --- Thresholds ------------------------------------------------------------------------------------------------------
-
-
-def sides(tree, x):
-    """Scores of the samples that reach each node, in float64: ``node -> (left, right)``."""
-    path = np.asarray(tree.decision_path(jnp.asarray(x)))
-    out = {}
-    for node in range(len(tree.bias)):
-        level = (node + 1).bit_length() - 1
-        reaches = path[level] == node
-        right = reaches & (path[level + 1] == 2 * node + 2)
-        scores = x.astype(np.float64) @ np.asarray(tree.weights[node], np.float64) + float(tree.bias[node])
-        out[node] = scores[reaches & ~right], scores[right]
-    return out
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_centred_thresholds_are_half_way_and_move_no_sample(data, seed):
     """Nodes that send all their samples to one side, or have none, stay."""
     x, tree = data[0], random_tree(3, seed)
@@ -94,9 +51,13 @@ def test_centred_thresholds_are_half_way_and_move_no_sample(data, seed):
     centred = centred_by(tree, x)
     assert np.array_equal(centred.weights, tree.weights)
     assert np.array_equal(centred.leaf_index(x), tree.leaf_index(x))
-    before, moved = sides(tree, x), 0
-    for node, (left, right) in sides(centred, x).items():
-        assert [len(a) for a in before[node]] == [len(left), len(right)]
+    path, moved = np.asarray(tree.decision_path(jnp.asarray(x))), 0
+    for node in range(7):
+        level = (node + 1).bit_length() - 1
+        reaches = path[level] == node
+        right = reaches & (path[level + 1] == 2 * node + 2)
+        scores = x.astype(np.float64) @ np.asarray(tree.weights[node], np.float64) + float(centred.bias[node])
+        left, right = scores[reaches & ~right], scores[right]
         if len(left) and len(right):
             assert left.max() + right.min() == pytest.approx(0, abs=1e-5)  # scores of size one, in float32
             moved += not np.isclose(tree.bias[node], centred.bias[node], atol=1e-4)
@@ -112,9 +73,6 @@ def test_samples_of_weight_zero_do_not_hold_thresholds(data):
     repeated = np.where((weight > 0)[:, None], x, x[weight > 0][0])  # one that counts, again and again
     np.testing.assert_allclose(centred.bias, centred_by(tree, repeated).bias, rtol=1e-6)
     assert not np.allclose(centred.bias, centred_by(tree, x).bias, rtol=1e-3)
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 def test_the_tree_has_centred_thresholds_and_each_start_the_same_sharpnesses(data):

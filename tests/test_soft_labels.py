@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 import jtrees
-from jtrees import Classification, leaves as kinds, losses, ops, splitting, warmstart
+from jtrees import Classification, losses, splitting, warmstart
 from jtrees.search.sample import drawn_rows
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -30,17 +30,12 @@ def labels(k):
 
 
 def expectation(of_labels):
-    """The plain definition: the mean of the losses of all labels, weighted by their probabilities."""
     return sum(SOFT[:, k] * np.asarray(of_labels(labels(k)), np.float64) for k in range(K))
 
 
 def repeated(*arrays):
-    """Each row once for every class that it may have, with this label and the probability as its weight."""
     row, label = np.nonzero(SOFT)
     return *(a[row] for a in arrays), label.astype(np.int32), SOFT[row, label]
-
-
-# --- Losses are expectations -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -72,22 +67,7 @@ def test_leaves_hold_expected_frequencies():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_the_expected_loss_of_a_soft_tree_and_its_gradient_are_expectations():
-    weights, bias, values = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((3, 2), (3,), (4, K)))
-    row, label, chance = repeated(np.arange(N))
-    of = lambda params, x, y, weight: ops.expected_loss(
-        *params[:2], kinds.Values(params[2], losses.LogLoss()), x, y, weight=weight
-    )[0]
-    both = jax.value_and_grad(of)
-    found = both((weights, bias, values), jnp.asarray(X), jnp.asarray(SOFT, jnp.float32), jnp.ones(N))
-    share = jnp.asarray(chance * len(row) / N, jnp.float32)
-    expected = both((weights, bias, values), jnp.asarray(X[row]), jnp.asarray(label), share)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
-
-
 def own_loss(outputs, y):
-    """A squared error of probabilities, of labels alone."""
     assert y.ndim == 1 and y.dtype == jnp.int32
     return jnp.square(jax.nn.softmax(outputs) - jax.nn.one_hot(y, K, dtype=outputs.dtype)).sum(1)
 
@@ -115,12 +95,12 @@ def test_class_weights_are_factors_of_the_terms_of_the_loss():
     expected = sum(factors[k] * SOFT[:, k] * task.host_losses(chances, labels(k), 1.0) for k in range(K))
     assert weight is not None
     np.testing.assert_allclose(weight * task.host_losses(chances, y, 1.0), expected)
-    hot, weight = task.weighed(np.eye(K)[[0, 2, 1]])
-    np.testing.assert_array_equal(hot, np.eye(K)[[0, 2, 1]])
-    np.testing.assert_array_equal(weight, [1, 5, 2])
 
 
-# --- Starts and samples ----------------------------------------------------------------------------------------------
+def test_samples_keep_the_share_of_each_most_probable_class():
+    y = np.repeat([[0.9, 0.1], [0.2, 0.8]], [960, 40], axis=0)
+    rows, weight = drawn_rows(y, None, 100, Classification(2), np.random.default_rng(0))
+    assert weight.sum() == pytest.approx(1000) and weight[rows >= 960].sum() == pytest.approx(40)
 
 
 def test_cart_minimises_the_expected_impurity():
@@ -137,56 +117,19 @@ def test_cart_minimises_the_expected_impurity():
     np.testing.assert_allclose(splitting.entropy(statistics.sum(0)), splitting.entropy(of_rows.sum(0)), rtol=1e-5)
 
 
-def test_samples_keep_the_share_of_each_most_probable_class():
-    y = np.repeat([[0.9, 0.1], [0.2, 0.8]], [960, 40], axis=0)
-    rows, weight = drawn_rows(y, None, 100, Classification(2), np.random.default_rng(0))
-    assert weight.sum() == pytest.approx(1000) and weight[rows >= 960].sum() == pytest.approx(40)
-
-
-# --- Fits ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_fit_to_probabilities():
     tables = {"key": KEY, "task": "classification", "sample_weight": WEIGHT}
-    fit = jtrees.fit(TREE, X, SOFT.tolist(), validation=(X, SOFT), **tables)
-    chances = fit.predict(X)
-    assert chances.shape == (N, K)
-    assert fit.loss == pytest.approx(-(SOFT * np.log(chances)).sum(1).mean(), rel=1e-5)
-    # Rounded probabilities and those of single precision are normalised.
-    rounded = jtrees.fit(TREE, X, SOFT.astype(np.float32), validation=(X, SOFT), **tables)
-    np.testing.assert_allclose(rounded.predict(X), chances, rtol=1e-4)
+    # Probabilities of single precision are normalised, and a class may be certain to be absent.
+    padded = np.insert(SOFT, 1, 0, axis=1).astype(np.float32)
+    rounded = jtrees.fit(TREE, X, padded, key=KEY, task=Classification(K + 1), sample_weight=WEIGHT)
+    np.testing.assert_allclose(rounded.predict(X).sum(1), 1, rtol=1e-5)
     # Labels to validate on, and the other way round.
     label = SOFT.argmax(1)
     mixed = jtrees.fit(TREE, X, SOFT, validation=(X, label), **tables)
     assert mixed.loss == pytest.approx(-np.log(mixed.predict(X)[np.arange(N), label]).mean(), rel=1e-5)
     mixed = jtrees.fit(TREE, X, label, validation=(X, SOFT), **tables)
     assert mixed.loss == pytest.approx(-(SOFT * np.log(mixed.predict(X))).sum(1).mean(), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_folds_and_held_out_rows_of_probabilities():
-    options = {"key": KEY, "task": "classification"}
-    fit = jtrees.fit(TREE, X, SOFT, held_out=0.25, **options)
-    assert set(fit.report.baselines) == {"model", "linear", "constant"}
-    found = jtrees.tune(TREE, X, SOFT, grid={"l1": (0.0, 0.1)}, validation=2, **options)
-    assert all(np.isfinite(trial.loss) for trial in found.report.tuning.trials)
-    swept = jtrees.sweep(TREE, X, SOFT, seeds=1, validation=(X, SOFT), **options)
-    assert np.isfinite(swept.losses).all()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("y", [SOFT, SOFT.argmax(1)], ids=["soft", "labels"])
-def test_leaves_are_shrunk_in_single_precision_beside_double(y, x64):
-    recipe = jtrees.CO2(depth=2, epochs=3, batch_size=30)
-    fit = jtrees.fit(recipe, X, y, key=KEY, task="classification", validation=(X, y))
-    assert np.isfinite(fit.loss)
-
-
-@pytest.mark.slow
-def test_a_class_may_be_certain_to_be_absent():
-    fit = jtrees.fit(TREE, X, np.insert(SOFT, 1, 0, axis=1), key=KEY, task=Classification(K + 1))
-    assert fit.predict(X).shape == (N, K + 1)
 
 
 def test_the_baselines_are_fitted_to_probabilities():
@@ -198,17 +141,6 @@ def test_the_baselines_are_fitted_to_probabilities():
     assert fit.report.baselines["linear"] == pytest.approx(expected, rel=1e-2)
     constant = soft.mean(0)
     assert fit.report.baselines["constant"] == pytest.approx(-(constant * np.log(constant)).sum(), rel=1e-2)
-
-
-def test_tables_with_text_and_probabilities():
-    pandas = pytest.importorskip("pandas")
-    town = np.array(["a", "b", "c"])[np.arange(N) % 3]
-    frame = pandas.DataFrame({"town": town, "size": X[:, 0]})
-    fit = jtrees.fit(TREE, frame, pandas.DataFrame(SOFT), key=KEY, task="classification", sample_weight=WEIGHT)
-    assert fit.predict(frame).shape == (N, K)
-
-
-# --- Errors ----------------------------------------------------------------------------------------------------------
 
 
 def changed(row, values):
@@ -225,18 +157,9 @@ def changed(row, values):
         (changed(5, [np.nan, 0, 1]), "classification", "y must be finite, got 1 NaN or infinite values"),
         (SOFT, Classification(4), "y must hold probabilities of 4 classes, (n, 4), got shape (60, 3)"),
         (SOFT[:, :1], "classification", "got shape (60, 1): use y[:, 0] for labels"),
-        (SOFT[:50], "classification", "x and y must have the same number of rows, got 60 and 50"),
-        (np.full((N, K), "a"), "classification", "y must be numeric, got"),
         (SOFT[:, None], "classification", "y must have shape (n,)"),
     ],
 )
 def test_what_is_no_probability_is_refused(y, task, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         jtrees.fit(TREE, X, y, key=KEY, task=task)
-
-
-def test_validation_sets_of_other_classes_are_refused():
-    with pytest.raises(ValueError, match=re.escape("validation: y must hold probabilities of 3 classes, (n, 3), got")):
-        jtrees.fit(TREE, X, SOFT, key=KEY, task="classification", validation=(X, np.eye(2)[np.arange(N) % 2]))
-    with pytest.raises(ValueError, match=re.escape("validation: y must have shape (60, 3), got (50, 3)")):
-        jtrees.fit(TREE, X, SOFT, key=KEY, task="classification", validation=(X, SOFT[:50]))

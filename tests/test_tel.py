@@ -1,7 +1,5 @@
 """TEL: lazy steps, hard trees, the recipe. Its routing: test_conditional; its search: test_minibatch."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,9 +28,6 @@ def random_params(depth=3, trees=2, k=2, scale=1.0, dtype=np.float64):
     shapes = (trees, nodes, 4), (trees, nodes), (trees, nodes + 1, k)[: 3 if k else 2]
     weights, bias, leaf_values = (drawn.normal(size=shape).astype(dtype) for shape in shapes)
     return Ensemble(*map(jnp.asarray, (scale * weights, scale * bias, leaf_values)))
-
-
-# --- Lazy steps ------------------------------------------------------------------------------------------------------
 
 
 def lazy_adam_plainly(params, moments, gradient, count, rate):
@@ -69,37 +64,13 @@ def test_steps_in_rows_are_lazy_adam(width, l2, x64):
         now, *moments = zip(*lazy_adam_plainly(now, moments, gradient, i + 1, rate), strict=True)
         params, state, (loss, score) = update(params, state, batch)
         assert loss == score > 0
-        for found, expected in zip(
-            jax.tree.leaves((params, state.mean, state.square)), [*now, *moments[0], *moments[1]], strict=True
-        ):
-            np.testing.assert_allclose(found, expected, atol=1e-10)
+        arrays = jax.tree.leaves((params, state.mean, state.square))
+        for array, expected in zip(arrays, [*now, *moments[0], *moments[1]], strict=True):
+            np.testing.assert_allclose(array, expected, atol=1e-10)
         assert not any(np.any(a) for a in jax.tree.leaves(state.room)) and state.count == i + 1
     assert rested > 0.4
 
 
-@pytest.mark.wide
-def test_a_run_is_the_same_whichever_way_it_goes(count_compilations, x64):
-    """A whole run, with batches that fit and others that do not; nothing is compiled for the second half."""
-    data = Batch(jnp.asarray(X), jnp.asarray(CLASS, jnp.int32))
-    ends = []
-    for width in (None, 2):
-        method = jtrees.methods.tel(4, 3, 0.3, task=Classification(3), learning_rate=0.05, width=width)
-        optimizer = jtrees.training.lazy_adam(0.05)
-        options = {"optimizer": optimizer, "steps": 40, "batch_size": 50}
-        advance = jax.jit(partial(jtrees.training.advance, method, data=data, **options))
-        state, before = advance(jtrees.training.start(method, data, key=KEY, optimizer=optimizer))
-        assert count_compilations(advance, state) == 0
-        state, after = advance(state)
-        assert after.losses[-8:].mean() < 0.8 * before.losses[:8].mean()
-        ends.append(state.params)
-    # Two orders of additions, 80 steps apart.
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-8), *ends)
-
-
-# --- The two steps ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
 def test_the_logistic_twin_is_a_sum_of_trees_of_sigmoids():
     params, x = random_params(dtype=np.float32), jnp.asarray(X[:20], jnp.float32)
     right = jax.nn.sigmoid(6 / 0.5 * (np.einsum("tjp,np->tjn", params.weights, x) + params.bias[:, :, None]))
@@ -117,9 +88,6 @@ def test_a_small_gamma_is_hard():
     np.testing.assert_allclose(params.outputs(x, 1e-6), expected, atol=1e-5)
 
 
-# --- Hard trees ------------------------------------------------------------------------------------------------------
-
-
 def indicators(params, x):
     leaf, leaves = np.asarray(jax.jit(Ensemble.hard_leaves)(params, jnp.asarray(x))), params.leaf_values.shape[1]
     return np.concatenate([np.eye(leaves)[one] for one in leaf], axis=1)
@@ -132,11 +100,8 @@ def test_leaves_are_refitted_by_one_ridge_regression(columns, x64):
     forest = jax.jit(hardened, static_argnums=2)(params, Batch(X, y, weight), Regression())
     design, start = indicators(params, X), np.concatenate(params.leaf_values).reshape(16, -1)
     target = y.reshape(400, -1) - design @ start
-    change = (
-        Ridge(alpha=1.0, fit_intercept=False, solver="cholesky")
-        .fit(design, target, sample_weight=np.asarray(mean_one(weight)))
-        .coef_
-    )
+    ridge = Ridge(alpha=1.0, fit_intercept=False, solver="cholesky")
+    change = ridge.fit(design, target, sample_weight=np.asarray(mean_one(weight))).coef_
     values = np.concatenate(np.asarray(forest.trees.leaves.values)).reshape(start.shape)
     np.testing.assert_allclose(values, start + change.reshape(-1, 16).T, atol=1e-4)  # cg to 1e-5
     np.testing.assert_allclose(forest.apply(jnp.asarray(X)), (design @ values).reshape(y.shape), atol=1e-8)
@@ -163,19 +128,7 @@ def test_a_leaf_that_no_sample_reaches_keeps_its_values():
     np.testing.assert_array_equal(changed, reached)
 
 
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
 SMALL = jtrees.TEL(depth=3, trees=5, epochs=60, batch_size=50, learning_rate=0.03)
-
-
-@pytest.mark.parametrize("hard", sweeps.slow([True, False], [True]))
-def test_predictions_have_the_shape_of_targets(hard):
-    for y in (Y[:, None], np.stack([Y, X[:, 3]], 1)):
-        result = jtrees.fit(SMALL.replace(hard=hard, epochs=5), X, y, key=KEY)
-        predictions = result.predict(X)
-        assert predictions.shape == y.shape
-        units = np.ptp(y, axis=0) if y.shape[1] > 1 else 1
-        assert result.loss == pytest.approx(np.mean(((y - predictions) / units) ** 2), rel=1e-4)
 
 
 @pytest.mark.parametrize("lazy", sweeps.slow([True, False], [True]))
@@ -185,24 +138,12 @@ def test_products_of_features_are_learnt(lazy):
     assert 1 - np.var(Y - predictions) / np.var(Y) > 0.9
     assert result.loss == pytest.approx(np.mean((Y - predictions) ** 2), rel=1e-5)
     assert 1 <= result.report.search.reachable_leaves < 8 and not result.report.search.overflows
-    assert result.tree is None
-    assert repr(result.model) == (
-        "EnsembleModel(trees=5, depth=3, features=4, step='smooth', Regression(), parameters=215)"
-    )
-
-
-@pytest.mark.slow
-def test_gamma_is_what_reaches_leaves_and_the_logistic_twin_reaches_all():
-    logistic = jtrees.fit(SMALL.replace(step="logistic", epochs=5), X, Y, key=KEY)
-    assert logistic.report.search.reachable_leaves == 8 and not logistic.report.search.overflows
-    fits = [jtrees.fit(SMALL.replace(gamma=gamma), X, Y, key=KEY) for gamma in (0.01, 0.3, 3.0)]
-    reached = [result.report.search.reachable_leaves for result in fits]
-    assert 1 <= reached[0] < 1.2 < reached[1] < reached[2]
+    fewer = jtrees.fit(SMALL.replace(lazy=lazy, gamma=0.01), X, Y, key=KEY).report.search.reachable_leaves
+    assert fewer < 1.2 < result.report.search.reachable_leaves and result.tree is None
 
 
 @pytest.mark.parametrize("far", [0.0, 1e6])
 def test_hard_trees_predict_in_the_users_units(far):
-    """A sum of trees whose targets are far from zero: each predicts its share."""
     y = 1000 * Y + 100 * far
     result = jtrees.fit(SMALL.replace(hard=True), X + far, y, key=KEY)
     forest = result.model
@@ -214,23 +155,11 @@ def test_hard_trees_predict_in_the_users_units(far):
     np.testing.assert_allclose(predictions, alone, rtol=1e-6, atol=1)
 
 
-@pytest.mark.slow
-def test_hard_trees_of_classes():
-    result = jtrees.fit(SMALL.replace(hard=True), X, CLASS, key=KEY, task="classification")
-    chances = result.predict(X)
-    np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
-    assert (chances.argmax(1) == CLASS).mean() > 0.85
-
-
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match=r"trees must be at most \d+, .*, got 1073741824"):
         jtrees.fit(SMALL.replace(trees=2**30), X, Y, key=KEY)
     for bad, message in [
-        ({"depth": 17}, "depth must be from 1 to 16"),
-        ({"trees": 0}, "trees must be at least 1"),
         ({"gamma": 0.0}, "gamma must be finite and above 0"),
-        ({"l2": -1.0}, "l2 must be finite and not negative"),
-        ({"step": "cubic"}, "step must be one of 'smooth', 'logistic', got 'cubic'"),
         ({"width": 0}, "width must be at least 1"),
         ({"step": "logistic", "learning_rate": 0.1}, 'learning_rate must be None with step="logistic"'),
     ]:
