@@ -269,6 +269,23 @@ def test_interrupted_trials_are_not_compared(prescribed, grid, number, expected_
     assert [trial.state for trial in result.report.tuning.trials] == [state] * expected_trials
 
 
+def test_draws_fill_every_interval_once_and_lie_within_the_bounds():
+    """Of 64 Sobol points, each of 64 intervals of a range has a point, and so has each of 8 x 8 cells of two ranges."""
+    space = {"a": jtrees.LogUniform(1e-3, 0.1), "b": jtrees.Uniform(-3, 5), "c": tuple("xyz"), "d": [None, "linear"]}
+    draws = draw(space, 64, jax.random.key(1))
+    a, b, c, d = zip(*(options.values() for options in draws), strict=True)
+    parts = np.log(np.array(a) / 1e-3) / math.log(100), (np.array(b) + 3) / 8
+    for part in parts:
+        assert sorted(np.floor(64 * part)) == list(range(64))
+    assert len(set(zip(*np.floor(8 * np.array(parts)).astype(int).tolist(), strict=True))) == 64
+    assert {type(value) for value in a} == {float} and list(draws[0]) == list("abcd")
+    assert sorted(map(c.count, "xyz")) == [21, 21, 22] and d.count(None) == 32  # choices are drawn equally often
+    assert draw({"b": jtrees.Uniform(-1e308, 1e308)}, 1, KEY)
+    for kind, (low, high) in itertools.product((jtrees.Uniform, jtrees.LogUniform), ((1e-3, 0.1), (1e-30, 1e30))):
+        first, last = kind(low, high).quantile(np.array([0.0, 1.0]))
+        assert low <= first == pytest.approx(low, rel=1e-12) and high >= last == pytest.approx(high, rel=1e-12)
+
+
 def test_the_key_makes_the_draws():
     space = {"learning_rate": jtrees.LogUniform(0.05, 0.5), "depth": (2, 3)}
     first = draw(space, 20, KEY)
@@ -358,20 +375,3 @@ def test_a_budget_whose_targets_do_not_vary_is_left_out():
     x = ROWS[:2700] / 1000
     result = jtrees.tune(Polynomials(), x, y, key=KEY, grid=grid, halving=2, validation=(x, y))
     assert {trial.rows for trial in result.report.tuning.trials} <= {1350, 2700}
-
-
-def test_draws_fill_every_interval_once_and_lie_within_the_bounds():
-    """Of 64 Sobol points, each of 64 intervals of a range has a point, and so has each of 8 x 8 cells of two ranges."""
-    space = {"a": jtrees.LogUniform(1e-3, 0.1), "b": jtrees.Uniform(-3, 5), "c": tuple("xyz"), "d": [None, "linear"]}
-    draws = draw(space, 64, jax.random.key(1))
-    a, b, c, d = zip(*(options.values() for options in draws), strict=True)
-    parts = np.log(np.array(a) / 1e-3) / math.log(100), (np.array(b) + 3) / 8
-    for part in parts:
-        assert sorted(np.floor(64 * part)) == list(range(64))
-    assert len(set(zip(*np.floor(8 * np.array(parts)).astype(int).tolist(), strict=True))) == 64
-    assert {type(value) for value in a} == {float} and list(draws[0]) == list("abcd")
-    assert sorted(map(c.count, "xyz")) == [21, 21, 22] and d.count(None) == 32  # choices are drawn equally often
-    assert draw({"b": jtrees.Uniform(-1e308, 1e308)}, 1, KEY)
-    for kind, (low, high) in itertools.product((jtrees.Uniform, jtrees.LogUniform), ((1e-3, 0.1), (1e-30, 1e30))):
-        first, last = kind(low, high).quantile(np.array([0.0, 1.0]))
-        assert low <= first == pytest.approx(low, rel=1e-12) and high >= last == pytest.approx(high, rel=1e-12)
