@@ -90,7 +90,7 @@ DERIVATIVES = {name: (loss, OUTPUTS, y) for name, (loss, y, _) in LOSSES.items()
 }
 
 
-@pytest.mark.parametrize("name", sweeps.quick(DERIVATIVES, ("quantile", "poisson", "tweedie", "log")))
+@pytest.mark.parametrize("name", sweeps.quick(DERIVATIVES, ("squared", "quantile", "poisson", "log", "own, log")))
 def test_derivatives_are_those_of_automatic_and_of_finite_differences(name, x64):
     """Curvatures are those along each output alone."""
     loss, outputs, y = DERIVATIVES[name]
@@ -212,6 +212,9 @@ def test_names_stand_for_tasks_whose_outputs_are_counted_in_y():
     assert task == Classification(3) and labels.dtype == np.int32
     tasks = Regression(), Regression(1), Regression(3), Classification(3)
     assert [task.shape for task in tasks] == [(), (1,), (3,), (3,)]
+    assert checked_targets(Policy(2), y.reshape(3, 2), 3)[0].units(y) == (0, 1)  # rewards are not scaled
+    with pytest.raises(ValueError, match=r"y must hold the rewards of 2 actions, \(n, 2\), got \(2, 3\)"):
+        checked_targets(Policy(2), y.reshape(2, 3), 2)
     with pytest.raises(ValueError, match="task must be one of 'regression', 'classification', or a task such as"):
         checked_targets("ranking", y, 6)
 
