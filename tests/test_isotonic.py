@@ -194,16 +194,6 @@ def test_small_values_and_near_ties(q, penalty, x64):
     assert_solves(q, penalty, groups=False)
 
 
-@pytest.mark.slow
-def test_entries_that_tie_do_not_stop_the_climb(x64):
-    """Thousands of entries about where the first step ends, the root a little further: the next step is small."""
-    rng = np.random.default_rng(0)
-    for _ in range(40):
-        tie = np.float32(rng.uniform(0.1, 0.9) - 0.5)
-        penalty = (0.5 - tie) / (0.5 + tie) * (1 - 10.0 ** rng.uniform(-5, -3))  # the root of the last entry, alone
-        q = np.full((7, 4096), -1.0)
-        q[0] = np.append(np.full(4095, tie), 0.5)
-        assert_solves(q, penalty)
 
 
 def wide(rng, nodes, n) -> tuple[np.ndarray, float]:

@@ -277,8 +277,6 @@ def test_as_a_tpu_would(name, capfd):
     assert "RACE DETECTED" not in "".join(capfd.readouterr())
 
 
-# --- Lowering --------------------------------------------------------------------------------------------------------
-
 SOFT = {"routing_value": 1, "routing_gradient": 1, "routing_samples": 1}
 LOWERED = {  # the kernels in value and gradients, by their number
     "soft smooth_step": SOFT,
@@ -458,8 +456,6 @@ def test_winners_are_those_of_the_device(monkeypatch):
         config.winners.cache_clear()
 
 
-# --- Bad input -------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -491,8 +487,6 @@ def test_refused(change, message):
     with pytest.raises(ValueError, match=message):
         fn(**arguments)
 
-
-# --- Layout ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
