@@ -303,6 +303,16 @@ def test_a_heavy_sample_counts_as_much_in_a_light_batch_as_in_another():
         np.testing.assert_allclose(np.unique(epoch.round(4)), np.unique(expected.round(4)), rtol=1e-4)
 
 
+def test_only_the_ratios_of_weights_count(plane):
+    weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 2, 11), jnp.float32)
+    fit = lambda factor: compiled(plane._replace(weight=np.float32(factor) * weight), **BATCHES)
+    assert_same(fit(1), fit(7))
+    assert_same(fit(1), fit(1e-30))
+    assert_same(
+        *(compiled(plane._replace(weight=weights), **BATCHES) for weights in (None, np.full(11, 3, np.float32)))
+    )
+
+
 def test_without_weights_the_method_sees_none(plane):
     weights = []
 
