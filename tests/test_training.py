@@ -308,9 +308,8 @@ def test_only_the_ratios_of_weights_count(plane):
     fit = lambda factor: compiled(plane._replace(weight=np.float32(factor) * weight), **BATCHES)
     assert_same(fit(1), fit(7))
     assert_same(fit(1), fit(1e-30))
-    assert_same(
-        *(compiled(plane._replace(weight=weights), **BATCHES) for weights in (None, np.full(11, 3, np.float32)))
-    )
+    unweighted = (compiled(plane._replace(weight=w), **BATCHES) for w in (None, np.full(11, 3, np.float32)))
+    assert_same(*unweighted)
 
 
 def test_without_weights_the_method_sees_none(plane):
