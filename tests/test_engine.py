@@ -153,18 +153,6 @@ def test_the_division_into_calls_changes_nothing(engine, monkeypatch, steps):
     assert rest.losses.tolist() == [40, 41, 42]
 
 
-def test_procedures_gather_procedures_that_gather(engine):
-    async def inner(problem):
-        return sum(await gather(*(mapped(start, total) for start in problem.repeat(2))))
-
-    async def outer(problem):
-        assert await gather() == []
-        return await gather(*(inner(part) for part in problem.repeat(3)))
-
-    assert run(*map(outer, problems_of(1.0, 2.0, engine=engine)), engine=engine) == [[2, 2, 2], [4, 4, 4]]
-    assert engine.run() == []
-
-
 @pytest.mark.parametrize("concurrent", [1, 4, None])
 def test_a_limited_number_of_procedures_run_at_a_time(engine, concurrent):
     """Results are in the order of the procedures, also of those that fail or end without a call."""
@@ -502,16 +490,3 @@ def test_the_losses_of_held_out_rows_are_those_of_the_table(table_problem):
     assert left_out.rows.tolist() == list(range(1, 40, 4)) and left_out.chose and not left_out.several
     expected = np.where(left_out.rows == 5, np.inf, 9)
     np.testing.assert_allclose(left_out.losses[left_out.rows], expected)
-
-
-@pytest.mark.parametrize("optional", [False, True])
-def test_an_optional_problem_without_time_is_dropped(optional):
-    engine = engine_of(monitor=Monitor(deadline=time.monotonic() - 10, seconds=1))
-    problem = problems_of(1.0, engine=engine, is_optional=optional)[0]
-
-    async def procedure():
-        with problem.finishing():
-            return "finished"
-
-    [result] = engine.run(procedure())
-    assert isinstance(result, OutOfTimeError) if optional else result == "finished"

@@ -1,17 +1,13 @@
 """Predictions of hard trees are values of the user's targets, in double precision, wherever a tree is evaluated."""
 
-import ctypes
 from functools import partial
 import itertools
-import os
 import runpy
-import shutil
-import subprocess
 
+import exported_models
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnxruntime
 import pytest
 from recipes import BOOSTED, DGT, GET, LINEAR, RECIPES
 import rules
@@ -24,7 +20,6 @@ from jtrees.leaves import Linear, Values
 from jtrees.tree import ObliqueTree, Origin
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
-COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 X = tables.X + np.eye(1, 4) * np.sign(tables.X)  # a gap at 0
 N, P = X.shape
 KEY = jax.random.key(0)
@@ -132,58 +127,28 @@ def test_class_frequencies_are_those_of_double_precision(fitted):
     np.testing.assert_allclose(forest.predict(tables.X), trees.sum(0), rtol=1e-15)
 
 
-def numpy_file(tree, folder):
-    export.to_numpy(tree, folder / "tree.py")
-    return runpy.run_path(str(folder / "tree.py"))["predict"](X)
-
-
-def loaded_file(tree, folder):
+def loaded(tree, x, folder):
     jtrees.save(tree, folder / "tree.jtrees")
-    return jtrees.load(folder / "tree.jtrees").predict(X)
+    return None, jtrees.load(folder / "tree.jtrees").predict(x)
 
 
-def onnx_file(tree, folder):
-    export.to_onnx(tree, folder / "tree.onnx")
-    session = onnxruntime.InferenceSession(folder / "tree.onnx", providers=["CPUExecutionProvider"])
-    return session.run(["prediction"], {"x": X})[0]
+def from_text(tree, x, folder):
+    columns = {f"x{j}": x[:, j].astype(np.float32).astype(float) for j in range(P)}
+    leaf, answers = rules.leaves_and_answers(tree.to_text(digits=17), columns)
+    return leaf, answers[:, 0]
 
 
-def stablehlo_file(tree, folder):
-    export.to_stablehlo(tree, folder / "tree.stablehlo")
-    program = jax.export.deserialize(bytearray((folder / "tree.stablehlo").read_bytes()))
-    with jax.enable_x64(True):
-        return np.asarray(program.call(X)[0])
-
-
-def c_header(tree, folder, precision="double"):
-    export.to_c(tree, folder / "tree.h", precision=precision)
-    source = f'#include "tree.h"\nvoid rows(const {precision} *x, long n, {precision} *out)'
-    (folder / "tree.c").write_text(source + " { jtrees_predict_rows(x, n, out); }\n")
-    command = [COMPILER, "-O2", "-std=c99", "-shared", "-fPIC", "tree.c", "-o", "tree.so"]
-    subprocess.run(command, cwd=folder, check=True)
-    real = np.float64 if precision == "double" else np.float32
-    x, out = np.ascontiguousarray(X, real), np.empty(N, real)
-    pointer = lambda a: a.ctypes.data_as(ctypes.c_void_p)
-    ctypes.CDLL(str(folder / "tree.so")).rows(pointer(x), ctypes.c_long(N), pointer(out))
-    return out
-
-
-def text(tree, folder):
-    columns = {f"x{j}": X[:, j].astype(np.float32).astype(float) for j in range(P)}
-    return rules.leaves_and_answers(tree.to_text(digits=17), columns)[1][:, 0]
-
-
-NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
-FILES = [numpy_file, loaded_file, onnx_file, stablehlo_file, text]
-FILES += [pytest.param(fn, marks=NEEDS_COMPILER) for fn in (c_header, partial(c_header, precision="float"))]
+FORMS = exported_models.FORMS | {"loaded": loaded, "text": from_text}
+FORMS |= {"C, float": partial(exported_models.in_c, precision="float")}
+IN_C = pytest.param("C, float", marks=exported_models.needs_compiler)
 
 
 @pytest.mark.parametrize("pair", [NEAR, FAR], ids=str)
-@pytest.mark.parametrize("predictions_of", FILES)
-def test_files_predict_the_targets(predictions_of, pair, tmp_path):
+@pytest.mark.parametrize("form", [*exported_models.forms(), "loaded", "text", IN_C])
+def test_files_predict_the_targets(form, pair, tmp_path):
     values, y = Values(np.array([pair[0], pair[0], pair[1], pair[1]])), two_values(*pair)
     tree = ObliqueTree(jnp.eye(3, P), jnp.zeros(3), values, Origin(np.zeros(P, np.float32), np.float64(0)))
-    predictions = predictions_of(tree, tmp_path)
+    predictions = np.ravel(FORMS[form](tree, X, tmp_path)[1])
     assert (predictions == y.astype(predictions.dtype)).all()
 
 

@@ -277,14 +277,3 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
     replaced(folder / "0.npy", original)
     assert f"resumes at step {5 * later}," in within(tmp_path / "run", *command)
     same_run(tmp_path / "run", tmp_path / "original", steps=100, features=3)
-
-
-@pytest.mark.wide
-def test_training_that_diverges(folder, tmp_path):
-    """Not finite: an error, and no checkpoint of it. Finite, and worse than a constant: a line that says so."""
-    command = ["--data", folder, "--evaluate-every", 50, *OPTIONS]
-    output = within(tmp_path / "run", *command, "learning_rate=1e38", status=1)
-    assert "training became non-finite before step 50: try a smaller learning_rate in another --out" in output
-    assert parameters(tmp_path / "run")[0] == 0
-    output = within(tmp_path / "other", *command, "learning_rate=1e3")
-    assert "100 steps, all that was planned" in output and "the model is worse than a constant, whose " in output

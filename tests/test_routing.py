@@ -89,18 +89,6 @@ def test_both_ways_agree_with_the_walk(depth):
         assert np.array_equal(leaf, expected)
 
 
-def test_any_number_of_folded_levels_gives_the_same_leaf(monkeypatch):
-    weights, bias, x, _ = draw_splits(5)
-
-    def with_levels(levels, *tree):
-        monkeypatch.setattr(ops, "FOLDED_LEVELS", levels)
-        return ops.hard(*tree)
-
-    tried = jax.jit(lambda *tree: [with_levels(levels, *tree) for levels in (1, 2, 3, 4, 5, 9)])
-    for leaf in tried(weights, bias, x):
-        assert np.array_equal(leaf, oracles.walk(weights, bias, x))
-
-
 @pytest.mark.parametrize(("right_axes", "value_axes"), [((4,), (1,)), ((2, 4), (2, 1)), ((3,), (3,))])
 def test_leaf_values_broadcast_and_so_do_their_derivatives(x64, right_axes, value_axes):
     """Forwards, backwards and twice; also where probabilities are 0 and 1."""
