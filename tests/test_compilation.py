@@ -227,7 +227,6 @@ def test_the_command_line_keeps_programs_unless_told_not_to(tmp_path, monkeypatc
     assert folder_of_jax() == "of JAX"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_folder")
 def test_a_long_first_fit_is_followed_by_one_line_of_advice(monkeypatch, caplog, tmp_path):
     def compiled():
