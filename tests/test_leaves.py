@@ -205,9 +205,8 @@ def test_rescaled_leaves_answer_the_same_in_the_users_units(name):
     x_zero, x_unit = np.array([5.0, -300, 0]), np.array([2.0, 100, 1e-3])
     y_zero, y_unit = (np.array([40.0, -3]), np.array([7.0, 0.01])) if name.endswith("s") else (40.0, 7.0)
     raw = kind.rescaled(x_zero, x_unit, y_zero, y_unit)
-    assert raw.name == kind.name
     in_double = [a for name, a in vars(raw).items() if name not in ("coefficients", "loss") and a is not None]
-    assert {a.dtype for a in in_double} == {np.dtype(np.float64)}
+    assert raw.name == kind.name and {a.dtype for a in in_double} == {np.dtype(np.float64)}
     expected = y_zero + y_unit * answers(kind, x)
     result = answers(jax.tree.map(lambda a: np.asarray(a, np.float64), raw), x_zero + x_unit * x)
     # Slopes times features are up to a thousand here, and held to 24 bits.

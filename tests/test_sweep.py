@@ -129,9 +129,23 @@ def test_means_of_combinations():
     np.testing.assert_allclose(rows["loss"], [0.3, 0.6])
     np.testing.assert_allclose(rows["error"], [0, np.std([0.4, 0.8], ddof=1) / np.sqrt(2)], atol=1e-12)
     assert rows["seconds"].tolist() == [2, 2]
-    assert np.isnan(results([[[0.4]]]).frame(by="mean")["error"][0])
     with pytest.raises(ValueError, match="by must be one of 'mean'"):
         frame.frame(by="median")
+
+
+def test_the_state_and_the_losses_of_a_run_of_several_folds():
+    for expected, folds in (
+        ("finished", ["finished"] * 3),
+        ("not started", ["not started"] * 3),
+        ("interrupted", ["finished", "finished", "not started"]),
+        ("diverged", ["finished", "diverged", "not started"]),
+    ):
+        assert results(np.ones((1, 1, 3)), [[folds]]).rows()[0]["state"] == expected
+    # The first has only an easy fold. The second has all folds. The third has two, and one is unfinished.
+    losses = np.array([[[0.1, np.inf, np.inf]], [[1.0, 1.0, 1.0]], [[0.2, 0.2, np.inf]]])
+    states = [["finished", "diverged", "diverged"], ["finished"] * 3, ["finished", "interrupted", "not started"]]
+    best = lambda rows: rows[results(losses[rows], np.array(states)[rows, None]).best_run[0]]
+    assert best([0, 1, 2]) == 1 and best([0, 2]) == 2
 
 
 @pytest.mark.slow
@@ -182,12 +196,6 @@ def test_a_sweep_is_drawn_by_option_and_by_size():
     matplotlib.pyplot.close("all")
 
 
-def test_progress_in_a_file_has_a_line_for_each_tenth(capsys):
-    single(seeds=20, batch=1, progress=True)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("runs: ")]
-    assert len(lines) == 10 and lines[-1].startswith("runs: 20 of 20, loss ") and lines[-1].endswith(", 0 s left")
-
-
 def ctrl_c(monkeypatch, run, after=True):
     """Ctrl-C comes in the search of a run, counted from 1: after its training or before."""
     search, number = Polynomials.search, itertools.count(1)
@@ -228,30 +236,6 @@ def test_a_run_that_came_to_its_end_is_the_best_whatever_an_interrupted_run_has_
         result = sweep(grid={"learning_rate": (1e-6, 0.5, 0.6)}, batch=1)
     assert result.losses[1] < result.losses[0] and result.best_run == (0, 0)
     assert result.frame()["learning_rate"].tolist()[0] == 1e-6
-
-
-@pytest.mark.parametrize(
-    ("expected", "folds"),
-    [
-        ("finished", ["finished"] * 3),
-        ("not started", ["not started"] * 3),
-        ("interrupted", ["finished", "finished", "not started"]),
-        ("diverged", ["finished", "diverged", "not started"]),
-    ],
-)
-def test_the_state_of_a_run_of_several_folds(expected, folds):
-    assert results(np.ones((1, 1, 3)), [[folds]]).rows()[0]["state"] == expected
-
-
-def test_folds_that_a_combination_does_not_have_are_not_compared():
-    """The first has only an easy fold. The second has all folds. The third has two, and one is unfinished."""
-    losses = np.array([[[0.1, np.inf, np.inf]], [[1.0, 1.0, 1.0]], [[0.2, 0.2, np.inf]]])
-    states = np.array(
-        [[["finished", "diverged", "diverged"]], [["finished"] * 3], [["finished", "interrupted", "not started"]]]
-    )
-    best = lambda rows: rows[results(losses[rows], states[rows]).best_run[0]]
-    assert best([0, 1, 2]) == 1
-    assert best([0, 2]) == 2
 
 
 BOTH = [

@@ -1,6 +1,5 @@
 """What arguments are refused for: the message names the argument and the rule. Valid arguments stay as they are."""
 
-import datetime
 import re
 
 import jax
@@ -37,12 +36,9 @@ def test_good_weights_and_targets_come_back_as_they_are():
     ("weight", "message"),
     [
         *((w, "sample_weight must have shape (3,), one a row of x, got shape") for w in (1.0, np.ones((3, 1)))),
-        (jnp.ones(4), "sample_weight must have shape (3,), one a row of x, got shape (4,)"),
         ([1.0, np.nan, np.inf], f"sample_weight {NOT_FINITE.format(2)}(1,)"),
-        (jnp.asarray([1.0, 0, -np.inf]), f"sample_weight {NOT_FINITE.format(1)}(2"),
         ([1, -2, -1], "sample_weight must not be negative, got -2"),
         ([0.0, 0.0, 0.0], "sample_weight must not be zero everywhere"),
-        (["a", "b", "c"], "sample_weight must be numeric, got values of type <U1"),
         (np.array([1, "b", None], object), "sample_weight must be numeric, got 1 and others"),
     ],
 )
@@ -56,9 +52,7 @@ def test_bad_weights_are_refused(weight, message):
         *((y, "y must have shape (n,) or (n, k), got shape") for y in (5.0, np.ones((3, 1, 1)), np.ones((3, 0)))),
         ([1.0, 2], "x and y must have the same number of rows, got 3 and 2"),
         ([[1.0, 2], [2, np.inf], [3, 4]], f"y {NOT_FINITE.format(1)}(1, 1)"),
-        ([2.5, 2.5, 2.5], "y must take at least two values to learn from, got 2.5 in every row"),
         ([[1, 7], [2, 7], [3, 7]], "y must take at least two values to learn from, got 7.0 in every row in column 1"),
-        (["a", "b", "c"], "y must be numeric, got values of type <U1"),
         (jnp.asarray([1j, 2, 3]), "y must be numeric, got values of type complex64"),
         ([1.0, None, "b"], "y must be numeric, got 1.0 and others"),
     ],
@@ -103,17 +97,13 @@ def test_labels_become_int32(y):
     [
         *((y, None, "y must have shape (n,) with n at least 1, got shape") for y in ([[0, 1]], 3, [])),
         ([0.0, 1.0, np.inf], None, f"y {NOT_FINITE.format(1)}(2,)"),
-        (np.array([0, None], object), None, "y must hold whole numbers 0..K-1 in classification, got "),
-        ([0, None], None, "got None in row 1: leave rows without a label out"),
         (pd.Series(["a", None]), None, "got nan in row 1: leave rows without a label out"),
         (pd.Series(["a", None], dtype="string"), None, "got <NA> in row 1: leave rows without"),
         (np.array([0, "a"], object), None, "got 0 and 'a' (in row 1): make labels one type, then"),
-        (np.array(["b", "a"]), None, "got np.str_('b')" + ENCODE),
         ([1.0, 0.5, 0.25], None, "y must hold whole numbers 0..K-1 in classification, got 0.5" + ENCODE),
         (np.array(["2020", "2021"], "M8[D]"), None, "got np.datetime64('2020-01-01')" + ENCODE),
         ([-1, 0, 1], None, "y must hold classes 0..K-1, got labels from -1 to 1" + ENCODE),
         ([0, 1, 3], 3, "y must hold classes 0..2, got labels from 0 to 3" + KNOWN),
-        (["a", "c"], 3, "y must hold whole numbers 0..K-1 in classification, got 'a'" + KNOWN),
         ([0, 10**14], None, "y must hold every class 0..100000000000000, got no sample of class 1" + ENCODE),
         ([0, 0], None, "y must hold at least two classes to learn from, got one"),
     ],
@@ -146,18 +136,13 @@ ONE = pd.DataFrame({"a": [1.0], "b": ["u"]})
         *((np.ones(shape), "x must have at least one row and one column") for shape in ((0, 2), (2, 0))),
         (np.ones((2, 3)), "x must have 2 columns, got 3"),
         ([[1.0, np.nan]], f"x {NOT_FINITE.format(1)}(0, 1)"),
-        (np.array([[1, None]], object), f"x {NOT_FINITE.format(1)}(0, 1)"),
-        (np.ones((2, 2), complex), "x must be numeric, got values of type complex128"),
         (jnp.ones((2, 2), jnp.complex64), "x must be numeric, got values of type complex64"),
         ([[1.0, 2.0], [3.0]], "x must be an array of numbers, got rows of different lengths"),
-        ({"a": [1, 2]}, "x must be numeric, got {'a': [1, 2]}"),
         (np.array([[1, "b"]], object), "x must be numeric, got 1 and others, such as 'b' at (0, 1): encode text"),
         (np.full((2, 2), 3, "m8[s]"), "got values of type timedelta64[s]: make numbers of dates"),
         (ONE, "x must be numeric, got 'u' in column 'b': encode text, such as by a"),
         (ONE.assign(b=pd.array([None], "Float64")), "got <NA> in column 'b': fill gaps"),
         (ONE.assign(b=pd.to_datetime(["2020-01-01"])), "got Timestamp('2020-01-01 00:00:00') in column 'b': make numb"),
-        (ONE.assign(b=[datetime.date(2020, 1, 1)]), "in column 'b': make numbers of dates"),
-        (ONE.set_axis(["a", "a"], axis=1), "x must be numeric, got 'u' in column 'a'"),
     ],
 )
 def test_bad_features_are_refused(x, message):
