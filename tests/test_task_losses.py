@@ -242,7 +242,6 @@ def test_scores_are_those_of_sklearn():
     [
         (lambda: losses.Quantile(1), "levels must be above 0 and below 1, got 1"),
         (lambda: losses.Quantile((0.5, 0.2)), r"levels must increase, got \(0.5, 0.2\)"),
-        (lambda: losses.Quantile(()), r"levels must be a number, or several, got \(\)"),
         (lambda: losses.Huber(0), "delta must be above 0, got 0"),
         (lambda: losses.Tweedie(2.5), "variance_power must be above 1 and below 2, got 2.5"),
         (lambda: losses.LogLoss(1.5), "smoothing must be above 0 and below 1, got 1.5"),
@@ -251,7 +250,6 @@ def test_scores_are_those_of_sklearn():
         (lambda: Regression(0), "outputs must be at least 1, got 0"),
         (lambda: Regression(2, losses.Quantile((0.1, 0.9))), "outputs must be None for Quantile"),
         (lambda: Classification(1), "classes must be at least 2, got 1"),
-        (lambda: Classification(2.5), "classes must be a whole number, got 2.5"),
         (lambda: Classification(2, "poisson"), r"loss_function must be LogLoss or a function, got Poisson\(\)"),
         (lambda: Classification(2, class_weight=(1, 0)), "class_weight must be 2 numbers above 0, one a class"),
         (lambda: Policy(1), "actions must be at least 2, got 1"),
@@ -275,8 +273,6 @@ def test_functions_of_logits_are_refused_where_leaves_are_class_frequencies(name
     [
         ("poisson", np.where(np.arange(N) == 7, -2.0, COUNTS), r"y must be at least 0 .*, got .*-2.0.* in row 7"),
         ("gamma", COUNTS, r"y must be above 0 for Gamma\(\), got .*0.0.* in row"),
-        (losses.Tweedie(1.2), -COUNTS, r"y must be at least 0 for Tweedie\(variance_power=1.2\)"),
-        (lambda outputs, y: jnp.float32(0), REAL, r"one number a sample, of shape \(\d+,\), got shape \(\)"),
         (losses.Huber(1.0), np.stack([REAL, COUNTS], 1), "loss must be of one target"),
     ],
 )
@@ -352,27 +348,6 @@ def test_a_log_link_follows_the_unit_of_the_targets():
     np.testing.assert_allclose(scaled.predict(tables.X), 1000 * plain.predict(tables.X), rtol=1e-4)
     assert scaled.loss == pytest.approx(1000 * plain.loss, rel=1e-3)
     assert "->" in plain.tree.to_text()
-
-
-@pytest.mark.slow
-def test_policies_are_near_those_of_exhaustive_search():
-    """Over axis-aligned splits at every value, whose best mean reward an oblique tree should reach."""
-    draw = np.random.default_rng(2)
-    x = draw.integers(0, 5, size=(60, 2)).astype(float)
-    rewards = 0.3 * draw.normal(size=(60, 3)) + np.stack([x[:, 0] > 2, x[:, 1] > 2, np.full(60, 0.3)], 1)
-
-    def best(rows, depth):
-        values = [rewards[rows].sum(0).max()]
-        for column, threshold in itertools.product(range(2), range(4)) if depth else ():
-            right = x[rows, column] > threshold
-            values.append(best(rows[right], depth - 1) + best(rows[~right], depth - 1))
-        return max(values)
-
-    fit = jtrees.fit(jtrees.GET(depth=2, starts=8, epochs=300), x, rewards, key=KEY, task=Policy(3))
-    played = np.asarray(fit.predict(x))
-    assert set(np.unique(played)) <= {0.0, 1.0} and (played.sum(1) == 1).all()
-    assert fit.loss == pytest.approx(-(played * rewards).sum(1).mean(), rel=1e-6)
-    assert -fit.loss >= best(np.arange(60), 2) / 60 - 0.03
 
 
 @pytest.mark.slow
