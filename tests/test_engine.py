@@ -251,14 +251,13 @@ def test_work_on_the_host_is_done_once_for_the_same_arrays_of_a_run(engine):
         return array + number
 
     async def procedure(problem):
-        return problem.host(work, a, 1)
+        return [problem.host(work, array, number) for array, number in ((a, 1), (a, 2), (b, 1))]
 
-    first, second = problems_of(1.0, 2.0, engine=engine)
-    results = [first.host(work, a, 1), second.host(work, a, 1), first.host(work, a, 2), second.host(work, b, 1)]
-    assert calls == [1, 2, 1] and results[0] is results[1] is not results[3]
-    for _ in range(2):
-        run(*map(procedure, (first, second)), engine=engine)
-    assert calls == [1, 2, 1, 1]  # the first run has the value from before, and forgets it
+    problems = problems_of(1.0, 2.0, engine=engine)
+    for _ in range(2):  # the second run has forgotten the values of the first
+        first, second = run(*map(procedure, problems), engine=engine)
+        assert first[0] is second[0] and first[0] is not first[2]
+    assert calls == 2 * [1, 2, 1]
 
 
 def test_a_large_array_is_put_on_the_device_once(engine, monkeypatch):

@@ -400,28 +400,3 @@ def test_refused(change, message):
         fn, arguments = Config, {"backend": "triton", "tile": 128, "block": 8, "features": 512} | change
     with pytest.raises(ValueError, match=message):
         fn(**arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("depth", "path"), [(1, 0), (2, 0), (3, 2), (5, 0), (5, 2), (6, 3)])
-def test_a_tree_is_cut_and_joined(depth, path):
-    """Each row is the node that the turns in its number lead to; a node is the sum over its copies."""
-    sizes = Config("triton", tile=8, block=8, features=16, subtree=depth - path).layout(kernels.Sizes(5, 3, depth, 2))
-    nodes = jnp.arange(2**depth - 1, dtype=jnp.float32)[:, None] + 1  # numbered as in a heap
-    rows = sizes.cut(nodes)
-    assert rows.shape == (2**path, sizes.rows, 1)
-    for subtree in range(2**path):
-        expected = [(2**path + subtree) >> (path - level) for level in range(path)]
-        expected += [0] * ((8 if path else 0) - path)
-        for level in range(depth - path):
-            for row in range(max(8, 2**level)):
-                node = 2**path + subtree
-                for turn in range(level):
-                    node = 2 * node + (row >> turn & 1)
-                expected.append(node)
-        np.testing.assert_array_equal(rows[subtree, :, 0], expected)
-    copies = sizes.join(jnp.broadcast_to(jnp.ones(1), rows.shape))
-    np.testing.assert_array_equal(sizes.join(rows), nodes * copies)
-    assert int(copies.sum()) == int((rows > 0).sum())
-    values = jnp.arange(2.0 * 2**depth).reshape(-1, 2)
-    np.testing.assert_array_equal(sizes.join_leaves(sizes.cut_leaves(values)), values)

@@ -8,6 +8,7 @@ import itertools
 import math
 import signal
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -215,21 +216,14 @@ def test_options_of_a_base():
     assert groups_of(recipe, combinations) == [[0, 2], [1, 3]]
 
 
-def huber(outputs, y):
-    return optax.losses.huber_loss(outputs, y, delta=0.1)
-
-
 def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
+    huber = lambda outputs, y: optax.losses.huber_loss(outputs, y, delta=0.1)
     y = np.array([0.0, 10.0, 20.0])
     table = checked_table(np.arange(3.0)[:, None], y, None, "regression")
-
-    class Model:
-        def predict(self, x):
-            return y + np.array([0.0, 1.0, 10.0])
-
-    losses = losses_of(Model(), table.replace(task=Regression(loss_function=huber)), Scaling.fit(table))
+    model = SimpleNamespace(predict=lambda x: y + np.array([0.0, 1.0, 10.0]))
+    losses = losses_of(model, table.replace(task=Regression(loss_function=huber)), Scaling.fit(table))
     np.testing.assert_allclose(losses, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
-    np.testing.assert_allclose(losses_of(Model(), table, Scaling.fit(table)), [0, 1, 100])
+    np.testing.assert_allclose(losses_of(model, table, Scaling.fit(table)), [0, 1, 100])
 
 
 @pytest.mark.parametrize(
