@@ -1,16 +1,14 @@
 """How programs of a fit are compiled: which calls compile, ahead of the data, and in a folder for later processes."""
 
 import logging
-import os
-import subprocess
-import sys
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recipes import BAGGED, DGT, GET, LINEAR, RECIPES
+from recipes import DGT, GET, RECIPES
+import sweeps
 
 import jtrees
 from jtrees import caching, cli, compilation
@@ -26,9 +24,6 @@ def table(rows: int = 68, seed: int = 0):
     x = 50 * rng.normal(size=(rows, COLUMNS)) + [10, 0, 200]
     x[: rows // 4, 1] = 0
     return x, np.where(x[:, 0] + x[:, 1] > 0, 300.0, -100.0) + x[:, 2] + rng.normal(size=rows)
-
-
-# --- Programs in memory ----------------------------------------------------------------------------------------------
 
 
 def test_a_function_compiles_once_for_each_shape_and_static_option(count_compilations):
@@ -57,40 +52,14 @@ def test_programs_beyond_a_number_are_dropped(monkeypatch, count_compilations):
     assert total.programs() == 3
 
 
-@pytest.mark.slow
-@pytest.mark.exact
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("name", ["GET", "LatentTree", "TEL"])
-def test_code_compiled_quickly_makes_the_same_model(monkeypatch, data, name):
-    x, y = data
-    predictions = []
-    for size in (2**16, 0):
-        monkeypatch.setattr(compilation, "SMALL_SIZE", size)
-        predictions.append(jtrees.fit(RECIPES[name], x, y, key=KEY).predict(x))
-    # Rounding of float32, through some updates.
-    np.testing.assert_allclose(*predictions, rtol=1e-3, atol=1e-3 * np.ptp(y))
-
-
-# --- Compilation ahead -----------------------------------------------------------------------------------------------
-
-AHEAD = [GET.replace(starts=6), LINEAR, *(RECIPES[name] for name in ("DGT", "TEL", "LatentTree", "Sparse")), BAGGED]
-OTHERS = [RECIPES[name] for name in ("RADDT", "CO2", "NonGreedy")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [*AHEAD, *(pytest.param(recipe, marks=pytest.mark.wide) for recipe in OTHERS)])
-def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(recipe, count_compilations):
+@pytest.mark.parametrize("name", sweeps.slow(RECIPES, ["GET", "DGT", "LatentTree", "Bagged"]))
+def test_a_fit_after_a_warm_up_of_its_shape_compiles_nothing(name, count_compilations):
+    if name in ("Boosted", "Refined"):
+        pytest.skip("each number of trees has a program of its own")
+    recipe = GET.replace(starts=6) if name == "GET" else RECIPES[name]
     assert count_compilations(lambda: jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)) > 0
     x, y = table()
     assert count_compilations(lambda: jtrees.fit(recipe, x, y, key=KEY).predict(x)) == 0
-
-
-@pytest.mark.slow
-def test_boosting_then_compiles_the_predictions_of_its_numbers_of_trees_alone(count_compilations):
-    recipe = jtrees.Boosted(jtrees.GET(depth=2), rounds=12, learning_rate=0.3)
-    jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS)
-    # A small table has five sums. Each predicts the rows that it left out with the program of their mean.
-    assert count_compilations(lambda: jtrees.fit(recipe, *table(), key=KEY).loss) <= 1
 
 
 CASES = {
@@ -115,19 +84,14 @@ def test_tasks_rows_to_evaluate_on_and_constraints_are_part_of_a_warm_up(case, c
     assert count_compilations(lambda: jtrees.fit(recipe, x, y, key=KEY, **options).predict(x)) == 0
 
 
-@pytest.mark.slow
 def test_a_warm_up_takes_few_updates_and_leaves_fits_as_they_are():
     x, y = table()
     before = jtrees.fit(DGT, x, y, key=KEY).predict(x)
     seconds = jtrees.warmup(DGT.replace(epochs=10**7), rows=len(x), columns=COLUMNS)  # all would take many minutes
     assert 0 < seconds < 60
     np.testing.assert_array_equal(jtrees.fit(DGT, x, y, key=KEY).predict(x), before)
-
-
-@pytest.mark.slow
-def test_groups_by_name_need_no_names_in_a_warm_up():
-    recipe = jtrees.Sparse(DGT, interactions=[["area", "age"]], epochs=4)
-    assert jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS) > 0
+    by_names = jtrees.Sparse(DGT, interactions=[["area", "age"]], epochs=4)
+    assert jtrees.warmup(by_names, rows=ROWS, columns=COLUMNS) > 0
 
 
 @pytest.mark.parametrize(
@@ -149,10 +113,8 @@ def test_a_warm_up_refuses(change, message):
         jtrees.warmup(**{"recipe": DGT, "rows": 20, "columns": 2} | change)
 
 
-# --- Programs in a folder --------------------------------------------------------------------------------------------
-
-THRESHOLDS = ["compile_time_secs", "entry_size_bytes"]
-SETTINGS = ["jax_compilation_cache_dir", *(f"jax_persistent_cache_min_{name}" for name in THRESHOLDS)]
+SETTINGS = ["jax_compilation_cache_dir"]
+SETTINGS += [f"jax_persistent_cache_min_{name}" for name in ("compile_time_secs", "entry_size_bytes")]
 
 
 def folder_of_jax():
@@ -188,26 +150,22 @@ def double():
     jax.jit(lambda a: 2 * a)(np.ones(3))
 
 
+BROKEN = [None, lambda entry: b"", lambda entry: entry[:-9], lambda entry: b"text" + entry[4:]]
+
+
 @pytest.mark.usefixtures("no_folder")
-def test_a_folder_keeps_small_programs_also_after_the_first_compilation(tmp_path):
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_folder_keeps_small_programs_also_after_the_first_compilation(tmp_path, broken):
+    """A killed process leaves half of an entry: the next compiles the program again, and the one after it reads it."""
     assert programs_read(double) == 0
     folder = jtrees.cache(tmp_path / "programs")
     assert folder == str(tmp_path / "programs") == folder_of_jax()
     assert programs_read(double) == 0
-    assert os.listdir(folder)
-    assert programs_read(double) == 1
-
-
-@pytest.mark.usefixtures("no_folder")
-@pytest.mark.parametrize("broken", [lambda entry: b"", lambda entry: entry[:-9], lambda entry: b"text" + entry[4:]])
-def test_an_entry_that_cannot_be_read_is_replaced(tmp_path, broken):
-    """A killed process leaves half of an entry: the next compiles the program again, and the one after it reads it."""
-    jtrees.cache(tmp_path)
-    double()
-    [entry] = tmp_path.iterdir()
-    entry.write_bytes(broken(entry.read_bytes()))
-    with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
-        assert programs_read(double) == 0
+    [entry] = (tmp_path / "programs").iterdir()
+    if broken is not None:
+        entry.write_bytes(broken(entry.read_bytes()))
+        with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+            assert programs_read(double) == 0
     assert programs_read(double) == 1
 
 
@@ -221,15 +179,9 @@ def test_the_folder_by_default(tmp_path, monkeypatch):
     jax.config.update("jax_compilation_cache_dir", None)
     assert jtrees.cache() == str(tmp_path / ".cache" / "jtrees")
     monkeypatch.chdir(tmp_path)
-    assert jtrees.cache("here") == str(tmp_path / "here")
-    assert jtrees.cache("~/there") == str(tmp_path / "there")
-
-
-@pytest.mark.usefixtures("no_folder")
-def test_a_threshold_of_the_environment_stays(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "7")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "7")  # which stays
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
-    jtrees.cache(tmp_path)
+    assert jtrees.cache("here") == str(tmp_path / "here") and jtrees.cache("~/there") == str(tmp_path / "there")
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 7
 
 
@@ -246,15 +198,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="JTREES_CACHE: folder must be one that can be made and written to, got '"):
         caching.cache_by_environment()
     assert folder_of_jax() is None
-
-
-@pytest.mark.slow
-def test_the_environment_variable_switches_the_folder_on_at_import(tmp_path):
-    code = "import jtrees, jax; print(jax.config.jax_compilation_cache_dir)"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
-    environment["JTREES_CACHE"] = str(tmp_path / "programs")
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(tmp_path / "programs")
 
 
 @pytest.mark.usefixtures("no_folder")
@@ -284,57 +227,25 @@ def test_the_command_line_keeps_programs_unless_told_not_to(tmp_path, monkeypatc
     assert folder_of_jax() == "of JAX"
 
 
-# --- Advice ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_advice(no_folder, monkeypatch, caplog):
-    """A process without advice so far, in which every fit is long."""
-    monkeypatch.setattr(caching, "ADVICE", [])
-    monkeypatch.setattr(caching, "LONG_SECONDS", 0.0)
-    with caplog.at_level(logging.INFO, "jtrees"):
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_advice")
+@pytest.mark.usefixtures("no_folder")
 def test_a_long_first_fit_is_followed_by_one_line_of_advice(monkeypatch, caplog, tmp_path):
     def compiled():
         with caching.advising():
             jax.jit(lambda a: a + 1)(np.ones(3))
 
-    monkeypatch.setattr(caching, "LARGE_SHARE", 0.0)
+    monkeypatch.setattr(caching, "ADVICE", [])  # a process without advice so far
     monkeypatch.setattr(caching, "LONG_SECONDS", 5.0)
-    compiled()
-    assert not caplog.messages  # it was short
-    monkeypatch.setattr(caching, "LONG_SECONDS", 0.0)
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    compiled()
-    assert not caplog.messages  # there is a folder
-    jax.config.update("jax_compilation_cache_dir", None)
-    TreeRegressor(DGT).fit(*table(20))
-    compiled()
+    with caplog.at_level(logging.INFO, "jtrees"):
+        compiled()
+        monkeypatch.setattr(caching, "LONG_SECONDS", 0.0)
+        with caching.advising():
+            pass
+        monkeypatch.setattr(caching, "LARGE_SHARE", 0.0)
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        compiled()
+        assert not caplog.messages  # it was short, or ran more than it compiled, or there is a folder
+        jax.config.update("jax_compilation_cache_dir", None)
+        TreeRegressor(DGT).fit(*table(20))
+        compiled()
     assert len(caplog.messages) == 1
     assert "s of this fit were compilation: jtrees.cache(), or JTREES_CACHE=1" in caplog.messages[0]
-
-
-@pytest.mark.usefixtures("no_advice")
-def test_a_fit_that_mostly_ran_is_followed_by_no_advice(caplog):
-    with caching.advising():
-        pass
-    assert not caplog.messages
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_advice")
-def test_the_command_line_prints_the_advice_where_it_cannot_keep_programs(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(caching, "LARGE_SHARE", 0.0)
-    monkeypatch.setenv("XDG_CACHE_HOME", __file__)
-    x, y = table(20)
-    np.savetxt(tmp_path / "t.csv", np.column_stack([x, y]), delimiter=",", header="a,b,c,y", comments="")
-    options = ["--recipe", "DGT", "--set", "depth=1", "epochs=3", "widths=()"]
-    assert cli.main(["fit", str(tmp_path / "t.csv"), "--target", "y", "--out", str(tmp_path / "m"), *options]) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if "programs" in line]
-    assert len(lines) == 2 and lines[0].startswith("jtrees: compiled programs are not kept: folder must be")
-    assert "s of this fit were compilation: jtrees.cache(), or JTREES_CACHE=1" in lines[1]
-    assert not logging.getLogger("jtrees").handlers

@@ -26,19 +26,15 @@ def test_four_kills(uninterrupted, tmp_path):
     while kills < 4:
         before = set(out.glob("checkpoints/*"))
         process = script(out, *SMALL, *often)
-        if kills % 2:  # while it trains and saves
-            while set(out.glob("checkpoints/*")) <= before and process.poll() is None:
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0, 0.5))
-        else:
-            time.sleep(rng.uniform(0, 3))
+        while kills % 2 and set(out.glob("checkpoints/*")) <= before and process.poll() is None:
+            time.sleep(0.01)  # until it trains and saves
+        time.sleep(rng.uniform(0, 0.5 if kills % 2 else 3))
         if process.poll() is not None:
-            process.communicate()
             shutil.rmtree(out)  # it came to its end: once more from the beginning
-            continue
+        else:
+            kills += 1
         process.kill()
         process.communicate()
-        kills += 1
     ended(script(out, *SMALL, *often))
     same_run(out, uninterrupted)
     steps = steps_of(out)
@@ -94,12 +90,9 @@ def test_a_truncated_checkpoint(uninterrupted, tmp_path):
 @pytest.mark.slow
 def test_a_full_disk(uninterrupted, tmp_path):
     """It says so and ends; with room again the same command goes on."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True, check=False
-    )
-    if mounted.returncode:
+    (small := tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no permission to mount a small tmpfs")
     try:
         out = small / "run"
@@ -116,37 +109,21 @@ def test_a_full_disk(uninterrupted, tmp_path):
 
 
 @pytest.mark.wide
-def test_one_of_two_processes_is_told_to_stop(tmp_path):
-    """SIGTERM to the second: both end, with a checkpoint. And started unlike each other they do not begin."""
+def test_one_of_two_processes_is_told_to_stop_or_dies(tmp_path):
+    """SIGTERM to the second: both end, with a checkpoint. Killed, the first ends at once, with one line."""
 
-    def both(name, *arguments):
-        where = free_address()
-        options = ["--coordinator", where, "--processes", 2]
-        several = [*SMALL, "--epochs", 100, "--save-every", 100_000, "--evaluate-every", 100_000]
-        return [
-            script(tmp_path / name, *several, *options, "--process", i, *(arguments if i else [])) for i in range(2)
-        ]
+    def both(name, *arguments, epochs=10_000):
+        options = [*SMALL, "--epochs", epochs, "--save-every", 100_000, "--evaluate-every", 100_000, "--processes", 2]
+        options += ["--coordinator", free_address()]
+        return [script(tmp_path / name, *options, "--process", i, *(arguments if i else [])) for i in range(2)]
 
     first, second = both("run")
     assert any(line.startswith("step ") for line in first.stderr)  # until it trains
     second.send_signal(signal.SIGTERM)
     assert "stopped at step" in ended(first, status=75) and "stopped" not in ended(second, status=75)
     assert parameters(tmp_path / "run")[0] > 0
-    for process in both("other", "--max-steps", 100):
-        assert "must be started with the same options" in ended(process, status=1)
-    first, second = (ended(process, status=1) for process in both("blind", "--data", tmp_path / "nowhere"))
-    assert "see the same data" in first and "give either --data FOLDER or --synthetic" in second
-
-
-@pytest.mark.wide
-def test_the_others_end_at_once_if_a_process_dies(tmp_path):
-    """With the status that means to run the command again, and one line."""
-    where, both = free_address(), []
-    for i in range(2):
-        options = ["--epochs", 10_000, "--coordinator", where, "--processes", 2, "--process", i]
-        both.append(script(tmp_path / "run", *SMALL, *options))
-    first, second = both
-    assert any(line.startswith("step ") for line in first.stderr)  # until it trains
+    first, second = both("killed")
+    assert any(line.startswith("step ") for line in first.stderr)
     second.kill()
     second.communicate()
     died = time.monotonic()
@@ -154,25 +131,28 @@ def test_the_others_end_at_once_if_a_process_dies(tmp_path):
     assert first.returncode == os.EX_TEMPFAIL and time.monotonic() - died < 5, output
     lines = [line for line in output.splitlines() if not line.startswith("step ")]
     assert lines == ["another process has ended: the same command resumes the run"]
+    # Started unlike each other they do not begin.
+    for process in both("other", "--max-steps", 100):
+        assert "must be started with the same options" in ended(process, status=1)
+    first, second = (ended(process, status=1) for process in both("blind", "--data", tmp_path / "nowhere"))
+    assert "see the same data" in first and "give either --data FOLDER or --synthetic" in second
 
 
-ERRORS = {
-    "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error [127.0.0.1]:1: Connection reset by peer": 75,
-    "UNAVAILABLE: Task 1 heartbeat timeout.": 75,
-    "RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes": None,
-    "--target must be a column, got 'barrier'": None,
-}
-
-
-@pytest.mark.parametrize(("message", "status"), ERRORS.items())
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error [127.0.0.1]:1: Connection reset by peer", 75),
+        ("UNAVAILABLE: Task 1 heartbeat timeout.", 75),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", None),
+        ("--target must be a column, got 'barrier'", None),
+    ],
+)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_only_errors_of_other_processes_mean_run_again(monkeypatch, capsys, message, status, wrapped):
     statuses: list = []
     monkeypatch.setattr(os, "_exit", statuses.append)
-    error: Exception = ValueError(message)
-    if wrapped:
-        error, cause = CheckpointError("cannot write a checkpoint"), error
-        error.__cause__ = cause
+    error: Exception = CheckpointError("cannot write a checkpoint") if wrapped else ValueError(message)
+    error.__cause__ = ValueError(message) if wrapped else None
     for processes in (1, 2):
         monkeypatch.setattr(jax, "process_count", lambda processes=processes: processes)
         with pytest.raises(type(error)), distributed.resumable():
@@ -181,7 +161,29 @@ def test_only_errors_of_other_processes_mean_run_again(monkeypatch, capsys, mess
     assert capsys.readouterr().err.count("another process has ended") == len(statuses)
 
 
-# --- Data that change, and data that will not do ---------------------------------------------------------------------
+def test_a_run_goes_on_only_if_the_blocks_that_it_has_used_are_the_same(half, folder):
+    """The time of modification says that a file must be compared. A block that was not used may change."""
+    command, blocks = half
+    original = {file: file.read_bytes() for file in folder.iterdir()}
+    output = changed_block(folder, blocks[1])  # which is not in memory
+    assert output in within(*command, status=1)
+    for file, content in original.items():
+        file.write_bytes(content)
+    changed_block(folder, blocks[7])
+    output = within(*command)
+    changed = blocks[7] // 6
+    assert f"{changed}.npy was written again: its " in output and "its others may differ" in output
+    assert re.search(rf"{1 - changed}.npy was written again: its \d+ blocks that the run has used are the same", output)
+    assert "100 steps, all that was planned" in output
+
+
+@pytest.mark.slow
+def test_a_block_that_changed_without_a_trace_is_refused_where_it_is_read_again(half, folder):
+    command, blocks = half
+    output = changed_block(folder, blocks[1], stamp=True)
+    assert output in within(*command, status=1)
+    assert 50 <= parameters(command[0])[0] < 100  # in the second pass
+
 
 OPTIONS = ["--block", 50, "--batch", 10, "--held-out", 2, "--epochs", 2, "--save-every", 1000]
 OPTIONS += ["--set", "depth=2", "widths=[]"]
@@ -255,37 +257,6 @@ def changed_block(folder, i, stamp=False):
     return f"{file}, row {50 * (i % 6)} (from 0): the block that begins there has changed since the run read it"
 
 
-def test_a_run_does_not_go_on_if_a_block_that_it_has_used_has_changed(half, folder):
-    """Also a block that is not in memory: the time of modification says that the file must be compared."""
-    command, blocks = half
-    original = {file: file.read_bytes() for file in folder.iterdir()}
-    output = changed_block(folder, blocks[1])
-    assert output in within(*command, status=1)
-    for file, content in original.items():
-        file.write_bytes(content)
-    output = within(*command)
-    for i in range(2):
-        assert re.search(rf"{i}.npy was written again: its \d+ blocks that the run has used are the same", output)
-    assert "100 steps, all that was planned" in output
-
-
-@pytest.mark.slow
-def test_a_block_that_the_run_has_not_used_may_change_and_a_line_says_so(half, folder):
-    command, blocks = half
-    changed_block(folder, blocks[7])
-    output = within(*command)
-    assert f"{blocks[7] // 6}.npy was written again: its " in output and "its others may differ" in output
-    assert f"{1 - blocks[7] // 6}.npy was written again" not in output
-
-
-@pytest.mark.slow
-def test_a_block_that_changed_without_a_trace_is_refused_where_it_is_read_again(half, folder):
-    command, blocks = half
-    output = changed_block(folder, blocks[1], stamp=True)
-    assert output in within(*command, status=1)
-    assert 50 <= parameters(command[0])[0] < 100  # in the second pass
-
-
 @pytest.mark.parametrize("task", sweeps.slow(["regression", "classification"], ["classification"]))
 def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, task):
     """Its place is named, the rounds before it are kept, and when it is mended the run ends with the same bits."""
@@ -306,40 +277,3 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
     replaced(folder / "0.npy", original)
     assert f"resumes at step {5 * later}," in within(tmp_path / "run", *command)
     same_run(tmp_path / "run", tmp_path / "original", steps=100, features=3)
-
-
-@pytest.mark.wide
-def test_a_row_of_one_of_two_processes_ends_both_and_loses_no_step(tmp_path):
-    """The second has a row that will not do: both end before its round, and go on when it is mended."""
-    (data := tmp_path / "data").mkdir()
-    np.save(data / "0.npy", original := table(40 * 4096))
-    command = ["--data", data, "--block", 4096, "--batch", 512, *OPTIONS[4:]]
-    options = train_large.parse(["--out", "x", *map(str, command), "--blocks", "2"])
-    later = rounds.SAMPLE // 4096 // 2 + 2  # a round of rows that are not read before training
-    at = 4096 * rounds.prepared(options, rounds.source(options)).order[2 * later + 1] + 7
-
-    def both(status):
-        options = ["--coordinator", free_address(), "--processes", 2]
-        processes = [script(tmp_path / "run", *command, *options, "--process", i) for i in range(2)]
-        return [ended(process, status) for process in processes]
-
-    original[at, 3], value = np.nan, original[at, 3]
-    replaced(data / "0.npy", original)
-    first, second = both(1)
-    assert "another process cannot read its data" in first and f"0.npy, row {at} (from 0)" in second
-    assert parameters(tmp_path / "run")[0] == 16 * later
-    original[at, 3] = value
-    replaced(data / "0.npy", original)
-    first, second = both(0)
-    assert f"resumes at step {16 * later}," in first and "resumes" not in second
-
-
-@pytest.mark.wide
-def test_training_that_diverges(folder, tmp_path):
-    """Not finite: an error, and no checkpoint of it. Finite, and worse than a constant: a line that says so."""
-    command = ["--data", folder, "--evaluate-every", 50, *OPTIONS]
-    output = within(tmp_path / "run", *command, "learning_rate=1e38", status=1)
-    assert "training became non-finite before step 50: try a smaller learning_rate in another --out" in output
-    assert parameters(tmp_path / "run")[0] == 0
-    output = within(tmp_path / "other", *command, "learning_rate=1e3")
-    assert "100 steps, all that was planned" in output and "the model is worse than a constant, whose " in output

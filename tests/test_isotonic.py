@@ -11,7 +11,6 @@ import pytest
 from scipy.optimize import approx_fprime
 from sklearn.isotonic import IsotonicRegression
 
-import jtrees
 from jtrees import blocking, isotonic
 from jtrees.isotonic import prune, prune_pav, tree_isotonic
 from jtrees.routing.traversal import rewards
@@ -39,10 +38,6 @@ def uniform(nodes: int, n: int) -> np.ndarray:
     return np.random.default_rng(nodes + n).uniform(-1, 1, (nodes, n))
 
 
-def tied(nodes: int, n: int) -> np.ndarray:
-    return np.round(2 * uniform(nodes, n)) / 2
-
-
 def traversed(nodes: int, n: int) -> np.ndarray:
     scores = np.random.default_rng(n).normal(size=(nodes // 2, n))
     return np.asarray(jax.jit(rewards)(scores)) if nodes > 1 else np.ones((1, n))
@@ -54,7 +49,7 @@ def constant(nodes: int, n: int, value: float) -> np.ndarray:
 
 KINDS = {
     "uniform": uniform,
-    "tied": tied,
+    "tied": lambda nodes, n: np.round(2 * uniform(nodes, n)) / 2,
     "traversed": traversed,
     "rising": rising,
     "alternating": alternating,
@@ -62,9 +57,8 @@ KINDS = {
     "all very negative": partial(constant, value=-50.0),
     "all above a half": partial(constant, value=0.7),
 }
-# Samples, depth: both ends of both ranges.
-SIZES = [(4, 1), (1, 10), (2, 4), (300, 3), (17, 6), (4096, 2)]
-QUICK = {*itertools.product((4,), KINDS)}  # depths and kinds
+# Samples, depth: both ends of both ranges. Those of depth 1 are quick.
+SIZES = [(4, 1), (1, 10), (300, 3), (17, 6), (4096, 2)]
 PENALTIES = [1e-3, 1.0, 1.4837, 40.0, 1e4]
 # Compiling is what takes time here: tests share programs, and sizes where these do not matter.
 SOLVE = jax.jit(lambda q, penalty, weight: isotonic.prune_with_groups(q, penalty, weight, False))  # called by solved
@@ -93,32 +87,14 @@ def assert_solves(q, penalty, weight=None, groups=True) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "depth", "kind"),
-    [
-        pytest.param(n, depth, kind, marks=() if (depth, kind) in QUICK else pytest.mark.slow)
-        for (n, depth), kind in itertools.product(SIZES, KINDS)
-    ],
+    ("n", "depth"), SIZES[:1] + [pytest.param(*size, marks=pytest.mark.slow) for size in SIZES[1:]]
 )
+@pytest.mark.parametrize("kind", KINDS)
 def test_prune_equals_sequential_pooling(kind, n, depth, x64):
     q = KINDS[kind](nodes_of(depth), n)
     for penalty in PENALTIES[:: 1 if depth < 10 else 2]:
         # Where values tie but for rounding, groups are a matter of taste.
         assert_solves(q, penalty, groups=kind not in ("alternating", "tied"))
-
-
-@pytest.mark.parametrize(("depth", "n", "merged_n"), [(6, 17, 17), pytest.param(10, 512, 4096, marks=pytest.mark.wide)])
-def test_prune_of_large_trees(depth, n, merged_n, x64):
-    q = traversed(nodes_of(depth), n)
-    expected = np.array([prune_pav(row[None], 3.0)[0][0] for row in q])  # q falls along paths: nothing merges
-    np.testing.assert_allclose(solved(q, 3.0)[0], expected, rtol=1e-12, atol=0)
-    np.testing.assert_allclose(solved(np.float32(q), 3.0)[0], expected, rtol=0, atol=1e-6)
-    merged = rising(nodes_of(depth), merged_n)  # one group: eight million entries in the largest
-    value = prune_pav(np.ravel(merged)[None], 1e4 * len(merged))[0][0]
-    np.testing.assert_allclose(solved(merged, 1e4)[0], value, rtol=1e-12, atol=0)
-    np.testing.assert_allclose(solved(np.float32(merged), 1e4)[0], value, rtol=1e-5, atol=0)
-
-
-# --- Against all partitions, in exact fractions ----------------------------------------------------------------------
 
 
 def exact(numbers) -> list[Fraction]:
@@ -138,37 +114,6 @@ def best_partition(parent, value_of, cost_of) -> np.ndarray:
             best = min((cost_of(values), values), best or (cost_of(values), values))
     assert best is not None
     return np.array(best[1], float)
-
-
-def pruned_exactly(q, penalty, weight) -> np.ndarray:
-    penalty, weight, raised = exact(penalty)[0], exact(weight), [[r + Fraction(1, 2) for r in exact(row)] for row in q]
-
-    def value_of(group) -> Fraction:
-        entries = sorted(((c, w) for node in group for c, w in zip(raised[node], weight, strict=True)), reverse=True)
-        pulled, pull, value = Fraction(0), Fraction(0), Fraction(0)
-        for c, w in entries:  # the largest first, while they are above the value of those before
-            if c <= value:
-                break
-            pulled, pull = pulled + w * c, pull + w
-            value = pulled / (penalty * len(group) + pull)
-        return min(max(value, Fraction(0)), Fraction(1))
-
-    def cost_of(a) -> Fraction:
-        short = lambda node: sum(w * max(c - a[node], 0) ** 2 for c, w in zip(raised[node], weight, strict=True))
-        return sum(penalty * a[node] ** 2 + short(node) for node in range(len(a)))
-
-    return best_partition([-1, *((node - 1) // 2 for node in range(1, len(q)))], value_of, cost_of)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["uniform", "tied", "rising", "tiny", "huge"])
-@pytest.mark.parametrize("penalty", [1e-12, 1.0, 1e12])
-def test_prune_is_the_best_of_all_partitions(kind, penalty, x64):
-    scale = {"tiny": 1e-9, "huge": 1e6}.get(kind, 1.0)
-    q = scale * KINDS.get(kind, uniform)(7, 3) - (0.5 if kind == "tiny" else 0)
-    for weight in ([1.0, 1.0, 1.0], [1e-6, 1e6, 3.0], [0.0, 0.0, 2.0]):
-        expected = pruned_exactly(q, penalty, weight)
-        np.testing.assert_allclose(solved(q, penalty, weight)[0], expected, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("spread", [0, 8])
@@ -194,9 +139,6 @@ def test_tree_isotonic_is_the_best_of_all_partitions(spread, x64):
             np.testing.assert_array_equal(result, tree_isotonic(*arguments))
 
 
-# --- Rounding --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("q", "penalty"),
     [
@@ -208,47 +150,6 @@ def test_tree_isotonic_is_the_best_of_all_partitions(spread, x64):
 )
 def test_small_values_and_near_ties(q, penalty, x64):
     assert_solves(q, penalty, groups=False)
-
-
-@pytest.mark.slow
-def test_entries_that_tie_do_not_stop_the_climb(x64):
-    """Thousands of entries about where the first step ends, the root a little further: the next step is small."""
-    rng = np.random.default_rng(0)
-    for _ in range(40):
-        tie = np.float32(rng.uniform(0.1, 0.9) - 0.5)
-        penalty = (0.5 - tie) / (0.5 + tie) * (1 - 10.0 ** rng.uniform(-5, -3))  # the root of the last entry, alone
-        q = np.full((7, 4096), -1.0)
-        q[0] = np.append(np.full(4095, tie), 0.5)
-        assert_solves(q, penalty)
-
-
-def wide(rng, nodes, n) -> tuple[np.ndarray, float]:
-    """Rows of one of many scales, some full of near ties, and a penalty between 1e-8 and 1e8."""
-    level = np.log2(np.arange(1, nodes + 1)).astype(int)[:, None]
-    near = rng.choice([0.1, 0.2, 0.3], n) + rng.choice([1e-16, 1e-7]) * rng.integers(-3, 4, (nodes, n))
-    q = [
-        rng.uniform(-1, 1, (nodes, n)),
-        rng.choice([-0.4, 0.9, 0.8, 0.1, 0.1 + 3e-7, -0.5, 1e-40, -0.5 + 1e-7], (nodes, n)),
-        10.0 ** rng.uniform(-9, 0, (nodes, n)) - 0.5,
-        10.0 ** rng.uniform(-8, 8, (nodes, n)) * rng.choice([-1, 1], (nodes, n)),
-        near,
-        level * 10.0 ** rng.uniform(-8, 0) - 0.45 + 1e-3 * rng.uniform(-1, 1, (nodes, n)),
-    ]
-    return q[rng.integers(len(q))], 10 ** rng.uniform(-8, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trials", [80, pytest.param(300, marks=pytest.mark.wide)])
-@pytest.mark.parametrize(
-    ("n", "depth", "weighted"),
-    [(5, 3, False), (5, 3, True), (300, 3, False), pytest.param(17, 4, True, marks=pytest.mark.slow)],
-)
-def test_any_scale_of_q_penalty_and_weight(n, depth, weighted, trials, x64):
-    rng = np.random.default_rng([n, depth, weighted])
-    for _ in range(trials):
-        q, penalty = wide(rng, nodes_of(depth), n)
-        weight = 10.0 ** rng.uniform(-8, 4, n) * (rng.random(n) > 0.3) if weighted else None
-        assert_solves(q, penalty, weight, groups=False)
 
 
 @pytest.mark.parametrize(
@@ -274,9 +175,6 @@ def test_prune_equals_the_authors_program(case, golden_dir, x64):
     np.testing.assert_allclose(by_q, expected, rtol=0, atol=1e-15)
     if inside.all():
         np.testing.assert_allclose(by_penalty, recorded["grad_lam_exact_f64"], rtol=1e-12)
-
-
-# --- The rule, five ways ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -363,6 +261,17 @@ def test_second_derivatives(weighted, smooth_point):
         np.testing.assert_allclose(jax.jit(jax.jacrev(gradient))(numbers), forward, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("weighted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_any_scale_of_q_penalty_and_weight(weighted, x64):
+    """Rows of many scales, among them near ties."""
+    rng = np.random.default_rng(weighted)
+    for _ in range(40):
+        near = rng.choice([-0.4, 0.1, 0.9, -0.5], (15, 5)) + rng.choice([1e-16, 1e-7]) * rng.integers(-3, 4, (15, 5))
+        scaled = 10.0 ** rng.uniform(-9, 8, (15, 5)) * rng.choice([-1, 1], (15, 5)) - rng.choice([0, 0.5])
+        weight = 10.0 ** rng.uniform(-8, 4, 5) * (rng.random(5) > 0.3) if weighted else None
+        assert_solves((near, scaled)[rng.integers(2)], 10 ** rng.uniform(-8, 8), weight, groups=False)
+
+
 def test_derivatives_at_kinks_are_the_papers(x64):
     jacobian = lambda q: [jax.tree.map(np.asarray, PULL((q, np.float64(1)), along)) for along in np.eye(3)]
     # Three groups of one: equal values are no violation. a = 4 * 0.6 / (1 + 4).
@@ -385,28 +294,15 @@ def test_derivatives_at_kinks_are_the_papers(x64):
 def test_nested_rewards_have_the_same_activity_and_derivatives(weighted):
     rng = np.random.default_rng(0)
     weight = jnp.asarray(rng.exponential(size=200), jnp.float32) if weighted else None
-    for depth in (1, 3, 5):
-        scores = jnp.asarray(0.6 * rng.normal(size=(2**depth - 1, 200)), jnp.float32)
-        along = jnp.asarray(rng.normal(size=2 ** (depth + 1) - 1), jnp.float32)
+    scores = jnp.asarray(0.6 * rng.normal(size=(31, 200)), jnp.float32)
+    along = jnp.asarray(rng.normal(size=63), jnp.float32)
 
-        def total(scores, penalty, nested, along=along):
-            return prune(jtrees.routing.rewards(scores), penalty, weight, nested=nested) @ along
+    def total(scores, penalty, nested):
+        return prune(rewards(scores), penalty, weight, nested=nested) @ along
 
-        of = jax.jit(jax.value_and_grad(total, (0, 1)), static_argnums=2)
-        for a, b in zip(jax.tree.leaves(of(scores, 20.0, True)), jax.tree.leaves(of(scores, 20.0, False)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_prune_under_vmap_and_jit(x64):
-    q = np.stack([KINDS[kind](15, 6) for kind in ("uniform", "traversed", "rising", "all above a half")])
-    penalties = np.array([0.1, 1.0, 30.0])
-    all_of_them = np.asarray(jax.jit(jax.vmap(jax.vmap(prune, (None, 0)), (0, None)))(q, penalties))
-    gradients = jax.jit(jax.vmap(jax.grad(lambda q: (prune(q, 1.0) ** 2).sum())))(q)
-    for i, by_q in enumerate(np.asarray(gradients)):
-        np.testing.assert_allclose(by_q, PULL((q[i], penalties[1]), 2 * all_of_them[i, 1])[0], atol=1e-15)
-        for j in range(3):
-            np.testing.assert_allclose(all_of_them[i, j], solved(q[i], penalties[j])[0], rtol=0, atol=1e-15)
+    of = jax.jit(jax.value_and_grad(total, (0, 1)), static_argnums=2)
+    for a, b in zip(jax.tree.leaves(of(scores, 20.0, True)), jax.tree.leaves(of(scores, 20.0, False)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_prune_reads_rows_in_chunks_of_any_size(monkeypatch, x64):
@@ -430,19 +326,6 @@ def test_prune_keeps_the_dtype(dtype):
     assert jax.eval_shape(jax.grad(lambda q: prune(q, 2.0).sum()), q).dtype == dtype
     # The penalty need not be a number of that dtype.
     np.testing.assert_allclose(np.asarray(solve(q, 1e-9), np.float64), np.where(q.max(1) > -0.5, 1, 0), atol=1e-3)
-
-
-def test_both_solvers_compile_once(count_compilations):
-    step = jax.jit(jax.value_and_grad(lambda q, penalty: prune(q, penalty).sum()))
-    q = jnp.asarray(uniform(15, 20), jnp.float32)
-    step(q, jnp.float32(1.0))
-    assert count_compilations(step, jnp.asarray(rising(15, 20), jnp.float32), jnp.float32(3.0)) == 0
-    pool = lambda parent: tree_isotonic(jnp.ones(5), jnp.arange(5.0), parent=parent)
-    pool([-1, 0, 1, 2, 3])
-    assert count_compilations(pool, [-1, 0, 0, 1, 1]) == 0
-
-
-# --- Weights ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_weight_of_two_is_two_samples(x64):
@@ -477,22 +360,17 @@ def test_a_sample_of_weight_zero_has_no_influence(dtype, x64):
     assert not solved(q, penalty, 0 * weight)[0].any()
 
 
-# --- What is refused -------------------------------------------------------------------------------------------------
-
-
-Q = np.zeros((7, 3), np.float32)
 REFUSED = [
     ({"q": np.zeros((6, 3))}, r"q must have shape \(2\*\*\(depth \+ 1\) - 1, n\).*got \(6, 3\)"),
-    *(({"q": np.zeros(shape)}, "q must have shape") for shape in ((2, 3), (7,), (7, 0), (0, 3))),
+    *(({"q": np.zeros(shape)}, "q must have shape") for shape in ((7,), (7, 0), (0, 3))),
     ({"q": np.zeros((7, 3), int)}, "q must be of a floating dtype"),
     ({"q": np.full((7, 3), np.nan)}, "q must be finite, got 21 NaN"),
-    ({"q": np.full((7, 3), np.inf)}, "q must be finite"),
     ({"q": np.full((7, 3), 1e38, np.float32)}, r"q, also times its weight, must be within \+-4.1e\+36"),
-    *(({"penalty": number}, "penalty must be finite and above 0") for number in (0.0, -1.0, np.nan)),
+    *(({"penalty": number}, "penalty must be finite and above 0") for number in (0.0, np.nan)),
     ({"penalty": np.ones(2)}, r"penalty must be one number, got shape \(2,\)"),
-    *(({"penalty": thing}, "penalty must be a number above 0") for thing in ("much", lambda step: 1.0)),
+    ({"penalty": "much"}, "penalty must be a number above 0"),
     *(({"penalty": number}, "penalty must be a normal number of float32") for number in (1e-40, 1e38)),
-    *(({"weight": weight}, r"weight must have shape \(3,\)") for weight in (np.ones(7), 1.0)),
+    ({"weight": np.ones(7)}, r"weight must have shape \(3,\)"),
     *(({"weight": np.array([1, w, 1])}, "weight must be finite and not negative") for w in (-1.0, np.nan)),
     ({"weight": np.full(3, 1e37)}, "q, also times its weight, must be within"),
 ]
@@ -502,19 +380,18 @@ REFUSED = [
 def test_bad_input_to_prune(change, message):
     for solve in (prune, prune_pav):
         with pytest.raises(ValueError, match=message):
-            solve(**{"q": Q, "penalty": 1.0} | change)
+            solve(**{"q": np.zeros((7, 3), np.float32), "penalty": 1.0} | change)
 
 
-# --- Weighted least squares ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 50])
-def test_tree_isotonic_on_chains_equals_scikit_learn(nodes, x64):
-    rng = np.random.default_rng(nodes)
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float16, jnp.bfloat16])
+def test_tree_isotonic_on_chains_equals_scikit_learn(dtype, x64):
+    """Chains longer than either half precision can count to."""
+    rng, nodes = np.random.default_rng(1), 50 if dtype == jnp.float64 else 4095
     targets, weights = np.round(rng.normal(size=nodes), 1), rng.uniform(0.1, 3, nodes)
-    result = tree_isotonic(jnp.asarray(weights), jnp.asarray(targets), parent=np.arange(nodes) - 1)
+    result = tree_isotonic(jnp.asarray(weights, dtype), jnp.asarray(targets, dtype), parent=np.arange(nodes) - 1)
     expected = IsotonicRegression(increasing=False).fit_transform(np.arange(nodes), targets, sample_weight=weights)
-    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-14)
+    assert result.dtype == dtype
+    np.testing.assert_allclose(np.asarray(result, float), expected, atol=1e-14 if dtype == jnp.float64 else 0.05)
 
 
 def test_the_derivative_of_tree_isotonic(x64):
@@ -531,16 +408,6 @@ def test_the_derivative_of_tree_isotonic(x64):
     for jacobian in (jax.jacfwd, jax.jacrev):
         second = jax.jit(jacobian(jax.jacrev(fit)))(numbers)
         np.testing.assert_allclose(second, slope(backward), rtol=0, atol=1e-8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_tree_isotonic_in_half_precision(dtype):
-    nodes = 4095  # more than either dtype can count to
-    targets = jnp.linspace(0, 1, nodes).astype(dtype)
-    result = tree_isotonic(jnp.ones(nodes, dtype), targets, parent=np.arange(nodes) - 1)
-    assert result.dtype == dtype
-    np.testing.assert_allclose(np.asarray(result, np.float64), 0.5, atol=0.005)  # rises: one group
 
 
 @pytest.mark.parametrize(
@@ -561,14 +428,6 @@ def test_weights_of_any_size(weights, targets, expected):
     by_weights, by_targets = jax.jacrev(fit, (0, 1))(weights, targets)
     np.testing.assert_allclose(by_targets.sum(1), 1, rtol=1e-6)
     assert np.isfinite(by_weights).all()
-
-
-@pytest.mark.slow
-def test_tree_isotonic_under_vmap(x64):
-    targets = jnp.asarray(np.random.default_rng(2).normal(size=(5, 7)))
-    result = jax.jit(jax.vmap(lambda y: tree_isotonic(jnp.ones(7), y)))(targets)
-    for row, y in zip(result, targets, strict=True):
-        np.testing.assert_array_equal(row, tree_isotonic(jnp.ones(7), y))
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,6 @@ def plain(tree, x, y, weight, sigmoid=oracles.sigmoid, route=None):
     return oracles.expected_leaf_loss(tree.weights, tree.bias, outputs(tree, x), x, y, weight, sigmoid, route)
 
 
-# Programs that tests share: most of the time here is compilation.
-with_gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))
-
-
 def gradient_of(value, tree, by=oracles.exact_gradient):
     """Gradient of a function of trees, tree-shaped: by complex steps, or by ``oracles.numeric_gradient``."""
     parts, structure = jax.tree.flatten(tree)
@@ -57,43 +53,62 @@ def gradient_of(value, tree, by=oracles.exact_gradient):
     return structure.unflatten([by(along(i), part) for i, part in enumerate(parts)])
 
 
-def sigmoid_of_complex(t):
-    return 1 / (1 + np.exp(-t))
-
-
 def assert_trees_close(a, b, **tolerance):
     for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(one, other, **tolerance)
 
 
-@pytest.mark.parametrize(
-    "linear_weighted", sweeps.quick(itertools.product((False, True), repeat=2), [(False, False), (True, True)])
-)
-def test_value_leaf_and_gradient(x64, linear_weighted):
-    linear, weighted = linear_weighted
-    tree, x, y, weight = draw(linear)
-    passed = weight if weighted else None
-    weight = weight if weighted else np.ones(N)
-
-    (loss, leaf), gradient = with_gradient(tree, x, y, passed)
-    assert float(loss) == pytest.approx(plain(tree, x, y, weight), rel=1e-12)
-    assert leaf.dtype == jnp.int32
-    assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
-    expected = gradient_of(lambda tree: plain(tree, x, y, weight, sigmoid_of_complex), tree)
-    assert_trees_close(gradient, expected, rtol=1e-10, atol=1e-13)
-    numeric = gradient_of(lambda tree: plain(tree, x, y, weight), tree, oracles.numeric_gradient)
-    assert_trees_close(gradient, numeric, atol=1e-8)
+def sigmoid_of_complex(t):
+    return 1 / (1 + np.exp(-t))
 
 
-def test_a_sample_counts_as_much_in_a_light_batch_as_in_another():
+by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
+
+
+by_violation = lambda scores: routing.violation(scores, 3.0)
+
+
+CASES = {  # linear leaves, weighted, the route, and its plain definition
+    "sigmoid": (False, False, "sigmoid", None),
+    "sigmoid, linear, weighted": (True, True, "sigmoid", None),
+    "products": (True, True, by_products, None),
+    "violation": (True, True, by_violation, lambda scores: oracles.violation(scores, 3.0)),
+    "logits": (False, True, "sigmoid", None),
+}
+
+
+def log_losses(values, y):
+    """The loss of each leaf, ``(leaves, n)``, of complex logits too."""
+    return (np.log(np.exp(values).sum(1, keepdims=True)) - values)[:, y]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value_leaf_and_gradient(x64, name):
     """The loss is not divided by the sum of the weights."""
-    tree, x, y, weight = draw(dtype=np.float32)
-    (loss, leaf), gradient = with_gradient(tree, x, y, weight)
-    (heavier, same_leaf), steeper = with_gradient(tree, x, y, 3 * weight)
-    assert_trees_close((heavier, steeper), jax.tree.map(lambda a: 3 * a, (loss, gradient)), rtol=1e-5, atol=1e-6)
-    value, of_value = jax.jit(ours)(tree, x, y, weight)  # without a gradient
-    assert float(value) == pytest.approx(float(loss), rel=1e-6)
-    assert np.array_equal(leaf, same_leaf) and np.array_equal(leaf, of_value)
+    linear, weighted, route, plain_route = CASES[name]
+    tree, x, y, weight = draw(linear)
+    if name == "logits":
+        rng = np.random.default_rng(1)
+        tree, y = tree.replace(leaves=Values(rng.normal(size=(NODES + 1, 3)), losses.LogLoss())), rng.integers(0, 3, N)
+    passed, weight = (1.5 * weight, 1.5 * weight) if weighted else (None, np.ones(N))
+
+    def expected(tree, sigmoid=sigmoid_of_complex):
+        if name != "logits":
+            return weight.mean() * plain(tree, x, y, weight, sigmoid, plain_route)
+        probabilities = oracles.leaf_probabilities(sigmoid(tree.weights @ x.T + tree.bias[:, None]))
+        each = zip(probabilities, log_losses(tree.leaves.values, y), strict=True)
+        return (weight * sum(p * loss for p, loss in each)).mean()
+
+    both = jax.jit(jax.value_and_grad(partial(ours, route=route), has_aux=True))
+    (loss, leaf), gradient = both(tree, x, y, passed)
+    assert float(loss) == pytest.approx(expected(tree), rel=1e-10)
+    assert leaf.dtype == jnp.int32 and np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
+    value, of_value = jax.jit(partial(ours, route=route))(tree, x, y, passed)  # without a gradient
+    assert float(value) == pytest.approx(float(loss), rel=1e-6) and np.array_equal(leaf, of_value)
+    if name != "violation":
+        assert_trees_close(gradient, gradient_of(expected, tree), rtol=1e-10, atol=1e-13)
+    if name in ("violation", "sigmoid"):
+        assert_trees_close(gradient, gradient_of(expected, tree, oracles.numeric_gradient), atol=1e-8)
 
 
 DATA = {  # kind of leaves, route, implementation
@@ -141,15 +156,6 @@ def test_gradient_of_the_data(name, monkeypatch):
             value = jax.jit(fused)
             numeric = oracles.numeric_gradient(lambda x: float(value(drawn[0], jnp.asarray(x), *drawn[2:])), x)
             np.testing.assert_allclose(expected[1], numeric, atol=1e-8)
-
-
-def test_a_layer_below_a_tree_learns():
-    """By the chain rule: the gradient of a matrix before the splits."""
-    tree, x, y, _ = jax.tree.map(jnp.asarray, draw(dtype=np.float32))
-    through = lambda matrix: ours(tree, x @ matrix, y)[0]
-    composed = lambda matrix: ours(tree.composed(matrix), x, y)[0]  # whose splits have the gradient
-    found, expected = (jax.jit(jax.grad(each))(jnp.eye(P)) for each in (through, composed))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_training_does_not_compute_the_gradient_of_the_data():
@@ -213,15 +219,6 @@ def test_any_loss_of_leaves_and_its_traced_parameters(x64):
         assert_trees_close(jax.tree.map(lambda a: np.asarray(a)[i], gradients), expected, rtol=1e-10, atol=1e-13)  # noqa: B023
 
 
-def test_far_scores_give_the_hard_loss_and_no_nan():
-    tree, x, y, weight = draw(dtype=np.float32)
-    far = tree.replace(weights=tree.weights * np.float32(1e6), bias=tree.bias * np.float32(1e6))
-    (loss, leaf), gradient = with_gradient(far, x, y, weight)
-    hard = np.mean(weight * (y - tree.leaves.values[np.asarray(leaf)]) ** 2)
-    assert float(loss) == pytest.approx(hard, rel=1e-5)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
-
-
 def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
     # A loss without a value at y = 0, and a last block that must be filled up.
     monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 4)
@@ -237,24 +234,6 @@ def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
-def test_expected_log_loss_and_its_gradient(x64):
-    tree, x, _, weight = draw()
-    rng = np.random.default_rng(1)
-    tree, y = tree.replace(leaves=Values(rng.normal(size=(NODES + 1, 3)), losses.LogLoss())), rng.integers(0, 3, N)
-
-    def plain(tree):
-        values = tree.leaves.values
-        losses = [[-(row - np.log(np.exp(row).sum()))[k] for k in range(3)] for row in values]
-        losses = [sum(np.where(y == k, loss, 0) for k, loss in enumerate(row)) for row in losses]
-        probabilities = oracles.leaf_probabilities(sigmoid_of_complex(tree.weights @ x.T + tree.bias[:, None]))
-        return (weight * sum(p * loss for p, loss in zip(probabilities, losses, strict=True))).mean()
-
-    (loss, leaf), gradient = with_gradient(tree, x, y, weight)
-    assert float(loss) == pytest.approx(plain(tree), rel=1e-10)
-    assert np.array_equal(leaf, oracles.walk(tree.weights, tree.bias, x))
-    assert_trees_close(gradient, gradient_of(plain, tree), rtol=1e-10, atol=1e-13)
-
-
 def test_no_kernel_smooths_labels():
     """A kernel would ignore the smoothing, so that XLA computes the loss."""
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
@@ -263,11 +242,7 @@ def test_no_kernel_smooths_labels():
         ops.expected_loss(*splits, leaves, jnp.ones((4, 2)), jnp.zeros(4, int), implementation="interpret")
 
 
-by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
-by_violation = lambda scores: routing.violation(scores, 3.0)
-
-
-@pytest.mark.parametrize("route", [jax.nn.sigmoid, lambda z: z.sum(0), lambda z: jnp.ones((8, 3))])
+@pytest.mark.parametrize("route", [jax.nn.sigmoid, lambda z: z.sum(0)])
 def test_a_route_that_returns_no_probabilities_of_leaves_is_refused(route):
     leaves, x = Values(jnp.zeros(8)), jnp.ones((5, 2))
     message = r"route must return the probabilities of the leaves, \(8, 5\), got shape"
@@ -275,36 +250,6 @@ def test_a_route_that_returns_no_probabilities_of_leaves_is_refused(route):
         ops.expected_loss(jnp.ones((7, 2)), jnp.zeros(7), leaves, x, jnp.ones(5), route=route)
     with pytest.raises(ValueError, match=message):
         jax.jit(partial(ops.soft, route=route))(jnp.ones((7, 2)), jnp.zeros(7), leaves.values, x)
-
-
-@pytest.mark.parametrize(
-    "linear_weighted_block",
-    sweeps.quick([(True, True, 7), (False, False, None), (True, False, 49)], [(True, True, 7)]),
-)
-def test_other_routes(x64, monkeypatch, linear_weighted_block):
-    """Products of sigmoids given as a route are the default; violation is its plain definition, differentiated."""
-    linear, weighted, block = linear_weighted_block
-    if block:
-        monkeypatch.setattr(blocking, "block_size", lambda nodes, n: block)
-    tree, x, y, weight = draw(linear)
-    passed, weight = (weight, weight) if weighted else (None, np.ones(N))
-
-    def value(route):
-        return jax.jit(jax.value_and_grad(partial(ours, route=route), has_aux=True))(tree, x, y, passed)
-
-    (same, same_leaf), same_gradient = value(by_products)
-    expected = gradient_of(lambda tree: plain(tree, x, y, weight, sigmoid_of_complex), tree)
-    assert float(same) == pytest.approx(plain(tree, x, y, weight), rel=1e-11)
-    assert_trees_close(same_gradient, expected, rtol=1e-10, atol=1e-13)
-    assert np.array_equal(same_leaf, oracles.walk(tree.weights, tree.bias, x))
-
-    (loss, leaf), gradient = value(by_violation)
-    assert leaf.dtype == jnp.int32
-    assert np.array_equal(leaf, same_leaf)
-    assert abs(float(loss) - float(same)) > 1e-3  # it is another routing
-    violated = lambda tree: plain(tree, x, y, weight, route=lambda scores: oracles.violation(scores, 3.0))
-    assert float(loss) == pytest.approx(violated(tree), rel=1e-10)
-    assert_trees_close(gradient, gradient_of(violated, tree, oracles.numeric_gradient), atol=1e-8)
 
 
 def test_scores_and_what_soft_and_path_sum_routings_answer():

@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 import gc
-import weakref
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -55,53 +55,25 @@ def assert_the_same_in_pieces(ask, x, rows=ROWS):
             assert piece.tobytes() == whole[first : first + n].astype(piece.dtype).tobytes(), (n, first)
 
 
-CASES = [(False, 0.0, np.float32), (False, FAR, np.float32), (True, FAR, np.float32), (True, FAR, np.float64)]
-
-
-FORMS = [(draw, 1, 3005), (draw, 8, 3005), (forest, 4, 3005)]
-FORMS += [pytest.param(model, depth, MANY, marks=slow) for model in (draw, forest) for depth in (1, 4, 8)]
-
-
 @pytest.mark.slow
 @pytest.mark.exact
-@pytest.mark.parametrize(("origin", "shift", "dtype"), CASES)
-@pytest.mark.parametrize(("model", "depth", "n"), FORMS)
+@pytest.mark.parametrize(
+    ("origin", "shift", "dtype"),
+    [(False, 0.0, np.float32), (False, FAR, np.float32), (True, FAR, np.float32), (True, FAR, np.float64)],
+)
+@pytest.mark.parametrize(("model", "depth", "n"), [(draw, 8, 3005), (forest, 4, 3005), (draw, 4, MANY)])
 def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, depth, n, origin, shift, dtype):
+    """Wherever rows start in memory, and in whatever order they lie there."""
     tree, x = model(depth, origin=origin, shift=shift), samples(n, shift, dtype)
     assert_the_same_in_pieces(tree.predict, x)
     if model is draw:
         assert_the_same_in_pieces(tree.leaf_index, x)
-
-
-@pytest.mark.slow
-@pytest.mark.exact
-def test_more_rows_than_a_chunk_are_answered_as_fewer():
-    tree, x = draw(4), samples(MANY)
-    assert_the_same_in_pieces(tree.predict, x, rows=(1, 257, 3000))
-    assert_the_same_in_pieces(tree.predict, x[3:], rows=(257,))
-    # Wherever they start in memory, and in whatever order they lie there.
-    whole = tree.predict(x)
-    for skipped in (1, 5):
-        assert np.array_equal(tree.predict(x[skipped:]), whole[skipped:])
-    assert np.array_equal(tree.predict(x[::-1]), whole[::-1])
-    assert np.array_equal(tree.predict(np.asfortranarray(x)[5:]), whole[5:])
-    unaligned = np.empty(x.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(x.shape)
-    unaligned[:] = x
-    assert np.array_equal(tree.predict(unaligned), whole)
-    assert np.array_equal(tree.predict(x.astype(np.float64)), whole)
-
-
-@pytest.mark.exact
-def test_more_rows_than_a_chunk_are_answered_in_float64_too(x64):
-    tree, x = jax.tree.map(lambda a: a.astype(jnp.float64), draw(4)), samples(2 * MANY, dtype=np.float64)
-    whole = tree.predict(x)
-    assert whole.dtype == np.float64
-    for first in (0, MANY, 2 * MANY - 100):
-        piece = x[first : first + 100]
-        assert np.array_equal(whole[first : first + 100], tree.predict(piece))
-        leaf, leaves = tree.leaf_index(piece), tree.leaves
-        expected = (piece * np.asarray(leaves.coefficients)[leaf]).sum(1) + np.asarray(leaves.intercept)[leaf]
-        assert np.allclose(whole[first : first + 100], expected, rtol=1e-12, atol=1e-12)  # rounding of float64
+    if n == MANY:
+        whole = tree.predict(x)
+        unaligned = np.empty(x.nbytes + 1, np.uint8)[1:].view(dtype).reshape(x.shape)
+        unaligned[:] = x
+        for rows, expected in ((x[::-1], whole[::-1]), (np.asfortranarray(x)[5:], whole[5:]), (unaligned, whole)):
+            assert np.array_equal(tree.predict(rows), expected)
 
 
 def test_what_is_prepared_for_one_model_serves_no_other():
@@ -114,22 +86,6 @@ def test_what_is_prepared_for_one_model_serves_no_other():
     np.testing.assert_allclose(custom.predict(x), expected[0], rtol=1e-5)
     custom.weights[...] = trees[1].weights
     np.testing.assert_allclose(custom.predict(x), expected[1], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_model_that_was_prepared_is_not_kept_alive():
-    tree = draw(3)
-    tree.predict(samples(50))
-    weights = weakref.ref(tree.weights)
-    other = tree.replace(leaves=jax.tree.map(lambda a: a + 1, tree.leaves))
-    other.predict(samples(50))
-    leaves = weakref.ref(other.leaves.intercept)
-    del other
-    gc.collect()
-    assert leaves() is None
-    del tree
-    gc.collect()
-    assert weights() is None
 
 
 @pytest.mark.slow
@@ -149,15 +105,8 @@ def test_what_is_prepared_goes_with_its_model():
     assert len(jax.live_arrays()) == before
 
 
-def test_not_finite_in_any_chunk_is_noticed():
-    tree, x = draw(4), samples(3 * MANY)
-    x[2 * MANY, 1] = np.nan
-    with pytest.raises(ValueError, match=f"x .*{2 * MANY}"):
-        tree.predict(x)
-
-
 @pytest.mark.exact
-@pytest.mark.parametrize("n", [257, *(pytest.param(n, marks=slow) for n in (1, 2, 7, 63, 255, 256, 3000, MANY))])
+@pytest.mark.parametrize("n", [257, pytest.param(7, marks=slow), pytest.param(MANY, marks=slow)])
 def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
     # Values and their distances from the origin are exact in float32: both ways round alike.
     tree, x = draw(4, origin=True, shift=FAR), np.round(samples(n, FAR), 2)
@@ -165,8 +114,7 @@ def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
     actual = tree.predict(jnp.asarray(x))
     assert isinstance(actual, jax.Array)
     np.testing.assert_allclose(actual, tree.predict(x), rtol=1e-5, atol=1e-5)
-    if n != 257:
-        assert np.array_equal(tree.leaf_index(jnp.asarray(x)), tree.leaf_index(x))
+    assert np.array_equal(tree.leaf_index(jnp.asarray(x)), tree.leaf_index(x))
 
 
 @pytest.mark.exact
@@ -175,15 +123,9 @@ def test_leaf_index_is_the_walk():
     whole = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)  # exact scores, some of them zero
     tree, x = draw(8).replace(weights=whole(255, P), bias=whole(255)), rng.integers(-4, 5, (3000, P)).astype(np.float32)
     leaf, expected = tree.leaf_index(x), oracles.walk(tree.weights, tree.bias, x)
-    assert isinstance(leaf, np.ndarray)
-    assert leaf.dtype == np.int32
-    assert np.array_equal(leaf, expected)
+    assert isinstance(leaf, np.ndarray) and leaf.dtype == np.int32 and np.array_equal(leaf, expected)
     on_device = tree.leaf_index(jnp.asarray(x[:BLOCK]))
-    assert isinstance(on_device, jax.Array)
-    assert np.array_equal(on_device, expected[:BLOCK])
-
-
-# --- Origins ---------------------------------------------------------------------------------------------------------
+    assert isinstance(on_device, jax.Array) and np.array_equal(on_device, expected[:BLOCK])
 
 
 @pytest.mark.exact
@@ -205,15 +147,9 @@ def test_an_origin_keeps_the_digits_of_values_far_from_zero():
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])
 @pytest.mark.parametrize(
     ("dtype", "zero"),
-    [
-        *((np.int32, zero) for zero in (1e8, -2e9, 1000.5, 0.0)),
-        *((dtype, 1000.5) for dtype in (jnp.bfloat16, jnp.float16)),
-        *((dtype, 3.0) for dtype in (np.uint8, np.bool_, np.int16)),
-    ],
+    [*((np.int32, zero) for zero in (1e8, -2e9, 1000.5)), (jnp.float16, 1000.5), (np.uint8, 3.0), (np.bool_, 3.0)],
 )
 def test_numbers_of_every_type_are_counted_from_the_origin(dtype, zero, convert):
-    if dtype == jnp.bfloat16 and convert is np.asarray:
-        pytest.skip("bfloat16 is no number of NumPy")
     near, kind = draw(4), np.dtype(dtype).kind
     far = near.replace(origin=Origin(np.full(P, zero, np.float32), np.float32(0)))
     whole = np.random.default_rng(0).integers(0, 2 if kind == "b" else 100, (BLOCK, P))
@@ -223,25 +159,16 @@ def test_numbers_of_every_type_are_counted_from_the_origin(dtype, zero, convert)
     np.testing.assert_allclose(far.predict(convert(x)), expected, rtol=1e-5, atol=1e-5)
 
 
-# --- The pure function -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("outputs", [(), pytest.param((2,), marks=slow)])
-def test_apply_is_predict_as_a_pure_function(outputs):
-    trees = [draw(4, seed=seed, outputs=outputs) for seed in (3, 4)]
-    x = jnp.asarray(samples(BLOCK))
-    stacked_answers = jax.jit(lambda trees, x: (jax.vmap(lambda tree: tree.apply(x))(trees), trees))
-    answers, _ = stacked_answers(jax.tree.map(lambda *a: jnp.stack(a), *trees), x)
+def test_apply_is_predict_as_a_pure_function():
+    trees, x = [draw(4, seed=seed) for seed in (3, 4)], jnp.asarray(samples(BLOCK))
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *trees)
+    answers = jax.jit(lambda trees, x: jax.vmap(lambda tree: tree.apply(x))(trees))(stacked, x)
     for tree, actual in zip(trees, answers, strict=True):
         # Programs of another shape: sums in another order.
         np.testing.assert_allclose(actual, tree.predict(x), rtol=1e-5, atol=1e-5)
     slope = jax.jit(jax.grad(lambda x: trees[0].apply(x).sum()))(x)
-    leaf = np.asarray(trees[0].leaf_index(x))
-    coefficients = np.asarray(trees[0].leaves.coefficients)[leaf].reshape(BLOCK, P, -1).sum(-1)
+    coefficients = np.asarray(trees[0].leaves.coefficients)[np.asarray(trees[0].leaf_index(x))]
     np.testing.assert_allclose(slope, coefficients, rtol=1e-5, atol=1e-6)
-
-
-# --- What asking costs -----------------------------------------------------------------------------------------------
 
 
 def test_no_compilation_for_each_number_of_rows(count_compilations):
@@ -265,8 +192,6 @@ def test_nothing_as_large_as_the_rows_times_the_nodes_is_held():
     assert sorted(size for size in sizes if size < n)[-1] <= BLOCK * 255
 
 
-# --- No rows ---------------------------------------------------------------------------------------------------------
-
 FRAME = pd.DataFrame(samples(60), columns=[*"abcde"]).assign(b=np.resize(["u", "v"], 60))
 
 
@@ -276,59 +201,31 @@ def of_frame():
     return FrameModel(ObliqueTree(jnp.ones((1, p)), jnp.ones(1), Linear(jnp.ones((2, p)), jnp.ones(2))), encoder)
 
 
-def assert_no_rows_have_no_predictions(model, rows):
-    """``rows`` are seven; no other size of a prediction is."""
-    for name in ("predict", "leaf_index", "decision_path"):
+@pytest.mark.parametrize(
+    "model", [draw(3), draw(3, outputs=(2,)), forest(3), of_frame()], ids=["tree", "outputs", "forest", "raw table"]
+)
+def test_no_rows_have_no_predictions_of_the_type_of_any_others(model):
+    tables = [FRAME[:7]] if isinstance(model, FrameModel) else [samples(7), jnp.asarray(samples(7))]
+    for rows, name in itertools.product(tables, ("predict", "leaf_index", "decision_path")):
         if hasattr(model, name):
             seven, none = getattr(model, name)(rows), getattr(model, name)(rows[:0])
             assert type(none) is type(seven) and none.dtype == seven.dtype
             assert none.shape == tuple(0 if size == 7 else size for size in seven.shape)
 
 
-@pytest.mark.parametrize(
-    "model", [draw(3), draw(3, outputs=(2,)), forest(3), of_frame()], ids=["tree", "outputs", "forest", "raw table"]
-)
-def test_no_rows_have_no_predictions_of_the_type_of_any_others(model):
-    for rows in [FRAME[:7]] if isinstance(model, FrameModel) else [samples(7), jnp.asarray(samples(7))]:
-        assert_no_rows_have_no_predictions(model, rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["TEL", "LatentTree", "Bagged"])
-@pytest.mark.parametrize("targets", ["regression", "classes"])
-def test_no_rows_have_no_predictions_of_fitted_models(fitted, recipe, targets):
-    assert_no_rows_have_no_predictions(fitted(recipes.RECIPES[recipe], targets).model, tables.X[:7])
-
-
-def test_no_rows_have_columns():
-    tree = draw(3)
-    assert jax.jit(tree.predict)(jnp.zeros((0, P))).shape == (0,)
-    with pytest.raises(ValueError, match="x must have 5 columns, got 4"):
-        tree.predict(np.zeros((0, 4)))
-    with pytest.raises(ValueError, match=r"x must have at least one column, got shape \(0, 0\)"):
-        tree.predict(np.zeros((0, 0)))
-    with pytest.raises(ValueError, match=r"x must have at least one row and one column, got shape \(0, 4\)"):
-        jtrees.fit(recipes.DGT, tables.X[:0], tables.Y[:0], key=jax.random.key(0))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("rows", [tables.frame(), tables.GAPS, tables.X], ids=["frame", "gaps", "array"])
+@pytest.mark.parametrize("rows", [tables.frame(), tables.X], ids=["frame", "array"])
 def test_estimators_predict_no_rows(rows, tmp_path, capsys):
     regressor = TreeRegressor(recipes.DGT, random_state=0).fit(rows, tables.TARGETS["two outputs"])
     assert regressor.predict(rows[:0]).shape == (0, 2)
     classifier = TreeClassifier(recipes.DGT, random_state=0).fit(rows, np.where(tables.BINARY, "u", "v"))
     assert classifier.predict_proba(rows[:0]).shape == (0, 2) and classifier.predict(rows[:0]).dtype == "U1"
-    if rows is tables.GAPS:
-        return
     jtrees.save(classifier, tmp_path / "model.jtrees")
     names = list(rows) if isinstance(rows, pd.DataFrame) else [*"abcd"]
     (tmp_path / "rows.csv").write_text(",".join(names) + "\n")
     assert cli.main(["predict", str(tmp_path / "model.jtrees"), str(tmp_path / "rows.csv"), "--probabilities"]) == 0
     assert capsys.readouterr().out == "prediction,probability of u,probability of v\n"
-
-
-# --- What is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray])

@@ -8,14 +8,13 @@ import itertools
 import math
 import signal
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import optax
 from polynomials import Polynomials
 import pytest
-import recipes
-import tables
 
 import jtrees
 from jtrees import pytree
@@ -117,9 +116,6 @@ def depths(result) -> list[int]:
     return [trial.options["depth"] for trial in result.report.tuning.trials]
 
 
-# --- What is chosen --------------------------------------------------------------------------------------------------
-
-
 def test_the_degree_is_found_and_deeper_ones_are_not_tried():
     """Trials have ascending depths, in whatever order the grid has them."""
     result = tune(Polynomials(), {"depth": (5, 1, 8, 3, 4, 2)})
@@ -128,41 +124,27 @@ def test_the_degree_is_found_and_deeper_ones_are_not_tried():
     assert result.loss < 0.12  # the noise: 0.09
 
 
-@pytest.mark.slow
-def test_tuned_options_stand_beside_the_start_that_get_chose():
-    report = jtrees.tune(recipes.GET, tables.X, tables.Y, key=KEY, grid={"depth": (1, 2)}).report
-    assert report.tuning.options["depth"] in (1, 2) and report.search.chosen in (-1, 0)
-
-
-def test_without_depth_everything_is_tried(prescribed):
-    result = prescribed(lambda recipe, rows: 1.0, grid={"steps": range(1, 10)})
-    assert len(result.report.tuning.trials) == 9
-
-
 def test_ties_within_the_error_take_the_smaller_model(prescribed):
     """Losses of a real table: 3035.0480, 3035.0479, 3035.0482, 3035.0480. The least says nothing there."""
-    means = [3035.0480, 3035.0479, 3035.0482, 3035.0480]
     row_losses = np.zeros((4, 3000))
     row_losses[:, -500:] = np.abs(3035 + 500 * rng.normal(size=500)) + 0.1 * rng.normal(size=(4, 500))
+    means = np.array([3035.0480, 3035.0479, 3035.0482, 3035.0480])
     row_losses[:, -500:] += (means - row_losses[:, -500:].mean(1))[:, None]
     samples = [{"depth": 2}, {"depth": 3}, {"depth": 4}, {"steps": 1}]  # one without a depth: all are tried
-    options = {"rows": 2500, "samples": samples}
-    losses_by_depth = dict(zip((2, 3, 4, 1), row_losses, strict=True))
-    result = prescribed(lambda recipe, _: losses_by_depth[recipe.depth], **options)
-    assert result.report.tuning.options == {"steps": 1} and len(result.report.tuning.trials) == 4
-    best = row_losses[1, -500:]
-    for trial in result.report.tuning.trials:
+    losses = dict(zip((2, 3, 4, 1), row_losses, strict=True))
+
+    def tuning(factor=1.0):
+        by_depth = lambda recipe, _: losses[recipe.depth] * (factor if recipe.depth == 4 else 1)
+        return prescribed(by_depth, rows=2500, samples=samples).report.tuning
+
+    assert tuning().options == {"steps": 1} and len(tuning().trials) == 4
+    for trial in tuning().trials:
         depth = trial.options.get("depth", 1)
-        losses = losses_by_depth[depth][-500:]
-        assert trial.loss == pytest.approx(losses.mean(), rel=1e-9) and trial.size == 2**depth
+        assert trial.loss == pytest.approx(losses[depth][-500:].mean(), rel=1e-9) and trial.size == 2**depth
         # The error is the standard error of the paired difference from the best.
-        assert trial.error == pytest.approx(np.std(losses - best, ddof=1) / np.sqrt(500), rel=1e-4)
-    # A clear difference wins, whatever the size; the same loss on every row needs no error.
-    clear = prescribed(lambda recipe, _: losses_by_depth[recipe.depth] * (0.9 if recipe.depth == 4 else 1), **options)
-    assert clear.report.tuning.options == {"depth": 4}
-    equal = prescribed(lambda recipe, _: row_losses[0], **options)
-    assert equal.report.tuning.options == {"steps": 1}
-    assert all(trial.error == 0 for trial in equal.report.tuning.trials)
+        difference = losses[depth][-500:] - losses[3][-500:]
+        assert trial.error == pytest.approx(np.std(difference, ddof=1) / np.sqrt(500), rel=1e-4)
+    assert tuning(0.9).options == {"depth": 4}  # a clear difference wins, whatever the size
 
 
 @pytest.mark.parametrize(
@@ -192,27 +174,20 @@ def test_a_combination_that_diverges_is_not_chosen():
         tune(Polynomials(depth=3), {"learning_rate": (1e29, 1e30)})
 
 
-# --- Trials ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weight", [None, np.geomspace(0.01, 10, 96)], ids=["even", "weighted"])
-def test_a_trial_is_a_fit_to_the_other_rows(weight):
+def test_a_trial_is_a_fit_to_the_other_rows():
     """The loss of a trial is the mean over all folds, by weight, of the losses of rows that were left out."""
-    grid = {"depth": (2, 3), "learning_rate": (0.1, 0.5)}
+    grid, weight = {"depth": (2, 3), "learning_rate": (0.1, 0.5)}, np.geomspace(0.01, 10, 96)
     result = tune(Polynomials(), grid, validation=3, sample_weight=weight)
     split_key, search_key, _ = jax.random.split(KEY, 3)
     folds = np.array_split(np.asarray(jax.random.permutation(split_key, 96)), 3)
-    row_weights = lambda rows: None if weight is None else weight[rows]
     for depth, rate in itertools.product(*grid.values()):
-        recipe, losses = Polynomials(depth=depth, learning_rate=rate), []
+        recipe, losses = Polynomials(depth=depth, learning_rate=rate), np.zeros(96)
         for fold in folds:
             rest = np.setdiff1d(np.arange(96), fold)
-            fit = jtrees.fit(recipe, X[rest], Y[rest], key=search_key, sample_weight=row_weights(rest))
-            losses.append((fit.predict(X[fold]) - Y[fold]) ** 2)
+            fit = jtrees.fit(recipe, X[rest], Y[rest], key=search_key, sample_weight=weight[rest])
+            losses[fold] = (fit.predict(X[fold]) - Y[fold]) ** 2
         trial = trials(result)[(depth, rate)]
-        assert trial.loss == pytest.approx(
-            np.average(np.concatenate(losses), weights=row_weights(np.concatenate(folds))), rel=1e-5
-        )
+        assert trial.loss == pytest.approx(np.average(losses, weights=weight), rel=1e-5)
         assert trial.size == depth + 1
     assert set(trials(result)) == set(itertools.product(*grid.values()))
 
@@ -235,176 +210,87 @@ def test_options_of_a_base():
     base = jtrees.DGT(depth=1)
     recipe = jtrees.Bagged(jtrees.Polished(base, epochs=7), trees=7)
     other = with_options(recipe, {"base__base__depth": 3, "base__epochs": 2, "trees": 5})
-    assert (other.base.base.depth, other.base.epochs, other.trees) == (3, 2, 5)
-    assert other.base.base.replace(depth=1) == base
+    assert other == jtrees.Bagged(jtrees.Polished(base.replace(depth=3), epochs=2), trees=5)
     pairs = itertools.product((0.1, 0.2), (2, 1))
     combinations = [{"base__base__learning_rate": rate, "base__base__depth": depth} for rate, depth in pairs]
     assert groups_of(recipe, combinations) == [[0, 2], [1, 3]]
 
 
-def huber(outputs, y):
-    return optax.losses.huber_loss(outputs, y, delta=0.1)
-
-
 def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
+    huber = lambda outputs, y: optax.losses.huber_loss(outputs, y, delta=0.1)
     y = np.array([0.0, 10.0, 20.0])
     table = checked_table(np.arange(3.0)[:, None], y, None, "regression")
-
-    class Model:
-        def predict(self, x):
-            return y + np.array([0.0, 1.0, 10.0])
-
-    losses = losses_of(Model(), table.replace(task=Regression(loss_function=huber)), Scaling.fit(table))
+    model = SimpleNamespace(predict=lambda x: y + np.array([0.0, 1.0, 10.0]))
+    losses = losses_of(model, table.replace(task=Regression(loss_function=huber)), Scaling.fit(table))
     np.testing.assert_allclose(losses, huber(np.array([0, 0.05, 0.5]), np.zeros(3)), rtol=1e-5)
-    np.testing.assert_allclose(losses_of(Model(), table, Scaling.fit(table)), [0, 1, 100])
-
-
-# --- Time and interrupts ---------------------------------------------------------------------------------------------
+    np.testing.assert_allclose(losses_of(model, table, Scaling.fit(table)), [0, 1, 100])
 
 
 @pytest.mark.parametrize(
-    ("max_seconds", "expected_trials", "ended"),
+    ("max_seconds", "values", "expected", "ended"),
     [
-        (1e6, [1, 3, 4], "finished"),
-        (300, [1, 3], "max_seconds"),  # three quarters end in the third search
-        (10, [1], "max_seconds"),  # an interrupted trial is chosen from where it is all there is
+        (1e6, {"depth": (1, 3, 4)}, [1, 3, 4], "finished"),
+        (300, {"depth": (1, 3, 4)}, [1, 3], "max_seconds"),  # three quarters end in the third search
+        (10, {"depth": (1, 3, 4)}, [1], "max_seconds"),  # an interrupted trial is chosen where it is all there is
+        # A program has 32 combinations. Sixteen run at once, and the time ends among the next sixteen.
+        (3000, {"rate": range(1, 33)}, [*range(1, 17)], "max_seconds"),
     ],
 )
-def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, expected_trials, ended):
+def test_time_is_for_all_fits_together(prescribed, clock, max_seconds, values, expected, ended):
     """Each search takes 100 seconds."""
 
     def before(number):
         clock[0] += 100
 
-    result = prescribed(
-        lambda recipe, _: 9.0 - recipe.depth, before, grid={"depth": (1, 3, 4)}, max_seconds=max_seconds
-    )
-    assert depths(result) == expected_trials and result.report.ended == ended
-
-
-def test_combinations_that_time_did_not_reach_are_no_trials(prescribed, clock):
-    """A program has 32 combinations. Sixteen run at once, and the time ends among the next sixteen."""
-
-    def before(number):
-        clock[0] += 1
-
-    rates = np.linspace(0.1, 0.5, 32).tolist()
-    result = prescribed(lambda recipe, _: recipe.rate, before, grid={"rate": rates}, max_seconds=30)
-    assert [trial.options["rate"] for trial in result.report.tuning.trials] == rates[:16]
-    assert result.report.tuning.options == {"rate": 0.1} and result.report.ended == "max_seconds"
+    result = prescribed(lambda recipe, _: 9 + recipe.rate - recipe.depth, before, grid=values, max_seconds=max_seconds)
+    assert [*trials(result)] == [(value,) for value in expected] and result.report.ended == ended
 
 
 @pytest.mark.parametrize(
-    ("grid", "number", "expected_trials"),
+    ("grid", "number", "expected_trials", "state"),
     [
-        ({"depth": (1, 3)}, 2, 1),  # the second program
-        ({"rate": np.linspace(0.5, 0.1, 32).tolist()}, 20, 16),  # the second batch of a program
+        ({"depth": (1, 3)}, 2, 1, "finished"),  # the second program
+        ({"rate": np.linspace(0.5, 0.1, 32).tolist()}, 20, 16, "finished"),  # the second batch of a program
+        ({"rate": (0.4, 0.5)}, 1, 2, "interrupted"),  # all there is
     ],
 )
-@pytest.mark.parametrize("halving", [None, 2])
-def test_interrupted_trials_are_not_compared(prescribed, grid, number, expected_trials, halving):
+def test_interrupted_trials_are_not_compared(prescribed, grid, number, expected_trials, state):
     """Whatever their loss; and the fit follows."""
     count = len(next(iter(grid.values())))
     with pytest.warns(UserWarning, match=f"interrupted: the choice is among {expected_trials} of {count} combinations"):
-        result = prescribed(lambda recipe, _: recipe.rate / recipe.depth, interrupt(number), grid=grid, halving=halving)
-    assert result.report.ended == "interrupted" and len(result.report.tuning.trials) == expected_trials
-    assert {trial.state for trial in result.report.tuning.trials} == {"finished"}
+        result = prescribed(lambda recipe, _: recipe.rate / recipe.depth, interrupt(number), grid=grid)
+    assert result.report.ended == "interrupted"
+    assert [trial.state for trial in result.report.tuning.trials] == [state] * expected_trials
 
 
-def test_an_interrupted_trial_says_so_where_it_is_all_there_is(prescribed):
-    with pytest.warns(UserWarning, match="the choice is among 2 of 2 combinations"):
-        result = prescribed(lambda recipe, _: recipe.rate, interrupt(1), grid={"rate": (0.4, 0.5)})
-    assert [trial.state for trial in result.report.tuning.trials] == ["interrupted", "interrupted"]
-
-
-# --- Draws from a space ----------------------------------------------------------------------------------------------
-
-SPACE = {"learning_rate": jtrees.LogUniform(0.05, 0.5), "depth": (2, 3)}
-
-
-def column(draws, name) -> np.ndarray:
-    return np.array([options[name] for options in draws])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_draws_fill_every_interval_once(seed):
+def test_draws_fill_every_interval_once_and_lie_within_the_bounds():
     """Of 64 Sobol points, each of 64 intervals of a range has a point, and so has each of 8 x 8 cells of two ranges."""
-    low, high = 1e-3, 0.1
-    draws = draw({"a": jtrees.LogUniform(low, high), "b": jtrees.Uniform(-3, 5)}, 64, jax.random.key(seed))
-    parts = np.log(column(draws, "a") / low) / math.log(high / low), (column(draws, "b") + 3) / 8
+    space = {"a": jtrees.LogUniform(1e-3, 0.1), "b": jtrees.Uniform(-3, 5), "c": tuple("xyz"), "d": [None, "linear"]}
+    draws = draw(space, 64, jax.random.key(1))
+    a, b, c, d = zip(*(options.values() for options in draws), strict=True)
+    parts = np.log(np.array(a) / 1e-3) / math.log(100), (np.array(b) + 3) / 8
     for part in parts:
         assert sorted(np.floor(64 * part)) == list(range(64))
-    cells = np.floor(8 * np.array(parts)).astype(int)
-    assert len(set(zip(*cells.tolist(), strict=True))) == 64
-
-
-@pytest.mark.parametrize("count", [1, 7, 100])
-def test_draws_lie_within_the_bounds(count):
-    space = {"a": jtrees.LogUniform(1e-9, 1e9), "b": jtrees.Uniform(-1e308, 1e308), "c": tuple("xyz"), "d": range(4)}
-    draws = draw(space, count, KEY)
-    assert len(draws) == count and all(list(options) == list("abcd") for options in draws)
-    a, b = column(draws, "a"), column(draws, "b")
-    assert (a >= 1e-9).all() and (a <= 1e9).all() and (np.abs(b) <= 1e308).all()
-    assert {type(options["a"]) for options in draws} == {float}
-    assert set(column(draws, "c")) <= set("xyz") and set(column(draws, "d")) <= set(range(4))
+    assert len(set(zip(*np.floor(8 * np.array(parts)).astype(int).tolist(), strict=True))) == 64
+    assert {type(value) for value in a} == {float} and list(draws[0]) == list("abcd")
+    assert sorted(map(c.count, "xyz")) == [21, 21, 22] and d.count(None) == 32  # choices are drawn equally often
+    assert draw({"b": jtrees.Uniform(-1e308, 1e308)}, 1, KEY)
     for kind, (low, high) in itertools.product((jtrees.Uniform, jtrees.LogUniform), ((1e-3, 0.1), (1e-30, 1e30))):
         first, last = kind(low, high).quantile(np.array([0.0, 1.0]))
         assert low <= first == pytest.approx(low, rel=1e-12) and high >= last == pytest.approx(high, rel=1e-12)
 
 
-def test_choices_are_drawn_equally_often():
-    draws = draw({"rate": jtrees.Uniform(0, 1), "depth": (3, 4, 5), "leaves": [None, "linear"]}, 64, KEY)
-    counts = [np.sum(column(draws, "depth") == depth) for depth in (3, 4, 5)]
-    assert sum(counts) == 64 and max(counts) - min(counts) <= 1
-    assert sum(options["leaves"] is None for options in draws) == 32
-
-
 def test_the_key_makes_the_draws():
-    first = draw(SPACE, 20, KEY)
-    assert draw(SPACE, 20, jax.random.key(0)) == draw(SPACE, 20, jax.random.PRNGKey(0)) == first
-    assert draw(SPACE, 33, KEY)[:20] == first
-    other = draw(SPACE, 20, jax.random.key(4))
-    assert not set(column(other, "learning_rate")) & set(column(first, "learning_rate"))
-
-
-def test_draws_of_one_structure_share_one_program(count_compilations):
-    sweep = lambda seed, samples: jtrees.sweep(
-        Polynomials(steps=5), X, Y, key=jax.random.key(seed), space=SPACE, samples=samples
-    )
-    sweep(0, 4)
-    assert count_compilations(sweep, 1, 9) == 0
-
-
-@pytest.mark.slow
-def test_tune_chooses_among_the_draws_of_a_sweep():
-    options = {"key": jax.random.key(1), "space": SPACE, "samples": 6}
-    swept = jtrees.sweep(Polynomials(), X, Y, **options)
-    report = jtrees.tune(Polynomials(), X, Y, **options).report.tuning
-    assert sorted(map(str, swept.options)) == sorted(str(trial.options) for trial in report.trials)
-    assert report.options in swept.options and report.options["depth"] == 3
-    assert {trial.rows for trial in report.trials} == {64}
-    assert list(swept.frame().columns)[:3] == ["learning_rate", "depth", "seed"]
-
-
-def test_tune_takes_combinations_without_a_depth():
-    result = tune(Polynomials(), None, samples=[{"depth": 3}, {"learning_rate": 0.1}])
-    assert result.report.tuning.options == {"depth": 3} and len(result.report.tuning.trials) == 2
-
-
-# --- Successive halving ----------------------------------------------------------------------------------------------
+    space = {"learning_rate": jtrees.LogUniform(0.05, 0.5), "depth": (2, 3)}
+    first = draw(space, 20, KEY)
+    assert draw(space, 20, jax.random.PRNGKey(0)) == draw(space, 33, KEY)[:20] == first
+    rates = lambda draws: {options["learning_rate"] for options in draws}
+    assert not rates(draw(space, 20, jax.random.key(4))) & rates(first)
 
 
 @pytest.mark.parametrize(
     ("combinations", "rows", "factor", "expected"),
-    [
-        (64, 8100, 3, [300, 900, 2700]),
-        (64, 2700, 3, [300, 900]),
-        (64, 10**6, 4, [62500, 250000]),
-        (3, 8100, 3, []),
-        (4, 8100, 3, [2700]),
-        (64, 500, 3, []),
-        (10, 400, 2, [200]),
-    ],
+    [(64, 8100, 3, [300, 900, 2700]), (3, 8100, 3, []), (4, 8100, 3, [2700]), (64, 500, 3, []), (10, 400, 2, [200])],
 )
 def test_budgets(combinations, rows, factor, expected):
     assert halving.budgets(combinations, rows, factor) == expected
@@ -448,20 +334,18 @@ def test_halving_keeps_the_best(prescribed, losses, last, chosen):
 
 
 @pytest.mark.parametrize(
-    ("number", "trials_of", "chosen_from"),
+    ("number", "trials_of", "chosen"),
     [
-        (1, {5: 300}, {5}),  # nothing else is there
-        (4, dict.fromkeys((5, 8, 1), 300), {1}),
-        (13, dict.fromkeys(range(1, 13), 300), {1}),  # the first with 900 rows
-        (15, FOUR | EIGHT | {3: 300, 4: 300}, {1}),
-        (17, FOUR | EIGHT, {1}),
-        (18, FOUR | EIGHT | {1: 2700}, {1}),
+        (1, {5: 300}, 5),  # nothing else is there
+        (13, dict.fromkeys(range(1, 13), 300), 1),  # the first with 900 rows
+        (15, FOUR | EIGHT | {3: 300, 4: 300}, 1),
+        (18, FOUR | EIGHT | {1: 2700}, 1),
     ],
 )
-def test_interrupted_halving_chooses_from_complete_trials(prescribed, number, trials_of, chosen_from):
+def test_interrupted_halving_chooses_from_complete_trials(prescribed, number, trials_of, chosen):
     with pytest.warns(UserWarning, match="the trials were interrupted"):
-        rows, chosen = halved(prescribed, lambda recipe, rows: recipe.steps, interrupt(number))
-    assert rows == trials_of and chosen in chosen_from
+        result = halved(prescribed, lambda recipe, rows: recipe.steps, interrupt(number))
+    assert result == (trials_of, chosen)
 
 
 def test_halving_of_folds_and_classes():

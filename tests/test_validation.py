@@ -1,6 +1,5 @@
 """What arguments are refused for: the message names the argument and the rule. Valid arguments stay as they are."""
 
-import datetime
 import re
 
 import jax
@@ -23,30 +22,23 @@ def refuses(message, check, *args, **options):
         check(*args, **options)
 
 
-# --- Weights and targets ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "weight",
-    [[0, 1, 2], np.array([True, False, True]), jnp.asarray([0.5, 0.0, 2.0]), np.array([1, 2, 3], object)],
-)
-def test_good_weights_come_back_as_they_are(weight):
-    checked = validation.check_weight(weight, 3)
-    assert checked.shape == (3,)
-    assert np.array_equal(checked, np.asarray(weight, float))
+def test_good_weights_and_targets_come_back_as_they_are():
+    weights = [0, 1, 2], np.array([True, False, True]), jnp.asarray([0.5, 0.0, 2.0]), np.array([1, 2, 3], object)
+    targets = [1, 2, 3], [[1.0], [2], [2]], jnp.asarray([[1.0, 5], [2, 5.5], [2, 5]]), np.array([2**62, 2**62 + 1, 0])
+    for check, group in ((validation.check_weight, weights), (validation.check_targets, targets)):
+        for values in group:
+            checked = check(values, 3)
+            assert checked.shape == np.shape(values)
+            assert np.array_equal(np.asarray(checked), np.asarray(values))
 
 
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        *((w, "sample_weight must have shape (3,), one a row of x, got shape") for w in (1.0, [1, 2], np.ones((3, 1)))),
-        (jnp.ones(4), "sample_weight must have shape (3,), one a row of x, got shape (4,)"),
+        *((w, "sample_weight must have shape (3,), one a row of x, got shape") for w in (1.0, np.ones((3, 1)))),
         ([1.0, np.nan, np.inf], f"sample_weight {NOT_FINITE.format(2)}(1,)"),
-        (jnp.asarray([1.0, 0, -np.inf]), f"sample_weight {NOT_FINITE.format(1)}(2"),
-        ([1.0, -0.5, -0.25], "sample_weight must not be negative, got "),
-        ([1, -2, -1], "-2"),
+        ([1, -2, -1], "sample_weight must not be negative, got -2"),
         ([0.0, 0.0, 0.0], "sample_weight must not be zero everywhere"),
-        (["a", "b", "c"], "sample_weight must be numeric, got values of type <U1"),
         (np.array([1, "b", None], object), "sample_weight must be numeric, got 1 and others"),
     ],
 )
@@ -55,42 +47,18 @@ def test_bad_weights_are_refused(weight, message):
 
 
 @pytest.mark.parametrize(
-    "y",
-    [
-        [1, 2, 3],
-        np.array([True, False, True]),
-        np.array([[1.0], [2], [2]]),
-        jnp.asarray([[1.0, 5], [2, 5.5], [2, 5]]),
-        np.array([1, 2.5, 3], object),
-        np.array([2**62, 2**62 + 1, 0]),
-    ],
-)
-def test_good_targets_come_back_as_they_are(y):
-    checked = validation.check_targets(y, 3)
-    assert checked.shape == np.shape(y)
-    assert np.array_equal(np.asarray(checked), np.asarray(y))
-
-
-@pytest.mark.parametrize(
     ("y", "message"),
     [
         *((y, "y must have shape (n,) or (n, k), got shape") for y in (5.0, np.ones((3, 1, 1)), np.ones((3, 0)))),
         ([1.0, 2], "x and y must have the same number of rows, got 3 and 2"),
-        ([1.0, np.nan, np.inf], f"y {NOT_FINITE.format(2)}(1,)"),
         ([[1.0, 2], [2, np.inf], [3, 4]], f"y {NOT_FINITE.format(1)}(1, 1)"),
-        ([2.5, 2.5, 2.5], "y must take at least two values to learn from, got 2.5 in every row"),
-        (np.full(3, True), "y must take at least two values to learn from, got 1.0 in every row"),
         ([[1, 7], [2, 7], [3, 7]], "y must take at least two values to learn from, got 7.0 in every row in column 1"),
-        (["a", "b", "c"], "y must be numeric, got values of type <U1"),
         (jnp.asarray([1j, 2, 3]), "y must be numeric, got values of type complex64"),
         ([1.0, None, "b"], "y must be numeric, got 1.0 and others"),
     ],
 )
 def test_bad_targets_are_refused(y, message):
     refuses(message, validation.check_targets, y, 3)
-
-
-def test_one_sample_is_too_few():
     refuses("x and y must hold at least two samples, got 1", validation.check_targets, [1.0], 1)
 
 
@@ -103,9 +71,6 @@ def test_traced_values_are_checked_for_their_shape_only(check, message):
     refuses(message, jax.eval_shape, lambda values: check(values, 3), jnp.ones(4))
 
 
-# --- Labels ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "y",
     [
@@ -114,7 +79,7 @@ def test_traced_values_are_checked_for_their_shape_only(check, message):
         np.array([2, 0, 1, 0], np.uint8),
         jnp.asarray([2, 0, 1, 0]),
         np.array([True, False]),
-        *(np.array(y, object) for y in ([0, 1, 1], [False, True, True], [0.0, 1.0, 1.0], [np.int8(0), 1, True])),
+        *(np.array(y, object) for y in ([False, True, True], [0.0, 1.0, 1.0], [np.int8(0), 1, True])),
     ],
     ids=str,
 )
@@ -132,22 +97,15 @@ def test_labels_become_int32(y):
     [
         *((y, None, "y must have shape (n,) with n at least 1, got shape") for y in ([[0, 1]], 3, [])),
         ([0.0, 1.0, np.inf], None, f"y {NOT_FINITE.format(1)}(2,)"),
-        (np.array([0, None], object), None, "y must hold whole numbers 0..K-1 in classification, got "),
-        ([0, None], None, "got None in row 1: leave rows without a label out"),
         (pd.Series(["a", None]), None, "got nan in row 1: leave rows without a label out"),
         (pd.Series(["a", None], dtype="string"), None, "got <NA> in row 1: leave rows without"),
         (np.array([0, "a"], object), None, "got 0 and 'a' (in row 1): make labels one type, then"),
-        (np.array(["a", "b"], object), None, "got 'a'" + ENCODE),
-        (np.array(["b", "a"]), None, "got np.str_('b')" + ENCODE),
         ([1.0, 0.5, 0.25], None, "y must hold whole numbers 0..K-1 in classification, got 0.5" + ENCODE),
         (np.array(["2020", "2021"], "M8[D]"), None, "got np.datetime64('2020-01-01')" + ENCODE),
         ([-1, 0, 1], None, "y must hold classes 0..K-1, got labels from -1 to 1" + ENCODE),
         ([0, 1, 3], 3, "y must hold classes 0..2, got labels from 0 to 3" + KNOWN),
-        ([-1, 1], 2, "y must hold classes 0..1, got labels from -1 to 1" + KNOWN),
-        (["a", "c"], 3, "y must hold whole numbers 0..K-1 in classification, got 'a'" + KNOWN),
-        ([0, 1, 3], None, "y must hold every class 0..3, got no sample of class 2" + ENCODE),
-        ([0, 10**14], None, "got no sample of class 1" + ENCODE),
-        *(([0, 0], classes, "y must hold at least two classes to learn from, got one") for classes in (None, 1)),
+        ([0, 10**14], None, "y must hold every class 0..100000000000000, got no sample of class 1" + ENCODE),
+        ([0, 0], None, "y must hold at least two classes to learn from, got one"),
     ],
 )
 def test_bad_labels_are_refused(y, classes, message):
@@ -166,35 +124,25 @@ def test_labels_to_train_on():
         refuses(message, jax.eval_shape, lambda _, y=y: codec.check_traced(y, 3), 0)  # known where others are traced
 
 
-# --- Features --------------------------------------------------------------------------------------------------------
-
 ONE = pd.DataFrame({"a": [1.0], "b": ["u"]})
 
 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        *((np.ones(shape), f"x must have shape (n, p), got shape {shape}") for shape in ((4,), (2,), (2, 2, 2))),
+        *((np.ones(shape), f"x must have shape (n, p), got shape {shape}") for shape in ((4,), (2, 2, 2))),
         (np.ones(2), "use x[None] for one row"),
         *((kind(np.ones((2, 2))), "x must be a dense array, got <") for kind in (sparse.csr_array, sparse.csr_matrix)),
-        (sparse.csr_matrix(np.ones((2, 2))), "use x.toarray()"),
         *((np.ones(shape), "x must have at least one row and one column") for shape in ((0, 2), (2, 0))),
         (np.ones((2, 3)), "x must have 2 columns, got 3"),
         ([[1.0, np.nan]], f"x {NOT_FINITE.format(1)}(0, 1)"),
-        (np.array([[1, None]], object), f"x {NOT_FINITE.format(1)}(0, 1)"),
-        (np.ones((2, 2), complex), "x must be numeric, got values of type complex128"),
         (jnp.ones((2, 2), jnp.complex64), "x must be numeric, got values of type complex64"),
         ([[1.0, 2.0], [3.0]], "x must be an array of numbers, got rows of different lengths"),
-        ({"a": [1, 2]}, "x must be numeric, got {'a': [1, 2]}"),
         (np.array([[1, "b"]], object), "x must be numeric, got 1 and others, such as 'b' at (0, 1): encode text"),
-        (np.full((2, 2), "2020", "M8[D]"), "got values of type datetime64[D]: make numbers of dates"),
         (np.full((2, 2), 3, "m8[s]"), "got values of type timedelta64[s]: make numbers of dates"),
         (ONE, "x must be numeric, got 'u' in column 'b': encode text, such as by a"),
-        (ONE.astype({"b": "category"}), "x must be numeric, got 'u' in column 'b': encode text"),
         (ONE.assign(b=pd.array([None], "Float64")), "got <NA> in column 'b': fill gaps"),
         (ONE.assign(b=pd.to_datetime(["2020-01-01"])), "got Timestamp('2020-01-01 00:00:00') in column 'b': make numb"),
-        (ONE.assign(b=[datetime.date(2020, 1, 1)]), "in column 'b': make numbers of dates"),
-        (ONE.set_axis(["a", "a"], axis=1), "x must be numeric, got 'u' in column 'a'"),
     ],
 )
 def test_bad_features_are_refused(x, message):
@@ -221,28 +169,9 @@ MASKED = np.ma.masked_array(np.ones((3, 2)), [[False, False], [False, True], [Tr
 def test_masked_values_are_refused(name, check):
     with pytest.raises(ValueError, match=rf"{name} must have no masked values, got [12], the first at \((1|2)"):
         check(MASKED)
-
-
-def test_a_column_may_be_named_as_numpy_names_a_mask():
-    frame = pd.DataFrame({"_mask": [1.0, 2, 3]})
-    assert np.array_equal(validation.check_x(frame), frame)
-
-
-def test_a_masked_array_without_masked_values_is_an_array():
-    unmasked = np.ma.masked_array(np.arange(6).reshape(3, 2))
-    checked = validation.check_x(unmasked)
-    assert np.array_equal(checked, unmasked.data) and type(checked) is np.ndarray
-    assert codec.check_labels(unmasked[:, 0] // 2)[1] == 3
-
-
-# --- Options ---------------------------------------------------------------------------------------------------------
-
-
-def test_counts_and_depths_may_be_any_whole_number():
-    for three in (3, np.int64(3), np.uint8(3), jnp.asarray(3)):
-        for checked in (validation.check_depth(three), validation.check_count("trees", three)):
-            assert checked == 3 and type(checked) is int
-    assert validation.check_count("epochs", 0, minimum=0) == 0
+    unmasked = validation.check_x(np.ma.masked_array(np.arange(6).reshape(3, 2)))
+    assert type(unmasked) is np.ndarray and unmasked.tolist() == [[0, 1], [2, 3], [4, 5]]
+    validation.check_x(pd.DataFrame({"_mask": [1.0, 2, 3]}))  # as NumPy names a mask
 
 
 # Other checks of options: test_options.
@@ -274,6 +203,10 @@ def test_good_options_pass():
     validation.check_not_negative("l1", 0)
     validation.check_part("momentum", 0.0)
     validation.check_choice("mode", "a", ("a", "b"))
+    for three in (3, np.int64(3), jnp.asarray(3)):
+        for checked in (validation.check_depth(three), validation.check_count("trees", three)):
+            assert checked == 3 and type(checked) is int
+    assert validation.check_count("epochs", 0, minimum=0) == 0
     for key in (jax.random.key(0), jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")):
         validation.check_key(key)
     with jax.default_prng_impl("rbg"):
@@ -283,11 +216,10 @@ def test_good_options_pass():
 
 
 def test_quoted_values_have_at_most_80_characters():
-    for value in ("x" * 500, list(range(1000)), np.arange(1000.0), {"a": "b" * 300}, "line\nbreak" * 50):
+    for value in ("x" * 500, list(range(1000)), np.arange(1000.0), "line\nbreak" * 50):
         text = validation.quoted(value)
         assert len(text) <= 80 and "\n" not in text
     assert validation.quoted("two  spaces ") == "'two  spaces '"
     assert [validation.quoted(kind(-0.1)) for kind in (np.float32, np.asarray)] == ["-0.1", "-0.1"]
-    assert validation.quoted_list([]) == ""
     assert validation.quoted_list([1, 2, 3, 4, 5]) == "1, 2, 3, 4, 5"
     assert validation.quoted_list(range(1, 8)) == "1, 2, 3, 4, 5 and 2 more"
