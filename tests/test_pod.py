@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples import pod
-from experiments import checkpoints, logs, train_large
-from experiments.blocks import DataError, Shards
+from examples.train_large import checkpoints, command, logs
+from examples.train_large.blocks import DataError, Shards
 import jtrees
 from jtrees import distributed
 
@@ -231,7 +231,7 @@ def bucket(tmp_path, monkeypatch):
 def test_paths_of_buckets_keep_their_double_slash(monkeypatch):
     assert os.fspath(checkpoints.place("gs://bucket/run") / "checkpoints") == "gs://bucket/run/checkpoints"
     assert os.fspath(checkpoints.place("run")) == os.path.abspath("run")
-    options = train_large.parse(["--out", "gs://bucket/run", "--data", "gs://bucket/data"])
+    options = command.parse(["--out", "gs://bucket/run", "--data", "gs://bucket/data"])
     assert os.fspath(options.out / "a") == "gs://bucket/run/a" and os.fspath(options.data / "b") == "gs://bucket/data/b"
     opened = []
     monkeypatch.setattr(checkpoints.ocp, "CheckpointManager", lambda folder, options: opened.append(folder))
