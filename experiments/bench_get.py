@@ -90,10 +90,10 @@ def compared(depth: int, budget: list[int], seed: int, data_dir: str | None) -> 
     return [*row, f"{theirs['seconds'] / mine['seconds']:.0f}" if mine["loss"] <= theirs["loss"] else "not reached"]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Runs every depth and seed sequentially, each package in a process of its own."""
     budget = {"nargs": 2, "type": int, "default": [2, 500], "metavar": ("STARTS", "EPOCHS")}
-    options = benchmark.parse("bench_get", __doc__, depth=(4, 6), seeds=3, peer=budget, data_dir=None)
+    options = benchmark.parse("bench_get", __doc__, arguments, depth=(4, 6), seeds=3, peer=budget, data_dir=None)
     if not benchmark.installed(PEER):
         print("bench_get: get-oblique is not installed (make peers): nothing to compare with")
         return

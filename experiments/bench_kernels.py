@@ -37,7 +37,7 @@ from pallas_kernels.config import HEURISTIC
 
 IMPLEMENTATION = {"gpu": "triton", "tpu": "mosaic_tpu"}
 WINNERS = Path(kernels.__file__).with_name("winners.json")
-_WINS = 1.05  # speed relative to XLA from which a kernel becomes the default
+WINS = 1.05  # speed relative to XLA from which a kernel becomes the default
 TOLERANCE = 1e-4  # relative to the largest number: sums over many samples have another order
 
 
@@ -256,7 +256,7 @@ def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
     won = [
         {"device": device, "kernel": name, **size, "config": asdict(config)}
         for name, (config, factor) in best.items()
-        if factor > _WINS
+        if factor > WINS
     ]
     benchmark.write_whole(WINNERS, json.dumps(others + won, indent=1) + "\n")
 

@@ -82,9 +82,9 @@ def run(out: Path, *more: Any) -> tuple[float, str, list[dict[str, Any]]]:
     return seconds, process.stdout, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Prints the table."""
-    options = benchmark.parse("bench_streaming", __doc__)
+    options = benchmark.parse("bench_streaming", __doc__, arguments)
     table = benchmark.Table("data", "1000 rows/s", "of those in memory", "waiting for data", "peak GB")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

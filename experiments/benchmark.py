@@ -227,7 +227,7 @@ def write(options: argparse.Namespace, table: Table, notes: str, *, to: str = ""
     Returns:
       The file.
     """
-    text = f"# {options.name}\n\nMade by `{options.command}` on {machine()}.\n\n{table}\n{notes}\n"
+    text = f"# {Path(to or options.name).name}\n\nMade by `{options.command}` on {machine()}.\n\n{table}\n{notes}\n"
     print(text)
     file = (RESULTS if options.write else Path("results")) / f"{to or options.name}.md"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ choice.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -288,11 +288,15 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 PARTS = {"trees": trees_part, "pat": pat_part, "forests": forests_part, "ablations": ablations_part}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece for all seeds; forests only in regression, ablations only on the paper's sets."""
-    if part in ("trees", "pat") or name in (ABLATED if part == "ablations" else REGRESSION):
-        measure = lambda: PARTS[part](name, splits(name, options.data_dir), options.seeds)
-        yield studies.Piece(part, name, measure, {"seeds": options.seeds})
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns no settings; None for forests of classes, and for ablations on other sets than the paper's."""
+    has = part in ("trees", "pat") or name in (ABLATED if part == "ablations" else REGRESSION)
+    return {} if has else None
+
+
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures a part with all seeds."""
+    return PARTS[part](name, splits(name, options.data_dir), options.seeds)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -344,7 +348,7 @@ def report(results: studies.Results, command: str) -> str:
     return "\n".join(text)
 
 
-STUDY = studies.Study("paper_dgt", __doc__, PARTS, SETS, 10, pieces, report)
+STUDY = studies.Study("paper_dgt", __doc__, PARTS, SETS, 10, measure, report, settings, together=True)
 
 if __name__ == "__main__":
     studies.program(STUDY)
