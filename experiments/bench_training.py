@@ -24,8 +24,8 @@ PEER = "GET"  # the import name of get-oblique
 DEEPEST = 12  # depth limit of steps over all leaves
 
 
-def table(data_dir: str | None, part: float = 0.6) -> tuple[str, np.ndarray, np.ndarray]:
-    """Returns the name, x and y in [0, 1] of a part of cpu-act, or of random numbers if cpu-act is not available."""
+def table(data_dir: str | None) -> tuple[str, np.ndarray, np.ndarray]:
+    """Returns the name, x and y in [0, 1] of three fifths of cpu-act, or of random numbers if cpu-act is missing."""
     rng = np.random.default_rng(0)
     try:
         loaded = data.load("cpu-act", data_dir=data_dir)
@@ -34,7 +34,7 @@ def table(data_dir: str | None, part: float = 0.6) -> tuple[str, np.ndarray, np.
         name = "random numbers"
         x = rng.random((8192, 21), dtype=np.float32)
         y = (np.sin(5 * x[:, 0]) + x[:, 1] * x[:, 2]).astype(np.float32)
-    chosen = rng.permutation(len(x))[: int(part * len(x))]
+    chosen = rng.permutation(len(x))[: int(0.6 * len(x))]
     x, y = x[chosen], y[chosen]
     return name, (x - x.min(0)) / np.ptp(x, axis=0), (y - y.min()) / np.ptp(y)
 

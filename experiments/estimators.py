@@ -52,7 +52,7 @@ def models(task: str, seed: int) -> dict[str, Make]:
     numbers = task == "regression"
     cart, forest, bins, tree = KINDS[task]
     chance: dict[str, Any] = {"random_state": seed}
-    make: dict[str, Make] = {f"{tree.__name__}()": lambda: tree(**chance)}
+    make: dict[str, Make] = {OURS[task][0]: lambda: tree(**chance)}
     if numbers:
         make["Boosted()"] = lambda: tree(jtrees.Boosted(), **chance)
         make["Refined()"] = lambda: tree(jtrees.Refined(), **chance)

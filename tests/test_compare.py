@@ -15,12 +15,10 @@ from sklearn.utils import Bunch
 
 from experiments import compare, data, outcome
 import jtrees
-from jtrees.cli.files import Rules
-from jtrees.cli.tables import LabelledTable, guess, read_labelled, usable
+from jtrees.cli.tables import guess, read_labelled, usable
 from jtrees.plotting import plot_tree
 from jtrees.search import options as kinds
 from jtrees.tables import checked_table
-from jtrees.tables.inference import inferred
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -338,16 +336,6 @@ def test_the_tree_that_is_drawn_is_small_and_the_best_on_the_validation_set():
     assert told.shown_tree() == (rows[0], "cart")
 
 
-def test_defaults():
-    options = compare.parse([])
-    assert options.dataset == "kin8nm" and options.depth is None
-    assert options.methods == ["cart", "get", "get-linear", "dgt", "latent", "tel", "forest"]
-    jobs = compare.jobs_of(options, "regression")
-    assert ("get", 4) in jobs and ("forest", None) in jobs and len(jobs) == len(set(jobs))
-    assert "get-linear" not in dict(compare.jobs_of(options, "classification"))
-    assert ("get", 3) in compare.jobs_of(compare.parse(["--depth", "3"]), "regression")
-
-
 # --- When something goes wrong ---------------------------------------------------------------------------------------
 
 
@@ -460,12 +448,6 @@ def test_files_that_cannot_be_used_get_one_line_that_helps(tmp_path, capsys, tex
 # --- Tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_rare_classes_are_left_out(tmp_path):
-    y = pd.Series(["a"] * 20 + ["b"] * 20 + ["c"] * 4, name="kind")
-    frame, said = usable(LabelledTable("some", pd.DataFrame({"x": range(44)}), y), "classification")
-    assert said == ["classes of fewer than 5 rows left out: c"] and len(frame.x) == len(frame.y) == 40
-
-
 @pytest.mark.parametrize(
     ("y", "task"),
     [
@@ -480,18 +462,6 @@ def test_rare_classes_are_left_out(tmp_path):
 def test_the_task_is_inferred(y, task):
     inferred, why = guess(pd.Series(y, name="t"))
     assert inferred == task and why.startswith("t holds ")
-
-
-@pytest.mark.parametrize("decimal", [".", ","])
-def test_csv(tmp_path, decimal):
-    file = tmp_path / "houses.csv"
-    file.write_text("rooms;area;price\n1;20.5;100.25\n2; ?;210\n3;70;350\n".replace(".", decimal))
-    frame = read_labelled(file, "price", Rules(";", decimal))
-    assert list(frame.x.columns) == ["rooms", "area"] and frame.name == "houses"
-    schema, rows = inferred(frame.x, **frame.reading)
-    assert schema.columns["area"].kind == "number"
-    np.testing.assert_array_equal(rows.columns["area"].values, [20.5, np.nan, 70])
-    np.testing.assert_array_equal(frame.y, [100.25, 210, 350])
 
 
 @pytest.mark.parametrize("header", ["area,price", "area,price,"], ids=["rows", "header and rows"])
@@ -511,18 +481,6 @@ def test_columns_are_dropped(houses, tmp_path, capsys):
     assert "heating" not in capsys.readouterr().out
     kept = joblib.load(written / "cart_depth2.joblib")["encoder"].encodings
     assert list(kept) == ["area", "garden"]  # the cellar has no values
-
-
-def test_dates_of_a_csv(tmp_path):
-    days = pd.date_range("2020-02-01", periods=60).astype(str)
-    frame = pd.DataFrame({"sold": days, "name": [f"2020-02-{i}" for i in range(60)], "price": np.arange(60.0)})
-    frame.loc[::7, "sold"] = None
-    frame.to_csv(tmp_path / "sales.csv", index=False)
-    sales = read_labelled(tmp_path / "sales.csv", "price")
-    schema, rows = inferred(sales.x, **sales.reading)
-    assert [column.kind for column in schema.columns.values()] == ["date", "drop"]
-    sold = rows.columns["sold"]
-    assert sold.values[1] == np.datetime64("2020-02-02").astype(int) and sold.missing.sum() == 9
 
 
 def test_twenty_rows_of_four_classes(tmp_path):

@@ -175,25 +175,18 @@ def joined(monkeypatch):
     return calls
 
 
-def test_without_a_cluster_and_an_address_a_process_is_alone(joined):
-    distributed.initialize()
-    assert joined == [(None, None, None)]
-
-
 def test_an_address_comes_from_arguments_or_the_environment(joined, monkeypatch):
+    distributed.initialize()  # without a cluster and an address a process is alone
+    with pytest.raises(ValueError, match=r"process must be given together, got \('a:1', None, 0\)"):
+        distributed.initialize("a:1", process=0)
+    assert joined[0] == (None, None, None)
+    joined.clear()
     distributed.initialize("a:1", 2, 0, heartbeat_timeout_seconds=10)
     for name, value in {"COORDINATOR_ADDRESS": "b:2", "NUM_PROCESSES": "3", "PROCESS_ID": "2"}.items():
         monkeypatch.setenv(f"JAX_{name}", value)
     distributed.initialize()
     distributed.initialize(process=1)
     assert joined == [("a:1", 2, 0, ("heartbeat_timeout_seconds", 10)), ("b:2", 3, 2), ("b:2", 3, 1)]
-
-
-def test_an_address_without_numbers_is_refused(joined):
-    with pytest.raises(
-        ValueError, match=r"coordinator, processes and process must be given together, got \('a:1', None, 0\)"
-    ):
-        distributed.initialize("a:1", process=0)
 
 
 @pytest.mark.wide
