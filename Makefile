@@ -63,7 +63,7 @@ peers: .venv/ready         ## what benchmarks compare with
 	$(BIN)/python -m pip install --quiet --no-deps get-oblique
 
 bench: .venv/ready         ## speed: training, prediction, ...; ARGS=--write for the committed tables
-	for name in training prediction isotonic dgt get tel nongreedy sweep streaming; do $(BIN)/python -m experiments.bench_$$name $(ARGS) || exit 1; done
+	for name in training prediction isotonic dgt tel nongreedy sweep streaming; do $(BIN)/python -m experiments.bench_$$name $(ARGS) || exit 1; done
 
 bench-kernels: .venv/ready ## the fused kernels on the device that is here, tuned, within 8 minutes; ARGS=--write likewise
 	$(BIN)/python -m experiments.bench_kernels --tune $(ARGS)

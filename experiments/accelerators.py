@@ -57,12 +57,7 @@ def methods() -> dict[str, tuple[jtrees.Method, int | None]]:
 
 
 class Chip(NamedTuple):
-    """A chip to compile for.
-
-    Attributes:
-      kind: kind of device, by which kernels are chosen.
-      options: options of the chip's topology.
-    """
+    """A chip to compile for: the kind of device, by which kernels are chosen, and the options of its topology."""
 
     kind: str
     options: dict[str, Any]

@@ -84,9 +84,9 @@ def bandit(repeats: int) -> dict[str, list[float]]:
     return out
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measures the updates in this process, and the streams in a process pinned to one core."""
-    options = benchmark.parse("bench_dgt", __doc__, repeats=7)
+    options = benchmark.parse("bench_dgt", __doc__, arguments, repeats=7)
     benchmark.use_all_cores()
     header = ["depth", "p", "widths", "update, ms", "products, ms", "ratio", "their Mflop", "optimiser's MB"]
     table = benchmark.Table(*header, "first call, s", "authors, ms")

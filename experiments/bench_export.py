@@ -5,6 +5,7 @@ python -m experiments.bench_export [--rows 1000000] [--write]
 
 from collections.abc import Callable
 import ctypes
+from functools import partial
 import os
 from pathlib import Path
 import runpy
@@ -50,16 +51,13 @@ def in_c(folder: Path, flags: str, precision: str, outputs: int = 1) -> dict[str
     subprocess.run(["cc", "-std=c99", flags, "-shared", "-fPIC", folder / "rows.c", "-o", library], check=True)
     functions = ctypes.CDLL(str(library))
 
-    def of_array(function: Any, dtype: Any, count: int) -> Callable[[np.ndarray], np.ndarray]:
-        def call(x: np.ndarray) -> np.ndarray:
-            x, out = np.ascontiguousarray(x, kind), np.empty(len(x) * count, dtype)
-            function(x.ctypes.data_as(ctypes.c_void_p), len(x), out.ctypes.data_as(ctypes.c_void_p))
-            return out
+    def call(function: Any, dtype: Any, count: int, x: np.ndarray) -> np.ndarray:
+        x, out = np.ascontiguousarray(x, kind), np.empty(len(x) * count, dtype)
+        function(x.ctypes.data_as(ctypes.c_void_p), len(x), out.ctypes.data_as(ctypes.c_void_p))
+        return out
 
-        return call
-
-    answers = {name: of_array(getattr(functions, name), kind, outputs) for name in ("one_by_one", "many")}
-    return answers | ({"leaf": of_array(functions.leaf, np.int32, 1)} if one_tree else {})
+    answers = {name: partial(call, getattr(functions, name), kind, outputs) for name in ("one_by_one", "many")}
+    return answers | ({"leaf": partial(call, functions.leaf, np.int32, 1)} if one_tree else {})
 
 
 def exported(tree: jtrees.ObliqueTree, folder: Path, x: np.ndarray) -> dict[str, Entry]:
@@ -82,9 +80,9 @@ def exported(tree: jtrees.ObliqueTree, folder: Path, x: np.ndarray) -> dict[str,
     return entries
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Times the formats of each depth in alternation, which spreads other load of the machine over all formats."""
-    options = benchmark.parse("bench_export", __doc__, rows=1_000_000)
+    options = benchmark.parse("bench_export", __doc__, arguments, rows=1_000_000)
     table = benchmark.Table("model", "million rows/s", "of CART's per core", "one row, µs", "rows with another leaf")
     rng = np.random.default_rng(0)
     x = rng.random((options.rows, FEATURES), dtype=np.float32)

@@ -1,77 +1,24 @@
 """Seconds of the first fit in a process: without cached programs, with cached programs, and after `warmup`.
 
-python -m experiments.bench_first_call [--jobs regressor dgt ...] [--repeats 3] [--write]
+python -m experiments.bench_first_call [--jobs get dgt ...] [--repeats 3] [--write]
 
 Each number is measured in a process of its own. The first process fits with an empty folder of `jtrees.cache`. The
 second process has the folder that the first process has filled. The third process has no folder and fits after
 `jtrees.warmup`. Each process then fits once more, with another key.
 """
 
-from collections.abc import Callable
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments import benchmark
 
-
-class Job(NamedTuple):
-    """A fit: `fit(seed)`, its recipe, and the shape of its table as arguments of `warmup`."""
-
-    fit: Callable[[int], Any]
-    recipe: Any
-    shape: dict[str, Any]
-
-
-def _estimator(name: str) -> Job:
-    from sklearn.datasets import load_breast_cancer, load_diabetes
-
-    from jtrees import estimators
-
-    make, classifies = getattr(estimators, name), name == "TreeClassifier"
-    loaded: Any = (load_breast_cancer if classifies else load_diabetes)(return_X_y=True)
-    x, y = loaded
-    shape = {"rows": len(x), "columns": x.shape[1]} | ({"classes": 2} if classifies else {})
-    return Job(lambda seed: make(random_state=seed).fit(x, y), make.default_recipe, shape)
-
-
-def _recipe(recipe: Any) -> Job:
-    import jax
-    from sklearn.datasets import load_diabetes
-
-    import jtrees
-
-    loaded: Any = load_diabetes(return_X_y=True)
-    x, y = loaded
-    fit = lambda seed: jtrees.fit(recipe, x, y, key=jax.random.key(seed))
-    return Job(fit, recipe, {"rows": len(x), "columns": x.shape[1]})
-
-
-def regressor() -> Job:
-    """`TreeRegressor()`, diabetes."""
-    return _estimator("TreeRegressor")
-
-
-def classifier() -> Job:
-    """`TreeClassifier()`, breast cancer."""
-    return _estimator("TreeClassifier")
-
-
-def get() -> Job:
-    """`GET(depth=4)`, diabetes."""
-    import jtrees
-
-    return _recipe(jtrees.GET(depth=4))
-
-
-def dgt() -> Job:
-    """`DGT()`, diabetes."""
-    import jtrees
-
-    return _recipe(jtrees.DGT())
-
-
-JOBS = {job.__name__: job for job in (regressor, classifier, get, dgt)}
+JOBS = {  # title of each fit, and its recipe from the package, which only a child process imports; None: the estimator
+    "regressor": ("`TreeRegressor()`, diabetes", None),
+    "classifier": ("`TreeClassifier()`, breast cancer", None),
+    "get": ("`GET(depth=4)`, diabetes", lambda jtrees: jtrees.GET(depth=4)),
+    "dgt": ("`DGT()`, diabetes", lambda jtrees: jtrees.DGT()),
+}
 
 
 def fits(job: str, folder: str | None) -> dict[str, float]:
@@ -79,48 +26,56 @@ def fits(job: str, folder: str | None) -> dict[str, float]:
 
     If ``folder`` is None, `warmup` runs before the fits, and its seconds are returned, too.
     """
-    import jtrees
+    import jax
+    from sklearn.datasets import load_breast_cancer, load_diabetes
 
-    fit, recipe, shape = JOBS[job]()
+    import jtrees
+    from jtrees.estimators import TreeClassifier, TreeRegressor
+
+    classifies, make = job == "classifier", JOBS[job][1]
+    table: Any = (load_breast_cancer if classifies else load_diabetes)()
+    x, y = table.data, table.target
+    estimator = TreeClassifier if classifies else TreeRegressor
+    recipe = estimator.default_recipe if make is None else make(jtrees)
     seconds = {}
     if folder is None:
-        seconds["warmup"] = jtrees.warmup(recipe, **shape)
+        classes: Any = {"classes": 2} if classifies else {}
+        seconds["warmup"] = jtrees.warmup(recipe, rows=len(x), columns=x.shape[1], **classes)
     else:
         jtrees.cache(folder)
     for seed, name in enumerate(("first", "second")):
         began = time.perf_counter()
-        fit(seed)
+        if make is None:
+            estimator(random_state=seed).fit(x, y)
+        else:
+            jtrees.fit(recipe, x, y, key=jax.random.key(seed))
         seconds[name] = time.perf_counter() - began
     return seconds
 
 
-def measured(job: str) -> dict[str, float]:
-    """Returns the seconds of a job in its three processes."""
+def measured(job: str) -> list[float]:
+    """Returns the numbers of a job in its three processes, in the order of the columns."""
     with tempfile.TemporaryDirectory() as folder:
         cold, cached = (benchmark.isolated(fits, job, folder) for _ in range(2))
-    warmed = benchmark.isolated(fits, job, None)
-    again = {"cold": cold["first"], "cached": cached["first"], "warmup": warmed["warmup"], "warmed": warmed["first"]}
-    return again | {"warm": cached["second"], "ratio": cached["first"] / cold["first"]}
+    warmed, ratio = benchmark.isolated(fits, job, None), cached["first"] / cold["first"]
+    return [cold["first"], cached["first"], ratio, warmed["warmup"], warmed["first"], cached["second"]]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Runs every job sequentially."""
-    options = benchmark.parse("bench_first_call", __doc__, jobs=benchmark.several(JOBS), repeats=3)
+    options = benchmark.parse("bench_first_call", __doc__, arguments, jobs=benchmark.several(JOBS), repeats=3)
     header = ["first fit of a process", "cold, s", "cached, s", "cached / cold", "`warmup`, s", "after it, s"]
     table = benchmark.Table(*header, "again, s")
     for job in options.jobs:
-        repeats = [measured(job) for _ in range(options.repeats)]
-        numbers = ("cold", "cached", "ratio", "warmup", "warmed", "warm")
-        seconds = [benchmark.spread([repeat[name] for repeat in repeats], 1) for name in numbers]
-        table.add((JOBS[job].__doc__ or "").rstrip("."), *seconds)
+        columns = zip(*(measured(job) for _ in range(options.repeats)), strict=True)
+        table.add(JOBS[job][0], *(benchmark.spread(list(column), 1) for column in columns))
     notes = (
         f"Seconds of `fit` in {options.repeats} processes each, imports not included, median and half the "
         "interquartile range. Cold: the folder of `jtrees.cache` is empty, and is written to. Cached: a later process "
         "with this folder. After `warmup`: without a folder. Again: the second fit of the cached process, with another "
         "key."
     )
-    to = "" if len(options.jobs) == len(JOBS) else f"bench_first_call_{'_'.join(options.jobs)}"
-    benchmark.write(options, table, notes, to=to)
+    benchmark.write(options, table, notes)
 
 
 if __name__ == "__main__":

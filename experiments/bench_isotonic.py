@@ -7,7 +7,6 @@ have larger q, and nodes merge. cvxpylayers is timed too if it is installed (``m
 the solver's passes over q in a plain loop. Each pass is a subtraction, a comparison and two sums per entry.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,11 +36,6 @@ def inputs(kind: str, n: int, depth: int) -> jax.Array:
         return q
     level = np.log2(np.arange(1, nodes + 1)).astype(int)
     return 0.2 * q + jnp.asarray(level[:, None] / depth - 0.7, q.dtype)
-
-
-def measured(function: Callable[..., Any], *arguments: Any, repeats: int) -> list[float]:
-    """Returns the seconds of each call after compilation."""
-    return benchmark.in_turn({"": lambda: function(*arguments)}, repeats)[""]
 
 
 forward = jax.jit(lambda q: isotonic.prune(q, PENALTY))
@@ -79,14 +73,19 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
     return benchmark.seconds(forward, repeats), benchmark.seconds(both, repeats), error
 
 
+def times(repeats: int, **calls: Any) -> list[list[float]]:
+    """Returns the seconds of compiled calls, each a function and its arguments, that alternate."""
+    run = {name: lambda call=call, inputs=inputs: call(*inputs) for name, (call, *inputs) in calls.items()}
+    return list(benchmark.in_turn(run, repeats).values())
+
+
 def case(n: int, depth: int, kind: str, repeats: int) -> list[Any]:
     """Returns a row of the table."""
     q = inputs(kind, n, depth)
     cotangent = jax.random.normal(jax.random.key(2), (len(q),))
     values, group, passes = isotonic._solve(q, jnp.float32(PENALTY))
     exact = np.abs(np.minimum(values, 1) - isotonic.prune_pav(np.asarray(q), PENALTY)[0]).max()
-    ten = measured(ten_passes, q, values, repeats=repeats)
-    ahead, full = measured(forward, q, repeats=repeats), measured(both, q, cotangent, repeats=repeats)
+    ten, ahead, full = times(repeats, ten_passes=(ten_passes, q, values), ahead=(forward, q), full=(both, q, cotangent))
     authors = AUTHORS[n, depth] * (1.0 if kind == "traversed" else 1.5)
     floor = [float(passes) / 10 * seconds for seconds in ten]
     row = [f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}", ahead, full]
@@ -100,7 +99,7 @@ def against_cvxpylayers(repeats: int) -> str:
         return "cvxpylayers is not installed (`make peers`): not measured.\n"
     n, depth = AGAINST_CVXPY
     q, spread, ratio = inputs("uniform", n, depth), benchmark.spread, benchmark.ratio
-    ahead, full = measured(forward, q, repeats=repeats), measured(both, q, jnp.ones(len(q)), repeats=repeats)
+    ahead, full = times(repeats, ahead=(forward, q), full=(both, q, jnp.ones(len(q))))
     theirs, theirs_full, error = by_cvxpylayers(np.asarray(q, np.float64), max(3, repeats // 3))
     return (
         f"At n = {n}, depth {depth}: forward {spread(ahead)} ms, cvxpylayers {spread(theirs)} ms, ratio "
@@ -109,9 +108,9 @@ def against_cvxpylayers(repeats: int) -> str:
     )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Prints and writes the table."""
-    options = benchmark.parse("bench_isotonic", __doc__, repeats=31)
+    options = benchmark.parse("bench_isotonic", __doc__, arguments, repeats=31)
     header = ["n, depth", "q", "groups", "passes", "forward, ms", "forward + backward, ms", "authors, ms"]
     table = benchmark.Table(*header, "authors / ours", "forward / floor", "error")
     for size in SIZES:

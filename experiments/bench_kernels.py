@@ -37,7 +37,7 @@ from pallas_kernels.config import HEURISTIC
 
 IMPLEMENTATION = {"gpu": "triton", "tpu": "mosaic_tpu"}
 WINNERS = Path(kernels.__file__).with_name("winners.json")
-_WINS = 1.05  # speed relative to XLA from which a kernel becomes the default
+WINS = 1.05  # speed relative to XLA from which a kernel becomes the default
 TOLERANCE = 1e-4  # relative to the largest number: sums over many samples have another order
 
 
@@ -84,12 +84,9 @@ class Kernel:
         return operations, 4.0 * (read + written)
 
 
-def _soft(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
-    return ops.soft(w, b, v, x, implementation=how)
-
-
 def _soft_gradient(how: str, x: Any, y: Any, *tree: Any) -> Any:
-    return jax.grad(lambda w, b, v: (_soft(how, x, y, w, b, v) * y).sum(), argnums=(0, 1, 2))(*tree)
+    loss = lambda w, b, v: (ops.soft(w, b, v, x, implementation=how) * y).sum()
+    return jax.grad(loss, argnums=(0, 1, 2))(*tree)
 
 
 def _step(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
@@ -99,20 +96,18 @@ def _step(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
 
 def _path_sum(how: str, x: Any, y: Any, *tree: Any) -> Any:
     # The window is so wide that no score lies at its edge, where the order of additions would decide.
-    answers = lambda w, b, v: ops.path_sum(w, b, v, x, 1e3, implementation=how)
-    return jax.grad(lambda *tree: (answers(*tree) * y).sum(), argnums=(0, 1, 2))(*tree)
-
-
-def _hard(how: str, x: Any, y: Any, w: Any, b: Any, v: Any) -> Any:
-    return ops.hard(w, b, x, implementation=how)
+    loss = lambda w, b, v: (ops.path_sum(w, b, v, x, 1e3, implementation=how) * y).sum()
+    return jax.grad(loss, argnums=(0, 1, 2))(*tree)
 
 
 KERNELS = {
-    "soft_routing": Kernel("soft_routing", _soft, 1),
+    "soft_routing": Kernel("soft_routing", lambda how, x, y, w, b, v: ops.soft(w, b, v, x, implementation=how), 1),
     "soft_routing, gradient": Kernel("soft_routing", _soft_gradient, 2),
     "expected_loss, step": Kernel("expected_loss", _step, 2),
     "path_sum, gradient": Kernel("path_sum", _path_sum, 2),
-    "hard_routing": Kernel("hard_routing", _hard, 1, hard=True),
+    "hard_routing": Kernel(
+        "hard_routing", lambda how, x, y, w, b, v: ops.hard(w, b, x, implementation=how), 1, hard=True
+    ),
 }
 
 
@@ -148,29 +143,27 @@ def program(kernel: Kernel, how: str | Config, case: Case) -> Callable[..., Any]
     return jax.jit(jax.vmap(run, (None, None, 0, 0, 0)) if case.trees > 1 else run)
 
 
-def lowered(call: Any, shapes: Sequence[Any]) -> Any:
-    """Lowers a compiled function for arrays of these shapes; returns the error if the kernel refuses the shapes."""
-    try:
-        return call.lower(*shapes)
-    except Exception as error:
-        return error
-
-
-def compiled(programs: Sequence[Any]) -> list[tuple[Any, float]]:
-    """Compiles lowered functions, one per processor at a time.
+def compiled(calls: Sequence[tuple[Any, Sequence[Any]]]) -> list[tuple[Any, float]]:
+    """Compiles functions for arrays of some shapes, one per processor at a time.
 
     Returns:
       The program or the error of each function, and the seconds of its compilation.
     """
 
-    def build(one: Any) -> tuple[Any, float]:
+    def build(lowered: Any) -> tuple[Any, float]:
         start = time.perf_counter()
         try:
-            found = one if isinstance(one, Exception) else one.compile()
+            built = lowered if isinstance(lowered, Exception) else lowered.compile()
         except Exception as error:  # sizes that do not fit the device
-            found = error
-        return found, time.perf_counter() - start
+            built = error
+        return built, time.perf_counter() - start
 
+    programs = []
+    for call, shapes in calls:
+        try:
+            programs.append(call.lower(*shapes))
+        except Exception as error:  # the kernel refuses the shapes
+            programs.append(error)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(build, programs))
 
@@ -224,15 +217,13 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
     """Returns the fastest sizes of each kernel on one case, and their speed relative to XLA."""
     best: dict[str, tuple[Config, float]] = {}
     arrays = operands(TUNED)
-    by_kernel = {
-        kernel.name: kernel for kernel in KERNELS.values()
-    }  # of two entries with one name, the last: with gradients
+    by_kernel = {kernel.name: kernel for kernel in KERNELS.values()}  # of two with one name, the last: with gradients
     for name, kernel in by_kernel.items():
         if time.monotonic() > until:
             print(f"{name}: not tuned, because the time is over", flush=True)
             continue
         configs = list(candidates(implementation))
-        calls = [lowered(program(kernel, how, TUNED), arrays) for how in ("xla", *configs)]
+        calls = [(program(kernel, how, TUNED), arrays) for how in ("xla", *configs)]
         (plain, _), *programs = compiled(calls)
         expected, plain_seconds = plain(*arrays), float(np.median(timed(plain, arrays, 0.1)))
         for config, (call, _) in zip(configs, programs, strict=True):
@@ -256,7 +247,7 @@ def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
     won = [
         {"device": device, "kernel": name, **size, "config": asdict(config)}
         for name, (config, factor) in best.items()
-        if factor > _WINS
+        if factor > WINS
     ]
     benchmark.write_whole(WINNERS, json.dumps(others + won, indent=1) + "\n")
 
@@ -269,7 +260,7 @@ def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple
     ways = ("xla", "fused") if fused else ("xla",)
     how = lambda way, name: fused[KERNELS[name].name] if way == "fused" else way
     calls = [
-        lowered(program(KERNELS[name], how(way, name), case), jax.eval_shape(partial(operands, case)))
+        (program(KERNELS[name], how(way, name), case), jax.eval_shape(partial(operands, case)))
         for case, name in jobs
         for way in ways
     ]

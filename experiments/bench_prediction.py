@@ -24,9 +24,9 @@ def oblique(depth: int, rng: np.random.Generator) -> jtrees.ObliqueTree:
     return jtrees.ObliqueTree(jnp.asarray(weights), jnp.asarray(-weights.sum(1) / 2), values)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Times each model sequentially on the same array."""
-    options = benchmark.parse("bench_prediction", __doc__, rows=1_000_000)
+    options = benchmark.parse("bench_prediction", __doc__, arguments, rows=1_000_000)
     rng = np.random.default_rng(0)
     x = rng.random((options.rows, FEATURES), dtype=np.float32)
     y = np.sin(5 * x[:20_000, 0]) + x[:20_000, 1] * x[:20_000, 2]

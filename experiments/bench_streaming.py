@@ -32,10 +32,10 @@ def in_memory() -> list[float]:
     """Makes the same steps on rows in memory in this process, and returns the rows per second."""
     import jax
 
-    from experiments import rounds, train_large
+    from examples.train_large import command, rounds
     import jtrees
 
-    options = train_large.parse(["--out", "-", "--synthetic", f"rows={ROWS},p={P}", "--blocks", "1", *METHOD])
+    options = command.parse(["--out", "-", "--synthetic", f"rows={ROWS},p={P}", "--blocks", "1", *METHOD])
     with jax.set_mesh(jtrees.sharding.mesh()):
         job = rounds.prepared(options, rounds.source(options))
         state, data = rounds.first_state(job, jax.random.key(0)), rounds.stream(job)
@@ -54,7 +54,7 @@ def in_memory() -> list[float]:
 
 def shards(folder: Path, kind: str) -> Path:
     """Writes the rows of the same table as shards; returns their folder."""
-    from experiments.blocks import Synthetic
+    from examples.train_large.blocks import Synthetic
 
     folder.mkdir()
     blocks = Synthetic(ROWS, P, 4096)
@@ -73,7 +73,7 @@ def shards(folder: Path, kind: str) -> Path:
 
 def run(out: Path, *more: Any) -> tuple[float, str, list[dict[str, Any]]]:
     """Runs the script; returns its seconds, its output and its metrics."""
-    command = [sys.executable, "-W", "ignore", "-m", "experiments.train_large", "--out", str(out), *METHOD, *EVERY]
+    command = [sys.executable, "-W", "ignore", "-m", "examples.train_large", "--out", str(out), *METHOD, *EVERY]
     start = time.perf_counter()
     process = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
@@ -82,9 +82,9 @@ def run(out: Path, *more: Any) -> tuple[float, str, list[dict[str, Any]]]:
     return seconds, process.stdout, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Prints the table."""
-    options = benchmark.parse("bench_streaming", __doc__)
+    options = benchmark.parse("bench_streaming", __doc__, arguments)
     table = benchmark.Table("data", "1000 rows/s", "of those in memory", "waiting for data", "peak GB")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

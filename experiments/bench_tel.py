@@ -171,9 +171,9 @@ def crossover(depth: int, repeats: int, data: jtrees.Batch) -> list[str]:
     return [str(depth), f"{1e3 * np.median(all_splits):.3g}", measured, f"{equal:.1f}", str(width)]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measures and writes three tables."""
-    options = benchmark.parse("bench_tel", __doc__, repeats=15)
+    options = benchmark.parse("bench_tel", __doc__, arguments, repeats=15)
     data = samples()
     header = ["depth", "state", "gamma", "leaves a sample and tree", "at most", "ms", "by level", "by paths"]
     gradients = benchmark.Table(*header, "three products", "the authors' operator")

@@ -44,16 +44,9 @@ def use_all_cores() -> None:
 def parse(name: str, doc: str | None, arguments: list[str] | None = None, **options: Any) -> argparse.Namespace:
     """Parses the command line of a benchmark.
 
-    Args:
-      name: name of the module.
-      doc: description for the command line.
-      arguments: the arguments; those of the process by default.
-      options: default of each option, which gives its type; a sequence takes several values, and a boolean none. A
-        dictionary has the arguments of ``add_argument``.
-
-    Returns:
-      The options; whether to ``write`` to the committed results; ``name``; and ``command``, which repeats the run. It
-      leaves out options with their default, and shows the folder of the data as ``DATA``.
+    The default of an option gives its type; a sequence takes several values, and a boolean none. A dictionary has the
+    arguments of ``add_argument``. The result also has ``write``, whether to write to the committed results, and
+    ``command``, which repeats the run. It leaves out defaults, and shows the folder of the data as ``DATA``.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write to the committed experiments/results")
@@ -216,18 +209,11 @@ class Table:
 
 
 def write(options: argparse.Namespace, table: Table, notes: str, *, to: str = "") -> Path:
-    """Prints a table with its command, and writes it to ``experiments/results`` or, by default, to ``results``.
+    """Prints a table with its command and notes, and writes it to ``experiments/results`` or, by default, ``results``.
 
-    Args:
-      options: the options of :func:`parse`.
-      table: the table.
-      notes: text below the table.
-      to: name of the file without ending; the name of the benchmark by default.
-
-    Returns:
-      The file.
+    ``to`` is the name of the file without ending; by default, it is the name of the benchmark. Returns the file.
     """
-    text = f"# {options.name}\n\nMade by `{options.command}` on {machine()}.\n\n{table}\n{notes}\n"
+    text = f"# {Path(to or options.name).name}\n\nMade by `{options.command}` on {machine()}.\n\n{table}\n{notes}\n"
     print(text)
     file = (RESULTS if options.write else Path("results")) / f"{to or options.name}.md"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -7,89 +7,67 @@ depth is the best of three on the validation set, and it is not refitted to all 
 points.
 """
 
-from collections.abc import Iterator
 import time
 from typing import Any
 
-import jax
 import numpy as np
 from sklearn.datasets import make_friedman2
-from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data
+from experiments import benchmark, data, studies
+from experiments.studies import Split, percent
 import jtrees
 
 TRAIN, TEST = 7500, 10_000  # rows of the made table
 MADE = "Friedman 2"
 TABLES = (MADE, "kin8nm", "cpu-act", "combined-cycle-power-plant", "ailerons", "elevators")
+RECIPES: dict[str, Any] = {
+    "Boosted()": jtrees.Boosted(),
+    "Boosted(GET(depth=4))": jtrees.Boosted(jtrees.GET(depth=4)),
+    'Boosted(GET(depth=3, leaves="linear"))': jtrees.Boosted(jtrees.GET(depth=3, leaves="linear")),
+}
 
 
-def tables(names: list[str], data_dir: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Yields training and test features, and training and test targets, of each table."""
-    for name in names:
-        if name == MADE:
-            x, y = make_friedman2(TRAIN + TEST, noise=125.0, random_state=0)
-            yield name, [x[:TRAIN], x[TRAIN:], y[:TRAIN], y[TRAIN:]]
-        else:
-            table = data.load(name, data_dir=data_dir)
-            yield name, data.split(table.x, table.y, seed=0)
+def split_of(name: str, data_dir: str | None) -> Split:
+    """Returns training and test features, and training and test targets, of a table."""
+    if name != MADE:
+        return data.split_of(name, 0, data_dir)
+    x, y = make_friedman2(TRAIN + TEST, noise=125.0, random_state=0)
+    return x[:TRAIN], x[TRAIN:], y[:TRAIN], y[TRAIN:]
 
 
-def recipes() -> dict[str, Any]:
-    """Returns the recipes that are compared with XGBoost."""
-    return {
-        "Boosted()": jtrees.Boosted(),
-        "Boosted(GET(depth=4))": jtrees.Boosted(jtrees.GET(depth=4)),
-        'Boosted(GET(depth=3, leaves="linear"))': jtrees.Boosted(jtrees.GET(depth=3, leaves="linear")),
-    }
+def fitted(program: str, limit: float, split: Split) -> tuple[float, str]:
+    """Returns the score of a recipe or of XGBoost, and its cell: score, seconds, trees; a star for the time limit."""
+    begun, star = time.perf_counter(), ""
+    if program in RECIPES:
+        fit = studies.fit(RECIPES[program], split, 0, max_seconds=limit)
+        score, count = percent(fit.predict(split[1]), split[3]), fit.report.search.rounds
+        star = "" if fit.report.ended == "finished" else "*"
+    else:
+        import xgboost  # pyright: ignore[reportMissingImports]
 
-
-def fitted(recipe: Any, limit: float, x: Any, x_test: Any, y: Any, y_test: Any) -> tuple[float, str]:
-    """Returns the score of a recipe, and its cell: score, seconds, trees; a star if the time limit ended the fit."""
-    begun = time.perf_counter()
-    fit = jtrees.fit(recipe, x, y, key=jax.random.key(0), max_seconds=limit)
-    seconds, score = time.perf_counter() - begun, 100 * float(r2_score(y_test, fit.predict(x_test)))
-    star = "" if fit.report.ended == "finished" else "*"
-    return score, f"{score:.2f} ({seconds:.0f} s{star}, {fit.report.search.rounds})"
-
-
-def xgboosted(x: Any, x_test: Any, y: Any, y_test: Any) -> tuple[float, str]:
-    """Returns the score and the cell of XGBoost."""
-    import xgboost  # pyright: ignore[reportMissingImports]
-
-    begun, trials = time.perf_counter(), []
-    a, b, y_a, y_b = train_test_split(x, y, test_size=0.2, random_state=0)
-    for depth in (3, 5, 7):
-        options: Any = {"n_estimators": 2000, "learning_rate": 0.05, "max_depth": depth, "subsample": 0.8}
-        model = xgboost.XGBRegressor(early_stopping_rounds=50, n_jobs=2, random_state=0, **options)
-        model.fit(a, y_a, eval_set=[(b, y_b)], verbose=False)
-        score = 100 * float(r2_score(y_test, model.predict(x_test)))
-        trials.append((model.best_score, score, model.best_iteration + 1))
-    _, score, count = min(trials)
-    return score, f"{score:.2f} ({time.perf_counter() - begun:.0f} s, {count})"
+        trials, (x, _, y, _) = [], split
+        a, b, y_a, y_b = train_test_split(x, y, test_size=0.2, random_state=0)
+        for depth in (3, 5, 7):
+            options: Any = {"n_estimators": 2000, "learning_rate": 0.05, "max_depth": depth, "subsample": 0.8}
+            model = xgboost.XGBRegressor(early_stopping_rounds=50, n_jobs=2, random_state=0, **options)
+            model.fit(a, y_a, eval_set=[(b, y_b)], verbose=False)
+            trials.append((model.best_score, percent(model.predict(split[1]), split[3]), model.best_iteration + 1))
+        _, score, count = min(trials)
+    return score, f"{score:.2f} ({time.perf_counter() - begun:.0f} s{star}, {count})"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and writes the table."""
     names = benchmark.several(TABLES)
     options = benchmark.parse("boosting", __doc__, arguments, data_dir=None, tables=names, seconds=60.0)
-    programs: dict[str, Any] = {
-        name: lambda *split, recipe=recipe: fitted(recipe, options.seconds, *split)
-        for name, recipe in recipes().items()
-    }
-    if benchmark.installed("xgboost"):
-        programs["XGBoost"] = xgboosted
-    cells: dict[str, list[tuple[float, str]]] = {name: [] for name in programs}
-    for table, split in tables(options.tables, options.data_dir):
-        for name, program in programs.items():
-            cells[name].append(program(*split))
-            print(table, name, cells[name][-1][1], flush=True)
-    last = next(reversed(cells))
-    mean = lambda name: np.mean([score for score, _ in cells[name]])
-    results = benchmark.Table("", *options.tables, f"mean beside {last}")
+    programs = [*RECIPES, *(["XGBoost"] if benchmark.installed("xgboost") else [])]
+    splits = [split_of(name, options.data_dir) for name in options.tables]
+    cells = {name: [fitted(name, options.seconds, split) for split in splits] for name in programs}
+    means = {name: np.mean([score for score, _ in row]) for name, row in cells.items()}
+    results = benchmark.Table("", *options.tables, f"mean beside {programs[-1]}")
     for name, row in cells.items():
-        results.add(name, *(text for _, text in row), f"{mean(name) - mean(last):+.2f}")
+        results.add(name, *(text for _, text in row), f"{means[name] - means[programs[-1]]:+.2f}")
     notes = (
         "R^2 in points on test rows (seconds, compilation included; trees). A star marks a fit that the limit of "
         f"{options.seconds:g} s ended. One key and one split.\n"

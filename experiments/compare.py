@@ -8,7 +8,7 @@ python -m experiments.compare --csv houses.csv --target price --methods cart get
 import argparse
 from collections.abc import Callable
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 import importlib
 import importlib.metadata
 import math
@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -35,18 +35,18 @@ from experiments import benchmark, data
 from experiments.outcome import LEGEND, SMALL, Outcome, Row, as_tree, size
 import jtrees
 from jtrees.cli import keep_programs
+from jtrees.cli.files import DataError, one_line, rules_of
+from jtrees.cli.parser import add_rules
+from jtrees.cli.tables import LabelledTable, Task, as_options, check_named, check_rows, guess, read_labelled, usable
 from jtrees.search.result import described
 from jtrees.tables import ColumnsWarning, TableEncoder
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """Training, validation and test rows: features and targets of each, as numbers.
 
-    The validation rows choose the tree to draw.
-
-    Attributes:
-      classes: the labels in the order of their numbers; None in regression.
+    The validation rows choose the tree to draw. ``classes`` are the labels in the order of their numbers; None in
+    regression.
     """
 
     train: tuple[np.ndarray, np.ndarray]
@@ -55,43 +55,43 @@ class Parts:
     classes: list[Any] | None
 
     @property
-    def task(self) -> data.Task:
+    def task(self) -> Task:
         return "regression" if self.classes is None else "classification"
 
 
-def _cart(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
-    kind = DecisionTreeRegressor if task == "regression" else DecisionTreeClassifier
-    return kind(max_depth=depth, random_state=options.seed)
+class Model(NamedTuple):
+    """A method ``(depth, command line, task) -> a recipe, or an estimator of scikit-learn``, and its default depths."""
+
+    make: Callable[[Any, argparse.Namespace, Task], Any]
+    depths: tuple[int | None, ...]
 
 
-def _forest(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
-    kind = RandomForestRegressor if task == "regression" else RandomForestClassifier
-    return kind(n_estimators=100, random_state=options.seed, n_jobs=-1)
+def _either(regressor: Any, classifier: Any, **options: Any) -> Callable[[Any, argparse.Namespace, Task], Any]:
+    """Returns a method of scikit-learn; ``options`` are functions of the depth and the command line."""
+    kind = lambda task: regressor if task == "regression" else classifier
+    return lambda depth, given, task: kind(task)(**{name: value(depth, given) for name, value in options.items()})
 
 
 def _get(depth: Any, options: argparse.Namespace, **arguments: Any) -> Any:
     return jtrees.GET(depth=depth, starts=options.starts, epochs=options.epochs, **arguments)
 
 
-def _raddt(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
+def _raddt(depth: Any, options: argparse.Namespace, task: Task) -> Any:
     # RADDT has five scales and GET has two. This number of epochs makes their total number of updates equal.
     return jtrees.RADDT(depth=depth, starts=options.starts, epochs=max(1, 2 * options.epochs // 5))
 
 
-def _baseline(depth: Any, options: argparse.Namespace, task: data.Task) -> Any:
-    return DummyRegressor() if task == "regression" else DummyClassifier()  # the mean, or the class frequencies
+def _polished(depth: Any, options: argparse.Namespace, task: Task) -> Any:
+    return jtrees.Polished(_get(depth, options), epochs=options.epochs)
 
 
-@dataclass(frozen=True)
-class Model:
-    """A method ``(depth, command line, task) -> a recipe, or an estimator of scikit-learn``, and its default depths."""
-
-    make: Callable[[Any, argparse.Namespace, data.Task], Any]
-    depths: tuple[int | None, ...]
-
-
+_SEED: Any = {"random_state": lambda depth, given: given.seed}
+_CART = _either(DecisionTreeRegressor, DecisionTreeClassifier, max_depth=lambda depth, given: depth, **_SEED)
+_TREES: Any = {"n_estimators": lambda depth, given: 100, "n_jobs": lambda depth, given: -1}
+_FOREST = _either(RandomForestRegressor, RandomForestClassifier, **_TREES, **_SEED)
+_BASELINE = _either(DummyRegressor, DummyClassifier)  # the mean, or the class frequencies
 MODELS = {
-    "cart": Model(_cart, (2, 4, 6, 8)),
+    "cart": Model(_CART, (2, 4, 6, 8)),
     "get": Model(lambda depth, options, task: _get(depth, options), (2, 4)),
     "get-linear": Model(lambda depth, options, task: _get(depth, options, leaves="linear"), (2, 4)),
     "dgt": Model(lambda depth, options, task: jtrees.DGT(depth=depth), (4, 6)),
@@ -99,22 +99,20 @@ MODELS = {
     "tel": Model(lambda depth, options, task: jtrees.TEL(depth=depth), (4,)),
     "co2": Model(lambda depth, options, task: jtrees.CO2(depth=depth), (8,)),
     "nongreedy": Model(lambda depth, options, task: jtrees.NonGreedy(depth=depth), (8,)),
-    "forest": Model(_forest, (None,)),
-    "get-polished": Model(
-        lambda depth, options, task: jtrees.Polished(_get(depth, options), epochs=options.epochs), (2, 4)
-    ),
+    "forest": Model(_FOREST, (None,)),
+    "get-polished": Model(_polished, (2, 4)),
     "raddt": Model(_raddt, (2, 4)),
     "dgt-forest": Model(lambda depth, options, task: jtrees.Bagged(jtrees.DGT(depth=depth)), (6,)),
 }
 BASELINE = "baseline"  # the first row of every table
 DEFAULT_METHODS = ["cart", "get", "get-linear", "dgt", "latent", "tel", "forest"]
 REGRESSION_ONLY = ("get-linear",)
-# Several devices add two thirds to the compilation time. Training takes longer than this addition from _MANY rows on.
-_MANY = 10_000
+# Several devices add two thirds to the compilation time. Training takes longer than this addition from MANY rows on.
+MANY = 10_000
 _TIMED = 8192  # minimum number of rows in a timed prediction
 
 
-def split(frame: data.LabelledTable, task: data.Task, options: argparse.Namespace) -> tuple[Parts, TableEncoder]:
+def split(frame: LabelledTable, task: Task, options: argparse.Namespace) -> tuple[Parts, TableEncoder]:
     """Splits a table and fits its columns to the training rows.
 
     A quarter of the rows are test rows, and three twentieths are validation rows. The parts are stratified by class,
@@ -150,7 +148,7 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
     if method in options.recipes:
         model = options.recipes[method]
     else:
-        model = (_baseline if method == BASELINE else MODELS[method].make)(depth, options, parts.task)
+        model = (_BASELINE if method == BASELINE else MODELS[method].make)(depth, options, parts.task)
     start = time.perf_counter()
     if isinstance(model, jtrees.Recipe):
         fit = jtrees.fit(model, x, y, key=jax.random.key(options.seed), task=parts.task, progress=bar)
@@ -178,7 +176,7 @@ def measure(method: str, depth: int | None, parts: Parts, options: argparse.Name
     return Row(method, depth, train, validate, test, loss, *cost, balanced, auc), model
 
 
-def _score(answers: np.ndarray, y: np.ndarray, task: data.Task) -> float:
+def _score(answers: np.ndarray, y: np.ndarray, task: Task) -> float:
     return float(r2_score(y, answers) if task == "regression" else accuracy_score(y, answers.argmax(1)))
 
 
@@ -194,17 +192,17 @@ def run(options: argparse.Namespace, console: Console, interrupted: Callable[[],
     """Runs all jobs until an interruption, and prints and keeps finished rows; returns the exit code.
 
     Raises:
-      data.DataError: the data are unavailable or unusable.
+      DataError: the data are unavailable or unusable.
       OSError: results cannot be written.
     """
-    data.check_rows(frame := _loaded(options))
-    task, why = data.guess(frame.y)
+    check_rows(frame := _loaded(options))
+    task, why = guess(frame.y)
     described_task = f"{task}, as {why} (--task says otherwise)" if options.task is None else options.task
     task = options.task or task
-    frame, left_out = data.usable(frame, task)
-    data.check_rows(frame)
-    jobs = _jobs(options, task)
-    if len(frame.x) >= _MANY:
+    frame, left_out = usable(frame, task)
+    check_rows(frame)
+    jobs = jobs_of(options, task)
+    if len(frame.x) >= MANY:
         benchmark.use_all_cores()
     parts, encoder = split(frame, task, options)
     names, done = encoder.feature_names, described_columns(encoder)
@@ -253,31 +251,31 @@ def described_columns(encoder: TableEncoder) -> list[str]:
     def remedy(name: str) -> str:
         column = encoder.schema.columns[name]
         is_open = column.kind != "drop" and column.otherwise
-        return f": {data.as_options({name: column.otherwise})} reads it otherwise" if is_open else ""
+        return f": {as_options({name: column.otherwise})} reads it otherwise" if is_open else ""
 
     return [f"{name}: {text}{remedy(name)}" for name, text in encoder.described().items() if not plain(name)]
 
 
-def _loaded(options: argparse.Namespace) -> data.LabelledTable:
+def _loaded(options: argparse.Namespace) -> LabelledTable:
     if options.csv is not None:
-        frame = data.read_labelled(options.csv, options.target, data.rules_of(options))
+        frame = read_labelled(options.csv, options.target, rules_of(options))
     else:
         frame = data.load_frame(options.dataset, data_dir=options.data_dir)
-        kinds = data.rules_of(options).columns
-        data.check_named(kinds, list(map(str, frame.x.columns)))
+        kinds = rules_of(options).columns
+        check_named(kinds, list(map(str, frame.x.columns)))
         frame = replace(frame, reading={"columns": kinds})
     return frame
 
 
-def _jobs(options: argparse.Namespace, task: data.Task) -> list[tuple[str, int | None]]:
+def jobs_of(options: argparse.Namespace, task: Task) -> list[tuple[str, int | None]]:
     """Returns the baseline, the user's own recipes, and methods with depths, in this order.
 
     Raises:
-      data.DataError: no method is for the task.
+      DataError: no method is for the task.
     """
     methods = [m for m in options.methods if task == "regression" or m not in REGRESSION_ONLY]
     if not methods:
-        raise data.DataError(f"--methods {' '.join(options.methods)} are for regression, and the task is {task}")
+        raise DataError(f"--methods {' '.join(options.methods)} are for regression, and the task is {task}")
     depths = lambda defaults: defaults if options.depth is None or defaults == (None,) else options.depth
     first = [(BASELINE, None)] + [(name, _depth(recipe)) for name, recipe in options.recipes.items()]
     return first + [(method, depth) for method in methods for depth in depths(MODELS[method].depths)]
@@ -292,28 +290,28 @@ def _user_recipe(argument: str) -> tuple[str, jtrees.Recipe]:
     """Returns name and recipe of ``MODULE:NAME``.
 
     Raises:
-      data.DataError: there is no such recipe, or a method has the same name.
+      DataError: there is no such recipe, or a method has the same name.
     """
     module, _, name = argument.partition(":")
     if not module or not name:
-        raise data.DataError(f"--method must be MODULE:NAME, such as my_file:RECIPE, got {argument!r}")
+        raise DataError(f"--method must be MODULE:NAME, such as my_file:RECIPE, got {argument!r}")
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # the user's file may raise any error
-        raise data.DataError(f"--method {argument}: cannot import {module}: {data.one_line(error)}") from error
+        raise DataError(f"--method {argument}: cannot import {module}: {one_line(error)}") from error
     if not hasattr(imported, name):
-        raise data.DataError(f"--method {argument}: module {module} has no {name}")
+        raise DataError(f"--method {argument}: module {module} has no {name}")
     recipe = getattr(imported, name)
     if callable(recipe):
         try:
             recipe = recipe()
         except Exception as error:
-            raise data.DataError(f"--method {argument}: {name}() failed: {data.one_line(error)}") from error
+            raise DataError(f"--method {argument}: {name}() failed: {one_line(error)}") from error
     if not isinstance(recipe, jtrees.Recipe):
         expected = "must be a recipe, such as jtrees.GET(depth=4), or a function that makes one"
-        raise data.DataError(f"--method {argument}: {expected}, got {recipe!r}")
+        raise DataError(f"--method {argument}: {expected}, got {recipe!r}")
     if name in MODELS or name == BASELINE:
-        raise data.DataError(f"--method {argument}: there is a method of this name already")
+        raise DataError(f"--method {argument}: there is a method of this name already")
     return name, recipe
 
 
@@ -340,7 +338,7 @@ def _interruptible() -> Any:
         signal.signal(signal.SIGINT, before)
 
 
-def _config(options: argparse.Namespace, frame: data.LabelledTable, messages: list[str]) -> dict[str, Any]:
+def _config(options: argparse.Namespace, frame: LabelledTable, messages: list[str]) -> dict[str, Any]:
     packages = ["jtrees", "jax", "jaxlib", "optax", "flax", "numpy", "scikit-learn"]
     versions = {name: importlib.metadata.version(name) for name in packages} | {"python": platform.python_version()}
     arguments = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "recipes"}
@@ -363,7 +361,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     source.add_argument("--dataset", default=data.DEFAULT, help=f"by name (default: {data.DEFAULT}, embedded; {names})")
     source.add_argument("--csv", type=Path, help="a CSV file with a header")
     add("--target", help="the column of the CSV to learn")
-    data.add_rules(parser, training=True)
+    add_rules(parser, training=True)
     add("--data-dir", help="a folder of .npz files with X and y (default: $JTREES_DATA)")
     add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
     methods_help = f"{', '.join(MODELS)} (default: {' '.join(DEFAULT_METHODS)})"
@@ -384,7 +382,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     named = [_user_recipe(argument) for argument in options.method]
     options.recipes = dict(named)
     if len(options.recipes) < len(named):
-        raise data.DataError(f"--method must name recipes of different names, got {' '.join(options.method)}")
+        raise DataError(f"--method must name recipes of different names, got {' '.join(options.method)}")
     return options
 
 

@@ -9,24 +9,8 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from jtrees.cli.files import (
-    DataError as DataError,
-    Rules as Rules,
-    one_line as one_line,
-    rules_of as rules_of,
-)
-from jtrees.cli.parser import add_rules as add_rules
-from jtrees.cli.tables import (
-    LabelledTable as LabelledTable,
-    Task as Task,
-    as_options as as_options,
-    beyond_float32 as beyond_float32,
-    check_named as check_named,
-    check_rows as check_rows,
-    guess as guess,
-    read_labelled as read_labelled,
-    usable as usable,
-)
+from jtrees.cli.files import DataError as DataError, one_line
+from jtrees.cli.tables import LabelledTable, beyond_float32
 
 # kin8nm: the distance of the end of a simulated robot arm from a target, by the angles of its eight joints. It has 8192
 # rows, is strongly nonlinear and has some noise. It comes from the DELVE repository of the University of Toronto and is
@@ -120,6 +104,12 @@ def split(x: np.ndarray, y: np.ndarray, seed: int, share: float = 0.75, most: in
         train = min(most, int(share * len(y)))
         sizes = {"train_size": train, "test_size": min(most, len(y) - train)}
     return train_test_split(x, y, **sizes, random_state=seed, stratify=None if y.dtype.kind == "f" else y)
+
+
+def split_of(name: str, seed: int, data_dir: str | None, **options: Any) -> Any:
+    """Returns :func:`split` of a set, by its name."""
+    table = load(name, data_dir=data_dir)
+    return split(table.x, table.y, seed, **options)
 
 
 def folder_of(data_dir: str | os.PathLike | None) -> Path:

@@ -9,7 +9,7 @@ Scores are R^2 or accuracy in per cent.
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 import time
 from typing import Any, NamedTuple
@@ -30,8 +30,8 @@ SETS = {
     "regression": (*estimators.SETS["regression"], *MADE),
     "classification": (*estimators.SETS["classification"], "mnist"),
 }
-TASKS = {name: task for task, names in SETS.items() for name in names}
-RECIPES = {
+TASKS: dict[str, Any] = {name: task for task, names in SETS.items() for name in names}
+RECIPES: dict[str, Any] = {
     "GET": jtrees.GET(),
     "GET-linear": jtrees.GET(leaves="linear"),  # regression only
     "RADDT": jtrees.RADDT(),
@@ -49,7 +49,7 @@ RECIPES = {
     "BestOf-DGT": jtrees.BestOf(jtrees.DGT()),
 }
 # LatentClustering predicts features from other features, without y. FromMethod has no default method. Sparse is
-# measured in experiments.sparse, and Boosted and Refined in paper_forest.
+# measured in experiments.options, and Boosted and Refined in paper_forest.
 LEFT_OUT = (jtrees.LatentClustering, jtrees.FromMethod, jtrees.Sparse, jtrees.Boosted, jtrees.Refined)
 # Recipes without splits of a ridge regression.
 WITHOUT = {f"{name}-no-ridge": RECIPES[name].replace(ridge=False) for name in ("GET", "CO2", "NonGreedy")}
@@ -86,14 +86,17 @@ def made(name: str) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), y.astype(np.float32)
 
 
-def rows(name: str, seed: int, data_dir: str | None) -> Any:
-    """Returns training and test features, training and test targets, shuffled by the seed."""
+def table(name: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns features and targets of a set, made or by name."""
     if name in MADE:
-        x, y = made(name)
-    else:
-        table = data.load(name, data_dir=data_dir)
-        x, y = table.x, table.y
-    return data.split(x, y, seed, most=ROWS)
+        return made(name)
+    loaded = data.load(name, data_dir=data_dir)
+    return loaded.x, loaded.y
+
+
+def rows(name: str, seed: int, data_dir: str | None) -> studies.Split:
+    """Returns training and test features, training and test targets, shuffled by the seed."""
+    return data.split(*table(name, data_dir), seed, most=ROWS)
 
 
 def depth_of(recipe: Any) -> int:
@@ -103,9 +106,8 @@ def depth_of(recipe: Any) -> int:
     return recipe.depth if hasattr(recipe, "depth") else depth_of(recipe.base)
 
 
-def depths() -> list[int]:
-    """Returns the depths of the recipes, which are also the depths of CART."""
-    return sorted({depth_of(recipe) for recipe in RECIPES.values()})
+# The depths of the recipes, which are also the depths of CART.
+DEPTHS = sorted({depth_of(recipe) for recipe in RECIPES.values()})
 
 
 # --- What is measured ------------------------------------------------------------------------------------------------
@@ -121,28 +123,21 @@ def watched(fit: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
     return model, {"seconds": time.perf_counter() - start, "warnings": texts}
 
 
-def scores(model: Any, split: Any) -> dict[str, float]:
-    """Returns a model's R^2, or accuracy of the most probable classes, on both parts, in per cent."""
-    x, x_test, y, y_test = split
-    percent = lambda x, y: studies.percent(np.asarray(model.predict(x)), y)
-    return {"train": percent(x, y), "test": percent(x_test, y_test)}
-
-
-def shape(split: Any) -> dict[str, int]:
-    """Returns the shape of the table."""
-    return {"rows": len(split[0]), "test_rows": len(split[1]), "features": split[0].shape[1]}
-
-
-def baselines(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Fits CART of each depth, and a linear model on standardised features."""
-    split = rows(name, seed, options.data_dir)
-    x, x_test, y, y_test = split
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Fits the baselines, or a recipe; returns scores, how the fit ended, and the size of the model."""
+    x, x_test, y, y_test = split = rows(name, seed, options.data_dir)
+    value: dict[str, Any] = {"rows": len(x), "test_rows": len(x_test), "features": x.shape[1]}
+    if part != "baselines":
+        how: Any = {"task": TASKS[name], "max_seconds": options.max_seconds}
+        recipe = (RECIPES | WITHOUT)[part]
+        fit, details = watched(partial(jtrees.fit, recipe, x, y, key=jax.random.key(seed), **how))
+        size = {"parameters": int(fit.model.num_parameters)}
+        return value | studies.scores(fit.model, split) | details | {"ended": fit.report.ended} | size
     classes = TASKS[name] == "classification"
     cart = DecisionTreeClassifier if classes else DecisionTreeRegressor
-    models: dict[str, Any] = {f"CART {depth}": cart(max_depth=depth, random_state=seed) for depth in depths()}
+    models: dict[str, Any] = {f"CART {depth}": cart(max_depth=depth, random_state=seed) for depth in DEPTHS}
     linear = LogisticRegression(max_iter=1000) if classes else LinearRegression()
     models["linear"] = make_pipeline(StandardScaler(), linear)
-    value: dict[str, Any] = shape(split)
     # Double precision keeps nearly collinear features distinct.
     x, x_test = x.astype(np.float64), x_test.astype(np.float64)
     for baseline, model in models.items():
@@ -152,29 +147,14 @@ def baselines(name: str, seed: int, options: argparse.Namespace) -> dict[str, An
     return value
 
 
-def fitted(recipe: Any, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Fits a recipe; returns its scores, how the fit ended, and the size of the model."""
-    split = rows(name, seed, options.data_dir)
-    how: Any = {"task": TASKS[name], "max_seconds": options.max_seconds}
-    fit, details = watched(partial(jtrees.fit, recipe, split[0], split[2], key=jax.random.key(seed), **how))
-    size = {"parameters": int(fit.model.num_parameters)}
-    return shape(split) | scores(fit.model, split) | details | {"ended": fit.report.ended} | size
-
-
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed."""
-    if name not in TASKS:
-        raise SystemExit(f"--datasets must be among {', '.join(TASKS)}; got {name!r}")
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns the depths of the baselines or a recipe; None for linear leaves with classes."""
     if part == "GET-linear" and TASKS[name] == "classification":
-        return
-    settings: dict[str, Any] = {"depths": depths()}
-    measure = partial(baselines, name)
-    if part != "baselines":
-        recipe = (RECIPES | WITHOUT)[part]
-        settings = {"recipe": studies.recipe_text(recipe), "max_seconds": options.max_seconds}
-        measure = partial(fitted, recipe, name)
-    measure = partial(measure, options=options)
-    yield from studies.for_seeds(part, name, measure, settings | {"rows": ROWS}, options.all_seeds)
+        return None
+    if part == "baselines":
+        return {"depths": DEPTHS, "rows": ROWS}
+    recipe = studies.recipe_text((RECIPES | WITHOUT)[part])
+    return {"recipe": recipe, "max_seconds": options.max_seconds, "rows": ROWS}
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -243,12 +223,12 @@ def compared(results: studies.Results, part: str, name: str) -> Compared | None:
     return Compared(mean(values, "test"), mean(values, "train"), best, baseline_means.get(best, np.nan), ended, warned)
 
 
-def _of_task(results: studies.Results, task: str) -> str:
+def task_report(results: studies.Results, task: str) -> str:
+    """Returns the table of a task, and the list of the recipes that are behind."""
     names = [name for name in SETS[task] if name in results.datasets()]
     if not names:
         return ""
     methods = [part for part in RECIPES if any(results.values(part, name) for name in names)]
-    carts = [f"CART {depth}" for depth in depths()]
     lines, entries, fewer = [], [], []
     for name in names:
         splits = {method: len(results.values(method, name)) for method in methods}
@@ -260,19 +240,19 @@ def _of_task(results: studies.Results, task: str) -> str:
             cell = compared(results, method, name)
             cells.append("-" if cell is None else f"**{cell.test:.1f}**" if cell.is_behind() else f"{cell.test:.1f}")
             entries += [(name, method, cell)] if cell is not None and cell.baseline else []
-        values = results.values("baselines", name)
-        score = lambda key, values=values: f"{mean([v[key] for v in values], 'test'):.1f}" if values else "-"
-        lines.append([*cells, " / ".join(map(score, carts)), score("linear")])
-    seconds = [[value["seconds"] for name in names for value in results.values(method, name)] for method in methods]
+        score = lambda key, tests: f"{np.mean(tests(key)):.1f}" if tests(key) else "-"
+        score = partial(score, tests=lambda key, name=name: results.values("baselines", name, key, "test"))
+        lines.append([*cells, " / ".join(score(f"CART {depth}") for depth in DEPTHS), score("linear")])
+    seconds = [[s for name in names for s in results.values(method, name, "seconds")] for method in methods]
     lines.append(["longest fit, seconds", "", *(f"{max(method_seconds):.0f}" for method_seconds in seconds), "", ""])
-    header = ["set", "rows x features", *methods, f"CART {' / '.join(map(str, depths()))}", "linear"]
-    table = benchmark.markdown(header, lines)
+    header = ["set", "rows x features", *methods, f"CART {' / '.join(map(str, DEPTHS))}", "linear"]
+    text = benchmark.markdown(header, lines)
     if fewer:
-        table += f"\nCells with fewer splits than the rest of their row, with their splits: {'; '.join(fewer)}.\n"
-    return f"## {task.capitalize()}\n\n{table}\n{_listed(entries)}\n"
+        text += f"\nCells with fewer splits than the rest of their row, with their splits: {'; '.join(fewer)}.\n"
+    return f"## {task.capitalize()}\n\n{text}\n{behind_list(entries)}\n"
 
 
-def _listed(entries: list[tuple[str, str, Compared]]) -> str:
+def behind_list(entries: list[tuple[str, str, Compared]]) -> str:
     """Returns the list of the recipes that are behind, with the reasons."""
     behind = [entry for entry in entries if entry[2].is_behind()]
     title = f"### More than two points behind: {len(behind)} of the {len(entries)} cells that have baselines"
@@ -293,29 +273,25 @@ def _listed(entries: list[tuple[str, str, Compared]]) -> str:
     return "\n".join([title, "", f"{counts} {recipes}", "", *lines])
 
 
-def _without_ridge(results: studies.Results) -> str:
+def ridge_report(results: studies.Results) -> str:
     """Returns tables of recipes with and without splits of a ridge regression, on the splits that all have."""
     tables = []
     for part, without in WITHOUT.items():
-        name = part.removesuffix("-no-ridge")
-        if lines := _ridge_lines(results, name, part, f"CART {depth_of(without)}"):
-            header = ["set", "splits", name, "`ridge=False`", "difference", f"CART {depth_of(without)}", "linear"]
+        name, cart, lines, differences = part.removesuffix("-no-ridge"), f"CART {depth_of(without)}", [], []
+        for dataset in TASKS:
+            ridge, plain, others = (results.by_seed(method, dataset) for method in (name, part, "baselines"))
+            if seeds := sorted(ridge.keys() & plain.keys() & others.keys()):
+                test = lambda values, seeds=seeds: mean([values[seed] for seed in seeds], "test")
+                baseline = lambda key, others=others, test=test: test({seed: v[key] for seed, v in others.items()})
+                differences.append(test(ridge) - test(plain))
+                scores = test(ridge), test(plain), differences[-1], baseline(cart), baseline("linear")
+                cells = (f"{round(score, 1) + 0:{'+' if i == 2 else ''}.1f}" for i, score in enumerate(scores))
+                lines.append([dataset, str(len(seeds)), *cells])
+        if lines:
+            lines.append(["**mean**", "", "", "", f"{np.mean(differences):+.1f}", "", ""])
+            header = ["set", "splits", name, "`ridge=False`", "difference", cart, "linear"]
             tables.append(f"### {name}\n\n{benchmark.markdown(header, lines)}")
     return "\n".join(["## What a ridge regression brings\n", *tables]) if tables else ""
-
-
-def _ridge_lines(results: studies.Results, name: str, part: str, cart: str) -> list[list[str]]:
-    lines, differences = [], []
-    for dataset in TASKS:
-        ridge, plain, others = (results.by_seed(method, dataset) for method in (name, part, "baselines"))
-        if seeds := sorted(ridge.keys() & plain.keys() & others.keys()):
-            test = lambda values, seeds=seeds: mean([values[seed] for seed in seeds], "test")
-            baseline = lambda key, others=others, seeds=seeds: mean([others[seed][key] for seed in seeds], "test")
-            differences.append(test(ridge) - test(plain))
-            scores = test(ridge), test(plain), differences[-1], baseline(cart), baseline("linear")
-            cells = (f"{round(score, 1) + 0:{'+' if i == 2 else ''}.1f}" for i, score in enumerate(scores))
-            lines.append([dataset, str(len(seeds)), *cells])
-    return [*lines, ["**mean**", "", "", "", f"{np.mean(differences):+.1f}", "", ""]] if lines else []
 
 
 def report(results: studies.Results, command: str) -> str:
@@ -331,7 +307,7 @@ def report(results: studies.Results, command: str) -> str:
         f"squares or logistic regression on standardised features). Each fit has `max_seconds={seconds or '-'}`, "
         "compilation included; a round or a compilation that is running at the limit is finished.\n"
     )
-    return "\n".join([head, *filter(None, (*(_of_task(results, task) for task in SETS), _without_ridge(results)))])
+    return "\n".join([head, *filter(None, (*(task_report(results, task) for task in SETS), ridge_report(results)))])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -340,7 +316,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-seconds", type=float, default=20.0, help="limit of each fit, compilation included")
 
 
-STUDY = studies.Study("defaults", __doc__, PARTS, list(TASKS), 3, pieces, report, arguments=arguments)
+STUDY = studies.Study(
+    *("defaults", __doc__, PARTS, list(TASKS), 3, measure, report, settings), closed=True, arguments=arguments
+)
 
 if __name__ == "__main__":
     studies.main(STUDY)  # on one device, without a cache of programs: as for users, and equal for all seeds

@@ -11,7 +11,6 @@ Scores are R^2 or accuracy in per cent.
 """
 
 import argparse
-from collections.abc import Iterator
 import time
 from typing import Any
 
@@ -33,16 +32,14 @@ TEACHER = "CatBoost" if benchmark.installed(rivals.RIVALS["CatBoost"].package) e
 def teacher_of(classifies: bool, seed: int) -> Any:
     """Returns the teacher with its defaults."""
     if TEACHER in rivals.RIVALS:
-        rival = rivals.RIVALS[TEACHER]
-        return rival.model(classifies)(**rival.fixed(seed))
+        return rivals.default(TEACHER, classifies, seed)
     return (HistGradientBoostingClassifier if classifies else HistGradientBoostingRegressor)(random_state=seed)
 
 
-def measured(table: data.Table, seed: int) -> dict[str, Any]:
+def measure(task: Any, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Returns scores in per cent, log losses of classes, fidelity in per cent, and seconds."""
-    classifies = table.is_classification
-    task: Any = "classification" if classifies else "regression"
-    x, x_test, y, y_test = data.split(table.x, table.y, seed)
+    x, x_test, y, y_test = data.split_of(name, seed, options.data_dir)
+    classifies = task == "classification"
     key, value = jax.random.key(seed), {"rows": len(x), "features": x.shape[1]}
     begun = time.perf_counter()
     teacher = teacher_of(classifies, seed).fit(x, y)
@@ -64,27 +61,18 @@ def measured(table: data.Table, seed: int) -> dict[str, Any]:
     return value | {"fidelity": 100 * student.fidelity, "made": student.made, "taught_by": TEACHER}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed."""
-    if name not in SETS[part]:
-        return
-    settings = {"recipe": studies.recipe_text(RECIPE)}
-    measure = lambda seed: measured(data.load(name, data_dir=options.data_dir), seed)
-    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
-
-
 def task_report(results: studies.Results, part: str) -> tuple[str, list[float]]:
     """Returns the tables of a part, and the gain of the distilled tree on each set."""
     rows, losses, ahead = [], [], []
     for name in results.datasets(part):
         values = results.values(part, name)
-        cells = lambda key, digits, values=values: [
-            studies.spread([value[model][key] for value in values], digits)
+        cells = lambda key, digits, name=name: [
+            studies.spread(results.values(part, name, model, key), digits)
             for model in ("teacher", "labels", "distilled")
         ]
         ahead.append(float(np.mean([value["distilled"]["score"] - value["labels"]["score"] for value in values])))
         size = f"{values[0]['rows']} + {values[0]['made']} x {values[0]['features']}"
-        fidelity = studies.spread([value["fidelity"] for value in values], 1)
+        fidelity = studies.spread(results.values(part, name, "fidelity"), 1)
         rows.append([name, size, *cells("score", 2), f"{ahead[-1]:+.2f}", fidelity, *cells("seconds", 1)])
         if part == "classification":
             losses.append([name, *cells("log_loss", 3)])
@@ -116,8 +104,10 @@ def report(results: studies.Results, command: str) -> str:
     return "\n".join([head, summary, *filter(None, (text for text, _ in tasks))])
 
 
-NAMES = [name for names in SETS.values() for name in names]
-STUDY = studies.Study("distillation", __doc__, SETS, NAMES, 3, pieces, report)
+STUDY = studies.Study(
+    *("distillation", __doc__, SETS, [*SETS["regression"], *SETS["classification"]], 3, measure, report),
+    settings=lambda part, name, options: {"recipe": studies.recipe_text(RECIPE)} if name in SETS[part] else None,
+)
 
 if __name__ == "__main__":
     studies.main(STUDY)  # on one device, without a cache of programs: as for users

@@ -8,7 +8,7 @@ left out. The first split also has the seconds of a second fit in the same proce
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import time
 from typing import Any
 
@@ -40,20 +40,19 @@ DEPTHS = {"max_depth": range(1, 16)}
 CALLS = 30  # number of single-row predictions
 OURS = {"regression": ("TreeRegressor()", "Boosted()", "Refined()"), "classification": ("TreeClassifier()",)}
 OTHERS = ("CART", "random forest", "HistGradientBoosting", *rivals.RIVALS)
+KINDS: dict[str, tuple[Any, ...]] = {
+    "regression": (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor, TreeRegressor),
+    "classification": (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier, TreeClassifier),
+}
 Make = Callable[[], Any]
 
 
 def models(task: str, seed: int) -> dict[str, Make]:
     """Returns functions that make the models, by the heads of the columns."""
     numbers = task == "regression"
-    cart, forest, bins = (
-        (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor)
-        if numbers
-        else (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier)
-    )
-    tree: Any = TreeRegressor if numbers else TreeClassifier
+    cart, forest, bins, tree = KINDS[task]
     chance: dict[str, Any] = {"random_state": seed}
-    make: dict[str, Make] = {f"{tree.__name__}()": lambda: tree(**chance)}
+    make: dict[str, Make] = {OURS[task][0]: lambda: tree(**chance)}
     if numbers:
         make["Boosted()"] = lambda: tree(jtrees.Boosted(), **chance)
         make["Refined()"] = lambda: tree(jtrees.Refined(), **chance)
@@ -62,14 +61,8 @@ def models(task: str, seed: int) -> dict[str, Make]:
     make["HistGradientBoosting"] = lambda: bins(**chance)
     for name, rival in rivals.RIVALS.items():
         if benchmark.installed(rival.package):
-            make[name] = lambda rival=rival: rival.model(not numbers)(**rival.fixed(seed))
+            make[name] = lambda name=name: rivals.default(name, not numbers, seed)
     return make
-
-
-def recipes(part: str) -> list[str]:
-    """Returns our recipes in a part, as text, in the order of their columns."""
-    ours = (TreeRegressor.default_recipe, jtrees.Boosted(), jtrees.Refined())
-    return list(map(studies.recipe_text, ours if part == "regression" else (TreeClassifier.default_recipe,)))
 
 
 def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) -> dict[str, Any]:
@@ -105,19 +98,18 @@ def numbers_of(model: Any, x: np.ndarray) -> int:
     return int(size(model, x)[1])
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed."""
-    if name not in SETS[part]:
-        return
-    settings = {"recipes": recipes(part)}
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns our recipes in a part, as text, in the order of their columns; None if the set has another task."""
+    tree = {"regression": TreeRegressor, "classification": TreeClassifier}[part].default_recipe
+    ours = (tree, jtrees.Boosted(), jtrees.Refined()) if part == "regression" else (tree,)
+    return {"recipes": list(map(studies.recipe_text, ours))} if name in SETS[part] else None
 
-    def measure(seed: int) -> dict[str, Any]:
-        table = data.load(name, data_dir=options.data_dir)
-        split = data.split(table.x, table.y, seed)
-        value: dict[str, Any] = {"rows": len(split[0]), "features": table.x.shape[1]}
-        return value | {method: measured(make, seed == 0, *split) for method, make in models(part, seed).items()}
 
-    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Fits all models to a split."""
+    split = data.split_of(name, seed, options.data_dir)
+    value: dict[str, Any] = {"rows": len(split[0]), "features": split[0].shape[1]}
+    return value | {method: measured(make, seed == 0, *split) for method, make in models(part, seed).items()}
 
 
 class Scores:
@@ -129,17 +121,13 @@ class Scores:
         first = next(iter(self.splits.values()))[0]
         self.methods = [method for method in (*OURS[task], *OTHERS) if method in first]
 
-    def values(self, name: str, method: str, key: str) -> list[float]:
-        """Returns a number of a method on the splits of a set that have the number."""
-        return [split[method][key] for split in self.splits[name] if key in split.get(method, {})]
+    def values(self, name: str, method: str, key: str, count: int | None = None) -> list[float]:
+        """Returns a number of a method on the first ``count`` splits of a set, or on all, that have the number."""
+        return [split[method][key] for split in self.splits[name][:count] if key in split.get(method, {})]
 
-    def firsts(self, method: str, key: str) -> np.ndarray:
-        """Returns a number of a method on the first split, by set; NaN for sets without the number."""
-        return np.array([splits[0].get(method, {}).get(key, np.nan) for splits in self.splits.values()])
-
-    def means(self, method: str, key: str) -> np.ndarray:
-        """Returns the means of a number of a method, by set; NaN for sets without the number."""
-        by_set = [self.values(name, method, key) for name in self.splits]
+    def means(self, method: str, key: str, count: int | None = None) -> np.ndarray:
+        """Returns the means of :meth:`values`, by set; NaN for sets without the number."""
+        by_set = [self.values(name, method, key, count) for name in self.splits]
         return np.array([np.mean(values) if values else np.nan for values in by_set])
 
 
@@ -148,8 +136,8 @@ def costs_table(scores: Scores) -> str:
     classifies = scores.task == "classification"
     rows = []
     for method in scores.methods:
-        median = lambda key, method=method: f"{np.nanmedian(scores.firsts(method, key)):,.3g}"
-        numbers = f"{np.nanmedian(scores.firsts(method, 'numbers')):,.0f}"
+        median = lambda key, method=method: f"{np.nanmedian(scores.means(method, key, 1)):,.3g}"
+        numbers = f"{np.nanmedian(scores.means(method, 'numbers', 1)):,.0f}"
         loss = [f"{np.nanmean(scores.means(method, 'log_loss')):.3f}"] if classifies else []
         score = f"{scores.means(method, 'score').mean():.2f}"
         rows.append([method, score, *loss, median("seconds"), median("again"), numbers, median("row")])
@@ -178,7 +166,7 @@ def sets_table(scores: Scores, key: str, digits: int, count: int | None = None) 
     """Returns a table of a number of every method on every set, of the first ``count`` splits or of all splits."""
     rows = []
     for name, splits in scores.splits.items():
-        cells = [studies.spread(scores.values(name, method, key)[:count], digits) for method in scores.methods]
+        cells = [studies.spread(scores.values(name, method, key, count), digits) for method in scores.methods]
         rows.append([name, f"{splits[0]['rows']} x {splits[0]['features']}", *cells])
     return benchmark.markdown(["set", "rows x features", *scores.methods], rows)
 
@@ -211,8 +199,8 @@ def report(results: studies.Results, command: str) -> str:
     return "\n".join([head, *filter(None, (task_report(results, task) for task in SETS))])
 
 
-NAMES = [name for names in SETS.values() for name in names]
-STUDY = studies.Study("estimators", __doc__, SETS, NAMES, 3, pieces, report)
+NAMES = [*SETS["regression"], *SETS["classification"]]
+STUDY = studies.Study("estimators", __doc__, SETS, NAMES, 3, measure, report, settings)
 
 if __name__ == "__main__":
     studies.main(STUDY)  # on one device, without a cache of programs: as for users

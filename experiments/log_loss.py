@@ -9,19 +9,16 @@ stratified by class.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
-from functools import partial
 import itertools
 from typing import Any
 
-import jax
 import numpy as np
 from sklearn import metrics
 
 from experiments import benchmark, data, estimators, rivals, studies
 from experiments.outcome import size
 from experiments.paper_forest import WEAK as _OF, best_way, in_ways
-from experiments.rivals import Split
+from experiments.studies import Split
 import jtrees
 
 ROWS = 6000  # upper limit of the training rows, and of the test rows
@@ -40,71 +37,46 @@ BOOSTED: Any = (
 )
 
 
-def scores(probabilities: np.ndarray, y: np.ndarray, classes: np.ndarray) -> dict[str, float]:
-    """Returns log loss, and accuracy in per cent."""
+def scores(probabilities: np.ndarray, split: Split) -> dict[str, float]:
+    """Returns log loss, and accuracy in per cent, on the test part."""
+    y, classes = split[3], np.unique(split[2])
     accuracy = 100 * float(np.mean(classes[probabilities.argmax(1)] == y))
     return {"log_loss": float(metrics.log_loss(y, probabilities, labels=classes)), "accuracy": accuracy}
 
 
 def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
     """Returns the recipe with the lowest loss on its held-out fifth of the rows, and the results of each recipe."""
-    x, x_test, y, y_test = split
     each = []
     for recipe in recipes:
-        how: Any = {"task": "classification", "key": jax.random.key(seed)}
-        if isinstance(recipe, tuple):
-            fit, _, held_out = best_way(recipe, x, y, **how)
-        else:
-            fit = jtrees.fit(recipe, x, y, **how)
-            held_out = float(fit.report.search.losses.min())
-        scored = scores(np.asarray(fit.predict(x_test)), y_test, np.unique(y))
+        candidates = recipe if isinstance(recipe, tuple) else (recipe,)
+        fit, _, held_out = best_way(candidates, split, seed, task="classification")
+        scored = scores(np.asarray(fit.predict(split[1])), split)
         each.append(scored | {"numbers": fit.model.num_parameters, "held_out": held_out})
     best = min(range(len(each)), key=lambda i: each[i]["held_out"])
     return each[best] | {"chosen": best, "each": each}
 
 
-def refined(split: Split, seed: int) -> dict[str, Any]:
-    """Boosts and then trains all trees together; linear leaves are tried on few features only."""
-    skipped = 0 if split[0].shape[1] <= FEATURES else 1
-    value = chosen(REFINED[skipped:], split, seed)
-    return value | {"chosen": value["chosen"] + skipped}
-
-
-def boosted(split: Split, seed: int) -> dict[str, Any]:
-    """Boosts without further training."""
-    return chosen(BOOSTED, split, seed)
-
-
-def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
-    """Tunes a package of boosted trees."""
-    x, x_test, y, y_test = split
-    model, details = rivals.tuned(name, split, seed)
-    return scores(model.predict_proba(x_test), y_test, np.unique(y)) | {"numbers": size(model, x)[1], **details}
-
-
-PARTS: dict[str, Callable[[Split, int], dict[str, Any]]] = {
-    "refined": refined,
-    "boosted": boosted,
-    "boosting": partial(rival, "XGBoost"),
-    "lightgbm": partial(rival, "LightGBM"),
-    "catboost": partial(rival, "CatBoost"),
-}
 OURS = {"refined": "refined GET", "boosted": "boosted GET"}
-TITLES = OURS | {"boosting": "XGBoost", "lightgbm": "LightGBM", "catboost": "CatBoost"}
+RIVALS = {"boosting": "XGBoost", "lightgbm": "LightGBM", "catboost": "CatBoost"}
+TITLES = OURS | RIVALS
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed."""
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns our recipes, or the budget of the rivals."""
+    if part in RIVALS:
+        return {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
+    return {"recipes": [studies.recipe_text(recipe) for recipe in {"refined": REFINED, "boosted": BOOSTED}[part]]}
 
-    def measure(seed: int) -> dict[str, Any]:
-        table = data.load(name, data_dir=options.data_dir)
-        return PARTS[part](data.split(table.x, table.y, seed, most=ROWS), seed)
 
-    recipes = {"refined": REFINED, "boosted": BOOSTED}.get(part)
-    settings: dict[str, Any] = {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
-    if recipes is not None:
-        settings = {"recipes": [studies.recipe_text(recipe) for recipe in recipes]}
-    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Fits our recipes, or tunes a rival; linear leaves are tried on few features only."""
+    split = data.split_of(name, seed, options.data_dir, most=ROWS)
+    if part in RIVALS:
+        model, details = rivals.tuned(RIVALS[part], split, seed)
+        return scores(model.predict_proba(split[1]), split) | {"numbers": size(model, split[0])[1], **details}
+    skipped = int(part == "refined" and split[0].shape[1] > FEATURES)
+    value = chosen((REFINED if part == "refined" else BOOSTED)[skipped:], split, seed)
+    return value | {"chosen": value["chosen"] + skipped}
 
 
 def ratio(results: studies.Results, ours: str, part: str, name: str) -> float | None:
@@ -117,8 +89,7 @@ def ratio(results: studies.Results, ours: str, part: str, name: str) -> float | 
 
 def report(results: studies.Results, command: str) -> str:
     """Returns log loss and accuracy by set, and the number of sets on which ours is lower than each rival."""
-    parts = [part for part in PARTS if results.datasets(part)]
-    values = lambda part, name, key: [value[key] for value in results.values(part, name)]
+    parts, values = [part for part in TITLES if results.datasets(part)], results.values
     names = [name for name in SETS if name in results.datasets()]
     cell = lambda part, name: (
         f"{studies.spread(values(part, name, 'log_loss'), 3)} ({studies.spread(values(part, name, 'accuracy'), 1)})"
@@ -127,7 +98,7 @@ def report(results: studies.Results, command: str) -> str:
     numbers = [[np.mean(values(part, name, "numbers")) for name in results.datasets(part)] for part in parts]
     rows.append(["median of numbers in the model", *(f"{np.median(means):,.0f}" for means in numbers)])
     lines = []
-    for ours, part in itertools.product(OURS, (part for part in parts if part not in OURS)):
+    for ours, part in itertools.product(OURS, (part for part in parts if part in RIVALS)):
         ratios = [quotient for name in names if (quotient := ratio(results, ours, part, name)) is not None]
         if ratios:
             lower, mean = sum(quotient < 1 for quotient in ratios), np.exp(np.mean(np.log(ratios)))
@@ -149,7 +120,7 @@ def report(results: studies.Results, command: str) -> str:
 
 
 SETS = estimators.SETS["classification"]
-STUDY = studies.Study("log_loss", __doc__, PARTS, SETS, 2, pieces, report)
+STUDY = studies.Study("log_loss", __doc__, TITLES, SETS, 2, measure, report, settings)
 
 if __name__ == "__main__":
     studies.program(STUDY)

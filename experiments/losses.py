@@ -6,28 +6,33 @@ The table has test losses, and lower is better: mean deviance for counts and cos
 0.1, 0.5 and 0.9, and mean absolute error. ``rentals`` and ``claims`` are made: see :func:`rentals` and :func:`claims`.
 """
 
-from collections.abc import Callable
 import statistics
 from typing import Any
-import warnings
 
-import jax
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data
+from experiments import benchmark, data, studies
 import jtrees
 from jtrees import losses
 from jtrees.cli import keep_programs
 
 LEVELS = (0.1, 0.5, 0.9)
-BOOSTED = jtrees.Boosted()
-TREE = jtrees.GET(depth=4)
-Table = tuple[np.ndarray, np.ndarray]
+OURS: dict[str, Any] = {"boosted": jtrees.Boosted(), "tree": jtrees.GET(depth=4)}
+# Set, loss, and the loss of scikit-learn's boosting, which has no Tweedie loss.
+SETS: dict[str, tuple[str, losses.Loss, str]] = {
+    "abalone, counts": ("abalone", losses.Poisson(), "poisson"),
+    "rentals, counts": ("rentals", losses.Poisson(), "poisson"),
+    "claims, Tweedie": ("claims", losses.Tweedie(1.5), "poisson"),
+    "power plant, gamma": ("combined-cycle-power-plant", losses.Gamma(), "gamma"),
+    "abalone, quantiles": ("abalone", losses.Quantile(LEVELS), "quantile"),
+    "rentals, quantiles": ("rentals", losses.Quantile(LEVELS), "quantile"),
+    "kin8nm, quantiles": ("kin8nm", losses.Quantile(LEVELS), "quantile"),
+    "cpu-act, absolute": ("cpu-act", losses.AbsoluteError(), "absolute_error"),
+}
 
 
-def rentals(seed: int, n: int = 4000) -> Table:
+def rentals(seed: int, n: int = 4000) -> tuple[np.ndarray, np.ndarray]:
     """Returns features and made counts of bicycles rented in an hour.
 
     The counts have a Poisson distribution. Its mean depends on hour, temperature, rain, kind of day and a trend over
@@ -35,10 +40,8 @@ def rentals(seed: int, n: int = 4000) -> Table:
     """
     rng = np.random.default_rng(seed)
     hour, working, day = rng.integers(0, 24, n), rng.random(n) < 5 / 7, rng.uniform(0, 365, n)
-    temperature = (
-        12 - 10 * np.cos(2 * np.pi * day / 365) + 4 * np.sin((hour - 8) / 24 * 2 * np.pi) + rng.normal(0, 3, n)
-    )
-    rain = rng.random(n) < 0.2
+    daily = 4 * np.sin((hour - 8) / 24 * 2 * np.pi) + rng.normal(0, 3, n)
+    temperature, rain = 12 - 10 * np.cos(2 * np.pi * day / 365) + daily, rng.random(n) < 0.2
     commuting = np.exp(-((hour - 8) ** 2) / 3) + np.exp(-((hour - 17.5) ** 2) / 5)
     leisure = np.exp(-((hour - 14) ** 2) / 20)
     rate = 1.0 + 2.2 * np.where(working, commuting, leisure) + 0.06 * np.minimum(temperature, 25) - 0.9 * rain
@@ -46,69 +49,51 @@ def rentals(seed: int, n: int = 4000) -> Table:
     return np.column_stack([hour, working, day, temperature, rain]).astype(float), y.astype(float)
 
 
-def claims(seed: int, n: int = 4000) -> Table:
+def claims(seed: int, n: int = 4000) -> tuple[np.ndarray, np.ndarray]:
     """Returns made yearly costs: a Poisson number of claims, each from a gamma distribution; most costs are 0."""
     rng = np.random.default_rng(seed)
     age, power, city = rng.uniform(18, 80, n), rng.integers(4, 13, n), rng.random(n) < 0.4
     often = np.exp(-1.2 + 0.8 * (age < 26) + 0.3 * city + 0.1 * (power - 8) - 0.4 * ((age > 40) & (age < 65)))
-    size = 500 * np.exp(0.1 * (power - 8) + 0.3 * (age < 26))
-    number = rng.poisson(often)
+    size, number = 500 * np.exp(0.1 * (power - 8) + 0.3 * (age < 26)), rng.poisson(often)
     y = np.where(number > 0, rng.gamma(np.maximum(number, 1) * 1.5, size / 1.5), 0)
     return np.column_stack([age, power, city]).astype(float), y
 
 
-def _real(name: str) -> Callable[[int], Table]:
-    return lambda seed: (lambda table: (table.x, table.y.astype(np.float64)))(data.load(name, data_dir=_FOLDER[0]))
-
-
-_FOLDER: list[Any] = [None]
-# A table, the loss, and options of scikit-learn's boosting for this loss.
-SETS: dict[str, tuple[Callable[[int], Table], losses.Loss, dict[str, Any]]] = {
-    "abalone, counts": (_real("abalone"), losses.Poisson(), {"loss": "poisson"}),
-    "rentals, counts": (rentals, losses.Poisson(), {"loss": "poisson"}),
-    "claims, Tweedie": (claims, losses.Tweedie(1.5), {"loss": "poisson"}),  # scikit-learn has no Tweedie loss
-    "power plant, gamma": (_real("combined-cycle-power-plant"), losses.Gamma(), {"loss": "gamma"}),
-    "abalone, quantiles": (_real("abalone"), losses.Quantile(LEVELS), {"loss": "quantile"}),
-    "rentals, quantiles": (rentals, losses.Quantile(LEVELS), {"loss": "quantile"}),
-    "kin8nm, quantiles": (_real("kin8nm"), losses.Quantile(LEVELS), {"loss": "quantile"}),
-    "cpu-act, absolute": (_real("cpu-act"), losses.AbsoluteError(), {"loss": "absolute_error"}),
-}
-
-
-def theirs(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, options: dict[str, Any], seed: int) -> np.ndarray:
+def theirs(split: studies.Split, loss: str, seed: int) -> np.ndarray:
     """Returns predictions of scikit-learn's histogram boosting with early stopping, with a model per quantile."""
-    fixed: Any = {"max_iter": 1000, "early_stopping": True, "random_state": seed}
-    fitted = lambda **more: HistGradientBoostingRegressor(**fixed, **options, **more).fit(x, y)
-    if options["loss"] != "quantile":
-        return fitted().predict(x_test)
-    return np.stack([fitted(quantile=level).predict(x_test) for level in LEVELS], axis=1)
+    x, x_test, y, _ = split
+    fixed: Any = {"max_iter": 1000, "early_stopping": True, "random_state": seed, "loss": loss}
+    predicted = lambda **more: HistGradientBoostingRegressor(**fixed, **more).fit(x, y).predict(x_test)
+    return np.stack([predicted(quantile=q) for q in LEVELS], axis=1) if loss == "quantile" else predicted()
 
 
-def test_losses(name: str, seed: int, rows: int) -> dict[str, float]:
+def test_losses(name: str, seed: int, rows: int, data_dir: str | None) -> dict[str, float]:
     """Returns the test losses of each model and of the best constant."""
-    make, loss, options = SETS[name]
-    x, y = make(seed)
-    parts: Any = train_test_split(x, y, train_size=min(rows, int(0.75 * len(y))), random_state=seed)
-    x, x_test, y, y_test = parts
-    task, key = jtrees.Regression(loss_function=loss), jax.random.key(seed)
-    score = lambda predictions: float(loss.of_predictions(predictions, loss.aligned(y_test)).mean())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        fits = [jtrees.fit(recipe, x, y, key=key, task=task) for recipe in (BOOSTED, TREE)]
-    ours, tree = (score(np.asarray(fit.predict(x_test), np.float64)) for fit in fits)
-    constant = score(np.broadcast_to(loss.best(y, None), (len(y_test), *task.shape)))
-    return {"boosted": ours, "theirs": score(theirs(x, y, x_test, options, seed)), "tree": tree, "constant": constant}
+    source, loss, name_of_theirs = SETS[name]
+    made = {"rentals": rentals, "claims": claims}
+    loaded = None if source in made else data.load(source, data_dir=data_dir)
+    x, y = made[source](seed) if loaded is None else (loaded.x, loaded.y.astype(np.float64))
+    split = data.split(x, y, seed, share=min(rows, int(0.75 * len(y))))
+    task = jtrees.Regression(loss_function=loss)
+    score = lambda outputs: float(loss.of_predictions(outputs, loss.aligned(split[3])).mean())
+    fits = {label: studies.fit(recipe, split, seed, task=task) for label, recipe in OURS.items()}
+    ours = {label: score(np.asarray(fit.predict(split[1]), np.float64)) for label, fit in fits.items()}
+    constant = np.broadcast_to(loss.best(split[2], None), (len(split[3]), *task.shape))
+    return {
+        "boosted": ours["boosted"],
+        "theirs": score(theirs(split, name_of_theirs, seed)),
+        "tree": ours["tree"],
+        "constant": score(constant),
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
     datasets = benchmark.several(SETS)
     options = benchmark.parse("losses", __doc__, arguments, data_dir=None, datasets=datasets, seeds=3, rows=3000)
-    _FOLDER[0] = options.data_dir
-    table = benchmark.Table("set, loss", "Boosted", "scikit-learn", "one tree", "constant", "Boosted beside it")
-    ahead = 0
+    table, ahead = benchmark.Table("set, loss", "Boosted", "scikit-learn", "one tree", "constant", "difference"), 0
     for name in options.datasets:
-        splits = [test_losses(name, seed, options.rows) for seed in range(options.seeds)]
+        splits = [test_losses(name, seed, options.rows, options.data_dir) for seed in range(options.seeds)]
         by_model = {model: [split[model] for split in splits] for model in splits[0]}
         means = {model: statistics.mean(values) for model, values in by_model.items()}
         ahead += means["boosted"] < means["theirs"]
@@ -116,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
         table.add(name, *spreads, f"{100 * (means['boosted'] / means['theirs'] - 1):+.1f} %")
     notes = (
         f"Mean test loss and standard deviation over {options.seeds} split(s), at most {options.rows} training rows. "
-        f"Boosted: `Boosted()` with default options; tree: GET of depth {TREE.depth}; scikit-learn: "
+        f"Boosted: `Boosted()` with default options; tree: GET of depth {OURS['tree'].depth}; scikit-learn: "
         "`HistGradientBoostingRegressor` with early stopping, a model for each quantile, and the Poisson loss for "
         f"claims. The last column is the loss of Boosted relative to scikit-learn's: lower on {ahead} of "
         f"{len(table.rows)}."

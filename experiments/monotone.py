@@ -8,11 +8,11 @@ rows are test rows.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 import tempfile
 import time
 from typing import Any
-import warnings
 
 import jax
 import numpy as np
@@ -28,11 +28,12 @@ from jtrees.cli import keep_programs
 RECIPES = {"GET": jtrees.GET(depth=4, epochs=600), "Boosted": jtrees.Boosted(rounds=60)}
 DATASETS = [*SETS["regression"], *SETS["classification"][:6], "churn", "spambase"]
 TRAIN, TEST, PAIRS = 2000, 5000, 10_000
+FORMS: tuple[str, ...] = ("Python", "C", "ONNX")
 MADE = 20  # number of made tables; the noise differs between them
 
 
-def rows(name: str, seed: int, data_dir: Any) -> tuple[Any, ...]:
-    """Returns training and test features and targets, the task, and the signs of two features."""
+def rows(name: str, seed: int, data_dir: Any) -> tuple[studies.Split, Any, dict[int, int]]:
+    """Returns training and test parts, the task, and the signs of two features."""
     table, rng = data.load(name, data_dir=data_dir), np.random.default_rng(seed)
     y, task = table.y, "regression"
     if name in SETS["classification"]:
@@ -41,23 +42,8 @@ def rows(name: str, seed: int, data_dir: Any) -> tuple[Any, ...]:
     train = order[: min(TRAIN, 3 * len(y) // 4)]
     test = order[len(train) :][:TEST]
     ranks = np.array([spearmanr(column, y[train]).statistic if np.ptp(column) else 0 for column in table.x[train].T])
-    most = np.argsort(-np.abs(ranks))[:2]
-    signs = {int(j): int(np.sign(ranks[j])) for j in most if ranks[j]}
-    return table.x[train], y[train], table.x[test], y[test], task, signs
-
-
-def fitted(recipe: Any, x: Any, y: Any, task: Any, signs: Any, seed: int = 0) -> tuple[Any, float]:
-    """Returns a fit, and its processor seconds."""
-    began = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some fits are worse than a linear model
-        fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task=task, monotone=signs)
-    return fit, time.process_time() - began
-
-
-def score(model: Any, x: Any, y: Any) -> float:
-    """Returns R^2 or accuracy in per cent."""
-    return studies.percent(np.asarray(model.predict(x)), y)
+    signs = {int(j): int(np.sign(ranks[j])) for j in np.argsort(-np.abs(ranks))[:2] if ranks[j]}
+    return (table.x[train], table.x[test], y[train], y[test]), task, signs
 
 
 def pairs(x: np.ndarray, feature: int, sign: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -79,8 +65,9 @@ def violations(model: Any, x: np.ndarray, signs: dict[int, int]) -> dict[str, in
         jtrees.export.to_onnx(model, folder / "model.onnx")
         compiled = in_c(folder, "-O2", "double", outputs)["many"]
         session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-        forms = {"Python": model.predict, "C": compiled, "ONNX": lambda x: session.run(["prediction"], {"x": x})[0]}
-        counts = dict.fromkeys(forms, 0)
+        run = lambda x: session.run(["prediction"], {"x": x})[0]
+        forms = dict(zip(FORMS, (model.predict, compiled, run), strict=True))
+        counts = dict.fromkeys(FORMS, 0)
         for feature, sign in signs.items():
             low, high = pairs(x, feature, sign, np.random.default_rng(feature))
             for form, predict in forms.items():
@@ -92,38 +79,36 @@ def set_row(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
     """Returns the row of a data set and a recipe."""
     scores: dict[bool, list[float]] = {False: [], True: []}
     times: dict[bool, list[float]] = {False: [], True: []}
-    falls = {"Python": 0, "C": 0, "ONNX": 0}
+    falls = dict.fromkeys(FORMS, 0)
     for seed in range(options.seeds):
-        x, y, x_test, y_test, task, signs = rows(name, seed, options.data_dir)
+        split, task, signs = rows(name, seed, options.data_dir)
         for constrained in (False, True):
-            inputs = RECIPES[recipe], x, y, task, signs if constrained else None, seed
-            fitted(*inputs)  # compiles
-            fit, seconds = fitted(*inputs)
-            times[constrained].append(seconds)
-            scores[constrained].append(score(fit.model, x_test, y_test))
-        for form, count in violations(fit.model, x_test, signs).items():
-            falls[form] += count
+            fit = partial(studies.fit, RECIPES[recipe], split, seed, task=task, monotone=signs if constrained else None)
+            fit()  # compiles
+            began = time.process_time()
+            model = fit().model
+            times[constrained].append(time.process_time() - began)
+            scores[constrained].append(studies.scores(model, split)["test"])
+        falls = {form: falls[form] + count for form, count in violations(model, split[1], signs).items()}
     free, bound = (np.mean(scores[constrained]) for constrained in (False, True))
-    cells = [name, f"{len(x)} x {x.shape[1]}", recipe, *map(str, falls.values()), f"{free:.2f}", f"{bound:.2f}"]
-    return [*cells, f"{bound - free:+.2f}", benchmark.ratio(times[True], times[False])]
+    cells = [name, f"{len(split[0])} x {split[0].shape[1]}", recipe, *map(str, falls.values()), f"{free:.2f}"]
+    return [*cells, f"{bound:.2f}", f"{bound - free:+.2f}", benchmark.ratio(times[True], times[False])]
 
 
 def made() -> benchmark.Table:
     """Returns a table of made sets on which the constraint holds: error on new rows, variance over draws of noise."""
     truth = lambda x: np.tanh(2 * x[:, 0]) + np.maximum(x[:, 1], 0) + np.sin(2 * x[:, 2]) / 2
     table = benchmark.Table("recipe", "error, free", "error, monotone", "variance, free", "variance, monotone")
+    x, new = np.random.default_rng(1000).normal(size=(300, 5)), np.random.default_rng(2000).normal(size=(2000, 5))
     for name, recipe in RECIPES.items():
         cells = {}
         for constrained in (False, True):
             predictions = []
             for seed in range(MADE):
-                rng = np.random.default_rng(seed)
-                x = np.random.default_rng(1000).normal(size=(300, 5))
-                y = truth(x) + rng.normal(size=300)
-                fit, _ = fitted(recipe, x, y, "regression", {0: 1, 1: 1} if constrained else None, seed)
-                predictions.append(fit.predict(np.random.default_rng(2000).normal(size=(2000, 5))))
-            new = truth(np.random.default_rng(2000).normal(size=(2000, 5)))
-            cells[constrained] = np.mean((predictions - new) ** 2), np.var(predictions, axis=0).mean()
+                split = x, new, truth(x) + np.random.default_rng(seed).normal(size=300), truth(new)
+                fit = studies.fit(recipe, split, seed, monotone={0: 1, 1: 1} if constrained else None)
+                predictions.append(fit.predict(new))
+            cells[constrained] = np.mean((predictions - truth(new)) ** 2), np.var(predictions, axis=0).mean()
         table.add(name, *(f"{cells[constrained][i]:.3f}" for i in (0, 1) for constrained in (False, True)))
     return table
 
@@ -132,18 +117,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
     datasets = benchmark.several(DATASETS)
     options = benchmark.parse("monotone", __doc__, arguments, data_dir=None, datasets=datasets, seeds=1)
-    forms = [f"violations, {form}" for form in ("Python", "C", "ONNX")]
-    header = ["set", "rows x features", "recipe", *forms, "score, free", "score, monotone", "change", "time"]
-    table = benchmark.Table(*header)
+    header = ["set", "rows x features", "recipe", *(f"violations, {form}" for form in FORMS), "score, free"]
+    table = benchmark.Table(*header, "score, monotone", "change", "time")
     for name in options.datasets:
         for recipe in RECIPES:
             table.add(*set_row(name, recipe, options))
         jax.clear_caches()
-    changes = {recipe: [float(row[8]) for row in table.rows if row[2] == recipe] for recipe in RECIPES}
-    ratios = {recipe: [float(row[9]) for row in table.rows if row[2] == recipe] for recipe in RECIPES}
+    column = lambda recipe, i: [float(row[i]) for row in table.rows if row[2] == recipe]
     summary = "; ".join(
-        f"{recipe}: {np.mean(changes[recipe]):+.2f} points on average, {np.median(ratios[recipe]):.2f} times the time"
-        for recipe in RECIPES
+        f"{name}: {np.mean(column(name, 8)):+.2f} points on average, {np.median(column(name, 9)):.2f} times the time"
+        for name in RECIPES
     )
     notes = (
         f"Violations: pairs of {PAIRS} for each of two features whose prediction falls, in a prediction of jtrees, of "

@@ -29,22 +29,16 @@ MAX_TERMS = 5  # upper limit of the terms of a condition, in rules and in the fi
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One line of the table: scores are R^2 or accuracy of the parts, those of classes on the test rows.
 
     Attributes:
       method: name of the method.
       depth: depth of the trees, or None.
-      train: R^2 or accuracy on the training rows.
-      validate: R^2 or accuracy on the validation set.
-      test: R^2 or accuracy on the test rows.
-      log_loss: log loss on the test rows, in classification.
       leaves: number of leaves of all trees.
       numbers: number of numbers in the model.
       seconds: training time, compilation included.
       rate: predicted rows per second.
-      balanced_accuracy: balanced accuracy on the test rows, in classification.
-      auc: area under the ROC curve on the test rows, in classification; for more than two classes the mean of each
-        class versus the rest.
+      auc: area under the ROC curve; for more than two classes the mean of each class versus the rest.
     """
 
     method: str
@@ -116,7 +110,7 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
         return leaves, 2 * (len(nodes) - leaves) + leaves
     if hasattr(model, "booster_"):  # LightGBM
         trees = [tree["tree_structure"] for tree in model.booster_.dump_model()["tree_info"]]
-        return tuple(map(sum, zip(*map(_lightgbm_size, trees), strict=True)))  # type: ignore[return-value]
+        return tuple(map(sum, zip(*map(lightgbm_size, trees), strict=True)))  # type: ignore[return-value]
     if hasattr(model, "get_tree_leaf_counts"):  # CatBoost: all splits of a level are equal
         counts = model.get_tree_leaf_counts()
         return int(counts.sum()), len(model.get_leaf_values()) + 2 * int(np.log2(counts).sum())
@@ -130,11 +124,11 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
     return int((active[len(active) // 2 :] > 0).sum()), model.num_parameters
 
 
-def _lightgbm_size(node: dict[str, Any]) -> tuple[int, int]:
+def lightgbm_size(node: dict[str, Any]) -> tuple[int, int]:
     """Returns leaves and numbers of a tree of LightGBM; a linear leaf counts coefficients, features and a constant."""
     if "left_child" not in node:
         return 1, 1 + 2 * len(node.get("leaf_coeff", []))
-    (left, a), (right, b) = _lightgbm_size(node["left_child"]), _lightgbm_size(node["right_child"])
+    (left, a), (right, b) = lightgbm_size(node["left_child"]), lightgbm_size(node["right_child"])
     return left + right, 2 + a + b
 
 
@@ -184,8 +178,8 @@ class Outcome:
     def add(self, row: Row, model: Any, tree: jtrees.ObliqueTree | None, encoder: Any) -> None:
         """Prints and keeps a line, its model with the column encoder, and its tree as arrays and rules."""
         if not self.rows:
-            self.say(_line({head: head for head in row.cells()}, self.longest))
-        self.say(_line(row.cells(), self.longest))
+            self.say(table_line({head: head for head in row.cells()}, self.longest))
+        self.say(table_line(row.cells(), self.longest))
         self.rows.append(row)
         pd.DataFrame([asdict(row) for row in self.rows]).to_csv(self.aside / "table.csv", index=False)
         cells = [row.cells() for row in self.rows]
@@ -243,7 +237,7 @@ _LONGEST = 12  # length of the longest name of our methods
 _WIDTHS = {"depth": 5, "leaves": 6, "numbers": 7, "train s": 7, "rows/s": 7, "train R2": 10, "test R2": 10, "loss": 6}
 
 
-def _line(cells: dict[str, str], longest: int = _LONGEST) -> str:
+def table_line(cells: dict[str, str], longest: int = _LONGEST) -> str:
     """Returns a line of the table, within 80 columns."""
     method, *heads = cells
     return " ".join([f"{cells[method]:<{longest}}", *(f"{cells[head]:>{_WIDTHS.get(head, 5)}}" for head in heads)])

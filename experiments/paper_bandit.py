@@ -10,7 +10,7 @@ The result of a (learner, set) is a row of --out. MNIST is fetched from OpenML i
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +122,7 @@ def label(part: str, name: str) -> str:
     return kind if part == "tree" else f"{kind}, epsilon-greedy"
 
 
-def measured(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the best learner of a part, by the mean score over the last quarter of the evaluations."""
     data, scaling = stream(name, options.data_dir, options.seeds)
     if part == "vowpal":
@@ -159,12 +159,10 @@ def vowpal_wabbit(name: str, data: Stream) -> dict[str, Any]:
     return {"queries": [every * (i + 1) for i in range(LOOKS)], "scores": scores, "regret": regret, "skipped": 0}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece for all seeds; one-point feedback is for regression, and Vowpal Wabbit for some sets only."""
-    if (name in VOWPAL_WABBIT) if part == "vowpal" else (name in REGRESSION or not part.endswith("one-point")):
-        package = "vowpalwabbit" if part == "vowpal" else None
-        measure = partial(measured, part, name, options)
-        yield studies.Piece(part, name, measure, {"seeds": options.seeds}, package=package)
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns no settings; None for one-point feedback with classes, and for Vowpal Wabbit on other sets."""
+    has = (name in VOWPAL_WABBIT) if part == "vowpal" else (name in REGRESSION or not part.endswith("one-point"))
+    return {} if has else None
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -232,7 +230,12 @@ def report(results: studies.Results, command: str) -> str:
     )
 
 
-STUDY = studies.Study("paper_bandit", __doc__, PARTS, ROUNDS, 10, pieces, report, curves)
+STUDY = studies.Study(
+    *("paper_bandit", __doc__, PARTS, ROUNDS, 10, measure, report, settings),
+    together=True,
+    packages={"vowpal": "vowpalwabbit"},
+    figure=curves,
+)
 
 if __name__ == "__main__":
     studies.program(STUDY)

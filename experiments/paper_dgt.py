@@ -11,7 +11,7 @@ choice.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -111,13 +111,17 @@ def task(name: str) -> Any:
     return "regression" if name in REGRESSION else "classification"
 
 
-def fitted(name: str, split: Split, key: int, options: dict[str, Any], trees: int | None = None) -> jtrees.FitResult:
-    """Fits a tree of DGT with some options, or a forest."""
-    recipe: Any = jtrees.DGT(
-        depth=SETS[name].depth, epochs=SETS[name].epochs, precondition=0.0, early_stopping=False, **options
-    )
-    recipe = recipe if trees is None else jtrees.Bagged(base=recipe, trees=trees)
-    return jtrees.fit(recipe, *split[:2], key=jax.random.key(key), task=task(name))
+def recipe(name: str, **options: Any) -> Any:
+    """Returns DGT as the paper trains it on a set."""
+    fixed: Any = {"depth": SETS[name].depth, "epochs": SETS[name].epochs, "precondition": 0.0, "early_stopping": False}
+    return jtrees.DGT(**fixed | options)
+
+
+def result(recipe: Any, name: str, split: Split, seed: int) -> tuple[Any, list[float]]:
+    """Fits a recipe; returns the fit, and its scores on the test and the training part."""
+    x, y, x_test, y_test = split
+    fit = studies.fit(recipe, (x, x_test, y, y_test), seed, task=task(name))
+    return fit, [score(name, fit.predict(x_test), y_test), score(name, fit.predict(x), y)]
 
 
 def chosen(name: str, split: Split) -> dict[str, Any]:
@@ -125,12 +129,9 @@ def chosen(name: str, split: Split) -> dict[str, Any]:
     keys, epochs = 10 if name in REGRESSION else 3, SETS[name].epochs
     if len(split[0]) > LARGE:
         keys, epochs = 1, epochs // 2
-    recipe, how = (
-        jtrees.DGT(depth=SETS[name].depth, epochs=epochs, precondition=0.0, early_stopping=False),
-        {"validation": 1 / 6, "task": task(name)},
-    )
-    tune = lambda i: jtrees.tune(recipe, *split[:2], key=jax.random.key(1000 + i), grid=GRID, **how).report.tuning
-    trials = [tune(i).trials for i in range(keys)]
+    how: Any = {"grid": GRID, "validation": 1 / 6, "task": task(name)}
+    tune = lambda i: jtrees.tune(recipe(name, epochs=epochs), *split[:2], key=jax.random.key(1000 + i), **how)
+    trials = [tune(i).report.tuning.trials for i in range(keys)]
     losses = np.mean([[trial.loss for trial in by_key] for by_key in trials], axis=0)
     return trials[0][int(np.argmin(losses))].options
 
@@ -171,10 +172,9 @@ def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
         out["cart"].append(beside["CART"])
         out["linear"].append(beside["linear"])
         for seed in range(seeds if len(split[0]) <= LARGEST else seeds // 3):
-            fit = fitted(name, split, seed, options)
-            out["test"].append(score(name, fit.predict(split[2]), split[3]))
-            out["train"].append(score(name, fit.predict(split[0]), split[1]))
-            out["reached"].append(fit.report.search.reached)
+            fit, (test, train) = result(recipe(name, **options), name, split, seed)
+            for key, value in {"test": test, "train": train, "reached": fit.report.search.reached}.items():
+                out[key].append(value)
     return {"options": options, **out}
 
 
@@ -184,8 +184,8 @@ def forests_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     for split in parts:
         boosted += peers(name, split, boost=True).values()
         for seed in range(max(1, seeds // 5)):
-            forest = fitted(name, split, seed, options, TREES).model
-            test.append(score(name, forest.predict(split[2]), split[3]))
+            forest = jtrees.Bagged(recipe(name, **options), trees=TREES)
+            test.append(result(forest, name, split, seed)[1][0])
     return {"options": options, "test": test, "boosted": boosted}
 
 
@@ -229,12 +229,11 @@ def annealed(name: str, rows: int) -> jtrees.FromMethod:
 def pat_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Measures the product-form baseline of Tables 1 and 2, untuned."""
     out: dict[str, list[float]] = {"test": [], "train": []}
-    for x, y, x_test, y_test in parts:
-        recipe = annealed(name, len(x))
+    for split in parts:
         for seed in range(seeds):
-            fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task=task(name))
-            out["test"].append(score(name, fit.predict(x_test), y_test))
-            out["train"].append(score(name, fit.predict(x), y))
+            test, train = result(annealed(name, len(split[0])), name, split, seed)[1]
+            out["test"].append(test)
+            out["train"].append(train)
     return out
 
 
@@ -288,11 +287,15 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 PARTS = {"trees": trees_part, "pat": pat_part, "forests": forests_part, "ablations": ablations_part}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece for all seeds; forests only in regression, ablations only on the paper's sets."""
-    if part in ("trees", "pat") or name in (ABLATED if part == "ablations" else REGRESSION):
-        measure = lambda: PARTS[part](name, splits(name, options.data_dir), options.seeds)
-        yield studies.Piece(part, name, measure, {"seeds": options.seeds})
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns no settings; None for forests of classes, and for ablations on other sets than the paper's."""
+    has = part in ("trees", "pat") or name in (ABLATED if part == "ablations" else REGRESSION)
+    return {} if has else None
+
+
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures a part with all seeds."""
+    return PARTS[part](name, splits(name, options.data_dir), options.seeds)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -344,7 +347,7 @@ def report(results: studies.Results, command: str) -> str:
     return "\n".join(text)
 
 
-STUDY = studies.Study("paper_dgt", __doc__, PARTS, SETS, 10, pieces, report)
+STUDY = studies.Study("paper_dgt", __doc__, PARTS, SETS, 10, measure, report, settings, together=True)
 
 if __name__ == "__main__":
     studies.program(STUDY)

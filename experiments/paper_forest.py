@@ -10,7 +10,7 @@ per cent. Tuned methods are tuned on a third of the training part, and then fitt
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,42 +21,20 @@ from sklearn.ensemble import RandomForestRegressor
 from experiments import benchmark, data, rivals, studies
 from experiments.outcome import size
 from experiments.paper_get import PAPER
-from experiments.rivals import Split
-from experiments.studies import percent
+from experiments.studies import Split, percent
 import jtrees
 
 SETS = tuple(PAPER)
 OURS, RIVALS = ("get", "dgt", "boosted", "refined"), ("boosting", "lightgbm", "catboost")
 UPDATES = 2000  # per tree of DGT
 BOOSTED_SECONDS = 150  # limit of each recipe
-GET_FOREST: Any = jtrees.Bagged(
-    jtrees.GET(
-        rows=None,
-        depth=5,
-        leaves="linear",
-        starts=1,
-        epochs=1000,
-        ridge=False,
-        precondition=0.0,
-        shrink=False,
-        halving=False,
-    ),
-    trees=30,
-)
+PLAIN: Any = {"rows": None, "starts": 1, "ridge": False, "precondition": 0.0, "shrink": False, "halving": False}
+GET_FOREST: Any = jtrees.Bagged(jtrees.GET(depth=5, leaves="linear", epochs=1000, **PLAIN), trees=30)
 GET_DEPTHS = (4, 6)
+# The default recipe at the time of the measurement.
 WEAK = jtrees.GET(
-    depth=5,
-    starts=1,
-    epochs=50,
-    learning_rate=0.01,
-    alpha_ranges=((5.0, 25.0), (50.0, 150.0)),
-    cart="binned",
-    ridge=False,
-    precondition=0.0,
-    shrink=False,
-    halving=False,
-    rows=None,
-)  # the default recipe at the time of the measurement
+    depth=5, epochs=50, learning_rate=0.01, alpha_ranges=((5.0, 25.0), (50.0, 150.0)), cart="binned", **PLAIN
+)
 _TRIED: Any = (
     ({"depth": 6}, {}),
     ({"depth": 8, "epochs": 20, "alpha_ranges": ((30.0, 60.0),)}, {"learning_rate": 0.05, "patience": 40}),
@@ -81,11 +59,14 @@ REFINED: Any = (
 ONE_TREE: Any = GET_FOREST.base.replace(starts=4)
 
 
+def result(model: Any, split: Split) -> dict[str, Any]:
+    """Returns the test score of a model and its numbers."""
+    return {"test": percent(model.predict(split[1]), split[3]), "numbers": size(model, split[0])[1]}
+
+
 def fitted(recipe: Any, split: Split, seed: int) -> dict[str, Any]:
-    """Fits a recipe; returns its test score and the numbers in its model."""
-    x, x_test, y, y_test = split
-    model = jtrees.fit(recipe, x, y, key=jax.random.key(seed)).model
-    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
+    """Fits a recipe."""
+    return result(studies.fit(recipe, split, seed).model, split)
 
 
 def get_forest(split: Split, seed: int) -> dict[str, Any]:
@@ -93,117 +74,83 @@ def get_forest(split: Split, seed: int) -> dict[str, Any]:
 
     ``tune`` would take the smallest depth that is hardly worse. Depth costs a forest less than a single tree.
     """
-    x, _, y, _ = split
     few, key = GET_FOREST.replace(trees=4), jax.random.key(1000 + seed)
-    trials = jtrees.tune(few, x, y, key=key, grid={"base__depth": GET_DEPTHS}).report.tuning.trials
-    depth = min(trials, key=lambda trial: trial.loss).options["base__depth"]
+    tuned = jtrees.tune(few, split[0], split[2], key=key, grid={"base__depth": GET_DEPTHS})
+    depth = min(tuned.report.tuning.trials, key=lambda trial: trial.loss).options["base__depth"]
     return fitted(GET_FOREST.replace(base=GET_FOREST.base.replace(depth=depth)), split, seed) | {"depth": depth}
 
 
 def boosted(split: Split, seed: int) -> dict[str, Any]:
     """Fits boosted trees of GET: the best of three recipes by their loss on a held-out fifth of the training rows."""
-    x, x_test, y, y_test = split
-    fits = [jtrees.fit(recipe, x, y, key=jax.random.key(seed), max_seconds=BOOSTED_SECONDS) for recipe in BOOSTED]
+    fits = [studies.fit(recipe, split, seed, max_seconds=BOOSTED_SECONDS) for recipe in BOOSTED]
     chosen = int(np.argmin([fit.report.search.losses.min() for fit in fits]))
-    each = [percent(fit.predict(x_test), y_test) for fit in fits]
+    each = [percent(fit.predict(split[1]), split[3]) for fit in fits]
     rounds, ended = [fit.report.search.rounds for fit in fits], [fit.report.ended for fit in fits]
-    best = {"test": each[chosen], "numbers": size(fits[chosen].model, x)[1], "chosen": chosen}
-    return best | {"each": each, "rounds": rounds, "ended": ended}
+    return result(fits[chosen].model, split) | {"chosen": chosen, "each": each, "rounds": rounds, "ended": ended}
 
 
-def best_way(recipes: Any, x: Any, y: Any, **options: Any) -> tuple[Any, int, float]:
+def best_way(recipes: Any, split: Split, seed: int, **options: Any) -> tuple[Any, int, float]:
     """Returns the fit with the lowest held-out loss, the number of its recipe, and that loss.
 
     All recipes hold out the same rows if they have the same key.
     """
-    fits = [jtrees.fit(recipe, x, y, **options) for recipe in recipes]
-    losses = [float(min(fit.report.search.losses.min(), fit.report.search.boosted_loss)) for fit in fits]
+    fits = [studies.fit(recipe, split, seed, **options) for recipe in recipes]
+    searches = [fit.report.search for fit in fits]
+    losses = [float(min(search.losses.min(), getattr(search, "boosted_loss", np.inf))) for search in searches]
     best = int(np.argmin(losses))
     return fits[best], best, losses[best]
 
 
 def refined(split: Split, seed: int) -> dict[str, Any]:
     """Trains boosted trees together: the best of two sums and four candidates by the loss on a held-out fifth."""
-    x, x_test, y, y_test = split
-    candidates = [best_way(recipes, x, y, key=jax.random.key(seed)) for recipes in REFINED]
-    fits, ways, held_out = zip(*candidates, strict=True)
+    fits, ways, held_out = zip(*(best_way(recipes, split, seed) for recipes in REFINED), strict=True)
     chosen = int(np.argmin(held_out))
-    each = [percent(fit.predict(x_test), y_test) for fit in fits]
-    rounds = [fit.report.search.base.rounds for fit in fits]
+    each = [percent(fit.predict(split[1]), split[3]) for fit in fits]
     best = {"test": each[chosen], "numbers": fits[chosen].model.num_parameters, "chosen": chosen}
-    return best | {"ways": list(ways), "each": each, "rounds": rounds}
+    return best | {"ways": list(ways), "each": each, "rounds": [fit.report.search.base.rounds for fit in fits]}
 
 
 def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
     """Fits a forest of DGT, untuned."""
     epochs = max(10, UPDATES * 128 // len(split[0]))
-    return fitted(
-        jtrees.Bagged(jtrees.DGT(depth=6, epochs=epochs, precondition=0.0, early_stopping=False), trees=30), split, seed
-    )
+    base = jtrees.DGT(depth=6, epochs=epochs, precondition=0.0, early_stopping=False)
+    return fitted(jtrees.Bagged(base, trees=30), split, seed)
 
 
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
     """Tunes a package of boosted trees."""
-    x, x_test, _, y_test = split
     model, details = rivals.tuned(name, split, seed)
-    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1], **details}
+    return result(model, split) | details
 
 
 def random_forest(split: Split, seed: int) -> dict[str, Any]:
     """Fits scikit-learn's random forest with 500 trees."""
-    x, x_test, y, y_test = split
-    model = RandomForestRegressor(500, random_state=seed, n_jobs=-1).fit(x, y)
-    return {"test": percent(model.predict(x_test), y_test), "numbers": size(model, x)[1]}
+    return result(RandomForestRegressor(500, random_state=seed, n_jobs=-1).fit(split[0], split[2]), split)
 
 
-def one_tree(split: Split, seed: int) -> dict[str, Any]:
-    """Fits one tree of GET with linear leaves, the default of ``TreeRegressor``."""
-    return fitted(ONE_TREE, split, seed)
-
-
-PARTS: dict[str, Callable[[Split, int], dict[str, Any]]] = {
-    "get": get_forest,
-    "dgt": dgt_forest,
-    "boosted": boosted,
-    "refined": refined,
-    "boosting": partial(rival, "XGBoost"),
-    "lightgbm": partial(rival, "LightGBM"),
-    "catboost": partial(rival, "CatBoost"),
-    "forest": random_forest,
-    "tree": one_tree,
+# Title, function and settings of each part.
+_BUDGET = {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
+_TEXTS = {name: [*map(studies.recipe_text, recipes)] for name, recipes in (("boosted", BOOSTED), ("refined", REFINED))}
+_FOREST = {"recipe": studies.recipe_text(GET_FOREST), "depths": GET_DEPTHS}
+PARTS: dict[str, tuple[str, Callable[[Split, int], dict[str, Any]], dict[str, Any]]] = {
+    "get": ("30 trees of GET-Linear", get_forest, _FOREST),
+    "dgt": ("30 trees of DGT", dgt_forest, {"updates": UPDATES}),
+    "boosted": ("boosted GET", boosted, {"recipes": _TEXTS["boosted"]}),
+    "refined": ("refined GET", refined, {"recipes": _TEXTS["refined"]}),
+    "boosting": ("XGBoost, tuned", partial(rival, "XGBoost"), _BUDGET),
+    "lightgbm": ("LightGBM, tuned", partial(rival, "LightGBM"), _BUDGET),
+    "catboost": ("CatBoost, tuned", partial(rival, "CatBoost"), _BUDGET),
+    "forest": ("random forest", random_forest, {}),
+    "tree": ("one tree of GET-Linear", partial(fitted, ONE_TREE), {"recipe": studies.recipe_text(ONE_TREE)}),
 }
-TITLES = (
-    "30 trees of GET-Linear",
-    "30 trees of DGT",
-    "boosted GET",
-    "refined GET",
-    "XGBoost, tuned",
-    "LightGBM, tuned",
-    "CatBoost, tuned",
-    "random forest",
-    "one tree of GET-Linear",
-)
-SETTINGS: dict[str, Any] = {
-    "get": {"recipe": studies.recipe_text(GET_FOREST), "depths": GET_DEPTHS},
-    "dgt": {"updates": UPDATES},
-    "boosted": {"recipes": [studies.recipe_text(recipe) for recipe in BOOSTED]},
-    "refined": {"recipes": [studies.recipe_text(recipe) for recipe in REFINED]},
-    **{part: {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS} for part in RIVALS},
-    "forest": {},
-    "tree": {"recipe": studies.recipe_text(ONE_TREE)},
-}
+TITLES = {part: title for part, (title, _, _) in PARTS.items()}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed."""
-
-    def measure(seed: int) -> dict[str, Any]:
-        table = data.load(name, data_dir=options.data_dir)
-        x, x_test, y, y_test = data.split(table.x, table.y, seed)
-        mean, deviation = y.mean(dtype=np.float64), y.std(dtype=np.float64)
-        return PARTS[part]((x, x_test, (y - mean) / deviation, (y_test - mean) / deviation), seed)
-
-    yield from studies.for_seeds(part, name, measure, SETTINGS[part], options.all_seeds)
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures a part on a split."""
+    x, x_test, y, y_test = data.split_of(name, seed, options.data_dir)
+    mean, deviation = y.mean(dtype=np.float64), y.std(dtype=np.float64)
+    return PARTS[part][1]((x, x_test, (y - mean) / deviation, (y_test - mean) / deviation), seed)
 
 
 def ahead(results: studies.Results, part: str, name: str, others: tuple[str, ...] = ("boosting",)) -> float:
@@ -220,14 +167,14 @@ def ahead(results: studies.Results, part: str, name: str, others: tuple[str, ...
 def differences(results: studies.Results, names: Iterable[str]) -> list[str]:
     """Returns lines on how far each of our parts is ahead of XGBoost, and of the best rival of each set."""
     lines = []
-    for part, title in zip(PARTS, TITLES, strict=True):
+    for part in OURS:
         both = [name for name in names if {*results.by_seed(part, name)} & {*results.by_seed("boosting", name)}]
-        if not both or part not in OURS:
+        if not both:
             continue
         for others, rival in ((("boosting",), "XGBoost"), (RIVALS, "the best rival of each set")):
             points = [ahead(results, part, name, others) for name in both]
             counts = f"ahead on {sum(point > 0 for point in points)} of {len(points)}"
-            lines.append(f"- {title} - {rival}: {np.mean(points):+.2f} on average, {counts}")
+            lines.append(f"- {TITLES[part]} - {rival}: {np.mean(points):+.2f} on average, {counts}")
     return lines
 
 
@@ -235,7 +182,7 @@ def report(results: studies.Results, command: str) -> str:
     """Returns the table: scores with their spread over the splits, numbers in the models, seconds."""
     needed = ("get", "dgt", "boosting", "forest", "tree")  # the other parts may lack sets
     names = [name for name in SETS if all(results.values(part, name) for part in needed)]
-    scores = lambda part, name: [value["test"] for value in results.values(part, name)]
+    scores = lambda part, name: results.values(part, name, "test")
     mean = lambda values: float(np.mean(values)) if values else np.nan
     median = lambda values: f"{np.median(values):,.0f}" if values else "-"
     rows = [[name, *(studies.spread(scores(part, name)) for part in PARTS)] for name in names]
@@ -260,20 +207,22 @@ def report(results: studies.Results, command: str) -> str:
         "held-out loss chooses. XGBoost, LightGBM (also with linear leaves) and CatBoost: seven options each, chosen "
         f"by {rivals.TRIALS} trials of Optuna's TPE, up to {rivals.ROUNDS} trees with early stopping. Random forest: "
         "500 trees. Number of splits, at most: "
-        + ", ".join(f"{title} {splits(part)}" for part, title in zip(PARTS, TITLES, strict=True))
+        + ", ".join(f"{title} {splits(part)}" for part, title in TITLES.items())
         + "; differences use the common splits. Targets are scaled to mean 0 and standard deviation 1 for all methods. "
         "The machine was busy with other work at times: seconds are upper bounds."
     )
     return (
         f"# Thirty small trees against boosting\n\n{about}\n\n"
-        + benchmark.markdown(["set", *TITLES], rows)
+        + benchmark.markdown(["set", *TITLES.values()], rows)
         + "\n"
         + "\n".join(lines)
         + "\n"
     )
 
 
-STUDY = studies.Study("paper_forest", __doc__, PARTS, SETS, 3, pieces, report)
+STUDY = studies.Study(
+    *("paper_forest", __doc__, PARTS, SETS, 3, measure, report), settings=lambda part, name, options: PARTS[part][2]
+)
 
 if __name__ == "__main__":
     studies.program(STUDY)

@@ -10,7 +10,7 @@ in per cent.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeRegressor
 
 from experiments import benchmark, data, studies
-from experiments.studies import percent
+from experiments.studies import Split, percent, scores
 import jtrees
 
 # Table 8 of the paper, test R^2 in per cent: CART, GET, GET-Linear, random forest.
@@ -49,14 +49,7 @@ ABLATION_DEPTHS = (4, 8)
 SWEEP_DEPTHS = tuple(range(1, 13))
 
 Values = dict[int, dict[str, Any]]  # values of several methods, by seed and method
-Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Fit = Callable[[Split, int, argparse.Namespace], tuple[Any, dict[str, Any]]]
-
-
-def scores(model: Any, split: Split) -> dict[str, float]:
-    """Returns the scores of a model on both parts."""
-    x, x_test, y, y_test = split
-    return {"train": percent(model.predict(x), y), "test": percent(model.predict(x_test), y_test)}
 
 
 def linear_regression(split: Split, *_: Any) -> tuple[LinearRegression, dict[str, Any]]:
@@ -88,32 +81,27 @@ def tuned_forest(split: Split, seed: int, options: argparse.Namespace) -> tuple[
     return model(depth, trees).fit(x, y), {"depth": depth, "trees": trees}
 
 
-def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any) -> tuple[Any, dict[str, Any]]:
+def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any = None) -> tuple[Any, dict[str, Any]]:
     """Tunes GET with a small budget, and fits it with a larger budget.
 
     Constant leaves: depth and scale factors are tuned, and the tree is polished. Linear leaves: depth and L1 are tuned.
+    Without ``leaves``, GET has constant leaves and the library's options; halving is tuned, too.
     """
-    x, _, y, _ = split
-    keys, constant = jax.random.split(jax.random.key(seed)), leaves == "constant"
-    recipe = lambda budget: PUBLISHED.replace(leaves=leaves, starts=budget[0], epochs=budget[1])
-    grid: Any = {"depth": SWEEP_DEPTHS} | ({"alpha_ranges": SCALES} if constant else {"l1": options.l1})
-    chosen = jtrees.tune(recipe(options.tuning), x, y, key=keys[0], grid=grid).report.tuning.options
-    final = recipe(options.final).replace(**chosen)
-    final = jtrees.Polished(base=final, epochs=options.polish, shrink=False) if constant else final
-    fit = jtrees.fit(final, x, y, key=keys[1])
-    return fit.tree, {**chosen, "chosen": fit.report.chosen, "parameters": fit.model.prune(x).num_parameters}
-
-
-def tuned_default(split: Split, seed: int, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Fits GET with constant leaves and the library's options; depth, scale factors and halving are tuned."""
-    x, _, y, _ = split
     keys = jax.random.split(jax.random.key(seed))
-    recipe = lambda budget: DEFAULT.replace(starts=budget[0], epochs=budget[1])
-    grid: Any = {"depth": SWEEP_DEPTHS, "alpha_ranges": SCALES, "halving": (True, False)}
-    chosen = jtrees.tune(recipe(DEFAULT_TUNING), x, y, key=keys[0], grid=grid).report.tuning.options
-    final = jtrees.Polished(recipe(DEFAULT_FINAL).replace(**chosen), epochs=options.polish)
-    fit = jtrees.fit(final, x, y, key=keys[1])
-    return fit.tree, {**chosen, "chosen": fit.report.chosen, "parameters": fit.model.prune(x).num_parameters}
+    grid: dict[str, Any] = {"depth": SWEEP_DEPTHS}
+    base, tuning, final = PUBLISHED.replace(leaves=leaves or "constant"), options.tuning, options.final
+    if leaves is None:
+        base, tuning, final, grid = DEFAULT, DEFAULT_TUNING, DEFAULT_FINAL, grid | {"halving": (True, False)}
+    grid |= {"l1": options.l1} if leaves == "linear" else {"alpha_ranges": SCALES}
+    recipe = lambda budget: base.replace(starts=budget[0], epochs=budget[1])
+    tuned = jtrees.tune(recipe(tuning), split[0], split[2], key=keys[0], grid=grid)
+    chosen, polish = tuned.report.tuning.options, {} if leaves is None else {"shrink": False}
+    fitted: Any = recipe(final).replace(**chosen)
+    if leaves != "linear":
+        fitted = jtrees.Polished(fitted, epochs=options.polish, **polish)
+    fit = jtrees.fit(fitted, split[0], split[2], key=keys[1])
+    parameters = fit.model.prune(split[0]).num_parameters
+    return fit.tree, {**chosen, "chosen": fit.report.chosen, "parameters": parameters}
 
 
 def table_part(fit: Fit, split: Split, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -130,7 +118,7 @@ def ablation_part(split: Split, seed: int, options: argparse.Namespace) -> dict[
         recipes: dict[str, Any] = {name: recipe.replace(alpha_ranges=pair) for name, pair in FIXED.items()}
         recipes["+ polish"] = jtrees.Polished(base=recipes["annealed"], epochs=options.polish, shrink=False)
         for name, candidate in recipes.items():
-            fit = jtrees.fit(candidate, split[0], split[2], key=jax.random.key(seed))
+            fit = studies.fit(candidate, split, seed)
             out[f"{name}, depth {depth}"] = scores(fit.tree, split)
     return out
 
@@ -142,7 +130,7 @@ def depths_part(split: Split, seed: int, options: argparse.Namespace) -> dict[st
         for depth in SWEEP_DEPTHS:
             starts, epochs = options.tuning[0], options.tuning[1] // (1 if depth <= 8 else 5)
             recipe = PUBLISHED.replace(depth=depth, leaves=leaves, starts=starts, epochs=epochs)
-            fit = jtrees.fit(recipe, split[0], split[2], key=jax.random.key(seed))
+            fit = studies.fit(recipe, split, seed)
             out[f"{leaves}, depth {depth}"] = scores(fit.tree, split)
     return out
 
@@ -155,24 +143,22 @@ METHODS: dict[str, Fit] = {
     "forest": tuned_forest,
 }
 PARTS: dict[str, Any] = {name: partial(table_part, fit) for name, fit in METHODS.items()}
-PARTS |= {"get_default": partial(table_part, tuned_default), "ablation": ablation_part, "depths": depths_part}
+PARTS |= {"get_default": partial(table_part, tuned_get), "ablation": ablation_part, "depths": depths_part}
 # The options that a piece depends on.
 SETTINGS = {"get": ("tuning", "final", "polish"), "get_linear": ("tuning", "final", "l1")}
 SETTINGS |= {"get_default": ("polish",), "ablation": ("final", "polish"), "depths": ("tuning",)}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed."""
-    settings = {setting: getattr(options, setting) for setting in SETTINGS.get(part, ())}
-    settings |= {"scales": SCALES} if part == "get" else {}
-    if part == "get_default":
-        settings |= {"recipe": studies.recipe_text(DEFAULT), "tuning": DEFAULT_TUNING, "final": DEFAULT_FINAL}
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the budgets that a piece depends on."""
+    values: dict[str, Any] = {setting: getattr(options, setting) for setting in SETTINGS.get(part, ())}
+    default = {"recipe": studies.recipe_text(DEFAULT), "tuning": DEFAULT_TUNING, "final": DEFAULT_FINAL}
+    return values | {"get": {"scales": SCALES}, "get_default": default}.get(part, {})
 
-    def measure(seed: int) -> dict[str, Any]:
-        table = data.load(name, data_dir=options.data_dir)
-        return PARTS[part](data.split(table.x, table.y, seed), seed, options)
 
-    yield from studies.for_seeds(part, name, measure, settings, options.all_seeds)
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures a part on a split."""
+    return PARTS[part](data.split_of(name, seed, options.data_dir), seed, options)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -313,11 +299,11 @@ def depths_report(results: studies.Results) -> str:
             columns = ["linear", *(f"{leaves}, depth {depth}" for depth in SWEEP_DEPTHS)]
             cells = [f"{mean(by_seed, column, 'test'):.1f}" for column in columns]
             rows.append([name if leaves == "constant" else "", leaves, *cells])
-        for scores in by_seed.values():
+        for by_method in by_seed.values():
             for depth in SWEEP_DEPTHS:
-                tree = scores[f"linear, depth {depth}"]["test"]
-                worst.append((tree - scores["linear"]["test"], name, depth))
-                worst_constant.append((tree - scores[f"constant, depth {depth}"]["test"], name, depth))
+                tree = by_method[f"linear, depth {depth}"]["test"]
+                worst.append((tree - by_method["linear"]["test"], name, depth))
+                worst_constant.append((tree - by_method[f"constant, depth {depth}"]["test"], name, depth))
     header = ["set", "leaves", "linear regression", *map(str, SWEEP_DEPTHS)]
     text = lambda worst: "{:+.2f} points ({}, depth {})".format(*min(worst))
     return (
@@ -349,7 +335,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--l1", nargs="+", type=float, default=[0.0])
 
 
-STUDY = studies.Study("paper_get", __doc__, PARTS, PAPER, 3, pieces, report, arguments=arguments)
+STUDY = studies.Study("paper_get", __doc__, PARTS, PAPER, 3, measure, report, settings, arguments=arguments)
 
 if __name__ == "__main__":
     studies.program(STUDY)

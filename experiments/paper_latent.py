@@ -12,7 +12,6 @@ the MLP hold out a tenth of them to choose the epoch. Test rows choose nothing.
 """
 
 import argparse
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -300,17 +299,21 @@ def optimisers_part(name: str, seeds: int, data_dir: str | None) -> dict[str, An
 PARTS = {"tables": tables_part, "clustering": clustering_part, "pruning": pruning_part, "optimisers": optimisers_part}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece for all seeds."""
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns the settings of a part; None if the set does not have the part."""
     if name not in ONLY.get(part, (name,)) or (part == "tables" and name == "glass"):
-        return
-    settings: dict[str, Any] = {
+        return None
+    by_part: dict[str, dict[str, Any]] = {
         "tables": {"epochs": SETS.get(name, 20), "grid": GRID, "penalty": PENALTY},
         "clustering": {"grid": CLUSTERING},
         "pruning": {"lambdas": PENALTIES, "epochs": PRUNING_EPOCHS},
-    }.get(part, {})
-    measure = partial(PARTS[part], name, options.seeds, options.data_dir)
-    yield studies.Piece(part, name, measure, {"seeds": options.seeds, **settings})
+    }
+    return by_part.get(part, {})
+
+
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures a part with all seeds."""
+    return PARTS[part](name, options.seeds, options.data_dir)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -385,7 +388,9 @@ def figure(results: studies.Results, file: Path) -> None:
         drawing.savefig(file, dpi=100)
 
 
-STUDY = studies.Study("paper_latent", __doc__, PARTS, [*SETS, "glass"], 4, pieces, report, figure)
+STUDY = studies.Study(
+    *("paper_latent", __doc__, PARTS, [*SETS, "glass"], 4, measure, report, settings), together=True, figure=figure
+)
 
 if __name__ == "__main__":
     studies.program(STUDY)

@@ -13,13 +13,12 @@ coordinate descent on each node from the axis-aligned split, with restarts; it r
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from matplotlib.figure import Figure
 import numpy as np
 from sklearn.preprocessing import StandardScaler
@@ -27,8 +26,6 @@ from sklearn.tree import DecisionTreeClassifier
 
 from experiments import benchmark, data, studies
 import jtrees
-from jtrees import splitting
-from jtrees.losses import fit_frequencies
 
 SETS = ("letter", "pendigits", "satimage", "connect-4", "mnist")
 DEPTHS = (6, 8, 10, 12, 14, 16, 18)
@@ -91,90 +88,64 @@ def axis(split: Split, name: str, seed: int) -> dict[str, Any]:
     return out
 
 
-def random(split: Split, name: str, seed: int) -> dict[str, Any]:
-    """Grows a tree of random directions; each depth continues the same tree."""
-    x, x_test, y, y_test = split
-    scaler, rng, out = StandardScaler().fit(x), np.random.default_rng(seed), {}
-    x, x_test = (scaler.transform(a).astype(np.float32) for a in (x, x_test))
-    classes, place = int(y.max()) + 1, [np.zeros(len(a), np.int32) for a in (x, x_test)]
-    for level in range(max(DEPTHS)):
-        directions = rng.normal(size=(x.shape[1], DIRECTIONS)).astype(np.float32)
-        projected, projected_test = x @ directions, x_test @ directions
-        local = place[0] - (2**level - 1)
-        nodes = len(occupied := np.unique(local))
-        label = np.searchsorted(occupied, local)
-        room = 1 << max(3, (nodes - 1).bit_length())
-        best = _random_splits(projected, splitting.edges_of(projected), y, label, room, classes)
-        splits = jax.tree.map(lambda a, index=occupied, n=nodes: _scatter(np.asarray(a)[:n], index), best)
-        place = [_children(splits, a, node, level) for a, node in zip((projected, projected_test), place, strict=True)]
-        if level + 1 in DEPTHS:
-            leaf, leaf_test = (node - (2 ** (level + 1) - 1) for node in place)
-            frequencies = fit_frequencies(*map(jnp.asarray, (leaf, y)), 2 ** (level + 1), classes)
-            answers = np.asarray(frequencies).argmax(1)
-            accuracy = lambda leaf, y, answers=answers: 100 * float(np.mean(answers[leaf] == y))
-            scores = {"train": accuracy(leaf, y), "test": accuracy(leaf_test, y_test)}
-            out[str(level + 1)] = scores | {"leaves": len(np.unique(leaf))}
-    return out
+def stump(x: np.ndarray, y: np.ndarray) -> tuple[int, float]:
+    """Returns the feature and the threshold of the axis-aligned split with the lowest entropy; (-2, -2) without any."""
+    tree = DecisionTreeClassifier(criterion="entropy", max_depth=1, random_state=0).fit(x, y).tree_
+    return int(tree.feature[0]), float(tree.threshold[0])
 
 
-@partial(jax.jit, static_argnames=("nodes", "classes"))
-def _random_splits(x: Any, edges: Any, y: Any, node: Any, nodes: int, classes: int) -> splitting.Thresholds:
-    statistics = splitting.class_statistics(y, jnp.ones(len(x)), classes)
-    return splitting.best_thresholds(x, edges, statistics, node, nodes, splitting.entropy)
+def grown(split: Split, name: str, seed: int, *, chooser: Callable[..., Any]) -> dict[str, Any]:
+    """Grows a tree level by level, and evaluates it at each depth.
 
-
-def _scatter(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    out = np.zeros(index.max() + 1, values.dtype)
-    out[index] = values
-    return out
-
-
-def _children(splits: Any, x: np.ndarray, place: np.ndarray, level: int) -> np.ndarray:
-    """Returns the children that samples go to; nodes without training samples send all samples left."""
-    local = place - (2**level - 1)
-    trained = local < len(splits.gain)
-    local = np.where(trained, local, 0)
-    above = x[np.arange(len(x)), splits.feature[local]] > splits.threshold[local]
-    return 2 * place + 1 + (trained & (splits.gain[local] > 0) & above)
-
-
-def oc1(split: Split, name: str, seed: int) -> dict[str, Any]:
-    """Grows a tree by OC1, and evaluates it at each depth."""
+    ``chooser(rng, columns)`` returns, for a level, a function of rows and classes of a node that returns the hyperplane
+    ``(columns,)`` of the node; the last column of the rows is 1.
+    """
     x, x_test, y, y_test = split
     scaler, rng, out = StandardScaler().fit(x), np.random.default_rng(seed), {}
     x, x_test = (np.hstack([scaler.transform(a), np.ones((len(a), 1))]) for a in (x, x_test))
-    one_hot, place = np.eye(int(y.max()) + 1)[y], [np.zeros(len(a), np.int64) for a in (x, x_test)]
-    weights: dict[int, np.ndarray] = {}
+    leaf, leaf_test = np.zeros(len(x), np.int64), np.zeros(len(x_test), np.int64)
     for level in range(max(DEPTHS)):
-        for node in np.unique(place[0]):
-            here = place[0] == node
-            if here.sum() > 1 and (one_hot[here].sum(0) > 0).sum() > 1:
-                weights[int(node)] = oc1_split(x[here], one_hot[here], rng)
-        for part, (a, nodes) in enumerate(zip((x, x_test), place, strict=True)):
-            right = np.zeros(len(a), bool)
-            for node in np.unique(nodes):
-                if int(node) in weights:
-                    right[nodes == node] = a[nodes == node] @ weights[int(node)] > 0
-            place[part] = 2 * nodes + 1 + right
+        choose = chooser(rng, x.shape[1])
+        right, right_test = np.zeros(len(x), bool), np.zeros(len(x_test), bool)
+        for node in np.unique(leaf):
+            here, there = leaf == node, leaf_test == node
+            if len(np.unique(y[here])) > 1:
+                w = choose(x[here], y[here])
+                right[here], right_test[there] = x[here] @ w > 0, x_test[there] @ w > 0
+        leaf, leaf_test = 2 * leaf + 1 + right, 2 * leaf_test + 1 + right_test
         if level + 1 in DEPTHS:
-            leaf, leaf_test = place
             known, index = np.unique(leaf, return_inverse=True)
-            counts = np.zeros((len(known), one_hot.shape[1]))
-            np.add.at(counts, index, one_hot)
-            usual = one_hot.sum(0).argmax()
-            index_test = np.clip(np.searchsorted(known, leaf_test), 0, len(known) - 1)
-            answers = np.where(known[index_test] == leaf_test, counts.argmax(1)[index_test], usual)
+            counts = np.zeros((len(known), int(y.max()) + 1))
+            np.add.at(counts, (index, y), 1)
+            answers = dict(zip(known, counts.argmax(1), strict=True))
+            usual = counts.sum(0).argmax()
+            test = np.array([answers.get(node, usual) for node in leaf_test])
             scores = {"train": 100 * float(np.mean(counts.argmax(1)[index] == y))}
-            scores |= {"test": 100 * float(np.mean(answers == y_test)), "leaves": len(known)}
-            out[str(level + 1)] = scores
+            out[str(level + 1)] = scores | {"test": 100 * float(np.mean(test == y_test)), "leaves": len(known)}
     return out
 
 
-def oc1_split(x: np.ndarray, one_hot: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def random_directions(rng: np.random.Generator, columns: int) -> Callable[..., np.ndarray]:
+    """Draws the directions of a level; a node takes the best direction and threshold."""
+    directions = np.vstack([rng.normal(size=(columns - 1, DIRECTIONS)), np.zeros(DIRECTIONS)])
+
+    def choose(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        feature, threshold = stump(x @ directions, y)
+        w = directions[:, feature].copy() if feature >= 0 else np.zeros(columns)
+        w[-1] = -threshold if feature >= 0 else 0
+        return w
+
+    return choose
+
+
+def oc1_split(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns the best of several hyperplanes ``(p + 1,)`` after coordinate descent; the last column of x is 1."""
-    best, least = None, np.inf
+    one_hot, best, least = np.eye(int(y.max()) + 1)[y], np.zeros(x.shape[1]), np.inf
     for restart in range(OC1["restarts"]):
-        w = _best_axis(x, one_hot) if restart == 0 else rng.normal(size=x.shape[1])
+        w = rng.normal(size=x.shape[1])
+        if restart == 0 and (axis_split := stump(x[:, :-1], y))[0] >= 0:
+            w = np.zeros(x.shape[1])
+            w[axis_split[0]], w[-1] = 1, -axis_split[1]
         cost = np.inf
         for _ in range(OC1["sweeps"]):
             before = cost
@@ -184,20 +155,7 @@ def oc1_split(x: np.ndarray, one_hot: np.ndarray, rng: np.random.Generator) -> n
                 break
         if cost < least:
             best, least = w, cost
-    assert best is not None
     return best
-
-
-def _cut(values: np.ndarray, one_hot: np.ndarray) -> tuple[float, float]:
-    """Returns the threshold on a line with the lowest entropy of both sides (of counts, in nats), and the entropy."""
-    order = np.argsort(values, kind="stable")
-    left = one_hot[order].cumsum(0)
-    right = left[-1] - left
-    cost = _cost(left, right)[:-1]
-    held = values[order]
-    cost = np.where(held[1:] > held[:-1], cost, np.inf)
-    at = int(cost.argmin())
-    return float((held[at] + held[at + 1]) / 2), float(cost[at])
 
 
 def _along(w: np.ndarray, j: int, x: np.ndarray, one_hot: np.ndarray) -> tuple[np.ndarray, float]:
@@ -239,14 +197,6 @@ def _cost(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     xlogx = lambda a: np.where(a > 0.5, a * np.log(np.maximum(a, 1)), 0)
     of = lambda counts: xlogx(counts.sum(1)) - xlogx(counts).sum(1)
     return of(left) + of(right)
-
-
-def _best_axis(x: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
-    cuts = [_cut(column, one_hot) for column in x.T[:-1]]
-    feature = int(np.argmin([cost for _, cost in cuts]))
-    w = np.zeros(x.shape[1])
-    w[feature], w[-1] = 1, -cuts[feature][0]
-    return w
 
 
 # --- CO2, non-greedy -------------------------------------------------------------------------------------------------
@@ -296,8 +246,8 @@ def pruned(split: Split, name: str, seed: int) -> dict[str, Any]:
 
 PARTS: dict[str, Any] = {
     "axis": axis,
-    "random": random,
-    "oc1": oc1,
+    "random": partial(grown, chooser=random_directions),
+    "oc1": partial(grown, chooser=lambda rng, columns: partial(oc1_split, rng=rng)),
     "co2": partial(learnt, "co2"),
     "nongreedy": partial(learnt, "nongreedy"),
     "pruned": pruned,
@@ -305,29 +255,21 @@ PARTS: dict[str, Any] = {
 CURVES = {"axis": "axis-aligned", "random": "random", "oc1": "OC1", "co2": "CO2", "nongreedy": "non-greedy"}
 
 
-def settings_of(part: str, name: str) -> dict[str, Any]:
-    """Returns the settings that a piece depends on."""
-    if part in ("co2", "nongreedy"):
-        return {"depths": DEPTHS, "recipe": studies.recipe_text(recipe_of(part, 8, name)), "grid": budget(name)["grid"]}
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns the settings of a part; None for OC1 and Figure 3 on other sets."""
+    if name not in {"oc1": OC1_SETS, "pruned": PRUNED}.get(part, (name,)):
+        return None
+    recipe = lambda kind: studies.recipe_text(recipe_of(kind, 8, name))
     if part == "pruned":
-        return {
-            "depths": PRUNED_DEPTHS[name],
-            "nus": NUS,
-            "recipe": studies.recipe_text(recipe_of("nongreedy", 8, name)),
-        }
+        return {"depths": PRUNED_DEPTHS[name], "nus": NUS, "recipe": recipe("nongreedy")}
+    if part in ("co2", "nongreedy"):
+        return {"depths": DEPTHS, "recipe": recipe(part), "grid": budget(name)["grid"]}
     return {"depths": DEPTHS} | {"random": {"directions": DIRECTIONS}, "oc1": OC1}.get(part, {})
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed; OC1 and Figure 3 run on some sets, and Figure 3 with one seed."""
-    if (part == "oc1" and name not in OC1_SETS) or (part == "pruned" and name not in PRUNED):
-        return
-
-    def measure(seed: int) -> dict[str, Any]:
-        return PARTS[part](parts_of(name, seed, options.data_dir), name, seed)
-
-    seeds = 1 if part == "pruned" else options.all_seeds
-    yield from studies.for_seeds(part, name, measure, settings_of(part, name), seeds)
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures a part on a split."""
+    return PARTS[part](parts_of(name, seed, options.data_dir), name, seed)
 
 
 def curve(results: studies.Results, part: str, name: str, quantity: str) -> dict[int, float]:
@@ -408,7 +350,9 @@ def figure(results: studies.Results, file: Path) -> None:
     drawing.savefig(file, dpi=100)
 
 
-STUDY = studies.Study("paper_nongreedy", __doc__, PARTS, SETS, 3, pieces, report, figure)
+STUDY = studies.Study(
+    *("paper_nongreedy", __doc__, PARTS, SETS, 3, measure, report, settings), once=("pruned",), figure=figure
+)
 
 if __name__ == "__main__":
     studies.program(STUDY)

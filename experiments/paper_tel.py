@@ -13,7 +13,7 @@ on. The best options are then fitted to the whole training part.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 import time
 from typing import Any
@@ -272,16 +272,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece per seed; the curves of training exist for two sets."""
-    if part in ("leaves", "seconds") and name not in TIMED:
-        return
-
-    def measure(seed: int) -> dict[str, Any]:
-        table = data.load(name, data_dir=options.data_dir)
-        return PARTS[part](data.split(table.x, table.y, seed, share=0.7), seed)
-
-    yield from studies.for_seeds(part, name, measure, SETTINGS[part], options.all_seeds)
+def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures a part on a split."""
+    return PARTS[part](data.split_of(name, seed, options.data_dir, share=0.7), seed)
 
 
 def report(results: studies.Results, command: str) -> str:
@@ -394,7 +387,13 @@ def figure(results: studies.Results, file: Path) -> None:
     drawn.savefig(file, dpi=110)
 
 
-STUDY = studies.Study("paper_tel", __doc__, PARTS, SETS, 1, pieces, report, figure)
+STUDY = studies.Study(
+    *("paper_tel", __doc__, PARTS, SETS, 1, measure, report),
+    settings=lambda part, name, options: (
+        None if part in ("leaves", "seconds") and name not in TIMED else SETTINGS[part]
+    ),
+    figure=figure,
+)
 
 if __name__ == "__main__":
     studies.program(STUDY)

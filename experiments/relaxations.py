@@ -7,7 +7,7 @@ score of the hard tree, one oblique tree whose leaves are refitted by hard routi
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 import itertools
 from pathlib import Path
@@ -23,7 +23,7 @@ import pandas as pd
 from scipy import stats
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, data, defaults, studies
+from experiments import benchmark, defaults, studies
 import jtrees
 from jtrees import leaves as kinds, ops, routing, topology, training
 from jtrees.cli import keep_programs
@@ -133,13 +133,7 @@ def method(relaxation: str, depth: int, leaves: str, task: Any, sharpness: train
 
 
 class Rows(NamedTuple):
-    """The rows of all seeds, ``(seeds, n, ...)`` each.
-
-    Attributes:
-      train: training rows.
-      valid: validation rows, which choose the options.
-      test: test rows, padded with rows of weight 0.
-    """
+    """Training, validation and test rows of all seeds, ``(seeds, n, ...)`` each; test rows are padded by weight 0."""
 
     train: jtrees.Batch
     valid: jtrees.Batch
@@ -151,15 +145,10 @@ def rows(name: str, seeds: int, data_dir: str | None) -> tuple[Rows, Any, int]:
 
     Features, and targets of regression, have mean 0 and standard deviation 1 on the training rows of each seed.
     """
-    if name in defaults.MADE:
-        x, y = defaults.made(name)
-    else:
-        table = data.load(name, data_dir=data_dir)
-        x, y = table.x, table.y
+    x, y = defaults.table(name, data_dir)
     by_class = defaults.TASKS[name] == "classification"
     splits = [_split(x, y, seed, by_class) for seed in range(seeds)]
-    classes = int(y.max()) + 1 if by_class else 0
-    task = jtrees.Classification(max(classes, CLASSES)) if by_class else jtrees.Regression()
+    task = jtrees.Classification(max(int(y.max()) + 1, CLASSES)) if by_class else jtrees.Regression()
     return jax.tree.map(lambda *a: jnp.stack(a), *splits), task, x.shape[1]
 
 
@@ -167,29 +156,30 @@ def _split(x: np.ndarray, y: np.ndarray, seed: int, by_class: bool) -> Rows:
     count = min(ROWS, 3 * len(x) // 4)
     sizes: Any = {"train_size": count, "test_size": min(TEST_ROWS, len(x) - count)}
     parted: Any = train_test_split(x, y, **sizes, random_state=seed, stratify=y if by_class else None)
-    x, x_test, y, y_test = parted
-    validated = int(VALIDATED * count)
-    x, x_valid, y, y_valid = x[validated:], x[:validated], y[validated:], y[:validated]
-    mean, deviation = _moments(x)
-    scaled = lambda x: _filled((x - mean) / deviation, next(width for width in WIDTHS if width >= x.shape[1]))
-    y_mean, y_deviation = (0, 1) if by_class else _moments(y)
-    target = lambda y: y.astype(np.int32) if by_class else ((y - y_mean) / y_deviation).astype(np.float32)
-    missing = TEST_ROWS - len(x_test)
-    batch: Any = jtrees.Batch
-    test = [np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)) for a in (scaled(x_test), target(y_test))]
-    weight = np.pad(np.ones(len(x_test), np.float32), (0, missing))
-    plain = lambda x, y: batch(scaled(x), target(y), np.ones(len(x), np.float32))
-    return Rows(plain(x, y), plain(x_valid, y_valid), batch(*test, weight))
+    (x, x_test, y, y_test), validated = parted, int(VALIDATED * count)
+    width = next(width for width in WIDTHS if width >= x.shape[1])
+    mean, deviation = _moments(x[validated:])
+    y_mean, y_deviation = (0, 1) if by_class else _moments(y[validated:])
+
+    def batch(x: np.ndarray, y: np.ndarray, count: int) -> jtrees.Batch:
+        """Returns scaled rows, padded with zero columns and with rows of weight 0."""
+        more = count - len(x)
+        x = np.pad(((x - mean) / deviation).astype(np.float32), [(0, more), (0, width - x.shape[1])])
+        y = y.astype(np.int32) if by_class else ((y - y_mean) / y_deviation).astype(np.float32)
+        weight = np.pad(np.ones(count - more, np.float32), (0, more))
+        return jtrees.Batch(x, np.pad(y, (0, more)), weight)  # type: ignore[arg-type]
+
+    train, valid = (
+        batch(x[validated:], y[validated:], count - validated),
+        batch(x[:validated], y[:validated], validated),
+    )
+    return Rows(train, valid, batch(x_test, y_test, TEST_ROWS))
 
 
 def _moments(a: np.ndarray) -> tuple[Any, Any]:
     """Returns mean and standard deviation of the columns in float64; 1 replaces the deviation of a constant column."""
     mean, deviation = a.mean(0, dtype=np.float64), a.std(0, dtype=np.float64)
     return mean, np.where(deviation > 1e-6 * np.abs(mean), deviation, 1)
-
-
-def _filled(x: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(x.astype(np.float32), [(0, 0), (0, width - x.shape[1])])
 
 
 # --- What is measured ------------------------------------------------------------------------------------------------
@@ -213,53 +203,34 @@ def runs(schedules: dict[str, tuple[float, float]], seeds: int) -> Runs:
     return Runs(*(np.array(a, np.int32 if i == 0 else np.float32) for i, a in enumerate(zip(*columns, strict=True))))
 
 
-class Program(NamedTuple):
-    """The two compiled programs of a (relaxation, leaves, depth): they train and score any runs of a set."""
+def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) -> Callable[[Runs, Rows], Any]:
+    """Returns a compiled function that trains the runs of a set, and returns their scores by name, ``(runs,)``."""
 
-    train: Callable[..., Any]
-    score: Callable[..., Any]
-
-    def scores(self, all_runs: Runs, data: Rows) -> dict[str, np.ndarray]:
-        """Returns the scores of the runs, by name, ``(runs,)``."""
-        return jax.tree.map(np.asarray, self.score(all_runs, self.train(all_runs, data.train), data))
-
-
-def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) -> Program:
-    """Returns a program that compiles at the first call; it depends only on the shapes of the data."""
-
-    def train_one(run: Runs, train: jtrees.Batch) -> ObliqueTree:
-        # The weights are dropped, because they are all 1.
-        batch = jax.tree.map(lambda a: a[run.seed], train)._replace(weight=None)
+    def scores(data: Rows, *numbers: Array) -> dict[str, Array]:
+        run = Runs(*numbers)
+        train, valid, test = jax.tree.map(lambda a: a[run.seed], data)
+        batch = train._replace(weight=None)  # the weights are all 1
         sharpness = lambda step: run.first * jnp.power(run.last / run.first, step / STEPS)
         trained = method(relaxation, depth, leaves, task, sharpness)
         optimizer = optax.adam(optax.cosine_decay_schedule(run.rate, STEPS))
         size = min(BATCH, len(batch.x))
         state = training.start(trained, batch, key=jax.random.key(run.seed), optimizer=optimizer)
         state, _ = training.advance(trained, state, batch, optimizer=optimizer, steps=STEPS, batch_size=size)
-        return state.params
-
-    def score_one(run: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
-        train, valid, test = jax.tree.map(lambda a: a[run.seed], data)
         # The shrinkage of linear leaves depends on the number of features: the zero columns are removed.
-        narrow = lambda a: a[:, :features] if leaves == "linear" else a
+        params, narrow = state.params, lambda a: a[:, :features] if leaves == "linear" else a
         tree = params.replace(weights=narrow(params.weights)).refit(narrow(train.x), train.y)
         hard = lambda batch: percent(tree.apply(narrow(batch.x)), batch.y, batch.weight)
         leaf = ops.hard(tree.weights, tree.bias, narrow(train.x))
         reached = (jnp.zeros(topology.num_leaves(depth), jnp.int32).at[leaf].add(1) > 0).sum()
-        scores = {"valid": hard(valid), "test": hard(test), "train": hard(train), "reached": reached}
+        out = {"valid": hard(valid), "test": hard(test), "train": hard(train), "reached": reached}
         if relaxation in SOFT:
             sharp = params.replace(weights=run.last * params.weights, bias=run.last * params.bias)
-            scores["soft"] = percent(soft_outputs(relaxation, sharp, test.x), test.y, test.weight)
-        return scores
+            out["soft"] = percent(soft_outputs(relaxation, sharp, test.x), test.y, test.weight)
+        return out
 
     # Runs are sequential within the program. Parallel runs would shuffle the rows anew in each step.
-    side_by_side = partial(training.map_starts, batch_size=1)
-    train = jax.jit(lambda all_runs, data: side_by_side(lambda *run: train_one(Runs(*run), data), *all_runs))
-
-    def score(all_runs: Runs, params: ObliqueTree, data: Rows) -> dict[str, Array]:
-        return side_by_side(lambda params, *run: score_one(Runs(*run), params, data), params, *all_runs)
-
-    return Program(train, jax.jit(score))
+    compiled = jax.jit(lambda all_runs, data: training.map_starts(partial(scores, data), *all_runs, batch_size=1))
+    return lambda all_runs, data: jax.tree.map(np.asarray, compiled(all_runs, data))
 
 
 def soft_outputs(relaxation: str, params: ObliqueTree, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
@@ -278,17 +249,17 @@ def percent(outputs: Float[Array, "n *k"], y: Array, weight: Float[Array, " n"])
     return 100 * (1 - mean(jnp.square(outputs - y)) / mean(jnp.square(y - mean(y))))
 
 
-def measured(relaxation: str, name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
+def measure(relaxation: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the scores of all leaves, depths and schedules of a relaxation on a set.
 
     At the depth :data:`CHOSEN_AT`, every schedule is tried with every learning rate and sharpness. The other depths
     take the pair with the best mean validation score of the hard tree.
     """
-    data, task, features = rows(name, seeds, data_dir)
+    data, task, features = rows(name, options.seeds, options.data_dir)
     value: dict[str, Any] = {"rows": data.train.x.shape[1], "features": features}
     for leaves in kinds.KINDS if task.is_least_squares else ("constant",):
         compiled = lambda depth, leaves=leaves: program(relaxation, depth, leaves, task, features)
-        value[leaves] = leaf_scores(compiled, data, seeds)
+        value[leaves] = leaf_scores(compiled, data, options.seeds)
     return value
 
 
@@ -297,7 +268,7 @@ def measured_depths() -> list[int]:
     return [CHOSEN_AT, *(depth for depth in DEPTHS if depth != CHOSEN_AT)]
 
 
-def leaf_scores(compiled: Callable[[int], Program], data: Rows, seeds: int) -> dict[str, Any]:
+def leaf_scores(compiled: Callable[[int], Callable[[Runs, Rows], Any]], data: Rows, seeds: int) -> dict[str, Any]:
     """Measures one kind of leaves, with a program for each depth.
 
     Returns:
@@ -309,13 +280,13 @@ def leaf_scores(compiled: Callable[[int], Program], data: Rows, seeds: int) -> d
     chooser = compiled(first)
     for options in itertools.product(RATES, SHARPNESSES):
         candidates = runs(dict.fromkeys(SCHEDULES, options), seeds)
-        for schedule, scores in by_schedule(chooser.scores(candidates, data)).items():
+        for schedule, scores in by_schedule(chooser(candidates, data)).items():
             trials[schedule].append(Trial(*options, scores))
     best = {schedule: max(candidates, key=Trial.worth) for schedule, candidates in trials.items()}
     chosen = {schedule: (trial.rate, trial.sharpness) for schedule, trial in best.items()}
     scores_by_depth = {str(first): {schedule: trial.scores for schedule, trial in best.items()}}
     for depth in depths:
-        scores_by_depth[str(depth)] = by_schedule(compiled(depth).scores(runs(chosen, seeds), data))
+        scores_by_depth[str(depth)] = by_schedule(compiled(depth)(runs(chosen, seeds), data))
     summaries = {schedule: [trial.summary() for trial in candidates] for schedule, candidates in trials.items()}
     return {"chosen": chosen, "tried": summaries, "scores": scores_by_depth}
 
@@ -344,20 +315,10 @@ def by_schedule(scores: dict[str, np.ndarray]) -> dict[str, dict[str, list[float
     return {schedule: {key: part[i] for key, part in parts.items()} for i, schedule in enumerate(SCHEDULES)}
 
 
-def pieces(part: str, name: str, options: argparse.Namespace) -> Iterator[studies.Piece]:
-    """Yields a piece for all seeds."""
-    if name not in SETS:
-        raise SystemExit(f"--datasets must be among {', '.join(SETS)}; got {name!r}")
-    settings = {
-        "seeds": options.seeds,
-        "depths": DEPTHS,
-        "rows": [ROWS, TEST_ROWS],
-        "steps": [STEPS, BATCH],
-        "rates": RATES,
-        "sharpnesses": SHARPNESSES,
-        "rise": RISE,
-    }
-    yield studies.Piece(part, name, partial(measured, part, name, options.seeds, options.data_dir), settings)
+def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the budget of a piece."""
+    budget = {"depths": DEPTHS, "rows": [ROWS, TEST_ROWS], "steps": [STEPS, BATCH]}
+    return budget | {"rates": RATES, "sharpnesses": SHARPNESSES, "rise": RISE}
 
 
 # --- The report ------------------------------------------------------------------------------------------------------
@@ -746,7 +707,9 @@ def report(results: studies.Results, command: str) -> str:
     return "\n".join([*parts, "## What could not be made equal\n", UNEQUAL])
 
 
-STUDY = studies.Study("relaxations", __doc__, RELAXATIONS, SETS, 5, pieces, report, draw)
+STUDY = studies.Study(
+    *("relaxations", __doc__, RELAXATIONS, SETS, 5, measure, report, settings), together=True, closed=True, figure=draw
+)
 
 if __name__ == "__main__":
     keep_programs()

@@ -5,8 +5,9 @@ ranges. A third of the training rows is the validation set, which compares the t
 best trial is fitted again to all training rows, with its number of trees.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
+import importlib
 from typing import Any, NamedTuple
 import warnings
 
@@ -15,11 +16,10 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, studies
+from experiments.studies import Split
 
 TRIALS = 30
 ROUNDS, PATIENCE = 1000, 30  # upper limit of the trees, and trees without gain before early stopping
-
-Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training and test features, training and test targets
 
 
 class Rival(NamedTuple):
@@ -27,122 +27,79 @@ class Rival(NamedTuple):
 
     Attributes:
       package: its import name.
-      options: returns the options of a trial.
-      model: returns the class of its models, for classification or regression.
-      fixed: returns the other options for a seed.
-      stopped: takes a class, options, training and validation data; returns a model and its number of trees.
+      prefix: prefix of the names of its classes.
+      seed: name of the option for the seed.
+      fixed: options that are not tuned.
+      ranges: ``(low, high, kind)`` of each tuned option; the kind is int, float, or either with "log".
     """
 
     package: str
-    options: Callable[[Any], dict[str, Any]]
-    model: Callable[[bool], Any]
-    fixed: Callable[[int], dict[str, Any]]
-    stopped: Callable[..., tuple[Any, int]]
+    prefix: str
+    seed: str
+    fixed: dict[str, Any]
+    ranges: Mapping[str, tuple[float, float, str]]
+
+    def model(self, classifies: bool) -> Any:
+        """Returns the class of its models."""
+        model = getattr(
+            importlib.import_module(self.package), self.prefix + ("Classifier" if classifies else "Regressor")
+        )
+        return partial(model, **self.fixed)
+
+    def options(self, trial: Any) -> dict[str, Any]:
+        """Returns the options of a trial."""
+        out: dict[str, Any] = {}
+        for name, (low, high, kind) in self.ranges.items():
+            suggest = trial.suggest_int if kind.startswith("int") else trial.suggest_float
+            out[name] = suggest(name, low, high, log=kind.endswith("log"))
+        return out | (
+            {"linear_tree": trial.suggest_categorical("linear_tree", [False, True])} if self.prefix == "LGBM" else {}
+        )
+
+    def stopped(self, options: dict[str, Any], a: Any, b: Any) -> tuple[Any, int]:
+        """Returns a model whose number of trees validation data choose, and this number."""
+        classifies = a[1].dtype.kind != "f"
+        stops: dict[str, Any] = {} if self.prefix == "LGBM" else {"early_stopping_rounds": PATIENCE}
+        model = self.model(classifies)(n_estimators=ROUNDS, **options, **stops)
+        if self.prefix != "LGBM":
+            model.fit(*a, eval_set=[b], verbose=False)
+            return model, model.best_iteration + 1 if self.prefix == "XGB" else model.tree_count_
+        import lightgbm  # pyright: ignore[reportMissingImports]
+
+        model.fit(*a, eval_X=b[0], eval_y=b[1], callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)])
+        return model, max(1, model.best_iteration_)
 
 
-def _xgboost_options(trial: Any) -> dict[str, Any]:
-    return {
-        "max_depth": trial.suggest_int("max_depth", 2, 10),
-        "learning_rate": trial.suggest_float("learning_rate", 0.02, 0.3, log=True),
-        "min_child_weight": trial.suggest_float("min_child_weight", 1, 30, log=True),
-        "subsample": trial.suggest_float("subsample", 0.5, 1),
-        "colsample_bytree": trial.suggest_float("colsample_bytree", 0.4, 1),
-        "reg_lambda": trial.suggest_float("reg_lambda", 0.01, 10, log=True),
-        "gamma": trial.suggest_float("gamma", 1e-4, 1, log=True),
-    }
-
-
-def _xgboost_model(classifies: bool) -> Any:
-    import xgboost  # pyright: ignore[reportMissingImports]
-
-    return xgboost.XGBClassifier if classifies else xgboost.XGBRegressor
-
-
-def _xgboost_stopped(make: Any, options: dict[str, Any], a: Any, b: Any) -> tuple[Any, int]:
-    model = make(n_estimators=ROUNDS, early_stopping_rounds=PATIENCE, **options)
-    model.fit(*a, eval_set=[b], verbose=False)
-    return model, model.best_iteration + 1
-
-
-def _lightgbm_options(trial: Any) -> dict[str, Any]:
-    return {
-        "num_leaves": trial.suggest_int("num_leaves", 4, 256, log=True),
-        "learning_rate": trial.suggest_float("learning_rate", 0.02, 0.3, log=True),
-        "min_child_samples": trial.suggest_int("min_child_samples", 5, 50, log=True),
-        "subsample": trial.suggest_float("subsample", 0.5, 1),
-        "colsample_bytree": trial.suggest_float("colsample_bytree", 0.4, 1),
-        "reg_lambda": trial.suggest_float("reg_lambda", 0.01, 10, log=True),
-        "linear_tree": trial.suggest_categorical("linear_tree", [False, True]),
-    }
-
-
-def _lightgbm_model(classifies: bool) -> Any:
-    import lightgbm  # pyright: ignore[reportMissingImports]
-
-    return lightgbm.LGBMClassifier if classifies else lightgbm.LGBMRegressor
-
-
-def _lightgbm_stopped(make: Any, options: dict[str, Any], a: Any, b: Any) -> tuple[Any, int]:
-    import lightgbm  # pyright: ignore[reportMissingImports]
-
-    model = make(n_estimators=ROUNDS, **options)
-    model.fit(*a, eval_X=b[0], eval_y=b[1], callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)])
-    return model, max(1, model.best_iteration_)
-
-
-def _catboost_options(trial: Any) -> dict[str, Any]:
-    return {
-        "depth": trial.suggest_int("depth", 3, 10),
-        "learning_rate": trial.suggest_float("learning_rate", 0.02, 0.3, log=True),
-        "l2_leaf_reg": trial.suggest_float("l2_leaf_reg", 0.1, 10, log=True),
-        "random_strength": trial.suggest_float("random_strength", 0.01, 10, log=True),
-        "bagging_temperature": trial.suggest_float("bagging_temperature", 0, 1),
-        "min_data_in_leaf": trial.suggest_int("min_data_in_leaf", 1, 50, log=True),
-        "border_count": trial.suggest_int("border_count", 32, 254),
-    }
-
-
-def _catboost_model(classifies: bool) -> Any:
-    import catboost  # pyright: ignore[reportMissingImports]
-
-    # By default, CatBoost makes a folder for its own records.
-    return partial(catboost.CatBoostClassifier if classifies else catboost.CatBoostRegressor, allow_writing_files=False)
-
-
-def _catboost_stopped(make: Any, options: dict[str, Any], a: Any, b: Any) -> tuple[Any, int]:
-    model = make(n_estimators=ROUNDS, early_stopping_rounds=PATIENCE, **options)
-    model.fit(*a, eval_set=b, verbose=False)
-    return model, model.tree_count_
-
-
+RATE = {"learning_rate": (0.02, 0.3, "float log")}
+SHARES = {"subsample": (0.5, 1, "float"), "colsample_bytree": (0.4, 1, "float"), "reg_lambda": (0.01, 10, "float log")}
 RIVALS = {
     "XGBoost": Rival(
-        "xgboost",
-        _xgboost_options,
-        _xgboost_model,
-        lambda seed: {"tree_method": "hist", "random_state": seed, "n_jobs": -1},
-        _xgboost_stopped,
+        *("xgboost", "XGB", "random_state", {"tree_method": "hist", "n_jobs": -1}),
+        {"max_depth": (2, 10, "int"), **RATE, "min_child_weight": (1, 30, "float log"), **SHARES}
+        | {"gamma": (1e-4, 1, "float log")},
     ),
     "LightGBM": Rival(
-        "lightgbm",
-        _lightgbm_options,
-        _lightgbm_model,
-        lambda seed: {"subsample_freq": 1, "random_state": seed, "verbose": -1, "n_jobs": 2},
-        _lightgbm_stopped,
+        *("lightgbm", "LGBM", "random_state", {"subsample_freq": 1, "verbose": -1, "n_jobs": 2}),
+        {"num_leaves": (4, 256, "int log"), **RATE, "min_child_samples": (5, 50, "int log"), **SHARES},
     ),
     "CatBoost": Rival(
-        "catboost",
-        _catboost_options,
-        _catboost_model,
-        lambda seed: {"random_seed": seed, "verbose": False, "thread_count": 2},
-        _catboost_stopped,
+        # By default, CatBoost makes a folder for its own records.
+        *("catboost", "CatBoost", "random_seed", {"verbose": False, "thread_count": 2, "allow_writing_files": False}),
+        {"depth": (3, 10, "int"), **RATE, "l2_leaf_reg": (0.1, 10, "float log")}
+        | {"random_strength": (0.01, 10, "float log"), "bagging_temperature": (0, 1, "float")}
+        | {"min_data_in_leaf": (1, 50, "int log"), "border_count": (32, 254, "int")},
     ),
 }
 
 
 def installed(name: str) -> bool:
-    """Returns whether a rival can run here."""
+    """Returns whether a rival can be tuned here."""
     return benchmark.installed(RIVALS[name].package) and benchmark.installed("optuna")
+
+
+def default(name: str, classifies: bool, seed: int) -> Any:
+    """Returns a rival with its defaults."""
+    return RIVALS[name].model(classifies)(**{RIVALS[name].seed: seed})
 
 
 def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -150,14 +107,13 @@ def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
 
     Trials are compared by squared error in regression, and by log loss in classification.
     """
-    rival, (x, _, y, _) = RIVALS[name], split
+    rival, (x, _, y, _), fixed = RIVALS[name], split, {RIVALS[name].seed: seed}
     classifies = y.dtype.kind != "f"
-    make, fixed = rival.model(classifies), rival.fixed(seed)
     parts: Any = train_test_split(x, y, test_size=1 / 3, random_state=seed, stratify=y if classifies else None)
     a, b, ya, yb = parts
 
     def objective(trial: Any) -> float:
-        model, trees = rival.stopped(make, fixed | rival.options(trial), (a, ya), (b, yb))
+        model, trees = rival.stopped(fixed | rival.options(trial), (a, ya), (b, yb))
         trial.set_user_attr("trees", trees)
         if classifies:
             return float(log_loss(yb, model.predict_proba(b), labels=np.unique(y)))
@@ -167,5 +123,5 @@ def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
         warnings.simplefilter("ignore", UserWarning)  # arrays have no feature names
         best = studies.best_trial(objective, TRIALS, seed=seed)
         trees = best.user_attrs["trees"]
-        model = make(n_estimators=trees, **fixed, **best.params).fit(x, y)
+        model = rival.model(classifies)(n_estimators=trees, **fixed, **best.params).fit(x, y)
     return model, {"trees": trees, "options": best.params}

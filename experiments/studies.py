@@ -4,13 +4,14 @@ The file has a JSON object a line. The report is a function of its rows.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property, reduce
 import json
 from pathlib import Path
 import time
 from typing import Any
+import warnings
 
 import jax
 import numpy as np
@@ -18,34 +19,11 @@ from rich.progress import Progress
 from sklearn.metrics import accuracy_score, r2_score
 
 from experiments import benchmark
+import jtrees
 from jtrees.cli import keep_programs
-from jtrees.search import Recipe
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A measurement.
-
-    Attributes:
-      part: part of the study.
-      dataset: name of the data set.
-      measure: function that measures; its result must be JSON.
-      settings: settings that determine the result, as JSON. A row with other settings is stale.
-      seed: seed of the piece; 0 if a piece has all seeds.
-      package: package that the measurement needs; without it, the piece is skipped.
-    """
-
-    part: str
-    dataset: str
-    measure: Callable[[], Any]
-    settings: dict[str, Any]
-    seed: int = 0
-    package: str | None = None
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """What identifies the piece in its study."""
-        return self.part, self.dataset, self.seed
+Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training and test features, training and test targets
+Key = tuple[str, str, int]  # part, data set and seed, which identify a piece in its study
 
 
 @dataclass(frozen=True)
@@ -55,9 +33,9 @@ class Row:
     Attributes:
       part: part of the study.
       dataset: name of the data set.
-      seed: seed of the piece.
-      settings: settings of the measurement.
-      value: result of the measurement.
+      seed: seed of the piece; 0 if a piece has all seeds.
+      value: result of the measurement, as JSON.
+      settings: settings of the measurement, as JSON.
       machine: the machine and the versions.
       seconds: seconds of the measurement.
       stale: whether the settings differ from the current settings; not in the file.
@@ -73,7 +51,7 @@ class Row:
     stale: bool = False
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         """What identifies the piece in its study."""
         return self.part, self.dataset, self.seed
 
@@ -101,9 +79,9 @@ class Results:
         """Returns the values of a part on a data set, by seed."""
         return {seed: row.value for seed, row in self._cells.get((part, dataset), {}).items()}
 
-    def values(self, part: str, dataset: str) -> list[Any]:
-        """Returns the values of a part on a data set."""
-        return list(self.by_seed(part, dataset).values())
+    def values(self, part: str, dataset: str, *keys: str) -> list[Any]:
+        """Returns the values of a part on a data set, or what they have under some keys."""
+        return [reduce(lambda value, key: value[key], keys, value) for value in self.by_seed(part, dataset).values()]
 
     def datasets(self, *parts: str) -> list[str]:
         """Returns the data sets that have rows of a part, or of any part by default."""
@@ -111,9 +89,7 @@ class Results:
 
     def select(self, part: str, dataset: str | None = None) -> "Results":
         """Returns the results of a part, on one data set or on all."""
-        if dataset is not None:
-            return Results(list(self._cells.get((part, dataset), {}).values()))
-        return Results([row for row in self.rows if row.part == part])
+        return Results([row for row in self.rows if row.part == part and dataset in (None, row.dataset)])
 
     @property
     def machines(self) -> str:
@@ -136,8 +112,14 @@ class Study:
       parts: parts of the study.
       datasets: default data sets.
       seeds: default number of seeds.
-      pieces: ``(part, data set, options) -> pieces``; no pieces if the data set does not have the part.
+      measure: ``(part, data set, seed, options) -> value``, which must be JSON.
       report: ``(results, command) -> text``.
+      settings: ``(part, data set, options) -> settings`` that determine the value, as JSON. A row with other settings
+        is stale. None if the data set does not have the part.
+      together: whether one piece has all seeds; ``measure`` then takes their number from the options.
+      once: parts with the first seed only.
+      closed: whether other data sets than the default ones are refused.
+      packages: packages that parts need; without them, the pieces of the part are skipped.
       figure: ``(results, file)``: draws a figure.
       arguments: ``(parser)``: adds options of the study.
     """
@@ -147,24 +129,33 @@ class Study:
     parts: Iterable[str]
     datasets: Iterable[str]
     seeds: int
-    pieces: Callable[[str, str, argparse.Namespace], Iterable[Piece]]
+    measure: Callable[[str, str, int, argparse.Namespace], Any]
     report: Callable[[Results, str], str]
+    settings: Callable[[str, str, argparse.Namespace], dict[str, Any] | None] = lambda part, name, options: {}
+    together: bool = False
+    once: tuple[str, ...] = ()
+    closed: bool = False
+    packages: dict[str, str] = field(default_factory=dict)
     figure: Callable[[Results, Path], None] = lambda results, file: None
     arguments: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
 
-
-def for_seeds(
-    part: str, dataset: str, measure: Callable[[int], Any], settings: dict[str, Any], seeds: int
-) -> Iterator[Piece]:
-    """Yields a piece for each seed, measured by ``measure(seed)``."""
-    for seed in range(seeds):
-        yield Piece(part, dataset, partial(measure, seed), settings, seed)
+    def pieces(self, options: argparse.Namespace) -> dict[Key, dict[str, Any]]:
+        """Returns the settings of all pieces, of the default and of further selected data sets."""
+        out = {}
+        for part in self.parts:
+            for name in dict.fromkeys([*self.datasets, *options.datasets]):
+                settings = self.settings(part, name, options)
+                if settings is not None:
+                    shared = {"seeds": options.seeds} if self.together else {}
+                    seeds = 1 if self.together or part in self.once else max(self.seeds, options.seeds)
+                    out |= {(part, name, seed): json.loads(json.dumps(settings | shared)) for seed in range(seeds)}
+        return out
 
 
 # --- The file --------------------------------------------------------------------------------------------------------
 
 
-def read(file: Path) -> list[Row]:
+def read(file: Path) -> dict[Key, Row]:
     """Returns the rows of a file; none without a file.
 
     A later row replaces an earlier row with the same key. A last line that is not finished is ignored.
@@ -180,58 +171,51 @@ def read(file: Path) -> list[Row]:
         except (TypeError, ValueError) as error:
             raise SystemExit(f"{file}, line {number}: expected a row of a study, got {line[:80]!r}") from error
         rows[row.key] = row
-    return list(rows.values())
+    return rows
 
 
 def tidy(file: Path) -> None:
     """Removes an unfinished last line, and rows that a later row replaces."""
-    text = "".join(row.line() for row in read(file))
+    text = "".join(row.line() for row in read(file).values())
     if file.exists() and file.read_text(encoding="utf-8") != text:
         benchmark.write_whole(file, text)
 
 
-def append(row: Row, file: Path) -> None:
-    """Adds a row to a file."""
-    with file.open("a", encoding="utf-8") as out:
-        out.write(row.line())
-
-
-def current(rows: Iterable[Row], pieces: Iterable[Piece]) -> Results:
-    """Returns the rows of some pieces, in their order; rows with other settings are marked as stale."""
-    by_key, marked = {row.key: row for row in rows}, []
-    for piece in pieces:
-        if (row := by_key.get(piece.key)) is not None:
-            marked.append(Row(**vars(row) | {"stale": row.settings != json.loads(json.dumps(piece.settings))}))
-    return Results(marked)
+def current(study: Study, options: argparse.Namespace, file: Path) -> Results:
+    """Returns the rows of a study, in the order of its pieces; rows with other settings are marked as stale."""
+    rows = read(file)
+    return Results(
+        [
+            replace(rows[key], stale=rows[key].settings != settings)
+            for key, settings in study.pieces(options).items()
+            if key in rows
+        ]
+    )
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
 
 
-def parse(study: Study, arguments: list[str] | None) -> argparse.Namespace:
+def parse(study: Study, arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names, file = list(study.datasets), benchmark.RESULTS / f"{study.name}.jsonl"
     parser.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
-    parser.add_argument("--datasets", nargs="+", default=list(study.datasets))
+    parser.add_argument("--datasets", nargs="+", choices=names if study.closed else None, default=names)
     parser.add_argument("--parts", nargs="+", choices=list(study.parts), default=list(study.parts))
     parser.add_argument("--seeds", type=int, default=study.seeds)
-    file = benchmark.RESULTS / f"{study.name}.jsonl"
     parser.add_argument("--out", type=Path, default=file, help="file of the rows; the report goes beside it")
     parser.add_argument("--report-only", action="store_true", help="make the report from the existing rows")
     study.arguments(parser)
-    options = parser.parse_args(arguments)
-    options.all_seeds = max(study.seeds, options.seeds)  # seeds that may have rows
-    return options
+    return parser.parse_args(arguments)
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
     """Measures the missing and stale pieces that the options select, and makes the report of all existing rows."""
     options = parse(study, arguments)
-    pieces = all_pieces(study, options)
     if not options.report_only:
-        selected = [piece for piece in pieces if piece.part in options.parts and piece.dataset in options.datasets]
-        measure([piece for piece in selected if piece.seed < options.seeds], options.out)
-    results = current(read(options.out), pieces)
+        measure(study, options)
+    results = current(study, options, options.out)
     text = page(study, results, f"python -m experiments.{study.name} --data-dir DATA --seeds {options.seeds}")
     print(text)
     report = options.out.with_suffix(".md")
@@ -247,27 +231,26 @@ def program(study: Study) -> None:
     main(study)
 
 
-def all_pieces(study: Study, options: argparse.Namespace) -> list[Piece]:
-    """Returns the pieces of the study's data sets and of further selected sets, whether they have rows or not."""
-    datasets = dict.fromkeys([*study.datasets, *options.datasets])
-    return [piece for part in study.parts for name in datasets for piece in study.pieces(part, name, options)]
-
-
-def measure(pieces: list[Piece], file: Path) -> None:
-    """Measures the pieces that have no row or a stale row, seed by seed. An interrupted piece has no row."""
+def measure(study: Study, options: argparse.Namespace) -> None:
+    """Measures the selected pieces that have no row or a stale row, seed by seed. An interrupted piece has no row."""
+    file = options.out
     file.parent.mkdir(parents=True, exist_ok=True)
     tidy(file)
-    finished = {row.key for row in current(read(file), pieces).rows if not row.stale}
+    rows, pieces = read(file), study.pieces(options)
+    missing = [key for key, settings in pieces.items() if key not in rows or rows[key].settings != settings]
     with Progress() as progress:
-        task = progress.add_task("", total=len(pieces))
-        for piece in sorted(pieces, key=lambda piece: piece.seed):
-            progress.update(task, description=" ".join(map(str, piece.key)))
-            if piece.key not in finished and (piece.package is None or benchmark.installed(piece.package)):
+        task = progress.add_task("", total=len(missing))
+        for key in sorted(missing, key=lambda key: key[2]):
+            part, name, seed = key
+            progress.update(task, description=f"{part} {name} {seed}")
+            selected = part in options.parts and name in options.datasets and seed < options.seeds
+            if selected and all(map(benchmark.installed, filter(None, [study.packages.get(part)]))):
                 start = time.perf_counter()
                 with benchmark.uninterrupted():
-                    value = piece.measure()
-                seconds = time.perf_counter() - start
-                append(Row(*piece.key, value, piece.settings, benchmark.machine(), seconds), file)
+                    value = study.measure(part, name, seed, options)
+                row = Row(*key, value, pieces[key], benchmark.machine(), time.perf_counter() - start)
+                with file.open("a", encoding="utf-8") as out:
+                    out.write(row.line())
                 # Hundreds of programs in one process would exceed the kernel's limit of memory maps.
                 jax.clear_caches()
             progress.advance(task)
@@ -288,6 +271,19 @@ def page(study: Study, results: Results, command: str) -> str:
 # --- Parts of studies ------------------------------------------------------------------------------------------------
 
 
+def fit(recipe: Any, split: Split, seed: int, **options: Any) -> jtrees.FitResult:
+    """Fits a recipe to the training part, without warnings of models that are worse than a linear model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return jtrees.fit(recipe, split[0], split[2], key=jax.random.key(seed), **options)
+
+
+def scores(model: Any, split: Split) -> dict[str, float]:
+    """Returns a model's R^2, or accuracy of the most probable classes, on both parts, in per cent."""
+    x, x_test, y, y_test = split
+    return {"train": percent(model.predict(x), y), "test": percent(model.predict(x_test), y_test)}
+
+
 def recipe_text(recipe: Any) -> str:
     """Returns a recipe as text for settings.
 
@@ -295,7 +291,7 @@ def recipe_text(recipe: Any) -> str:
     omitted. A tuple of recipes of one kind gives a single text: an option that differs between the recipes is a tuple.
     """
     recipes = recipe if isinstance(recipe, tuple) else (recipe,)
-    recipes = [candidate.settled() if isinstance(candidate, Recipe) else candidate for candidate in recipes]
+    recipes = [candidate.settled() if isinstance(candidate, jtrees.Recipe) else candidate for candidate in recipes]
     texts = []
     for name in sorted(option.name for option in fields(recipes[0])):
         values = tuple(getattr(candidate, name) for candidate in recipes)
@@ -307,6 +303,7 @@ def recipe_text(recipe: Any) -> str:
 
 def percent(outputs: Any, y: Any) -> float:
     """Returns R^2 of numbers, or accuracy of classes or of the most probable classes; in per cent."""
+    outputs = np.asarray(outputs)
     if y.dtype.kind == "f":
         return 100 * float(r2_score(y, outputs))
     return 100 * float(accuracy_score(y, outputs if outputs.ndim == 1 else outputs.argmax(1)))

@@ -181,7 +181,7 @@ def golden_dir(data_dir) -> Path:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory) -> Path:
-    """The folder of a run of experiments.train_large, from its beginning to its end."""
+    """The folder of a run of examples.train_large, from its beginning to its end."""
     from large_runs import SMALL, STEPS, ended, script
 
     out = tmp_path_factory.mktemp("runs") / "whole"

@@ -1,4 +1,4 @@
-"""Runs of experiments.train_large, in this process and in others, and what is left of them."""
+"""Runs of examples.train_large, in this process and in others, and what is left of them."""
 
 import contextlib
 import io
@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments import train_large
-from experiments.blocks import Synthetic
+from examples.train_large import command
+from examples.train_large.blocks import Synthetic
 import jtrees
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ def within(out, *more, status=0):
             contextlib.redirect_stdout(said),
             contextlib.redirect_stderr(wrong),
         ):
-            ended_with = train_large.main(["--out", str(out), *map(str, more)])
+            ended_with = command.main(["--out", str(out), *map(str, more)])
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -48,9 +48,9 @@ def script(out, *more, devices=1):
     """The script in a process of its own, which has begun; all of them share compiled programs."""
     told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     told |= compiled.environment()
-    command = [sys.executable, "-m", "experiments.train_large", "--out", str(out), *map(str, more)]
+    program = [sys.executable, "-m", "examples.train_large", "--out", str(out), *map(str, more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **pipes, env=told, cwd=out.parent)
+    return subprocess.Popen(program, **pipes, env=told, cwd=out.parent)
 
 
 def free_address():

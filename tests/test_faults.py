@@ -1,4 +1,4 @@
-"""Whatever may happen to experiments.train_large: what is left of it is a run that goes on, to the same bits."""
+"""Whatever may happen to examples.train_large: what is left of it is a run that goes on, to the same bits."""
 
 import os
 import re
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import sweeps
 
-from experiments import identity, rounds, train_large
-from experiments.checkpoints import CheckpointError, Checkpoints
+from examples.train_large import command as large, identity, rounds, run
+from examples.train_large.checkpoints import CheckpointError, Checkpoints
 from jtrees import distributed
 
 
@@ -44,10 +44,10 @@ def test_four_kills(uninterrupted, tmp_path):
 PHASES = {
     "before": (identity, "source"),
     "reading": (rounds, "scaling_of"),
-    "compiling": (train_large, "round_of"),
-    "evaluating": (train_large.Evaluator, "fit"),
+    "compiling": (run, "round_of"),
+    "evaluating": (run.Evaluator, "fit"),
     "saving": (Checkpoints, "save"),
-    "training": (train_large.Log, "round"),
+    "training": (run.Log, "round"),
 }
 
 
@@ -241,7 +241,7 @@ def half(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "SAMPLE", 50)
     command = [tmp_path / "run", "--data", folder, *OPTIONS]
     within(*command, "--max-steps", 20)
-    options = train_large.parse(["--out", *map(str, command), "--blocks", "1"])
+    options = large.parse(["--out", *map(str, command), "--blocks", "1"])
     order = rounds.prepared(options, rounds.source(options)).order
     return command, [order[k] for k in range(1, 10)]
 
@@ -265,7 +265,7 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
         np.save(folder / f"{1 - i}.npy", original := table(300, 1 - i, task == "classification"))
     monkeypatch.setattr(rounds, "SAMPLE", 50)
     within(tmp_path / "original", *command)
-    options = train_large.parse(["--out", "x", *map(str, command), "--blocks", "1"])
+    options = large.parse(["--out", "x", *map(str, command), "--blocks", "1"])
     order = rounds.prepared(options, rounds.source(options)).order
     later = next(i for i in range(3, 10) if order[i] < 6)  # the first block of the file that comes in round 3 or later
     broken = original.copy()
@@ -277,3 +277,40 @@ def test_a_row_that_will_not_do_loses_no_step(folder, tmp_path, monkeypatch, tas
     replaced(folder / "0.npy", original)
     assert f"resumes at step {5 * later}," in within(tmp_path / "run", *command)
     same_run(tmp_path / "run", tmp_path / "original", steps=100, features=3)
+
+
+@pytest.mark.wide
+def test_a_row_of_one_of_two_processes_ends_both_and_loses_no_step(tmp_path):
+    """The second has a row that will not do: both end before its round, and go on when it is mended."""
+    (data := tmp_path / "data").mkdir()
+    np.save(data / "0.npy", original := table(40 * 4096))
+    command = ["--data", data, "--block", 4096, "--batch", 512, *OPTIONS[4:]]
+    options = large.parse(["--out", "x", *map(str, command), "--blocks", "2"])
+    later = rounds.SAMPLE // 4096 // 2 + 2  # a round of rows that are not read before training
+    at = 4096 * rounds.prepared(options, rounds.source(options)).order[2 * later + 1] + 7
+
+    def both(status):
+        options = ["--coordinator", free_address(), "--processes", 2]
+        processes = [script(tmp_path / "run", *command, *options, "--process", i) for i in range(2)]
+        return [ended(process, status) for process in processes]
+
+    original[at, 3], value = np.nan, original[at, 3]
+    replaced(data / "0.npy", original)
+    first, second = both(1)
+    assert "another process cannot read its data" in first and f"0.npy, row {at} (from 0)" in second
+    assert parameters(tmp_path / "run")[0] == 16 * later
+    original[at, 3] = value
+    replaced(data / "0.npy", original)
+    first, second = both(0)
+    assert f"resumes at step {16 * later}," in first and "resumes" not in second
+
+
+@pytest.mark.wide
+def test_training_that_diverges(folder, tmp_path):
+    """Not finite: an error, and no checkpoint of it. Finite, and worse than a constant: a line that says so."""
+    command = ["--data", folder, "--evaluate-every", 50, *OPTIONS]
+    output = within(tmp_path / "run", *command, "learning_rate=1e38", status=1)
+    assert "training became non-finite before step 50: try a smaller learning_rate in another --out" in output
+    assert parameters(tmp_path / "run")[0] == 0
+    output = within(tmp_path / "other", *command, "learning_rate=1e3")
+    assert "100 steps, all that was planned" in output and "the model is worse than a constant, whose " in output

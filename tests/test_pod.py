@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples import pod
-from experiments import checkpoints, logs, train_large
-from experiments.blocks import DataError, Shards
+from examples.train_large import checkpoints, command, logs
+from examples.train_large.blocks import DataError, Shards
 import jtrees
 from jtrees import distributed
 
@@ -175,25 +175,18 @@ def joined(monkeypatch):
     return calls
 
 
-def test_without_a_cluster_and_an_address_a_process_is_alone(joined):
-    distributed.initialize()
-    assert joined == [(None, None, None)]
-
-
 def test_an_address_comes_from_arguments_or_the_environment(joined, monkeypatch):
+    distributed.initialize()  # without a cluster and an address a process is alone
+    with pytest.raises(ValueError, match=r"process must be given together, got \('a:1', None, 0\)"):
+        distributed.initialize("a:1", process=0)
+    assert joined[0] == (None, None, None)
+    joined.clear()
     distributed.initialize("a:1", 2, 0, heartbeat_timeout_seconds=10)
     for name, value in {"COORDINATOR_ADDRESS": "b:2", "NUM_PROCESSES": "3", "PROCESS_ID": "2"}.items():
         monkeypatch.setenv(f"JAX_{name}", value)
     distributed.initialize()
     distributed.initialize(process=1)
     assert joined == [("a:1", 2, 0, ("heartbeat_timeout_seconds", 10)), ("b:2", 3, 2), ("b:2", 3, 1)]
-
-
-def test_an_address_without_numbers_is_refused(joined):
-    with pytest.raises(
-        ValueError, match=r"coordinator, processes and process must be given together, got \('a:1', None, 0\)"
-    ):
-        distributed.initialize("a:1", process=0)
 
 
 @pytest.mark.wide
@@ -231,7 +224,7 @@ def bucket(tmp_path, monkeypatch):
 def test_paths_of_buckets_keep_their_double_slash(monkeypatch):
     assert os.fspath(checkpoints.place("gs://bucket/run") / "checkpoints") == "gs://bucket/run/checkpoints"
     assert os.fspath(checkpoints.place("run")) == os.path.abspath("run")
-    options = train_large.parse(["--out", "gs://bucket/run", "--data", "gs://bucket/data"])
+    options = command.parse(["--out", "gs://bucket/run", "--data", "gs://bucket/data"])
     assert os.fspath(options.out / "a") == "gs://bucket/run/a" and os.fspath(options.data / "b") == "gs://bucket/data/b"
     opened = []
     monkeypatch.setattr(checkpoints.ocp, "CheckpointManager", lambda folder, options: opened.append(folder))

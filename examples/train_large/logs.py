@@ -2,15 +2,15 @@
 
 import datetime
 import json
+import resource
 import sys
 import time
 from typing import Any
 
 import numpy as np
 
-from experiments import benchmark
-from experiments.blocks import DataError
-from experiments.checkpoints import write_whole
+from examples.train_large.blocks import DataError
+from examples.train_large.checkpoints import write_whole
 
 NAMES = {  # names in the output: the training loss, penalties included; the validation loss; a validation score
     "regression": (
@@ -78,7 +78,8 @@ class Log:
         if rounds:
             line |= {training: losses / rounds, "rows_per_second": rows / seconds}
         values = loss, None if np.isnan(score) else score
-        line |= dict(zip(validation, values, strict=True)) | {"peak_gb": benchmark.peak_memory()}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        line |= dict(zip(validation, values, strict=True)) | {"peak_gb": peak}
         if self._lead:  # writes the whole file, because a file in a bucket cannot be appended to
             self._lines.append(json.dumps(line) + "\n")
             write_whole(self._file, "".join(self._lines))

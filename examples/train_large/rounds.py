@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from experiments.blocks import Block, Blocks, Checked, DataError, Shards, Synthetic
+from examples.train_large.blocks import Block, Blocks, Checked, DataError, Shards, Synthetic
 import jtrees
 from jtrees import distributed, sharding, training
 from jtrees.data import Data, Scaling, Table

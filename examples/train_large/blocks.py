@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
-from dataclasses import dataclass
 from functools import lru_cache
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 import zlib
 
 import numpy as np
@@ -24,7 +23,7 @@ class DataError(ValueError):
     """The data or the options do not allow the run; the message says why."""
 
 
-class Blocks(Protocol):
+class Blocks:
     """A table in blocks with equal numbers of rows.
 
     Attributes:
@@ -34,29 +33,24 @@ class Blocks(Protocol):
       stamps: size and time of modification of each file, by its name.
     """
 
-    @property
-    def names(self) -> list[str]: ...
+    names: list[str]
+    described: dict[str, Any]
+    notes: list[str]
+    stamps: dict[str, list[int]]
 
-    @property
-    def described(self) -> dict[str, Any]: ...
+    def __len__(self) -> int:
+        raise NotImplementedError
 
-    @property
-    def notes(self) -> list[str]: ...
-
-    @property
-    def stamps(self) -> dict[str, list[int]]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int) -> Block: ...
+    def __getitem__(self, i: int) -> Block:
+        raise NotImplementedError
 
     def where(self, i: int, row: int) -> str:
         """Returns the place of a row of block i, for error messages."""
-        ...
+        return f"block {i}, row {row} (from 0)"
 
     def file(self, i: int) -> str:
         """Returns the name of the file of block i; an empty text if there are no files."""
-        ...
+        return ""
 
 
 class Checked:
@@ -93,35 +87,13 @@ class Checked:
         )
 
 
-@dataclass(frozen=True)
-class Synthetic:
+class Synthetic(Blocks):
     """Rows generated on demand, always the same: a function with bends along two hyperplanes, plus noise."""
 
-    rows: int
-    p: int
-    block: int
-    seed: int = 0
-    classes: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the features."""
-        return [f"x{i}" for i in range(self.p)]
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """The numbers that determine the table."""
-        return {"rows": self.rows, "p": self.p, "block": self.block, "seed": self.seed, "classes": self.classes}
-
-    @property
-    def notes(self) -> list[str]:
-        """An empty list: there are no notes."""
-        return []
-
-    @property
-    def stamps(self) -> dict[str, list[int]]:
-        """Empty: there are no files."""
-        return {}
+    def __init__(self, rows: int, p: int, block: int, seed: int = 0, classes: bool = False):
+        self.rows, self.p, self.block, self.seed, self.classes = rows, p, block, seed, classes
+        self.described = dict(vars(self))
+        self.names, self.notes, self.stamps = [f"x{i}" for i in range(p)], [], {}
 
     def __len__(self) -> int:
         return self.rows // self.block
@@ -129,23 +101,13 @@ class Synthetic:
     def __getitem__(self, i: int) -> Block:
         rng = np.random.default_rng([self.seed, i])
         x = rng.standard_normal((self.block, self.p), dtype=np.float32)
-        planes = np.random.default_rng(self.seed).standard_normal((self.p, 3), dtype=np.float32) / np.float32(
-            self.p**0.5
-        )
-        a, b, c = (x @ planes).T
+        planes = np.random.default_rng(self.seed).standard_normal((self.p, 3), dtype=np.float32)
+        a, b, c = (x @ (planes / np.float32(self.p**0.5))).T
         y = np.where(a > 0, np.abs(b), c) + 0.1 * rng.standard_normal(self.block, dtype=np.float32)
         return x, (y > 0.3).astype(np.int32) if self.classes else y
 
-    def where(self, i: int, row: int) -> str:
-        """Returns the block and the row."""
-        return f"block {i}, row {row} (from 0)"
 
-    def file(self, i: int) -> str:
-        """Returns an empty text: there are no files."""
-        return ""
-
-
-class Shards:
+class Shards(Blocks):
     """A folder of ``.npy`` files ``(rows, p + 1)`` with the target last, or of Parquet files of numbers.
 
     A block lies within one shard. Rows at the end of a shard that do not fill a block are unused. Parquet files are
@@ -177,10 +139,10 @@ class Shards:
         if not files:
             raise DataError(f"{folder} has no shards: .npy or .parquet files")
         self.block, self.classes = block, classes
-        self.stamps: dict[str, list[int]] = {file.name: _stamp(file) for file in files}
+        self.stamps = {file.name: _stamp(file) for file in files}
         self._shards: list[Any] = [kinds[file.suffix](file, target) for file in files]
         self._group = lru_cache(maxsize=_KEPT)(lambda shard, i: self._shards[shard].group(i))
-        self.names: list[str] = self._shards[0].names
+        self.names = self._shards[0].names
         for shard in self._shards[1:]:
             if sorted(shard.names) != sorted(self.names):
                 names, expected = (f"{s.file.name} has {_column_list(s.names)}" for s in (shard, self._shards[0]))
@@ -190,7 +152,7 @@ class Shards:
                 )
             shard.names = self.names  # Parquet columns are read by name, in the order of the first shard
         self._ends = np.cumsum([shard.rows // block for shard in self._shards])
-        self.notes: list[str] = []
+        self.notes = []
         sizes = np.array([shard.rows for shard in self._shards])
         if left_out := int((sizes % block).sum()):
             share = left_out / sizes.sum()
@@ -201,13 +163,7 @@ class Shards:
             note = f"row groups of up to {largest} rows are read whole for each block of {block}"
             self.notes.append(f"{note}: write the shards with smaller ones, or take a larger --block")
         rows = {shard.file.name: shard.rows for shard in self._shards}
-        self.described: dict[str, Any] = {
-            "shards": rows,
-            "names": self.names,
-            "block": block,
-            "target": target,
-            "classes": classes,
-        }
+        self.described = {"shards": rows, "names": self.names, "block": block, "target": target, "classes": classes}
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -239,12 +195,10 @@ class Shards:
         return x, y.astype(np.int32)
 
     def where(self, i: int, row: int) -> str:
-        """Returns the file and its row."""
         k, first = self._place(i)
         return f"{self._shards[k].file}, row {first + row} (from 0)"
 
     def file(self, i: int) -> str:
-        """Returns the name of the file."""
         return self._shards[self._place(i)[0]].file.name
 
     def _place(self, i: int) -> tuple[int, int]:

@@ -10,8 +10,8 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from experiments.blocks import Blocks, DataError
-from experiments.rounds import Job, prepared, source
+from examples.train_large.blocks import Blocks, DataError
+from examples.train_large.rounds import Job, prepared, source
 
 SETTINGS = ("method", "set", "task", "batch", "blocks", "epochs", "held_out", "seed")  # a resumed run keeps them
 OWN = ("out", "process")  # options that may differ between processes: hosts may mount the same folder elsewhere

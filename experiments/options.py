@@ -1,0 +1,152 @@
+"""Effects of options of recipes, a table for each: the key, few terms in a split, epochs, preconditioners.
+
+python -m experiments.options --data-dir DATA [--tables keys sparse ...] [--datasets abalone ...] [--write]
+
+Splits and scores are the same as in experiments.defaults: test R^2 or accuracy in per cent, up to 3000 training rows.
+
+- keys: GET with its default options and eight keys, on the same split.
+- sparse: trees of depth 3 with all terms in a split and with five.
+- epochs: epochs that trees with linear leaves need under each sharpness, by depth; they determine GET's default.
+- preconditioning: fixed strengths of the preconditioner beside "auto", with more and less correlated features.
+"""
+
+from collections.abc import Callable
+import statistics
+import time
+from typing import Any
+
+import jax
+
+from experiments import benchmark, defaults, studies
+import jtrees
+from jtrees.cli import keep_programs
+from jtrees.data import Scaling
+from jtrees.search.precondition import spectrum
+from jtrees.tables import checked_table
+
+GETS = {"GET": jtrees.GET(), "GET-Linear": jtrees.GET(leaves="linear")}
+KEYS = 8
+TERMS = 5
+BASES = {
+    "constant": jtrees.GET(depth=3, starts=4, epochs=1000),
+    "linear": jtrees.GET(depth=3, leaves="linear", starts=4, epochs=1000),
+}
+DEPTHS, EPOCHS = (4, 6, 8), (1000, 500, 250)
+STRENGTHS: tuple[float | str, ...] = (0.0, 0.9, 0.99, "auto")
+RECIPES: dict[str, Any] = {
+    "GET, 300 epochs": jtrees.GET(epochs=300, ridge=False, halving=False),
+    "DGT": jtrees.DGT(),
+    "LatentTree": jtrees.LatentTree(weight_decay=0.0),
+    "TEL": jtrees.TEL(),
+    "CO2": jtrees.CO2(ridge=False),
+}
+REAL = [name for name in defaults.TASKS if name not in (*defaults.MADE, "mnist")]
+NUMBERS = [name for name in REAL if defaults.TASKS[name] == "regression"]
+Splits = Callable[[int], studies.Split]
+
+
+def score(recipe: Any, split: studies.Split, seed: int) -> float:
+    """Returns the test score of a fit."""
+    task: Any = "regression" if split[2].dtype.kind == "f" else "classification"
+    return studies.scores(studies.fit(recipe, split, seed, task=task).model, split)["test"]
+
+
+def key_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list[list[Any]]:
+    """Returns median, worst and best score, and seconds, of several keys."""
+    cells = [name]
+    for recipe in GETS.values():
+        scores, seconds = [], []
+        for key in [0, *range(KEYS)]:  # the first fit compiles
+            start = time.perf_counter()
+            scores.append(score(recipe, split(0), key))
+            seconds.append(time.perf_counter() - start)
+        median = statistics.median(scores[1:])
+        cells += [f"{median:.1f}", f"{min(scores) - median:.1f}", f"{max(scores) - median:+.1f}"]
+        cells.append(f"{statistics.median(seconds[1:]):.1f} ({seconds[0]:.0f})")
+    return [cells]
+
+
+def sparse_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list[list[Any]]:
+    """Returns a row for each kind of leaves; linear leaves are for regression."""
+    rows = []
+    for kind, base in BASES.items():
+        if kind == "constant" or defaults.TASKS[name] == "regression":
+            recipes = base, jtrees.Sparse(base, terms=TERMS)
+            dense, sparse = (statistics.mean(score(r, split(seed), seed) for seed in range(seeds)) for r in recipes)
+            cells = f"{dense:.1f}", f"{sparse:.1f}", f"{sparse - dense:+.1f}"
+            rows.append([name, split(0)[0].shape[1], kind, *cells])
+    return rows
+
+
+def epoch_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list[list[Any]]:
+    """Returns the mean scores by depth and epochs."""
+    recipes = [jtrees.GET(leaves="linear", depth=depth, epochs=epochs) for depth in depths for epochs in EPOCHS]
+    means = (statistics.mean(score(recipe, split(seed), seed) for seed in range(seeds)) for recipe in recipes)
+    return [[name, *(f"{mean:.1f}" for mean in means)]]
+
+
+def strength_cells(name: str, split: Splits, seeds: int, depths: list[int]) -> list[list[Any]]:
+    """Returns the smallest eigenvalue of the correlations of the training features, and the scores by strength."""
+    table = checked_table(split(0)[0], split(0)[2], None, "regression")
+    cells = [name, f"{float(spectrum(Scaling.fit(table).batch(table)).values[0]):.1g}"]
+    for recipe in RECIPES.values():
+        scores = (score(recipe.replace(precondition=strength), split(0), 0) for strength in STRENGTHS)
+        cells.append(" / ".join(f"{value:.1f}" for value in scores))
+    return [cells]
+
+
+# The head of each table, its function of a set, its default sets, and its default number of splits.
+TABLES: dict[str, tuple[list[str], Callable[..., list[list[Any]]], list[str], int]] = {
+    "keys": (
+        ["set", *(f"{recipe}, {column}" for recipe in GETS for column in ("median", "worst", "best", "seconds"))],
+        *(key_cells, NUMBERS, 1),
+    ),
+    "sparse": (["set", "features", "leaves", "all terms", f"{TERMS} terms", "change"], sparse_cells, REAL, 1),
+    "epochs": (["set"], epoch_cells, NUMBERS, 3),
+    "preconditioning": (
+        ["set", "smallest eigenvalue", *RECIPES],
+        *(strength_cells, ["made-collinear", "abalone", "ailerons", "cpu-act", "kin8nm"], 1),
+    ),
+}
+NOTES = {
+    "keys": f"Test R² in per cent of {KEYS} keys: the median, and the worst and the best score minus the median. "
+    "Up to 3000 training rows. `seconds` is the median of a fit and, in brackets, the first fit with compilation. "
+    "On a busy machine the seconds are upper bounds.",
+    "sparse": "Test R² or accuracy in per cent, mean of {seeds} split(s), up to 3000 training rows; depth 3, 4 "
+    f"starts of 1000 epochs. Median change from all terms to {TERMS} terms per split: ",
+    "epochs": "Test R² in per cent, mean over the splits (--seeds {seeds}), up to 3000 training rows.",
+    "preconditioning": f"Test R² in per cent with `precondition` {' / '.join(map(str, STRENGTHS))}; up to 3000 "
+    "training rows. In all columns GET and CO2 have `ridge=False`, and TEL stops early. The second column is the "
+    "smallest eigenvalue of the features' correlations: 1 if uncorrelated, 0 if one feature is a linear function of "
+    "the others.",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Makes the tables."""
+    sets: dict[str, Any] = {"data_dir": None, "datasets": {"nargs": "+", "choices": list(defaults.TASKS)}}
+    sets |= {"tables": benchmark.several(TABLES), "seeds": {"type": int}, "depths": DEPTHS}
+    options = benchmark.parse("options", __doc__, arguments, **sets)
+    for title in options.tables:
+        header, cells, names, default = TABLES[title]
+        header = header + [f"depth {d}, {e}" for d in options.depths for e in EPOCHS if title == "epochs"]
+        table, seeds = benchmark.Table(*header), options.seeds or default
+        for name in options.datasets or names:
+            split = lambda seed, name=name: defaults.rows(name, seed, options.data_dir)
+            for row in cells(name, split, seeds, options.depths):
+                table.add(*row)
+            jax.clear_caches()
+        notes = NOTES[title].format(seeds=seeds)
+        if title == "epochs":
+            means = (statistics.mean(map(float, column)) for column in list(zip(*table.rows, strict=True))[1:])
+            table.add("**mean**", *(f"{mean:.1f}" for mean in means))
+        if title == "sparse":
+            changes = {kind: [float(row[-1]) for row in table.rows if row[2] == kind] for kind in BASES}
+            texts = (f"{kind} leaves {statistics.median(c):+.1f} ({len(c)} sets)" for kind, c in changes.items() if c)
+            notes += f"{'; '.join(texts)}."
+        benchmark.write(options, table, notes, to=title)
+
+
+if __name__ == "__main__":
+    keep_programs()
+    main()
