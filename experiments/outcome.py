@@ -93,21 +93,17 @@ def as_tree(model: Any, x: np.ndarray) -> jtrees.ObliqueTree | None:
 
 def size(model: Any, x: np.ndarray) -> tuple[int, int]:
     """Returns leaves and numbers of a model; an axis-parallel split counts its feature and its threshold."""
+    counted = lambda nodes, leaves, outputs=1: (leaves, 2 * (nodes - leaves) + leaves * outputs)
     if (tree := as_tree(model, x)) is not None:
         return tree.num_leaves, tree.num_parameters
-    if isinstance(model, DummyRegressor):
-        return 1, 1
-    if isinstance(model, DummyClassifier):
-        return 1, len(model.classes_)
+    if isinstance(model, (DummyRegressor, DummyClassifier)):
+        return 1, len(getattr(model, "classes_", [0]))
     if isinstance(model, (RandomForestRegressor, RandomForestClassifier)):
         trees = [member.tree_ for member in model.estimators_]
-        leaves = sum(int(tree.n_leaves) for tree in trees)
-        answers = trees[0].value[0].size
-        return leaves, 2 * (sum(tree.node_count for tree in trees) - leaves) + leaves * answers
-    if hasattr(model, "get_booster"):
+        return counted(sum(t.node_count for t in trees), sum(int(t.n_leaves) for t in trees), trees[0].value[0].size)
+    if hasattr(model, "get_booster"):  # XGBoost
         nodes = model.get_booster().trees_to_dataframe()["Feature"]
-        leaves = int((nodes == "Leaf").sum())
-        return leaves, 2 * (len(nodes) - leaves) + leaves
+        return counted(len(nodes), int((nodes == "Leaf").sum()))
     if hasattr(model, "booster_"):  # LightGBM
         trees = [tree["tree_structure"] for tree in model.booster_.dump_model()["tree_info"]]
         return tuple(map(sum, zip(*map(lightgbm_size, trees), strict=True)))  # type: ignore[return-value]
@@ -115,8 +111,7 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
         counts = model.get_tree_leaf_counts()
         return int(counts.sum()), len(model.get_leaf_values()) + 2 * int(np.log2(counts).sum())
     if isinstance(model, jtrees.Forest):
-        sizes = [size(member, x) for member in model]
-        return sum(leaves for leaves, _ in sizes), sum(numbers for _, numbers in sizes)
+        return tuple(map(sum, zip(*(size(member, x) for member in model), strict=True)))  # type: ignore[return-value]
     if isinstance(model, jtrees.methods.EnsembleModel):
         return int(np.prod(model.network.params.leaf_values.shape[:2])), model.num_parameters
     # A LatentTree: a tree and a predictor on it.

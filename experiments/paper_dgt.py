@@ -28,7 +28,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from experiments import benchmark, data, studies
 from experiments.studies import spread
 import jtrees
-from jtrees import losses, ops, routing, training, validation as checks
+from jtrees import losses, ops, routing, training
 from jtrees.data import Scaling, Table
 from jtrees.data.table import bucket
 from jtrees.search import Schedule
@@ -193,19 +193,10 @@ def pat(depth: int, slope: training.Number, *, task: Task = Regression()) -> jtr
     """Returns the probabilistic annealed tree, the paper's baseline: product form, sigmoids with a growing slope.
 
     The loss is the loss of the mean over the leaves, by the product of sigmoids. The score is the loss of the hard
-    tree. Parameters and hardening are the same as in DGT without over-parameterisation. The paper's schedules are
-    ``optax.linear_schedule(low, high, steps)`` and, logarithmic, ``optax.exponential_decay(low, steps, high / low)``,
-    with low and high from 1..100 to 10..10000.
-
-    Args:
-      depth: depth of the tree, 1 to 16.
-      slope: factor of the scores, above 0: a number, a traced number, or an optax schedule of the step.
-      task: the task of the tree.
-
-    Raises:
-      ValueError: a depth or a slope is out of range.
+    tree. Parameters and hardening are the same as in DGT without over-parameterisation. ``slope``, a number or a
+    schedule, multiplies the scores. The paper's schedules are ``optax.linear_schedule(low, high, steps)`` and,
+    logarithmic, ``optax.exponential_decay(low, steps, high / low)``, with low and high from 1..100 to 10..10000.
     """
-    checks.check_positive("slope", slope)
 
     def loss(params: Any, batch: jtrees.Batch, *, key: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         tree, (x, y, weight) = params.tree(), batch

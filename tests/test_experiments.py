@@ -222,6 +222,7 @@ WEAK = jtrees.Boosted(GET.replace(cart="binned"), rounds=3)
 REFINED = jtrees.Refined(WEAK, epochs=1)
 USUAL = paper_nongreedy.USUAL | {"epochs": 3, "greedy_epochs": 2, "deepest": 2, "tuned": 1}
 USUAL["grid"] = {"nu": (10.0, 100.0), "learning_rate": (1.0,)}
+tree = lambda estimator: lambda recipe=None, **options: estimator(DGT, **options)
 few_trees = lambda **options: HistGradientBoostingRegressor(**options | {"max_iter": 5})
 few_forest = {
     part: (paper_forest.TITLES[part], paper_forest.random_forest, {}) for part in (*paper_forest.RIVALS, "tree")
@@ -294,8 +295,8 @@ WHOLE = {
         ["--datasets", "kin8nm", "segmentation", "--seeds", "2"],
         {
             "KINDS": {
-                "regression": (*estimators.KINDS["regression"][:3], partial(estimators.TreeRegressor, DGT)),
-                "classification": (*estimators.KINDS["classification"][:3], partial(estimators.TreeClassifier, DGT)),
+                "regression": (*estimators.KINDS["regression"][:3], tree(estimators.TreeRegressor)),
+                "classification": (*estimators.KINDS["classification"][:3], tree(estimators.TreeClassifier)),
             },
             "TreeRegressor": SimpleNamespace(default_recipe=DGT),
             "TreeClassifier": SimpleNamespace(default_recipe=DGT),
@@ -318,7 +319,11 @@ WHOLE = {
     ),
     defaults: (
         ["--datasets", "made-collinear", "--max-seconds", "0.5"],
-        {"ROWS": 100, "RECIPES": defaults.RECIPES | {"Bagged-DGT": jtrees.Bagged(DGT), "BestOf-DGT": DGT}},
+        {
+            "ROWS": 100,
+            "RECIPES": defaults.RECIPES | {"Bagged-DGT": jtrees.Bagged(DGT), "BestOf-DGT": DGT},
+            "DEPTHS": [2, 4, 8],
+        },
         ["| made-collinear | 100 + 100 x 20 |", "`max_seconds=0.5`", "What a ridge regression brings"],
     ),
     relaxations: (
@@ -402,7 +407,7 @@ SMALLEST = {
             "KEYS": 2,
             "RECIPES": {"DGT": DGT},
         },
-        *("preconditioning", "| set | smallest eigenvalue | DGT |"),
+        *("preconditioning", "| kin8nm | "),
     ),
 }
 
@@ -556,9 +561,6 @@ def test_pat_is_the_product_form_and_anneals_to_the_hard_tree(x64):
     rising = optax.exponential_decay(1.0, 100, 1e4)  # a hundredfold every 50 steps
     gap = [abs(float(np.subtract(*at(rising, jnp.int32(step))))) for step in (0, 50, 100)]
     assert gap[0] > gap[1] > gap[2] and gap[2] < 1e-2 * float(loss)
-    for depth, slope, message in ((3, 0.0, "slope"), (17, 1.0, "depth")):
-        with pytest.raises(ValueError, match=message):
-            paper_dgt.pat(depth, slope)
 
 
 @pytest.mark.slow
