@@ -175,6 +175,17 @@ def test_always_finite_and_never_far_from_the_targets(kind):
         assert np.square(y - answers).mean() <= 1.1 * np.var(y, dtype=np.float64) + 1e-6 * np.square(y).max()
 
 
+def test_side_by_side_as_alone():
+    tables = [nasty("few"), nasty("one leaf")]
+    together = jax.jit(jax.vmap(lambda *table: fit_linear(*table, 4)))(*map(np.stack, zip(*tables, strict=True)))
+    for i, (leaf, x, y) in enumerate(tables):
+        result = jax.tree.map(lambda a, i=i: a[i], together)
+        expected = Linear(*oracles.shrunk_leaves(leaf, x, y, 4)[0])
+        answers = (expected.coefficients[leaf] * x).sum(1) + expected.intercept[leaf]
+        answers = np.clip(answers, expected.lower[leaf], expected.upper[leaf])
+        np.testing.assert_allclose(at(result, leaf, x), answers, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("value", [7.0, 0.1])
 def test_a_constant_column_gets_no_slope(value):
     for kind, seed in itertools.product(("few", "one leaf"), range(2)):
