@@ -186,7 +186,7 @@ def test_the_folder_by_default(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError, match="folder must be one that can be made and written to, got '/"):
@@ -194,6 +194,10 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     for folder in ("", b"bytes"):
         with pytest.raises(ValueError, match="folder must be a path, got"):
             jtrees.cache(folder)  # type: ignore[arg-type]
+    monkeypatch.setenv("XDG_CACHE_HOME", __file__)
+    cli.keep_programs()
+    error = capsys.readouterr().err
+    assert error.startswith("jtrees: compiled programs are not kept: folder must be one") and error.count("\n") == 1
     monkeypatch.setenv("JTREES_CACHE", __file__)
     with pytest.raises(ValueError, match="JTREES_CACHE: folder must be one that can be made and written to, got '"):
         caching.cache_by_environment()
@@ -207,24 +211,12 @@ def test_values_of_the_environment_variable(value, folder, tmp_path, monkeypatch
     monkeypatch.setenv("JTREES_CACHE", value)
     caching.cache_by_environment()
     assert folder_of_jax() == (None if folder is None else str(tmp_path / folder))
-
-
-@pytest.mark.usefixtures("no_folder")
-def test_the_command_line_keeps_programs_unless_told_not_to(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("JTREES_CACHE", "0")
-    cli.keep_programs()
-    assert folder_of_jax() is None
-    monkeypatch.delenv("JTREES_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", __file__)
-    cli.keep_programs()
-    error = capsys.readouterr().err
-    assert error.startswith("jtrees: compiled programs are not kept: folder must be one") and error.count("\n") == 1
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cli.keep_programs()
-    assert folder_of_jax() == str(tmp_path / "jtrees")
-    jax.config.update("jax_compilation_cache_dir", "of JAX")
-    cli.keep_programs()
-    assert folder_of_jax() == "of JAX"
+    if value == "0":  # the command line keeps programs by default
+        cli.keep_programs()
+        assert folder_of_jax() is None
+        monkeypatch.delenv("JTREES_CACHE")
+        cli.keep_programs()
+        assert folder_of_jax() == str(tmp_path / "user" / "jtrees")
 
 
 @pytest.mark.usefixtures("no_folder")

@@ -76,18 +76,6 @@ def test_sigterm_in_any_phase(uninterrupted, tmp_path, monkeypatch, phase):
 
 
 @pytest.mark.slow
-def test_a_truncated_checkpoint(uninterrupted, tmp_path):
-    out = tmp_path / "run"
-    within(out, *SMALL, "--max-steps", 400)
-    for file in (out / "checkpoints" / "400").rglob("*"):
-        if file.is_file():
-            os.truncate(file, file.stat().st_size // 2)
-    output = within(out, *SMALL)
-    assert "the checkpoint of step 400" in output and "going back to step 300" in output
-    same_run(out, uninterrupted)
-
-
-@pytest.mark.slow
 def test_a_full_disk(uninterrupted, tmp_path):
     """It says so and ends; with room again the same command goes on."""
     (small := tmp_path / "small").mkdir()

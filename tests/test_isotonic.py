@@ -408,6 +408,8 @@ def test_the_derivative_of_tree_isotonic(x64):
     for jacobian in (jax.jacfwd, jax.jacrev):
         second = jax.jit(jacobian(jax.jacrev(fit)))(numbers)
         np.testing.assert_allclose(second, slope(backward), rtol=0, atol=1e-8)
+    stacked = np.stack([numbers, numbers[::-1] + 3])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(fit))(stacked), list(map(values, stacked)))
 
 
 @pytest.mark.parametrize(

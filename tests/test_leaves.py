@@ -247,11 +247,7 @@ def test_trainable_and_hardened_leaves():
 
 
 FREQUENCIES = Values(np.float32([[0.25, 0.125, 0.5, 0.125]]), losses.Frequencies())
-
-
 WIDE = Linear(np.float32([[3, 0, -2, 0.5]]), np.float32([1]), np.float32([-9]), np.float32([9]))
-
-
 BY_DEVIATION = {"deviations": np.array([0.1, 1e9, 1, 10])}
 
 

@@ -63,11 +63,7 @@ def sigmoid_of_complex(t):
 
 
 by_products = lambda scores: routing.leaf_probabilities(jax.nn.sigmoid(scores))
-
-
 by_violation = lambda scores: routing.violation(scores, 3.0)
-
-
 CASES = {  # linear leaves, weighted, the route, and its plain definition
     "sigmoid": (False, False, "sigmoid", None),
     "sigmoid, linear, weighted": (True, True, "sigmoid", None),

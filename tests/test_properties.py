@@ -1,4 +1,4 @@
-"""Relations between fits, on tables that break things: units, origins, dtypes, weights and company change nothing."""
+"""Relations between fits, on tables that break things: units, dtypes, weights and the order of rows change nothing."""
 
 from functools import cache
 from typing import Any
@@ -118,24 +118,7 @@ def units(case: Case) -> None:
         np.testing.assert_allclose(fit.loss, (unit**2 if t.y.ndim == 1 else 1) * case.base.loss, rtol=1e-6)
 
 
-def shifts(case: Case) -> None:
-    """Where features and targets are counted from does not matter, up to 2**26 times their spread."""
-    if case.name == "NonGreedy":  # steps of size 1 on a piecewise constant loss make another tree of a last bit
-        return
-    t = case.table
-    x, *x_shifts = counted(t.x)
-    y, *y_shifts = (t.y, 0, 0) if t.task == "classification" else counted(t.y)
-    near = case.fit(x=x, y=y, weight=None).predict(x)  # under weights the spread is another
-    spread = 1 if t.task == "classification" else np.ptp(x[:, 0] if case.clusters else y, axis=0)
-    for x_shift, y_shift in zip(x_shifts, y_shifts, strict=True):
-        predictions = case.fit(x=x + x_shift, y=y + y_shift, weight=None).predict(x + x_shift)
-        off = np.abs(predictions - (x_shift[0] if case.clusters else y_shift) - near) / spread
-        # Columns far from zero may be scaled to another last bit. Training makes more of it, and a row that lies on a
-        # threshold goes the other way.
-        assert (off > 0.01).reshape(len(x), -1).any(1).mean() <= 0.25, off
-
-
-RELATIONS = (precision, reported_loss, weights, units, shifts)
+RELATIONS = (precision, reported_loss, weights, units)
 
 
 def cases() -> Any:
@@ -178,19 +161,6 @@ def losses_of(predictions: np.ndarray, y: np.ndarray, rows: Any) -> np.ndarray:
         return -np.log(np.maximum(np.float64(predictions[np.arange(len(y)), y]), np.finfo(np.float32).tiny))
     error = (np.float64(predictions) - y).reshape(len(y), -1)
     return np.square(error / (np.ptp(y[rows], axis=0) if error.shape[1] > 1 else 1)).mean(1)
-
-
-def counted(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns counted from their least value, on a grid on which no shift is rounded; and two shifts, to where they
-    were, and far away.
-    """
-    power = lambda size: np.exp2(np.ceil(np.log2(size)))
-    ends, spread = np.ptp(a, axis=0), np.subtract(*np.quantile(a, (0.75, 0.25), axis=0))
-    far = np.minimum(2.0**26 * power(np.where(spread > 0, spread, np.where(ends > 0, ends, 1))), 2.0**124)
-    grid = power(np.abs(a).max(0) + far) * 2.0**-52
-    a, low = (np.round(b / grid) * grid for b in (a, a.min(0)))
-    assert all((a - low + shift - shift == a - low).all() for shift in (low, far))
-    return a - low, low, far
 
 
 def wide(a: Any) -> np.ndarray:

@@ -96,12 +96,12 @@ def test_leaf_values_broadcast_and_so_do_their_derivatives(x64, right_axes, valu
     right[::2] = np.round(right[::2]) if right_axes == (3,) else right[::2]
     cotangent = np.random.default_rng(0).normal(size=np.broadcast_shapes(right_axes, value_axes))
 
-    def of(value, both):
+    def projected(value, both):
         return (
             cotangent * value(both[: right.size].reshape(right.shape), both[right.size :].reshape(values.shape))
         ).sum()
 
-    ours, plain = partial(of, expected_value), partial(of, oracles.expected_value)
+    ours, plain = partial(projected, expected_value), partial(projected, oracles.expected_value)
     both = np.concatenate([right.ravel(), values.ravel()])
     exact = oracles.exact_gradient(plain, both)
     for derivative in (jax.grad, jax.jacfwd):

@@ -215,11 +215,7 @@ def test_leaves_are_set_from_the_routing_of_raw_samples(weighted):
 
 # One program for all of these: shapes are equal.
 RECIPE = jtrees.GET(depth=2, starts=2, epochs=100, halving=False, ridge=False)
-
-
 TIME = 1_700_000_000_000_000_000  # nanoseconds
-
-
 OUTLIERS = X + np.where(np.arange(N)[:, None] == [1, N, 0], [-1e9, 0, 1e12], 0)
 
 

@@ -102,7 +102,6 @@ def plain_quantiles(leaf, y, num_leaves, levels, weight):
     return out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_weighted_quantiles_are_those_of_double_precision_in_every_leaf(size):
     leaf, y, weight = drawn(size)

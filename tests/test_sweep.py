@@ -268,8 +268,6 @@ BOTH = [
     *(({"validation": folds}, "validation must be from 2 to 96 folds") for folds in (1, 97)),
     ({"validation": True}, r"validation must be a pair \(x, y\), a fraction"),
 ]
-
-
 # The same functions check what both have: for tune, some cases show that they are called.
 CASES = [
     *((jtrees.sweep, *case) for case in BOTH),

@@ -108,11 +108,7 @@ def test_diverged_runs_are_kept_and_interrupted_runs_are_not(tmp_path, monkeypat
 
 
 FRAME = pd.DataFrame({"p": X[:, 0], "q": X[:, 1], "level": np.where(X[:, 0] > 0, "a", "b")})
-
-
 TUNED = {"grid": {"depth": (1, 2, 3)}, "validation": 3}
-
-
 # What differs, the first call and the second.
 CHANGES = {
     "x": (sweep, {}, sweep, {"x": X + 1}),

@@ -81,8 +81,6 @@ def test_values_are_those_of_their_definitions():
 
 
 LOG_LOSS = losses.LogLoss(0.1)
-
-
 DERIVATIVES = {name: (loss, OUTPUTS, y) for name, (loss, y, _) in LOSSES.items()} | {
     "log": (LOG_LOSS, rng.normal(size=(N, 3)), rng.integers(0, 3, N)),
     "own, log": (losses.CustomLoss(LOG_LOSS.samples), rng.normal(size=(N, 3)), rng.integers(0, 3, N)),

@@ -173,6 +173,8 @@ def test_the_loss_gets_the_step_and_a_key_of_its_own():
     losses = np.asarray(compiled(Batch(jnp.ones((2, 1)), jnp.ones(2)), method=nothing(loss), steps=4).losses)
     assert np.floor(losses).tolist() == [0, 1, 2, 3]
     assert len(set((losses % 1).tolist())) == 4
+    schedule = lambda step: 2 * step  # of a number, which is evaluated
+    assert (training.state.at_step(schedule, 7), training.state.at_step(0.5, 7)) == (14, 0.5)
 
 
 def test_a_run_that_diverges_is_not_finite_and_scores_nothing(plane):

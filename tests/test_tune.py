@@ -22,7 +22,6 @@ from jtrees.data import Scaling
 from jtrees.data.scaling import losses_of
 from jtrees.search import Fitted, options as kinds
 from jtrees.selection import halving
-from jtrees.selection.grid import groups_of, with_options
 from jtrees.selection.space import draw
 from jtrees.selection.sweep import splits_of
 from jtrees.tables import checked_dataset, checked_table
@@ -196,24 +195,6 @@ def test_none_among_numbers():
     """None is another structure than a number, and 0 may be the same: two programs, and all values are tried."""
     result = trials(tune(Polynomials(depth=3), {"momentum": (None, 0.3, 0.0, 0.5)}))
     assert set(result) == {(None,), (0.0,), (0.3,), (0.5,)} and result[(None,)].loss == result[(0.0,)].loss
-
-
-def test_a_pair_chooses_epochs_and_options():
-    pair = X[:30], Y[:30]
-    result = tune(Polynomials(depth=3), {"learning_rate": (0.4,)}, validation=pair)
-    assert result.loss == pytest.approx(np.mean((result.model.predict(pair[0]) - pair[1]) ** 2))
-    # A trial has all rows, as the fit has; that has another key, and ends where there is but one minimum.
-    assert trials(result)[(0.4,)].loss == pytest.approx(result.loss, rel=2e-2)
-
-
-def test_options_of_a_base():
-    base = jtrees.DGT(depth=1)
-    recipe = jtrees.Bagged(jtrees.Polished(base, epochs=7), trees=7)
-    other = with_options(recipe, {"base__base__depth": 3, "base__epochs": 2, "trees": 5})
-    assert other == jtrees.Bagged(jtrees.Polished(base.replace(depth=3), epochs=2), trees=5)
-    pairs = itertools.product((0.1, 0.2), (2, 1))
-    combinations = [{"base__base__learning_rate": rate, "base__base__depth": depth} for rate, depth in pairs]
-    assert groups_of(recipe, combinations) == [[0, 2], [1, 3]]
 
 
 def test_combinations_are_evaluated_by_a_loss_of_the_users_own():
