@@ -2,9 +2,12 @@
 
 import json
 import os
+from pathlib import Path
+import random
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -226,3 +229,56 @@ def test_tune_continues_and_chooses_the_same(tmp_path, searches, halving):
     trials = lambda fit: [trial._replace(options=tuple(trial.options.items())) for trial in fit.report.tuning.trials]
     assert trials(reloaded) == trials(first) == trials(call(None))
     assert reloaded.report.tuning.options == first.report.tuning.options
+
+
+# --- Killed processes ------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, warnings
+import jax, numpy as np
+sys.path.insert(0, {tests!r})
+warnings.simplefilter("ignore")
+import jtrees
+from polynomials import Polynomials
+search = Polynomials.search
+async def counted(self, problem):
+    fitted = await search(self, problem)
+    with open({log!r}, "a") as file:
+        file.write("x")
+    return fitted
+Polynomials.search = counted
+rng = np.random.default_rng(0)
+x = rng.uniform(-2, 2, (96, 2))
+y = x[:, 0] ** 3
+jtrees.sweep(Polynomials(), x, y, key=jax.random.key(0), grid={{"learning_rate": np.linspace(0.01, 0.5, 50).tolist()}},
+             seeds=2, batch=2, folder={folder!r})
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_killed_sweeps_lose_only_the_runs_in_progress(tmp_path):
+    folder, log = tmp_path / "runs", tmp_path / "log"
+    log.write_text("")
+    tests = str(Path(__file__).parent)
+    script = SCRIPT.format(tests=tests, log=str(log), folder=str(folder))
+    command = [sys.executable, "-c", script]
+    draw, kills = random.Random(0), 0
+    while kills < 4:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before, began = len(list(folder.glob("*.json"))), time.monotonic()
+        # The process is killed at a random time after its first new run, while it makes further runs.
+        while process.poll() is None and len(list(folder.glob("*.json"))) <= before and time.monotonic() - began < 60:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.02))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.endswith("done\n") and kills >= 3
+    files = [file for file in folder.glob("*.json") if file.stem != "sweep"]
+    runs = [json.loads(file.read_text()) for file in files]
+    assert len(runs) == 100 and len({(run["options"]["learning_rate"], run["seed"]) for run in runs}) == 100
+    assert len(log.read_text()) <= 100 + 2 * kills  # at most the two runs in progress are made again
