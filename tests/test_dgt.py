@@ -85,8 +85,6 @@ def test_a_random_chain_is_uniform():
         assert low <= part.min() and part.max() <= high
         quarters = np.histogram(part, bins=4, range=(low, high))[0] / part.size
         np.testing.assert_allclose(quarters, 0.25, atol=5 * np.sqrt(3 / 16 / part.size))  # five standard deviations
-    second = jax.jit(lambda: random_chain(key(1), 6, 24, (100,), (5,), jnp.float32))()
-    assert abs(np.corrcoef(first.ravel(), np.asarray(second.factors[0]).ravel())[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize(("outputs", "classes"), [((), None), ((2,), None), ((), 3)])
@@ -140,19 +138,6 @@ def test_leaves_are_refitted_or_kept(data, classes):
         np.testing.assert_allclose(learnt.leaves.values, odds / odds.sum(1, keepdims=True), rtol=1e-5)
         _, expected = oracles.class_frequencies(leaf, y, 4, classes, 1.0, np.ones(len(y)))
     np.testing.assert_allclose(refit.leaves.values, expected, rtol=1e-5)
-
-
-def test_learns_better_than_chance_and_than_its_start(data):
-    x, y = data
-    result = fit(x, y)
-    assert result.history.shape == (30 * 4,) and result.step == 120
-    assert result.history[-20:].mean() < result.history[:20].mean() / 3
-    error = np.mean((result.tree.predict(x) - y) ** 2)
-    # Four sign patterns of the signal and a linear third feature: a constant leaves 3.2, the best split 1.
-    assert error < 0.7
-    assert result.loss == pytest.approx(error, rel=1e-5)
-    assert result.history[-1] * np.ptp(y) ** 2 == pytest.approx(error, rel=0.5)  # of one batch, on scaled targets
-    assert not np.array_equal(result.tree.weights, fit(x, y, seed=1).tree.weights)
 
 
 def test_heavy_tails_do_not_ruin_it(data):
