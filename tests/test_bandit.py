@@ -258,13 +258,10 @@ def test_two_rates_apply_to_the_leaves_of_other_trees():
     ("make", "message"),
     [
         (lambda: jtrees.methods.bandit_classifier(2, 1), "actions must be at least 2, got 1"),
-        (lambda: jtrees.methods.bandit_classifier(17, 3), "depth"),
         (lambda: classifier(exploration=0.0), "exploration must be above 0 and at most 1, got 0.0"),
-        (lambda: classifier(accumulate=0), "accumulate"),
         (lambda: classifier(optimizer=0.01), "optimizer must be an optax transformation, got 0.01"),
         (lambda: regressor(delta=0.0), "delta must be above 0 and at most 1, got 0.0"),
         (lambda: regressor("three-point"), "feedback must be one of 'one-point', 'two-point', got 'three-point'"),
-        (lambda: classifier().init(0, key=key()), "p must"),
         (lambda: classifier().init(P, key=0), "key must be a random key"),
     ],
 )
@@ -285,7 +282,6 @@ def test_bad_rounds_are_refused():
         (lambda: act(np.full(P, np.nan)), "x must be finite"),
         (lambda: update(x, 3, 0.5, 1.0), "action must be a whole number from 0 to 2, got 3"),
         (lambda: update(x, 1, 0.0, 1.0), "propensity must be above 0 and at most 1, got 0.0"),
-        (lambda: update(x, 1, 0.5, jnp.zeros(1)), r"loss must have shape \(\)"),
         (lambda: play(action + 0.1, action), "action must be the action that act returned for this state"),
         (lambda: learner.act(first, x, key=key()), "state must be a state of this learner, with"),
         (lambda: play(action, jnp.zeros(3)), "loss must have shape"),
@@ -300,10 +296,8 @@ def test_bad_streams_are_refused():
     bad[2, 1] = np.nan
     run = lambda learner, x, loss, **options: jtrees.methods.run_bandit(learner, x, loss, **({"key": key()} | options))
     for args, options, message in [
-        ((learner, x[:0], loss), {}, "contexts must be .* at least one round"),
         ((learner, bad, loss), {}, "contexts must be finite"),
         ((None, x, loss), {}, "learner must be a jtrees.methods.Bandit"),
-        ((learner, x, None), {}, "loss_fn must be a function"),
         ((learner, x, lambda i, a: np.zeros(2)), {"state": first_state("classifier")}, "loss must have shape"),
         ((learner, x, loss), {"best_losses": jnp.zeros(3)}, r"best_losses must have shape \(25,\), got \(3,\)"),
         ((learner, x, loss), {"score_every": 0}, "score_every"),
