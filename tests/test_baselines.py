@@ -134,11 +134,8 @@ def test_rows_that_a_search_left_out_are_those_of_the_comparison():
     losses = np.append(np.full(150, np.nan), np.linspace(1, 6, 50))
     found = losses_of(X, Y, left_out=LeftOut(losses, chose=True, several=False))
     assert found == pytest.approx(losses_of(X[:150], Y[:150], held_out=(X[150:], Y[150:])) | {"model": 3.5})
-
-
-def test_models_of_rows_that_were_left_out_in_turns_are_compared_with_models_of_all_rows():
-    losses = np.append(np.full(20, np.nan), np.ones(180))
-    found = losses_of(X, Y, left_out=LeftOut(losses, chose=False, several=True))
+    # Rows that were left out in turns are compared with models of all rows.
+    found = losses_of(X, Y, left_out=LeftOut(np.append([np.nan] * 20, np.ones(180)), chose=False, several=True))
     residual = (Y - ridge(X, Y).predict(X))[20:]
     assert found["model"] == 1 and found["linear"] == pytest.approx(np.mean(residual**2) / (1 - 7 / 200) ** 2, rel=1e-5)
 
