@@ -68,19 +68,6 @@ def test_what_matters_is_kept(leaves):
     assert fit.report.search.base.cart_loss == dense.report.search.cart_loss
 
 
-@pytest.mark.slow
-def test_a_column_of_a_raw_table_is_one_term():
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({name: rng.normal(size=300) for name in "abc"} | {"level": rng.choice(list("uvwxyz"), 300)})
-    frame.loc[::7, "a"] = np.nan
-    y = frame["a"].fillna(2) + 3.0 * frame["level"].isin(["u", "v"])
-    fit = jtrees.fit(jtrees.Sparse(GET, terms=2, epochs=60), frame, y, key=KEY)
-    owner = np.repeat(range(5), [2, 1, 1, 6, 0])
-    columns = [set(owner[row != 0]) for row in np.asarray(fit.tree.weights)]
-    assert max(map(len, columns)) == 2 and {0, 3} in columns and columns_of(fit.tree).max() > 2
-    assert list(fit.report.search.terms) == [4, 3, 2]
-
-
 @pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
 def test_a_split_has_the_columns_of_one_group(groups):
     x, y = plane(p=6)
