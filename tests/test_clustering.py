@@ -98,9 +98,6 @@ def test_clusters_are_found(blobs):
     for leaf in np.unique(leaves[:250]):
         mean = x[:250, 2:][leaves[:250] == leaf].mean(0)
         np.testing.assert_allclose(result.tree.leaves.values[leaf], mean, rtol=1e-3, atol=1e-2)
-    assert result.tree.predict(x).shape == result.model.predict(x).shape == (300, 2)
-    assert result.report.search.active.shape == (15,)
-    assert result.history[-20:].mean() < result.history[:20].mean() / 1.5  # half of it is noise
     # The loss on the rows held out, on targets of deviation 1.
     scaled = (result.model.predict(x[250:]) - x[250:, 2:]) / x[:250, 2:].std(0)
     assert result.loss == pytest.approx(np.mean(scaled**2), rel=1e-4)
