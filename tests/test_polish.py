@@ -104,10 +104,10 @@ def test_loss_never_rises(data, start, learning_rate):
 
 
 def test_weights_count(data):
-    """Few heavy rows call for another split than the many light ones."""
+    """Many light rows speak against the split of few heavy ones."""
     x, heavy = data[0], np.arange(200) % 5 == 0
     weight = np.where(heavy, 50.0, 0.1)
-    y = np.where(x[:, 0] > 0, 4.0, np.where(x[:, 1] > np.where(heavy, -0.5, 0.3), 1.0, -1.0))
+    y = np.where(x[:, 0] > 0, 4.0, np.where(x[:, 1] > -0.5, 1.0, -1.0) * np.where(heavy, 1, -1))
     tree = jtrees.ObliqueTree(jnp.eye(3).at[2, 2].set(0), jnp.asarray([0.0, -0.3, -1.0]), Values(jnp.zeros(4)))
     result = polish(tree, x, y, sample_weight=weight)
     check(result, squared_loss(tree, x, y, weight), squared_loss(result.tree, x, y, weight))
