@@ -126,13 +126,17 @@ def test_trees_have_no_counterexample(case):
     weights = np.asarray(fit.tree.weights)
     assert (weights[:, 0] >= 0).all() and (weights[:, 1] <= 0).all() and (weights[:, :2] != 0).any()
     assert largest_fall(fit.model) <= 0 and len(np.unique(value_of(fit.model, table()[0]))) > 2
+    if case[1] == "classification":
+        np.testing.assert_allclose(fit.predict(table()[0]).sum(1), 1, rtol=1e-5)
     values = np.asarray(fit.tree.leaves.predictions(), np.float64)
     values = values if values.ndim == 1 else values[:, 1]
     assert all(values[a] <= values[b] for a, b in pairs_in_order((weights[:, :2] != 0).any(1)))
 
 
-def test_the_search_finds_what_an_ordinary_tree_does():
+def test_the_search_finds_what_an_ordinary_tree_does_and_signs_hold_against_the_data():
     assert largest_fall(fitted(SHORT, "regression", None).model) > 0.1
+    against = np.asarray(fitted(*CASES[1], {0: -1, 1: 1}).tree.weights)
+    assert (against[:, 0] <= 0).all() and (against[:, 1] >= 0).all()
 
 
 @pytest.mark.slow
