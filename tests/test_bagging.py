@@ -1,6 +1,7 @@
-"""Bagging: each tree from its own bootstrap sample, by any recipe."""
+"""Bagging: each tree from its own bootstrap sample, by any recipe; and the best of several runs of a recipe."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 import weakref
 
 import jax
@@ -15,6 +16,7 @@ from jtrees import pytree, training
 from jtrees.data.table import without_padding
 from jtrees.search import Fitted, Problem, Run
 from jtrees.search.monitor import Monitor
+from jtrees.search.problem import OutOfTimeError
 from jtrees.tables import checked_table
 
 SLOW = pytest.mark.slow
@@ -231,3 +233,36 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monke
 def test_bad_arguments_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
+
+
+@pytree.dataclass
+class Scored(jtrees.Recipe):
+    """A recipe whose runs have the next of ``scores``, or raise it."""
+
+    scores: ClassVar[Any] = iter(())
+
+    async def search(self, problem):
+        if isinstance(score := next(Scored.scores), Exception):
+            raise score
+        return Fitted(None, score, 0, np.zeros(2, np.float32), report=score)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"), [([3, 1, 2], 1), ([None, np.inf, 0.5], 2), ([None, np.inf, np.inf], 1), ([None] * 3, None)]
+)
+@pytest.mark.parametrize("error", [FloatingPointError("no result"), OutOfTimeError("no result")], ids=repr)
+def test_the_best_is_a_run_with_a_result(table, scores, best, error):
+    Scored.scores = iter([error if score is None else score for score in scores])
+    problem = problem_of_table(jtrees.BestOf(Scored(), runs=3), checked_table(*table[:2], None, "regression"))
+    [result] = problem.engine.run(problem.recipe.search(problem))
+    if best is None:
+        assert result is error
+    else:
+        assert result.report.run == best and result.report.base == result.score == scores[best]
+        np.testing.assert_array_equal(result.report.scores, [np.inf if score is None else score for score in scores])
+
+
+def test_runs_that_could_not_be_finished_in_time_are_left_out(table, monkeypatch):
+    monkeypatch.setattr(Monitor, "may_be_late", lambda monitor, seconds=0.0: False)
+    fit = jtrees.fit(jtrees.BestOf(DGT, runs=3), *table[:2], key=key(), max_seconds=1e-6)
+    assert fit.report.search.run == 0 and np.isfinite(fit.report.search.scores).tolist() == [True, False, False]
