@@ -1,7 +1,5 @@
 """LatentTree: the method, the recipe, and what it hardens to. Its search: test_minibatch."""
 
-from functools import partial
-
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -48,15 +46,6 @@ def random_params(of, features, dtype=np.float32, task=Regression()):
     return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / np.sqrt(features), dtype), shapes)
 
 
-@partial(jax.jit, static_argnums=0)
-def step(of, params, batch, key, penalty, rate):
-    """Loss and score, and parameters after a step of gradient descent."""
-    method = jtrees.methods.latent(of, penalty)
-    loss = lambda p: method.loss(p, batch, key=key, step=0)
-    (value, score), slope = jax.value_and_grad(loss, has_aux=True)(params)
-    return value, score, jax.tree.map(lambda p, g: p - rate * g, params, slope)
-
-
 def test_the_loss_is_that_of_the_papers_program(table):
     """Written out: scores, q, a, z, a linear predictor on [x ; z]."""
     batch, params = scaled(table, 64), random_params(OF_XZ, 4)
@@ -68,7 +57,7 @@ def test_the_loss_is_that_of_the_papers_program(table):
     expected = np.concatenate([x, z], axis=1) @ layer["kernel"] + layer["bias"]
     outputs = jax.jit(lambda params, batch: active_on(batch, params, OF_XZ, Regression(), 0.2).outputs(batch.x))
     np.testing.assert_allclose(outputs(params, batch), expected[:, 0], atol=1e-5)  # float32
-    loss, score, _ = step(OF_XZ, params, batch, KEY, 0.2, 0.0)
+    loss, score = jax.jit(lambda p: jtrees.methods.latent(OF_XZ, 0.2).loss(p, batch, key=KEY, step=0))(params)
     np.testing.assert_allclose(loss, np.mean((expected[:, 0] - y) ** 2), rtol=1e-5)
     assert loss == score
 
