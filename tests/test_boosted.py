@@ -35,7 +35,6 @@ class Corner(jtrees.Recipe):
 
 
 def corner(run: Run):
-    """The tree of a run."""
     x, y, weight = training.state.normalised(run.batch)
     flat = y.reshape(len(y), -1)
     centred = flat - (weight[:, None] * flat).mean(0)
@@ -191,13 +190,6 @@ def test_bagged_sums_have_rounds_of_their_own():
     each = [fit.model[i].predict(x) for i in range(3)]
     np.testing.assert_allclose(fit.predict(x), np.mean(each, 0), rtol=1e-6, atol=1e-4)
     assert np.mean((fit.predict(x) - y) ** 2) < 0.5 * y.var()
-
-
-def test_a_loss_without_curvature_takes_no_steps_of_infinite_length():
-    own = Regression(loss_function=lambda outputs, y: jnp.abs(outputs - y))
-    unit = (Y - Y.min()) / np.ptp(Y)
-    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=3, patience=None), X, unit, key=KEY, task=own)
-    assert np.abs(fit.predict(X)).max() < 10
 
 
 def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_each():
