@@ -47,7 +47,6 @@ def targets(n=N, seed=1):
 
 @partial(jax.jit, static_argnums=0)
 def first_state(kind):
-    """The first state of a stream; it does not depend on how many points are played."""
     kind = "two-point" if kind == "one-point" else kind
     return learner_of(kind).init(P, key=jax.random.split(KEY)[0])
 
@@ -233,13 +232,9 @@ def test_a_traced_context_that_is_not_finite_is_skipped():
 
 @pytest.mark.parametrize("kind", ["classifier", "two-point"])
 def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, kind):
-    learner = learner_of(kind)
-
-    def update(x):
-        return one_round(learner, lambda a: jnp.zeros(a.shape), learner.init(P, key=key()), x, key())[2]
-
-    for dtype in (np.float32, np.int32):
-        assert jax.eval_shape(update, np.ones(P, dtype)).params.weights.dtype == jnp.float64
+    learner, zero = learner_of(kind), lambda a: jnp.zeros(a.shape)
+    update = lambda x: one_round(learner, zero, learner.init(P, key=key()), x, key())[2].params.weights
+    assert all(jax.eval_shape(update, np.ones(P, dtype)).dtype == jnp.float64 for dtype in (np.float32, np.int32))
 
 
 def test_two_rates_apply_to_the_leaves_of_other_trees():
