@@ -69,7 +69,6 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
 
 
 def problem_of(recipe, x, y):
-    """The problem of a recipe on a table."""
     return problem_of_table(recipe, checked_table(x, y, None, "regression"), key=7)
 
 
