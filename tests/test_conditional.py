@@ -99,7 +99,6 @@ GAMMAS = 1e-3, 0.1, 1.0, 2.0
 
 @pytest.mark.parametrize("depth", sweeps.slow((1, 2, 5, 9), (2,)))
 def test_all_ways_are_the_textbook_formula(depth, x64):
-    """Outputs, all gradients and counts, for widths that hold every batch, some and none."""
     operands, cotangent = case(depth, depth)
     needed = []
     for gamma in GAMMAS:
