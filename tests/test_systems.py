@@ -178,10 +178,7 @@ def test_dtsemnet_is_the_papers_in_regression(x64):
     share = lambda params: np.exp(network(params, X)) / np.exp(network(params, X)).sum(1, keepdims=True)
     offset = np.eye(4)[network(numpy(params), X).argmax(1)] - share(numpy(params))
     values = np.asarray(params.leaves.values)
-
-    def plain(params):
-        return mean_loss(((share(params) + offset) @ params.leaves.values - Y) ** 2)
-
+    plain = lambda params: mean_loss(((share(params) + offset) @ params.leaves.values - Y) ** 2)
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
     assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
     reached = values[network(numpy(params), X).argmax(1)]
