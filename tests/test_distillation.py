@@ -140,13 +140,11 @@ def test_raw_tables():
     [
         ({"teacher": 3}, "teacher must have predict_proba or predict, or be a function of rows, got 3"),
         ({"recipe": jtrees.LatentClustering(depth=2)}, "recipe must learn the targets, got LatentClustering("),
-        ({"task": jtrees.Policy(2)}, "task must be regression or classification, got Policy("),
         ({"held_out": 1.0}, "held_out must be a fraction of the rows, above 0 and below 1, or a pair (x, y), got 1.0"),
         ({"held_out": (X_OUT, Y)}, "held_out must hold 20 targets, one a row, got targets of shape (60,)"),
         ({"held_out": (X_OUT, None), "y": Y}, "y must be None if held_out is a pair (x, y)"),
         ({"held_out": 0.99}, "held_out must leave at least 2 rows to train on, got 0.99 of 60"),
         ({"teacher": lambda x: x[:3, 0]}, "teacher must return (48,) or (48, k) predictions, got (3,)"),
-        ({"task": "classification"}, "predictions of the teacher: y must hold whole numbers"),
         ({"teacher": CLASSES, "y": np.full(60, "none")}, "y must hold the teacher's classes, 'low', 'middle', 'top'"),
     ],
 )
