@@ -121,10 +121,8 @@ def test_a_tree_of_grande_sees_some_features_only():
     params = method.init(Batch(x, x[:, 0]), key=KEY)
     loss = lambda params: method.loss(params, Batch(x, x[:, 0]), key=KEY, step=0)[0]
     gradient = jax.jit(jax.grad(loss))(params)
-    seen = (np.asarray(params.choices()) != 0).any(1)
-    assert (seen.sum(1) <= 3).all()
-    moves = (np.asarray(gradient.logits) != 0).any(1)
-    assert moves.any() and (moves.sum(1) <= 3).all()
+    seen, moves = ((np.asarray(a) != 0).any(1) for a in (params.choices(), gradient.logits))
+    assert (seen.sum(1) <= 3).all() and moves.any() and (moves.sum(1) <= 3).all()
 
 
 def test_dropout_leaves_trees_out():
