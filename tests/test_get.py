@@ -125,7 +125,6 @@ def test_bad_arguments_are_refused_by_the_method(name, value):
 
 
 def two_targets(data):
-    """With a second target that another border divides."""
     x, y = data
     other = np.where(x[:, 1] - x[:, 2] > 0, 5.0, 3.0) + 0.1 * x[:, 0]
     return x, np.column_stack([y, other]).astype(np.float32)
@@ -173,20 +172,14 @@ def test_linear_leaves_of_two_planes(data):
     y, y_new = (np.where(a[:, 0] + a[:, 1] > 0, 1 + 2 * a[:, 2], -1 - 3 * a[:, 0]) for a in (x, x_new))
     y, y_new = (a + 0.1 * rng.normal(size=len(a)) for a in (y, y_new))
     result, constant = fit(x, y, seed=1, leaves="linear", epochs=40), fit(x, y)
-    tree, report = result.tree, result.report.search
+    report = result.report.search
     error = lambda fit, x, y: np.mean((fit.predict(x) - y) ** 2)
     assert error(result, x_new, y_new) < 0.5 * error(constant, x_new, y_new)
     assert error(result, x, y) < result.loss < 2 * error(result, x_new, y_new)
     assert result.loss <= report.cart_loss and (report.steps % 2 == 0).all()  # 20 evaluations
     assert result.loss == pytest.approx(report.losses.min(), rel=1e-3)
-    # Bounds of a leaf are the targets' range in it or in one of its ancestors, a tenth wider on both sides.
-    leaf, lower, upper = tree.leaf_index(x), np.asarray(tree.leaves.lower), np.asarray(tree.leaves.upper)
-    for k in range(4):
-        ranges = [y[leaf >> up == k >> up] for up in range(DEPTH + 1)]
-        allowed = [(a.min() - 0.1 * np.ptp(a), a.max() + 0.1 * np.ptp(a)) for a in ranges if len(a)]
-        assert any(np.allclose((lower[k], upper[k]), pair, rtol=1e-5, atol=1e-5) for pair in allowed)
-    far = tree.predict(100 * x_new)
-    assert (far <= upper.max()).all() and (far >= lower.min()).all()
+    far, margin = result.predict(100 * x_new), 0.1 * np.ptp(y)
+    assert (far <= y.max() + 1.001 * margin).all() and (far >= y.min() - 1.001 * margin).all()
 
 
 @pytest.mark.slow
