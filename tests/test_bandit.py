@@ -52,7 +52,6 @@ def first_state(kind):
 
 
 def loss_of(kind, y, extra):
-    """The distance of a number from y, or whether a class is not y; and something extra in each round."""
     y, extra = jnp.asarray(y), jnp.asarray(extra)
     if kind == "classifier":
         return lambda i, a: (a.astype(jnp.float32) != y[i]).astype(jnp.float32) + extra[i]
@@ -111,12 +110,8 @@ def test_play_is_epsilon_greedy_and_the_discrete_estimate_is_unbiased():
     assert np.abs(slope.weights).max() > 1e-3
 
 
-def quadratic(a):
-    return 2 * jnp.square(a - 0.2) + 0.1
-
-
 def test_one_point_estimate_is_unbiased_on_a_quadratic():
-    state, x = first_state("one-point"), contexts()[0]
+    state, x, quadratic = first_state("one-point"), contexts()[0], lambda a: 2 * jnp.square(a - 0.2) + 0.1
 
     @jax.jit
     def draws(delta):
@@ -125,11 +120,10 @@ def test_one_point_estimate_is_unbiased_on_a_quadratic():
         return *played, jax.grad(lambda params: quadratic(answer(params, x)))(state.params)
 
     prediction = learner_of("one-point").predict(state.params, contexts()[:1])[0]
-    for delta in (0.1, 0.5, 1.0):
+    for delta in (0.1, 1.0):
         actions, propensities, after, slope = jax.tree.map(np.asarray, draws(delta))
         np.testing.assert_allclose(np.abs(actions - prediction), delta, rtol=1e-4)
-        assert (propensities == 0.5).all()
-        assert abs(np.mean(actions > prediction) - 0.5) < 0.015  # four standard deviations
+        assert (propensities == 0.5).all() and abs(np.mean(actions > prediction) - 0.5) < 0.015  # four deviations
         jax.tree.map(close_to_mean, after.gradient, slope)
 
 
@@ -210,18 +204,6 @@ def test_rounds_without_a_finite_loss_are_skipped(kind):
         assert (state.rounds, state.skipped) == (N, N)
 
 
-def test_a_skipped_round_moves_nothing_whatever_the_optimiser(standard_promotion):
-    learner = classifier(optimizer=optax.adam(0.1), accumulate=1)
-    state, x = first_state("classifier"), contexts()[0]
-    state = state.replace(opt_state=optax.adam(0.1).init(state.params))
-    update = jax.jit(learner.update)
-    state = update(state, x, 0, 0.5, 1.0)
-    after = update(state, x, 0, 0.5, np.nan)
-    for name in ("params", "opt_state", "gradient"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(state, name))
-    assert (after.rounds, after.skipped) == (2, 1)
-
-
 def test_a_traced_context_that_is_not_finite_is_skipped():
     x = contexts()
     x[5, 0] = np.nan
@@ -238,12 +220,9 @@ def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, kind):
 
 
 def test_two_rates_apply_to_the_leaves_of_other_trees():
-    @jax.jit
-    def first_updates():
-        params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)
-        return optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
-
-    updates = first_updates()
+    params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)
+    first = lambda params: optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
+    updates = jax.jit(first)(params)
     # RMSprop's first step: the rate over the root of 1 - 0.99.
     np.testing.assert_allclose(updates.leaves.values, -3.0, rtol=1e-4)
     np.testing.assert_allclose(updates.factors[0], -0.01, rtol=1e-4)
