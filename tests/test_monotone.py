@@ -32,7 +32,6 @@ def pairs_in_order(splits):
 
 
 def solved(values, weight, pairs):
-    """The least weighted sum of squares of a quadratic program."""
     matrix = np.zeros((len(pairs), len(values)))
     for row, (a, b) in zip(matrix, pairs, strict=True):
         row[a], row[b] = -1, 1
@@ -197,12 +196,6 @@ def test_numbers_are_names_where_columns_are_named_by_numbers(library, tmp_path)
         jtrees.fit(CO2, of(x), y, key=KEY, monotone={4: 1})
 
 
-def test_a_position_is_no_name_where_columns_are_named_by_numbers():
-    for names in ([1, 2, 3], ["age", "2019", "2020"]):
-        with pytest.raises(ValueError, match=r"monotone must name columns of x, .*, got 0"):
-            jtrees.fit(CO2, pd.DataFrame(X3, columns=names), X3[:, 0], key=KEY, monotone={0: 1})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("signs", [[1, -1, 0, 0], {0: 1, 1: -1}, np.array([1, -1, 0, 0])])
 def test_estimators(signs):
@@ -229,6 +222,9 @@ def test_bad_signs(monotone, message):
         jtrees.fit(jtrees.GET(), columns, y, key=KEY, monotone=monotone)
     with pytest.raises(ValueError, match="monotone must be for numbers or two classes"):
         jtrees.fit(jtrees.GET(), X3, np.arange(40) % 3, key=KEY, task="classification", monotone=SIGNS)
+    for names in ([1, 2, 3], ["age", "2019", "2020"]):  # a position is no name where numbers are
+        with pytest.raises(ValueError, match=r"monotone must name columns of x, .*, got 0"):
+            jtrees.fit(CO2, pd.DataFrame(X3, columns=names), X3[:, 0], key=KEY, monotone={0: 1})
 
 
 LINEAR = jtrees.GET(leaves="linear")
