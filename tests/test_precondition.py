@@ -197,10 +197,8 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     """Uncorrelated features: only tables of 100 to 1024 rows have a trial, to find a strength of shrinkage."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=rows)
-    fit, shrunk_by_gcv, unshrunk = (
-        jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=jax.random.key(4))
-        for options in ({}, {"precondition": 0.0}, {"shrink": False})
-    )
+    learn = lambda **options: jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=jax.random.key(4))
+    fit, shrunk_by_gcv, unshrunk = learn(), learn(precondition=0.0), learn(shrink=False)
     has_trial = 100 <= rows <= 1024
     assert (fit.report.search.preconditioning is not None) == has_trial
     assert unshrunk.report.search.preconditioning is None
