@@ -177,6 +177,12 @@ def test_a_fit_that_is_behind_warns(task, y, where):
         assert found["model"] == pytest.approx(lost.mean(), rel=1e-5)
 
 
+def test_a_loss_of_the_users_own_is_compared_with_nothing():
+    task = jtrees.Regression(loss_function=lambda outputs, y: abs(outputs - y))
+    report = jtrees.fit(jtrees.DGT(depth=1, widths=(), epochs=6), X, Y, key=KEY, task=task).report
+    assert report.baselines is None and report.verdict is None
+
+
 def test_a_fit_that_is_behind_for_lack_of_time_says_so():
     with pytest.warns(BehindBaselineWarning, match="max_seconds ended the training early$"):
         jtrees.fit(STUMP, X, Y, key=KEY, max_seconds=0.001)
@@ -206,15 +212,6 @@ def test_held_out_rows_are_not_trained_on(classes):
     for share in (-0.1, 1, True, np.nan, 0.001):
         with pytest.raises(ValueError, match="held_out must"):
             jtrees.fit(STUMP, X, Y, key=KEY, held_out=share)
-
-
-@pytest.mark.slow
-def test_a_loss_of_the_users_own_is_compared_with_nothing():
-    absolute = lambda outputs, y: abs(outputs - y)
-    recipe, task = jtrees.DGT(depth=1, widths=(), epochs=6), jtrees.Regression(loss_function=absolute)
-    for each in (recipe, jtrees.Bagged(recipe, trees=2)):
-        report = jtrees.fit(each, X, Y, key=KEY, task=task).report
-        assert report.baselines is None and report.verdict is None
 
 
 @pytest.mark.parametrize("shape", [(30, 90), (90, 30)])
