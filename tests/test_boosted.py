@@ -243,24 +243,19 @@ def test_a_round_whose_base_is_not_finite_adds_nothing(failing, patience, monkey
         assert fit.history[0] == plain.history[0] and fit.history[1] > plain.history[1]
 
 
+def test_bases_and_tasks_that_are_refused():
+    with pytest.raises(ValueError, match=r"base must end in a single tree, got TEL\("):
+        jtrees.fit(jtrees.Boosted(jtrees.TEL()), X, Y, key=KEY)
+    with pytest.raises(ValueError, match="task must not be a Policy"):
+        jtrees.fit(jtrees.Boosted(WEAK), X, np.stack([Y, -Y], 1), key=KEY, task=Policy(2))
+
+
 def test_few_rows_are_refused_and_columns_are_drawn():
     with pytest.raises(ValueError, match="patience must be None for fewer than 10 rows"):
         jtrees.fit(jtrees.Boosted(WEAK), X[:8], Y[:8], key=KEY)
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None), X, Y, key=KEY)
     used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
     assert (used.sum(1) == 1).all() and len(np.unique(used.argmax(1))) == 3
-
-
-@pytest.mark.parametrize(
-    ("recipe", "data", "message"),
-    [
-        (jtrees.Boosted(jtrees.TEL()), {}, r"base must end in a single tree, got TEL\("),
-        (jtrees.Boosted(WEAK), {"task": Policy(2), "y": np.stack([Y, -Y], 1)}, "task must not be a Policy"),
-    ],
-)
-def test_bad_options_are_refused(recipe, data, message):
-    with pytest.raises(ValueError, match=message):
-        jtrees.fit(recipe, X, data.get("y", Y), key=KEY, task=data.get("task", "regression"))
 
 
 def test_a_base_with_a_search_of_its_own_is_searched():
