@@ -91,7 +91,6 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
 
 
 def problem_of(x, y, recipe=GET):
-    """The problem of a recipe on a table, with one key, on scaled data."""
     table = checked_table(x, y, None, "regression")
     scaling = Scaling.fit(table, starts.DEVIATIONS)
     batch, key = scaling.batch(table), np.array([0, 7], np.uint32)
