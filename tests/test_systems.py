@@ -207,9 +207,9 @@ def test_the_soft_decision_tree_is_the_papers(x64):
 
 
 def test_the_penalty_is_finite_for_a_split_without_samples():
-    method = soft_decision_tree(1, balance=0.1)
+    method = soft_decision_tree(DEPTH, balance=0.1)
     params = method.init(batch(Y), key=KEY)
-    params = params.replace(tree=params.tree.replace(bias=jnp.asarray([1e4], jnp.float32)))
+    params = params.replace(tree=params.tree.replace(bias=jnp.asarray([1e4, 0, 0], jnp.float32)))
     loss = lambda params: method.loss(params, batch(Y.astype(np.float32)), key=KEY, step=0)[0]
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
     assert np.isfinite(value) and all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
