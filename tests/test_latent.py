@@ -105,7 +105,6 @@ def test_gradients_in_double_precision(mode, table, x64):
         np.testing.assert_allclose(along(flat, way)[1], differences, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_inactive_nodes_do_not_split():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 2)), jnp.float32)
     of = Architecture(2, inputs="z")
