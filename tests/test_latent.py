@@ -110,7 +110,7 @@ def test_inactive_nodes_do_not_split():
     of = Architecture(2, inputs="z")
     params = random_params(of, 2)
     # A root that sends everything far to the left: q <= -1/2 on the right, where nothing is active.
-    params["split"]["kernel"] = jnp.zeros((2, 3)).at[0, 1].set(1.0)
+    params["split"]["kernel"] = jnp.zeros((2, 3)).at[0, 1].set(1.0).at[1, 2].set(1.0)
     params["bias"] = jnp.asarray([-3.0, 0.0, 0.0])
     q = np.asarray(routing.rewards((x @ params["split"]["kernel"]).T + params["bias"][:, None]))
     active = isotonic.prune_pav(q, 50.0)[0]
