@@ -46,7 +46,6 @@ def test_never_worse_than_cart_and_reported_as_it_is(data, recipe, noise):
     leaf = oracles.walk(tree.weights, tree.bias, x)  # float64 scores may send a sample on a hyperplane the other way
     assert result.loss == pytest.approx(np.mean((y - np.asarray(tree.leaves.values)[leaf]) ** 2), rel=2e-2)
     assert report.sharpness.shape == report.losses.shape == report.steps.shape == (2, stages)
-    assert (report.steps >= 0).all() and (report.steps <= recipe.epochs).all() and report.dropped == 0
     assert noise or result.loss < 0.85 * report.cart_loss  # an oblique signal
     if report.chosen >= 0:
         assert report.chosen == int(np.argmin(report.losses.min(1)))
@@ -85,7 +84,6 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
     assert len(best) == 2 and np.isinf(np.delete(losses[:, stages:], best, axis=0)).all()
     assert (steps[:, :stages] <= 30).all() and (steps <= 300).all() and steps[best, stages:].max() > 30
     assert history.shape == (10, 330 * stages) and np.isfinite(history[:, : 30 * stages]).all()
-    assert (np.isfinite(history).all(1) == np.isin(np.arange(10), best)).all()
     assert (result.report.updates == np.where(np.isin(np.arange(10), best), 330, 30) * stages).all()
     losses = losses[:, stages:]  # the others are of fewer rows
     assert result.report.search.chosen == losses.min(1).argmin()
@@ -93,7 +91,6 @@ def test_all_starts_train_shortly_and_the_best_of_them_go_on(data, recipe, stage
 
 
 def problem_of(x, y, recipe=GET):
-    """The problem of a recipe on a table, with one key, on scaled data."""
     table = checked_table(x, y, None, "regression")
     scaling = Scaling.fit(table, starts.DEVIATIONS)
     batch, key = scaling.batch(table), np.array([0, 7], np.uint32)
@@ -164,7 +161,6 @@ def test_after_a_deadline_further_stages_leave_the_splits_as_they_are(data, leav
 
 
 def test_a_start_that_is_not_finite_leaves_the_others_alone(data):
-    """What it reached before does not count."""
     rng = np.random.default_rng(0)
     splits = jtrees.ObliqueTree(rng.normal(size=(3, 3)).astype(np.float32), np.zeros(3, np.float32), None)
     spoilt = splits.replace(bias=np.full(3, np.nan, np.float32))

@@ -1,6 +1,7 @@
-"""Bagging: each tree from its own bootstrap sample, by any recipe."""
+"""Bagging: each tree from its own bootstrap sample, by any recipe; and the best of several runs of a recipe."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 import weakref
 
 import jax
@@ -12,9 +13,9 @@ import pytest
 
 import jtrees
 from jtrees import pytree, training
-from jtrees.data.table import without_padding
 from jtrees.search import Fitted, Problem, Run
 from jtrees.search.monitor import Monitor
+from jtrees.search.problem import OutOfTimeError
 from jtrees.tables import checked_table
 
 SLOW = pytest.mark.slow
@@ -28,10 +29,9 @@ def key(seed=0):
 
 @dataclass(frozen=True)
 class SampleReport(jtrees.search.Report):
-    """The rows of a sample in the user's units, the sum of its weights on the host, its weights, and the key."""
+    """The rows of a sample in the user's units, its weights, and the key."""
 
     x: np.ndarray
-    total: float
     weight: np.ndarray
     key: np.ndarray
 
@@ -47,9 +47,8 @@ class OneSplit(jtrees.Recipe):
         scaling, x = problem.data.scaling, problem.data.table.x
         with problem.finishing():
             tree = scaling.restore_splits(scaled).replace(leaves=scaling.restore_leaves(scaled.leaves))
-        report = SampleReport(x, float(without_padding(problem.batch).weight.sum()), weight, key)
-        history = np.zeros(1, np.float32)
-        return Fitted(scaled, 0.0, 7, history, model=tree, tree=tree, loss=float(len(x)), report=report)
+        options = {"model": tree, "tree": tree, "loss": float(len(x)), "report": SampleReport(x, weight, key)}
+        return Fitted(scaled, 0.0, 7, np.zeros(1, np.float32), **options)
 
 
 def stump(run: Run):
@@ -66,7 +65,6 @@ def stumps(x, y, trees=TREES, fraction=0.7, seed=0, combine=None, **options):
 
 
 def each(result, x):
-    """Predictions of each tree of a forest."""
     return np.stack([tree.predict(x) for tree in result.model])
 
 
@@ -82,7 +80,6 @@ def by_hand(x, y, in_bag, weight=None, classes=None):
 
 @pytest.fixture(scope="module")
 def table(data):
-    """Rows and targets, and three classes."""
     x, y = data[0][:N], data[1][:N]
     return x, y, np.digitize(y, [-1, 1])
 
@@ -122,7 +119,7 @@ def test_held_out_rows_are_not_drawn_wherever_they_lie(table):
     assert report.in_bag.shape == (20, len(rest)) and (report.in_bag.sum(1) == len(rest)).all()
     for tree, in_bag in zip(report.bases, report.in_bag, strict=True):
         assert sorted(map(tuple, tree.x)) == sorted(map(tuple, np.repeat(rest, in_bag, axis=0)))
-        assert (tree.weight == 1).sum() == tree.total == len(rest)  # a row drawn without weight would have 0
+        assert (tree.weight == 1).sum() == len(rest)  # a row drawn without weight would have 0
 
 
 @pytest.mark.parametrize("targets", [1, pytest.param(2, marks=SLOW)])
@@ -196,6 +193,8 @@ def test_trees_without_time_are_left_out(table, base, monkeypatch):
     x, y, _ = table
     fit = jtrees.fit(bagged(base), x, y, key=key(), max_seconds=1e-6)
     assert len(fit.model) == len(fit.report.search.bases) == 1 and fit.report.ended == "max_seconds"
+    best = jtrees.fit(jtrees.BestOf(DGT, runs=3), x, y, key=key(), max_seconds=1e-6).report.search
+    assert best.run == 0 and np.isfinite(best.scores).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -219,15 +218,37 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monke
     assert len(late.model) == at_once and late.report.ended == "max_seconds"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"trees": 2**40}, "trees must be at most"),
-        ({"combine": "vote"}, 'combine must be "mean" in regression, got "vote"'),
-        ({"base": jtrees.methods.dgt(2)}, "base must be a recipe"),
-        ({"base": DGT.replace(depth=0)}, "depth"),
-    ],
-)
+BAD = [({"trees": 2**40}, "trees must be at most"), ({"combine": "vote"}, 'combine must be "mean" in regression')]
+
+
+@pytest.mark.parametrize(("options", "message"), [*BAD, ({"base": DGT.replace(depth=0)}, "depth")])
 def test_bad_arguments_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
+
+
+@pytree.dataclass
+class Scored(jtrees.Recipe):
+    """A recipe whose runs have the next of ``scores``, or raise it."""
+
+    scores: ClassVar[Any] = iter(())
+
+    async def search(self, problem):
+        if isinstance(score := next(Scored.scores), Exception):
+            raise score
+        return Fitted(None, score, 0, np.zeros(2, np.float32), report=score)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"), [([3, 1, 2], 1), ([None, np.inf, 0.5], 2), ([None, np.inf, np.inf], 1), ([None] * 3, None)]
+)
+@pytest.mark.parametrize("error", [FloatingPointError("no result"), OutOfTimeError("no result")], ids=repr)
+def test_the_best_is_a_run_with_a_result(table, scores, best, error):
+    Scored.scores = iter([error if score is None else score for score in scores])
+    problem = problem_of_table(jtrees.BestOf(Scored(), runs=3), checked_table(*table[:2], None, "regression"))
+    [result] = problem.engine.run(problem.recipe.search(problem))
+    if best is None:
+        assert result is error
+    else:
+        assert result.report.run == best and result.report.base == result.score == scores[best]
+        np.testing.assert_array_equal(result.report.scores, [np.inf if score is None else score for score in scores])

@@ -47,13 +47,11 @@ def targets(n=N, seed=1):
 
 @partial(jax.jit, static_argnums=0)
 def first_state(kind):
-    """The first state of a stream; it does not depend on how many points are played."""
     kind = "two-point" if kind == "one-point" else kind
     return learner_of(kind).init(P, key=jax.random.split(KEY)[0])
 
 
 def loss_of(kind, y, extra):
-    """The distance of a number from y, or whether a class is not y; and something extra in each round."""
     y, extra = jnp.asarray(y), jnp.asarray(extra)
     if kind == "classifier":
         return lambda i, a: (a.astype(jnp.float32) != y[i]).astype(jnp.float32) + extra[i]
@@ -112,12 +110,8 @@ def test_play_is_epsilon_greedy_and_the_discrete_estimate_is_unbiased():
     assert np.abs(slope.weights).max() > 1e-3
 
 
-def quadratic(a):
-    return 2 * jnp.square(a - 0.2) + 0.1
-
-
 def test_one_point_estimate_is_unbiased_on_a_quadratic():
-    state, x = first_state("one-point"), contexts()[0]
+    state, x, quadratic = first_state("one-point"), contexts()[0], lambda a: 2 * jnp.square(a - 0.2) + 0.1
 
     @jax.jit
     def draws(delta):
@@ -126,11 +120,10 @@ def test_one_point_estimate_is_unbiased_on_a_quadratic():
         return *played, jax.grad(lambda params: quadratic(answer(params, x)))(state.params)
 
     prediction = learner_of("one-point").predict(state.params, contexts()[:1])[0]
-    for delta in (0.1, 0.5, 1.0):
+    for delta in (0.1, 1.0):
         actions, propensities, after, slope = jax.tree.map(np.asarray, draws(delta))
         np.testing.assert_allclose(np.abs(actions - prediction), delta, rtol=1e-4)
-        assert (propensities == 0.5).all()
-        assert abs(np.mean(actions > prediction) - 0.5) < 0.015  # four standard deviations
+        assert (propensities == 0.5).all() and abs(np.mean(actions > prediction) - 0.5) < 0.015  # four deviations
         jax.tree.map(close_to_mean, after.gradient, slope)
 
 
@@ -211,18 +204,6 @@ def test_rounds_without_a_finite_loss_are_skipped(kind):
         assert (state.rounds, state.skipped) == (N, N)
 
 
-def test_a_skipped_round_moves_nothing_whatever_the_optimiser(standard_promotion):
-    learner = classifier(optimizer=optax.adam(0.1), accumulate=1)
-    state, x = first_state("classifier"), contexts()[0]
-    state = state.replace(opt_state=optax.adam(0.1).init(state.params))
-    update = jax.jit(learner.update)
-    state = update(state, x, 0, 0.5, 1.0)
-    after = update(state, x, 0, 0.5, np.nan)
-    for name in ("params", "opt_state", "gradient"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(state, name))
-    assert (after.rounds, after.skipped) == (2, 1)
-
-
 def test_a_traced_context_that_is_not_finite_is_skipped():
     x = contexts()
     x[5, 0] = np.nan
@@ -233,22 +214,15 @@ def test_a_traced_context_that_is_not_finite_is_skipped():
 
 @pytest.mark.parametrize("kind", ["classifier", "two-point"])
 def test_contexts_are_taken_in_the_dtype_of_the_learner(x64, kind):
-    learner = learner_of(kind)
-
-    def update(x):
-        return one_round(learner, lambda a: jnp.zeros(a.shape), learner.init(P, key=key()), x, key())[2]
-
-    for dtype in (np.float32, np.int32):
-        assert jax.eval_shape(update, np.ones(P, dtype)).params.weights.dtype == jnp.float64
+    learner, zero = learner_of(kind), lambda a: jnp.zeros(a.shape)
+    update = lambda x: one_round(learner, zero, learner.init(P, key=key()), x, key())[2].params.weights
+    assert all(jax.eval_shape(update, np.ones(P, dtype)).dtype == jnp.float64 for dtype in (np.float32, np.int32))
 
 
 def test_two_rates_apply_to_the_leaves_of_other_trees():
-    @jax.jit
-    def first_updates():
-        params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)
-        return optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
-
-    updates = first_updates()
+    params, optimizer = random_chain(key(), 2, P, (3,), (), jnp.float32), jtrees.methods.two_rates(0.001, 0.3)
+    first = lambda params: optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
+    updates = jax.jit(first)(params)
     # RMSprop's first step: the rate over the root of 1 - 0.99.
     np.testing.assert_allclose(updates.leaves.values, -3.0, rtol=1e-4)
     np.testing.assert_allclose(updates.factors[0], -0.01, rtol=1e-4)
@@ -258,13 +232,10 @@ def test_two_rates_apply_to_the_leaves_of_other_trees():
     ("make", "message"),
     [
         (lambda: jtrees.methods.bandit_classifier(2, 1), "actions must be at least 2, got 1"),
-        (lambda: jtrees.methods.bandit_classifier(17, 3), "depth"),
         (lambda: classifier(exploration=0.0), "exploration must be above 0 and at most 1, got 0.0"),
-        (lambda: classifier(accumulate=0), "accumulate"),
         (lambda: classifier(optimizer=0.01), "optimizer must be an optax transformation, got 0.01"),
         (lambda: regressor(delta=0.0), "delta must be above 0 and at most 1, got 0.0"),
         (lambda: regressor("three-point"), "feedback must be one of 'one-point', 'two-point', got 'three-point'"),
-        (lambda: classifier().init(0, key=key()), "p must"),
         (lambda: classifier().init(P, key=0), "key must be a random key"),
     ],
 )
@@ -285,7 +256,6 @@ def test_bad_rounds_are_refused():
         (lambda: act(np.full(P, np.nan)), "x must be finite"),
         (lambda: update(x, 3, 0.5, 1.0), "action must be a whole number from 0 to 2, got 3"),
         (lambda: update(x, 1, 0.0, 1.0), "propensity must be above 0 and at most 1, got 0.0"),
-        (lambda: update(x, 1, 0.5, jnp.zeros(1)), r"loss must have shape \(\)"),
         (lambda: play(action + 0.1, action), "action must be the action that act returned for this state"),
         (lambda: learner.act(first, x, key=key()), "state must be a state of this learner, with"),
         (lambda: play(action, jnp.zeros(3)), "loss must have shape"),
@@ -300,10 +270,8 @@ def test_bad_streams_are_refused():
     bad[2, 1] = np.nan
     run = lambda learner, x, loss, **options: jtrees.methods.run_bandit(learner, x, loss, **({"key": key()} | options))
     for args, options, message in [
-        ((learner, x[:0], loss), {}, "contexts must be .* at least one round"),
         ((learner, bad, loss), {}, "contexts must be finite"),
         ((None, x, loss), {}, "learner must be a jtrees.methods.Bandit"),
-        ((learner, x, None), {}, "loss_fn must be a function"),
         ((learner, x, lambda i, a: np.zeros(2)), {"state": first_state("classifier")}, "loss must have shape"),
         ((learner, x, loss), {"best_losses": jnp.zeros(3)}, r"best_losses must have shape \(25,\), got \(3,\)"),
         ((learner, x, loss), {"score_every": 0}, "score_every"),

@@ -35,7 +35,6 @@ class Corner(jtrees.Recipe):
 
 
 def corner(run: Run):
-    """The tree of a run."""
     x, y, weight = training.state.normalised(run.batch)
     flat = y.reshape(len(y), -1)
     centred = flat - (weight[:, None] * flat).mean(0)
@@ -193,13 +192,6 @@ def test_bagged_sums_have_rounds_of_their_own():
     assert np.mean((fit.predict(x) - y) ** 2) < 0.5 * y.var()
 
 
-def test_a_loss_without_curvature_takes_no_steps_of_infinite_length():
-    own = Regression(loss_function=lambda outputs, y: jnp.abs(outputs - y))
-    unit = (Y - Y.min()) / np.ptp(Y)
-    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=3, patience=None), X, unit, key=KEY, task=own)
-    assert np.abs(fit.predict(X)).max() < 10
-
-
 def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_each():
     weight, y = np.ones(len(X)), Y.copy()
     weight[3], y[3] = 1e6, 20  # its loss is that of the sum that leaves it out
@@ -251,24 +243,19 @@ def test_a_round_whose_base_is_not_finite_adds_nothing(failing, patience, monkey
         assert fit.history[0] == plain.history[0] and fit.history[1] > plain.history[1]
 
 
-def test_columns_are_drawn():
+def test_bases_and_tasks_that_are_refused():
+    with pytest.raises(ValueError, match=r"base must end in a single tree, got TEL\("):
+        jtrees.fit(jtrees.Boosted(jtrees.TEL()), X, Y, key=KEY)
+    with pytest.raises(ValueError, match="task must not be a Policy"):
+        jtrees.fit(jtrees.Boosted(WEAK), X, np.stack([Y, -Y], 1), key=KEY, task=Policy(2))
+
+
+def test_few_rows_are_refused_and_columns_are_drawn():
+    with pytest.raises(ValueError, match="patience must be None for fewer than 10 rows"):
+        jtrees.fit(jtrees.Boosted(WEAK), X[:8], Y[:8], key=KEY)
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None), X, Y, key=KEY)
     used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
     assert (used.sum(1) == 1).all() and len(np.unique(used.argmax(1))) == 3
-
-
-@pytest.mark.parametrize(
-    ("recipe", "data", "message"),
-    [
-        (jtrees.Boosted(jtrees.TEL()), {}, r"base must end in a single tree, got TEL\("),
-        (jtrees.Boosted(WEAK), {"task": Policy(2), "y": np.stack([Y, -Y], 1)}, "task must not be a Policy"),
-        (jtrees.Boosted(WEAK), {"rows": 8}, "patience must be None for fewer than 10 rows"),
-    ],
-)
-def test_bad_options_are_refused(recipe, data, message):
-    rows = data.get("rows", 256)
-    with pytest.raises(ValueError, match=message):
-        jtrees.fit(recipe, X[:rows], data.get("y", Y)[:rows], key=KEY, task=data.get("task", "regression"))
 
 
 def test_a_base_with_a_search_of_its_own_is_searched():

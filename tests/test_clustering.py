@@ -54,7 +54,6 @@ def test_purity_at_its_ends_whatever_the_size_of_labels(labels):
     ("leaves", "labels", "parent", "message"),
     [
         ([0, 1], [0], None, r"leaves must be .* got shapes \(2,\) and \(1,\)"),
-        ([0.0, 1.0], [0, 0], None, "leaves must be whole numbers"),
         ([-1, 0], [0, 0], None, "leaves must be whole numbers from 0"),
         ([0, 2**40], [0, 0], None, r"leaves must be below 2\*\*16 unless parent is given, got 1099511627776"),
         ([0, 1], [0, 1], None, "labels must have at least two samples of one class"),
@@ -98,9 +97,6 @@ def test_clusters_are_found(blobs):
     for leaf in np.unique(leaves[:250]):
         mean = x[:250, 2:][leaves[:250] == leaf].mean(0)
         np.testing.assert_allclose(result.tree.leaves.values[leaf], mean, rtol=1e-3, atol=1e-2)
-    assert result.tree.predict(x).shape == result.model.predict(x).shape == (300, 2)
-    assert result.report.search.active.shape == (15,)
-    assert result.history[-20:].mean() < result.history[:20].mean() / 1.5  # half of it is noise
     # The loss on the rows held out, on targets of deviation 1.
     scaled = (result.model.predict(x[250:]) - x[250:, 2:]) / x[:250, 2:].std(0)
     assert result.loss == pytest.approx(np.mean(scaled**2), rel=1e-4)
@@ -113,7 +109,6 @@ def test_clusters_are_found(blobs):
         ({"target_features": (1, 1)}, {}, "target_features must be different"),
         ({"target_features": 0}, {}, "target_features must be different numbers of columns, got 0"),
         ({}, {"task": jtrees.Regression(2, "absolute_error")}, "task must be a Regression with squared error in"),
-        ({}, {"validation": (np.zeros((3, 2)), None)}, "validation: x must have 4 columns, got 2"),
         ({"target_features": (1,)}, {"x": np.eye(300, 4)[::-1] * [1, 0, 1, 1] + 3}, "y must take at least two values"),
     ],
 )

@@ -85,8 +85,6 @@ def test_a_random_chain_is_uniform():
         assert low <= part.min() and part.max() <= high
         quarters = np.histogram(part, bins=4, range=(low, high))[0] / part.size
         np.testing.assert_allclose(quarters, 0.25, atol=5 * np.sqrt(3 / 16 / part.size))  # five standard deviations
-    second = jax.jit(lambda: random_chain(key(1), 6, 24, (100,), (5,), jnp.float32))()
-    assert abs(np.corrcoef(first.ravel(), np.asarray(second.factors[0]).ravel())[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize(("outputs", "classes"), [((), None), ((2,), None), ((), 3)])
@@ -142,21 +140,7 @@ def test_leaves_are_refitted_or_kept(data, classes):
     np.testing.assert_allclose(refit.leaves.values, expected, rtol=1e-5)
 
 
-def test_learns_better_than_chance_and_than_its_start(data):
-    x, y = data
-    result = fit(x, y)
-    assert result.history.shape == (30 * 4,) and result.step == 120
-    assert result.history[-20:].mean() < result.history[:20].mean() / 3
-    error = np.mean((result.tree.predict(x) - y) ** 2)
-    # Four sign patterns of the signal and a linear third feature: a constant leaves 3.2, the best split 1.
-    assert error < 0.7
-    assert result.loss == pytest.approx(error, rel=1e-5)
-    assert result.history[-1] * np.ptp(y) ** 2 == pytest.approx(error, rel=0.5)  # of one batch, on scaled targets
-    assert not np.array_equal(result.tree.weights, fit(x, y, seed=1).tree.weights)
-
-
 def test_heavy_tails_do_not_ruin_it(data):
-    """The same signs, but a deviation that a few rows make: scores are mostly small, some of them very large."""
     x, y = data
     tails = np.sign(x) * np.abs(x) ** 4
     assert np.mean((fit(tails, y).predict(tails) - y) ** 2) < 1.5  # a constant leaves 3.2
@@ -180,26 +164,20 @@ def test_several_targets_with_momentum_in_one_batch(data, validated):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_run_of_fewer_updates_than_the_default_has_cycles(data, epochs):
+def test_a_run_of_fewer_updates_than_the_default_has_cycles(data):
     x, y = (a[:60] for a in data)
-    recipe = jtrees.DGT(depth=2, widths=(), epochs=epochs)
-    result = jtrees.fit(recipe, x, y, key=jax.random.key(0))
-    assert len(result.history) == epochs
-    once = jtrees.fit(recipe.replace(cycles=epochs), x, y, key=jax.random.key(0))
+    result, once = (
+        fit(x, y, recipe=jtrees.DGT(depth=2, widths=(), epochs=2), **cycles) for cycles in ({}, {"cycles": 2})
+    )
+    assert len(result.history) == 2
     np.testing.assert_array_equal(result.model.predict(x), once.model.predict(x))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cycles": 1000}, "cycles must be at most the number of updates, 120, got 1000"),
-        ({"widths": (2**30,)}, "widths must give at most"),
-    ],
-)
-def test_bad_options_are_refused(data, options, message):
-    with pytest.raises(ValueError, match=message):
-        fit(*data, **options)
+def test_bad_options_are_refused(data):
+    with pytest.raises(ValueError, match="cycles must be at most the number of updates, 120, got 1000"):
+        fit(*data, cycles=1000)
+    with pytest.raises(ValueError, match="widths must give at most"):
+        fit(*data, widths=(2**30,))
 
 
 def test_no_momentum_is_a_momentum_of_zero():

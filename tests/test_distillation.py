@@ -60,7 +60,6 @@ N12 = np.arange(12)
 COLUMNS = {
     "town": np.array(["a", "b", "c"])[N12 % 3].tolist(),
     "size": (N12 / 8).tolist(),
-    "rooms": N12.tolist(),
     "sold": (N12 % 2 == 0).tolist(),
     "day": [datetime.date(2024, 1, 1 + int(i)) for i in N12],
     "gaps": [None if i % 4 == 0 else i / 8 for i in N12.tolist()],
@@ -98,7 +97,6 @@ def test_without_made_rows_it_is_a_fit_to_the_predictions():
         np.testing.assert_array_equal(one.predict(X_OUT), expected.predict(X_OUT))
         assert (one.rows, one.made, one.held_out, one.score) == (60, 0, 20, None)
         assert one.fidelity == pytest.approx(r2_score(NUMBERS.predict(X_OUT), expected.predict(X_OUT)))
-        assert one.model is one.fit.model and one.tree is one.fit.tree
     assert found[2].fidelity == pytest.approx(r2_score(teachers[2].predict(X_OUT), found[2].predict(X_OUT)))
 
 
@@ -109,7 +107,6 @@ def test_the_scores_are_those_of_the_held_out_rows():
     assert result.rows == 120 and result.made == 60
     assert result.score == pytest.approx(r2_score(y_out, result.predict(X_OUT)))
     assert result.teacher_score == pytest.approx(r2_score(y_out, NUMBERS.predict(X_OUT)))
-    assert "fidelity=" in str(result) and "teacher_score=" in repr(result)
     part = jtrees.distill(NUMBERS, RECIPE, X, Y, key=KEY, made=1, held_out=0.25, sample_weight=np.linspace(0, 1, 60))
     assert (part.rows, part.made, part.held_out) == (90, 45, 15)
     assert part.teacher_score is not None and part.teacher_score > 0.9
@@ -126,11 +123,6 @@ def test_classes_are_learnt_from_probabilities_and_named_by_the_teacher():
     assert result.fidelity == pytest.approx(accuracy_score(CLASSES.predict(X_OUT), answers))
     assert result.score == pytest.approx(accuracy_score(y_out, answers))
     assert result.teacher_score == pytest.approx(accuracy_score(y_out, CLASSES.predict(X_OUT)))
-    # So are numbers of classes, if the task says so.
-    numbers = lambda x: CLASSES.predict_proba(x).argmax(1)
-    hard = jtrees.distill(numbers, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, None), task="classification")
-    expected = jtrees.fit(RECIPE, X, numbers(X), key=KEY, task="classification")
-    np.testing.assert_array_equal(hard.predict(X_OUT), expected.predict(X_OUT))
 
 
 def test_raw_tables():
@@ -147,20 +139,15 @@ def test_raw_tables():
     ("arguments", "message"),
     [
         ({"teacher": 3}, "teacher must have predict_proba or predict, or be a function of rows, got 3"),
-        ({"recipe": "GET"}, "recipe must be a recipe, such as jtrees.GET(depth=5), got 'GET'"),
         ({"recipe": jtrees.LatentClustering(depth=2)}, "recipe must learn the targets, got LatentClustering("),
-        ({"task": jtrees.Policy(2)}, "task must be regression or classification, got Policy("),
         ({"held_out": 1.0}, "held_out must be a fraction of the rows, above 0 and below 1, or a pair (x, y), got 1.0"),
         ({"held_out": (X_OUT, Y)}, "held_out must hold 20 targets, one a row, got targets of shape (60,)"),
         ({"held_out": (X_OUT, None), "y": Y}, "y must be None if held_out is a pair (x, y)"),
         ({"held_out": 0.99}, "held_out must leave at least 2 rows to train on, got 0.99 of 60"),
         ({"teacher": lambda x: x[:3, 0]}, "teacher must return (48,) or (48, k) predictions, got (3,)"),
-        ({"teacher": lambda x: np.log(x[:, 0] * 0 - 1)}, "predictions of the teacher: y must be finite"),
-        ({"task": "classification"}, "predictions of the teacher: y must hold whole numbers"),
         ({"teacher": CLASSES, "y": np.full(60, "none")}, "y must hold the teacher's classes, 'low', 'middle', 'top'"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:invalid value encountered in log")
 def test_what_cannot_be_distilled_is_refused(arguments, message):
     given = {"teacher": NUMBERS, "recipe": RECIPE, "x": X, "made": 0, "key": KEY} | arguments
     with pytest.raises(ValueError, match=re.escape(message)):

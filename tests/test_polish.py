@@ -1,6 +1,7 @@
 """Subtree polish: never worse, whatever the tree; and side by side the same as one subtree after the other."""
 
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +27,6 @@ DEPTH, EPOCHS = 2, 40
 BASE = jtrees.GET(depth=DEPTH, starts=1, epochs=5)
 
 
-class Result(NamedTuple):
-    tree: jtrees.ObliqueTree
-    losses: np.ndarray
-    accepted: np.ndarray
-
-
 REPORT = jtrees.search.Report()
 
 
@@ -53,7 +48,7 @@ def polish(tree, x, y, *, task="regression", sample_weight=None, monitor=None, k
     table = checked_table(x, y, sample_weight, task)
     recipe = jtrees.Polished(Given(tree), **{"epochs": EPOCHS, "shrink": False, **options})
     fitted = search(problem_of_table(recipe, table, key=key, engine=Engine(monitor or Monitor(), "threefry2x32")))
-    return Result(fitted.tree, fitted.report.losses, fitted.report.accepted)
+    return SimpleNamespace(tree=fitted.tree, losses=fitted.report.losses, accepted=fitted.report.accepted)
 
 
 def random_tree(seed, classes=None, depth=DEPTH):
@@ -104,10 +99,10 @@ def test_loss_never_rises(data, start, learning_rate):
 
 
 def test_weights_count(data):
-    """Few heavy rows call for another split than the many light ones."""
+    """Many light rows speak against the split of few heavy ones."""
     x, heavy = data[0], np.arange(200) % 5 == 0
     weight = np.where(heavy, 50.0, 0.1)
-    y = np.where(x[:, 0] > 0, 4.0, np.where(x[:, 1] > np.where(heavy, -0.5, 0.3), 1.0, -1.0))
+    y = np.where(x[:, 0] > 0, 4.0, np.where(x[:, 1] > -0.5, 1.0, -1.0) * np.where(heavy, 1, -1))
     tree = jtrees.ObliqueTree(jnp.eye(3).at[2, 2].set(0), jnp.asarray([0.0, -0.3, -1.0]), Values(jnp.zeros(4)))
     result = polish(tree, x, y, sample_weight=weight)
     check(result, squared_loss(tree, x, y, weight), squared_loss(result.tree, x, y, weight))
@@ -173,7 +168,7 @@ def test_the_recipe_polishes_the_tree_of_its_base(data):
     fit = jtrees.fit(jtrees.Polished(BASE, epochs=EPOCHS, shrink=False), x, y, key=jax.random.key(0))
     base, losses = jtrees.fit(BASE, x, y, key=jax.random.key(0)), fit.report.search.losses
     assert fit.report.search.base.cart_loss == base.report.search.cart_loss
-    result = Result(fit.tree, losses, fit.report.search.accepted)
+    result = SimpleNamespace(losses=losses, accepted=fit.report.search.accepted)
     check(result, squared_loss(base.tree, x, y), squared_loss(fit.tree, x, y))
     assert fit.loss == losses[-1] < losses[0] <= fit.report.search.base.cart_loss
     assert fit.model is fit.tree

@@ -69,7 +69,6 @@ def test_a_constant_feature_is_uncorrelated_and_equal_features_stay_finite():
 
 
 def problem_of(recipe, x, y):
-    """The problem of a recipe on a table."""
     return problem_of_table(recipe, checked_table(x, y, None, "regression"), key=7)
 
 
@@ -93,22 +92,17 @@ def preconditioned_by(train, problem, **options):
     return run(preconditioned(problem, "auto", train, **options), engine=problem.engine)[0]
 
 
-def chosen(losses, collinear):
-    """The result of a search whose trials have these losses."""
-    scores = iter(losses)
-
-    async def train(problem, trial):
-        return Fitted(None, next(scores) if problem.count < len(collinear[0]) else 0.0, 0, None)
-
-    return preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
-
-
 @pytest.mark.parametrize(
     ("losses", "best"),
     [((1.0, 0.96, 0.97), 0), ((1.0, 0.95, 0.97), 1), ((1.0, 2.0, 0.5), 2), ((1.0, 2.0, 3.0), 0)],
 )
 def test_a_strength_must_be_clearly_better_than_none(losses, best, collinear):
-    result = chosen(losses, collinear)
+    scores = iter(losses)
+
+    async def train(problem, trial):
+        return Fitted(None, next(scores) if problem.count < 600 else 0.0, 0, None)
+
+    result = preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
     assert result.preconditioning.strength == (0.0, 0.9, 0.99)[best]
     np.testing.assert_allclose(result.preconditioning.losses, losses)
     assert result.fitted.score == 0 and result.trial.score == losses[best]  # also where others had lower losses
@@ -203,10 +197,8 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
     """Uncorrelated features: only tables of 100 to 1024 rows have a trial, to find a strength of shrinkage."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=rows)
-    fit, shrunk_by_gcv, unshrunk = (
-        jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=jax.random.key(4))
-        for options in ({}, {"precondition": 0.0}, {"shrink": False})
-    )
+    learn = lambda **options: jtrees.fit(jtrees.CO2(depth=6, epochs=1, **options), x, y, key=jax.random.key(4))
+    fit, shrunk_by_gcv, unshrunk = learn(), learn(precondition=0.0), learn(shrink=False)
     has_trial = 100 <= rows <= 1024
     assert (fit.report.search.preconditioning is not None) == has_trial
     assert unshrunk.report.search.preconditioning is None

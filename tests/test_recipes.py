@@ -38,13 +38,12 @@ def fit(table, recipe=None, **options):
 
 
 def test_a_fit_has_the_losses_before_its_updates(table):
-    recipe = Polynomials()
-    result = fit(table, recipe)
+    result = fit(table)
     assert result.step == 103 and result.report.ended == "finished"
     assert result.history.shape == (103,) and np.isfinite(result.history).all()  # no tail of NaN
     checked = checked_table(*table, None, "regression")
     batch = Scaling.fit(checked).batch(checked)
-    problem = problem_of(recipe, batch, key=KEY)
+    problem = problem_of(Polynomials(), batch, key=KEY)
 
     async def coefficients():
         return (await problem.map(initial)).host[0]
@@ -160,9 +159,6 @@ def test_progress_without_rich_is_some_lines(table, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
     assert lines[-1] == f"Polynomials: 103 of 103, loss {result.history[-1]:.4g}, 0 s left"
-
-
-def test_progress_says_how_many_runs_are_finite(table, capsys):
     jtrees.sweep(Polynomials(), *table, grid={"learning_rate": (0.1, 1e30)}, key=KEY, progress=True)
     assert capsys.readouterr().out.splitlines()[-1].endswith(", 1 of 2 runs, 0 s left")
 
@@ -170,7 +166,6 @@ def test_progress_says_how_many_runs_are_finite(table, capsys):
 GRID = {"depth": (1, 2)}
 RUNS = {"fit": jtrees.fit, "tune": partial(jtrees.tune, grid=GRID), "sweep": partial(jtrees.sweep, grid=GRID)}
 
-DATES = np.full(64, "2020", "M8[D]")
 MASKED = np.ma.masked_less(np.arange(64.0), 3)
 
 
@@ -181,17 +176,13 @@ MASKED = np.ma.masked_less(np.arange(64.0), 3)
         ({"recipe": 3}, r"recipe must be a recipe, such as jtrees.GET\(depth=4\), got 3"),
         ({"key": 0}, r"key must be a random key, such as jax.random.key\(0\), got 0"),
         ({"key": jax.random.split(KEY, 2)}, r"key must be one random key, got keys of shape \(2,\)"),
-        ({"x": DATES[:, None]}, r"x must be numeric, got values of type datetime64\[D\]: make"),
         ({"y": None}, "y must hold the targets to learn, got None"),
-        ({"y": np.ones(3)}, "x and y must have the same number of rows, got 64 and 3"),
         ({"y": MASKED}, r"y must have no masked values, got 3, the first at \(0,\)"),
         ({"sample_weight": np.ones(3)}, r"sample_weight must have shape \(64,\)"),
-        ({"sample_weight": MASKED}, "sample_weight must have no masked values, got 3"),
         ({"task": "ranking"}, "task must be one of 'regression', 'classification', or a task .*, got 'ranking'"),
         ({"validation": (np.ones((3, 2)),)}, r"validation must be a pair \(x, y\), got tuple"),
         ({"validation": (np.ones((3, 9)), np.ones(3))}, "validation: x must have 2 columns, got 9"),
         ({"validation": (np.array([[1, "a"]], object), [1])}, r"validation: x must be numeric, .* 'a' at \(0, 1\): en"),
-        ({"validation": (np.ones((3, 2)), np.ones(4))}, r"validation: y must have shape \(3,\), got \(4,\)"),
     ],
 )
 def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message):
@@ -201,7 +192,6 @@ def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message)
 
 
 def test_functions_are_described_by_their_names_and_arguments():
-    """Not by their addresses, which differ from run to run."""
     of = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
     expected = "jtrees.methods.annealed.get.get(3, task=Classification(classes=3), rule=polynomials.mse)"
     assert result.plain({"make": of, "others": (mse, None)}) == {"make": expected, "others": ["polynomials.mse", None]}

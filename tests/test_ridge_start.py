@@ -95,9 +95,6 @@ def test_as_many_directions_as_outputs_differ_and_none_of_rounding_errors(task, 
     constant = np.ones_like(y) if of_classes else np.full_like(y, 0.1)
     assert not found(x, constant).any()
     assert not found(np.zeros_like(x), y).any()
-    # A feature twice: both have the same slope.
-    twice = found(np.column_stack([x, x[:, 0]]), y)
-    np.testing.assert_allclose(twice[0], twice[-1], atol=1e-4)
     if not of_classes:
         equal = found(x, y[:, :1].repeat(2, axis=1))
         assert equal.any(axis=0).tolist() == [False, True]
@@ -166,10 +163,6 @@ def noisy_plane(n=100, p=40, seed=0):
     return x, y
 
 
-def r2(fit, x, y):
-    return 1 - np.mean((y - np.asarray(fit.predict(x))) ** 2) / np.var(y)
-
-
 RADDT = jtrees.RADDT(depth=2, starts=3, epochs=60)
 
 
@@ -185,7 +178,8 @@ def test_where_it_is_the_best_on_rows_left_out_it_is_the_result(recipe, stages):
     assert report.ridge_loss < report.cart_loss and fit.loss == pytest.approx(report.ridge_loss, rel=0.05)
     without = jtrees.fit(recipe.replace(ridge=False), x[0], y[0], key=KEY)
     assert np.isnan(without.report.search.ridge_loss) and without.report.search.chosen != -2
-    assert r2(fit, x[1], y[1]) > 0.1 + r2(without, x[1], y[1])
+    r2 = lambda fit: 1 - np.mean((y[1] - np.asarray(fit.predict(x[1]))) ** 2) / np.var(y[1])
+    assert r2(fit) > 0.1 + r2(without)
 
 
 @pytest.mark.parametrize("kind", ["one target", "two targets", "actions"])

@@ -91,7 +91,6 @@ def test_more_paths_than_there_is_room_for_are_computed_densely():
 
 @pytest.fixture
 def deep(monkeypatch):
-    """Room for paths at the depth of these tests."""
     monkeypatch.setitem(sharp.WIDTHS, DEPTH, 4)
 
 

@@ -58,7 +58,8 @@ def test_what_matters_is_kept(leaves):
     base = GET.replace(leaves=leaves, epochs=200)
     dense = jtrees.fit(base, x, y, key=KEY)
     fit = jtrees.fit(jtrees.Sparse(base, terms=2, epochs=100), x, y, key=KEY)
-    assert columns_of(dense.tree).max() == 12 and columns_of(fit.tree).max() == 2
+    untrained = jtrees.fit(jtrees.Sparse(base, terms=2, epochs=1), x, y, key=KEY)
+    assert columns_of(dense.tree).max() == 12 and columns_of(fit.tree).max() == 2 and fit.loss < 0.9 * untrained.loss
     x_test, y_test = plane(seed=1)
     error = lambda fit: np.mean((fit.predict(x_test) - y_test) ** 2)
     assert error(fit) < error(dense) + 0.02
@@ -66,19 +67,6 @@ def test_what_matters_is_kept(leaves):
     if leaves == "constant":  # else the loss is an expected error
         np.testing.assert_allclose(fit.report.search.losses[[0, -1]], [dense.loss, fit.loss], rtol=1e-5)
     assert fit.report.search.base.cart_loss == dense.report.search.cart_loss
-
-
-@pytest.mark.slow
-def test_a_column_of_a_raw_table_is_one_term():
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({name: rng.normal(size=300) for name in "abc"} | {"level": rng.choice(list("uvwxyz"), 300)})
-    frame.loc[::7, "a"] = np.nan
-    y = frame["a"].fillna(2) + 3.0 * frame["level"].isin(["u", "v"])
-    fit = jtrees.fit(jtrees.Sparse(GET, terms=2, epochs=60), frame, y, key=KEY)
-    owner = np.repeat(range(5), [2, 1, 1, 6, 0])
-    columns = [set(owner[row != 0]) for row in np.asarray(fit.tree.weights)]
-    assert max(map(len, columns)) == 2 and {0, 3} in columns and columns_of(fit.tree).max() > 2
-    assert list(fit.report.search.terms) == [4, 3, 2]
 
 
 @pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])

@@ -44,7 +44,6 @@ def small_tree():
 
 @pytest.fixture
 def far():
-    """The origin of a table whose first and last column, and its targets, lie far from zero."""
     return Origin(np.array([2000, 0, -1e8], np.float32), np.float32(1e6))
 
 
@@ -186,8 +185,7 @@ def test_text_of_a_policy_and_of_its_rewards(small_tree):
 def test_splits_of_one_direction_divide_a_score_that_is_written_once():
     weights = np.float32([[2, -1, 0], [-4, 2, 0], [3, -1.5, 0]])  # the second has the opposite direction
     tree = ObliqueTree(weights, np.float32([-1, -2, -900]), Values(np.arange(4.0)))
-    text = tree.to_text(["a", "b", "score"])
-    assert text.splitlines()[0] == "score of the tree = 2 a - b"
+    assert tree.to_text(["a", "b", "score"]).startswith("score of the tree = 2 a - b\n")
     text = tree.to_text()
     assert text.splitlines()[:3] == ["score = 2 x0 - x1", "if score > 1:", "|   if score > 600:"]
     assert text.count("x0") == 1 and "if score < -1:" in text
@@ -197,9 +195,7 @@ def test_splits_of_one_direction_divide_a_score_that_is_written_once():
     np.testing.assert_array_equal(answers[:, 0], tree.predict(x))
     assert set(leaf.tolist()) == {0, 1, 2, 3}
     bent = weights + np.float32([[0, 0, 0], [0, 0.01, 0], [0, 0, 0]])
-    for other in (tree.replace(weights=bent), tree.replace(weights=weights[:, :1])):
-        assert "score" not in other.to_text()
-    assert "score" not in tree.to_text(digits=17)
+    assert "score" not in tree.replace(weights=bent).to_text() + tree.to_text(digits=17)
 
 
 def test_what_a_text_is_made_of_is_checked(small_tree):
@@ -299,10 +295,9 @@ def test_origins_in_rules_have_few_digits():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3)) * [30, 0.02, 1] + [1967.6204, 100.123456, 0]
     origin = Origin(np.float32([1967.6204, 100.12345, 0]), np.float32(50.5))
-    leaves = Linear(rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=4).astype(np.float32))
-    tree = ObliqueTree(
-        rng.normal(size=(3, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32), leaves, origin
-    )
+    leaves = Linear(np.float32(rng.normal(size=(4, 3))), np.float32(rng.normal(size=4)))
+    weights = np.float32(rng.normal(size=(3, 3)))
+    tree = ObliqueTree(weights, np.float32(rng.normal(size=3)), leaves, origin)
     short = with_short_origin(tree, x.std(0), 3)
     np.testing.assert_allclose(short.origin.x, [1970, 100.12, 0], rtol=1e-12)
     score = lambda tree: (x - np.float64(tree.origin.x)) @ np.float64(tree.weights).T + np.float64(tree.bias)
