@@ -82,7 +82,6 @@ def answer(params, x):
 
 
 def close_to_mean(draws, mean):
-    """Within 4.5 standard errors, over some 30 numbers."""
     off = 4.5 * np.std(draws, axis=0) / np.sqrt(len(draws)) + 1e-6
     assert (np.abs(np.mean(draws, axis=0) - mean) <= off).all()
 

@@ -75,7 +75,6 @@ def problem_of(recipe, x, y):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sweeps.quick(["DGT", "LatentTree-mlp", "NonGreedy"], ["DGT"], pytest.mark.wide))
 def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
-    """The same steps but for the rounding of the folded weights. NonGreedy begins with CO2."""
     short = {"epochs": 2} | ({"greedy_epochs": 2} if name == "NonGreedy" else {})  # rounding grows with the steps
     problem, plain = (problem_of(SMALL[name].replace(precondition=p, **short), *collinear) for p in (0.5, 0.0))
     x, m = problem.batch.x, matrix(spectrum(problem.batch), 0.5)
