@@ -21,6 +21,7 @@ from jtrees.training import Batch, Method
 from jtrees.tree import ObliqueTree
 
 _SMALLEST = 1e-6  # share of the samples beyond which the penalty does not grow
+_UNREACHED = 1e-15  # probability below which no sample reaches a split; its square is a float32 number
 
 
 @io.part
@@ -70,7 +71,7 @@ def soft_decision_tree(depth: int, *, task: Task = Regression(), balance: float 
         right = jax.nn.sigmoid(ops.scores(tree.weights, tree.bias, x))
         reach = routing.reach_probabilities(right)[:nodes]
         reach = reach if weight is None else weight * reach
-        share = (reach * right).sum(1) / jnp.maximum(reach.sum(1), jnp.finfo(right.dtype).tiny)
+        share = (reach * right).sum(1) / jnp.maximum(reach.sum(1), _UNREACHED)
         share = jnp.clip(share, _SMALLEST, 1 - _SMALLEST)  # no sample, or only samples of one side, may reach a split
         penalty = -(jnp.log(share) + jnp.log1p(-share)) / 2
         return expected + (strength * penalty).sum(), tree.leaves.criterion(leaf, x, y, weight)
