@@ -42,6 +42,7 @@ from experiments import (
     relaxations,
     rivals,
     studies,
+    systems,
 )
 import jtrees
 from jtrees.methods.dgt import random_chain
@@ -52,7 +53,7 @@ from pallas_kernels.config import HEURISTIC
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 SCRIPTS = [path.stem for path in Path(benchmark.__file__).parent.glob("*.py") if "__main__" in path.read_text()]
-STUDIES = [*records.MODULES, estimators, distillation, defaults, log_loss, relaxations]
+STUDIES = [*records.MODULES, estimators, distillation, defaults, log_loss, relaxations, systems]
 
 
 # --- Studies ---------------------------------------------------------------------------------------------------------
@@ -325,6 +326,11 @@ WHOLE = {
             "DEPTHS": [2, 4, 8],
         },
         ["| made-collinear | 100 + 100 x 20 |", "`max_seconds=0.5`", "What a ridge regression brings"],
+    ),
+    systems: (
+        ["--datasets", "kin8nm", "segmentation", "--parts", "CART", "GET", "DGT, tuned"],
+        {"RECIPES": {"GET": DGT}, "TUNED": {"DGT, tuned": DGT}, "DRAWS": 2},
+        ["| 1 sets of regression | score, % | score minus", "| 1 sets of classification | score, % | log loss |"],
     ),
     relaxations: (
         ["--datasets", "kin8nm", "segmentation", "--seeds", "2"],

@@ -59,7 +59,7 @@ def test_what_matters_is_kept(leaves):
     dense = jtrees.fit(base, x, y, key=KEY)
     fit = jtrees.fit(jtrees.Sparse(base, terms=2, epochs=100), x, y, key=KEY)
     untrained = jtrees.fit(jtrees.Sparse(base, terms=2, epochs=1), x, y, key=KEY)
-    assert columns_of(dense.tree).max() == 12 and columns_of(fit.tree).max() == 2 and fit.loss < 0.9 * untrained.loss
+    assert columns_of(dense.tree).max() == 12 and columns_of(fit.tree).max() == 2 and fit.loss < 0.75 * untrained.loss
     x_test, y_test = plane(seed=1)
     error = lambda fit: np.mean((fit.predict(x_test) - y_test) ** 2)
     assert error(fit) < error(dense) + 0.02
