@@ -141,6 +141,14 @@ def test_another_sweep_is_refused_with_what_differs(tmp_path, searches, name):
         assert len(searches) == 36
 
 
+def test_a_difference_is_shown_however_long_the_texts_are(tmp_path):
+    space = {"learning_rate": jtrees.LogUniform(1e-3, 0.1), "l1": jtrees.LogUniform(1e-6, 1e-2), "depth": (1, 2)}
+    options = {"recipe": DGT, "grid": None, "samples": 2, "seeds": 1, "validation": 0.25}
+    sweep(tmp_path, space=space, **options)
+    with pytest.raises(ValueError, match=r"has space .*1, 2.*, got .*1, 3"):
+        sweep(tmp_path, space=space | {"depth": (1, 3)}, **options)
+
+
 def holding(values):
     """A rule whose closure holds values that it does not use."""
     return lambda rate: optax.adam(rate) if values is not None else None

@@ -69,7 +69,7 @@ def kind_of(leaves: str, task: Task) -> Kind:
         return Kind(Values, {"loss": task.leaf_loss})
     if not task.is_least_squares:
         where = "in classification" if isinstance(task, Classification) else f"for {task}"
-        raise ValueError(f'leaves must be "constant" {where}, or use Boosted(GET(leaves="linear"), rounds=1)')
+        raise ValueError(f'leaves must be "constant" {where}, unless trees are added: Boosted(GET(leaves="linear"))')
     return Kind(Linear, {})
 
 

@@ -106,7 +106,7 @@ class Comparison:
         if better:
             verdict = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
         elif similar:
-            verdict = f"{name} is about as good as {listed(similar)}"
+            verdict = f"{name} is neither clearly better nor clearly worse than {listed(similar)}"
         elif self.where == TRAINING:
             verdict = f"whether {name} is better than {listed(rivals)} needs held-out rows"
         else:

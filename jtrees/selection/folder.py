@@ -24,6 +24,7 @@ from jtrees.selection.grid import options_of
 from jtrees.validation import quoted
 
 _DESCRIPTION = "sweep.json"
+_CONTEXT = 20  # characters before a difference that a message shows
 
 
 class RunResult(NamedTuple):
@@ -168,6 +169,9 @@ def _check_same(kept: Mapping[str, str], description: Mapping[str, str], folder:
     for name in {**kept, **description}:
         before, now = kept.get(name, "none"), description.get(name, "none")
         if before != now:
+            # The texts may be longer than what a message quotes, so they begin shortly before they differ.
+            start = max(0, len(os.path.commonprefix([before, now])) - _CONTEXT)
+            before, now = (f"...{text[start:]}" if start else text for text in (before, now))
             raise ValueError(
                 f"folder must hold runs of this sweep: {quoted(folder)} has {name} {quoted(before)}, got {quoted(now)}"
             )

@@ -105,8 +105,7 @@ class GET(Annealed):
     Attributes:
       depth: depth of the tree, 1 to 16.
       leaves: ``"constant"``, or ``"linear"`` for the squared error. For classes and other losses,
-        ``Boosted(GET(leaves="linear"), rounds=1)`` is a tree with linear outputs, and :class:`jtrees.Refined` of it is
-        a soft one.
+        ``Boosted(GET(leaves="linear"))`` and :class:`jtrees.Refined` add trees with linear leaves.
       starts: number of starts, including the starts from CART. None: 10.
       epochs: updates under each sharpness, in the long stages. None: 3000 for constant leaves; 1000 for linear leaves,
         or 250 if the depth is above 6. If only the best starts continue (``halving``), a stage of linear leaves ends
