@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import io as streams
+import itertools
 import json
 import os
 import re
@@ -170,7 +171,8 @@ def _check_same(kept: Mapping[str, str], description: Mapping[str, str], folder:
         before, now = kept.get(name, "none"), description.get(name, "none")
         if before != now:
             # The texts may be longer than what a message quotes, so they begin shortly before they differ.
-            start = max(0, len(os.path.commonprefix([before, now])) - _CONTEXT)
+            equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
+            start = max(0, len(list(equal)) - _CONTEXT)
             before, now = (f"...{text[start:]}" if start else text for text in (before, now))
             raise ValueError(
                 f"folder must hold runs of this sweep: {quoted(folder)} has {name} {quoted(before)}, got {quoted(now)}"
