@@ -147,16 +147,6 @@ def test_recipes_have_the_same_result_on_a_mesh(way):
     np.testing.assert_allclose(shared.model.predict(X), alone.model.predict(X), rtol=1e-3, atol=1e-3)
 
 
-def test_a_sweep_has_the_same_result_on_a_mesh():
-    how = {"grid": {"learning_rate": (0.01, 0.1)}, "seeds": 2, "validation": (X[:200], Y[:200])}
-    of = lambda: jtrees.sweep(DGT, X, Y, key=KEY, **how)
-    alone = of()
-    with jax.set_mesh(sharding.mesh(4, 2)):
-        shared = of()
-    np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-3)
-    assert shared.best_run == alone.best_run
-
-
 def test_rows_are_padded_to_the_devices():
     """201 rows are no multiple of 8: the table is padded by rows of weight 0."""
     alone = jtrees.fit(DGT, X[:201], Y[:201], key=KEY)
@@ -186,14 +176,6 @@ def test_kernels_work_on_rows_where_they_lie():
         assert collectives(fused.lower(*operands, x, y).compile().as_text())[0] == {"all-reduce"}
         values = fused(*operands, x, y)
     near(plain, values, atol=1e-4)
-
-
-def test_a_model_predicts_rows_where_they_lie():
-    tree = jtrees.fit(GET, X, Y, key=KEY).tree
-    with jax.set_mesh(sharding.mesh()):
-        predictions = tree.predict(sharding.put_rows(X))
-        assert predictions.sharding.spec == P("data")
-    np.testing.assert_allclose(predictions, tree.predict(X), rtol=1e-6)
 
 
 def test_rows_that_do_not_fit():

@@ -37,8 +37,7 @@ def key():
     return jax.random.key(0)
 
 
-def mesh(starts):
-    return jax.set_mesh(sharding.mesh(starts))
+mesh = lambda starts: jax.set_mesh(sharding.mesh(starts))
 
 
 def numbers(fit):
@@ -47,8 +46,8 @@ def numbers(fit):
     return [float(fit.loss), int(fit.step), float(np.nansum(history)), *np.ravel(fit.predict(X[:4])).tolist()]
 
 
-def fitted(recipe, **options):
-    return numbers(jtrees.fit(recipe, X, Y, key=key(), **options))
+def fitted(recipe, y=Y, **options):
+    return numbers(jtrees.fit(recipe, X, y, key=key(), **options))
 
 
 def of_mesh(starts, recipe, **options):
@@ -66,11 +65,6 @@ def tuned():
     with mesh(2):
         fit = jtrees.tune(DGT, X, Y, key=key(), grid={"depth": (1, 2)}, validation=2)
     return [*numbers(fit), *(float(trial.loss) for trial in fit.report.tuning.trials)]
-
-
-def with_classes():
-    with mesh(2):
-        return numbers(jtrees.fit(GET, X, CLASSES, key=key(), task="classification"))
 
 
 def saved_model():
@@ -92,15 +86,11 @@ def saved_state():
         state = state.replace(params=jax.tree.map(lambda a: a + 1, state.params))
         spread = {"rows": data.x, "order": state.order}
         jtrees.save(state, path)
-    told = distributed.to_host(spread)
+    rows = distributed.to_host(spread)["rows"]
     if count > 1:
         multihost_utils.sync_global_devices("saved")
     again = jtrees.load(path, like=state)
-    return [
-        float(told["rows"].sum()),
-        float(np.sum(jax.tree.leaves(again.params)[0])),
-        len(list(folder.glob(path.name))),
-    ]
+    return [float(rows.sum()), float(np.sum(jax.tree.leaves(again.params)[0])), len(list(folder.glob(path.name)))]
 
 
 def joined():
@@ -225,10 +215,8 @@ def missing():
 
 CASES = {
     **{f"{name}, mesh of 2 x 2": lambda recipe=recipe: of_mesh(2, recipe) for name, recipe in RECIPES.items()},
-    "classes": with_classes,
+    "classes": lambda: of_mesh(2, GET, y=CLASSES, task="classification"),
     "GET, rows alone are shared": lambda: of_mesh(1, GET),
-    "DGT, rows alone are shared": lambda: of_mesh(1, DGT),
-    "GET, starts alone are shared": lambda: of_mesh(4, GET),
     "DGT, starts alone are shared": lambda: of_mesh(4, DGT),
     "GET without a mesh": lambda: fitted(GET),
     "DGT with a validation set": lambda: of_mesh(2, DGT, validation=(X[:64], Y[:64])),

@@ -47,9 +47,10 @@ def log_loss(y, p):
     return -np.mean(np.log(np.where(y > 30, p[:, 1], p[:, 0])))
 
 
-def squared_errors(y, p, trained=Y):
+def squared_errors(y, p, trained=None):
     """The loss of two targets, each divided by its range over the training rows."""
-    return np.mean(((p - targets("two targets", y)) / np.ptp(targets("two targets", trained), axis=0)) ** 2)
+    span = np.ptp(targets("two targets", Y if trained is None else trained), axis=0)
+    return np.mean(((p - targets("two targets", y)) / span) ** 2)
 
 
 # The task, and the mean loss of predictions.
@@ -116,13 +117,7 @@ def test_losses_on_a_validation_set(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*OTHERS, *COMBINATORS], ids=lambda recipe: type(recipe).__name__)
-def test_losses_of_every_recipe(recipe):
-    """On a validation set, and on the rows that ``held_out`` sets aside."""
-    result = fit(recipe, "squared error", validation=(X_NEW, Y_NEW))
-    predictions = result.predict(X_NEW)
-    check(result.report, "squared error", predictions, Y_NEW, Y, VALIDATION)
-    assert result.loss == pytest.approx(metrics.mean_squared_error(Y_NEW, predictions), rel=1e-5)
-
+def test_losses_of_every_recipe_on_held_out_rows(recipe):
     result = fit(recipe, "squared error", held_out=0.2)
     training, test = checked_dataset(X, Y, None, "regression").divided(0.2, KEY)
     check(result.report, "squared error", result.predict(test.x), test.y, training.y, "held-out rows")
@@ -153,7 +148,7 @@ def test_losses_of_rows_that_a_sum_held_out(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["squared error", "poisson", "classes"])
+@pytest.mark.parametrize("name", ["poisson", "classes"])
 def test_losses_of_out_of_bag_rows(name):
     recipe = jtrees.Bagged(QUICK[0], trees=4, combine="mean")
     result = fit(recipe, name)
@@ -173,14 +168,7 @@ def test_losses_of_out_of_bag_rows(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "name"),
-    [
-        (OTHERS[4], "poisson"),
-        (OTHERS[4], "classes"),
-        (OTHERS[5], "huber"),
-        (OTHERS[5], "quantiles"),
-        (jtrees.BestOf(OTHERS[4], runs=2), "absolute error"),
-        (OTHERS[3], "squared error"),
-    ],
+    [(OTHERS[4], "poisson"), (OTHERS[5], "quantiles"), (OTHERS[3], "squared error")],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_losses_of_trials_are_near_the_losses_of_new_rows(recipe, name):
@@ -219,23 +207,6 @@ def test_losses_on_training_rows():
     assert result.report.verdict.endswith("on the training rows, with a penalty for each parameter")
 
 
-# --- Searches that compare trees in the right units ------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_polish_has_the_loss_of_the_task():
-    """Huber's delta is in the units of the targets: other units give the same tree."""
-    recipe = jtrees.Polished(jtrees.GET(depth=1, starts=1, epochs=10), epochs=20)
-    fits = [
-        jtrees.fit(recipe, X, unit * Y, task=Regression(loss_function=losses.Huber(5.0 * unit)), key=KEY)
-        for unit in (1.0, 2.0**-10)
-    ]
-    plain, scaled = (result.predict(X_NEW) for result in fits)
-    np.testing.assert_allclose(scaled, 2.0**-10 * plain, rtol=1e-5)
-    assert fits[0].report.search.accepted.any()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squared error", "poisson"])
 def test_scores_of_monotone_trees_are_those_of_ordered_leaves(name):
     recipe = jtrees.BestOf(jtrees.NonGreedy(depth=3, greedy_epochs=3, epochs=6, shrink=False, precondition=0), runs=2)
