@@ -19,7 +19,7 @@ from tables import CLASSES as CLASS, X, Y
 
 import jtrees
 from jtrees import Batch, Classification
-from jtrees.search import options
+from jtrees.selection.grid import with_options
 from jtrees.training import loop, step
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -33,8 +33,6 @@ def same(a, b, **tolerance):
     check = np.testing.assert_allclose if tolerance else np.testing.assert_array_equal
     jax.tree.map(lambda one, other: check(np.asarray(one), np.asarray(other), **tolerance), a, b)
 
-
-# --- Methods ---------------------------------------------------------------------------------------------------------
 
 # A function of a number that may be traced, two such numbers, and the targets.
 METHODS = {
@@ -125,29 +123,16 @@ def written(tree):
     same(serialization.from_bytes(empty, serialization.to_bytes(tree)), tree)
 
 
-# --- Recipes ---------------------------------------------------------------------------------------------------------
-
 # The name of a number of each recipe, and two values.
-NUMBERS = {
+NUMBERS = dict.fromkeys(RECIPES, ("learning_rate", (0.01, 0.03))) | {
     "GET": ("alpha_ranges", (((5.0, 25.0), (50.0, 150.0)), ((1.0, 5.0), (10.0, 20.0)))),
-    "RADDT": ("learning_rate", (0.01, 0.02)),
     "DGT": ("l1", (0.0, 0.01)),
-    "FromMethod": ("learning_rate", (0.01, 0.02)),
     "LatentTree": ("penalty", (0.01, 0.1)),
-    "TEL": ("gamma", (0.2, 0.4)),
-    "NODE": ("learning_rate", (0.01, 0.03)),
-    "GRANDE": ("learning_rate", (0.01, 0.03)),
-    "DTSemNet": ("learning_rate", (0.01, 0.02)),
-    "SoftDecisionTree": ("balance", (0.1, 0.2)),
-    "CO2": ("nu", (1.0, 10.0)),
-    "NonGreedy": ("nu", (1.0, 10.0)),
     "LatentClustering": ("penalty", (0.1, 0.2)),
-    "Bagged": ("base__learning_rate", (0.01, 0.02)),
-    "BestOf": ("base__learning_rate", (0.01, 0.02)),
-    "Boosted": ("learning_rate", (0.1, 0.2)),
-    "Polished": ("learning_rate", (0.01, 0.02)),
-    "Refined": ("learning_rate", (0.001, 0.01)),
-    "Sparse": ("learning_rate", (0.01, 0.02)),
+    "TEL": ("gamma", (0.2, 0.4)),
+    "SoftDecisionTree": ("balance", (0.1, 0.2)),
+    **dict.fromkeys(("CO2", "NonGreedy"), ("nu", (1.0, 10.0))),
+    **dict.fromkeys(("Bagged", "BestOf"), ("base__learning_rate", (0.01, 0.02))),
 }
 QUICK = ("GET", "DGT", "LatentTree", "Bagged")
 SUPERVISED = [name for name in RECIPES if name != "LatentClustering"]
@@ -162,10 +147,7 @@ def test_the_table_of_recipes_is_complete():
     classes = {name: thing for name, thing in vars(jtrees).items() if isinstance(thing, type)}
     made = {name for name, thing in classes.items() if issubclass(thing, jtrees.Recipe)}
     assert made - {"Recipe"} == set(RECIPES)
-    assert set(NUMBERS) == set(RECIPES)
-    for name, recipe in RECIPES.items():
-        assert type(recipe).__name__ == name
-        with_number(recipe, NUMBERS[name][0], 0.5)
+    assert [type(recipe).__name__ for recipe in RECIPES.values()] == list(RECIPES)
 
 
 # Options that are checked where they are used, by the network of a LatentTree; and bad values of them.
@@ -185,26 +167,10 @@ def test_every_option_is_documented_and_checked(name):
             jtrees.fit(recipe.replace(**{field.name: wrong}), X, Y, key=KEY)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_options_may_be_numbers_of_numpy(name):
-    """They make the same program."""
-    kinds = {bool: np.bool_, int: np.int64, float: np.float64, tuple: lambda value: tuple(map(numpy, value))}
-    numpy = lambda value: kinds.get(type(value), lambda value: value)(value)
-    recipe = RECIPES[name]
-    given = recipe.replace(**{field.name: numpy(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
-    same(options.checked(given), options.checked(recipe))
-
-
-def with_number(recipe, number, value):
-    """The recipe, or its base, with another number."""
-    first, _, rest = number.partition("__")
-    return recipe.replace(**{first: with_number(getattr(recipe, first), rest, value) if rest else value})
-
-
 def fit(name, x=X, y=Y, *, value=0, key=KEY, **options):
-    recipe, (number, values) = RECIPES[name], NUMBERS[name]
-    validation = (x[:200], y[:200])
-    return jtrees.fit(with_number(recipe, number, values[value]), x, y, key=key, validation=validation, **options)
+    number, values = NUMBERS[name]
+    recipe = with_options(RECIPES[name], {number: values[value]})
+    return jtrees.fit(recipe, x, y, key=key, validation=(x[:200], y[:200]), **options)
 
 
 @cache
@@ -300,7 +266,7 @@ def test_recipes_are_data(name):
     recipe, (number, values) = RECIPES[name], NUMBERS[name]
     for twin in (pickle.loads(pickle.dumps(recipe)), recipe.replace()):
         assert twin == recipe and twin is not recipe and hash(twin) == hash(recipe)
-    assert with_number(recipe, number, values[1]) != recipe
+    assert with_options(recipe, {number: values[1]}) != recipe
     assert repr(recipe).startswith(f"{name}(") and ("depth=" in repr(recipe) or name == "FromMethod")
     with pytest.raises(AttributeError):
         recipe.epochs = 7
@@ -317,19 +283,6 @@ def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     [trial] = results[0].report.tuning.trials
     assert trial.options == {number: values[0]} == results[0].report.tuning.options
     assert np.isfinite(trial.loss) and trial.size > 0
-
-
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.wide  # programs for two numbers of rows
-def test_halving(name):
-    """Every recipe is fitted to few rows: three combinations, and two of them to all rows."""
-    recipe, (number, values) = RECIPES[name], NUMBERS[name]
-    grid = {number: (*values, values[0])}
-    x, y = np.concatenate([X, X + 0.01]), np.concatenate([Y, Y])
-    tuned = jtrees.tune(recipe, x, y, key=KEY, grid=grid, halving=2, validation=(X[:200], Y[:200]))
-    trials = tuned.report.tuning.trials
-    assert sorted(trial.rows for trial in trials) == [len(x) // 2, len(x), len(x)]
-    assert all(np.isfinite(trial.loss) for trial in trials)
 
 
 @pytest.mark.parametrize("name", SUPERVISED)

@@ -114,8 +114,7 @@ def test_an_open_decimal_separator_is_named_with_the_option(cells, number, decim
 
 
 @pytest.mark.parametrize(
-    "cells",
-    ["1,200 3,400.5", "1,200,000 3,400.5", "1.20€ 3.200€", "0.755kg 1.250kg", "1.983 2.500", "0.123 5"],
+    "cells", ["1,200 3,400.5", "1,200,000 3,400.5", "1.20€ 3.200€", "0.755kg 1.250kg", "1.983 2.500", "0.123 5"]
 )
 def test_a_plain_decimal_separator_has_no_note(cells):
     assert not find_reading(cells.split()).note

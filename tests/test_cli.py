@@ -172,9 +172,9 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     fit = TreeRegressor.fit
 
     def interrupted(self, *options):
-        fit(self, *options)
-        self.report_ = self.report_.replace(ended="interrupted")
-        return self
+        model = fit(self, *options)
+        model.report_ = model.report_.replace(ended="interrupted")
+        return model
 
     monkeypatch.setattr(TreeRegressor, "fit", interrupted)
     fitting = ["fit", folder / "houses.csv", "--target", "price", *QUICK, "--out"]
@@ -187,8 +187,7 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(TreeRegressor, "fit", stopped)
     assert run(*fitting, tmp_path / "none.jtrees") == 130
-    columns, *rest = capsys.readouterr().err.splitlines()
-    assert "columns of x are left out" in columns and rest == ["jtrees: interrupted"]
+    assert capsys.readouterr().err.splitlines()[1:] == ["jtrees: interrupted"]
     assert not (tmp_path / "none.jtrees").exists()
 
 
@@ -206,14 +205,13 @@ def test_recipes_by_name():
 
 
 def test_losses_by_name():
-    losses = [*((loss, [], named(loss)) for loss in LOSSES)]
+    losses = [(loss, [], named(loss)) for loss in LOSSES]
     for loss, level, expected in [*losses, ("quantile", ["--quantile", "0.9"], jtrees.losses.Quantile(0.9))]:
         options = parse([*LOSS, loss, *level])
         recipe = arguments.recipe_of(options, "regression")
         assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
         estimator = arguments.estimator_of(options, recipe, "regression")
-        assert arguments.loss_of(options) == expected == estimator._task(np.zeros(3)).loss_function
-        assert expected.measure.split()[-1] in ("error", "loss", "deviance")
+        assert arguments.loss_of(options) == expected and estimator.loss == loss
 
 
 def test_without_its_packages(folder, monkeypatch, capsys):

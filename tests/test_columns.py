@@ -66,9 +66,6 @@ def encoder():
     return TableEncoder.fit(FRAME, Y)[0]
 
 
-# --- What columns become ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_library_gives_the_same_features(library, encoder):
     other, training = TableEncoder.fit(LIBRARIES[library](COLUMNS), Y)
@@ -97,9 +94,7 @@ def test_features_are_what_their_names_say():
         "area": area.fillna(area.median()),
         "[area missing]": area.isna(),
         "rooms": FRAME["rooms"],
-        "[heating = gas]": FRAME["heating"] == "gas",
-        "[heating = oil]": FRAME["heating"] == "oil",
-        "[heating = wood]": FRAME["heating"] == "wood",
+        **{f"[heating = {level}]": FRAME["heating"] == level for level in ("gas", "oil", "wood")},
         "[heating missing]": FRAME["heating"].isna(),
         "[mean y by city]": None,  # test_target_means_are_posterior_means
         "[frequency of city]": city.map(city.value_counts() / N).fillna(city.isna().mean()),
@@ -159,23 +154,15 @@ def test_no_row_sees_its_own_target():
 CLASSES = (Y.mean() < Y).astype(int) + (Y > 8)
 
 
-@pytest.mark.parametrize(
-    ("y", "task", "names"),
-    [
-        (CLASSES % 2, "classification", ["class 1"]),
-        (CLASSES, "classification", ["class 0", "class 1", "class 2"]),
-        (np.stack([Y, -2 * Y], 1), "regression", ["y0", "y1"]),
-    ],
-)
-def test_means_of_classes_and_of_several_targets(y, task, names):
-    city, training = TableEncoder.fit(FRAME[["city"]], y, task=task)
-    assert city.feature_names == [*(f"[mean {name} by city]" for name in names), "[frequency of city]"]
-    if len(names) == 3:
-        named = city.with_class_names(["unsold", "sold", "withdrawn"])
-        assert named.feature_names[1] == "[mean sold by city]"
-        np.testing.assert_allclose(training[:, :3].sum(1), 1, atol=0.2)  # each is shrunk by its own variances
-    if len(names) == 2:
-        np.testing.assert_allclose(training[:, 1], -2 * training[:, 0], rtol=1e-9)
+def test_means_of_classes_and_of_several_targets():
+    fit = lambda y, task: TableEncoder.fit(FRAME[["city"]], y, task=task)
+    assert fit(CLASSES % 2, "classification")[0].feature_names == ["[mean class 1 by city]", "[frequency of city]"]
+    city, training = fit(CLASSES, "classification")
+    assert city.with_class_names(["unsold", "sold", "withdrawn"]).feature_names[1] == "[mean sold by city]"
+    np.testing.assert_allclose(training[:, :3].sum(1), 1, atol=0.2)  # each is shrunk by its own variances
+    city, training = fit(np.stack([Y, -2 * Y], 1), "regression")
+    assert city.feature_names[:2] == ["[mean y0 by city]", "[mean y1 by city]"]
+    np.testing.assert_allclose(training[:, 1], -2 * training[:, 0], rtol=1e-9)
 
 
 def test_months_and_weekdays_where_they_help():
@@ -216,9 +203,6 @@ def test_counters_are_numbers():
     array = np.column_stack([t, np.where(t == 7, np.nan, t % 5)])
     assert TableEncoder.fit(array)[0].feature_names == ["x0", "x1", "[x1 missing]"]
     assert read_frame(np.nan_to_num(array)) is None  # an array of numbers is no raw table
-
-
-# --- Refused ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,8 +249,6 @@ def test_the_wrong_cell_is_blamed():
         with pytest.raises(ValueError, match=f"x must hold {message}"):
             features(encoder, values)
 
-
-# --- Levels and gaps at prediction -----------------------------------------------------------------------------------
 
 EXACT = {
     "whole numbers": (pd.Categorical([1, 2] * 10), [[1, 2], [1.0, 2.0], np.array([1, 2], np.int8), ["1", "2"]]),
@@ -323,27 +305,19 @@ def test_rare_levels_are_one_and_new_levels_are_others():
     assert names == ["[c = missing]", "[c = other]", "[c = x]", "[c other]", "[c missing]"]
 
 
-# --- Numbers, durations and dates ------------------------------------------------------------------------------------
-
-
 def test_numbers_of_many_kinds():
     zone = datetime.timezone(datetime.timedelta(hours=2))
-    frame = pd.DataFrame(
-        {
-            "money": [Decimal("1.5"), None, Decimal("2")],
-            "time": pd.to_timedelta([36, 12, None], "h"),
-            "zone": pd.to_datetime(["2020-01-01T01:00+02:00", None, "2020-01-02T12:00+02:00"]),
-            "aware": [datetime.datetime(2020, 1, 1, 1, tzinfo=zone), None, None],
-            "nat": [np.datetime64("NaT", "ms"), np.datetime64("2020-01-01"), None],
-        }
-    )
-    columns = read_frame(frame).columns
-    assert [column.kind for column in columns.values()] == ["number", "number", "date", "date", "date"]
     day = (datetime.date(2020, 1, 1) - datetime.date(1970, 1, 1)).days
-    expected = [[1.5, np.nan, 2], [1.5, 0.5, np.nan], [day + 1 / 24, np.nan, day + 1.5], [day + 1 / 24], [np.nan, day]]
-    for column, values in zip(columns.values(), expected, strict=True):
-        padded = np.append(values, [np.nan] * (3 - len(values)))
-        np.testing.assert_allclose(column.values, padded, rtol=1e-12)
+    for kind, values, expected in (
+        ("number", [Decimal("1.5"), None, Decimal("2")], [1.5, np.nan, 2]),
+        ("number", pd.to_timedelta([36, 12, None], "h"), [1.5, 0.5, np.nan]),
+        ("date", pd.to_datetime(["2020-01-01T01:00+02:00", None]), [day + 1 / 24, np.nan]),
+        ("date", [datetime.datetime(2020, 1, 1, 1, tzinfo=zone), None], [day + 1 / 24, np.nan]),
+        ("date", [np.datetime64("NaT", "ms"), np.datetime64("2020-01-01"), None], [np.nan, day, np.nan]),
+    ):
+        column = read_frame(pd.DataFrame({"c": values})).columns["c"]
+        assert column.kind == kind
+        np.testing.assert_allclose(column.values, expected, rtol=1e-12)
 
 
 def test_durations_are_days_and_nothing_else_is_a_duration():
@@ -399,9 +373,6 @@ def test_aware_and_naive_dates_do_not_mix():
             read()
 
 
-# --- Text that is a number -------------------------------------------------------------------------------------------
-
-
 def test_plain_numbers_in_text_are_numbers_as_in_a_file_and_warned_of():
     frame = pd.DataFrame({"age": ["34", "51", "?", "28", None, "N/A"] * 10, "zip": ["01067", "99084"] * 30})
     encoder, training = TableEncoder.fit(frame)
@@ -425,11 +396,8 @@ STRAYS = {
 
 @pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
 def test_texts_among_numbers_and_dates_are_refused_all_at_once_or_missing_on_request(library):
-    with pytest.raises(
-        ValueError,
-        match=r"got 'age' holds numbers or dates, and the texts '-', 'n.a.'; 'when' holds .* '-', 'soon'; 'income' "
-        r"holds .* '-', 'secret'; 'rate' has a decimal comma, as in '0,5'\. Read such texts as missing values with",
-    ):
+    message = r"got 'age' holds .* texts '-', 'n.a.'; 'when' .* 'soon'; 'income' .* 'secret'; 'rate' has a decimal"
+    with pytest.raises(ValueError, match=message):
         TableEncoder.fit(library(STRAYS))
     table = library({name: STRAYS[name] for name in ("age", "when", "income")} | {"kind": ["a", "b", "-", "?"] * 10})
     encoder, training = TableEncoder.fit(table, missing=("-", "n.a.", "soon", "secret"))
@@ -454,9 +422,6 @@ def test_objects_of_numbers_and_texts():
         encoder_of(values)
     encoder = encoder_of(values, missing=("-", "n.a."))
     assert encoder.schema.columns["c"].missing == 20 and features(encoder, values)[1] == [34, 1]
-
-
-# --- Fits ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("standard_promotion")

@@ -25,7 +25,6 @@ def tree(weights, leaves=None):
 @pytest.mark.parametrize(
     ("weights", "kind"),
     [
-        (np.eye(5)[[0, 1, 0]], "axis-aligned, as trees of CART: each of the 3 splits has one column"),
         (np.eye(5)[[2, 2, 2]], "axis-aligned, as trees of CART: each of the 3 splits has one column, and all the same"),
         (DIRECTION[None], "oblique: the only split combines 5 columns"),
         (

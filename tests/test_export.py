@@ -43,8 +43,6 @@ from jtrees import Forest, ObliqueTree, export
 from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
 
-# --- All models in all files -----------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("form", forms())
 @pytest.mark.parametrize("name", sweeps.quick(MODELS, FEW))
@@ -95,9 +93,6 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, dat
         for evaluate in (in_c, in_numpy, in_onnx)
     }
     assert wrong == dict.fromkeys(wrong, 0)
-
-
-# --- C ---------------------------------------------------------------------------------------------------------------
 
 
 @needs_compiler
@@ -181,9 +176,6 @@ def test_a_compiler_that_ignores_nan_refuses_a_header_that_reads_it(tmp_path):
         assert (done.returncode != 0) == refused and ("NaN is a missing value here" in done.stderr) == refused
 
 
-# --- NumPy, ONNX and StableHLO ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["linear outputs", "sum"])
 def test_numpy_and_onnx_predict_any_number_of_rows_in_the_shapes_of_the_model(name, tmp_path):
     model, x = MODELS[name]()
@@ -235,36 +227,23 @@ def test_stablehlo_of_soft_models(recipe, tmp_path):
             np.testing.assert_allclose(predicted, expected, rtol=1e-5)
 
 
-# --- Dates and times -------------------------------------------------------------------------------------------------
-
-
-def check_dates(frame, y, parts, folder):
-    """The files have the features of a column of dates, which are predictions."""
-    model = identity_model(frame, y)
-    assert parts == set(model.encoder.encodings["day"].lookups)
-    _, expected = expected_of(model, frame)
-    for evaluate in (in_onnx, in_numpy, in_c) if COMPILER else (in_onnx, in_numpy):
-        np.testing.assert_allclose(evaluate(model, frame, folder)[1], expected, rtol=1e-12)
-
-
-def test_months_and_weekdays_of_three_thousand_years(tmp_path):
-    """The C header and the ONNX model have the calendar of NumPy."""
-    days = np.concatenate([np.arange(-600_000, 500_000, 170), np.arange(-1500, 1500)])
-    frame = pd.DataFrame({"day": days.astype("datetime64[D]").astype("datetime64[ms]")})
-    months = days.astype("datetime64[D]").astype("datetime64[M]").astype(int) % 12
-    check_dates(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2), {"month", "weekday"}, tmp_path)
-
-
-def test_hours_and_minutes(tmp_path):
-    """All files have NumPy's times of day, also just before and after midnight and before 1970."""
+@pytest.mark.parametrize("clock", [False, True])
+def test_dates_are_those_of_numpy(clock, tmp_path):
+    """Months and weekdays of three thousand years; or times of day, also around midnight and before 1970."""
     rng = np.random.default_rng(0)
+    days = np.concatenate([np.arange(-600_000, 500_000, 170), np.arange(-1500, 1500)]).astype("datetime64[D]")
     milliseconds = rng.integers(-(10**12), 10**12, 4000)
     milliseconds[:1000] += -milliseconds[:1000] % 86_400_000 - rng.integers(0, 2, 1000)
     milliseconds[1000:2000] -= milliseconds[1000:2000] % 60_000
-    frame = pd.DataFrame({"day": milliseconds.astype("datetime64[ms]")})
+    frame = pd.DataFrame({"day": milliseconds.astype("datetime64[ms]") if clock else days.astype("datetime64[ms]")})
     hours, minutes = frame["day"].dt.hour.to_numpy(), frame["day"].dt.minute.to_numpy()
-    parts = {"month", "weekday", "hour", "minute"}
-    check_dates(frame, 3.0 * hours + 50.0 * (minutes >= 30), parts, tmp_path)
+    months, weekdays = days.astype("datetime64[M]").astype(int) % 12, (days.astype(int) + 3) % 7
+    y = 3.0 * hours + 50.0 * (minutes >= 30) if clock else 3.0 * months + 50.0 * (weekdays == 2)
+    model = identity_model(frame, y)
+    parts = {"month", "weekday"} | ({"hour", "minute"} if clock else set())
+    assert parts == set(model.encoder.encodings["day"].lookups)
+    for evaluate in (in_onnx, in_numpy, in_c) if COMPILER else (in_onnx, in_numpy):
+        np.testing.assert_allclose(evaluate(model, frame, tmp_path)[1], expected_of(model, frame)[1], rtol=1e-12)
 
 
 @pytest.mark.parametrize("zone", ["America/Sao_Paulo", "offsets"])
@@ -281,8 +260,6 @@ def test_a_numpy_file_with_times_of_a_zone_predicts_as_the_model(zone, tmp_path)
     assert "hour" in model.encoder.encodings["when"].lookups
     np.testing.assert_allclose(numpy_file(model, tmp_path)["predict"](frame), expected_of(model, frame)[1], rtol=1e-12)
 
-
-# --- Cells of raw tables ---------------------------------------------------------------------------------------------
 
 DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])
 BERLIN = pd.date_range("2024-03-01", periods=40, tz="Europe/Berlin")
@@ -324,9 +301,6 @@ def test_a_numpy_file_refuses_what_the_model_refuses(training, refused, tmp_path
     for predict in (model.predict, numpy_file(model, tmp_path)["predict"]):
         with pytest.raises(ValueError, match="x must hold"):
             predict(pd.DataFrame({"a": refused}))
-
-
-# --- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("standard_promotion")

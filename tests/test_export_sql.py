@@ -6,15 +6,7 @@ import shutil
 import subprocess
 import tempfile
 
-from exported_models import (
-    MODELS,
-    expected_of,
-    fitted_model,
-    frame_of,
-    identity_model,
-    random_tree,
-    sqlite_result,
-)
+from exported_models import MODELS, expected_of, fitted_model, frame_of, identity_model, random_tree, sqlite_result
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd

@@ -119,9 +119,6 @@ def test_features_of_a_frame_are_those_of_its_file(fitted_file, tmp_path):
     np.testing.assert_array_equal(TableEncoder.fit(cells, table()["y"].astype(float))[1], features)
 
 
-# --- The command line ------------------------------------------------------------------------------------------------
-
-
 def fit_file(folder, frame, *options, **how):
     """Fits a small tree to a file; its model is m.jtrees."""
     arguments = ["fit", written(folder, frame, **how), "--target", "y", "--out", folder / "m.jtrees", "--recipe", "GET"]
@@ -190,9 +187,6 @@ def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, cap
     assert predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\n2,3,0,0\n") == 0
     assert predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\ntrue,3,0,0\n") == 2
     assert "x must hold numbers in column 'a', got 'true' in row 1" in capsys.readouterr().err
-
-
-# --- Reading of files ------------------------------------------------------------------------------------------------
 
 
 def rows_of(folder, text, **rules):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from recipes import DGT, GET, RECIPES
+from recipes import DGT, RECIPES
 
 import jtrees
 from jtrees.search import options
@@ -23,9 +23,6 @@ LONG = "w" * 200_000
 PACKAGES = [Path(module.__file__).parent for module in (jtrees, pallas_kernels)]
 FILES = {str(file.relative_to(folder.parent)): file for folder in PACKAGES for file in sorted(folder.rglob("*.py"))}
 WRITERS = {"jtrees/export/numpy_file.py"}  # it writes programs, in which values stand whole
-
-
-# --- The source ------------------------------------------------------------------------------------------------------
 
 
 def whole_values(tree):
@@ -57,8 +54,6 @@ def test_messages_have_no_values_or_lists_of_any_length():
         assert not list(whole_lists(tree)), name
 
 
-# --- Arguments -------------------------------------------------------------------------------------------------------
-
 RECIPES = [*RECIPES.values(), jtrees.LatentClustering(target_features=(0,))]
 LONG_VALUES = (LONG, [LONG] * 3, 10**5000, np.full(200_000, -1.0))
 
@@ -71,25 +66,6 @@ def test_every_option_refuses_a_long_value_in_a_short_message(recipe):
             changed.check(jtrees.Regression(), (40, 2))
             jtrees.fit(changed, X, X[:, 0], key=KEY)
         assert len(str(error.value)) < 500
-
-
-LONG_ARGUMENTS = [{"recipe": LONG}, {"key": LONG}, {"task": LONG}, {"max_seconds": LONG}, {"x": [[LONG, 1.0]] * 40}]
-LONG_ARGUMENTS += [{"y": [LONG] * 40, "task": task} for task in ("regression", "classification")]
-
-
-@pytest.mark.parametrize(
-    ("fn", "arguments"),
-    [
-        *((jtrees.fit, change) for change in LONG_ARGUMENTS),
-        *((jtrees.tune, {"grid": grid}) for grid in ({LONG: (1, 2)}, [LONG])),
-        *((jtrees.sweep, change) for change in ({"samples": [{LONG: 1}]}, {"seeds": LONG})),
-        (jtrees.sweep, {"grid": {"depth": (1,)}, "validation": LONG}),
-    ],
-)
-def test_long_arguments_are_cut(fn, arguments):
-    with pytest.raises(ValueError, match=r"must|options of GET are") as error:
-        fn(**{"recipe": GET, "x": X, "y": X[:, 0], "key": KEY} | arguments)
-    assert len(str(error.value)) < 500
 
 
 def test_long_names_of_columns_and_classes_are_cut():

@@ -1,6 +1,5 @@
 """Names of columns that formats, languages and compilers read otherwise."""
 
-import os
 import runpy
 import shutil
 import subprocess
@@ -92,15 +91,3 @@ def test_a_header_of_any_names_compiles_and_predicts(odd, language, standard, tm
     command = [compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-DJTREES_MAIN"]
     subprocess.run([*command, tmp_path / "model.h", "-o", tmp_path / "main"], check=True)
     assert subprocess.run([tmp_path / "main"], check=False).returncode == 0
-
-
-@needs_compiler
-@pytest.mark.parametrize("standard", ["gnu99", "gnu17"])
-def test_no_macro_of_the_compiler_is_a_member(standard, tmp_path):
-    command = [COMPILER, "-x", "c", f"-std={standard}", "-dM", "-E", os.devnull]
-    defined = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    macros = [line.split()[1].split("(")[0] for line in defined.splitlines()]
-    assert "linux" in macros or os.uname().sysname != "Linux"
-    export.to_c(model_of(macros)[0], tmp_path / "model.h")
-    command = [COMPILER, "-x", "c", f"-std={standard}", "-Werror", "-fsyntax-only", tmp_path / "model.h"]
-    subprocess.run(command, check=True)

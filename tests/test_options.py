@@ -79,21 +79,14 @@ def test_static_options(kind, pairs):
         assert checked == expected and type(checked) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        ("positive", [0.1, 1, np.float64(3), jnp.asarray(2), jnp.bfloat16(0.5)]),
-        ("optional_positive", [0.1]),
-        ("not_negative", [0, 0.5]),
-        ("part", [0, 0.99]),
-        ("ranges", [((1, 2), (3, 3)), jnp.ones((1, 2))]),
-    ],
-)
-def test_numbers_become_float32_arrays(kind, values):
-    for value in values:
-        number = check(kind, value)
-        assert isinstance(number, jax.Array) and number.dtype == jnp.float32
-        np.testing.assert_array_equal(number, np.asarray(value, np.float32))
+def test_numbers_become_float32_arrays():
+    numbers = {"positive": [0.1, 1, np.float64(3), jnp.asarray(2), jnp.bfloat16(0.5)], "not_negative": [0, 0.5]}
+    numbers |= {"optional_positive": [0.1], "part": [0, 0.99], "ranges": [((1, 2), (3, 3)), jnp.ones((1, 2))]}
+    for kind, values in numbers.items():
+        for value in values:
+            number = check(kind, value)
+            assert isinstance(number, jax.Array) and number.dtype == jnp.float32
+            np.testing.assert_array_equal(number, np.asarray(value, np.float32))
 
 
 # A kind, the message after the name of the option, and values.
@@ -133,9 +126,6 @@ def test_other_values_are_refused_by_name(kind, message, values):
     for value in values:
         with pytest.raises(ValueError, match=f"^option ?{re.escape(message)}"):
             check(kind, value)
-
-
-# --- Recipes ---------------------------------------------------------------------------------------------------------
 
 
 @pytree.dataclass(kw_only=True)

@@ -168,9 +168,7 @@ def test_a_browser_shows_the_report_without_an_error_and_on_a_telephone(page, tm
 
 
 @pytest.mark.parametrize(
-    "loss",
-    sweeps.slow([named(name) for name in LOSSES], [named("poisson"), named("absolute_error")]),
-    ids=str,
+    "loss", sweeps.slow([named(name) for name in LOSSES], [named("poisson"), named("absolute_error")]), ids=str
 )
 def test_rivals_of_a_report_minimise_its_loss_or_are_named(loss):
     rng = np.random.default_rng(0)
@@ -186,16 +184,6 @@ def test_rivals_of_a_report_minimise_its_loss_or_are_named(loss):
         for name, rival in models.items():
             mean = loss.of_predictions(rival.fit(x, y).predict(x), y).mean()
             assert mean < (1.3 if name in other_loss else 1.01) * best, name  # those of squared errors come near
-
-
-@pytest.mark.wide
-def test_a_report_of_a_regression_and_of_a_model_that_is_no_tree(page, tmp_path):
-    options = [page.with_name("houses.csv"), "--target", "price", "--columns", "verdict=drop"]
-    recipe = ["--recipe", "TEL", "--set", "trees=2", "depth=2", "epochs=3"]
-    assert run("report", *options, "--out", tmp_path / "page.html", *recipe) == 0
-    parts = Parts((tmp_path / "page.html").read_text())
-    assert "Residuals" in parts.heads and "The tree" not in parts.heads and not parts.links
-    assert "This kind of model is not exported" in parts.text and "CART, depth 4" in parts.text
 
 
 @pytest.mark.wide
@@ -220,14 +208,17 @@ def test_counts_are_fitted_explained_and_reported(tmp_path, capsys):
 
 
 @pytest.mark.wide
-def test_a_report_of_boosted_quantiles(page, tmp_path, capsys):
+def test_a_report_of_quantiles_and_of_a_model_that_is_no_tree(page, tmp_path, capsys):
     table, model_file = page.with_name("houses.csv"), tmp_path / "model.jtrees"
     options = [table, "--target", "price", "--columns", "verdict=drop", "--loss", "quantile", "--quantile", "0.9"]
-    recipe = ["--recipe", "Boosted(GET)", "--set", "rounds=5", "base.depth=2", "base.starts=1", "base.epochs=5"]
+    recipe = ["--recipe", "TEL", "--set", "trees=2", "depth=2", "epochs=3"]
     assert run("report", *options, *recipe, "--out", tmp_path / "page.html") == 0
     parts = Parts((tmp_path / "page.html").read_text())
-    assert "pinball loss" in parts.text and "rows below the prediction" in parts.text and "R²" not in parts.text
+    assert "Residuals" in parts.heads and "The tree" not in parts.heads and not parts.links
+    for shown in ("pinball loss", "rows below the prediction", "This kind of model is not exported"):
+        assert shown in parts.text
     assert "Exceptions, which minimise another loss: CART, depth 4; random forest." in parts.text
+    assert "R²" not in parts.text
     rows = dated(houses()).drop(columns=["id", "price", "verdict"])
     several = TreeRegressor(jtrees.GET(depth=2, starts=1, epochs=5), loss="quantile", quantile=(0.1, 0.5, 0.9))
     jtrees.save(several.fit(rows, houses()["price"]), model_file)

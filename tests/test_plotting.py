@@ -177,23 +177,17 @@ def test_thresholds_that_differ_are_drawn_and_printed_differently():
 
 
 def test_features_that_are_means_of_classes_have_the_names_of_the_classes():
-    rng = np.random.default_rng(0)
-    city = rng.choice([f"city {i}" for i in range(40)], 400)
-    frame = pd.DataFrame({"city": city, "age": rng.normal(size=400)})
+    city = np.random.default_rng(0).choice([f"city {i}" for i in range(40)], 400)
+    frame = pd.DataFrame({"city": city})
     encoder, _ = jtrees.tables.TableEncoder.fit(frame, np.char.str_len(city.astype(str)) == 6, task="classification")
-    weights = np.float32([[name == "[mean class 1 by city]" for name in encoder.feature_names]])
     leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
-    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(weights, np.float32([-0.5]), leaves), encoder)
+    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 0]]), np.float32([-0.5]), leaves), encoder)
     names = {"class_names": ["no", "yes"]}
     [ax] = plotting.plot_splits(model, frame, **names)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["[mean yes by city]"]
-    text = model.to_text(**names)
-    assert "[mean class 1 by city]" in model.to_text() and "yes: 0.9" in text
-    for shown in (text, " ".join(_texts(plot_tree(model, **names)))):
+    assert "[mean class 1 by city]" in model.to_text() and "yes: 0.9" in model.to_text(**names)
+    for shown in (model.to_text(**names), " ".join(_texts(plot_tree(model, **names)))):
         assert "[mean yes by city]" in shown and "class 1" not in shown
-
-
-# --- Charts ----------------------------------------------------------------------------------------------------------
 
 
 def _raw():

@@ -1,5 +1,7 @@
 """Weights of samples: only their ratios matter, they have mean 1 wherever they count samples, and none is lost."""
 
+from types import SimpleNamespace
+
 from estimator_checks import COMBINATORS, OTHERS, QUICK
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import jtrees
 from jtrees import losses
 from jtrees.estimators import TreeClassifier
 from jtrees.report import compared
+from jtrees.report.comparison import Comparison
 from jtrees.tables import TableEncoder, checked_dataset, checked_table
 
 pytestmark = [
@@ -31,11 +34,7 @@ EACH = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe
 
 
 def score(recipe, x=X, y=Y, weight=None):
-    """R^2 on new rows."""
     return r2_score(Y_TEST, jtrees.fit(recipe, x, y, sample_weight=weight, key=KEY).predict(X_TEST))
-
-
-# --- At the door -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e305])
@@ -89,34 +88,22 @@ def test_part_of_a_table_has_weights_of_mean_one():
     np.testing.assert_array_equal(out.weight, [whole[tuple(x)] for x in out.x])
 
 
-# --- Every recipe ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@EACH
-def test_rows_that_cannot_matter_change_nothing(recipe):
-    y = np.where(np.arange(400) < 200, -50.0, 10.0) + Y  # the old rows have other targets
-    kept = np.finfo(np.float32).tiny <= HALF_LIFE
-    among = jtrees.fit(recipe, X, y, sample_weight=HALF_LIFE, key=KEY)
-    alone = jtrees.fit(recipe, X[kept], y[kept], sample_weight=HALF_LIFE[kept], key=KEY)
-    np.testing.assert_array_equal(among.predict(X_TEST), alone.predict(X_TEST))
-    assert among.predict(X_TEST).min() > 0
-    assert among.loss == alone.loss and among.report.baselines == alone.report.baselines
-
-
-def drawn_by_weight(weight):
-    """Numbers of 400 rows, drawn with replacement by their weights: rows are repeated instead of weighted."""
-    return np.random.default_rng(0).choice(400, 400, p=weight / weight.sum())
-
-
 @pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("heavy", [False, True])
 def test_weights_are_like_repeated_rows(recipe, heavy):
     """The fits of weighted rows are as accurate as the fits of rows that are drawn by their weights."""
     weight = np.where(np.arange(400) == 7, 200.0, 1.0) if heavy else np.random.default_rng(1).lognormal(0, 1, 400)
-    rows = drawn_by_weight(weight)
+    rows = np.random.default_rng(0).choice(400, 400, p=weight / weight.sum())
     assert score(recipe, weight=weight) > score(recipe, X[rows], Y[rows]) - 0.15
+
+
+def test_margins_do_not_count_rows_of_weight_zero():
+    row_losses = {"model": RNG.normal(size=400), "constant": RNG.normal(size=400)}
+    margins = lambda rows, weight: Comparison.from_losses(
+        {name: losses[rows] for name, losses in row_losses.items()}, weight, "loss", "rows"
+    ).margins["constant"]
+    assert margins(slice(None), 1.0 * (np.arange(400) < 40)) == pytest.approx(margins(slice(40), None))
 
 
 def test_the_constant_that_models_are_compared_with_counts_samples():
@@ -124,15 +111,9 @@ def test_the_constant_that_models_are_compared_with_counts_samples():
     label = (rng.random(2000) < 0.01).astype(int)
     weight = np.ones(2000)
     weight[0] = 1e4
-    x = rng.normal(size=(2000, 2))
-    table = checked_table(x, label, weight, "classification")
-
-    class Even:
-        def predict(self, x):
-            return np.full((len(x), 2), 0.5)
-
-    recipe = jtrees.GET()
-    comparison = compared(Even(), table, recipe.scaling(table), held_out=table)
+    table = checked_table(rng.normal(size=(2000, 2)), label, weight, "classification")
+    even = SimpleNamespace(predict=lambda x: np.full((len(x), 2), 0.5))
+    comparison = compared(even, table, jtrees.GET().scaling(table), held_out=table)
     share = np.average(label, weights=weight)
     entropy = -(share * np.log(share) + (1 - share) * np.log(1 - share))
     assert comparison.losses["constant"] == pytest.approx(entropy, rel=0.05)
@@ -148,9 +129,6 @@ def test_leaves_depend_on_ratios_of_weights_alone(unit):
     for kind in kinds:
         plain, scaled = (kind.refit_shrunk(leaf, x, y, w)[0].at(leaf, x) for w in (weight, unit * weight))
         np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-4)
-
-
-# --- Samples of weight 0 ---------------------------------------------------------------------------------------------
 
 
 def test_a_sample_of_weight_zero_does_not_count_even_with_an_infinite_loss():
