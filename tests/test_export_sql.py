@@ -82,6 +82,15 @@ def test_names_levels_and_missing_texts_are_those_of_predict(tmp_path):
     np.testing.assert_array_equal(result[["leaf"]], leaves)
 
 
+def test_a_level_may_look_like_a_missing_value(tmp_path):
+    """A level with spaces around it is another level."""
+    model = identity_model(pd.DataFrame({"code": ["NA", "x", None] * 10}), np.arange(30.0))
+    rows = pd.DataFrame({"code": ["NA", " NA ", "?", "x", None]})
+    _, expected = expected_of(model, rows)
+    assert len(np.unique(expected, axis=0)) == 4
+    np.testing.assert_array_equal(sqlite_result(model, rows, tmp_path).filter(like="prediction"), expected)
+
+
 def test_numbers_are_rounded_to_single_precision(tmp_path):
     """As NumPy does, also between two neighbours and beside powers of two."""
     rng = np.random.default_rng(0)

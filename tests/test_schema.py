@@ -59,6 +59,8 @@ def test_values_of_requested_kinds():
     assert points[:2, 0].tolist() == [1.234, 5.678]
     dates = TableEncoder.fit(FRAME[["when"]], columns={"when": "%d/%m/%Y"})[1]
     assert dates[:2, 0].tolist() == [0, 63]  # 3 April to 5 June
+    booleans = TableEncoder.fit(pd.DataFrame({"c": [True, False] * 20}), columns={"c": "number"})
+    assert booleans[1][:2, 0].tolist() == [1, 0] and booleans[0].schema.columns["c"].kind == "number"
 
 
 def test_columns_go_by_number_where_they_have_no_names():

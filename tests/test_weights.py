@@ -106,6 +106,13 @@ def test_margins_do_not_count_rows_of_weight_zero():
     assert margins(slice(None), 1.0 * (np.arange(400) < 40)) == pytest.approx(margins(slice(40), None))
 
 
+def test_a_rival_is_better_by_more_than_its_margin():
+    noise = np.tile([1.0, -1.0], 200)  # a standard error of 0.05
+    for lead, better in ((0.01, []), (1.0, ["constant"])):
+        row_losses = {"model": lead + noise, "constant": np.zeros(400)}
+        assert Comparison.from_losses(row_losses, None, "loss", "rows").better == better
+
+
 def test_the_constant_that_models_are_compared_with_counts_samples():
     rng = np.random.default_rng(0)
     label = (rng.random(2000) < 0.01).astype(int)
