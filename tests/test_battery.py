@@ -208,9 +208,8 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
     np.testing.assert_array_equal(found[3], fitted(name).model.predict(X))
 
 
-# Of 40 epochs: once an epoch and at the end, of each tree; of GET 20 times under each sharpness and at the end; of TEL
-# in the trial that says when to stop, too.
-EVALUATIONS = {"DGT": 41, "GET": 2 * 2 * 21, "TEL": 2 * 41}
+# Of 40 epochs: once an epoch and at the end; of TEL in the trial that says when to stop, too.
+EVALUATIONS = {"DGT": 41, "TEL": 2 * 41}
 
 
 @pytest.mark.parametrize("name", sweeps.quick(EVALUATIONS, ["DGT"], pytest.mark.wide))
