@@ -98,14 +98,6 @@ def test_a_mini_batch_takes_as_many_rows_of_each_part_and_moves_none():
     assert np.array_equal(np.sort(seen), np.arange(N)) and not np.array_equal(seen, np.arange(N))
 
 
-def test_a_batch_that_cannot_be_shared_out_is_refused():
-    with (
-        jax.set_mesh(sharding.mesh()),
-        pytest.raises(ValueError, match="batch_size must be a multiple of the 8 parts of the rows, got 12"),
-    ):
-        jtrees.train(CASES["dgt"][0], Batch(X, Y), key=KEY, optimizer=optax.sgd(0.1), steps=1, batch_size=12)
-
-
 @pytest.mark.parametrize(("shape", "batch_size"), [((8, 1), None), ((8, 1), 100), ((4, 2), None)])
 def test_starts_over_a_mesh_are_those_of_one_device(shape, batch_size):
     """Bit for bit, where rows are not shared out."""
@@ -147,16 +139,6 @@ def test_recipes_have_the_same_result_on_a_mesh(way):
     np.testing.assert_allclose(shared.model.predict(X), alone.model.predict(X), rtol=1e-3, atol=1e-3)
 
 
-def test_a_sweep_has_the_same_result_on_a_mesh():
-    how = {"grid": {"learning_rate": (0.01, 0.1)}, "seeds": 2, "validation": (X[:200], Y[:200])}
-    of = lambda: jtrees.sweep(DGT, X, Y, key=KEY, **how)
-    alone = of()
-    with jax.set_mesh(sharding.mesh(4, 2)):
-        shared = of()
-    np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-3)
-    assert shared.best_run == alone.best_run
-
-
 def test_rows_are_padded_to_the_devices():
     """201 rows are no multiple of 8: the table is padded by rows of weight 0."""
     alone = jtrees.fit(DGT, X[:201], Y[:201], key=KEY)
@@ -169,39 +151,32 @@ def test_kernels_work_on_rows_where_they_lie():
     tree = jtrees.fit(GET, X, Y, key=KEY).tree
     operands = tree.weights, tree.bias, tree.leaves.values
 
-    def looks(weights, bias, values, x, y, how):
-        leaves = jtrees.leaves.Values(values)
-        lost = lambda *args: ops.expected_loss(
-            args[0], args[1], jtrees.leaves.Values(args[2]), x, y, implementation=how
-        )[0]
-        answered = lambda *args: jnp.square(ops.soft(*args, x, implementation=how)).sum()
-        gradients = [jax.grad(fn, argnums=(0, 1, 2))(weights, bias, values) for fn in (lost, answered)]
-        leaf = ops.expected_loss(weights, bias, leaves, x, y, implementation=how)[1]
-        return lost(weights, bias, values), gradients, leaf, ops.hard(weights, bias, x, implementation=how)
+    def results(weights, bias, values, x, y, how):
+        expected = lambda weights, bias, values: ops.expected_loss(
+            weights, bias, jtrees.leaves.Values(values), x, y, implementation=how
+        )
+        loss = lambda *args: expected(*args)[0]
+        square = lambda *args: jnp.square(ops.soft(*args, x, implementation=how)).sum()
+        gradients = [jax.grad(fn, argnums=(0, 1, 2))(weights, bias, values) for fn in (loss, square)]
+        return expected(weights, bias, values), gradients, ops.hard(weights, bias, x, implementation=how)
 
-    plain = jax.jit(partial(looks, how="xla"))(*operands, X, Y)
+    plain = jax.jit(partial(results, how="xla"))(*operands, X, Y)
     with jax.set_mesh(sharding.mesh()):
-        fused = jax.jit(partial(looks, how="interpret"))
+        fused = jax.jit(partial(results, how="interpret"))
         x, y = sharding.put_rows((X, Y))
         assert collectives(fused.lower(*operands, x, y).compile().as_text())[0] == {"all-reduce"}
         values = fused(*operands, x, y)
     near(plain, values, atol=1e-4)
 
 
-def test_a_model_predicts_rows_where_they_lie():
-    tree = jtrees.fit(GET, X, Y, key=KEY).tree
-    with jax.set_mesh(sharding.mesh()):
-        predictions = tree.predict(sharding.put_rows(X))
-        assert predictions.sharding.spec == P("data")
-    np.testing.assert_allclose(predictions, tree.predict(X), rtol=1e-6)
-
-
-def test_rows_that_do_not_fit():
+def test_rows_and_batches_that_do_not_fit():
     """Meshes: test_sharding."""
     with jax.set_mesh(sharding.mesh()):
         assert sharding.join_rows({"x": X})["x"].shape == X.shape
         with pytest.raises(ValueError, match=r"rows must be a multiple of 8.*got 510"):
             sharding.put_rows(X[:510])
+        with pytest.raises(ValueError, match="batch_size must be a multiple of the 8 parts of the rows, got 12"):
+            jtrees.train(CASES["dgt"][0], Batch(X, Y), key=KEY, optimizer=optax.sgd(0.1), steps=1, batch_size=12)
 
 
 def test_meshes_of_others():

@@ -33,8 +33,6 @@ NODE = shutil.which("node")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 needs_node = pytest.mark.skipif(NODE is None, reason="no Node.js")
 
-# --- Models of arrays ------------------------------------------------------------------------------------------------
-
 
 def random_tree(kind, depth=3, p=5, seed=0, origin=False):
     """A tree with leaves of a kind, and samples, many of which lie on a split except for rounding."""
@@ -99,9 +97,7 @@ MODELS = {
     "mean of actions": lambda: random_forest("actions"),
 }
 # Each kind of leaves, and each kind of forest, once.
-FEW = ("whole numbers", "outputs", "logit, depth 1", "linear", "bounded", "sum", "votes", "softmax", "quantiles")
-
-# --- Models of raw tables --------------------------------------------------------------------------------------------
+FEW = ("whole numbers", "outputs", "logit, depth 1", "linear", "bounded", "sum", "votes", "softmax", "sorted")
 
 
 def raw_table(n=400, seed=0, other=False):
@@ -138,10 +134,8 @@ def raw_model(kind="linear", trees=None):
     encoder, features = TableEncoder.fit(*raw_table())
     assert set(encoder.encodings["sold"].lookups) == {"month", "weekday"}
     x = features.astype(np.float32)
-    drawn = [
-        through_rows(random_tree(kind, 4, x.shape[1], seed)[0], x, np.random.default_rng(seed))
-        for seed in range(trees or 1)
-    ]
+    draw = lambda seed: through_rows(random_tree(kind, 4, x.shape[1], seed)[0], x, np.random.default_rng(seed))
+    drawn = list(map(draw, range(trees or 1)))
     return FrameModel(drawn[0] if trees is None else stacked(drawn), encoder), raw_table(seed=1, other=True)[0]
 
 
@@ -165,8 +159,6 @@ def identity_model(frame, y=None, **options):
     return FrameModel(ObliqueTree(jnp.zeros((1, p)), -jnp.ones(1), leaves), encoder)
 
 
-# --- Fitted models ---------------------------------------------------------------------------------------------------
-
 _TREE = recipes.GET.replace(depth=3)
 _BOOSTED = jtrees.Boosted(recipes.GET, rounds=4, patience=None)
 _loss = lambda loss: {"task": jtrees.Regression(loss_function=loss)}
@@ -176,9 +168,7 @@ _same = lambda y, noise: y
 _far = lambda y, noise: 1e4 + y + noise.normal(size=len(y))
 # The recipe, the options of fit, and the targets from a signal and a generator.
 FITTED = {
-    "regression": (_TREE, {}, _same),
     "linear leaves": (_TREE.replace(leaves="linear"), {}, _same),
-    "boosted": (_BOOSTED, {}, _same),
     "two classes": (_TREE, {"task": "classification"}, _classes(2)),
     "three classes": (_BOOSTED, {"task": "classification"}, _classes(3)),
     "quantiles": (_BOOSTED, _QUANTILES, _far),
@@ -220,8 +210,6 @@ def expected_of(model, rows):
     np.testing.assert_allclose(predictions.reshape(predicted.shape), predicted, rtol=2e-4, atol=2e-4)
     return leaves, predictions
 
-
-# --- Files -----------------------------------------------------------------------------------------------------------
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-pedantic", "-O2"]
 _numbers = itertools.count()
@@ -363,14 +351,8 @@ def in_node(model, rows, folder):
 
 
 # A function of a model, rows and a folder, which returns leaves, if the file has them, and predictions.
-FORMS = {
-    "C": in_c,
-    "NumPy": in_numpy,
-    "ONNX": in_onnx,
-    "SQL": in_sqlite,
-    "JavaScript": in_node,
-    "StableHLO": in_stablehlo,
-}
+FORMS = {"C": in_c, "NumPy": in_numpy, "ONNX": in_onnx, "SQL": in_sqlite, "JavaScript": in_node}
+FORMS["StableHLO"] = in_stablehlo
 NEEDS = {"C": needs_compiler, "JavaScript": needs_node, "StableHLO": pytest.mark.slow}
 
 

@@ -10,44 +10,25 @@ import sys
 import tempfile
 import warnings
 
-from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 import numpy as np
-from recipes import get_of_depth_2
+import recipes
+from tables import CLASSES as CLASS, X, Y
 
 import jtrees
 from jtrees import explain, selection
 from jtrees.report import BehindBaselineWarning
 
 new_key = partial(jax.random.key, 0)  # each case has a key of its own: jax_debug_key_reuse
-rng = np.random.default_rng(0)
-X = rng.normal(size=(90, 3))
-Y = np.where(X[:, 0] + X[:, 1] > 0, 2.0, -1.0) + X[:, 2]
-CLASS = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
 TRAINING, HELD_OUT = slice(0, 60), slice(60, 90)
-
 # So many steps, an odd number, that they take several calls of different lengths; and starts that do not go on.
-GET = jtrees.GET(depth=2, starts=5, epochs=301)
-DGT = jtrees.DGT(depth=2, epochs=101, batch_size=20, widths=(4,), cycles=2)
-WEAK = jtrees.GET(depth=2, starts=1, epochs=4, cart="binned", precondition=0, halving=False, shrink=False)
-BOOSTED = jtrees.Boosted(WEAK, rounds=3)
-RECIPES = {
-    "GET": GET,
-    "RADDT": jtrees.RADDT(depth=2, starts=5, epochs=301),
-    "DGT": DGT,
-    "TEL": jtrees.TEL(depth=2, trees=3, epochs=101, batch_size=20),
-    "LatentTree": jtrees.LatentTree(depth=2, epochs=101, batch_size=20),
-    "CO2": jtrees.CO2(depth=2, epochs=50, batch_size=20),
-    "NonGreedy": jtrees.NonGreedy(depth=2, epochs=101, batch_size=20, greedy_epochs=10),
-    "FromMethod": jtrees.FromMethod(make=get_of_depth_2, options=FrozenDict(alpha=15.0), epochs=101, batch_size=20),
-    "Bagged": jtrees.Bagged(DGT, trees=2),
-    "BestOf": jtrees.BestOf(DGT, runs=2),
-    "Boosted": BOOSTED,
-    "Polished": jtrees.Polished(DGT, epochs=4),
-    "Refined": jtrees.Refined(BOOSTED, epochs=2),
-    "Sparse": jtrees.Sparse(DGT, terms=2, epochs=4),
-}
+LONG = {"GET": {"starts": 5, "epochs": 301}, "RADDT": {"starts": 5, "epochs": 301}}
+STEPS = {"epochs": 101, "batch_size": 20}
+LONG |= {name: STEPS for name in ("DGT", "TEL", "LatentTree", "NonGreedy", "FromMethod")}
+RECIPES = {name: recipe.replace(**LONG.get(name, {})) for name, recipe in recipes.RECIPES.items()}
+CLUSTERING = RECIPES.pop("LatentClustering").replace(**STEPS)
+GET, DGT = RECIPES["GET"], RECIPES["DGT"]
 
 
 def fitted(recipe, y, task, held_out):
@@ -63,8 +44,7 @@ def fitted(recipe, y, task, held_out):
 
 def clustering():
     """Clusters, which need no targets."""
-    fit = jtrees.fit(jtrees.LatentClustering(depth=2, epochs=101, batch_size=20), X[TRAINING], key=new_key())
-    assert fit.tree.leaf_index(X).max() < 4
+    assert jtrees.fit(CLUSTERING, X[TRAINING], key=new_key()).tree.leaf_index(X).max() < 4
 
 
 def bandit(regression):
@@ -82,26 +62,19 @@ def bandit(regression):
 def loop():
     """The training loop, in which most scores are not evaluated, and some starts of it."""
     batch = jtrees.Batch(jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
-    one = partial(
-        jtrees.train, jtrees.methods.dgt(2, widths=()), batch, optimizer=jtrees.training.rmsprop(0.01), steps=5
-    )
+    method, optimizer = jtrees.methods.dgt(2, widths=()), jtrees.training.rmsprop(0.01)
+    train = partial(jtrees.train, method, batch, optimizer=optimizer, steps=5)
     for every in (0, 2):
-        assert np.isfinite(one(key=new_key(), score_every=every).score)
-    assert jtrees.training.multi_start(lambda key: one(key=key), jax.random.split(new_key(), 2)).dropped == 0
+        assert np.isfinite(train(key=new_key(), score_every=every).score)
+    assert jtrees.training.multi_start(lambda key: train(key=key), jax.random.split(new_key(), 2)).dropped == 0
 
 
 def sweep(task):
-    """A sweep over options, seeds and folds."""
-    y = Y if task == "regression" else CLASS
-    grid = {"learning_rate": [0.01, 0.02]}
-    swept = selection.sweep(DGT, X, y, key=new_key(), grid=grid, seeds=2, validation=2, task=task)
+    """A sweep over options, seeds and folds, and tuning over depths."""
+    x, y, grid = X[:90], (Y if task == "regression" else CLASS)[:90], {"learning_rate": [0.01, 0.02]}
+    swept = selection.sweep(DGT, x, y, key=new_key(), grid=grid, seeds=2, validation=2, task=task)
     assert np.isfinite(swept.losses).all()
-
-
-def tune(task):
-    """Tuning over depths."""
-    y = Y if task == "regression" else CLASS
-    selection.tune(DGT, X, y, grid={"depth": [1, 2]}, key=new_key(), task=task)
+    selection.tune(DGT, x, y, grid={"depth": [1, 2]}, key=new_key(), task=task)
 
 
 def estimator(name, raw, **options):
@@ -110,7 +83,7 @@ def estimator(name, raw, **options):
 
     from jtrees import estimators
 
-    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    frame = pd.DataFrame(X, columns=[*"abcd"])
     frame.loc[::7, "a"] = np.nan
     frame["text"] = np.where(X[:, 0] > 0, "yes", "no")
     x, y = frame if raw else X, Y if name == "TreeRegressor" else CLASS
@@ -118,12 +91,6 @@ def estimator(name, raw, **options):
     assert np.isfinite(np.asarray(model.predict(x), float)).all()
     model.apply(x)
     getattr(estimators, name)(GET, random_state=0).fit(x, 0 * y).predict(x)
-
-
-def loss(which):
-    """A tree of another loss than the squared error."""
-    y = 1 + Y - Y.min()
-    jtrees.fit(GET, X, y, key=new_key(), task=jtrees.Regression(None, which)).predict(X)
 
 
 def on_a_split():
@@ -135,7 +102,6 @@ def on_a_split():
 
 
 def explained():
-    """A path, a change, Shapley values and an importance."""
     fit = jtrees.fit(DGT, X, Y, key=new_key())
     explain.path(fit.tree, X[0])
     explain.shapley_values(fit.model, X[:2], X[:10])
@@ -144,17 +110,12 @@ def explained():
 
 
 def layers():
-    """The layers of networks."""
     from flax import nnx
 
-    made = [
-        jtrees.nn.TreeEnsemble(3, num_trees=2, depth=2, out_features=1, rngs=nnx.Rngs(0)),
-        jtrees.nn.LatentTree(3, 2, penalty=0.1, rngs=nnx.Rngs(0)),
-    ]
-    for layer in made:
-        value, slope = nnx.value_and_grad(lambda layer, x: jax.tree.leaves(layer(x))[0].sum())(
-            layer, jnp.asarray(X, jnp.float32)
-        )
+    trees = jtrees.nn.TreeEnsemble(4, num_trees=2, depth=2, out_features=1, rngs=nnx.Rngs(0))
+    total = nnx.value_and_grad(lambda layer, x: jax.tree.leaves(layer(x))[0].sum())
+    for layer in (trees, jtrees.nn.LatentTree(4, 2, penalty=0.1, rngs=nnx.Rngs(0))):
+        value, slope = total(layer, jnp.asarray(X, jnp.float32))
         assert all(np.isfinite(a).all() for a in jax.tree.leaves((value, slope)))
 
 
@@ -167,22 +128,17 @@ def cases():
                 title = f"{name} {task} {'validation' if held_out else 'alone'}"
                 known[title] = partial(fitted, recipe, y, task, held_out)
     known["GET linear leaves"] = partial(fitted, GET.replace(leaves="linear"), Y, "regression", False)
-    known["CO2 ridge"] = partial(fitted, RECIPES["CO2"].replace(epochs=2), Y, "regression", False)
-    known["LatentClustering"] = clustering
     for task in ("regression", "classification"):
         known[f"bandit {task}"] = partial(bandit, task == "regression")
         known[f"sweep {task}"] = partial(sweep, task)
-        known[f"tune {task}"] = partial(tune, task)
     for name in ("TreeRegressor", "TreeClassifier"):
         known[f"{name} numbers"] = partial(estimator, name, False)
         known[f"{name} table"] = partial(estimator, name, True, validation_fraction=0.3)
-    for which in (jtrees.losses.Quantile(0.5), jtrees.losses.Poisson(), jtrees.losses.Huber()):
-        known[f"loss {type(which).__name__}"] = partial(loss, which)
-    known["loop"] = loop
-    known["split"] = on_a_split
-    known["explain"] = explained
-    known["layers"] = layers
-    return known
+    for loss in (jtrees.losses.Quantile(0.5), jtrees.losses.Poisson(), jtrees.losses.Huber()):
+        task = jtrees.Regression(None, loss)
+        known[f"loss {type(loss).__name__}"] = partial(fitted, GET, 1 + Y - Y.min(), task, False)
+    others = {"LatentClustering": clustering, "loop": loop, "split": on_a_split, "explain": explained, "layers": layers}
+    return known | others
 
 
 def error_of(case):

@@ -74,18 +74,7 @@ def table(
     first: str | None = None,
     without: tuple[str, ...] = (),
 ) -> NastyTable:
-    """A table by its seed.
-
-    Args:
-      seed: says everything that the other arguments leave open.
-      classes: how many; 0: regression.
-      outputs: number of targets; None: one, ``(n,)``.
-      rows: numbers of rows to choose from.
-      kinds: how many kinds of columns.
-      width: how many columns of each.
-      first: kind of the first.
-      without: kinds of columns and targets to do without.
-    """
+    """A table by its seed. Of each of some kinds of columns it has ``width``; without ``outputs``, y is ``(n,)``."""
     rng = np.random.default_rng(seed)
     n = max(int(rng.choice(rows)), classes)
     drawn = [str(kind) for kind in rng.permutation([kind for kind in COLUMNS if kind not in without])]

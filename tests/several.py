@@ -37,8 +37,7 @@ def key():
     return jax.random.key(0)
 
 
-def mesh(starts):
-    return jax.set_mesh(sharding.mesh(starts))
+mesh = lambda starts: jax.set_mesh(sharding.mesh(starts))
 
 
 def numbers(fit):
@@ -47,8 +46,8 @@ def numbers(fit):
     return [float(fit.loss), int(fit.step), float(np.nansum(history)), *np.ravel(fit.predict(X[:4])).tolist()]
 
 
-def fitted(recipe, **options):
-    return numbers(jtrees.fit(recipe, X, Y, key=key(), **options))
+def fitted(recipe, y=Y, **options):
+    return numbers(jtrees.fit(recipe, X, y, key=key(), **options))
 
 
 def of_mesh(starts, recipe, **options):
@@ -56,21 +55,16 @@ def of_mesh(starts, recipe, **options):
         return fitted(recipe, **options)
 
 
-def swept(**options):
+def sweep():
     grid = {"learning_rate": (0.01, 0.1)}
-    result = jtrees.selection.sweep(DGT, X, Y, key=key(), grid=grid, seeds=2, **options)
+    result = jtrees.selection.sweep(DGT, X, Y, key=key(), grid=grid, seeds=2)
     return [*np.ravel(result.losses).tolist(), *result.best_run]
 
 
-def tuned():
+def tune():
     with mesh(2):
         fit = jtrees.tune(DGT, X, Y, key=key(), grid={"depth": (1, 2)}, validation=2)
     return [*numbers(fit), *(float(trial.loss) for trial in fit.report.tuning.trials)]
-
-
-def with_classes():
-    with mesh(2):
-        return numbers(jtrees.fit(GET, X, CLASSES, key=key(), task="classification"))
 
 
 def saved_model():
@@ -92,18 +86,14 @@ def saved_state():
         state = state.replace(params=jax.tree.map(lambda a: a + 1, state.params))
         spread = {"rows": data.x, "order": state.order}
         jtrees.save(state, path)
-    told = distributed.to_host(spread)
+    rows = distributed.to_host(spread)["rows"]
     if count > 1:
         multihost_utils.sync_global_devices("saved")
     again = jtrees.load(path, like=state)
-    return [
-        float(told["rows"].sum()),
-        float(np.sum(jax.tree.leaves(again.params)[0])),
-        len(list(folder.glob(path.name))),
-    ]
+    return [float(rows.sum()), float(np.sum(jax.tree.leaves(again.params)[0])), len(list(folder.glob(path.name)))]
 
 
-def joined():
+def joined_rows():
     """Rows of each process, over meshes whose ``starts`` are within a process and over several."""
     mine = slice(i * len(X) // count, (i + 1) * len(X) // count)
     values = []
@@ -116,7 +106,7 @@ def joined():
     return values
 
 
-def predicted():
+def predictions():
     """Predictions of an array that is sharded over all processes, and of one that each of them has."""
     tree = jtrees.fit(DGT, X, Y, key=key()).tree
     with mesh(1):
@@ -126,7 +116,7 @@ def predicted():
     return np.ravel(values[:4]).tolist()
 
 
-def estimated():
+def without_a_seed():
     """An estimator without a seed has the same one in all processes."""
     from jtrees.estimators import TreeRegressor
 
@@ -134,7 +124,7 @@ def estimated():
     return fitted.predict(X[:4]).tolist()
 
 
-def started():
+def starts():
     """Many starts in a program of the user's own."""
     method, keys = jtrees.methods.get(depth=2, alpha=15.0), jax.random.split(key(), 4)
     options = {"optimizer": optax.adam(0.02), "steps": 20, "score_every": 1}
@@ -161,14 +151,14 @@ def warned():
     return [sum("better than DGT" in str(warning.message) for warning in caught)]
 
 
-def shown():
+def progress():
     """Which processes show progress."""
     with mesh(2):
         jtrees.fit(DGT, X, Y, key=key(), progress=True)
     return []
 
 
-def late():
+def deadline():
     """The processes have different deadlines."""
     with mesh(2):
         fit = jtrees.fit(LONG, X, Y, key=key(), max_seconds=600 if i else 6)
@@ -176,7 +166,7 @@ def late():
     return numbers(fit)
 
 
-def interrupted():
+def interruption():
     """The last process alone has a Ctrl-C, or ends, when it has said that it goes on."""
     print("begins", flush=True)
     with mesh(2):
@@ -225,30 +215,16 @@ def missing():
 
 CASES = {
     **{f"{name}, mesh of 2 x 2": lambda recipe=recipe: of_mesh(2, recipe) for name, recipe in RECIPES.items()},
-    "classes": with_classes,
+    "classes": lambda: of_mesh(2, GET, y=CLASSES, task="classification"),
     "GET, rows alone are shared": lambda: of_mesh(1, GET),
-    "DGT, rows alone are shared": lambda: of_mesh(1, DGT),
-    "GET, starts alone are shared": lambda: of_mesh(4, GET),
     "DGT, starts alone are shared": lambda: of_mesh(4, DGT),
     "GET without a mesh": lambda: fitted(GET),
     "DGT with a validation set": lambda: of_mesh(2, DGT, validation=(X[:64], Y[:64])),
-    "sweep": swept,
-    "tune": tuned,
-    "saved model": saved_model,
-    "saved state": saved_state,
-    "joined rows": joined,
-    "predictions": predicted,
-    "starts": started,
-    "without a seed": estimated,
-    "alone": alone,
     "warnings": warned,
-    "progress": shown,
-    "deadline": late,
-    "interruption": interrupted,
-    "interrupted sweep": interrupted_sweep,
-    "folders": folders,
-    "missing": missing,
 }
+_CASES = (sweep, tune, saved_model, saved_state, joined_rows, predictions, starts, without_a_seed, alone, progress)
+_CASES += (deadline, interruption, interrupted_sweep, folders, missing)
+CASES |= {case.__name__.replace("_", " "): case for case in _CASES}
 
 
 def begin():

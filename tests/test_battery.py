@@ -19,7 +19,6 @@ from tables import CLASSES as CLASS, X, Y
 
 import jtrees
 from jtrees import Batch, Classification
-from jtrees.search import options
 from jtrees.selection.grid import with_options
 from jtrees.training import loop, step
 
@@ -34,8 +33,6 @@ def same(a, b, **tolerance):
     check = np.testing.assert_allclose if tolerance else np.testing.assert_array_equal
     jax.tree.map(lambda one, other: check(np.asarray(one), np.asarray(other), **tolerance), a, b)
 
-
-# --- Methods ---------------------------------------------------------------------------------------------------------
 
 # A function of a number that may be traced, two such numbers, and the targets.
 METHODS = {
@@ -126,31 +123,19 @@ def written(tree):
     same(serialization.from_bytes(empty, serialization.to_bytes(tree)), tree)
 
 
-# --- Recipes ---------------------------------------------------------------------------------------------------------
-
 # The name of a number of each recipe, and two values.
-NUMBERS = {
+NUMBERS = dict.fromkeys(RECIPES, ("learning_rate", (0.01, 0.03))) | {
     "GET": ("alpha_ranges", (((5.0, 25.0), (50.0, 150.0)), ((1.0, 5.0), (10.0, 20.0)))),
-    "RADDT": ("learning_rate", (0.01, 0.02)),
     "DGT": ("l1", (0.0, 0.01)),
-    "FromMethod": ("learning_rate", (0.01, 0.02)),
     "LatentTree": ("penalty", (0.01, 0.1)),
-    "TEL": ("gamma", (0.2, 0.4)),
-    "NODE": ("learning_rate", (0.01, 0.03)),
-    "GRANDE": ("learning_rate", (0.01, 0.03)),
-    "DTSemNet": ("learning_rate", (0.01, 0.02)),
-    "SoftDecisionTree": ("balance", (0.1, 0.2)),
-    "CO2": ("nu", (1.0, 10.0)),
-    "NonGreedy": ("nu", (1.0, 10.0)),
     "LatentClustering": ("penalty", (0.1, 0.2)),
-    "Bagged": ("base__learning_rate", (0.01, 0.02)),
-    "BestOf": ("base__learning_rate", (0.01, 0.02)),
-    "Boosted": ("learning_rate", (0.1, 0.2)),
-    "Polished": ("learning_rate", (0.01, 0.02)),
-    "Refined": ("learning_rate", (0.001, 0.01)),
-    "Sparse": ("learning_rate", (0.01, 0.02)),
+    "TEL": ("gamma", (0.2, 0.4)),
+    "SoftDecisionTree": ("balance", (0.1, 0.2)),
+    **dict.fromkeys(("CO2", "NonGreedy"), ("nu", (1.0, 10.0))),
+    **dict.fromkeys(("Bagged", "BestOf"), ("base__learning_rate", (0.01, 0.02))),
 }
 QUICK = ("GET", "DGT", "LatentTree", "Bagged")
+SUPERVISED = [name for name in RECIPES if name != "LatentClustering"]
 
 
 def each(quick=QUICK):
@@ -158,27 +143,11 @@ def each(quick=QUICK):
     return sweeps.quick(RECIPES, quick, pytest.mark.wide)
 
 
-def plain(name):
-    """The name of a recipe, whatever its marks."""
-    return name if isinstance(name, str) else name.values[0]
-
-
 def test_the_table_of_recipes_is_complete():
     classes = {name: thing for name, thing in vars(jtrees).items() if isinstance(thing, type)}
     made = {name for name, thing in classes.items() if issubclass(thing, jtrees.Recipe)}
     assert made - {"Recipe"} == set(RECIPES)
-    assert set(NUMBERS) == set(RECIPES)
-    for name, recipe in RECIPES.items():
-        assert type(recipe).__name__ == name
-        with_number(recipe, NUMBERS[name][0], 0.5)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_option_is_documented_in_the_class_of_the_recipe(name):
-    kind = type(RECIPES[name])
-    _, _, attributes = inspect.getdoc(kind).partition("Attributes:\n")
-    described = re.findall(r"^ {2}(\w+): \S", attributes, re.MULTILINE)
-    assert sorted(described) == sorted(field.name for field in dataclasses.fields(kind))
+    assert [type(recipe).__name__ for recipe in RECIPES.values()] == list(RECIPES)
 
 
 # Options that are checked where they are used, by the network of a LatentTree; and bad values of them.
@@ -186,8 +155,11 @@ ELSEWHERE = {("LatentTree", "split"): 3, ("LatentTree", "dropout"): 1.0}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_option_is_checked(name):
+def test_every_option_is_documented_and_checked(name):
     recipe = RECIPES[name]
+    _, _, attributes = inspect.getdoc(type(recipe)).partition("Attributes:\n")
+    described = re.findall(r"^ {2}(\w+): \S", attributes, re.MULTILINE)
+    assert sorted(described) == sorted(field.name for field in dataclasses.fields(recipe))
     for field in dataclasses.fields(recipe):
         assert callable(field.metadata.get("check")) == ((name, field.name) not in ELSEWHERE), field.name
         wrong = ELSEWHERE.get((name, field.name), np.datetime64("2020"))  # which is of no kind that an option has
@@ -195,31 +167,10 @@ def test_every_option_is_checked(name):
             jtrees.fit(recipe.replace(**{field.name: wrong}), X, Y, key=KEY)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_options_may_be_numbers_of_numpy(name):
-    """They make the same program."""
-
-    def numpy(value):
-        if isinstance(value, tuple):
-            return tuple(map(numpy, value))
-        kinds = {bool: np.bool_, int: np.int64, float: np.float64}
-        return kinds.get(type(value), lambda value: value)(value)
-
-    recipe = RECIPES[name]
-    given = recipe.replace(**{field.name: numpy(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)})
-    same(options.checked(given), options.checked(recipe))
-
-
-def with_number(recipe, number, value):
-    """The recipe, or its base, with another number."""
-    first, _, rest = number.partition("__")
-    return recipe.replace(**{first: with_number(getattr(recipe, first), rest, value) if rest else value})
-
-
 def fit(name, x=X, y=Y, *, value=0, key=KEY, **options):
-    recipe, (number, values) = RECIPES[name], NUMBERS[name]
-    validation = (x[:200], y[:200])
-    return jtrees.fit(with_number(recipe, number, values[value]), x, y, key=key, validation=validation, **options)
+    number, values = NUMBERS[name]
+    recipe = with_options(RECIPES[name], {number: values[value]})
+    return jtrees.fit(recipe, x, y, key=key, validation=(x[:200], y[:200]), **options)
 
 
 @cache
@@ -257,23 +208,12 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
     np.testing.assert_array_equal(found[3], fitted(name).model.predict(X))
 
 
-# Evaluations of one fit with 40 epochs: once an epoch and at the end, of each tree; of annealed trees 20 times under
-# each sharpness, of which GET has two and RADDT five, and after its last step. CO2 decides node by node.
-EVALUATIONS = {"GET": 2 * 2 * 21, "RADDT": 2 * 5 * 21, "CO2": 0, "Bagged": 2 * 41, "BestOf": 2 * 41}
-EVALUATIONS["Boosted"] = 0  # of single trees
-# Of the trial that says when to stop or how much to shrink, and of the last run.
-EVALUATIONS |= dict.fromkeys(("TEL", "NODE", "GRANDE", "NonGreedy"), 2 * 41)
-EVALUATIONS["SoftDecisionTree"] = 2 * 5 + 41  # two starts have a tenth of the updates each
-
-# The searches of Polished and Sparse are those of their bases, and Refined evaluates no parameters by a score.
-# A trial of GRANDE may end early.
-SWEPT = [name for name in RECIPES if name not in ("Polished", "Refined", "Sparse", "GRANDE")]
+# Of 40 epochs: once an epoch and at the end; of TEL in the trial that says when to stop, too.
+EVALUATIONS = {"DGT": 41, "TEL": 2 * 41}
 
 
-@pytest.mark.parametrize(
-    ("run", "name"), [("fit", "DGT"), *(pytest.param("sweep", name, marks=pytest.mark.wide) for name in SWEPT)]
-)
-def test_scores_are_evaluated_now_and_then_and_not_in_every_step(run, name, monkeypatch):
+@pytest.mark.parametrize("name", sweeps.quick(EVALUATIONS, ["DGT"], pytest.mark.wide))
+def test_scores_are_evaluated_now_and_then_and_not_in_every_step(name, monkeypatch):
     """Counted by a pure callback, which the compiler may move as it may move any computation."""
     counter, evaluate = itertools.count(), step.score_of
 
@@ -284,14 +224,9 @@ def test_scores_are_evaluated_now_and_then_and_not_in_every_step(run, name, monk
 
     for module in (loop, step):
         monkeypatch.setattr(module, "score_of", counted)
-    recipe = RECIPES[name]
-    epochs = "base__epochs" if hasattr(recipe, "base") else "epochs"
-    recipe = with_options(recipe, {epochs: 40})  # programs that no other test has compiled
-    if run == "fit":
-        jtrees.fit(recipe, X, Y, key=KEY, validation=(X[:200], Y[:200]))
-    else:
-        jtrees.sweep(recipe, X, Y, key=KEY, seeds=2, validation=(X[:200], Y[:200]))
-    assert next(counter) == EVALUATIONS.get(name, 41) * (1 if run == "fit" else 2)
+    # Programs that no other test has compiled.
+    jtrees.fit(RECIPES[name].replace(epochs=40), X, Y, key=KEY, validation=(X[:200], Y[:200]))
+    assert next(counter) == EVALUATIONS[name]
 
 
 @pytest.mark.parametrize("name", each())
@@ -328,46 +263,28 @@ def test_models_are_written_and_read(name, tmp_path):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_data(name):
     recipe, (number, values) = RECIPES[name], NUMBERS[name]
-    for twin in (copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe)), recipe.replace()):
-        assert twin == recipe and twin is not recipe
-        assert hash(twin) == hash(recipe)
-    assert with_number(recipe, number, values[1]) != recipe
+    for twin in (pickle.loads(pickle.dumps(recipe)), recipe.replace()):
+        assert twin == recipe and twin is not recipe and hash(twin) == hash(recipe)
+    assert with_options(recipe, {number: values[1]}) != recipe
     assert repr(recipe).startswith(f"{name}(") and ("depth=" in repr(recipe) or name == "FromMethod")
     with pytest.raises(AttributeError):
         recipe.epochs = 7
-    numbers = jax.tree.leaves(recipe)
-    assert numbers and all(np.ndim(leaf) == 0 for leaf in numbers)
 
 
 @pytest.mark.parametrize("name", each())
 def test_one_trial_of_tuning_is_a_fit(name, count_compilations):
     fitted(name)
     recipe, (number, values) = RECIPES[name], NUMBERS[name]
-    found = []
-    tune = lambda: found.append(
-        jtrees.tune(recipe, X, Y, key=KEY, grid={number: values[:1]}, validation=(X[:200], Y[:200]))
-    )
+    results, how = [], {"grid": {number: values[:1]}, "validation": (X[:200], Y[:200])}
+    tune = lambda: results.append(jtrees.tune(recipe, X, Y, key=KEY, **how))
     # The programs are those of the fit; what is compiled is for other keys, and for taking results apart.
     assert count_compilations(tune) <= 6  # five where an earlier test has compiled the small one for keys
-    trial = found[0].report.tuning.trials[0]
-    assert trial.options == {number: values[0]} == found[0].report.tuning.options
+    [trial] = results[0].report.tuning.trials
+    assert trial.options == {number: values[0]} == results[0].report.tuning.options
     assert np.isfinite(trial.loss) and trial.size > 0
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.wide  # programs for two numbers of rows
-def test_halving(name):
-    """Every recipe is fitted to few rows: three combinations, and two of them to all rows."""
-    recipe, (number, values) = RECIPES[name], NUMBERS[name]
-    grid = {number: (*values, values[0])}
-    x, y = np.concatenate([X, X + 0.01]), np.concatenate([Y, Y])
-    tuned = jtrees.tune(recipe, x, y, key=KEY, grid=grid, halving=2, validation=(X[:200], Y[:200]))
-    trials = tuned.report.tuning.trials
-    assert sorted(trial.rows for trial in trials) == [len(x) // 2, len(x), len(x)]
-    assert all(np.isfinite(trial.loss) for trial in trials)
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "LatentClustering"])  # which sees no y
+@pytest.mark.parametrize("name", SUPERVISED)
 @pytest.mark.wide  # a program for each recipe; classes are below and in test_properties
 def test_several_targets(name):
     y = np.stack([Y, X[:, 1]], 1)
@@ -378,7 +295,9 @@ def test_several_targets(name):
     written(result.model)
 
 
-@pytest.mark.parametrize("name", [name for name in each(("DGT",)) if plain(name) != "LatentClustering"])  # sees no y
+@pytest.mark.parametrize(
+    "name", sweeps.quick([name for name in RECIPES if name != "LatentClustering"], ["DGT"], pytest.mark.wide)
+)
 def test_one_hot_probabilities_are_labels(name):
     recipe, options = RECIPES[name], {"key": KEY, "task": "classification"}
     weight = np.linspace(1, 2, 400)
@@ -386,17 +305,6 @@ def test_one_hot_probabilities_are_labels(name):
     one_hot = jtrees.fit(recipe, X, np.eye(3)[CLASS], sample_weight=weight, **options)
     np.testing.assert_allclose(one_hot.predict(X), by_label.predict(X), rtol=1e-4, atol=1e-5)
     assert one_hot.loss == pytest.approx(by_label.loss, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "LatentClustering"])
-@pytest.mark.wide  # a program for each
-def test_every_recipe_takes_probabilities(name):
-    soft = 0.7 * np.eye(3)[CLASS] + 0.3 * np.random.default_rng(1).dirichlet(np.ones(3), 400)
-    result = fit(name, y=soft, task="classification")
-    chances = np.asarray(result.predict(X[:200]), np.float64)
-    np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
-    expected = -(soft[:200] * np.log(np.maximum(chances, np.finfo(np.float32).tiny))).sum(1)
-    assert result.loss == pytest.approx(expected.mean(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "Bagged"])
@@ -414,5 +322,3 @@ def test_every_recipe_can_be_bagged(name):
         chosen = np.maximum(predictions[np.arange(200), CLASS[:200]], np.finfo(np.float32).tiny)
         assert result.loss == pytest.approx(-np.log(chosen).mean(), rel=1e-4)
     assert result.report.search.in_bag.shape == (2, 400)
-    assert [isinstance(report, jtrees.search.Report) for report in result.report.search.bases] == [True, True]
-    written(result.model)

@@ -30,18 +30,17 @@ def day(year, month, day):
     ("cells", "expected"),
     [
         (["$1,200", "$900.50", "-$3"], [1200, 900.5, -3]),
-        (["1.200 €", "900 €"], [1200, 900]),
         (["1.983 €", "955 €", "12.050 €"], [1983, 955, 12050]),
         (["1.983,50 €", "955 €"], [1983.5, 955]),
         (["1,50 €", "955 €"], [1.5, 955]),
         (["0.755 kg", "1.250 kg"], [0.755, 1.25]),
-        (["12.345%", "7.250%"], [12.345, 7.25]),
         (["12%", "12.5 %"], [12, 12.5]),
-        (["3 kg", "10 kg"], [3, 10]),
         (["3kg", "10kg"], [3, 10]),
         (["2 bedrooms", "3 bedrooms"], [2, 3]),
         (["1 200 €", "12 345 678 €"], [1200, 12345678]),
         (["1'200", "999"], [1200, 999]),
+        (["1", "2.5", "-3e2", "+.5", "0", "-0"], [1, 2.5, -300, 0.5, 0, 0]),
+        (["TRUE", "false"], [1, 0]),
         (["2024-05-31", "1969-12-31"], [day(2024, 5, 31), -1]),
         (["2024-05-31 12:00", "2024-05-31T18:00:00.000"], [day(2024, 5, 31) + 0.5, day(2024, 5, 31) + 0.75]),
         (["31/05/2024", "01/06/2024"], [day(2024, 5, 31), day(2024, 6, 1)]),
@@ -59,37 +58,17 @@ def test_numbers_with_a_unit_and_dates_are_read_in_files_and_frames(cells, expec
 @pytest.mark.parametrize(
     "cells",
     [
-        ["12%", "3 kg"],
-        ["$3", "3"],
-        ["A1", "A2"],
-        ["12A", "13A"],
-        ["1,20", "3,40"],
-        ["1,2000", "3,400"],
-        ["$01", "$02"],
-        ["1 Main St", "2 Oak St"],
-        ["100 101", "200 201"],
-        ["1 A", "5 A"],
-        ["3 Marble 2024", "1 May 2024"],
-        ["2024-02-30", "2024-01-01"],
-        ["2024-01-01", "2024-01-01T00:00Z"],
-        ["31/05/24", "01/06/24"],
-        ["gas", "oil"],
-        ["", " "],
+        *("12%,3 kg", "$3,3", "A1,A2", "12A,13A", "$01,$02", "1 Main St,2 Oak St", "100 101,200 201", "1 A,5 A"),
+        *("3 Marble 2024,1 May 2024", "2024-02-30,2024-01-01", "2024-01-01,2024-01-01T00:00Z", "31/05/24,01/06/24"),
+        *("gas,oil", ", ", "01,02,13", "-007,1", "00.5,1", "1,2A", "1_000,2", "0x1,2"),
     ],
 )
-def test_other_text_stays_text(cells):
-    assert values(cells) is None
+def test_other_text_and_codes_stay_text(cells):
+    assert values(cells.split(",")) is None
 
 
-def test_plain_numbers_and_booleans():
-    assert values(["1", "2.5", "-3e2", "+.5", "0", "-0"]) == [1, 2.5, -300, 0.5, 0, 0]
-    assert values(["TRUE", "false"]) == [1, 0]
-
-
-@pytest.mark.parametrize("codes", ["01 02 13", "-007 1", "00.5 1", "1 2A", "1_000 2", "0x1 2"])
-def test_codes_stay_text(codes):
-    codes = codes.split()
-    assert values(codes) is None
+def test_comma_numbers_stay_text():
+    assert values(["1,20", "3,40"]) is values(["1,2000", "3,400"]) is None
 
 
 def test_whole_numbers_that_double_precision_merges_stay_text():
@@ -135,8 +114,7 @@ def test_an_open_decimal_separator_is_named_with_the_option(cells, number, decim
 
 
 @pytest.mark.parametrize(
-    "cells",
-    ["1,200 3,400.5", "1,200,000 3,400.5", "1.20€ 3.200€", "0.755kg 1.250kg", "1.983 2.500", "0.123 5"],
+    "cells", ["1,200 3,400.5", "1,200,000 3,400.5", "1.20€ 3.200€", "0.755kg 1.250kg", "1.983 2.500", "0.123 5"]
 )
 def test_a_plain_decimal_separator_has_no_note(cells):
     assert not find_reading(cells.split()).note
@@ -146,27 +124,18 @@ def test_a_plain_decimal_separator_has_no_note(cells):
     ("cells", "strays"),
     [
         (["34", "51", "-", "28", "n.a.", "-"], ("-", "n.a.")),
-        (["34", "35"] * 5 + ["many"], ("many",)),
         (["100 $"] * 9 + ["other"], ()),  # two levels
         (["1"] + ["-"] * 5 + ["2"] * 2, ("-",)),  # most different cells
-        (["2024-01-01", "2024-01-02", "-"], ("-",)),
         (["03/04/2024", "04/05/2024", "-"], ("-",)),
         (["1,5", "2,25", "-"], ("-",)),
         (["$5", "$1,200", "-"], ("-",)),
         (["01", "02", "2A"], ()),
         (["gas", "oil", "3"], ()),
-        (["12A", "13A", "7"], ()),
-        (["34", "51"], ()),
         (["9007199254740993", "9007199254740992", "9007199254740994", "unknown"], ()),  # float64 merges them
     ],
 )
 def test_texts_among_numbers_or_dates_are_found_all_at_once(cells, strays):
     assert find_strays(cells) == strays
-
-
-def test_numbers_with_and_without_a_unit_are_text_with_a_note():
-    note = "numbers with and without '%', and therefore text: give all cells the unit"
-    assert find_reading(["12%", "13%", "5"]) == (None, note, "")
 
 
 def test_a_cell_that_cannot_be_read_is_marked():

@@ -5,7 +5,6 @@ import re
 import runpy
 import shlex
 import sqlite3
-import subprocess
 import sys
 
 from houses import QUICK, dated, houses, run
@@ -38,17 +37,12 @@ MISTAKES = [
     ([*FIT, "--recipe", "GET(DGT)"], "--recipe: GET takes no base"),
     ([*FIT, "--set", "depth"], "--set must be OPTION=VALUE, such as depth=3, got 'depth'"),
     ([*FIT, "--set", "deph=3"], "options of GET are 'depth', .*, got 'deph': write 'depth'"),
-    ([*FIT, "--set", "depth=deep"], "depth must be"),
     ([*FIT, "--task", "classification"], "target 'price' has .* labels of fewer than 5 rows"),
-    ([*LOSS, "oak"], "--loss must be one of squared_error, absolute_error, .*, tweedie, got 'oak'"),
     ([*LOSS, "huber", "--task", "classification"], "--loss is for regression, and --task is class"),
     ([*FIT, "--quantile", "0.9"], "--quantile goes with --loss quantile"),
     ([*LOSS, "quantile", "--quantile", "1"], "--quantile must be above 0 and below 1, got 1"),
     (["fit", *CLAIMS, "--loss", "poisson"], r"target 'claims' must be at least 0 for Poisson\(\), got -2.0 in row 7"),
-    (["report", *CLAIMS, "--loss", "gamma"], r"target 'claims' must be above 0 for Gamma\(\), got 0.0 in row 0"),
     ([*LOSS, "poisson", "--target", "verdict"], "target 'verdict' must hold finite numbers for --task regression"),
-    ([*LOSS, "poisson", "--recipe", "GET", "--set", "leaves=linear"], 'leaves must be "constant" for'),
-    (["predict", "none.jtrees", "houses.csv"], "none.jtrees: No such file"),
     (["predict", "houses.csv", "houses.csv"], "houses.csv"),
     ([*PREDICT, "short.csv"], "short.csv must have the columns of the model, got none .* 'area'"),
     ([*PREDICT, "houses.csv", "--probabilities"], "--probabilities are for a classifier"),
@@ -56,7 +50,6 @@ MISTAKES = [
     ([*EXPLAIN, "houses.csv", "--row", "300"], "--row must be from 0 to 299, got 300"),
     ([*EXPORT, "model.exe"], "FILE must end in .h, .py, .onnx, .stablehlo, .sql, .js, .mjs, got 'model.exe'"),
     ([*EXPORT, "model.sql"], "columns must not be dates, which differ between databases, got 'offered'"),
-    ([*EXPORT, "none/model.h"], "cannot read or write .*: No such file or directory"),
     (["export", "tree.jtrees", "model.h"], "tree.jtrees must hold a model of jtrees fit, .*, got ObliqueTree"),
 ]
 
@@ -84,28 +77,27 @@ def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     options = ["--target", "price", "--columns", "verdict=drop", "--out", out]
     assert run("fit", folder / "houses.csv", *options, *QUICK) == 0
     output, warned = capsys.readouterr()
-    assert "houses: 300 rows, 4 columns; task: regression, as price holds" in output
-    assert re.search(r"area: number, median [\d.]+, deviation [\d.]+, 34 missing", output)
-    assert "heating: text, levels 'gas', 'oil & <b>', 'wood'" in output and "offered: date, median 20" in output
-    verdict, scores, rival, kind, columns = output.splitlines()[1:6]
-    assert re.fullmatch(r".*GET.*: mean squared error [\d.]+, [\d.]+ for .*, on 30 held-out rows", verdict)
-    assert re.match(r"GET: R² 0\.\d+, RMSE [\d.]+, mean absolute error [\d.]+$", scores)
-    assert re.match(r"best rival, (linear model|CART, depth 2): R² 0\.", rival)
-    assert kind.startswith("kind of model: ") and "; found by " in kind
-    assert re.match(r"top columns, by how much R² falls without them: area \([\d.]+\), heating \(", columns)
-    assert re.search(r"\n# .*; found by .*\n(score = |if |-> )", output) and "GET fitted to all 300 rows" in output
-    assert f"written to {out}" in output
-    [line] = warned.splitlines()
-    assert line.startswith("jtrees: columns of x are left out: 'id' (300 different texts in 300 rows): --columns id=t")
+    for pattern in (
+        "houses: 300 rows, 4 columns; task: regression, as price holds",
+        r"area: number, median [\d.]+, deviation [\d.]+, 34 missing",
+        "heating: text, levels 'gas', 'oil & <b>', 'wood'",
+        r"\n.*GET.*: mean squared error [\d.]+, [\d.]+ for .*, on 30 held-out rows\n",
+        r"\nGET: R² 0\.\d+, RMSE [\d.]+, mean absolute error [\d.]+\n",
+        r"\nbest rival, (linear model|CART, depth 2): R² 0\.",
+        r"\nkind of model: .*; found by .*\ntop columns, by how much R² falls without them: area \([\d.]+\), heat",
+        r"\n# .*; found by .*\n(score = |if |-> )",
+    ):
+        assert re.search(pattern, output), pattern
+    assert "columns of x are left out: 'id' (300 different texts in 300 rows): --columns id=t" in warned
     model = jtrees.load(out)
     assert isinstance(model, TreeRegressor) and model.recipe.depth == 2 and model.recipe.leaves == "linear"
 
 
 def test_predictions_of_any_order_of_columns(folder, tmp_path, capsys):
     table = houses()[["offered", "heating", "area"]]
-    table.to_csv(tmp_path / "rows.csv", index=False)
+    table.to_parquet(tmp_path / "rows.parquet")
     expected = jtrees.load(folder / "price.jtrees").predict(dated(table)[["area", "heating", "offered"]])
-    assert run("predict", folder / "price.jtrees", tmp_path / "rows.csv", "--out", tmp_path / "out.csv") == 0
+    assert run("predict", folder / "price.jtrees", tmp_path / "rows.parquet", "--out", tmp_path / "out.csv") == 0
     np.testing.assert_allclose(pd.read_csv(tmp_path / "out.csv")["prediction"], expected, rtol=1e-6)
     assert "300 rows written to" in capsys.readouterr().out
     assert run("predict", folder / "verdict.jtrees", folder / "houses.csv", "--probabilities") == 0
@@ -113,16 +105,6 @@ def test_predictions_of_any_order_of_columns(folder, tmp_path, capsys):
     assert lines[0] == "prediction,probability of not yet,probability of sold" and len(lines) == 301
     label, *chances = lines[1].split(",")
     assert label == ["not yet", "sold"][int(float(chances[1]) > 0.5)]
-    np.testing.assert_allclose(sum(map(float, chances)), 1, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_table_of_parquet(tmp_path, capsys):
-    houses().drop(columns="verdict").to_parquet(tmp_path / "houses.parquet")
-    out = tmp_path / "model.jtrees"
-    assert run("fit", tmp_path / "houses.parquet", "--target", "price", "--out", out, *QUICK) == 0
-    assert run("predict", out, tmp_path / "houses.parquet") == 0
-    assert len(capsys.readouterr().out.split("prediction\n")[1].splitlines()) == 300
 
 
 def test_a_row_is_explained(folder, capsys):
@@ -136,55 +118,42 @@ def test_a_row_is_explained(folder, capsys):
     row = dated(houses().iloc[[7]])[["area", "heating", "offered"]]
     chance = jtrees.load(folder / "verdict.jtrees").predict_proba(row).max()
     np.testing.assert_allclose(sum(float(line.split()[0]) for line in shapley[1:]), chance, atol=2e-3)  # four digits
-    assert run("explain", folder / "price.jtrees", folder / "houses.csv", "--row", 1) == 0
-    assert "nearest leaf: " in capsys.readouterr().out
     assert run("explain", folder / "price.jtrees", folder / "houses.csv") == 0  # its one number is missing
-    output = capsys.readouterr().out
-    assert "no change of the columns of numbers within their ranges in the table leads to another leaf" in output
+    assert "no change of the columns of numbers within their ranges in the table" in capsys.readouterr().out
 
 
-def test_files_for_other_machines(folder, tmp_path, capsys):
-    for name in ("model.h", "model.py", "model.onnx", "model.stablehlo", "model.js"):
-        assert run("export", folder / "verdict.jtrees", tmp_path / name) == 0
+@pytest.mark.parametrize("dates", [True, False])
+def test_files_for_other_machines(dates, folder, tmp_path, capsys):
+    table, file = houses()[["area", "heating", "offered"][: 3 if dates else 1]], folder / "verdict.jtrees"
+    if not dates:
+        jtrees.save(
+            TreeClassifier(RECIPE, random_state=0).fit(table, houses()["verdict"]), file := tmp_path / "m.jtrees"
+        )
+    for name in ("model.h", "model.py", "model.onnx", "model.stablehlo") if dates else ("model.sql", "model.js"):
+        assert run("export", file, tmp_path / name, *(["--prefix", "own"] if name == "model.h" else [])) == 0
         assert "its outputs are probabilities of not yet, sold" in capsys.readouterr().out
-    table = houses()[["area", "heating", "offered"]]
-    chances = runpy.run_path(str(tmp_path / "model.py"))["predict"](table)
-    model = jtrees.load(folder / "verdict.jtrees")
-    np.testing.assert_allclose(chances, model.predict_proba(dated(table)), rtol=1e-6)
-    assert run("export", folder / "verdict.jtrees", tmp_path / "own.h", "--prefix", "own") == 0
-    assert "own_predict(" in (tmp_path / "own.h").read_text()
-
-
-def test_exported_sql_names_the_classes(tmp_path):
-    table = houses()
-    model = TreeClassifier(RECIPE, random_state=0).fit(table[["area"]], table["verdict"])
-    jtrees.save(model, tmp_path / "model.jtrees")
-    assert run("export", tmp_path / "model.jtrees", tmp_path / "model.sql") == 0
-    with sqlite3.connect(":memory:") as database:
-        table[["area"]].to_sql("rows", database)
-        answers = pd.read_sql_query((tmp_path / "model.sql").read_text().rstrip().rstrip(";"), database)
-    columns = ["prediction_not yet", "prediction_sold"]
-    np.testing.assert_allclose(answers[columns], model.predict_proba(table[["area"]]), rtol=1e-6)
+    if dates:
+        assert "own_predict(" in (tmp_path / "model.h").read_text()
+        chances = runpy.run_path(str(tmp_path / "model.py"))["predict"](table)
+    else:
+        with sqlite3.connect(":memory:") as database:
+            table.to_sql("rows", database)
+            answers = pd.read_sql_query((tmp_path / "model.sql").read_text().rstrip().rstrip(";"), database)
+        chances = answers[["prediction_not yet", "prediction_sold"]]
+    expected = jtrees.load(file).predict_proba(dated(table) if dates else table)
+    np.testing.assert_allclose(chances, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_the_default_is_that_of_the_estimators_and_the_better_model_is_named(tmp_path, capsys):
+def test_the_better_model_is_named(tmp_path, capsys):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(600, 3)), columns=list("abc"))
-    frame["y"] = np.where(np.sin(3 * frame["a"]) + frame["b"] * frame["c"] > 0, "yes", "no")
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    options = ["fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m.jtrees"]
-    assert run(*options) == 0
-    output = capsys.readouterr().out
-    trees = len(jtrees.load(tmp_path / "m.jtrees").model_.model)
-    assert "Boosted fitted to all 600 rows" in output
-    assert f"kind of model: a sum of {trees} trees of depth" in output and "may be better than" not in output
     frame["y"] = np.where(frame["a"] + frame["b"] + frame["c"] > 0, "yes", "no")  # a linear model is better
     frame.to_csv(tmp_path / "t.csv", index=False)
+    options = ["fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m.jtrees"]
     assert run(*options, "--recipe", "GET", "--set", "depth=1", "starts=1", "epochs=5") == 0
-    last = capsys.readouterr().out.splitlines()[-1]
     command = shlex.join(["jtrees", *map(str, options), "--recipe", "Boosted"])
-    assert last == f"Boosted may be better than GET: {command}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"Boosted may be better than GET: {command}"
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
@@ -203,9 +172,9 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     fit = TreeRegressor.fit
 
     def interrupted(self, *options):
-        fit(self, *options)
-        self.report_ = self.report_.replace(ended="interrupted")
-        return self
+        model = fit(self, *options)
+        model.report_ = model.report_.replace(ended="interrupted")
+        return model
 
     monkeypatch.setattr(TreeRegressor, "fit", interrupted)
     fitting = ["fit", folder / "houses.csv", "--target", "price", *QUICK, "--out"]
@@ -218,15 +187,17 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(TreeRegressor, "fit", stopped)
     assert run(*fitting, tmp_path / "none.jtrees") == 130
-    columns, *rest = capsys.readouterr().err.splitlines()
-    assert "columns of x are left out" in columns and rest == ["jtrees: interrupted"]
+    assert capsys.readouterr().err.splitlines()[1:] == ["jtrees: interrupted"]
     assert not (tmp_path / "none.jtrees").exists()
 
 
 def test_recipes_by_name():
-    recipe_named = arguments.recipe_named
-    assert recipe_named("Bagged(BestOf(LatentTree))") == jtrees.Bagged(jtrees.BestOf(jtrees.LatentTree()))
-    assert recipe_named("Boosted") == jtrees.Boosted() and recipe_named("Boosted(GET)").base == jtrees.GET()
+    for name, recipe in (
+        ("Bagged(BestOf(LatentTree))", jtrees.Bagged(jtrees.BestOf(jtrees.LatentTree()))),
+        ("Boosted", jtrees.Boosted()),
+        ("Boosted(GET)", jtrees.Boosted(jtrees.GET())),
+    ):
+        assert arguments.recipe_named(name) == recipe
     options = parse([*FIT, "--recipe", "Bagged(GET)", "--set", "trees=3", "base.leaves=linear"])
     assert arguments.recipe_of(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
     recipes = {"regression": TreeRegressor.default_recipe, "classification": TreeClassifier.default_recipe}
@@ -234,20 +205,13 @@ def test_recipes_by_name():
 
 
 def test_losses_by_name():
-    losses = [*((loss, [], named(loss)) for loss in LOSSES)]
+    losses = [(loss, [], named(loss)) for loss in LOSSES]
     for loss, level, expected in [*losses, ("quantile", ["--quantile", "0.9"], jtrees.losses.Quantile(0.9))]:
         options = parse([*LOSS, loss, *level])
         recipe = arguments.recipe_of(options, "regression")
         assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
         estimator = arguments.estimator_of(options, recipe, "regression")
-        assert arguments.loss_of(options) == expected == estimator._task(np.zeros(3)).loss_function
-        assert expected.measure.split()[-1] in ("error", "loss", "deviance")
-
-
-@pytest.mark.slow  # a process of its own
-def test_the_module_is_a_program():
-    done = subprocess.run([sys.executable, "-m", "jtrees", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"jtrees {jtrees.__version__}\n"
+        assert arguments.loss_of(options) == expected and estimator.loss == loss
 
 
 def test_without_its_packages(folder, monkeypatch, capsys):

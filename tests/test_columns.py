@@ -2,7 +2,6 @@
 
 import datetime
 from decimal import Decimal
-import warnings
 
 from hypothesis import given, settings, strategies as st
 import jax
@@ -43,15 +42,12 @@ def table(n=N, seed=0):
 COLUMNS, Y = table()
 FRAME = pd.DataFrame(COLUMNS)
 LIBRARIES = {
-    "pandas": lambda columns: pd.DataFrame(columns),
+    "pandas": pd.DataFrame,
     "pandas, nullable": lambda columns: pd.DataFrame(columns).convert_dtypes(),
     "pandas, Arrow": lambda columns: pd.DataFrame(columns).convert_dtypes(dtype_backend="pyarrow"),
-    "pandas, categories": lambda columns: pd.DataFrame(columns).astype(
-        {"heating": "category", "city": "category", "sold": "datetime64[s]"}
-    ),
+    "pandas, categories": lambda columns: pd.DataFrame(columns).astype({"city": "category", "sold": "datetime64[s]"}),
     "pandas, objects": lambda columns: pd.DataFrame(columns).astype(object),
-    "polars": pl.DataFrame,
-    "polars, categories": lambda columns: pl.DataFrame(columns).cast({"heating": pl.Categorical, "new": pl.Boolean}),
+    "polars, categories": lambda columns: pl.DataFrame(columns).cast({"heating": pl.Categorical}),
     "Arrow": pa.table,
 }
 
@@ -70,9 +66,6 @@ def encoder():
     return TableEncoder.fit(FRAME, Y)[0]
 
 
-# --- What columns become ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_library_gives_the_same_features(library, encoder):
     other, training = TableEncoder.fit(LIBRARIES[library](COLUMNS), Y)
@@ -86,12 +79,8 @@ def test_every_library_gives_the_same_features(library, encoder):
 def test_a_row_has_the_features_that_it_has_alone(encoder, data):
     """An empty table has no features."""
     rows = data.draw(st.lists(st.integers(0, N - 1), max_size=6))
-    library = data.draw(st.sampled_from(["pandas", "pandas, nullable", "pandas, objects", "polars", "Arrow"]))
-    cells = (
-        LIBRARIES[library](COLUMNS)[:0]
-        if not rows
-        else LIBRARIES[library]({name: [values[i] for i in rows] for name, values in COLUMNS.items()})
-    )
+    library = LIBRARIES[data.draw(st.sampled_from(["pandas", "pandas, nullable", "pandas, objects", "Arrow"]))]
+    cells = library({name: [values[i] for i in rows] for name, values in COLUMNS.items()}) if rows else FRAME[:0]
     np.testing.assert_array_equal(encoder.transform(cells), encoder.transform(FRAME)[rows])
 
 
@@ -105,9 +94,7 @@ def test_features_are_what_their_names_say():
         "area": area.fillna(area.median()),
         "[area missing]": area.isna(),
         "rooms": FRAME["rooms"],
-        "[heating = gas]": FRAME["heating"] == "gas",
-        "[heating = oil]": FRAME["heating"] == "oil",
-        "[heating = wood]": FRAME["heating"] == "wood",
+        **{f"[heating = {level}]": FRAME["heating"] == level for level in ("gas", "oil", "wood")},
         "[heating missing]": FRAME["heating"].isna(),
         "[mean y by city]": None,  # test_target_means_are_posterior_means
         "[frequency of city]": city.map(city.value_counts() / N).fillna(city.isna().mean()),
@@ -123,11 +110,7 @@ def test_features_are_what_their_names_say():
         if values is not None:
             np.testing.assert_array_equal(actual[name], values.astype(float), err_msg=name)
             np.testing.assert_array_equal(training[:, place], actual[name])
-    text = str(encoder).splitlines()
-    deviation = f"number, median {area.median():.6g}, deviation {area.std(ddof=0):.3g}, {area.isna().sum()} missing"
-    assert text[0] == f"area: {deviation}" and text[1] == "rooms: number, median 3, deviation 1.41"
-    assert text[2] == f"heating: text, levels 'gas', 'oil', 'wood', {FRAME['heating'].isna().sum()} missing"
-    assert text[3].startswith("city: text, 16 levels by target mean and frequency, ")
+    assert "heating: text, levels 'gas', 'oil', 'wood', " in str(encoder)
 
 
 def shrunk_means(levels, y):
@@ -171,26 +154,15 @@ def test_no_row_sees_its_own_target():
 CLASSES = (Y.mean() < Y).astype(int) + (Y > 8)
 
 
-@pytest.mark.parametrize(
-    ("y", "task", "names", "class_names"),
-    [
-        (CLASSES % 2, "classification", ["class 1"], ["sold"]),
-        (CLASSES, "classification", ["class 0", "class 1", "class 2"], ["unsold", "sold", "withdrawn"]),
-        (np.stack([Y, -2 * Y], 1), "regression", ["y0", "y1"], ["y0", "y1"]),
-    ],
-    ids=["two classes", "three classes", "two targets"],
-)
-def test_means_of_classes_and_of_several_targets(y, task, names, class_names):
-    city, training = TableEncoder.fit(FRAME[["city"]], y, task=task)
-    assert city.feature_names == [*(f"[mean {name} by city]" for name in names), "[frequency of city]"]
-    named = city.with_class_names(["unsold", "sold", "withdrawn"][: max(len(names), 2)])
-    assert named.feature_names[:-1] == [f"[mean {name} by city]" for name in class_names]
-    np.testing.assert_array_equal(named.transform(FRAME), city.transform(FRAME))
-    if len(names) == 3:
-        np.testing.assert_allclose(training[:, :3].sum(1), 1, atol=0.2)  # each is shrunk by its own variances
-    if len(names) == 2:
-        np.testing.assert_allclose(training[:, 1], -2 * training[:, 0], rtol=1e-9)
-    assert TableEncoder.fit(FRAME[["city"]])[0].feature_names == ["[frequency of city]"]
+def test_means_of_classes_and_of_several_targets():
+    fit = lambda y, task: TableEncoder.fit(FRAME[["city"]], y, task=task)
+    assert fit(CLASSES % 2, "classification")[0].feature_names == ["[mean class 1 by city]", "[frequency of city]"]
+    city, training = fit(CLASSES, "classification")
+    assert city.with_class_names(["unsold", "sold", "withdrawn"]).feature_names[1] == "[mean sold by city]"
+    np.testing.assert_allclose(training[:, :3].sum(1), 1, atol=0.2)  # each is shrunk by its own variances
+    city, training = fit(np.stack([Y, -2 * Y], 1), "regression")
+    assert city.feature_names[:2] == ["[mean y0 by city]", "[mean y1 by city]"]
+    np.testing.assert_allclose(training[:, 1], -2 * training[:, 0], rtol=1e-9)
 
 
 def test_months_and_weekdays_where_they_help():
@@ -200,17 +172,12 @@ def test_months_and_weekdays_where_they_help():
     columns = lambda y: TableEncoder.fit(frame, y)[0].transform(frame)
     plain, training = TableEncoder.fit(frame, y)
     assert plain.feature_names == ["day (days since 2019-01-01)", "[mean y by day month]", "[mean y by day weekday]"]
-    assert not columns(y)[:, 1:].any() and not training[:, 1:].any() and "month" not in str(plain)
-    monthly = TableEncoder.fit(frame, days.dt.month == 3, task="classification")[0]
-    assert monthly.with_class_names(["no", "yes"]).feature_names[1] == "[mean yes by day month]"
-    assert "with month" in str(monthly)
+    assert not columns(y)[:, 1:].any() and not training[:, 1:].any()
     _, march, weekday = columns(y + (days.dt.month == 3)).T
     assert len(np.unique(march)) == 12 and (days.dt.month[march == march.max()] == 3).all() and not weekday.any()
     _, month, sunday = columns(y + 2 * (days.dt.day_of_week == 6)).T
     assert len(np.unique(sunday)) == 7 and not month.any()
     np.testing.assert_array_equal(sunday == sunday.max(), days.dt.day_of_week == 6)
-    january = TableEncoder.fit(frame[:31], y[:31])[0]
-    assert january.feature_names[1:] == ["[mean y by day weekday]"]  # its month does not vary
 
 
 def test_columns_that_teach_nothing_are_left_out():
@@ -223,20 +190,13 @@ def test_columns_that_teach_nothing_are_left_out():
     other = frame.assign(text=[[i] for i in range(60)], extended=np.inf)  # left-out columns may hold unreadable cells
     for table in (frame[["size"]], other):
         np.testing.assert_array_equal(encoder.transform(table), training)
-    with pytest.warns(ColumnsWarning) as warned:
+    with pytest.warns(ColumnsWarning, match=r"'text' \(60 different .*\): columns=\{'text': 'text'\} reads"):
         encoder.schema.warn()
-    assert [str(warning.message) for warning in warned] == [
-        "columns of x are left out: 'one' (constant), 'none' (without values), 'text' (60 different texts in 60 rows): "
-        "columns={'text': 'text'} reads them otherwise"
-    ]
     remaining = TableEncoder.fit(frame, columns={"text": "text"})[0]
     assert remaining.feature_names == ["[frequency of text]", "size"]
-    texts = pd.DataFrame({"c": [f"text {i}" for i in range(70)] + ["text 0"] * 30, "size": np.arange(100) % 7})
-    assert str(TableEncoder.fit(texts)[0]).startswith("c: left out: 70 different texts in 100 rows\n")
 
 
 def test_counters_are_numbers():
-    """A trend of a series, with or without a gap in another column."""
     t = np.arange(60)
     for counter in (t, t[::-1], 1960 + t, 2 * t, np.random.default_rng(0).permutation(t)):
         np.testing.assert_array_equal(TableEncoder.fit(pd.DataFrame({"t": counter}))[1], counter[:, None])
@@ -245,24 +205,11 @@ def test_counters_are_numbers():
     assert read_frame(np.nan_to_num(array)) is None  # an array of numbers is no raw table
 
 
-def test_whole_numbers_that_float64_merges_are_not_called_constant():
-    ids = [10**18 + i for i in range(50)]
-    with pytest.raises(ValueError, match=r"'c' \(whole numbers that double precision cannot distinguish\)"):
-        encoder_of(ids)
-    levels = encoder_of([str(i) for i in ids] * 10).schema.columns["c"].training_levels
-    assert levels[:2] == (str(10**18), str(10**18 + 1))
-
-
-# --- Refused ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ([1, "a", 2], r"columns of one type, got 1 in row 0 and 'a' in row 1 of 'c'"),
-        ([None, "a", True], r"columns of one type, got 'a' in row 1 and True in row 2 of 'c'"),
         ([None, {}, {}], r"columns of numbers, booleans, dates or text, got \{\} in row 1 of 'c'"),
-        (pd.period_range("2020", periods=3), r"booleans, dates or text, got Period\(.* in row 0 of 'c'"),
         ([1.0, np.inf, 2], "finite numbers, got inf in column 'c', row 1"),
         ([1.0, 2, 1e39], "range of float32, got 1e.39 in column 'c', row 2"),
     ],
@@ -277,10 +224,7 @@ def test_columns_that_cannot_be_read(values, message):
     [
         (FRAME.drop(columns="area"), "have the columns 'area', 'rooms', .*, got none called 'area'"),
         (FRAME.assign(area="large"), "hold numbers in column 'area', got 'large' in row 0"),
-        (FRAME.assign(area=FRAME["sold"]), "hold numbers in column 'area', got dates"),
         (FRAME.assign(sold=3), "hold dates in column 'sold', got numbers"),
-        (FRAME.assign(heating=FRAME["sold"]), "hold text in column 'heating', got dates"),
-        (FRAME.assign(area=pd.Timedelta("1h")), "hold numbers in column 'area', got durations"),
         (FRAME.assign(heating=pd.Timedelta("1h")), "hold text in column 'heating', got durations"),
         (FRAME.assign(rooms=np.inf), "hold finite numbers, got inf in column 'rooms', row 0"),
         (np.zeros((3, 5)), "have 6 columns, got 5"),
@@ -297,18 +241,14 @@ def test_other_tables_are_refused(x, message, encoder):
 def test_the_wrong_cell_is_blamed():
     numbers, booleans = encoder_of(np.arange(200.0) ** 2), encoder_of([True, False] * 10)
     cells = [f"{i}.0" for i in range(200)]
-    assert features(numbers, cells) == [[float(i)] for i in range(200)]
     assert features(booleans, ["true", "FALSE", "1"]) == [[1], [0], [1]] and features(booleans, [1, 0]) == [[1], [0]]
     for encoder, values, message in (
         (numbers, [*cells[:150], "forty"], "numbers in column 'c', got 'forty' in row 150"),
-        (numbers, [*cells[:150], "1e999"], "finite numbers, got inf in column 'c', row 150"),
         (booleans, [1, 2], r"booleans, or 0 and 1, in column 'c', got .*2.0.* in row 1"),
     ):
         with pytest.raises(ValueError, match=f"x must hold {message}"):
             features(encoder, values)
 
-
-# --- Levels and gaps at prediction -----------------------------------------------------------------------------------
 
 EXACT = {
     "whole numbers": (pd.Categorical([1, 2] * 10), [[1, 2], [1.0, 2.0], np.array([1, 2], np.int8), ["1", "2"]]),
@@ -332,17 +272,6 @@ def test_equal_levels_match_in_any_type(kind):
             assert encoder.transform(library({"c": list(values)})).tolist() == [[1, 0], [0, 1]]
 
 
-def test_arrow_levels_of_single_precision_match_their_decimals():
-    levels = pa.table({"c": pa.array(np.float32([0.1, 0.2] * 10)).dictionary_encode()})
-    assert features(TableEncoder.fit(levels)[0], ["0.1", "0.2"]) == [[1, 0], [0, 1]]
-    assert encoder_of(pd.Categorical(["0.1", "0.2"] * 10)).transform(levels[:2]).tolist() == [[1, 0], [0, 1]]
-
-
-def test_levels_of_mixed_types_match_cell_by_cell():
-    encoder = encoder_of(["1", "a", "True"] * 10)
-    assert features(encoder, np.array([1, "a", True], object)) == np.eye(3)[[0, 2, 1]].tolist()
-
-
 @pytest.mark.parametrize(
     ("training", "values"),
     [
@@ -355,18 +284,10 @@ def test_levels_of_mixed_types_match_cell_by_cell():
 )
 def test_unseen_levels_are_counted_for_any_number_of_rows(training, values):
     encoder = encoder_of(training)
-    for times in (1, 5, 100):
+    for times in (1, 100):
         rows = len(values) * times
         with pytest.warns(ColumnsWarning, match=rf"training rows did not have: 'c' \({rows} rows?\)$"):
             assert features(encoder, np.tile(values, times)) == [[0, 0]] * rows
-
-
-def test_unseen_levels_are_counted_in_one_warning(encoder):
-    new = FRAME.head(6).assign(heating=["gas", "coal", None, "coal", "oil", "gas"], city=["city 1"] * 5 + ["nowhere"])
-    with pytest.warns(ColumnsWarning) as warned:
-        encoder.transform(new.assign(area=70.0))
-    expected = "x has levels that the training rows did not have: 'heating' (2 rows), 'city' (1 row)"
-    assert [str(warning.message) for warning in warned] == [expected]
 
 
 def test_rare_levels_are_one_and_new_levels_are_others():
@@ -378,43 +299,25 @@ def test_rare_levels_are_one_and_new_levels_are_others():
         assert features(encoder, ["a", "d", "z"]) == [[1, 0, 0], [0, 0, 1], [0, 0, 1]]
     with pytest.warns(ColumnsWarning, match=r"'c' \(2 rows\)$"):
         assert features(encoder_of(text[:20]), ["a", "d", "z"]) == [[1, 0], [0, 0], [0, 0]]
-    cities = TableEncoder.fit(FRAME[["city"]], Y)[0]
-    with pytest.warns(ColumnsWarning, match=r"'city' \(1 row\)$"):
-        np.testing.assert_allclose(cities.transform(pd.DataFrame({"city": ["nowhere"]})), [[Y.mean(), 0]])
     assert len(TableEncoder.fit(FRAME[["city"]], Y, max_levels=16)[0].feature_names) == 17  # and the missing values
     assert len(TableEncoder.fit(FRAME[["city"]], Y, max_levels=15)[0].feature_names) == 2  # mean and frequency
     names = encoder_of(["other", "missing", None, "x"] * 10 + ["rare"]).feature_names
     assert names == ["[c = missing]", "[c = other]", "[c = x]", "[c other]", "[c missing]"]
 
 
-def test_a_gap_that_training_did_not_have_is_filled_with_a_warning():
-    encoder, _ = TableEncoder.fit(pd.DataFrame({"a": np.arange(30.0) ** 2, "b": ["u", "v"] * 15}))
-    new = pd.DataFrame({"a": [np.nan, 2.0, np.nan], "b": ["u", None, "v"]})
-    with pytest.warns(ColumnsWarning, match=r"none, replaced by typical values: 'a' \(2 rows\), 'b' \(1 row\)"):
-        assert encoder.transform(new).tolist() == [[210.5, 1, 0], [2, 0, 0], [210.5, 0, 1]]
-
-
-# --- Numbers, durations and dates ------------------------------------------------------------------------------------
-
-
 def test_numbers_of_many_kinds():
     zone = datetime.timezone(datetime.timedelta(hours=2))
-    frame = pd.DataFrame(
-        {
-            "money": [Decimal("1.5"), None, Decimal("2")],
-            "time": pd.to_timedelta([36, 12, None], "h"),
-            "zone": pd.to_datetime(["2020-01-01T01:00+02:00", None, "2020-01-02T12:00+02:00"]),
-            "aware": [datetime.datetime(2020, 1, 1, 1, tzinfo=zone), None, None],
-            "nat": [np.datetime64("NaT", "ms"), np.datetime64("2020-01-01"), None],
-        }
-    )
-    columns = read_frame(frame).columns
-    assert [column.kind for column in columns.values()] == ["number", "number", "date", "date", "date"]
     day = (datetime.date(2020, 1, 1) - datetime.date(1970, 1, 1)).days
-    expected = [[1.5, np.nan, 2], [1.5, 0.5, np.nan], [day + 1 / 24, np.nan, day + 1.5], [day + 1 / 24], [np.nan, day]]
-    for column, values in zip(columns.values(), expected, strict=True):
-        padded = np.append(values, [np.nan] * (3 - len(values)))
-        np.testing.assert_allclose(column.values, padded, rtol=1e-12)
+    for kind, values, expected in (
+        ("number", [Decimal("1.5"), None, Decimal("2")], [1.5, np.nan, 2]),
+        ("number", pd.to_timedelta([36, 12, None], "h"), [1.5, 0.5, np.nan]),
+        ("date", pd.to_datetime(["2020-01-01T01:00+02:00", None]), [day + 1 / 24, np.nan]),
+        ("date", [datetime.datetime(2020, 1, 1, 1, tzinfo=zone), None], [day + 1 / 24, np.nan]),
+        ("date", [np.datetime64("NaT", "ms"), np.datetime64("2020-01-01"), None], [np.nan, day, np.nan]),
+    ):
+        column = read_frame(pd.DataFrame({"c": values})).columns["c"]
+        assert column.kind == kind
+        np.testing.assert_allclose(column.values, expected, rtol=1e-12)
 
 
 def test_durations_are_days_and_nothing_else_is_a_duration():
@@ -470,43 +373,16 @@ def test_aware_and_naive_dates_do_not_mix():
             read()
 
 
-@pytest.mark.parametrize(
-    "form", ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d %b %Y", "%Y/%m/%d"]
-)
-def test_dates_in_text_are_dates(form):
-    text, expected = encoder_of(NAIVE.strftime(form)), features(encoder_of(NAIVE), NAIVE)
-    for values in (NAIVE.strftime(form), NAIVE, NAIVE.strftime("%Y-%m-%d")):
-        assert features(text, values) == expected
-
-
-# --- Text that is a number -------------------------------------------------------------------------------------------
-
-
-def test_money_and_percentages_in_text_are_numbers():
-    frame = pd.DataFrame({"price": [f"${100 * i:,}" for i in range(40)], "part": [f" {i % 9}%" for i in range(40)]})
-    encoder, training = TableEncoder.fit(frame)
-    np.testing.assert_array_equal(training, np.column_stack([100 * np.arange(40), np.arange(40) % 9]))
-    assert "numbers in text such as '$0'" in str(encoder) and "numbers in text such as '0%'" in str(encoder)
-    new = pd.DataFrame({"price": ["$1,234.50", None, "NA"], "part": ["12.5%", "3", "0%"]})
-    with pytest.warns(ColumnsWarning, match=r"missing values .*'price' \(2 rows\)"):
-        assert encoder.transform(new)[:, 1].tolist() == [12.5, 3, 0]
-    assert encoder.transform(pd.DataFrame({"price": [7.5], "part": [2]})).tolist() == [[7.5, 2]]
-
-
 def test_plain_numbers_in_text_are_numbers_as_in_a_file_and_warned_of():
     frame = pd.DataFrame({"age": ["34", "51", "?", "28", None, "N/A"] * 10, "zip": ["01067", "99084"] * 30})
     encoder, training = TableEncoder.fit(frame)
     np.testing.assert_array_equal(training[:6, 0], [34, 51, 34, 28, 34, 34])
     assert encoder.feature_names == ["age", "[age missing]", "[zip = 01067]", "[zip = 99084]"]
-    with pytest.warns(ColumnsWarning) as warned:
+    with pytest.warns(ColumnsWarning, match=r"'age' \(numbers in text\): columns=\{'age': 'text'\} reads"):
         encoder.schema.warn()
-    assert [str(warning.message) for warning in warned] == [
-        "columns of x may mean something else: 'age' (numbers in text): columns={'age': 'text'} reads them otherwise"
-    ]
     column = TableEncoder.fit(frame, columns={"age": "text"})[0].schema.columns["age"]
     assert column.levels == ("28", "34", "51", "?", "N/A") and column.missing == 10
-    for values in (["1", "2", "3"], ["1%", "2%", "3%"]):  # the way to keep text
-        assert encoder_of(pd.Categorical(values * 10)).schema.columns["c"].kind == "text"
+    assert encoder_of(pd.Categorical(["1%", "2%"] * 10)).schema.columns["c"].kind == "text"  # the way to keep text
 
 
 STRAYS = {
@@ -520,11 +396,8 @@ STRAYS = {
 
 @pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
 def test_texts_among_numbers_and_dates_are_refused_all_at_once_or_missing_on_request(library):
-    with pytest.raises(
-        ValueError,
-        match=r"got 'age' holds numbers or dates, and the texts '-', 'n.a.'; 'when' holds .* '-', 'soon'; 'income' "
-        r"holds .* '-', 'secret'; 'rate' has a decimal comma, as in '0,5'\. Read such texts as missing values with",
-    ):
+    message = r"got 'age' holds .* texts '-', 'n.a.'; 'when' .* 'soon'; 'income' .* 'secret'; 'rate' has a decimal"
+    with pytest.raises(ValueError, match=message):
         TableEncoder.fit(library(STRAYS))
     table = library({name: STRAYS[name] for name in ("age", "when", "income")} | {"kind": ["a", "b", "-", "?"] * 10})
     encoder, training = TableEncoder.fit(table, missing=("-", "n.a.", "soon", "secret"))
@@ -551,9 +424,6 @@ def test_objects_of_numbers_and_texts():
     assert encoder.schema.columns["c"].missing == 20 and features(encoder, values)[1] == [34, 1]
 
 
-# --- Fits ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_fit_is_that_of_its_features_and_is_saved_with_its_columns(tmp_path, encoder):
     _, training = TableEncoder.fit(FRAME, Y)
@@ -571,30 +441,3 @@ def test_a_fit_is_that_of_its_features_and_is_saved_with_its_columns(tmp_path, e
     assert loaded.model.decision_path(shuffled).shape == (3, N)
     text = loaded.model.to_text(x=FRAME)
     assert text == array_fit.tree.to_text(encoder.feature_names, x=x) and "[heating = gas]" in text
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("standard_promotion")
-def test_rows_of_weight_zero_are_not_there():
-    weight = np.random.default_rng(0).integers(0, 3, N).astype(float)
-    used = weight > 0
-    fit = jtrees.fit(recipes.GET, FRAME, Y, key=KEY, sample_weight=weight)
-    alone = jtrees.fit(recipes.GET, FRAME[used], Y[used], key=KEY, sample_weight=weight[used])
-    assert fit.model.encoder == alone.model.encoder
-    np.testing.assert_array_equal(fit.predict(FRAME), alone.predict(FRAME))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("standard_promotion")
-def test_arrays_with_gaps_are_raw_tables_whose_columns_go_by_place():
-    x = np.random.default_rng(0).normal(size=(N, 3))
-    y = np.where(x[:, 0] > 0, 1.0, -1.0)
-    x[::5, 1] = np.nan
-    fit = jtrees.fit(recipes.GET, x, y, key=KEY)
-    assert fit.model.encoder.feature_names == ["x0", "x1", "[x1 missing]", "x2"]
-    np.testing.assert_array_equal(fit.predict(x), fit.predict(pd.DataFrame(x, columns=["u", "v", "w"])))
-    with pytest.raises(ValueError, match="x must be finite, got"):
-        jtrees.fit(recipes.GET, np.nan_to_num(x), y, key=KEY).predict(x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fit.predict(np.nan_to_num(x))

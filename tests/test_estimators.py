@@ -15,13 +15,8 @@ import polars as pl
 import pytest
 import recipes
 from sklearn.base import clone
-from sklearn.compose import make_column_transformer
-from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.impute import SimpleImputer
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.model_selection import cross_val_score
 from sklearn.tree import DecisionTreeRegressor
 import sweeps
 import tables
@@ -59,9 +54,6 @@ def problems(monkeypatch):
     return recorded
 
 
-# --- What users do ---------------------------------------------------------------------------------------------------
-
-
 def test_regressor():
     model = regressor(GET).fit(X, Y)
     predictions = model.predict(X)
@@ -71,6 +63,7 @@ def test_regressor():
     assert model.loss_ == pytest.approx(np.square(predictions - Y).mean(), rel=1e-5)  # float32 against float64 sums
     column = regressor(GET).fit(X, Y[:, None]).predict(X)
     np.testing.assert_array_equal(column, predictions[:, None])
+    assert (regressor().fit(X, np.stack([Y, np.full(400, 0.1)], 1)).predict(X)[:, 1] == 0.1).all()  # as it is
 
 
 def test_classifier_of_names():
@@ -84,21 +77,11 @@ def test_classifier_of_names():
 
 
 def test_classes_whose_rows_have_no_weight_are_classes():
-    complete = LABELS != "middle"
+    complete = LABELS != "low"
     model = classifier().fit(X, LABELS, sample_weight=complete)
     assert model.classes_.tolist() == ["high", "low", "middle"]
-    assert (model.predict_proba(X)[:, 2] == 0).all() and (model.predict_log_proba(X)[:, 2] == -np.inf).all()
+    assert (model.predict_proba(X)[:, 1] == 0).all() and (model.predict_log_proba(X)[:, 1] == -np.inf).all()
     np.testing.assert_array_equal(model.predict(X), classifier().fit(X[complete], LABELS[complete]).predict(X))
-
-
-@pytest.mark.slow
-def test_several_targets():
-    targets = np.stack([Y, -1e6 * Y, np.full_like(Y, 0.1), X[:, 0]], axis=1)
-    predictions = regressor(DGT.replace(depth=3, epochs=40)).fit(X, targets).predict(X)
-    assert predictions.shape == targets.shape
-    assert (predictions[:, 2] == targets[:, 2]).all()  # a constant is predicted as it is
-    left = np.square(predictions - targets).mean(0) / np.maximum(targets.var(0), 1e-30)
-    assert (left[[0, 1, 3]] < 0.8).all()  # each learnt, whatever its unit
 
 
 def test_nothing_varies():
@@ -123,25 +106,13 @@ def test_the_tree_of_cart():
     assert len(set(zip(ends, theirs, strict=True))) == len(set(theirs)) == len(set(ends)) == cart.get_n_leaves()
 
 
-@pytest.mark.slow
-def test_a_forest_is_no_tree():
-    model = regressor(recipes.BAGGED).fit(X, Y)
-    assert model.tree_ is None and isinstance(model.model_, jtrees.Forest)
-    with pytest.raises(AttributeError, match="this needs a single tree; this model is a Forest"):
-        model.get_depth()
-
-
 def test_random_state():
     """A generator goes on: two fits with it differ, as everywhere in scikit-learn."""
     generator = np.random.RandomState(1)
-    seeds = (1, 1, 2, generator, generator)
-    first, same, other, draws, second = (TreeRegressor(DGT, random_state=seed).fit(X, Y).predict(X) for seed in seeds)
-    assert (first == same).all() and (first != other).any()
-    assert (draws == first).all() and (second != draws).any()
-    fits = [TreeRegressor(DGT, random_state=np.random.default_rng(5)) for _ in range(2)]
-    repeated = [[model.fit(X, Y).predict(X) for _ in range(2)] for model in fits]
-    np.testing.assert_array_equal(*repeated)
-    assert (repeated[0][0] != repeated[0][1]).any()
+    seeds = (1, 1, 2, generator, generator, np.random.default_rng(5), np.random.default_rng(5))
+    fits = [TreeRegressor(DGT, random_state=seed).fit(X, Y).predict(X) for seed in seeds]
+    for i, j, equal in ((0, 1, True), (0, 2, False), (0, 3, True), (3, 4, False), (5, 6, True)):
+        assert (fits[i] == fits[j]).all() == equal
 
 
 @pytest.mark.slow
@@ -154,30 +125,18 @@ def test_losses_by_name():
     assert clone(model).get_params()["loss"] == "poisson"
     assert TreeRegressor(loss="gamma").get_params()["recipe__leaves"] == "constant"  # of the default recipe
     by_name = regressor(GET, loss="quantile", quantile=(0.1, 0.9)).fit(X, Y).predict(X)
-    assert (by_name[:, 0] <= by_name[:, 1]).all() and (by_name[:, 0] < by_name[:, 1]).any()
     same = regressor(GET, loss=jtrees.losses.Quantile((0.1, 0.9))).fit(X, Y).predict(X)
     np.testing.assert_array_equal(same, by_name)
-    high = regressor(GET, loss="quantile", quantile=0.9).fit(X, Y).predict(X)
-    assert high.shape == Y.shape and np.mean(high >= Y) == pytest.approx(0.9, abs=0.05)
-
-
-# --- Parameters, and scikit-learn's tools ----------------------------------------------------------------------------
+    assert regressor(GET, loss="quantile", quantile=0.9).fit(X, Y).predict(X).shape == Y.shape
 
 
 def test_parameters_of_the_recipe():
     model = TreeRegressor(jtrees.Bagged(DGT, trees=2))
-    params = model.get_params()
-    assert params["recipe__trees"] == 2 and params["recipe__base__depth"] == 2
+    assert model.get_params()["recipe__trees"] == 2 and model.get_params()["recipe__base__depth"] == 2
     model.set_params(recipe__base__depth=5, recipe__trees=4, random_state=1)
     assert model.recipe == jtrees.Bagged(DGT.replace(depth=5), trees=4) and model.random_state == 1
     assert DGT.depth == 2 and clone(model).recipe == model.recipe
-    assert set(model.get_params(deep=False)) == {
-        *("recipe", "random_state", "validation_fraction", "monotonic_cst", "max_seconds", "progress", "loss"),
-        *("columns", "missing", "quantile"),
-    }
-    default = TreeRegressor()
-    depth = default.get_params()["recipe__depth"]
-    assert default.set_params(recipe__depth=depth + 1).get_params()["recipe__depth"] == depth + 1
+    assert TreeRegressor().set_params(recipe__depth=7).get_params()["recipe__depth"] == 7
     with pytest.raises(ValueError, match=r"options of DGT are .*depth.*got 'deepness'"):
         model.set_params(recipe__base__deepness=3)
     with pytest.raises(ValueError, match="Invalid parameter 'depth'"):
@@ -186,10 +145,7 @@ def test_parameters_of_the_recipe():
 
 
 @pytest.mark.slow
-def test_grid_search_and_folds_that_compile_once(count_compilations):
-    search = GridSearchCV(classifier(GET), {"recipe__depth": [1, 3]}, cv=3).fit(X, LABELS)
-    assert search.best_params_ == {"recipe__depth": 3}
-    assert search.best_estimator_.recipe.depth == 3 and search.best_score_ > 0.7
+def test_folds_compile_once(count_compilations):
     x, y = np.tile(X, (2, 1))[:-1], np.tile(Y, 2)[:-1]
     x[:, 1] += np.arange(len(x))  # all rows differ
     assert count_compilations(lambda: regressor().fit(x[160:], y[160:]).predict(x[:160]) is None) > 0
@@ -217,29 +173,26 @@ def test_fitted_estimators_hold_numpy_arrays(name, raw):
 
 
 def read_again(model, x, tmp_path):
-    """By jtrees.save and by joblib."""
+    """By jtrees.save and by joblib, with importances instead of training rows."""
+    assert X[0].tobytes() not in pickle.dumps(model)
     jtrees.save(model, tmp_path / "it.jtrees")
     joblib.dump(model, tmp_path / "it.joblib")
     reloaded = jtrees.load(tmp_path / "it.jtrees")
     assert type(reloaded) is type(model) and reloaded.get_params() == clone(reloaded).get_params() == model.get_params()
     assert set(vars(reloaded)) == set(vars(model)) and reloaded.n_features_in_ == model.n_features_in_
-    assert reloaded.loss_ == model.loss_
     np.testing.assert_equal(dataclasses.asdict(reloaded.report_), dataclasses.asdict(model.report_))
     for read in (reloaded, joblib.load(tmp_path / "it.joblib")):
         assert read.recipe == model.recipe
+        np.testing.assert_array_equal(read.feature_importances_, model.feature_importances_)
         np.testing.assert_array_equal(read.predict(x), model.predict(x))
     return reloaded
 
 
 FORMS = {
     "text": lambda y: y,
-    "objects": lambda y: y.astype(object),
     "whole numbers": lambda y: np.where(y == "low", -3, 7),
-    "numbers": lambda y: np.where(y == "low", 0.0, 1.0),
     "truth values": lambda y: y == "low",
     "objects of truth values": lambda y: (y == "low").astype(object),  # a column that once had gaps
-    "list": lambda y: y.tolist(),
-    "series": lambda y: pd.Series(y),
     "one class": lambda y: np.full(len(y), "low"),
 }
 
@@ -250,8 +203,7 @@ def test_a_classifier_saved_and_loaded(form, tmp_path):
     model = classifier().fit(frame, FORMS[form](LABELS))
     reloaded = read_again(model, frame, tmp_path)
     np.testing.assert_array_equal(reloaded.predict_proba(frame), model.predict_proba(frame))
-    np.testing.assert_array_equal(reloaded.classes_, model.classes_)
-    assert reloaded.classes_.dtype == model.classes_.dtype
+    assert reloaded.classes_.tolist() == model.classes_.tolist() and reloaded.classes_.dtype == model.classes_.dtype
     assert "truth" not in form or reloaded.classes_.dtype.kind == "b"
     assert reloaded.feature_names_in_.tolist() == [*frame]
     with pytest.raises(ValueError, match="The feature names should match those that were passed during fit"):
@@ -267,6 +219,9 @@ def test_a_regressor_saved_and_loaded(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", DGT.replace(widths=(3,)))
     targets = np.stack([Y, np.full_like(Y, 0.1), X[:, 0]], axis=1)
     model = regressor(recipe, validation_fraction=0.25, max_seconds=60.0).fit(X, targets)
+    if isinstance(model.model_, jtrees.Forest):
+        with pytest.raises(AttributeError, match="this needs a single tree; this model is a Forest"):
+            model.get_depth()
     reloaded = read_again(model, X, tmp_path)
     assert not hasattr(reloaded, "feature_names_in_")
     np.testing.assert_array_equal(reloaded.fit(X, targets).predict(X), model.predict(X))  # it can be fitted again
@@ -284,7 +239,6 @@ def test_parts_of_an_estimator_that_cannot_be_saved(tmp_path):
         (TreeRegressor(), {}, r"what must be fitted to be saved, got TreeRegressor\(\) before its fit"),
         (custom, {}, r"^\.recipe\.make cannot be saved: <function .*" + alone),
         (seeded, {}, r"^\.random_state cannot be saved: RandomState.*" + alone),
-        (make_pipeline(model), {}, r"what must be one of 'ObliqueTree', .* more, got Pipeline"),
         (model, {"feature_names": ["a"]}, "feature_names must hold 4 names, one a column, got 1"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -292,33 +246,13 @@ def test_parts_of_an_estimator_that_cannot_be_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_files_and_pickles_hold_importances_and_no_training_rows(tmp_path):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2000, 4)) + 0.123456789
-    y = np.where(x[:, 0] > 0, "high", "low")
-    model = classifier(class_weight={"high": 1.0, "low": 2.0}).fit(x, y)
-    jtrees.save(model, tmp_path / "model.jtrees")
-    for other in (pickle.loads(pickle.dumps(model)), jtrees.load(tmp_path / "model.jtrees")):
-        np.testing.assert_array_equal(other.feature_importances_, model.feature_importances_)
-        assert other.class_weight == {"high": 1.0, "low": 2.0}
-    assert (tmp_path / "model.jtrees").stat().st_size < 20_000 and len(pickle.dumps(model)) < 20_000
-
-
-@pytest.mark.slow  # processes of its own
+@pytest.mark.slow  # a process of its own
 def test_without_scikit_learn(tmp_path):
     path = tmp_path / "it.jtrees"
     jtrees.save(regressor().fit(X, Y), path)
-    for code in ("import jtrees.estimators", f"import jtrees; jtrees.load({str(path)!r})"):
-        blocked = f"import sys; sys.modules['sklearn'] = None; {code}"
-        done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True)
-        assert 'ImportError: estimators need scikit-learn: pip install "jtrees[sklearn]"' in done.stderr
-    code = f"import jtrees; print(jtrees.load({str(path)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("TreeRegressor(random_state=0")
-
-
-# --- Raw tables ------------------------------------------------------------------------------------------------------
+    code = f"import sys; sys.modules['sklearn'] = None; import jtrees; jtrees.load({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 'ImportError: estimators need scikit-learn: pip install "jtrees[sklearn]"' in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
@@ -333,71 +267,41 @@ def test_an_array_of_objects_predicts_as_the_frame_it_comes_from():
 
 
 @pytest.mark.slow
-def test_an_array_of_objects_is_learnt_as_a_frame():
+def test_estimators_take_frames_and_arrays_of_objects(tmp_path):
     frame = tables.frame()
-    cells = frame.to_numpy(object)
-    as_frame, as_cells = regressor().fit(frame, Y), regressor().fit(cells, Y)
-    np.testing.assert_array_equal(as_cells.predict(cells), as_frame.predict(frame))
-    assert not hasattr(as_cells, "feature_names_in_") and as_cells.n_features_in_ == 5
-    assert as_cells.get_feature_names_out()[0] == "x0"
-    bag = BaggingRegressor(regressor(), n_estimators=2, random_state=0).fit(frame, Y)
-    assert bag.score(frame, Y) > 0
-
-
-@pytest.mark.slow
-def test_estimators_take_frames(tmp_path):
-    frame = tables.frame()
-    model = classifier(GET, validation_fraction=0.2).fit(frame, np.where(frame["size"] > 0, "large", "small"))
-    assert model.score(frame, np.where(frame["size"] > 0, "large", "small")) > 0.8 and model.n_features_in_ == 5
-    assert list(model.feature_names_in_) == list(frame)
+    cells, y = frame.to_numpy(object), np.where(frame["size"] > 0, "large", "small")
+    model = classifier(GET, validation_fraction=0.2).fit(frame, y)
+    assert model.score(frame, y) > 0.8 and list(model.feature_names_in_) == list(frame)
     assert list(model.get_feature_names_out()) == model.encoder_.feature_names
     assert model.get_depth() in (1, 2) and model.apply(frame).shape == (400,)
-    assert model.feature_importances_.argmax() == 0 and model.feature_importances_[0] > 0.8
+    importances = model.feature_importances_
+    assert importances.sum() == pytest.approx(1) and importances[0] > 0.8
+    expected = list(jtrees.explain.importances(model.model_, frame).values())
+    np.testing.assert_allclose(importances, expected, atol=0.05)  # other shuffles
     jtrees.save(model, tmp_path / "model.jtrees")
-    loaded = jtrees.load(tmp_path / "model.jtrees")
-    np.testing.assert_array_equal(loaded.predict(frame), model.predict(frame))
-    np.testing.assert_array_equal(loaded.feature_importances_, model.feature_importances_)
+    np.testing.assert_array_equal(jtrees.load(tmp_path / "model.jtrees").predict(frame), model.predict(frame))
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame[[*frame][::-1]])  # as everywhere in scikit-learn
-    polars = pl.from_pandas(frame)
-    assert regressor(GET).fit(polars, Y, sample_weight=np.arange(400) % 3).score(polars, Y) > 0.1
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        TreeRegressor(GET).fit(frame, Y[1:])
+    as_frame, as_cells = regressor().fit(pl.from_pandas(frame), Y), regressor().fit(cells, Y)
+    np.testing.assert_array_equal(as_cells.predict(cells), as_frame.predict(pl.from_pandas(frame)))
+    assert not hasattr(as_cells, "feature_names_in_") and as_cells.get_feature_names_out()[0] == "x0"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", [TreeRegressor, TreeClassifier])
-@pytest.mark.parametrize("constant", [False, True])
-def test_estimators_fill_gaps_that_the_training_array_did_not_have(estimator, constant, tmp_path):
+@pytest.mark.parametrize("constant", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_estimators_fill_gaps_that_the_training_array_did_not_have(constant, tmp_path):
     """They say that they allow NaN."""
     new = X.copy()
     new[[1, 4], 1], new[2, 2] = np.nan, np.nan
     filled = np.where(np.isnan(new), np.median(X, axis=0), new)
-    model = estimator(recipes.CO2, random_state=0).fit(X, np.ones(400, int) if constant else tables.BINARY)
+    model = classifier(recipes.CO2).fit(X, np.ones(400, int) if constant else tables.BINARY)
     assert model.__sklearn_tags__().input_tags.allow_nan
     jtrees.save(model, tmp_path / "model")
     for fitted_model in (model, jtrees.load(tmp_path / "model")):
         with pytest.warns(jtrees.tables.ColumnsWarning, match=r"typical values: 'x1' \(2 rows\), 'x2' \(1 row\)"):
             actual = fitted_model.predict(new)
         np.testing.assert_array_equal(actual, model.predict(filled))
-    with pytest.raises(ValueError, match="Input X contains infinity"):
-        model.predict(np.where(np.isnan(new), np.inf, new))
     model.fit(new, np.ones(400, int))
     assert list(model.get_feature_names_out()) == ["x0", "x1", "[x1 missing]", "x2", "[x2 missing]", "x3"]
-
-
-def test_text_gaps_and_names_in_a_pipeline():
-    frame = pd.DataFrame({"size": X[:, 0], "colour": np.where(tables.BINARY, "red", "blue")})
-    frame.loc[::7, "size"] = np.nan
-    columns = make_column_transformer(
-        (OneHotEncoder(sparse_output=False), ["colour"]), (SimpleImputer(add_indicator=True), ["size"])
-    ).set_output(transform="pandas")
-    model = make_pipeline(columns, classifier(GET)).fit(frame, tables.BINARY)
-    assert model.score(frame, tables.BINARY) == 1
-    assert list(model[-1].feature_names_in_)[:2] == ["onehotencoder__colour_blue", "onehotencoder__colour_red"]
-
-
-# --- Options of fit --------------------------------------------------------------------------------------------------
 
 
 def test_validation_fraction(problems):
@@ -406,16 +310,14 @@ def test_validation_fraction(problems):
     assert len(held_out.x) == 80 and len(training.x) == 320 and 50 < problems[0].monitor.left() <= 100
     together = np.concatenate([held_out.x, training.x])
     np.testing.assert_array_equal(together[np.lexsort(together.T)], X[np.lexsort(X.T)])
-    share = lambda y: np.bincount(y) / len(y)
-    np.testing.assert_allclose(share(held_out.y), share(training.y), atol=0.02)  # stratified
     rare = np.where(np.arange(400) == 3, "rare", LABELS)
     with pytest.raises(ValueError, match=r"Classes with too few members are: \['rare'\]"):
         classifier(validation_fraction=0.2).fit(X, rare)
 
 
 def test_groups_are_not_divided(problems):
-    groups = np.repeat(np.arange(100), 4)
-    x = np.column_stack([X, groups])
+    x = np.column_stack([X, np.repeat(np.arange(100), 4)])
+    groups = x[:, 4]
     model = regressor(validation_fraction=0.2)
     model.fit(x, Y, validation_groups=[f"patient {group}" for group in groups])
     model.fit(x, Y)
@@ -473,36 +375,12 @@ def test_class_weights_are_factors_of_the_sample_weights():
         chances(None, class_weight="even")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [DGT.replace(epochs=20, depth=3), recipes.BOOSTED.replace(rounds=10)], ids=type)
-def test_importances_have_the_order_of_the_effects(recipe):
-    model = regressor(recipe).fit(X, 3 * X[:, 3] + 2 * X[:, 0] + X[:, 2])
-    importances = model.feature_importances_
-    assert importances.shape == (4,) and importances.sum() == pytest.approx(1)
-    assert np.argsort(-importances)[:3].tolist() == [3, 0, 2]
-    np.testing.assert_array_equal(importances, model.feature_importances_)
-    model_importances = jtrees.explain.importances(model.model_, X)
-    assert list(model_importances) == ["x0", "x1", "x2", "x3"]
-    np.testing.assert_allclose(list(model_importances.values()), importances, atol=0.05)  # other shuffles
-
-
-@pytest.mark.slow
-def test_default_classifier_takes_few_rows():
-    x = np.arange(8.0)[:, None]
-    model = classifier(None).fit(x, x[:, 0] > 3)
-    assert len(model.model_) == 10 and model.predict_proba(x).shape == (8, 2)
-
-
-# --- Constant targets ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
         ({}, ()),
         ({"loss": "poisson"}, ()),
         ({"loss": "quantile", "quantile": 0.9}, ()),
-        ({"loss": "quantile", "quantile": (0.5,)}, (1,)),
         ({"loss": "quantile", "quantile": (0.1, 0.9)}, (2,)),
     ],
 )
@@ -513,30 +391,21 @@ def test_constant_targets_are_predicted_in_the_shape_of_the_loss(options, shape)
         assert actual.shape == (400, *shape) and (actual == 3.1).all()
 
 
-# --- Errors ----------------------------------------------------------------------------------------------------------
-
-CLUSTERING = jtrees.LatentClustering()
-ONE_VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
+VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"recipe": CLUSTERING}, "recipe must learn from y, got LatentClustering"),
-        ({"recipe": jtrees.Bagged(CLUSTERING)}, r"recipe must learn from y, got Bagged\(base=LatentClustering"),
+        ({"recipe": jtrees.Bagged(jtrees.LatentClustering())}, "recipe must learn from y, got Bagged.*Clustering"),
         ({"recipe": "get"}, "recipe must be a recipe, such as .*got 'get'"),
-        ({"recipe": DGT.replace(depth=0)}, "depth must be from 1 to 16, got 0"),
         ({"max_seconds": [1.0]}, r"max_seconds must be one number above 0, got \[1\.0\]"),
         ({"loss": "cubic"}, "loss must be one of 'squared_error', 'absolute_error'"),
         ({"quantile": 0.9}, "quantile must be None unless loss is \"quantile\", got loss='squared_error'"),
         ({"loss": "quantile", "quantile": 1}, "levels must be above 0 and below 1, got 1"),
         ({"loss": "poisson"}, r"y must be at least 0 for Poisson\(\), got .* in row \d+"),
-        ({"sample_weight": [-1] * 400}, "sample_weight must not be negative"),
-        ({"sample_weight": [0] * 400}, "sample_weight must not be zero everywhere"),
         ({"sample_weight": DAYS}, r"sample_weight must be numeric, got values of type datetime64\[D\]"),
-        ({"sample_weight": np.ma.masked_less(np.arange(400), 3)}, "sample_weight must have no masked values, got"),
         ({"X": np.full((400, 2), "a")}, "could not convert string to float"),
-        ({"X": np.full((400, 2), np.nan)}, "x must have a column to learn from, got 'x0' .without values., 'x1'"),
         ({"X": np.stack([DAYS, DAYS], 1)}, r"X must be numeric, got .* type datetime64\[D\]: make numbers of dates"),
         ({"X": np.ma.masked_greater(X, 1)}, "X must have no masked values, got"),
         ({"y": np.arange(400).astype("m8[s]")}, r"y must be numeric, got .* type timedelta64\[s\]: make numbers of"),
@@ -544,13 +413,8 @@ ONE_VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
         ({"y": np.ma.masked_array(Y, np.arange(400) == 7)}, "y must have no masked values, got 1, the first at"),
         # Constant targets pass the checks of the loss.
         ({"y": np.full(400, -1.0), "loss": "poisson"}, "y must be at least 0 for Poisson.*-1.0 in row 0"),
-        ({"y": np.zeros(400), "loss": "poisson"}, "y must not be 0 in every row"),
-        ({"y": np.zeros(400), "loss": "gamma"}, "y must be above 0"),
-        ({"y": np.ones(400), "loss": "other"}, "loss must be one of"),
-        ({"y": np.ones(400), "quantile": 0.5}, "quantile must be None"),
-        ({"y": -ONE_VARIES, "loss": "poisson"}, "y must be at least 0"),
-        ({"y": ONE_VARIES, "loss": "huber"}, "loss must be of one target"),
-        ({"y": ONE_VARIES, "loss": "quantile", "quantile": (0.1, 0.9)}, "outputs must be None"),
+        ({"y": VARIES, "loss": "huber"}, "loss must be of one target"),
+        ({"y": VARIES, "loss": "quantile", "quantile": (0.1, 0.9)}, "outputs must be None"),
     ],
 )
 def test_refused(change, message):
@@ -564,26 +428,20 @@ def test_refused(change, message):
     ("values", "message"),
     [
         (["gas", "wood"] * 30, "'gas' in column 'heating': encode text, such as by a OneHotEncoder"),
-        (pd.Categorical(["gas", "wood"] * 30), "'gas' in column 'heating': encode"),
         (pd.date_range("2020", periods=60, tz="UTC"), "Timestamp.* in column 'heat"),
-        (pd.to_timedelta(np.arange(60), "s"), "Timedelta.* in column 'heating': "),
         (pd.period_range("2020", periods=60), "Period.* in column 'heating': make"),
-        (np.ma.masked_greater(X, 1), None),
     ],
 )
 def test_a_model_of_an_array_names_what_is_not_numeric(values, message):
     model = TreeRegressor(DGT).fit(X[:60], np.ones(60))
-    x = values if message is None else pd.DataFrame({"heating": values, "b": 1.0, "c": 1.0, "d": 1.0})
-    with pytest.raises(ValueError, match=f"X must be numeric, got {message}" if message else "X must have no masked"):
-        model.predict(x)
+    with pytest.raises(ValueError, match=f"X must be numeric, got {message}"):
+        model.predict(pd.DataFrame({"heating": values, "b": 1.0, "c": 1.0, "d": 1.0}))
 
 
 @pytest.mark.parametrize(
     ("label", "message"),
     [
         (None, "got None in row 3: leave rows without a label out"),
-        (np.nan, "got nan in row 3: leave rows without a label out"),
-        (pd.NA, "got <NA> in row 3: leave rows without a label out"),
         (1, r"got 'high' and 1 \(in row 3\): make labels one type"),
         (b"low", r"got 'high' and b'low' \(in row 3\): make labels one type"),
     ],

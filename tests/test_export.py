@@ -22,7 +22,6 @@ from exported_models import (
     in_c,
     in_numpy,
     in_onnx,
-    in_stablehlo,
     needs_compiler,
     numpy_file,
     onnx_session,
@@ -43,8 +42,6 @@ import jtrees
 from jtrees import Forest, ObliqueTree, export
 from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
-
-# --- All models in all files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", forms())
@@ -69,12 +66,12 @@ def test_files_have_the_leaves_and_predictions_of_fitted_models(form, name, tmp_
     assert len(np.unique(expected_of(model, rows)[1])) > 3 or name == "policy"
 
 
-SETS = ("abalone", "ailerons", "breast-cancer-wisconsin", "connect-4", "cpu-act", "dna", "spambase")
+SETS = ("ailerons", "connect-4", "spambase")
 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "gaps"), [(name, False) for name in SETS] + [(name, True) for name in SETS[::3]])
+@pytest.mark.parametrize(("name", "gaps"), [*((name, False) for name in SETS), ("ailerons", True)])
 def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, data_dir, tmp_path):
     """Every split passes through a row of the table, and single precision sends some rows elsewhere."""
     rng = np.random.default_rng(0)
@@ -98,9 +95,6 @@ def test_every_row_of_real_data_reaches_the_same_leaf_everywhere(name, gaps, dat
     assert wrong == dict.fromkeys(wrong, 0)
 
 
-# --- C ---------------------------------------------------------------------------------------------------------------
-
-
 @needs_compiler
 def test_exponentials_in_c(tmp_path):
     """Of all numbers in double precision that have one within its range, and beyond it."""
@@ -116,26 +110,10 @@ def test_exponentials_in_c(tmp_path):
 
 
 @needs_compiler
-@pytest.mark.parametrize("flags", [(), ("-O3", "-march=native")])
-@pytest.mark.parametrize("raw", [False, True])
-def test_c_in_single_precision(flags, raw, tmp_path):
-    model, x = RAW["array with gaps"]() if raw else random_tree("linear", p=6)
-    leaf, predicted = in_c(model, x.astype(np.float32), tmp_path, "float", flags, prefix="my_tree")
-    leaves, expected = expected_of(model, x.astype(np.float32))
-    np.testing.assert_array_equal(leaf, leaves)
-    np.testing.assert_allclose(predicted, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@needs_compiler
-@pytest.mark.parametrize(
-    ("power", "flags"),
-    [*((power, ()) for power in (-110, -61, 0, 62, 110)), (0, ("-O3", "-march=native")), (0, ("-O1", "-U__GNUC__"))],
-)
+@pytest.mark.parametrize("flags", [(), ("-O3", "-march=native"), ("-O1", "-U__GNUC__")])
+@pytest.mark.parametrize("power", [0, *(pytest.param(power, marks=pytest.mark.slow) for power in (-110, -61, 62, 110))])
 def test_single_precision_decides_in_c_only_what_it_can(power, flags, tmp_path):
-    """Splits and features of many sizes, whose squares underflow or overflow, and rows close to splits, or without
-    numbers.
-    """
+    """Sizes whose squares underflow or overflow, rows close to splits, and rows without numbers."""
     tree, x = random_tree("constant", depth=4, p=6)
     size = np.float32(2.0) ** power
     for scaled, rows in (
@@ -147,6 +125,16 @@ def test_single_precision_decides_in_c_only_what_it_can(power, flags, tmp_path):
         with np.errstate(invalid="ignore"):
             expected = jtrees.export.program.program_of(scaled).leaf(rows)
         np.testing.assert_array_equal(in_c(scaled, rows, tmp_path, flags=flags)[0], expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("raw", [False, True])
+def test_c_in_single_precision(raw, tmp_path):
+    model, x = RAW["array with gaps"]() if raw else random_tree("linear", p=6)
+    leaf, predicted = in_c(model, x.astype(np.float32), tmp_path, "float", ("-O3", "-march=native"), prefix="my_tree")
+    leaves, expected = expected_of(model, x.astype(np.float32))
+    np.testing.assert_array_equal(leaf, leaves)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-6, atol=1e-6)
 
 
 @needs_compiler
@@ -182,18 +170,10 @@ def test_a_compiler_that_ignores_nan_refuses_a_header_that_reads_it(tmp_path):
     """The header of a model that never reads NaN compiles with the same option."""
     export.to_c(RAW["array with gaps"]()[0], tmp_path / "gaps.h")
     export.to_c(random_tree("constant")[0], tmp_path / "numbers.h")
-    for name, option, refused in (
-        ("gaps.h", "-ffast-math", True),
-        ("gaps.h", "-ffinite-math-only", True),
-        ("gaps.h", "-O2", False),
-        ("numbers.h", "-ffast-math", False),
-    ):
-        command = [COMPILER, *STRICT, option, "-x", "c", "-fsyntax-only", tmp_path / name]
+    for name, refused in (("gaps.h", True), ("numbers.h", False)):
+        command = [COMPILER, *STRICT, "-ffast-math", "-x", "c", "-fsyntax-only", tmp_path / name]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode != 0) == refused and ("NaN is a missing value here" in done.stderr) == refused
-
-
-# --- NumPy, ONNX and StableHLO ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["linear outputs", "sum"])
@@ -231,24 +211,13 @@ def test_a_numpy_file_of_a_raw_table_takes_objects_and_dicts(tmp_path):
         file["predict"](frame.drop(columns="city"))
 
 
-def test_onnx_says_which_text_it_takes(tmp_path):
-    texts = [
-        onnx_session(model, tmp_path).get_modelmeta().custom_metadata_map
-        for model in (raw_model()[0], random_tree("constant", p=3)[0])
-    ]
-    assert "canonical text of a level" in texts[0]["text"] and "1, not 1.0" in texts[0]["text"] and not texts[1]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("trees", [2, pytest.param(None, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("recipe", [recipes.TEL, recipes.RECIPES["LatentTree"]], ids=["TEL", "LatentTree"])
-def test_stablehlo_of_soft_models(recipe, trees, tmp_path):
+def test_stablehlo_of_soft_models(recipe, tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 4)) + 100
-    y = np.arange(60) % 3 if trees else x[:, 0] * 1e3
-    recipe = recipe if trees is None else jtrees.Bagged(recipe, trees=trees, combine="mean")
-    options = {"task": "classification"} if trees else {}
-    model = jtrees.fit(recipe, x, y, key=jax.random.key(0), **options).model
+    bag = jtrees.Bagged(recipe, trees=2, combine="mean")
+    model = jtrees.fit(bag, x, np.arange(60) % 3, key=jax.random.key(0), task="classification").model
     export.to_stablehlo(model, tmp_path / "model.stablehlo")
     with jax.enable_x64(True):
         program = jax.export.deserialize(bytearray((tmp_path / "model.stablehlo").read_bytes()))
@@ -258,71 +227,39 @@ def test_stablehlo_of_soft_models(recipe, trees, tmp_path):
             np.testing.assert_allclose(predicted, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_stablehlo_predicts_any_number_of_rows_in_the_shapes_of_the_model(tmp_path):
-    model, x = MODELS["bounded"]()
-    for rows in (x, x[:7]):
-        leaf, predicted = in_stablehlo(model, rows, tmp_path)
-        assert predicted.shape == model.predict(rows).shape and leaf.dtype == np.int32
-        np.testing.assert_array_equal(leaf, model.leaf_index(rows))
-
-
-# --- Dates and times -------------------------------------------------------------------------------------------------
-
-
-def check_dates(frame, y, parts, folder):
-    """The files have the features of a column of dates, which are predictions; returns the encoder."""
-    model = identity_model(frame, y)
-    assert parts == set(model.encoder.encodings["day"].lookups)
-    _, expected = expected_of(model, frame)
-    for evaluate in (in_onnx, in_numpy, in_c) if COMPILER else (in_onnx, in_numpy):
-        np.testing.assert_allclose(evaluate(model, frame, folder)[1], expected, rtol=1e-12)
-    return model.encoder
-
-
-def test_months_and_weekdays_of_three_thousand_years(tmp_path):
-    """The C header and the ONNX model have the calendar of NumPy."""
-    days = np.concatenate([np.arange(-600_000, 500_000, 170), np.arange(-1500, 1500)])
-    frame = pd.DataFrame({"day": days.astype("datetime64[D]").astype("datetime64[ms]")})
-    months = days.astype("datetime64[D]").astype("datetime64[M]").astype(int) % 12
-    encoder = check_dates(frame, 3.0 * months + 50.0 * ((days + 3) % 7 == 2), {"month", "weekday"}, tmp_path)
-    means = dict(zip(encoder.feature_names, encoder.transform(frame).T, strict=True))
-    assert len(set(zip(means["[mean y by day month]"], months, strict=True))) == 12
-
-
-def test_hours_and_minutes(tmp_path):
-    """All files have NumPy's times of day, also just before and after midnight and before 1970."""
+@pytest.mark.parametrize("clock", [False, True])
+def test_dates_are_those_of_numpy(clock, tmp_path):
+    """Months and weekdays of three thousand years; or times of day, also around midnight and before 1970."""
     rng = np.random.default_rng(0)
+    days = np.concatenate([np.arange(-600_000, 500_000, 170), np.arange(-1500, 1500)]).astype("datetime64[D]")
     milliseconds = rng.integers(-(10**12), 10**12, 4000)
     milliseconds[:1000] += -milliseconds[:1000] % 86_400_000 - rng.integers(0, 2, 1000)
     milliseconds[1000:2000] -= milliseconds[1000:2000] % 60_000
-    frame = pd.DataFrame({"day": milliseconds.astype("datetime64[ms]")})
+    frame = pd.DataFrame({"day": milliseconds.astype("datetime64[ms]") if clock else days.astype("datetime64[ms]")})
     hours, minutes = frame["day"].dt.hour.to_numpy(), frame["day"].dt.minute.to_numpy()
-    parts = {"month", "weekday", "hour", "minute"}
-    encoder = check_dates(frame, 3.0 * hours + 50.0 * (minutes >= 30), parts, tmp_path)
-    means = dict(zip(encoder.feature_names, encoder.transform(frame).T, strict=True))
-    assert np.corrcoef(means["[mean y by day hour]"], hours)[0, 1] > 0.9
-    assert np.corrcoef(means["[mean y by day minute]"], minutes >= 30)[0, 1] > 0.9
-    days = TableEncoder.fit(frame.assign(day=frame["day"].dt.floor("D")), hours)[0]
-    assert {"hour", "minute"}.isdisjoint(days.encodings["day"].lookups)
+    months, weekdays = days.astype("datetime64[M]").astype(int) % 12, (days.astype(int) + 3) % 7
+    y = 3.0 * hours + 50.0 * (minutes >= 30) if clock else 3.0 * months + 50.0 * (weekdays == 2)
+    model = identity_model(frame, y)
+    parts = {"month", "weekday"} | ({"hour", "minute"} if clock else set())
+    assert parts == set(model.encoder.encodings["day"].lookups)
+    for evaluate in (in_onnx, in_numpy, in_c) if COMPILER else (in_onnx, in_numpy):
+        np.testing.assert_allclose(evaluate(model, frame, tmp_path)[1], expected_of(model, frame)[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("zone", [None, "Europe/Berlin", "America/Sao_Paulo", "offsets"])
+@pytest.mark.parametrize("zone", ["America/Sao_Paulo", "offsets"])
 def test_a_numpy_file_with_times_of_a_zone_predicts_as_the_model(zone, tmp_path):
     rng = np.random.default_rng(0)
     times = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 288_000, 300), unit="min")
     y = (times.hour >= 12) * 2.0 + (times.minute >= 30)
     if zone == "offsets":
         times = [f"{time.isoformat()}+0{hour}:00" for time, hour in zip(times, rng.integers(0, 9, 300), strict=True)]
-    elif zone is not None:
+    else:
         times = times.tz_localize("UTC").tz_convert(zone)
     frame = pd.DataFrame({"when": times, "z": rng.normal(size=300)})
     model = identity_model(frame, np.asarray(y))
     assert "hour" in model.encoder.encodings["when"].lookups
     np.testing.assert_allclose(numpy_file(model, tmp_path)["predict"](frame), expected_of(model, frame)[1], rtol=1e-12)
 
-
-# --- Cells of raw tables ---------------------------------------------------------------------------------------------
 
 DAYS = pd.to_datetime(["2024-01-01", "2024-01-02"])
 BERLIN = pd.date_range("2024-03-01", periods=40, tz="Europe/Berlin")
@@ -332,7 +269,6 @@ TIMES = [datetime.time(hour, 59, 59, 999) for hour in range(24)]
 @pytest.mark.parametrize(
     ("training", "rows"),
     [
-        (pd.Categorical([0.1, 0.2] * 20), np.float32([0.1, 0.2, 0.3])),
         (pd.Categorical([0.1, 0.2] * 20), pd.Categorical(np.float32([0.2, 0.1]))),
         (pd.Categorical(pd.to_datetime(["2024-01-01", "2024-01-02"] * 20)), pd.Categorical(DAYS[::-1].as_unit("s"))),
         (["\0", "a", "b"] * 10 + ["c"], ["\0", "a", "new"]),
@@ -340,16 +276,6 @@ TIMES = [datetime.time(hour, 59, 59, 999) for hour in range(24)]
         (BERLIN, BERLIN[:3].tz_convert("UTC")),
         (TIMES, TIMES[::-1]),
         (TIMES, pd.to_timedelta([11, 13], "h")),
-    ],
-    ids=[
-        "float32",
-        "categories of float32",
-        "categories of dates",
-        "null character",
-        "durations",
-        "zones",
-        "times",
-        "times as durations",
     ],
 )
 def test_a_numpy_file_reads_cells_as_the_model(training, rows, tmp_path):
@@ -367,20 +293,14 @@ def test_a_numpy_file_reads_cells_as_the_model(training, rows, tmp_path):
         (pd.date_range("2024-01-01", periods=40), [5, 6]),
         ([True, False] * 20, [2, 0]),
         (np.arange(40.0) ** 2, [np.inf, 0]),
-        (np.arange(40.0) ** 2, pd.to_timedelta([3, 5], "h")),
-        (pd.to_timedelta(np.arange(40) % 7, "h"), [3.0, 5.0]),
         (pd.to_timedelta(np.arange(40) % 7, "h"), ["3", "5"]),
     ],
-    ids=["dates", "booleans", "numbers", "no durations", "durations", "text of durations"],
 )
 def test_a_numpy_file_refuses_what_the_model_refuses(training, refused, tmp_path):
     model = identity_model(pd.DataFrame({"a": training}))
     for predict in (model.predict, numpy_file(model, tmp_path)["predict"]):
         with pytest.raises(ValueError, match="x must hold"):
             predict(pd.DataFrame({"a": refused}))
-
-
-# --- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("standard_promotion")

@@ -4,7 +4,6 @@ import datetime
 from decimal import Decimal
 import shlex
 
-from exported_models import identity_model, numpy_file
 from hypothesis import given, settings, strategies as st
 import numpy as np
 import pandas as pd
@@ -120,21 +119,6 @@ def test_features_of_a_frame_are_those_of_its_file(fitted_file, tmp_path):
     np.testing.assert_array_equal(TableEncoder.fit(cells, table()["y"].astype(float))[1], features)
 
 
-def test_the_numpy_file_reads_cells_as_the_model_does(tmp_path):
-    model = identity_model(table().drop(columns="y"), table()["y"].astype(float))
-    predict = numpy_file(model, tmp_path)["predict"]
-    rows = table(seed=2)
-    rows.loc[::7, ["price", "day", "city", "size"]] = None
-    rows.loc[3, "price"] = "?"
-    np.testing.assert_allclose(predict(rows), model.predict(rows), rtol=1e-6)
-    for wrong in ({"size": "forty"}, {"day": "2024-01-01T00:00Z"}):
-        with pytest.raises(ValueError, match=f"x must hold .*got '{next(iter(wrong.values()))}'"):
-            predict(rows.assign(**wrong))
-
-
-# --- The command line ------------------------------------------------------------------------------------------------
-
-
 def fit_file(folder, frame, *options, **how):
     """Fits a small tree to a file; its model is m.jtrees."""
     arguments = ["fit", written(folder, frame, **how), "--target", "y", "--out", folder / "m.jtrees", "--recipe", "GET"]
@@ -152,9 +136,7 @@ def predict_file(folder, rows, *options):
 @pytest.mark.slow
 def test_a_row_predicted_alone_and_in_a_file(tmp_path, capsys):
     fit_file(tmp_path, table(), "--missing")
-    messages = capsys.readouterr().out
-    for message in ("price: number", "numbers in text such as '$", "dates %d/%m/%Y in text such as"):
-        assert message in messages
+    assert "dates %d/%m/%Y in text such as" in capsys.readouterr().out
 
     def predicted(frame):
         assert predict_file(tmp_path, frame) == 0
@@ -163,14 +145,9 @@ def test_a_row_predicted_alone_and_in_a_file(tmp_path, capsys):
     rows = table(seed=3).head(8).drop(columns="y")
     together = predicted(rows)
     assert len(together) == 8 and [predicted(rows.iloc[[i]])[0] for i in range(8)] == together
-    remaining = rows["code"] != "2A"
-    assert predicted(rows[remaining]) == [line for line, keep in zip(together, remaining, strict=True) if keep]
     predict_file(tmp_path, table(seed=4).head(4).assign(city="nowhere", size=None))
     lines = [line for line in capsys.readouterr().err.splitlines() if "left out" not in line]
-    assert [line.split(": ", 2)[1] for line in lines] == [
-        "x has missing values where the training rows had none, replaced by typical values",
-        "x has levels that the training rows did not have",
-    ]
+    assert len(lines) == 2 and "missing values" in lines[0] and "levels that the training rows did not" in lines[1]
 
 
 @pytest.mark.slow
@@ -204,29 +181,12 @@ def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_p
     assert "may mean something else" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "levels"),
-    [
-        (("--missing", "-", "none"), {"EU"}),
-        pytest.param((), {"-", "none", "EU"}, marks=pytest.mark.slow),
-        pytest.param(("--missing",), {"-", "NA", "none", "EU"}, marks=pytest.mark.slow),
-    ],
-)
-def test_missing_values_of_the_command_line_are_added_to_the_list(tmp_path, options, levels):
-    """The option alone leaves the empty cell."""
-    fit_file(tmp_path, table().assign(region=["NA", "-", "none", "EU"] * (N // 4)), *options)
-    assert set(jtrees.load(tmp_path / "m.jtrees").encoder_.schema.columns["region"].levels) == levels
-
-
 def test_a_model_of_numbers_reads_a_file_by_place_and_cell_by_cell(tmp_path, capsys):
     model = TreeRegressor(recipes.DGT, random_state=0).fit(tables.X, tables.Y)
     jtrees.save(model, tmp_path / "m.jtrees")
     assert predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\n2,3,0,0\n") == 0
     assert predict_file(tmp_path, "a,b,c,d\n0.5,1,0,0\ntrue,3,0,0\n") == 2
     assert "x must hold numbers in column 'a', got 'true' in row 1" in capsys.readouterr().err
-
-
-# --- Reading of files ------------------------------------------------------------------------------------------------
 
 
 def rows_of(folder, text, **rules):
@@ -250,8 +210,8 @@ def test_spaces_and_missing_values(tmp_path):
     frame, messages = rows_of(tmp_path, "a,b\nYes ,NA\nYes, n/a\n No,-\n")
     assert frame["a"].tolist() == ["Yes", "Yes", "No"] and frame["b"].tolist() == ["NA", "n/a", "-"]
     assert messages == ["spaces at the ends of cells are left out, 1 times, in 'a'"]
+    file = written(tmp_path, pd.concat([frame] * 10))
     for missing, levels in ((MISSING, {"-"}), (("-",), {"NA", "n/a"})):
-        file = written(tmp_path, pd.concat([frame] * 10))
         assert set(read_labelled(file, "b", Rules(missing=missing)).y.dropna()) == levels
         column = encoded(read_labelled(file, "a", Rules(missing=missing)))[0].schema.columns["b"]
         assert set(column.training_levels) == levels and column.missing == 30 - 10 * len(levels)
@@ -265,11 +225,12 @@ def test_numbers_among_texts_are_refused_with_all_texts_in_csv_and_parquet(tmp_p
             usable(read_labelled(file, "y"), "regression")
         frame, _ = usable(read_labelled(file, "y", Rules(missing=(*MISSING, "-", "n.a."))), "regression")
         assert TableEncoder.fit(frame.x, columns=frame.schema)[0].feature_names == ["age", "[age missing]"]
-    with pytest.raises(DataError, match=r"got '-' in row 38; it holds numbers or dates, and the texts '-', 'n\.a\.'"):
-        usable(read_labelled(written(tmp_path, cells), "age"), "regression")
-    cells = cells.assign(age=[*range(17), "forty", *range(22)])
-    with pytest.raises(DataError, match="finite numbers for --task regression, got 'forty' in row 17"):
-        usable(read_labelled(written(tmp_path, cells), "age"), "regression")
+    for age, message in (
+        (cells["age"], r"got '-' in row 38; it holds numbers or dates, and the texts '-', 'n\.a\.'"),
+        ([*range(17), "forty", *range(22)], "finite numbers for --task regression, got 'forty' in row 17"),
+    ):
+        with pytest.raises(DataError, match=message):
+            usable(read_labelled(written(tmp_path, cells.assign(age=age)), "age"), "regression")
 
 
 def test_european_thousands_are_read_alike_in_features_and_targets(tmp_path):
@@ -279,13 +240,10 @@ def test_european_thousands_are_read_alike_in_features_and_targets(tmp_path):
     frame = read_labelled(file, "y")
     encoder, features = encoded(frame)
     assert frame.y.tolist() == features[:, 0].tolist() == numbers
-    message = "'1.037 €' is read as 1037, and may mean 1.037"
-    assert f"{message}: --columns 'y=decimal point' reads it otherwise" in frame.changes[0]
-    assert message in encoder.described()["a"]
+    assert "'1.037 €' is read as 1037, and may mean 1.037: --columns 'y=decimal point'" in frame.changes[0]
     rows = pd.DataFrame({"a": ["1.983 €", "955 €", "1.983,50 €"], "b": "1"})
     assert encoder.transform(rows)[:, 0].tolist() == [1983, 955, 1983.5]
     assert read_labelled(file, "y", Rules(decimal=".")).y[1] == 1.037
-    assert TableEncoder.fit(pd.DataFrame({"a": prices}))[1][:, 0].tolist() == numbers
 
 
 def test_encodings(tmp_path):
@@ -297,27 +255,24 @@ def test_encodings(tmp_path):
     for content, encoding, message in (
         (latin, "utf-8", r"as utf-8 \(byte 0xfc at 5\): try --encoding latin-1"),
         (latin, "klingon", "--encoding must be the name of an encoding, got 'klingon'"),
-        (unicode, "utf-8", "as utf-8, because it is UTF-16: use --encoding utf-16"),
         (unicode, "latin-1", "as latin-1, because it is UTF-16: use --encoding utf-16"),
     ):
         with pytest.raises(DataError, match=message):
             rows_of(tmp_path, content, encoding=encoding)
 
 
-OTHER_FORMATS = {
-    "gzip": (lambda file, frame: frame.to_csv(file, compression="gzip"), "a gzip file: decompress it"),
-    "zip": (lambda file, frame: frame.to_csv(file, compression="zip"), "an Excel or zip file: save the table as CSV"),
-    "parquet": (lambda file, frame: frame.to_parquet(file), "Parquet under another name: give it the ending .parquet"),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_FORMATS)
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_files_of_other_formats_are_refused_with_a_remedy(tmp_path, name, encoding):
-    write, message = OTHER_FORMATS[name]
-    write(file := tmp_path / "t.csv", pd.DataFrame({"a": range(9), "b": "x"}))
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda frame, file: frame.to_csv(file, compression="gzip"), "a gzip file: decompress it"),
+        (lambda frame, file: frame.to_csv(file, compression="zip"), "an Excel or zip file: save the table as CSV"),
+        (pd.DataFrame.to_parquet, "Parquet under another name: give it the ending .parquet"),
+    ],
+)
+def test_files_of_other_formats_are_refused_with_a_remedy(tmp_path, write, message):
+    write(pd.DataFrame({"a": range(9), "b": "x"}), tmp_path / "t.csv")
     with pytest.raises(DataError, match=f"t.csv must be CSV or Parquet, got {message}"):
-        read_rows(file, Rules(encoding=encoding))
+        read_rows(tmp_path / "t.csv", Rules(encoding="latin-1"))
 
 
 @pytest.mark.parametrize("header", ["y,y", "a,a ", "a, a"])
@@ -326,26 +281,10 @@ def test_a_file_has_columns_of_different_names(tmp_path, header):
         rows_of(tmp_path, f"{header}\n1,2\n")
 
 
-def test_columns_that_are_said_to_be_text(tmp_path):
-    text = "a,b\n" + "1,2\n2,3\n" * 20
-    frame = labelled(tmp_path, text, "b", columns={"a": "text"})
-    assert frame.x["a"].tolist()[:2] == ["1", "2"] and encoded(frame)[0].schema.columns["a"].levels == ("1", "2")
-    with pytest.raises(DataError, match="--columns must name columns among a, b; got 'c'"):
-        labelled(tmp_path, text, "b", columns={"c": "text"})
-
-
 @pytest.mark.parametrize("labels", [("01", "02"), ("2024-01-01", "2024-01-02")])
 def test_labels_keep_their_text(tmp_path, labels):
     frame = labelled(tmp_path, "a,y\n" + "1,{}\n2,{}\n".format(*labels) * 20)
     assert frame.y.tolist()[:2] == list(labels)
-
-
-def test_numbers_in_the_text_of_a_target_are_numbers(tmp_path):
-    frame = labelled(tmp_path, "a,y\n" + '1,"$1,200"\n2,$7\n' * 20)
-    assert frame.y.tolist()[:2] == [1200, 7] and frame.changes == (
-        "target 'y': numbers in text such as '$1,200'; '$1,200' is read as 1200, and may mean 1.2: --columns "
-        "'y=decimal comma' reads it otherwise",
-    )
 
 
 def test_a_decimal_comma_and_the_order_of_dates_are_remembered(tmp_path):

@@ -1,20 +1,15 @@
 """A table gives the same model, bit for bit, however it lies in memory, and whatever holds it."""
 
-import chex
-import jax
 from nasty import LAYOUTS as IN_MEMORY
 import numpy as np
 import pandas as pd
 import pytest
-from recipes import DGT, LINEAR
 
 import jtrees
-from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Values
 from jtrees.tables import checked_table
 from jtrees.tables.dataset import held_out_table
 
-KEY = jax.random.key(0)
 NAMES = ["flag", "size", "age"]
 
 # A first column of 0 and 1, others of many values, all of them exact in float32.
@@ -30,13 +25,11 @@ def framed(dtypes):
 
 
 LAYOUTS = IN_MEMORY | {
-    "strided columns": lambda x: np.repeat(x, 3, axis=-1)[..., 1::3],
     "float32": lambda x: x.astype(np.float32),
     "float32, columns first": lambda x: np.asfortranarray(x, np.float32),
     "masked, nothing missing": lambda x: np.ma.masked_array(x, mask=np.zeros(x.shape, bool)),
 }
 FRAMES = {
-    "one block": lambda x: pd.DataFrame(x, columns=NAMES),
     "several dtypes": framed({"flag": np.int8, "size": np.float32, "age": np.float64}),
     "nullable": framed({"flag": "boolean", "size": "Float32", "age": "Float64"}),
     "Arrow": framed({"flag": "int8[pyarrow]", "size": "float[pyarrow]", "age": "double[pyarrow]"}),
@@ -66,38 +59,3 @@ def test_columns_of_a_frame_are_one_table_after_they_were_checked(layout):
     for array, expected in ((table.x, plain.x), (table.y, plain.y), (table.weight, plain.weight)):
         np.testing.assert_array_equal(array, expected)
         assert array.flags.c_contiguous and array.dtype.isnative
-
-
-def array_model(fit):
-    """The model of a fit or an estimator, without the columns of a raw table."""
-    model = getattr(fit, "model_", getattr(fit, "model", fit))
-    return model.model if isinstance(model, jtrees.tables.FrameModel) else model
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("layout", ["Fortran", "backwards", "lists", "float32", "several dtypes", "Arrow"])
-def test_a_fit_is_the_same_for_each_layout(layout, tmp_path):
-    x, (recipe, y) = (LAYOUTS | FRAMES)[layout](X), (LINEAR, Y[:, 0])
-    fit = jtrees.fit(recipe, x, y, key=KEY, sample_weight=WEIGHT)
-    plain = jtrees.fit(recipe, X, y, key=KEY, sample_weight=WEIGHT)
-    chex.assert_trees_all_equal(array_model(fit), array_model(plain))
-    jtrees.save(fit, tmp_path / "fit.jtrees")
-    for model in (fit, jtrees.load(tmp_path / "fit.jtrees")):
-        np.testing.assert_array_equal(model.predict(x), plain.predict(X))
-    estimators = [TreeRegressor(recipe, random_state=0).fit(features, y, sample_weight=WEIGHT) for features in (x, X)]
-    chex.assert_trees_all_equal(*map(array_model, estimators))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize(("recipe", "kind"), [(DGT, TreeClassifier), (LINEAR, TreeRegressor)])
-def test_equal_rows_are_rows(recipe, kind):
-    """Features of two values and noisy labels: rows are equal by the dozen, and an estimator counts each of them."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 2, (128, 3)).astype(float)
-    y = (rng.uniform(size=128) < 0.2 + 0.6 * x[:, 0] * x[:, 1]).astype(int)
-    key = jax.random.key(int(np.random.RandomState(3).randint(np.iinfo(np.int32).max)))  # that of the estimator
-    task = "classification" if kind is TreeClassifier else "regression"
-    fit = jtrees.fit(recipe, x, y, key=key, task=task)
-    chex.assert_trees_all_equal(array_model(kind(recipe, random_state=3).fit(x, y)), array_model(fit))

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from recipes import DGT, GET, RECIPES
+from recipes import DGT, RECIPES
 
 import jtrees
 from jtrees.search import options
-from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tables import FrameModel
 from jtrees.tables.dataset import checked_dataset
 import pallas_kernels
 
@@ -25,18 +25,10 @@ FILES = {str(file.relative_to(folder.parent)): file for folder in PACKAGES for f
 WRITERS = {"jtrees/export/numpy_file.py"}  # it writes programs, in which values stand whole
 
 
-# --- The source ------------------------------------------------------------------------------------------------------
-
-
 def whole_values(tree):
     """Lines of f-strings that have a ``repr`` of any length, except in methods that are representations themselves."""
-    shown = {"__repr__", "__str__"}
-    inside = {
-        part
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name in shown
-        for part in ast.walk(node)
-    }
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inside = {part for fn in functions if fn.name in ("__repr__", "__str__") for part in ast.walk(fn)}
     for node in ast.walk(tree):
         whole = isinstance(node, ast.FormattedValue) and node.conversion == ord("r") and node not in inside
         if whole and (node.format_spec is None or ast.unparse(node.format_spec) != "f'.80'"):
@@ -45,30 +37,22 @@ def whole_values(tree):
 
 def whole_lists(tree):
     """Lines of errors and warnings that join a list of any length, unless it is a constant of the module."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Raise) and not (
-            isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
-        ):
-            continue
-        for part in ast.walk(node):
-            joins = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "join"
-            if joins and not re.fullmatch(r"(map\(repr, )?[A-Z_]+\)?", ast.unparse(part.args[0])):
-                yield part.lineno
+    warns = lambda node: isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Raise) or warns(node)]
+    for part in itertools.chain(*map(ast.walk, nodes)):
+        joins = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "join"
+        if joins and not re.fullmatch(r"(map\(repr, )?[A-Z_]+\)?", ast.unparse(part.args[0])):
+            yield part.lineno
 
 
-def test_a_scan_finds_values_and_lists_that_are_not_cut():
-    said = ast.parse("raise ValueError(f'{a!r} {b!r:.80} {quoted(c)}')\nraise ValueError(', '.join(map(repr, names)))")
-    assert list(whole_values(said)) == [1] and list(whole_lists(said)) == [2]
+def test_messages_have_no_values_or_lists_of_any_length():
+    bad = ast.parse("raise ValueError(f'{a!r} {b!r:.80} {quoted(c)}')\nraise ValueError(', '.join(map(repr, names)))")
+    assert list(whole_values(bad)) == [1] and list(whole_lists(bad)) == [2]
+    for name, file in FILES.items():
+        tree = ast.parse(file.read_text())
+        assert name in WRITERS or not list(whole_values(tree)), name
+        assert not list(whole_lists(tree)), name
 
-
-@pytest.mark.parametrize("name", FILES)
-def test_messages_have_no_values_or_lists_of_any_length(name):
-    tree = ast.parse(FILES[name].read_text())
-    assert name in WRITERS or not list(whole_values(tree))
-    assert not list(whole_lists(tree))
-
-
-# --- Arguments -------------------------------------------------------------------------------------------------------
 
 RECIPES = [*RECIPES.values(), jtrees.LatentClustering(target_features=(0,))]
 LONG_VALUES = (LONG, [LONG] * 3, 10**5000, np.full(200_000, -1.0))
@@ -84,52 +68,20 @@ def test_every_option_refuses_a_long_value_in_a_short_message(recipe):
         assert len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize(
-    ("fn", "arguments"),
-    [
-        *((jtrees.fit, change) for change in ({"recipe": LONG}, {"key": LONG}, {"task": LONG}, {"max_seconds": LONG})),
-        *((jtrees.fit, {"y": [LONG] * 40, "task": task}) for task in ("regression", "classification")),
-        (jtrees.fit, {"x": [[LONG, 1.0]] * 40}),
-        *((jtrees.tune, {"grid": grid}) for grid in ({LONG: (1, 2)}, [LONG])),
-        *((jtrees.sweep, change) for change in ({"samples": [{LONG: 1}]}, {"seeds": LONG})),
-        (jtrees.sweep, {"grid": {"depth": (1,)}, "validation": LONG}),
-    ],
-)
-def test_long_arguments_are_cut(fn, arguments):
-    with pytest.raises(ValueError, match=r"must|options of GET are") as error:
-        fn(**{"recipe": GET, "x": X, "y": X[:, 0], "key": KEY} | arguments)
-    assert len(str(error.value)) < 500
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: jtrees.Classification(LONG),
-        lambda: jtrees.Regression(loss_function=LONG),
-        lambda: jtrees.save(LONG, "x.jtrees"),
-        lambda: jtrees.sharding.mesh(10**5000),
-    ],
-)
-def test_long_values_of_other_calls_are_cut(call):
-    with pytest.raises(ValueError, match="must") as error:
-        call()
-    assert len(str(error.value)) < 500
-
-
 def test_long_names_of_columns_and_classes_are_cut():
     frame = pd.DataFrame({LONG: X[:, 0], LONG + "b": np.where(X[:, 1] > 0, "u", "v"), " c": 1.0})
     dataset = checked_dataset(frame, X[:, 0], None, "regression")
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning) as warned:
         dataset.schema.warn()
     tree = jtrees.ObliqueTree(np.ones((1, 2)), np.zeros(1), jtrees.leaves.Values(np.arange(2.0)))
     model = FrameModel(tree, dataset.table().encoder)
-    assert all(len(str(one.message)) < 500 for one in said) and any("' c'" in str(one.message) for one in said)
+    texts = [str(warning.message) for warning in warned]
+    assert all(len(text) < 500 for text in texts) and "' c'" in "".join(texts)
     for call in (
         lambda: model.predict(frame[[LONG]]),
         lambda: model.predict(frame.assign(**{LONG: "text"})),
         lambda: model.predict(pd.DataFrame({f"{LONG}{i}": [1.0] for i in range(9)})),
         lambda: jtrees.fit(DGT, frame, np.where(X[:, 0] > 0, LONG, LONG + "x"), key=KEY, task="classification"),
-        lambda: TableEncoder.fit(frame, np.where(X[:, 0] > 0, LONG, "1")),
     ):
         with pytest.raises(ValueError) as error:
             call()

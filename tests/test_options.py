@@ -79,21 +79,14 @@ def test_static_options(kind, pairs):
         assert checked == expected and type(checked) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        ("positive", [0.1, 1, np.float64(3), jnp.asarray(2), jnp.bfloat16(0.5)]),
-        ("optional_positive", [0.1]),
-        ("not_negative", [0, 0.5]),
-        ("part", [0, 0.99]),
-        ("ranges", [((1, 2), (3, 3)), jnp.ones((1, 2))]),
-    ],
-)
-def test_numbers_become_float32_arrays(kind, values):
-    for value in values:
-        number = check(kind, value)
-        assert isinstance(number, jax.Array) and number.dtype == jnp.float32
-        np.testing.assert_array_equal(number, np.asarray(value, np.float32))
+def test_numbers_become_float32_arrays():
+    numbers = {"positive": [0.1, 1, np.float64(3), jnp.asarray(2), jnp.bfloat16(0.5)], "not_negative": [0, 0.5]}
+    numbers |= {"optional_positive": [0.1], "part": [0, 0.99], "ranges": [((1, 2), (3, 3)), jnp.ones((1, 2))]}
+    for kind, values in numbers.items():
+        for value in values:
+            number = check(kind, value)
+            assert isinstance(number, jax.Array) and number.dtype == jnp.float32
+            np.testing.assert_array_equal(number, np.asarray(value, np.float32))
 
 
 # A kind, the message after the name of the option, and values.
@@ -101,44 +94,29 @@ def test_numbers_become_float32_arrays(kind, values):
     ("kind", "message", "values"),
     [
         ("depth", "must be from 1 to 10, got ", (0, 11)),
-        ("depth", "must be a whole number from 1 to 10, got ", (2.5, "3", "auto", None)),
+        ("depth", "must be a whole number from 1 to 10, got ", (2.5, "3", None)),
         ("count", "must be at least 2, got 1", (1,)),
         ("count", "must be at most 50, the limit of 32-bit sizes and counters, got 51", (51,)),
-        ("count", "must be a whole number, got ", (1.5, None)),
         ("unbounded count", "must be at most 2147483646, the limit of 32-bit sizes and counters, got ", (2**40,)),
         ("optional_count", "must be at least 1, got 0", (0,)),
         ("counts", "must be whole numbers, such as (240, 240), got ", (240, None)),
         ("counts", "must be at least 1, got 0", ((8, 0),)),
-        ("counts", "must be a whole number, got ", ((8, 2.5), "ab")),
         ("flag", "must be True or False, got ", ("False", None, 1)),
         ("choice", "must be one of 'fast', 'slow', got ", ("medium", None, 3)),
-        (
-            "implementation",
-            "must be one of 'xla', 'mosaic_tpu', 'triton', 'interpret', a Config, a tuple of these, or None, got ",
-            ("cuda", 3),
-        ),
-        ("optional choice", "must be one of 'fast', 'slow', got 'medium'", ("medium",)),
+        ("implementation", "must be one of 'xla', 'mosaic_tpu', 'triton', 'interpret', a Config, a tuple", ("cuda", 3)),
         ("function", "must be a function, got ", (None, 3, "huber")),
-        ("share", "must be a number above 0 and at most 1, got ", (0, 1.5, -1, NAN, "half", None, [0.5], 1j)),
-        ("share", "must be a number, got ", (True, False)),
+        ("share", "must be a number above 0 and at most 1, got ", (0, 1.5, NAN, "half", None, [0.5], 1j)),
+        ("share", "must be a number, got ", (True,)),
         ("rows", "must be a whole number, got 'all'; it may be 'auto' or None", ("all",)),
-        ("rows", "must be at least 1, got 0; it may be 'auto' or None", (0,)),
-        (
-            "precondition",
-            "must be a number from 0 up to but not including 1, got ",
-            (1, -0.1, NAN, "half", None, [0.5]),
-        ),
+        ("precondition", "must be a number from 0 up to but not including 1, got ", (1, -0.1, NAN, "half")),
         ("positive", "must be finite and above 0, got ", (0, -1.0, NAN, INF)),
-        ("positive", "must be a number, got ", ("0.1", 1j, np.complex64(1), {}, [0.1, [0.2]], huber, None)),
-        ("positive", "must be a number, got ", (np.datetime64("2020-01-01"),)),
+        ("positive", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber, None, np.datetime64("2020"))),
         ("positive", "must be one number, got shape (2,): sweep or tune over several", ([0.1, 0.2],)),
         ("optional_positive", "must be finite and above 0, got ", (0.0,)),
-        ("not_negative", "must be finite and not negative, got ", (-0.1, NAN, [0.0, -1.0])),
+        ("not_negative", "must be finite and not negative, got ", (-0.1, NAN)),
         ("not_negative", "must be one number, got shape ", ([0.0, 0.1], [])),
-        ("not_negative", "must be a number, got 'much'", ("much",)),
         ("part", "must be a number from 0 up to but not including 1, got ", (1, -0.1, NAN)),
-        ("ranges", "must be pairs (low, high), at least one, got ", ((5, 25), ((5, 25), (50,)), (), None, {})),
-        ("ranges", "must be pairs (low, high), at least one, got ", ("steep", huber, ((1j, 2),), np.array([[1j, 2]]))),
+        ("ranges", "must be pairs (low, high), at least one, got ", ((5, 25), ((5, 25), (50,)), (), None, "steep")),
         ("ranges", "must be finite and above 0, got ", (((0.0, 5.0),),)),
         ("ranges", "must be pairs (low, high) with low <= high, got ((25, 5),)", (((25, 5),),)),
         ("base", "must be a recipe, such as jtrees.DGT(), got ", (3, jtrees.DGT)),
@@ -150,9 +128,6 @@ def test_other_values_are_refused_by_name(kind, message, values):
             check(kind, value)
 
 
-# --- Recipes ---------------------------------------------------------------------------------------------------------
-
-
 @pytree.dataclass(kw_only=True)
 class Ten(Recipe):
     """A recipe with an option of every sort, one of them unchecked."""
@@ -160,15 +135,11 @@ class Ten(Recipe):
     depth: int = options.depth(2)
     rate: float = options.positive(0.5)
     penalty: float = options.not_negative(0)
-    name: str = options.static("ten")
 
 
 def test_checked_holds_numbers_as_float32_arrays_and_static_options_as_they_are():
     recipe = options.checked(Ten(depth=np.int64(3), rate=2))
-    assert (recipe.depth, type(recipe.depth), recipe.name) == (3, int, "ten")
-    for number, value in ((recipe.rate, 2), (recipe.penalty, 0)):
-        assert isinstance(number, jax.Array) and (number.dtype, number.shape) == (jnp.float32, ())
-        assert float(number) == value
+    assert (recipe.depth, type(recipe.depth), recipe.rate.dtype, float(recipe.rate)) == (3, int, jnp.float32, 2)
     assert jax.tree.structure(recipe) == jax.tree.structure(options.checked(Ten(depth=3, rate=0.25, penalty=1.0)))
     assert jax.tree.leaves(options.checked(recipe)) == jax.tree.leaves(recipe)  # checked twice is checked once
 

@@ -11,7 +11,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import losses, plotting
@@ -60,26 +59,15 @@ def _rows_overlap(ax):
     return any(low < high and below.y1 > above.y0 for low, below in boxes for high, above in boxes)
 
 
-FAR = jtrees.Origin(np.float32([2000, 0]), np.float32(1e6))
-
-
 @pytest.mark.parametrize(
     ("origin", "options", "texts"),
     [
-        (
-            None,
-            {"feature_names": ["age", "bmi"]},
-            ["+1 age\n> 1", "+0.5 age\n-2 bmi\n> -3", "leaf 0:\n0", "leaf 2:\n2", "leaf 3:\n3"],
-        ),
         (None, {"max_depth": 1}, ["+1 x0\n> 1", "leaf 0:\n0", "..."]),
         (
-            FAR,
+            jtrees.Origin(np.float32([2000, 0]), np.float32(1e6)),
             {"feature_names": ["year", "bmi"]},
-            [
-                "+1 (year - 2000)\n> 1",
-                "+0.5 (year - 2000)\n-2 bmi\n> -3",
-                *(f"leaf {i}:\n100000{i}" for i in (0, 2, 3)),
-            ],
+            ["+1 (year - 2000)\n> 1", "+0.5 (year - 2000)\n-2 bmi\n> -3"]
+            + [f"leaf {i}:\n100000{i}" for i in (0, 2, 3)],
         ),
     ],
 )
@@ -93,10 +81,8 @@ def test_draws_splits_and_reachable_leaves(origin, options, texts):
     "leaves",
     [
         Linear(np.full((32, 6), 0.123), np.full(32, -4.5), np.full(32, -100.5), np.full(32, 200.25)),
-        Linear(np.full((32, 6, 3), 0.123), np.full((32, 3), -4.5)),
         Values(np.full((32, 16), 1 / 16), losses.Frequencies()),
     ],
-    ids=["linear between bounds", "linear of three outputs", "sixteen classes"],
 )
 def test_text_is_large_enough_to_read_and_long_ones_are_cut(leaves):
     names = ["a_feature_of_a_long_name", *"abcde"]
@@ -109,49 +95,34 @@ def test_text_is_large_enough_to_read_and_long_ones_are_cut(leaves):
     assert len(ends) == 8
     for text in ends:
         assert 2 < len(text.splitlines()) <= 5
-        assert text.endswith(" …") == (not isinstance(leaves, Linear) or leaves.intercept.ndim == 2)
+        assert text.endswith(" …") == (not isinstance(leaves, Linear))
         assert all(len(line.removesuffix(" …")) <= 24 for line in text.splitlines())
         assert not re.search(r"\d\n\d|\w\n_", text)  # no number or name is broken
     assert not _overlaps(ax)
 
 
-@pytest.mark.parametrize("max_terms", sweeps.quick([1, 5], [5]))
-@pytest.mark.parametrize("kind", sweeps.quick(["classes", "linear"], ["classes"]))
-def test_new_axes_have_room_for_as_many_terms_as_are_shown(max_terms, kind):
-    leaves = {
-        "classes": Values(np.full((16, 9), 1 / 9), losses.Frequencies()),
-        "linear": Linear(np.full((16, 9), 0.123), np.full(16, -4.5), np.full(16, -100.5), np.full(16, 200.25)),
-    }[kind]
+def test_new_axes_have_room_for_as_many_terms_as_are_shown():
     x = np.random.default_rng(0).normal(size=(500, 9))
-    how = {"class_names": "abcdefghi", "y": np.arange(500) % 9} if kind == "classes" else {}
-    ax = plot_tree(_deep(4, leaves, 9), x=x, max_terms=max_terms, **how)
+    leaves = Values(np.full((16, 9), 1 / 9), losses.Frequencies())
+    ax = plot_tree(_deep(4, leaves, 9), x=x, max_terms=5, class_names="abcdefghi", y=np.arange(500) % 9)
     assert not _overlaps(ax) and not _rows_overlap(ax)
 
 
 def test_linear_leaves_show_the_heaviest_features_first():
     linear = Linear(np.array([[0.5, -2], [0, 0], [1, 0], [3, 0.1]]), np.full(4, 7.0))
     tree = _tree(linear).replace(origin=jtrees.Origin(np.float32([0, 50]), np.float32(0)))
-    ends = lambda tree, **how: [text.replace("\n", " ") for text in _texts(plot_tree(tree, **how)) if ">" not in text]
-    assert ends(tree) == ["leaf 3: 3 x0 + 0.1 (x1 - 50) + 7", "leaf 2: x0 + 7", "leaf 0: -2 (x1 - 50) + 0.5 x0 + 7"]
-    tree, x = (
-        _tree(Linear(np.tile(np.float32([[0.5, -2]]), (4, 1)), np.full(4, 7.0))),
-        np.float64([[100, 1], [-100, -1]]),
-    )
-    terms = lambda **how: {text.partition(": ")[2] for text in ends(tree, **how)}
-    assert terms() == {"-2 x1 + 0.5 x0 + 7"}
-    assert terms(max_terms=1) == {"-2 x1 + 1 smaller term + 7"}
-    assert terms(max_terms=1, x=x) == {"0.5 x0 + 1 smaller term + 7 1 row"}
+    ends = lambda **how: [text.replace("\n", " ") for text in _texts(plot_tree(tree, **how)) if ">" not in text]
+    assert ends() == ["leaf 3: 3 x0 + 0.1 (x1 - 50) + 7", "leaf 2: x0 + 7", "leaf 0: -2 (x1 - 50) + 0.5 x0 + 7"]
+    assert ends(max_terms=1)[-1] == "leaf 0: -2 (x1 - 50) + 1 smaller term + 7"
 
 
 def test_the_terms_that_matter():
-    """Weight times deviation is 1, 2, 30 and 4 in the root; without a table weights are all that there is."""
+    """Weight times deviation is 1, 2, 30 and 4."""
     tree = jtrees.ObliqueTree(np.float32([[1, 2, 0.3, -4]]), np.float32([-1]), Values(np.arange(2.0)))
     x = np.float64([[1, 1, 100, 1], [-1, -1, -100, -1]])
     condition = lambda **how: _texts(plot_tree(tree, **how))[-1]
-    assert condition(x=x) == "+0.3 x2\n-4 x3\n+ 2 smaller terms\n> 1"
     assert condition(x=x, max_terms=3) == "+2 x1\n+0.3 x2\n-4 x3\n+ 1 smaller term\n> 1"
     assert condition() == "+2 x1\n-4 x3\n+ 2 smaller terms\n> 1"
-    assert condition(max_terms=None) == "+1 x0\n+2 x1\n+0.3 x2\n-4 x3\n> 1"
 
 
 def test_classes_by_name_and_their_rows():
@@ -172,18 +143,21 @@ def test_branches_without_rows_are_left_out():
 def test_splits_of_one_direction_show_their_terms_once():
     weights = np.float32([[1, 2], [-1, -2], [2, 4]])
     tree = jtrees.ObliqueTree(weights, np.float32([-1, -2, -8]), Values(np.arange(4.0)))
-    boxes = [text for text in _texts(plot_tree(tree)) if text not in ("<", "≥") and not text.startswith("leaf")]
-    assert boxes == ["score > 4", "score < -2", "score =\n+1 x0\n+2 x1\nscore > 1"]
+    texts = [text.get_text() for text in plot_tree(tree).texts if not text.get_text().startswith("leaf")]
+    assert sorted(texts)[:3] == ["<", ">", ">"]
+    assert [text for text in texts if len(text) > 1] == [
+        "score > 4",
+        "score < -2",
+        "score =\n+1 x0\n+2 x1\nscore > 1",
+    ]
 
 
 def test_drawn_root_is_at_the_top_on_the_left():
-    """However wide the tree is, a page that shows the corner of the drawing shows the root."""
     ax = plot_tree(_deep(4, Values(np.arange(16.0))))
     boxes, places = _boxes(ax), [text.get_position() for text in ax.texts if text.get_bbox_patch()]
     root = places.index((min(x for x, _ in places), max(y for _, y in places)))
     assert ax.texts[-1].get_position() == places[root]
-    assert boxes[root][1].x0 == min(box.x0 for _, box in boxes) >= 0
-    assert boxes[root][1].y1 <= ax.figure.bbox.y1 and sum(x == places[root][0] for x, _ in places) == 1
+    assert boxes[root][1].x0 == min(box.x0 for _, box in boxes) >= 0 and boxes[root][1].y1 <= ax.figure.bbox.y1
 
 
 def test_drawn_branch_labels_lie_in_no_box_and_name_no_class():
@@ -203,33 +177,22 @@ def test_thresholds_that_differ_are_drawn_and_printed_differently():
     tree = jtrees.ObliqueTree(weights, -thresholds, Values(np.arange(4.0)))
     assert sorted(text.split("> ")[1] for text in _texts(plot_tree(tree)) if ">" in text) == ["0.411", "0.414", "0.52"]
     close = tree.replace(bias=-np.array([0.4108, 0.41084, 0.52]))
-    assert [line.strip().split(" > ")[1] for line in close.to_text().splitlines() if " > " in line] == [
-        "0.4108:",
-        "0.52:",
-        "0.41084:",
-    ]
+    lines = [line.strip().split(" > ")[1] for line in close.to_text().splitlines() if " > " in line]
+    assert lines == ["0.4108:", "0.52:", "0.41084:"]
 
 
 def test_features_that_are_means_of_classes_have_the_names_of_the_classes():
-    rng = np.random.default_rng(0)
-    city = rng.choice([f"city {i}" for i in range(40)], 400)
-    frame = pd.DataFrame({"city": city, "age": rng.normal(size=400)})
+    city = np.random.default_rng(0).choice([f"city {i}" for i in range(40)], 400)
+    frame = pd.DataFrame({"city": city})
     encoder, _ = jtrees.tables.TableEncoder.fit(frame, np.char.str_len(city.astype(str)) == 6, task="classification")
-    weights = np.float32([[name == "[mean class 1 by city]" for name in encoder.feature_names]])
     leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
-    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(weights, np.float32([-0.5]), leaves), encoder)
+    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 0]]), np.float32([-0.5]), leaves), encoder)
     names = {"class_names": ["no", "yes"]}
     [ax] = plotting.plot_splits(model, frame, **names)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["[mean yes by city]"]
-    text = model.to_text(**names)
-    assert "[mean class 1 by city]" in model.to_text() and "yes: 0.9" in text
-    for shown in (text, " ".join(_texts(plot_tree(model, **names)))):
+    assert "[mean class 1 by city]" in model.to_text() and "yes: 0.9" in model.to_text(**names)
+    for shown in (model.to_text(**names), " ".join(_texts(plot_tree(model, **names)))):
         assert "[mean yes by city]" in shown and "class 1" not in shown
-    with pytest.raises(ValueError, match="class_names must hold 2 names, one a class, got 1"):
-        model.to_text(class_names=["yes"])
-
-
-# --- Charts ----------------------------------------------------------------------------------------------------------
 
 
 def _raw():
@@ -250,18 +213,13 @@ def test_splits_as_bars():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["area", "[heating = gas]"]
     share = (x @ [0.05, 1, 0] > 4).mean()
     assert ax.get_title() == f"node 0: 100% of rows, {share:.0%} go right" and 0.1 < share < 0.9
-    axes = plotting.plot_splits(
-        _deep(4, Values(np.zeros(16))), np.random.default_rng(0).normal(size=(50, 6)), max_terms=2
-    )
-    assert axes.shape == (8,) and all(len(ax.patches) == 2 for ax in axes)
+    assert _texts(plot_tree(model, x=frame))[-1] == "+0.05 area\n+1 [heating = gas]\n> 4"
+    axes = plotting.plot_splits(_deep(4, Values(np.zeros(16))), np.zeros((50, 6)) + np.arange(50)[:, None], max_terms=2)
+    assert axes.shape == (8,) and all(len(ax.patches) == 2 for ax in axes) and len(axes[0].figure.axes) == 8
     assert axes[0].get_xlabel().startswith("left      share of the score, 4 smaller")
-    assert len(axes[0].figure.axes) == 8
 
 
 def test_leaves_of_several_outputs_quantiles_and_policies():
-    assert {"leaf 0:\n1, 2", "leaf 2:\n5, 6", "leaf 3:\n7, 8"} < set(
-        _texts(plot_tree(_tree(Values(jnp.arange(1.0, 9).reshape(4, 2)))))
-    )
     model, frame, x = _raw()
     leaf = (x @ [0.05, 1, 0] > 4).astype(int)
     of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
@@ -275,18 +233,12 @@ def test_leaves_of_several_outputs_quantiles_and_policies():
         plot_tree(policy, x=frame, y=leaf)
 
 
-def test_a_tree_of_a_raw_table_is_drawn_in_its_names():
-    model, frame, _ = _raw()
-    assert _texts(plot_tree(model, x=frame))[-1] == "+0.05 area\n+1 [heating = gas]\n> 4"
-
-
 def test_other_models_and_wrong_names_are_refused():
     batch = jax.tree.map(lambda a: jnp.stack([a, a]), _tree())
     for model, options, message in (
         (_tree(), {"feature_names": ["age"]}, "feature_names must hold 2 names"),
         (_raw()[0], {"feature_names": ["a", "b", "c"]}, "feature_names must be None: the columns of this model"),
         (batch, {}, "model must be a single tree, got a batch of shape"),
-        (jtrees.Forest(batch), {}, "model must be a single tree, got Forest"),
     ):
         with pytest.raises(ValueError, match=message):
             plot_tree(model, **options)
@@ -296,7 +248,7 @@ def test_other_models_and_wrong_names_are_refused():
             plotting.plot_splits(model, np.zeros((3, 2)))
 
 
-@pytest.mark.parametrize("name", ["$p_1$", "a $ and $ b", "$x_{", "100 $", r"\$y$"])
+@pytest.mark.parametrize("name", ["$p_1$", "$x_{", r"\$y$"])
 def test_dollar_signs_are_drawn_as_they_are(name):
     """Between two dollar signs, matplotlib would read mathematics, and fail where it is none."""
     rng = np.random.default_rng(0)
@@ -305,12 +257,9 @@ def test_dollar_signs_are_drawn_as_they_are(name):
     leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
     model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 1, 0]]), np.float32([0]), leaves), columns)
     named = {"class_names": [name, "no"]}
-    plots = {
-        "tree": plot_tree(model, x=frame, **named),
-        "splits": plotting.plot_splits(model, frame, **named)[0],
-    }
+    plots = plot_tree(model, x=frame, **named), plotting.plot_splits(model, frame, **named)[0]
     with mpl.rc_context({"svg.fonttype": "none"}):  # text remains text
-        for plot, ax in plots.items():
+        for ax in plots:
             file = io.StringIO()
             ax.figure.savefig(file, format="svg")
-            assert name in html.unescape(re.sub("<!--.*?-->", "", file.getvalue())), plot
+            assert name in html.unescape(re.sub("<!--.*?-->", "", file.getvalue()))

