@@ -33,8 +33,8 @@ def table():  # replace this by a reader of your table
 def sweep(out, samples, seeds, epochs, share):
     """Runs a sweep on all devices of all processes together, or a share of its runs on this host."""
     out = epath.Path(out if "://" in out else os.path.abspath(out))
-    mesh = contextlib.nullcontext()
-    if share == (0, 1):
+    is_together, mesh = share == (0, 1), contextlib.nullcontext()
+    if is_together:
         jtrees.distributed.initialize()
         jtrees.distributed.check_folder(out)
         mesh = jax.set_mesh(jtrees.sharding.mesh(starts=jax.device_count()))
@@ -43,10 +43,10 @@ def sweep(out, samples, seeds, epochs, share):
     is_first = jax.process_index() == 0
     with jtrees.distributed.resumable(), mesh:
         result = jtrees.sweep(recipe, *table(), folder=out / "runs", share=share, progress=is_first, **options)
-        if share == (0, 1) and is_first:
+        if is_together and is_first:
             (out / "runs.csv").write_text(result.frame(by="mean").to_csv(index=False))
             print(f"best of {result.losses.size} runs: {result.best}", flush=True)
-        if share == (0, 1):
+        if is_together:
             jtrees.save(result.fit, out / "best.jtrees")  # the first process writes
 
 

@@ -42,6 +42,8 @@ SIZES = [(65_536, 32, 8, 1), (4096, 64, 8, 26), (4096, 784, 9, 10), (4096, 784, 
 PODS = {"v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
 ROWS, FEATURES, MINI_BATCH = 4096, 64, 256  # rows per chip, features, rows of a mini-batch per chip
 RUNS = (1, 64, 256, 1024)  # runs side by side
+# Programs of XLA for a GPU may spill registers. The sizes of Triton products are chosen on a device, which is not here.
+GPU_OPTIONS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": False, "xla_gpu_enable_triton_gemm": False}
 
 
 def methods() -> dict[str, tuple[jtrees.Method, int | None]]:
@@ -94,10 +96,10 @@ CHIPS = {
 
 def use_cuda_compiler() -> bool:
     """Registers the compiler for NVIDIA GPUs before XLA's first use; returns whether there is a compiler."""
-    found = importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
-    if found is None:
+    compiler = importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
+    if compiler is None:
         return False
-    folder = next(iter(found.submodule_search_locations or ()))
+    folder = next(iter(compiler.submodule_search_locations or ()))
     flags = f"--xla_gpu_cuda_data_dir={folder} --xla_gpu_fail_ptx_compilation_on_register_spilling=true"
     os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
@@ -113,8 +115,8 @@ def kernel_programs(how: Any) -> dict[str, Callable[..., Any]]:
     return {
         "hard_routing": lambda x, y, w, b, v: kernels.hard_routing(x, w, b, implementation=how),
         "soft_routing": lambda x, y, *tree: soft(x, *tree),
-        "gradient of soft_routing": lambda x, y, *of: jax.grad(soft, tree)(x, *of),
-        "gradient of path_sum": lambda x, y, *of: jax.grad(sums, tree)(x, *of),
+        "gradient of soft_routing": lambda x, y, *splits: jax.grad(soft, tree)(x, *splits),
+        "gradient of path_sum": lambda x, y, *splits: jax.grad(sums, tree)(x, *splits),
         "step of expected_loss": jax.value_and_grad(loss, (2, 3, 4), has_aux=True),
     }
 
@@ -169,11 +171,10 @@ def sweep_compilations() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         for name in ("GET, depth 6", "DGT, depth 10", "TEL, 10 trees, depth 6"):
             for runs in RUNS:
                 lower = partial(runs_side_by_side, device, CHIPS[chip], runs, *methods()[name])
-                # XLA's programs may spill, and no device is here to try sizes of products.
-                options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": False}
-                options |= {"xla_gpu_enable_triton_gemm": False}
-                options = options if CHIPS[chip].figures.backend == "triton" else None
-                yield f"{chip}, {name}, runs = {runs}", partial(compiled, lower, options)
+                yield (
+                    f"{chip}, {name}, runs = {runs}",
+                    partial(compiled, lower, GPU_OPTIONS if chip == "H100" else None),
+                )
 
 
 def runs_side_by_side(device: Any, chip: Chip, runs: int, method: jtrees.Method, mini_batch: int | None) -> Any:
@@ -223,7 +224,7 @@ def compiled(lower: Callable[[], Any], options: dict[str, Any] | None = None) ->
     Raises:
       Unsupported: a kernel refuses the size.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         program = lower().compile(options)
     except kernels.Unsupported:
@@ -237,7 +238,7 @@ def compiled(lower: Callable[[], Any], options: dict[str, Any] | None = None) ->
     kinds, exchanged = programs.collectives(text)
     moved = int((program.cost_analysis() or {}).get("bytes accessed", 0)) or programs.traffic(text)
     costs = {"temporary": program.memory_analysis().temp_size_in_bytes, "exchanged": exchanged, "collectives": kinds}
-    return costs | {"moved": moved, "seconds": round(time.monotonic() - begun, 1)}
+    return costs | {"moved": moved, "seconds": round(time.monotonic() - start, 1)}
 
 
 def worse(costs: dict[str, Any], before: dict[str, Any] | None) -> str:
@@ -248,8 +249,8 @@ def worse(costs: dict[str, Any], before: dict[str, Any] | None) -> str:
         return ""
     if "refused" in costs:
         return costs["refused"]
-    more = [name for name in ("temporary", "exchanged", "moved") if costs[name] > MORE * before[name]]
-    return ", ".join(f"{costs[name]} {name} bytes, {before[name]} before" for name in more)
+    excess = [name for name in ("temporary", "exchanged", "moved") if costs[name] > MORE * before[name]]
+    return ", ".join(f"{costs[name]} {name} bytes, {before[name]} before" for name in excess)
 
 
 PARTS = {"kernels": kernel_compilations, "pods": step_compilations, "sweeps": sweep_compilations}

@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     x = rng.random((options.rows, FEATURES), dtype=np.float32)
     y = np.sin(5 * x[:20_000, 0]) + x[:20_000, 1] * x[:20_000, 2]
 
-    def add(entries: dict[str, Entry], peer: str, what: str, expected: np.ndarray | None) -> None:
+    def add(entries: dict[str, Entry], peer: str, suffix: str, expected: np.ndarray | None) -> None:
         times, processor = ({name: [] for name in entries} for _ in range(2))
         for i in range(ROUNDS + 1):
             for name, (predict, _, x) in entries.items():
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
             faster = len(x) / min(processor[name]) * min(processor[peer]) / len(entries[peer].x)
             single = benchmark.spread(benchmark.seconds(lambda p=predict, x=x: p(x[:1]), 200), 1e6)
             differing = "" if leaf is None else f"{int((leaf(x) != expected[: len(x)]).sum())} of {len(x)}"  # type: ignore[index]
-            table.add(f"{name}{what}", benchmark.spread(rates.tolist(), 1e-6), f"{faster:.2f}", single, differing)
+            table.add(f"{name}{suffix}", benchmark.spread(rates.tolist(), 1e-6), f"{faster:.2f}", single, differing)
 
     for depth in (4, 8, 12):
         tree = oblique(depth, rng)

@@ -39,7 +39,7 @@ def inputs(kind: str, n: int, depth: int) -> jax.Array:
 
 
 forward = jax.jit(lambda q: isotonic.prune(q, PENALTY))
-both = jax.jit(jax.value_and_grad(lambda q, cotangent: isotonic.prune(q, PENALTY) @ cotangent))
+value_and_gradient = jax.jit(jax.value_and_grad(lambda q, cotangent: isotonic.prune(q, PENALTY) @ cotangent))
 
 
 @jax.jit
@@ -67,10 +67,10 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
     layer = CvxpyLayer(cp.Problem(objective, constraints), parameters=[raised], variables=[a, z])
     inputs = torch.tensor(q + 0.5, dtype=torch.float64, requires_grad=True)
     forward = lambda: layer(inputs)[0]
-    both = lambda: forward().sum().backward()
+    with_backward = lambda: forward().sum().backward()
     error = float(np.abs(forward().detach().numpy() - isotonic.prune_pav(q, PENALTY)[0]).max())
-    both()
-    return benchmark.seconds(forward, repeats), benchmark.seconds(both, repeats), error
+    with_backward()
+    return benchmark.seconds(forward, repeats), benchmark.seconds(with_backward, repeats), error
 
 
 def times(repeats: int, **calls: Any) -> list[list[float]]:
@@ -85,11 +85,12 @@ def case(n: int, depth: int, kind: str, repeats: int) -> list[Any]:
     cotangent = jax.random.normal(jax.random.key(2), (len(q),))
     values, group, passes = isotonic._solve(q, jnp.float32(PENALTY))
     exact = np.abs(np.minimum(values, 1) - isotonic.prune_pav(np.asarray(q), PENALTY)[0]).max()
-    ten, ahead, full = times(repeats, ten_passes=(ten_passes, q, values), ahead=(forward, q), full=(both, q, cotangent))
+    calls = {"ten": (ten_passes, q, values), "forward": (forward, q), "full": (value_and_gradient, q, cotangent)}
+    ten, forward_times, full = times(repeats, **calls)
     authors = AUTHORS[n, depth] * (1.0 if kind == "traversed" else 1.5)
     floor = [float(passes) / 10 * seconds for seconds in ten]
-    row = [f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}", ahead, full]
-    row += [f"{authors:.3g}", benchmark.ratio([authors / 1e3], full, 0), benchmark.ratio(ahead, floor, 1)]
+    row = [f"{n}, {depth}", kind, f"{len(np.unique(group))} of {len(q)}", f"{float(passes):.1f}", forward_times, full]
+    row += [f"{authors:.3g}", benchmark.ratio([authors / 1e3], full, 0), benchmark.ratio(forward_times, floor, 1)]
     return [*row, f"{exact:.0e}"]
 
 
@@ -99,11 +100,11 @@ def against_cvxpylayers(repeats: int) -> str:
         return "cvxpylayers is not installed (`make peers`): not measured.\n"
     n, depth = AGAINST_CVXPY
     q, spread, ratio = inputs("uniform", n, depth), benchmark.spread, benchmark.ratio
-    ahead, full = times(repeats, ahead=(forward, q), full=(both, q, jnp.ones(len(q))))
+    forward_times, full = times(repeats, forward_only=(forward, q), full=(value_and_gradient, q, jnp.ones(len(q))))
     theirs, theirs_full, error = by_cvxpylayers(np.asarray(q, np.float64), max(3, repeats // 3))
     return (
-        f"At n = {n}, depth {depth}: forward {spread(ahead)} ms, cvxpylayers {spread(theirs)} ms, ratio "
-        f"{ratio(theirs, ahead, 0)}; with backward {spread(full)} ms, {spread(theirs_full)} ms, ratio "
+        f"At n = {n}, depth {depth}: forward {spread(forward_times)} ms, cvxpylayers {spread(theirs)} ms, ratio "
+        f"{ratio(theirs, forward_times, 0)}; with backward {spread(full)} ms, {spread(theirs_full)} ms, ratio "
         f"{ratio(theirs_full, full, 0)} (its largest error: {error:.0e}).\n"
     )
 

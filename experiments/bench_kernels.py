@@ -184,7 +184,7 @@ def rates(platform: str) -> tuple[float, float]:
     return 2 * size**3 / min(timed(product, (a,))), 8 * length / min(timed(copy, (long,)))
 
 
-def agree(found: Any, expected: Any) -> bool:
+def agree(result: Any, expected: Any) -> bool:
     """Returns whether two results agree within ``TOLERANCE``, which allows for another order of sums.
 
     A few leaf numbers may differ, because a score of almost 0 may fall on either side.
@@ -196,10 +196,10 @@ def agree(found: Any, expected: Any) -> bool:
         finite = bool(jnp.isfinite(a).all() & jnp.isfinite(b).all())
         return finite and float(jnp.abs(a - b).max()) <= TOLERANCE * float(jnp.abs(b).max()) + 1e-6
 
-    return all(same(a, b) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
+    return all(same(a, b) for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True))
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
 
 
@@ -217,8 +217,10 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
     """Returns the fastest sizes of each kernel on one case, and their speed relative to XLA."""
     best: dict[str, tuple[Config, float]] = {}
     arrays = operands(TUNED)
-    by_kernel = {kernel.name: kernel for kernel in KERNELS.values()}  # of two with one name, the last: with gradients
-    for name, kernel in by_kernel.items():
+    named_kernels = {
+        kernel.name: kernel for kernel in KERNELS.values()
+    }  # of two with one name, the last: with gradients
+    for name, kernel in named_kernels.items():
         if time.monotonic() > until:
             print(f"{name}: not tuned, because the time is over", flush=True)
             continue
@@ -228,7 +230,7 @@ def tune(implementation: str, until: float) -> dict[str, tuple[Config, float]]:
         expected, plain_seconds = plain(*arrays), float(np.median(timed(plain, arrays, 0.1)))
         for config, (call, _) in zip(configs, programs, strict=True):
             if isinstance(call, Exception):
-                print(f"{name}: {config}: {_said(call)}", flush=True)
+                print(f"{name}: {config}: {_error_text(call)}", flush=True)
                 continue
             seconds, right = float(np.median(timed(call, arrays, 0.1))), agree(call(*arrays), expected)
             print(f"{name}: {config}: {1e3 * seconds:.3f} ms{'' if right else ', WRONG'}", flush=True)
@@ -242,14 +244,14 @@ def write_winners(device: str, best: dict[str, tuple[Config, float]]) -> None:
 
     An entry applies to the depth, features and outputs of the case, and from a tenth of its samples on.
     """
-    others = [winner for winner in json.loads(WINNERS.read_text()) if winner["device"] != device]
+    winners = [winner for winner in json.loads(WINNERS.read_text()) if winner["device"] != device]
     size = {"depth": TUNED.depth, "p": TUNED.p, "k": TUNED.k, "n": TUNED.n // 10}
     won = [
         {"device": device, "kernel": name, **size, "config": asdict(config)}
         for name, (config, factor) in best.items()
         if factor > WINS
     ]
-    benchmark.write_whole(WINNERS, json.dumps(others + won, indent=1) + "\n")
+    benchmark.write_whole(WINNERS, json.dumps(winners + won, indent=1) + "\n")
 
 
 def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple[float, float]) -> Iterator[dict]:
@@ -278,7 +280,7 @@ def compare(jobs: Sequence[tuple[Case, str]], fused: dict[str, Any], rate: tuple
                 record[label] = timed(call, arrays)
                 answers.append(call(*arrays))
             except Exception as error:  # the program exceeds the memory or was refused
-                record[f"{label}_error"] = _said(error)
+                record[f"{label}_error"] = _error_text(error)
         if len(answers) == 2:
             record["agree"] = agree(answers[1], answers[0])
         yield record
@@ -313,8 +315,8 @@ def main(arguments: list[str] | None = None) -> None:
     best = tune(implementation, start + 30 * options.minutes) if implementation and options.tune else {}
     names = {kernel.name for kernel in KERNELS.values()} if implementation else ()
     fused = {name: best[name][0] if name in best else implementation for name in names}
-    kept = (benchmark.RESULTS if options.write else Path("results")) / f"kernels/{device.lower().replace(' ', '-')}"
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    file = (benchmark.RESULTS if options.write else Path("results")) / f"kernels/{device.lower().replace(' ', '-')}"
+    file.parent.mkdir(parents=True, exist_ok=True)
     records, left, table = [], [], benchmark.Table(*HEADER)
     for case in cases(platform):
         if time.monotonic() > end - 30:
@@ -324,7 +326,7 @@ def main(arguments: list[str] | None = None) -> None:
             records.append(record)
             table.add(*row(record))
             text = json.dumps({"device": device, "rates": rate, "cases": records}, indent=1)
-            kept.with_suffix(".json").write_text(text + "\n")
+            file.with_suffix(".json").write_text(text + "\n")
     notes = (
         f"{device}: {rate[0] / 1e12:.2f} x 10^12 floating-point operations per second in a large product, "
         f"{rate[1] / 1e9:.0f} GB per second in a copy. Medians and half the interquartile range. Compilation is "
@@ -342,7 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
         notes += "\nThere is no kernel for this device: only XLA was timed.\n"
     if left:
         notes += f"\nThe time did not allow {len(left)} cases, from {left[0]} on.\n"
-    benchmark.write(options, table, notes, to=f"kernels/{kept.name}")
+    benchmark.write(options, table, notes, to=f"kernels/{file.name}")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ class Steps:
     def gigabytes(self) -> float:
         """Returns the memory of inputs, outputs and temporary arrays, as the compiler reports it."""
         memory: Any = self.compiled.memory_analysis()
-        kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        return (memory.argument_size_in_bytes + memory.temp_size_in_bytes + kept) / 1e9
+        results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return (memory.argument_size_in_bytes + memory.temp_size_in_bytes + results) / 1e9
 
 
 def reading(depth: int, p: int) -> Any:

@@ -30,7 +30,7 @@ RIVALS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def made(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def made_table(n: int, p: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns p >= 5 features and their targets. Noise is 1.6 % of the variance with 10 features."""
     rng = np.random.default_rng(seed)
     x = np.empty((n, p), np.float32)
@@ -66,16 +66,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures, and writes the table and the plot."""
     sizes = {"rows": (1000, 10_000, 100_000, 1_000_000), "features": 10, "seconds": 60.0}
     options = benchmark.parse("bench_rows", __doc__, arguments, **sizes)
-    test_x, test_y = made(TEST, options.features, seed=1)
+    test_x, test_y = made_table(TEST, options.features, seed=1)
     names = [*OURS, *(name for name, rival in RIVALS.items() if benchmark.installed(rival[0].split(".")[0]))]
     curves: dict[str, list[tuple[float, float, bool]]] = {name: [] for name in names}  # seconds, score, ended early
     for name, curve in curves.items():
-        fitted(name, *made(1000, options.features, seed=2), options.seconds)
+        fitted(name, *made_table(1000, options.features, seed=2), options.seconds)
         for rows in options.rows:
-            x, y = made(rows, options.features, seed=0)
-            begun = time.perf_counter()
+            x, y = made_table(rows, options.features, seed=0)
+            start = time.perf_counter()
             model = fitted(name, x, y, options.seconds)
-            seconds, score = time.perf_counter() - begun, float(r2_score(test_y, np.asarray(model.predict(test_x))))
+            seconds, score = time.perf_counter() - start, float(r2_score(test_y, np.asarray(model.predict(test_x))))
             curve.append((seconds, score, name in OURS and model.report.ended != "finished"))
             print(name, rows, *curve[-1], flush=True)
     table = benchmark.Table("rows", *curves)

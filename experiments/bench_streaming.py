@@ -71,11 +71,11 @@ def shards(folder: Path, kind: str) -> Path:
     return folder
 
 
-def run(out: Path, *more: Any) -> tuple[float, str, list[dict[str, Any]]]:
+def run(out: Path, *arguments: Any) -> tuple[float, str, list[dict[str, Any]]]:
     """Runs the script; returns its seconds, its output and its metrics."""
     command = [sys.executable, "-W", "ignore", "-m", "examples.train_large", "--out", str(out), *METHOD, *EVERY]
     start = time.perf_counter()
-    process = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
+    process = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
     if process.returncode not in (0, os.EX_TEMPFAIL):  # --max-seconds ends with EX_TEMPFAIL
         raise RuntimeError(process.stderr[-2000:])

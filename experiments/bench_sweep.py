@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
         fresh, _, cached = processes(None), processes(folder), processes(folder)
     memory, space = benchmark.isolated(many), space_times(options.samples)
     results, draws = benchmark.Table("what", "s", "s for all runs", "of compiled fits in turn"), options.samples
-    for what, times, seconds, reference in (
+    for name, times, seconds, reference in (
         ("one fit, compiled", benchmark.spread(alone, 1), fits, fits),
         (f"sweep of {runs}, compiled", benchmark.spread(together, 1), all_runs, fits),
         (f"sweep of {runs}, with compilation", f"{cold:.1f}", cold, fits),
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
         ),
     ):
         reference = np.median(space["fits"]) if reference is None else reference
-        results.add(what, times, f"{seconds:.1f}", f"{seconds / reference:.2f}")
+        results.add(name, times, f"{seconds:.1f}", f"{seconds / reference:.2f}")
     notes = (
         f"GET, depth 4, one start, {2 * EPOCHS} steps, {len(table.x)} rows; median ± half the middle half. The sweep "
         f"compiled {programs} programs that each took more than a tenth of a second (a sweep needs the start of a "

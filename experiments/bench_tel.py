@@ -51,8 +51,8 @@ def runner(depth: int, gamma: float, kind: str, data: jtrees.Batch) -> tuple[jtr
     ensemble, optimizer = method(depth, gamma, kind)
     state = jtrees.training.start(ensemble, data, key=jax.random.key(0), optimizer=optimizer)
     once = jtrees.training.step.one_step(ensemble, data, optimizer, batch_size=BATCH)
-    most = ROWS // BATCH * EPOCHS
-    return state, jax.jit(lambda state, steps: jtrees.training.loop.advance_up_to(once, state, steps, most))
+    updates = ROWS // BATCH * EPOCHS
+    return state, jax.jit(lambda state, steps: jtrees.training.loop.advance_up_to(once, state, steps, updates))
 
 
 @cache
@@ -142,8 +142,8 @@ def step_row(depth: int, repeats: int, data: jtrees.Batch, gamma: float = 0.1) -
     for kind, call in calls.items():  # not alternating: each kind keeps its arrays in the cache, as in a run
         jax.block_until_ready(call())
         steps = 2 if kind == "logistic" and depth >= 12 else STEPS
-        few = max(3, repeats // 3) if kind == "logistic" else repeats
-        times[kind] = [t / steps for t in benchmark.seconds(lambda call=call: jax.block_until_ready(call()), few)]
+        calls = max(3, repeats // 3) if kind == "logistic" else repeats
+        times[kind] = [t / steps for t in benchmark.seconds(lambda call=call: jax.block_until_ready(call()), calls)]
     lazy, dense, logistic = (times[kind] for kind in ("lazy", "dense", "logistic"))
     reported = f"{benchmark.ratio([NAIVE[depth] / 1e3], lazy, 0)} x" if depth in NAIVE else "-"
     ratios = f"{benchmark.ratio(logistic, lazy, 0)} x", f"{benchmark.ratio(dense, lazy, 1)} x", reported
@@ -163,11 +163,11 @@ def crossover(depth: int, repeats: int, data: jtrees.Batch) -> list[str]:
             {"paths": lambda a=inputs, f=paths: f(*a), "level": lambda a=inputs: level(*a)}, repeats
         )
         points.append((mean, *(float(np.median(t)) / len(x) for t in times.values())))
-    leaves, by_paths, all_splits = np.array(points).T
-    slope, start = np.polyfit(leaves, by_paths, 1)
+    leaves, path_times, all_splits = np.array(points).T
+    slope, start = np.polyfit(leaves, path_times, 1)
     equal = (np.median(all_splits) - start) / slope
     width = conditional.checked_width(None, depth)
-    measured = ", ".join(f"{a:.2f}: {1e3 * b:.3g}" for a, b in zip(leaves, by_paths, strict=True))
+    measured = ", ".join(f"{a:.2f}: {1e3 * b:.3g}" for a, b in zip(leaves, path_times, strict=True))
     return [str(depth), f"{1e3 * np.median(all_splits):.3g}", measured, f"{equal:.1f}", str(width)]
 
 

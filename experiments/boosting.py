@@ -38,7 +38,7 @@ def split_of(name: str, data_dir: str | None) -> Split:
 
 def fitted(program: str, limit: float, split: Split) -> tuple[float, str]:
     """Returns the score of a recipe or of XGBoost, and its cell: score, seconds, trees; a star for the time limit."""
-    begun, star = time.perf_counter(), ""
+    start, star = time.perf_counter(), ""
     if program in RECIPES:
         fit = studies.fit(RECIPES[program], split, 0, max_seconds=limit)
         score, count = percent(fit.predict(split[1]), split[3]), fit.report.search.rounds
@@ -54,7 +54,7 @@ def fitted(program: str, limit: float, split: Split) -> tuple[float, str]:
             model.fit(a, y_a, eval_set=[(b, y_b)], verbose=False)
             trials.append((model.best_score, percent(model.predict(split[1]), split[3]), model.best_iteration + 1))
         _, score, count = min(trials)
-    return score, f"{score:.2f} ({time.perf_counter() - begun:.0f} s{star}, {count})"
+    return score, f"{score:.2f} ({time.perf_counter() - start:.0f} s{star}, {count})"
 
 
 def main(arguments: list[str] | None = None) -> None:

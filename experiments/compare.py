@@ -69,7 +69,9 @@ class Model(NamedTuple):
 def _either(regressor: Any, classifier: Any, **options: Any) -> Callable[[Any, argparse.Namespace, Task], Any]:
     """Returns a method of scikit-learn; ``options`` are functions of the depth and the command line."""
     kind = lambda task: regressor if task == "regression" else classifier
-    return lambda depth, given, task: kind(task)(**{name: value(depth, given) for name, value in options.items()})
+    return lambda depth, arguments, task: kind(task)(
+        **{name: value(depth, arguments) for name, value in options.items()}
+    )
 
 
 def _get(depth: Any, options: argparse.Namespace, **arguments: Any) -> Any:
@@ -85,9 +87,9 @@ def _polished(depth: Any, options: argparse.Namespace, task: Task) -> Any:
     return jtrees.Polished(_get(depth, options), epochs=options.epochs)
 
 
-_SEED: Any = {"random_state": lambda depth, given: given.seed}
-_CART = _either(DecisionTreeRegressor, DecisionTreeClassifier, max_depth=lambda depth, given: depth, **_SEED)
-_TREES: Any = {"n_estimators": lambda depth, given: 100, "n_jobs": lambda depth, given: -1}
+_SEED: Any = {"random_state": lambda depth, arguments: arguments.seed}
+_CART = _either(DecisionTreeRegressor, DecisionTreeClassifier, max_depth=lambda depth, arguments: depth, **_SEED)
+_TREES: Any = {"n_estimators": lambda depth, arguments: 100, "n_jobs": lambda depth, arguments: -1}
 _FOREST = _either(RandomForestRegressor, RandomForestClassifier, **_TREES, **_SEED)
 _BASELINE = _either(DummyRegressor, DummyClassifier)  # the mean, or the class frequencies
 MODELS = {

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 import itertools
 import time
 from typing import Any
-import warnings
 import weakref
 
 import jax
@@ -165,9 +164,8 @@ class Engine:
             return False
         self._most = max(size // 2, self._shares)
         self._stacks[program] = self._most, axes
-        warnings.warn(
-            f"{size} runs at once need more memory than the device has: {self._most} run at once (batch={self._most})",
-            stacklevel=2,
+        distributed.warn(
+            f"{size} runs at once need more memory than the device has: {self._most} run at once (batch={self._most})"
         )
         return True
 

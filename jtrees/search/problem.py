@@ -18,6 +18,7 @@ from jtrees import distributed, segments
 from jtrees.data import Data
 from jtrees.data.scaling import losses_of
 from jtrees.search.fitted import LeftOut
+from jtrees.search.run import FOLDS
 from jtrees.tasks import Task
 from jtrees.training import Batch
 
@@ -80,13 +81,13 @@ class Problem:
         return self.replace(key=derived(self.key, number))
 
     def without(self, held_out: np.ndarray, *, evaluates: bool = False) -> "Problem":
-        """Returns the problem without held-out rows, at most a fifth of the rows, ``(n,)`` bool.
+        """Returns the problem without held-out rows, ``(n,)`` bool.
 
         The rows are for evaluation, unless there is a validation set. If no row is held out, the evaluation is on the
         training rows. Such a problem has the compiled programs of the problems that hold rows out.
 
-        With ``evaluates``, training evaluates on the held-out rows while it runs. The evaluation rows begin with them,
-        so an evaluation takes a fifth of the rows (:attr:`Run.rows_during_training`).
+        With ``evaluates``, training evaluates on the held-out rows while it runs. They are at most a fifth of the rows.
+        The evaluation rows begin with them, so an evaluation takes a fifth (:attr:`Run.rows_during_training`).
         """
         weight = np.asarray(self.batch.weight)
         inside = self.batch._replace(weight=segments.mean_one(np.where(held_out, 0, weight).astype(weight.dtype)))
@@ -94,8 +95,9 @@ class Problem:
         if not self.validates:
             evaluation = self.batch._replace(weight=np.where(held_out, weight, 0) if held_out.any() else inside.weight)
             if evaluates and held_out.any():
+                assert FOLDS * held_out.sum() <= len(held_out), "an evaluation during training would miss rows"
                 evaluation = jax.tree.map(lambda a: np.asarray(a)[np.argsort(~held_out, kind="stable")], evaluation)
-        evaluates = self.evaluates if not evaluates else bool(held_out.any())
+        evaluates = bool(held_out.any()) if evaluates else self.evaluates
         separate = self.validates or bool(held_out.any())
         changes = {"evaluates": evaluates, "separate": separate} | self._rest(held_out)
         return self.replace(batch=inside, evaluation=evaluation, **changes)
