@@ -124,7 +124,7 @@ def written(tree):
 
 
 # The name of a number of each recipe, and two values.
-NUMBERS = dict.fromkeys(RECIPES, ("learning_rate", (0.01, 0.03))) | {
+NUMBERS = dict.fromkeys(RECIPES, ("learning_rate", (0.01, 0.05))) | {
     "GET": ("alpha_ranges", (((5.0, 25.0), (50.0, 150.0)), ((1.0, 5.0), (10.0, 20.0)))),
     "DGT": ("l1", (0.0, 0.01)),
     "LatentTree": ("penalty", (0.01, 0.1)),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import brentq
+from scipy.special import logsumexp
 
 import jtrees
 from jtrees import Batch, Classification
@@ -156,32 +157,60 @@ def network(params, x):
     return np.stack([positive @ (sides >= 0) + negative @ (sides <= 0) for sides in SIDES], axis=1)
 
 
-def test_dtsemnet_is_the_papers_in_classification(x64):
-    method = dtsemnet(DEPTH, task=Classification(3))
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+def test_dtsemnet_is_the_papers_in_classification(pooling, x64):
+    method = dtsemnet(DEPTH, task=Classification(3), pooling=pooling)
     params = method.init(batch(CLASSES), key=KEY)
 
     def plain(params):
         leaves = network(params, X)
-        logits = np.stack([leaves[:, k::3].max(1) for k in range(3)], axis=1)
-        return mean_loss(np.log(np.exp(logits).sum(1)) - logits[np.arange(N), CLASSES])
+        pooled = [leaves[:, k::3].max(1) if pooling == "max" else logsumexp(leaves[:, k::3], 1) for k in range(3)]
+        logits = np.stack(pooled, axis=1)
+        return mean_loss(logsumexp(logits, 1) - logits[np.arange(N), CLASSES])
 
     loss = lambda params: method.loss(params, batch(CLASSES), key=KEY, step=0)[0]
     assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
     assert_slopes(loss, plain, params)
 
 
-def test_dtsemnet_is_the_papers_in_regression(x64):
-    method = dtsemnet(DEPTH)
+@pytest.mark.parametrize("leaves", ["constant", "linear"])
+def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
+    """The reached leaf, straight through a softmax over the two leaves with the largest outputs."""
+    method = dtsemnet(DEPTH, leaves=leaves)
     params = method.init(batch(Y), key=KEY)
-    share = lambda params: np.exp(network(params, X)) / np.exp(network(params, X)).sum(1, keepdims=True)
-    offset = np.eye(4)[network(numpy(params), X).argmax(1)] - share(numpy(params))
-    values = np.asarray(params.leaves.values)
-    plain = lambda params: mean_loss(((share(params) + offset) @ params.leaves.values - Y) ** 2)
+    if leaves == "linear":
+        slopes = jnp.asarray(np.random.default_rng(5).normal(size=params.leaves.coefficients.shape))
+        params = params.replace(leaves=params.leaves.replace(coefficients=slopes))
+
+    def answers(leaves):  # of every leaf
+        return leaves.values[None] if hasattr(leaves, "values") else X @ leaves.coefficients.T + leaves.intercept
+
+    outputs = network(numpy(params), X)
+    two = outputs >= np.sort(outputs, axis=1)[:, [-2]]
+    share = lambda params: two * np.exp(network(params, X)) / (two * np.exp(network(params, X))).sum(1, keepdims=True)
+    reached = np.eye(4)[outputs.argmax(1)]
+    constant = answers(numpy(params).leaves)
+
+    def plain(params):
+        change = ((share(params) - share(start)) * constant).sum(1)
+        return mean_loss(((reached * answers(params.leaves)).sum(1) + change - Y) ** 2)
+
+    start = numpy(params)
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
-    reached = values[network(numpy(params), X).argmax(1)]
-    assert float(loss(params)) == pytest.approx(mean_loss((reached - Y) ** 2), abs=1e-10)
+    assert float(loss(params)) == pytest.approx(mean_loss(((reached * constant).sum(1) - Y) ** 2), abs=1e-10)
     assert_slopes(loss, plain, params)
+
+
+def test_dtsemnet_with_linear_leaves():
+    x = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, 2 + 3 * x[:, 1], -1 - x[:, 1])
+    fit = jtrees.fit(jtrees.DTSemNet(depth=1, leaves="linear", epochs=100), x, y, key=KEY)
+    assert not fit.tree.leaves.is_constant and fit.tree.n_leaves == 2
+    assert np.mean((fit.predict(x) - y) ** 2) < 0.1 * y.var()
+    with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
+        jtrees.fit(jtrees.DTSemNet(leaves="linear"), x, y > 0, key=KEY, task="classification")
+    with pytest.raises(ValueError, match="pooling must be one of 'max', 'sum', got 'mean'"):
+        dtsemnet(1, pooling="mean")
 
 
 def test_the_soft_decision_tree_is_the_papers(x64):

@@ -167,7 +167,7 @@ def fitted_tree(
     Args:
       problem: the problem.
       fitted: the result, with a tree of scaled data.
-      refit: whether the leaves are constants fitted to the data. Such leaves are fitted again in double precision.
+      refit: whether the leaves are fitted to the data. Such leaves are fitted again in double precision.
         None: not known. Leaves that equal fitted leaves up to rounding are then replaced by the fitted leaves.
       preconditioning: how the features were preconditioned.
       **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
@@ -182,7 +182,7 @@ def fitted_tree(
         if refit is None:
             tree = data.with_fitted(tree)
         elif refit:
-            tree = data.refit(tree, "constant", **shrinkage)[0]
+            tree = data.refit(tree, "constant" if tree.leaves.is_constant else "linear", **shrinkage)[0]
         tree = data.ordered(tree).merged()
         path = np.asarray(tree.decision_path(data.table.x))[:-1]
         report = TreeReport(reached=len(np.unique(path)), preconditioning=preconditioning)
