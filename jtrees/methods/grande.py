@@ -1,8 +1,8 @@
 """GRANDE: hard axis-aligned trees whose weights depend on the leaves that a sample reaches.
 
 The source is Marton, Lüdtke, Bartelt & Stuckenschmidt, "GRANDE: Gradient-Based Decision Tree Ensembles for Tabular
-Data", ICLR 2024, which extends GradTree (AAAI 2024) to ensembles. ``grande`` is the method for :func:`jtrees.train`,
-and ``GRANDE`` is the recipe.
+Data", ICLR 2024. It extends GradTree (AAAI 2024). ``grande`` is the method for :func:`jtrees.train`, ``GRANDE`` the
+recipe.
 """
 
 import math
@@ -67,10 +67,9 @@ class WeightedTrees:
 
         ``active`` says whether a tree takes part, ``(trees,)`` bool; None: all trees do.
         """
-        values = self.values.reshape(*self.leaf_weights.shape, -1)
-        leaves = jnp.concatenate([self.leaf_weights[..., None], values], axis=-1)
+        leaves = self.leaf_weights[..., None], self.values.reshape(*self.leaf_weights.shape, -1)
         reached = lambda right, leaves: jnp.matmul(leaves.T, routing.leaf_probabilities(right), precision="highest")
-        answers = jax.vmap(reached)(self.sides(x), leaves)
+        answers = jax.vmap(reached)(self.sides(x), jnp.concatenate(leaves, axis=-1))
         share = jax.nn.softmax(answers[:, :1], axis=0, where=None if active is None else active[:, None, None])
         return (share * answers[:, 1:]).sum(0).T.reshape(len(x), *self.values.shape[2:])
 
@@ -109,14 +108,12 @@ def grande(
 
     def init(batch: Batch, *, key: Array) -> WeightedTrees:
         task.check(batch.y)
-        n, p = batch.x.shape
         features_key, logits_key, rows_key, leaves_key = jax.random.split(key, 4)
-        shape = trees, topology.num_nodes(depth)
+        p, shape = batch.x.shape[1], (trees, topology.num_nodes(depth))
         order = jax.vmap(lambda key: jax.random.permutation(key, p))(jax.random.split(features_key, trees))
         excluded = order[:, None, :] >= max(1, round(selected * p))
         logits = jax.random.uniform(logits_key, (*shape, p), batch.x.dtype)
-        weight = None if batch.weight is None else batch.weight / batch.weight.sum()
-        thresholds = batch.x[jax.random.choice(rows_key, n, shape, p=weight)]
+        thresholds = jax.random.choice(rows_key, batch.x, shape, p=batch.weight)
         count = math.prod(task.shape) + 1
         leaves = _START * jax.random.normal(leaves_key, (trees, topology.num_leaves(depth), count), batch.x.dtype)
         values = leaves[..., 1:].reshape(*leaves.shape[:2], *task.shape)
@@ -133,8 +130,7 @@ def grande(
 
 def additive(params: WeightedTrees, batch: Batch, task: Task) -> Forest:
     """Returns the sum of trees with the same splits, whose leaves are refitted jointly."""
-    weights, bias = params.splits()
-    return hardened(Ensemble(weights, bias, params.values / len(params.values)), batch, task)
+    return hardened(Ensemble(*params.splits(), params.values / len(params.values)), batch, task)
 
 
 @io.model
@@ -148,8 +144,7 @@ class GRANDE(Recipe):
     """GRANDE's recipe: hard axis-aligned trees with weights for each sample, trained jointly.
 
     The search trains on mini-batches with Adam. Early stopping chooses the number of updates, as in
-    :class:`jtrees.TEL`. Features are scaled to mean 0 and deviation 1, regression targets to [0, 1]. The paper has four
-    learning rates and a focal loss; here all parameters have one rate, and the loss is that of the task.
+    :class:`jtrees.TEL`. Features are scaled to mean 0 and deviation 1, regression targets to [0, 1].
 
     Attributes:
       depth: depth of the trees, 1 to 16.
@@ -159,8 +154,7 @@ class GRANDE(Recipe):
       learning_rate: learning rate of Adam.
       selected: share of the features that a tree sees, above 0 and at most 1.
       dropout: probability that a tree does not take part in an update, in [0, 1).
-      hard: whether the model is a forest whose trees have constant weights, with leaves refitted jointly. It can be
-        exported and explained like other forests.
+      hard: whether the model is a :class:`jtrees.Forest` without such weights, whose leaves are refitted jointly.
       early_stopping: whether a trial run chooses the number of updates, as in :class:`jtrees.TEL`.
 
     Example:
@@ -179,7 +173,6 @@ class GRANDE(Recipe):
     dropout: float = options.part(0.2)
     hard: bool = options.flag(False)
     early_stopping: bool = options.flag(True)
-
     passes = 40
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:

@@ -5,7 +5,6 @@ The source is Popov, Morozov & Babenko, "Neural Oblivious Decision Ensembles for
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,11 +64,6 @@ def _combinations(right: Float[Array, "levels trees n"]) -> Float[Array, "leaves
     return reach
 
 
-def _with(x: Array, outputs: Array) -> Array:
-    """Returns the features with the outputs of a layer appended."""
-    return jnp.concatenate([x, outputs.reshape(len(x), -1)], axis=1)
-
-
 @io.part
 @pytree.dataclass
 class ObliviousLayers:
@@ -86,7 +80,7 @@ class ObliviousLayers:
         outputs, features = [], x
         for layer in self.params:
             outputs.append(layer.outputs(features))
-            features = _with(features, outputs[-1])
+            features = jnp.concatenate([features, outputs[-1].reshape(len(x), -1)], axis=1)
         return jnp.concatenate(outputs, axis=1).mean(1)
 
     @property
@@ -99,29 +93,25 @@ class ObliviousLayers:
         return f"layers={len(self.params)}, trees={trees}, depth={depth}, features={p}"
 
 
-def random_layer(key: Array, x: Float[Array, "n q"], trees: int, depth: int, outputs: tuple[int, ...]) -> Any:
+def random_layer(key: Array, x: Float[Array, "n q"], trees: int, depth: int, task: Task) -> ObliviousTrees:
     """Returns a layer for the first samples, none of which is beyond the end of a step (section 3.3).
 
     Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
     """
     logits_key, rows_key, responses_key = jax.random.split(key, 3)
     logits = jax.random.uniform(logits_key, (trees, depth, x.shape[1]), x.dtype)
-    responses = jax.random.normal(responses_key, (trees, topology.num_leaves(depth), *outputs), x.dtype)
-    zeros = jnp.zeros((trees, depth), x.dtype)
-    features = jnp.swapaxes(ObliviousTrees(logits, zeros, zeros, responses).features(x), 0, 1)
-    rows = jax.random.randint(rows_key, (trees, depth, 1), 0, len(x))
-    threshold = jnp.take_along_axis(features, rows, axis=-1)
+    responses = jax.random.normal(responses_key, (trees, topology.num_leaves(depth), *task.shape), x.dtype)
+    features = jnp.einsum("tdq,nq->tdn", routing.entmax(logits), x, precision="highest")
+    threshold = jnp.take_along_axis(features, jax.random.randint(rows_key, (trees, depth, 1), 0, len(x)), axis=-1)
     distance = jnp.abs(features - threshold).max(-1)
-    scale = jnp.where(distance > 0, distance, 1)
-    return ObliviousTrees(logits, threshold[..., 0], jnp.log(scale), responses)
+    return ObliviousTrees(logits, threshold[..., 0], jnp.log(jnp.where(distance > 0, distance, 1)), responses)
 
 
 def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regression()) -> training.Method:
     """Returns the NODE method; parameters are :class:`ObliviousLayers`.
 
     ``harden`` returns None, because the model stays soft. The method assumes features of mean 0 and deviation 1, and
-    regression targets of order 1. In classification, responses are logits. The arguments are those of
-    :class:`jtrees.NODE`.
+    regression targets of order 1. Responses of classes are logits. The arguments are those of :class:`jtrees.NODE`.
 
     Raises:
       ValueError: for a number out of range.
@@ -131,14 +121,12 @@ def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regressio
 
     def init(batch: Batch, *, key: Array) -> ObliviousLayers:
         task.check(batch.y)
-        weight = None if batch.weight is None else batch.weight / batch.weight.sum()
         rows_key, *keys = jax.random.split(key, layers + 1)
-        n = len(batch.x)
-        x = batch.x[jax.random.choice(rows_key, n, (min(n, _FIRST_ROWS),), p=weight)]
+        x = jax.random.choice(rows_key, batch.x, (min(len(batch.x), _FIRST_ROWS),), p=batch.weight)
         params: tuple[ObliviousTrees, ...] = ()
         for layer_key in keys:
-            params += (random_layer(layer_key, x, trees, depth, task.shape),)
-            x = _with(x, params[-1].outputs(x))
+            params += (random_layer(layer_key, x, trees, depth, task),)
+            x = jnp.concatenate([x, params[-1].outputs(x).reshape(len(x), -1)], axis=1)
         return ObliviousLayers(params)
 
     def loss(params: ObliviousLayers, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
@@ -158,9 +146,8 @@ class NODEModel(SoftModel):
 class NODE(Recipe):
     """NODE's recipe: layers of soft oblivious trees, trained jointly.
 
-    The search trains on mini-batches with Adam; the paper has a quasi-hyperbolic Adam. Early stopping chooses the
-    number of updates, as in :class:`jtrees.TEL`. Features are scaled to mean 0 and deviation 1; the paper maps them to
-    normal quantiles. Regression targets are scaled to [0, 1].
+    The search trains on mini-batches with Adam. Early stopping chooses the number of updates, as in
+    :class:`jtrees.TEL`. Features are scaled to mean 0 and deviation 1, regression targets to [0, 1].
 
     Attributes:
       depth: depth of the trees, 1 to 16.
@@ -185,7 +172,6 @@ class NODE(Recipe):
     batch_size: int = options.count(256)
     learning_rate: float = options.positive(0.02)
     early_stopping: bool = options.flag(True)
-
     passes = 40
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
