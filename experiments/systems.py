@@ -43,6 +43,7 @@ PARTS = (*RECIPES, *TUNED, *RIVALS)
 ROWS = 1000  # upper limit of the training rows, and of the test rows
 DRAWS = 20
 METRICS = {"score": "score, %", "log_loss": "log loss", "macro_f1": "macro F1, %"}
+DIGITS = {"score": 2, "log_loss": 3, "macro_f1": 2}
 
 
 def space(recipe: Any) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def predictions(part: str, split: studies.Split, seed: int, task: str) -> tuple[
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """Returns the recipe as text; None if the part is for classes only."""
-    if TASKS.get(name) == "regression" and part in ("DTSemNet", "DTSemNet, tuned", *LOGITS):
+    if TASKS.get(name) == "regression" and part in LOGITS:
         return None
     recipe = {**RECIPES, **TUNED}.get(part)
     return {} if recipe is None else {"recipe": studies.recipe_text(recipe)}
@@ -95,49 +96,77 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
     return value | {"macro_f1": 100 * float(f1_score(y, labels, average="macro"))}
 
 
-def means(results: studies.Results, task: str) -> str:
-    """Returns the table of means over the sets that all parts have, and differences from CatBoost."""
-    parts = [part for part in PARTS if set(results.datasets(part)) & set(SETS[task])]
+def values_of(results: studies.Results, part: str, other: str, name: str) -> list[tuple[Any, Any]]:
+    """Returns the values of two parts on a set, for the seeds that both have."""
+    first, second = results.by_seed(part, name), results.by_seed(other, name)
+    return [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
+
+
+def mean_of(pairs: list[list[tuple[Any, Any]]], key: str, which: int = 0) -> float:
+    """Returns the mean over the sets of the mean over the seeds of the first or the second value."""
+    return float(np.mean([np.mean([pair[which][key] for pair in of_set]) for of_set in pairs]))
+
+
+def difference(pairs: list[list[tuple[Any, Any]]], key: str = "score", digits: int = 2) -> str:
+    """Returns the mean difference of first and second values, and its standard error over the sets."""
+    gaps = [np.mean([first[key] - second[key] for first, second in of_set]) for of_set in pairs]
+    error = f" ± {np.std(gaps, ddof=1) / np.sqrt(len(gaps)):.{digits}f}" if len(gaps) > 1 else ""
+    return f"{np.mean(gaps):+.{digits}f}{error}"
+
+
+def beside(results: studies.Results, task: str) -> str:
+    """Returns the table of systems with their defaults and of rivals, beside CatBoost."""
+    parts = [part for part in PARTS if part not in TUNED and set(results.datasets(part)) & set(SETS[task])]
     names = [name for name in SETS[task] if all(results.values(part, name) for part in parts)]
     columns = [key for key in METRICS if key == "score" or task == "classification"]
     table = []
     for part in parts:
-        mean = lambda key, part=part: np.mean([np.mean(results.values(part, name, key)) for name in names])
-        median = lambda key, part=part: np.median([np.median(results.values(part, name, key)) for name in names])
-        cells = [f"{mean(key):.{3 if key == 'log_loss' else 2}f}" for key in columns]
-        table.append(
-            [part, *cells, difference(results, part, names), f"{median('seconds'):.1f}", f"{median('numbers'):,.0f}"]
-        )
+        pairs = [values_of(results, part, "CatBoost", name) for name in names]
+        median = lambda key, pairs=pairs: np.median([np.median([pair[0][key] for pair in of_set]) for of_set in pairs])
+        cells = [f"{mean_of(pairs, key):.{DIGITS[key]}f}" for key in columns]
+        gap = "" if part == "CatBoost" else difference(pairs)
+        table.append([part, *cells, gap, f"{median('seconds'):.1f}", f"{median('numbers'):,.0f}"])
     head = [f"{len(names)} sets of {task}", *(METRICS[key] for key in columns)]
     return benchmark.markdown([*head, "score minus CatBoost's", "seconds", "numbers"], table) if names else ""
 
 
-def difference(results: studies.Results, part: str, names: list[str]) -> str:
-    """Returns the mean difference of the scores from CatBoost's, and its standard error over the sets."""
-    gaps = []
-    for name in names:
-        ours, rival = results.by_seed(part, name), results.by_seed("CatBoost", name)
-        gaps.append([ours[seed]["score"] - rival[seed]["score"] for seed in ours.keys() & rival.keys()])
-    if part == "CatBoost" or len(names) < 2 or not all(gaps):
-        return ""
-    means = [np.mean(values) for values in gaps]
-    return f"{np.mean(means):+.2f} ± {np.std(means, ddof=1) / np.sqrt(len(means)):.2f}"
+def tuning(results: studies.Results, task: str) -> str:
+    """Returns the table of tuned systems beside their defaults, on the sets and seeds that both have."""
+    key, table = "score" if task == "regression" else "log_loss", []
+    for part in TUNED:
+        pairs = [values_of(results, part, part.removesuffix(", tuned"), name) for name in SETS[task]]
+        if pairs := [of_set for of_set in pairs if of_set]:
+            cells = [f"{mean_of(pairs, key, which):.{DIGITS[key]}f}" for which in (1, 0)]
+            seconds = np.median([pair[0]["seconds"] for of_set in pairs for pair in of_set])
+            gaps = [difference(pairs, name, DIGITS[name]) for name in dict.fromkeys(["score", key])]
+            table.append([part, str(len(pairs)), *cells, *gaps, f"{seconds:.0f}"])
+    changes = [f"change in {METRICS[name]}" for name in dict.fromkeys(["score", key])]
+    head = [task, "sets", f"{METRICS[key]}, defaults", f"{METRICS[key]}, tuned", *changes, "seconds of tuning"]
+    return benchmark.markdown(head, table) if table else ""
 
 
 def report(results: studies.Results, command: str) -> str:
-    """Returns the means of both tasks, and the scores by set."""
+    """Returns the systems beside CatBoost, the tuned systems beside their defaults, and the scores by set."""
     about = (
         f"Made by `{command}` on {results.machines}. Scores are R² or accuracy in per cent, with at most {ROWS} "
-        "training rows and as many test rows, mean and standard deviation over the splits. A tuned recipe is the "
-        f"choice of `jtrees.tune` among {DRAWS} draws, on a held-out fifth. CART's depth is tuned by "
-        "cross-validation; the other rivals have their defaults. The difference from CatBoost is a mean over the sets "
-        "with its standard error. Seconds are of the first fit, with compilation and tuning."
+        "training rows and as many test rows, as means over splits and then over sets. CART's depth is tuned by "
+        "cross-validation; the other systems have their defaults. The difference from CatBoost is a mean over the sets "
+        "with its standard error. Seconds are medians of single fits on one core, with compilation unless an earlier "
+        "fit compiled the same program."
+    )
+    tuned = (
+        f"A tuned system is the choice of `jtrees.tune` among {DRAWS} draws of the depth (4 or 6) and the learning "
+        "rate, on a held-out fifth of the training rows. The sets and splits are those that both have."
     )
     cell = lambda part, name: studies.spread(values, 1) if (values := results.values(part, name, "score")) else "-"
     rows = [[part, *(cell(part, name) for name in TASKS)] for part in PARTS if results.datasets(part)]
-    tables = [means(results, task) for task in SETS]
-    by_set = benchmark.markdown(["system", *TASKS], rows)
-    return "\n\n".join(["# All systems", about, *filter(None, tables), by_set]) + "\n"
+    tables = [beside(results, task) for task in SETS]
+    gains = [tuning(results, task) for task in SETS]
+    gains = ["## Tuning", tuned, *gains] if any(gains) else []
+    by_set = "## By set\n\nMeans and standard deviations over the splits.\n\n" + benchmark.markdown(
+        ["system", *TASKS], rows
+    )
+    return "\n\n".join(["# All systems", about, *filter(None, [*tables, *gains]), by_set]) + "\n"
 
 
 PACKAGES = {"XGBoost": "xgboost", "CatBoost": "catboost"}
