@@ -117,14 +117,16 @@ def difference(pairs: list[list[tuple[Any, Any]]], key: str = "score", digits: i
 def beside(results: studies.Results, task: str) -> str:
     """Returns the table of systems with their defaults and of rivals, beside CatBoost."""
     parts = [part for part in PARTS if part not in TUNED and set(results.datasets(part)) & set(SETS[task])]
-    names = [name for name in SETS[task] if all(results.values(part, name) for part in parts)]
+    rival = "CatBoost" if "CatBoost" in parts else ""  # it may not be installed
+    values = lambda part, name: values_of(results, part, rival or part, name)
+    names = [name for name in SETS[task] if all(values(part, name) for part in parts)]
     columns = [key for key in METRICS if key == "score" or task == "classification"]
     table = []
     for part in parts:
-        pairs = [values_of(results, part, "CatBoost", name) for name in names]
+        pairs = [values(part, name) for name in names]
         median = lambda key, pairs=pairs: np.median([np.median([pair[0][key] for pair in of_set]) for of_set in pairs])
         cells = [f"{mean_of(pairs, key):.{DIGITS[key]}f}" for key in columns]
-        gap = "" if part == "CatBoost" else difference(pairs)
+        gap = difference(pairs) if rival not in ("", part) else ""
         table.append([part, *cells, gap, f"{median('seconds'):.1f}", f"{median('numbers'):,.0f}"])
     head = [f"{len(names)} sets of {task}", *(METRICS[key] for key in columns)]
     return benchmark.markdown([*head, "score minus CatBoost's", "seconds", "numbers"], table) if names else ""
