@@ -69,8 +69,9 @@ class ObliqueTree:
     origin: Origin | None = None
 
     def composed(self, matrix: Array) -> "ObliqueTree":
-        """Returns the tree as a function of x instead of ``x @ matrix``. Its leaves must not depend on x."""
-        return self.replace(weights=jnp.matmul(self.weights, matrix.T, precision="highest"))
+        """Returns the tree as a function of x instead of ``x @ matrix``."""
+        leaves = self.leaves if self.leaves.is_constant else self.leaves.composed(matrix)
+        return self.replace(weights=jnp.matmul(self.weights, matrix.T, precision="highest"), leaves=leaves)
 
     def refit(self, x: Any, y: Any, sample_weight: Any = None, *, shrink: bool = False) -> "ObliqueTree":
         """Returns the tree with leaves fitted to samples by hard routing (GET, Algorithm 1: deterministic leaves).

@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 
-from jtrees import leaves, losses
+from jtrees import ObliqueTree, leaves, losses
 from jtrees.leaves import Linear, Values
 from jtrees.segments import effective
 from jtrees.tasks import Classification, Regression, fits
@@ -291,3 +291,11 @@ def test_kinds_by_name():
     ):
         with pytest.raises(ValueError, match=f"leaves must be {message}"):
             leaves.kind_of(name, task)
+
+
+def test_a_tree_of_mapped_features_is_a_tree_of_the_features(x64):
+    rng = np.random.default_rng(0)
+    splits, x, matrix = (jnp.asarray(rng.normal(size=shape)) for shape in ((3, P), (N, P), (P, P)))
+    for kind in (Values(rng.normal(size=4)), Linear(rng.normal(size=(4, P)), rng.normal(size=4))):
+        tree = ObliqueTree(splits, jnp.zeros(3), jax.tree.map(jnp.asarray, kind))
+        np.testing.assert_allclose(tree.composed(matrix).apply(x), tree.apply(x @ matrix), rtol=1e-10)

@@ -74,7 +74,7 @@ def plain_node(layers, x):
     return np.array(means)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [1, 3])
 def test_node_is_the_papers(layers, x64):
     method = node(3, 2, layers)
     params = method.init(batch(Y), key=KEY)
@@ -89,6 +89,21 @@ def test_node_starts_inside_all_steps():
     t = (layer.features(x) - layer.threshold.T[..., None]) * jnp.exp(-layer.log_scale.T)[..., None]
     assert float(jnp.abs(t).max()) < 2
     assert ((jtrees.routing.entmax_step(t) > 0) & (jtrees.routing.entmax_step(t) < 1)).all()
+
+
+@pytest.mark.parametrize("make", [node, grande])
+def test_thresholds_start_at_rows_with_a_weight(make):
+    x = jnp.where(jnp.arange(40)[:, None] < 10, 1e3, 0) + jax.random.normal(KEY, (40, 2))
+    rows = Batch(x, x[:, 0], (jnp.arange(40) >= 10).astype(x.dtype))
+    params = make(3, 4).init(rows, key=KEY)
+    thresholds = params.params[0].threshold if make is node else params.thresholds
+    assert float(jnp.abs(thresholds).max()) < 10
+
+
+def test_node_starts_with_equal_rows():
+    rows = Batch(jnp.ones((20, 2)), jnp.ones(20))
+    [layer] = node(2, 3).init(rows, key=KEY).params
+    np.testing.assert_allclose(jnp.exp(layer.log_scale), 1)
 
 
 def soft_grande(hard, params, x):
@@ -157,14 +172,14 @@ def network(params, x):
     return np.stack([positive @ (sides >= 0) + negative @ (sides <= 0) for sides in SIDES], axis=1)
 
 
-@pytest.mark.parametrize("pooling", ["max", "sum"])
-def test_dtsemnet_is_the_papers_in_classification(pooling, x64):
-    method = dtsemnet(DEPTH, task=Classification(3), pooling=pooling)
+@pytest.mark.parametrize(("pooling", "classes"), [("max", 3), ("sum", 3), ("max", 4)])
+def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
+    method = dtsemnet(DEPTH, task=Classification(classes), pooling=pooling)
     params = method.init(batch(CLASSES), key=KEY)
 
     def plain(params):
-        leaves = network(params, X)
-        pooled = [leaves[:, k::3].max(1) if pooling == "max" else logsumexp(leaves[:, k::3], 1) for k in range(3)]
+        leaves, pool = network(params, X), np.max if pooling == "max" else logsumexp
+        pooled = [pool(leaves[:, k::classes], axis=1) for k in range(classes)]
         logits = np.stack(pooled, axis=1)
         return mean_loss(logsumexp(logits, 1) - logits[np.arange(N), CLASSES])
 
@@ -201,15 +216,41 @@ def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
     assert_slopes(loss, plain, params)
 
 
-def test_dtsemnet_with_linear_leaves():
+def test_dtsemnet_hardens_to_fitted_leaves():
+    rows = Batch(*(jnp.asarray(a, jnp.float32) for a in (X, Y)))
+    params = dtsemnet(1).init(rows, key=KEY)
+    bound = float(jnp.abs(params.weights).max())
+    assert 0.5 * P**-0.5 < bound <= P**-0.5
+    tree = dtsemnet(1).harden(params, rows)
+    leaf = np.asarray(tree.leaf_index(X))
+    np.testing.assert_allclose(tree.leaves.values, [Y[leaf == k].mean() for k in range(2)], rtol=1e-5)
+
+
+def test_the_recipe_of_dtsemnet():
     x = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
     y = np.where(x[:, 0] > 0, 2 + 3 * x[:, 1], -1 - x[:, 1])
-    fits = [jtrees.fit(jtrees.DTSemNet(depth=1, leaves=kind), x, y, key=KEY) for kind in ("constant", "linear")]
-    assert [fit.tree.leaves.is_constant for fit in fits] == [True, False]
-    assert fits[1].loss < fits[0].loss / 2
-    assert np.mean((fits[1].predict(x) - y) ** 2) == pytest.approx(fits[1].loss)
+    recipe = jtrees.DTSemNet(depth=1)
+    constant, linear = (jtrees.fit(recipe.replace(leaves=kind), x, y, key=KEY) for kind in ("constant", "linear"))
+    leaf = constant.tree.leaf_index(x)
+    means = [y[leaf == k].mean(dtype=np.float64) for k in range(2)]
+    np.testing.assert_allclose(constant.tree.leaves.values, means, rtol=1e-12)
+    assert not linear.tree.leaves.is_constant and linear.loss < constant.loss / 2
+    assert np.mean((linear.predict(x) - y) ** 2) == pytest.approx(linear.loss)
+    classes: dict = {"key": KEY, "task": "classification"}
+    recipe = jtrees.DTSemNet(depth=3, epochs=20)
+    fits = [jtrees.fit(recipe.replace(pooling=pooling), x, y > 0, **classes) for pooling in ("max", "sum")]
+    assert (np.asarray(fits[0].tree.weights) != np.asarray(fits[1].tree.weights)).any()
+
+
+def test_bad_options_of_dtsemnet():
+    x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
+    linear = jtrees.DTSemNet(leaves="linear")
     with pytest.raises(ValueError, match='leaves must be "constant" in classification'):
-        jtrees.fit(jtrees.DTSemNet(leaves="linear"), x, y > 0, key=KEY, task="classification")
+        jtrees.fit(linear, x, x[:, 0] > 0, key=KEY, task="classification")
+    with pytest.raises(ValueError, match="x and y must be in units in which linear leaves have slopes"):
+        jtrees.fit(linear, 1e-20 * x, 1e20 * x[:, 0], key=KEY)
+    with pytest.raises(ValueError, match="base must end in a tree with constant leaves"):
+        jtrees.fit(jtrees.Polished(linear), x, x[:, 0], key=KEY)
     with pytest.raises(ValueError, match="pooling must be one of 'max', 'sum', got 'mean'"):
         dtsemnet(1, pooling="mean")
 

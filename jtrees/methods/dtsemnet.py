@@ -53,8 +53,8 @@ def reached_value(scores: Float[Array, "nodes n"], leaves: Any, x: Float[Array, 
     """Returns the value of the reached leaf. The gradient of the scores is straight-through.
 
     It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
-    leaf. A sample reaches the latter if the smallest score of its path changes sign. (On cpu-act, at depth 6, the RMSE
-    is 9.3 with a softmax over all 64 leaves, 6.8 over four leaves and 3.5 over two.)
+    leaf. A sample reaches the latter if the smallest absolute score of its path changes its sign. (On cpu-act, at depth
+    6, the RMSE is 9.3 with a softmax over all 64 leaves, 6.8 over four leaves and 3.5 over two.)
 
     Args:
       scores: split scores.
@@ -79,7 +79,7 @@ def dtsemnet(
 ) -> training.Method:
     """Returns the DTSemNet method; parameters are an :class:`jtrees.ObliqueTree`.
 
-    In classification, leaf l has class l mod K, and the loss is that of the classes' logits: the gradient is exact.
+    In classification, leaf l has class l mod K, and the loss is that of the classes' logits. The gradient is exact.
     For other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through.
     ``harden`` refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order
     1.
@@ -132,7 +132,8 @@ class DTSemNet(Recipe):
       depth: depth of the tree, 1 to 16. Each class should have several leaves.
       leaves: ``"constant"``, or ``"linear"`` for the squared error, as in the paper.
       pooling: how the outputs of the leaves of a class are pooled: ``"max"``, as in the paper, or ``"sum"``, the
-        logarithm of the sum of their exponentials. Each update then moves all leaves, which helps with many leaves.
+        logarithm of the sum of their exponentials. Each sample then moves the splits of all paths, which helps with
+        many leaves.
       epochs: number of passes over the data; None: as in :class:`jtrees.DGT`.
       batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate of Adam.

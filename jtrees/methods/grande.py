@@ -154,7 +154,7 @@ class GRANDE(Recipe):
       learning_rate: learning rate of Adam.
       selected: share of the features that a tree sees, above 0 and at most 1.
       dropout: probability that a tree does not take part in an update, in [0, 1).
-      hard: whether the model is a :class:`jtrees.Forest` without such weights, whose leaves are refitted jointly.
+      hard: whether the model is a :class:`jtrees.Forest` without weights of trees, with leaves refitted jointly.
       early_stopping: whether a trial run chooses the number of updates, as in :class:`jtrees.TEL`.
 
     Example:
