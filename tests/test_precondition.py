@@ -157,8 +157,8 @@ def test_trials_do_not_see_the_held_out_rows(collinear):
 def test_no_strength_is_tried_on_uncorrelated_features():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 3))
-    preconditioning = jtrees.fit(SMALL["DGT"].replace(epochs=2), x, x[:, 0], key=KEY).report.search.preconditioning
-    assert preconditioning.strength == 0 and np.isinf(preconditioning.losses).tolist() == [True, True, True]
+    fit = jtrees.fit(SMALL["DGT"].replace(epochs=2), x, x[:, 0], key=KEY)
+    assert fit.report.search.preconditioning is None
 
 
 @pytest.mark.parametrize("name", ["DGT", *sweeps.slow(["LatentTree", "TEL", "NonGreedy"], ["TEL"])])

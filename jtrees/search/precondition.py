@@ -202,7 +202,9 @@ async def preconditioned(
         fitted = best_trial
     else:
         fitted = await train(mapped(strengths[best], np.zeros_like(held_out)), best_trial)
-    preconditioning = Preconditioning(strength=float(strengths[best]), losses=losses.astype(np.float32))
+    preconditioning = None
+    if candidates or strength != "auto":
+        preconditioning = Preconditioning(strength=float(strengths[best]), losses=losses.astype(np.float32))
     if best_trial is None or trial is not None or problem.validates:
         return Preconditioned(fitted, preconditioning)
     return Preconditioned(fitted, preconditioning, best_trial, held_out)

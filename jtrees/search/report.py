@@ -92,7 +92,8 @@ class Preconditioning(Report):
 
     Attributes:
       strength: the strength, at least 0 and below 1. Strength 0 is no preconditioning.
-      losses: the loss of the trial of each strength, on scaled data, ``(strengths,)``; infinite if there was no trial.
+      losses: the loss of the trial of each strength, on scaled data, ``(strengths,)``; infinite if the trial failed or
+        was not made.
     """
 
     strength: float
