@@ -1,8 +1,8 @@
 """GRANDE: hard axis-aligned trees whose weights depend on the leaves that a sample reaches.
 
 The source is Marton, Lüdtke, Bartelt & Stuckenschmidt, "GRANDE: Gradient-Based Decision Tree Ensembles for Tabular
-Data", ICLR 2024. It extends GradTree (AAAI 2024). ``grande`` is the method for :func:`jtrees.train`, ``GRANDE`` the
-recipe.
+Data", ICLR 2024. It extends GradTree (AAAI 2024). ``grande`` is the method for :func:`jtrees.train`, and ``GRANDE`` is
+the recipe.
 """
 
 import math
