@@ -74,10 +74,10 @@ def test_what_a_module_refuses(tmp_path):
       { city: {} }].map((other) => ({ a: 1, city: "x", sold: "2024-02-29T23:59:59.5", ...other })), { a: 1 }, null]"""
     assert node_result(model, rows, tmp_path, MESSAGES) == [
         0,
-        'row must have a date in column "sold", got 2024-02-30',
-        'row must have a date in column "sold", got 2024-02-01T00:00Z',
+        'row must have a date in column "sold", got "2024-02-30"',
+        'row must have a date in column "sold", got "2024-02-01T00:00Z"',
         'row must have a date in column "sold", got 3',
-        'row must have a number in column "a", got 1',
+        'row must have a number in column "a", got "1"',
         'row must have a number in column "a", got Infinity',
         'row must have a text in column "city", got [object Object]',
         'row must have a column "city"',

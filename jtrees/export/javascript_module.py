@@ -181,7 +181,7 @@ function valueOf(row, field) {
   if (isMissing && !Number.isNaN(field.center)) return null;
   const value = isMissing ? undefined : READ[field.kind](cell, field);
   if (typeof value === "string" || Number.isFinite(value)) return value;
-  const got = String(cell).slice(0, 80);
+  const got = typeof cell === "string" ? JSON.stringify(cell.slice(0, 80)) : String(cell).slice(0, 80);
   throw new TypeError(`row must have a ${field.kind} in column ${JSON.stringify(field.name)}, got ${got}`);
 }
 
