@@ -158,8 +158,8 @@ def report(results: studies.Results, command: str) -> str:
     )
     tuned = (
         f"A tuned system is the choice of `jtrees.tune` among {DRAWS} draws of the depth (4 or 6) and the learning "
-        "rate, on a held-out fifth of the training rows. NonGreedy's default depth of 8 is not among the draws. The sets "
-        "and splits are those that both have."
+        "rate, on a held-out fifth of the training rows. NonGreedy's default depth of 8 is not among the draws. The "
+        "sets and splits are those that both have."
     )
     cell = lambda part, name: studies.spread(values, 1) if (values := results.values(part, name, "score")) else "-"
     rows = [[part, *(cell(part, name) for name in TASKS)] for part in PARTS if results.datasets(part)]
