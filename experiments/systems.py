@@ -102,14 +102,14 @@ def values_of(results: studies.Results, part: str, other: str, name: str) -> lis
     return [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
 
 
-def mean_of(pairs: list[list[tuple[Any, Any]]], key: str, which: int = 0) -> float:
+def mean_over_sets(pairs: list[list[tuple[Any, Any]]], key: str, which: int = 0) -> float:
     """Returns the mean over the sets of the mean over the seeds of the first or the second value."""
-    return float(np.mean([np.mean([pair[which][key] for pair in of_set]) for of_set in pairs]))
+    return float(np.mean([np.mean([pair[which][key] for pair in seeds]) for seeds in pairs]))
 
 
 def difference(pairs: list[list[tuple[Any, Any]]], key: str = "score", digits: int = 2) -> str:
     """Returns the mean difference of first and second values, and its standard error over the sets."""
-    gaps = [np.mean([first[key] - second[key] for first, second in of_set]) for of_set in pairs]
+    gaps = [np.mean([first[key] - second[key] for first, second in seeds]) for seeds in pairs]
     error = f" ± {np.std(gaps, ddof=1) / np.sqrt(len(gaps)):.{digits}f}" if len(gaps) > 1 else ""
     return f"{np.mean(gaps):+.{digits}f}{error}"
 
@@ -124,8 +124,8 @@ def beside(results: studies.Results, task: str) -> str:
     table = []
     for part in parts:
         pairs = [values(part, name) for name in names]
-        median = lambda key, pairs=pairs: np.median([np.median([pair[0][key] for pair in of_set]) for of_set in pairs])
-        cells = [f"{mean_of(pairs, key):.{DIGITS[key]}f}" for key in columns]
+        median = lambda key, pairs=pairs: np.median([np.median([pair[0][key] for pair in seeds]) for seeds in pairs])
+        cells = [f"{mean_over_sets(pairs, key):.{DIGITS[key]}f}" for key in columns]
         gap = difference(pairs) if rival not in ("", part) else ""
         table.append([part, *cells, gap, f"{median('seconds'):.1f}", f"{median('numbers'):,.0f}"])
     head = [f"{len(names)} sets of {task}", *(METRICS[key] for key in columns)]
@@ -137,9 +137,9 @@ def tuning(results: studies.Results, task: str) -> str:
     key, table = "score" if task == "regression" else "log_loss", []
     for part in TUNED:
         pairs = [values_of(results, part, part.removesuffix(", tuned"), name) for name in SETS[task]]
-        if pairs := [of_set for of_set in pairs if of_set]:
-            cells = [f"{mean_of(pairs, key, which):.{DIGITS[key]}f}" for which in (1, 0)]
-            seconds = np.median([pair[0]["seconds"] for of_set in pairs for pair in of_set])
+        if pairs := [seeds for seeds in pairs if seeds]:
+            cells = [f"{mean_over_sets(pairs, key, which):.{DIGITS[key]}f}" for which in (1, 0)]
+            seconds = np.median([pair[0]["seconds"] for seeds in pairs for pair in seeds])
             gaps = [difference(pairs, name, DIGITS[name]) for name in dict.fromkeys(["score", key])]
             table.append([part, str(len(pairs)), *cells, *gaps, f"{seconds:.0f}"])
     changes = [f"change in {METRICS[name]}" for name in dict.fromkeys(["score", key])]
@@ -153,8 +153,8 @@ def report(results: studies.Results, command: str) -> str:
         f"Made by `{command}` on {results.machines}. Scores are R² or accuracy in per cent, with at most {ROWS} "
         "training rows and as many test rows, as means over splits and then over sets. CART's depth is tuned by "
         "cross-validation; the other systems have their defaults. The difference from CatBoost is a mean over the sets "
-        "with its standard error. Seconds are medians of single fits on one core, with compilation unless an earlier "
-        "fit compiled the same program."
+        "with its standard error. Seconds are medians of single fits on one or two busy cores, with compilation unless an "
+        "earlier fit compiled the same program."
     )
     tuned = (
         f"A tuned system is the choice of `jtrees.tune` among {DRAWS} draws of the depth (4 or 6) and the learning "
