@@ -153,8 +153,8 @@ def report(results: studies.Results, command: str) -> str:
         f"Made by `{command}` on {results.machines}. Scores are R² or accuracy in per cent, with at most {ROWS} "
         "training rows and as many test rows, as means over splits and then over sets. CART's depth is tuned by "
         "cross-validation; the other systems have their defaults. The difference from CatBoost is a mean over the sets "
-        "with its standard error. Seconds are medians of single fits on one or two busy cores, with compilation unless an "
-        "earlier fit compiled the same program."
+        "with its standard error. Seconds are medians of single fits on one or two busy cores, with compilation unless "
+        "an earlier fit compiled the same program."
     )
     tuned = (
         f"A tuned system is the choice of `jtrees.tune` among {DRAWS} draws of the depth (4 or 6) and the learning "
