@@ -141,7 +141,7 @@ def chosen(name: str, split: Split, make: Callable[..., Any] = recipe, grid: Any
     how: Any = {"grid": grid, "validation": 1 / 6, "task": task(name)}
     tune = lambda i: jtrees.tune(make(name, epochs=epochs), *split[:2], key=jax.random.key(1000 + i), **how)
     trials = [tune(i).report.tuning.trials for i in range(keys)]
-    losses = np.mean([[trial.loss for trial in by_key] for by_key in trials], axis=0)
+    losses = np.mean([[trial.loss for trial in key_trials] for key_trials in trials], axis=0)
     return trials[0][int(np.argmin(losses))].options
 
 
@@ -190,8 +190,8 @@ def trees_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
 def networks_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
     """Measures DTSemNet on the sets of Tables 1 and 2."""
     epochs = SETS[name].epochs
-    more = {"depth": (4, 6), "epochs": (epochs, 3 * epochs)} if name in REGRESSION else {"pooling": ("max", "sum")}
-    options = chosen(name, parts[0], network, RATES | more)
+    grid = {"depth": (4, 6), "epochs": (epochs, 3 * epochs)} if name in REGRESSION else {"pooling": ("max", "sum")}
+    options = chosen(name, parts[0], network, RATES | grid)
     out: dict[str, list[float]] = {"test": [], "train": []}
     for split in parts:
         for seed in range(seeds if len(split[0]) <= LARGEST else seeds // 3):
@@ -371,11 +371,11 @@ def report(results: studies.Results, command: str) -> str:
         text.append("## Forests (Table 4)\n\n" + benchmark.markdown(header, rows))
     if ablations := results.select("ablations").rows:
         rows = [[row.dataset, *(spread(row.value[kind]) for kind in ABLATIONS)] for row in ablations]
-        both = [", ".join(f"{value:.2f}" for value in pair) for pair in zip(*ABLATED.values(), strict=True)]
+        papers = [", ".join(f"{value:.2f}" for value in pair) for pair in zip(*ABLATED.values(), strict=True)]
         text.append(
             "## Ablations (Table 7), test RMSE\n\nNothing is tuned: no momentum, no L2, widths (240, 240) for L = 3. "
-            f"The paper's figures for ailerons and abalone: {both[0]}; L = 1: {both[1]}; product: {both[2]}; annealed: "
-            f"{both[3]}.\n\n" + benchmark.markdown(["set", *ABLATIONS], rows)
+            f"The paper's figures for ailerons and abalone: {papers[0]}; L = 1: {papers[1]}; product: {papers[2]}; "
+            f"annealed: {papers[3]}.\n\n" + benchmark.markdown(["set", *ABLATIONS], rows)
         )
     return "\n".join(text)
 

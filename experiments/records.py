@@ -83,7 +83,7 @@ SPLITS = {
     "segmentation": "no: 80/20 at random",
     "connect-4": "no: 80/20 at random",
 }
-HEADER = ["table", "set", "what", "metric", "paper", "best published", "ours", "runs", "same splits", "numbers"]
+HEADER = ["table", "set", "method", "metric", "paper", "best published", "ours", "runs", "same splits", "numbers"]
 HEADER += ["seconds", "difference", "reached"]
 
 
@@ -103,7 +103,7 @@ class Row(NamedTuple):
     Attributes:
       table: table or figure of the paper.
       name: name of the set.
-      what: method or variant.
+      method: method or variant.
       metric: metric of the figure.
       paper: the paper's figure; text if it cannot be compared.
       ours: our figure; None if it was not run.
@@ -115,7 +115,7 @@ class Row(NamedTuple):
 
     table: str
     name: str
-    what: str
+    method: str
     metric: str
     paper: float | str
     ours: Ours | None
@@ -145,13 +145,13 @@ class Row(NamedTuple):
         fine = 4 if self.metric == LOSS else 3 if self.metric == "purity" else 2
         shown = lambda value: value if isinstance(value, str) else f"{value:.{fine}f}"
         best, by = PUBLISHED.get((self.name, self.metric), (None, "")) if self.tree else (None, "")
-        start = [self.table, self.name, self.what, self.metric, shown(self.paper)]
+        start = [self.table, self.name, self.method, self.metric, shown(self.paper)]
         start.append("-" if best is None else f"{best}{f' ({by})' if by else ''}")
         ours = self.ours
         if ours is None:
             return [*start, f"not run: {self.command}", "-", self.same, "-", "-", "-", "-"]
         value = shown(ours.mean) + (f" ± {ours.deviation:.{fine}f}" if ours.runs > 1 else "")
-        size, time = ("-" if one is None else f"{one:,.0f}" for one in (ours.numbers, ours.seconds))
+        size, time = ("-" if number is None else f"{number:,.0f}" for number in (ours.numbers, ours.seconds))
         difference = "-" if isinstance(self.paper, str) else f"{ours.mean - self.paper:+.{fine}f}"
         verdict = {None: "-", True: "yes", False: "no"}[self.reached]
         return [*start, value, str(ours.runs), self.same, size, time, difference, verdict]
@@ -202,10 +202,10 @@ def get_rows(results: Results) -> Iterator[Row]:
     """Yields the rows of Table 8."""
     script = "paper_get"
     for name, (_, constant, linear, _) in paper_get.PAPER.items():
-        for part, what, paper in (("get", "GET", constant), ("get_linear", "GET-Linear", linear)):
+        for part, method, paper in (("get", "GET", constant), ("get_linear", "GET-Linear", linear)):
             test, numbers = (results.values(script, part, name, key) for key in ("test", "parameters"))
             ours = results.figure(script, part, name, test, numbers)
-            yield Row("8", name, what, R2, paper, *ours, "no: 75/25 at random", tree=True)
+            yield Row("8", name, method, R2, paper, *ours, "no: 75/25 at random", tree=True)
 
 
 def metric_of(name: str) -> str:
@@ -216,13 +216,13 @@ def metric_of(name: str) -> str:
 def dgt_rows(results: Results) -> Iterator[Row]:
     """Yields the rows of Tables 1, 2, 4, 6 and 7, and the final accuracy on MNIST in Figure 2."""
     same, script = lambda name: SPLITS.get(name, OWN_PARTS), "paper_dgt"
-    for part, what in (("trees", "DGT"), ("forests", f"{paper_dgt.TREES} trees of DGT")):
+    for part, method in (("trees", "DGT"), ("forests", f"{paper_dgt.TREES} trees of DGT")):
         for name, setting in paper_dgt.SETS.items():
             paper = setting.tree if part == "trees" else setting.forest
             if paper is not None:
                 ours = results.figure(script, part, name, flat(results.values(script, part, name, "test")))
                 table = "4" if part == "forests" else "1" if name in paper_dgt.REGRESSION else "2"
-                yield Row(table, name, what, metric_of(name), paper, *ours, same(name), tree=part == "trees")
+                yield Row(table, name, method, metric_of(name), paper, *ours, same(name), tree=part == "trees")
     for name, (_, *papers) in paper_dgt.ABLATED.items():
         for kind, paper in zip(paper_dgt.ABLATIONS[1:], papers, strict=True):
             values = flat(results.values(script, "ablations", name, kind))
@@ -230,10 +230,10 @@ def dgt_rows(results: Results) -> Iterator[Row]:
             yield Row("7", name, kind, metric_of(name), paper, *ours, same(name), variant=True)
     bandits = [("6", name, "bandit, two-point", tree) for name, (tree, _) in paper_bandit.PAPER.items()]
     first = {paper_dgt.SHUFFLES: "yes: the first of the paper's five", "cpu-act": "no: at random, 60/40"}
-    for table, name, what, paper in [*bandits, ("Figure 2", "mnist", "bandit", float(paper_bandit.PAPER_MNIST))]:
+    for table, name, method, paper in [*bandits, ("Figure 2", "mnist", "bandit", float(paper_bandit.PAPER_MNIST))]:
         curves = flat(results.values("paper_bandit", "tree", name, "scores"))
         ours = results.figure("paper_bandit", "tree", name, [curve[-1] for curve in curves])
-        yield Row(table, name, what, metric_of(name), paper, *ours, first.get(name, same(name)))
+        yield Row(table, name, method, metric_of(name), paper, *ours, first.get(name, same(name)))
 
 
 def dtsemnet_rows(results: Results) -> Iterator[Row]:
@@ -253,10 +253,10 @@ def nongreedy_rows(results: Results) -> Iterator[Row]:
         test = paper_nongreedy.curve(results.by_study[script], part, name, "test")
         depth = max(test, key=lambda depth: test[depth]) if test else 0
         ours = results.figure(script, part, name, results.values(script, part, name, str(depth), "test"))
-        what = f"best depth, {depth}" if test else "best depth"
+        method = f"best depth, {depth}" if test else "best depth"
         same = {"letter": "not known", "connect-4": "no: 80/20 at random"}.get(name, OWN_PARTS)
         figure = float(paper) if paper.isdigit() else paper
-        yield Row("Figure 2", name, what, ACCURACY, figure, *ours, same, tree=True)
+        yield Row("Figure 2", name, method, ACCURACY, figure, *ours, same, tree=True)
 
 
 def latent_rows(results: Results) -> Iterator[Row]:
@@ -281,8 +281,8 @@ def tel_rows(results: Results) -> Iterator[Row]:
     for name, papers in TEL_ROUTING.items():
         for kind, paper in zip(("smooth-step", "logistic"), papers, strict=True):
             ours = results.figure(script, "steps", name, results.values(script, "steps", name, kind, "test"))
-            what = f"ten trees of depth 4, {kind}"
-            yield Row("2", name, what, AUC, 100 * paper, *ours, same, variant=kind == "logistic")
+            method = f"ten trees of depth 4, {kind}"
+            yield Row("2", name, method, AUC, 100 * paper, *ours, same, variant=kind == "logistic")
     network, rows = network_figures(results.folder / "cnn_tel.md")
     for metric, paper in TEL_NETWORK.items():
         ours = network.get(metric), "`python -m experiments.cnn_tel --data-dir DATA --write`"
@@ -299,7 +299,7 @@ def network_figures(file: Path) -> tuple[dict[str, Ours], str]:
     _, numbers, *measured, _ = (cell.strip() for cell in line[0].strip("|").split("|"))
     size, out = float(numbers.replace(",", "")), {}
     for metric, cell, unit in zip((ACCURACY, LOSS), measured, (100, 1), strict=True):
-        mean, deviation = (unit * float(one) for one in [*cell.split(" ± "), "0"][:2])
+        mean, deviation = (unit * float(number) for number in [*cell.split(" ± "), "0"][:2])
         out[metric] = Ours(mean, deviation, int(runs[1]), size)
     return out, rows[1]
 
@@ -348,8 +348,8 @@ def counted(rows: list[Row]) -> str:
     """Returns a sentence on how many figures are reached."""
     parts = []
     for label, variant in (("figures", False), ("figures of ablations and variants", True)):
-        some = [row for row in rows if row.variant == variant]
-        able = [row for row in some if row.reached is not None]
+        figures = [row for row in rows if row.variant == variant]
+        able = [row for row in figures if row.reached is not None]
         if able:
             strictly = sum(row.ahead is not None and row.ahead >= 0 for row in able)
             count = f"{sum(bool(row.reached) for row in able)} of {len(able)} {label}"

@@ -80,11 +80,11 @@ def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any
 def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Fits a system, and returns its scores on the test rows, seconds with compilation, and stored numbers."""
     split, task = data.split_of(name, seed, options.data_dir, most=ROWS), TASKS[name]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some models are worse than a linear model
         model, predicted = predictions(part, split, seed, task)
-    value, y = {"seconds": time.perf_counter() - begun}, split[3]
+    value, y = {"seconds": time.perf_counter() - start}, split[3]
     inner = getattr(model, "best_estimator_", model)
     value["numbers"] = estimators.numbers_of(inner, split[0])
     if task == "regression":
@@ -141,9 +141,11 @@ def tuning(results: studies.Results, task: str) -> str:
             cells = [f"{mean_over_sets(pairs, key, which):.{DIGITS[key]}f}" for which in (1, 0)]
             seconds = np.median([pair[0]["seconds"] for seeds in pairs for pair in seeds])
             gaps = [difference(pairs, name, DIGITS[name]) for name in dict.fromkeys(["score", key])]
-            table.append([part, str(len(pairs)), *cells, *gaps, f"{seconds:.0f}"])
+            counts = [str(len(pairs)), str(max(map(len, pairs)))]
+            table.append([part, *counts, *cells, *gaps, f"{seconds:.0f}"])
     changes = [f"change in {METRICS[name]}" for name in dict.fromkeys(["score", key])]
-    head = [task, "sets", f"{METRICS[key]}, defaults", f"{METRICS[key]}, tuned", *changes, "seconds of tuning"]
+    metrics = [f"{METRICS[key]}, {options}" for options in ("defaults", "tuned")]
+    head = [task, "sets", "splits", *metrics, *changes, "seconds of tuning"]
     return benchmark.markdown(head, table) if table else ""
 
 
@@ -166,10 +168,10 @@ def report(results: studies.Results, command: str) -> str:
     tables = [beside(results, task) for task in SETS]
     gains = [tuning(results, task) for task in SETS]
     gains = ["## Tuning", tuned, *gains] if any(gains) else []
-    by_set = "## By set\n\nMeans and standard deviations over the splits.\n\n" + benchmark.markdown(
+    scores = "## By set\n\nMeans and standard deviations over the splits.\n\n" + benchmark.markdown(
         ["system", *TASKS], rows
     )
-    return "\n\n".join(["# All systems", about, *filter(None, [*tables, *gains]), by_set]) + "\n"
+    return "\n\n".join(["# All systems", about, *filter(None, [*tables, *gains]), scores]) + "\n"
 
 
 PACKAGES = {"XGBoost": "xgboost", "CatBoost": "catboost"}

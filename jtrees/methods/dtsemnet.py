@@ -42,7 +42,7 @@ def class_logits(
       pooling: ``"max"``: the largest output. ``"sum"``: the logarithm of the sum of the exponentials.
     """
     violations = routing.path_violations(scores)
-    # One reduction of a padded array: a reduction for each class took twenty times as long with 26 classes.
+    # One reduction of a padded array: slices for each class are far slower in the backward pass with many classes.
     missing = -len(violations) % classes
     outputs = jnp.pad(-violations, ((0, missing), (0, 0)), constant_values=-jnp.inf)
     outputs = outputs.reshape(-1, classes, outputs.shape[1])
@@ -53,8 +53,8 @@ def reached_value(scores: Float[Array, "nodes n"], leaves: Any, x: Float[Array, 
     """Returns the value of the reached leaf. The gradient of the scores is straight-through.
 
     It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
-    leaf. A sample reaches the latter if the smallest absolute score of its path changes its sign. (On cpu-act, at depth
-    6, the RMSE is 9.3 with a softmax over all 64 leaves, 6.8 over four leaves and 3.5 over two.)
+    leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A softmax
+    over all leaves hardly learns numbers.
 
     Args:
       scores: split scores.
@@ -62,11 +62,11 @@ def reached_value(scores: Float[Array, "nodes n"], leaves: Any, x: Float[Array, 
       x: features.
     """
     violations, reached = routing.path_violations(scores), routing.leaf_index(scores)
-    others = jnp.where(jnp.arange(len(violations))[:, None] == reached, jnp.inf, violations)
+    other_violations = jnp.where(jnp.arange(len(violations))[:, None] == reached, jnp.inf, violations)
     value_of = lambda leaf: leaves.values[leaf] if leaves.is_constant else leaves.at(leaf, x)
     value = value_of(reached)
-    step = jax.lax.stop_gradient(value_of(others.argmin(0)) - value)
-    share = jax.nn.sigmoid(-others.min(0))
+    step = jax.lax.stop_gradient(value_of(other_violations.argmin(0)) - value)
+    share = jax.nn.sigmoid(-other_violations.min(0))
     return value + (share - jax.lax.stop_gradient(share)).reshape(-1, *[1] * (step.ndim - 1)) * step
 
 
