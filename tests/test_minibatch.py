@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracles
 from problems import problem_of, run
 import pytest
@@ -84,13 +85,70 @@ def test_a_run_ends_when_the_loss_on_the_validation_set_no_longer_falls(noise, m
     recipe = DGT.replace(epochs=120)
     long_run = jtrees.fit(recipe.replace(early_stopping=False), *train, key=KEY, validation=held_out)
     fit = fits_in_calls(monkeypatch, recipe, train, validation=held_out)
-    updates = fit.step + 44 + 1  # one mini-batch an epoch: the last was the first beyond the patience
+    updates = fit.step + 44  # one mini-batch and one evaluation an epoch
     assert fit.report.updates == updates == len(fit.history) < 120
     np.testing.assert_array_equal(fit.history, long_run.history[:updates])
     assert long_run.loss <= fit.loss and long_run.report.updates == 120
     # Runs side by side end when they would alone.
     best = jtrees.fit(jtrees.BestOf(recipe, runs=4), *train, key=KEY, validation=held_out)
-    assert len(set(best.report.updates)) > 1 and best.step + 45 in best.report.updates
+    assert len(set(best.report.updates)) > 1 and best.step + 44 in best.report.updates
+
+
+def r_squared(fit, x, y):
+    return 1 - np.mean(np.square(np.asarray(fit.predict(x), np.float64) - y)) / np.var(y)
+
+
+EARLY = {name: recipes.RECIPES[name] for name in ("DGT", "TEL", "NODE", "GRANDE", "LatentTree")}
+OTHERS = {name: recipes.RECIPES[name] for name in ("DTSemNet", "SoftDecisionTree", "FromMethod")}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("validates", [False, True], ids=["", "validation"])
+@pytest.mark.parametrize("recipe", (EARLY | OTHERS).values(), ids=EARLY | OTHERS)
+def test_a_recipe_of_few_epochs_is_no_worse_than_the_constant(recipe, validates):
+    rng = np.random.default_rng(0)
+    x, x_new = rng.normal(size=(2, 2000, 6))
+    y, y_new = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] for x in (x, x_new))
+    recipe = type(recipe)(**({"make": recipe.make, "options": recipe.options} if hasattr(recipe, "make") else {}))
+    for epochs in (1, 2, 3, 5):
+        fit = jtrees.fit(recipe.replace(epochs=epochs), x, y, key=KEY, validation=(x_new, y_new) if validates else None)
+        assert fit.step > 0
+        assert r_squared(fit, x, y) > -0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TEL", "NODE", "GRANDE"])
+def test_the_last_training_has_the_updates_of_the_best_evaluation(noise, name):
+    """The number of updates is the number at an evaluation: one for each epoch, here of a single update."""
+    recipe = recipes.RECIPES[name].replace(epochs=40, batch_size=12)  # four updates an epoch of 48 rows, five of 60
+    x, y = (np.concatenate([a, b]) for a, b in zip(*noise, strict=True))
+    for seed in range(3):
+        fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed))
+        assert fit.step == fit.report.updates
+        assert fit.step % (len(x) // 12) == 0 and 0 < fit.step < 40 * (len(x) // 12)
+
+
+@pytest.mark.slow
+def test_with_a_validation_set_there_is_a_single_training(noise):
+    """Its result is the best evaluation; another training on fewer rows would have no purpose."""
+    (x, y), held_out = (tuple(np.concatenate([a, a]) for a in rows) for rows in noise)
+    fit = jtrees.fit(recipes.TEL.replace(epochs=40, precondition=0), x, y, key=KEY, validation=held_out)
+    assert fit.step < fit.report.updates <= 40
+    assert fit.loss == pytest.approx(mse(fit.model, *held_out), rel=1e-5)
+
+
+def infinite_after_20_updates(rate):
+    """An optimiser whose learning rate becomes infinite."""
+    return optax.sgd(lambda step: jnp.where(step < 20, rate(step), jnp.inf))
+
+
+def test_an_evaluation_before_the_training_became_non_finite_is_kept(data):
+    recipe = recipes.RECIPES["FromMethod"].replace(epochs=30, batch_size=len(data[0]), rule=infinite_after_20_updates)
+    with pytest.warns(UserWarning, match=r"non-finite, so the parameters after update \d+ are kept"):
+        fit = jtrees.fit(recipe, *data, key=KEY, validation=data)
+    assert 0 < fit.step <= 20 and np.isfinite(fit.loss)
+    with pytest.raises(FloatingPointError, match="smaller learning_rate"):
+        jtrees.fit(recipe, *data, key=KEY)
 
 
 def test_what_goes_wrong_is_named(data):

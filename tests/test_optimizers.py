@@ -35,7 +35,7 @@ def test_a_rate_that_vanishes_is_0_once_it_is_below_the_least(standard_promotion
         step, state = update(jnp.ones(()), state, value=jnp.float32(1))
         moved.append(float(step))
     assert moved == [1, 0.5, 0.25, 0, 0]
-    assert state.updates == 3 and state.vanished
+    assert state.vanished
 
 
 def test_lazy_adam_is_adam_but_for_zero_gradients(standard_promotion):

@@ -124,11 +124,33 @@ def test_the_best_parameters_have_the_best_score(plane, batch_size):
     assert int(equal.step) == 0  # of equal scores the first is kept
 
 
-def test_a_run_is_over_after_more_steps_than_its_patience(plane):
+@pytest.mark.parametrize(("least_gain", "waited"), [(0.0, [0, 0, 1, 0, 1, 2]), (0.5, [0, 0, 1, 2, 3, 4])])
+def test_early_stopping_counts_evaluations_since_the_last_lower_score(plane, least_gain, waited):
     state = training.start(PLANE, plane, key=KEY, optimizer=optax.sgd(0.1))
-    scored = lambda score: state.replace(best=state.best.replace(step=jnp.int32(2), score=jnp.float32(score)))
-    over = lambda step, score: bool(training.state.is_over(scored(score).replace(step=jnp.int32(step)), 3))
-    assert [over(5, 1.0), over(6, 1.0), over(6, np.inf)] == [False, True, False]
+    scores, states = [np.inf, 4.0, np.nan, 3.0, 3.0, 9.0], []
+    for number, score in enumerate(scores):
+        state = state.replace(params=jnp.float32([number, 0]), step=jnp.int32(number))
+        states.append(state := state.evaluated(jnp.float32(score), least_gain))
+    assert [int(state.waited) for state in states] == waited
+    assert (int(state.best.step), float(state.best.score), float(state.best.params[0])) == (3, 3.0, 3.0)
+
+
+def test_the_end_of_a_run_fixes_its_result(plane):
+    """The step, the best parameters and the losses do not depend on the updates after the end."""
+    optimizer = optax.sgd(0.5)
+    once = training.step.one_step(PLANE, plane, optimizer)
+    score = lambda params: jnp.square(params[0] - 0.3)
+    ended = lambda state: state.waited >= 2
+    step = jax.jit(training.step.stopped_early(once, score, lambda made: made % 3 == 0, ended))
+    state, losses, ends = training.start(PLANE, plane, key=KEY, optimizer=optimizer), [], []
+    for _ in range(40):
+        state, entry = step(state)
+        losses.append(float(entry.losses))
+        ends.append((int(state.step), int(state.best.step), float(state.best.score)))
+    length = int(state.step)
+    assert length < 30 and length % 3 == 0 and length == int(state.best.step) + 6
+    assert len(set(ends[length - 1 :])) == 1
+    assert np.isfinite(losses[:length]).all() and np.isneginf(losses[length:]).all()
 
 
 def test_a_score_of_the_users_own_decides(plane):
@@ -178,11 +200,11 @@ def test_the_loss_gets_the_step_and_a_key_of_its_own():
 
 
 def test_a_run_that_diverges_is_not_finite_and_scores_nothing(plane):
-    """Choices among runs rely on this score."""
+    """Choices among runs rely on this score. Parameters that were evaluated before remain the result."""
     watched, last = (compiled(plane, learning_rate=1e30, **options) for options in ({"score_every": 1}, {}))
-    for result in (watched, last):
-        assert not result.finite and np.isposinf(result.score)
-    assert int(watched.step) == 0  # the best score so far
+    assert not last.finite and np.isposinf(last.score)
+    assert watched.finite and float(watched.score) == pytest.approx(far(first_params(plane)), rel=1e-5)
+    assert int(watched.step) == 0
     assert_same(watched.params, first_params(plane))
     # A loss that is not finite once counts, even where the parameters are well.
     once = lambda params, batch, *, key, step: (jnp.where(step == 2, jnp.nan, 1.0) + 0 * params, jnp.float32(1))

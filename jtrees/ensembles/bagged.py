@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jtrees import pytree, sharding, validation as checks
+from jtrees import distributed, pytree, sharding, validation as checks
 from jtrees.data import Data, Table
 from jtrees.data.scaling import row_losses
 from jtrees.ensembles.wrapper import Wrapper
@@ -83,15 +83,20 @@ class Bagged(Wrapper):
         return max(1, round(self.fraction * n))
 
     async def search(self, problem: Problem) -> Fitted:
-        bags, trees = self._bags(problem), problem.replace(recipe=problem.recipe.base).repeat(self.trees)
+        member = problem.replace(recipe=problem.recipe.base, is_member=True)
+        bags, trees = self._bags(problem), member.repeat(self.trees)
         trees[1:] = [tree.replace(is_optional=True) for tree in trees[1:]]
         concurrent = max(1, _MEMORY // (_COPIES * 4 * math.prod(problem.shape)))
         samples = zip(trees, bags, np.arange(self.trees) >= concurrent, strict=True)
         results = await gather(*(self._tree(*sample) for sample in samples), concurrent=concurrent)
         finished = [(tree, rows) for tree, rows in zip(results, bags, strict=True) if isinstance(tree, Fitted)]
         failed = [error for error in results if isinstance(error, FloatingPointError)]
-        if failed or not finished:
+        if not finished:
             raise (failed or results)[0]
+        if failed:
+            distributed.warn(
+                f"{len(failed)} of {self.trees} trees became non-finite and are left out: try a smaller learning_rate"
+            )
         with problem.finishing():
             return self._forest(problem, *zip(*finished, strict=True))
 

@@ -206,7 +206,11 @@ class Boosted(Wrapper):
         return parts, [part.sum(losses) for part in parts]
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
-        """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end."""
+        """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end.
+
+        Early stopping counts evaluations here too, one for each round. The host decides, and not the state of a run,
+        because the losses are means over several sums.
+        """
         left = min(self.rounds - len(losses), max(1, self.rounds // _CALLS))  # progress is shown after each call
         if self.patience is None or not len(losses):
             return left if self.patience is None else min(left, self.patience)
@@ -299,7 +303,7 @@ def _forest(data: Data, trees: ObliqueTree, initial: np.ndarray) -> Forest:
 
 def _left_out(problem: Problem, boosting: Boosting, model: Forest) -> LeftOut | None:
     """Returns the losses of held-out rows by the sums that were not trained on them."""
-    if not boosting.has_losses:
+    if not boosting.has_losses or problem.is_member:
         return None
     data: Any = problem.data
     chosen, judged, parts, _ = boosting

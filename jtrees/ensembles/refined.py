@@ -13,7 +13,7 @@ import optax
 
 from jtrees import losses, ops, pytree, training
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
-from jtrees.ensembles.boosting_sums import Sum, since_lowest
+from jtrees.ensembles.boosting_sums import Sum
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
@@ -27,7 +27,7 @@ from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
 _PART = 50  # updates from one evaluation to the next
-_PATIENCE = 0.2  # part of all evaluations without a lower loss after which joint training ends
+_PATIENCE = 0.2  # patience of joint training, as a part of all evaluations
 _PASSES, _FEWEST = 12, 2000  # passes over the data, and fewest updates, if no epochs are given
 _MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outputs for the training rows
 _HARD = 1e6  # sharpness at which soft trees equal hard trees in practice
@@ -156,13 +156,13 @@ class Refined(Wrapper):
                 is_over = len(updates) < stop - start or not np.isfinite(updates[-1])
                 if is_over and not monitor.rehearses:
                     break
-                if problem.evaluates:
-                    evaluated = await problem.map(_evaluated, state, often=True)
-                    state = evaluated.part(0)
-                    losses.append(float(np.nan_to_num(evaluated.part(1).host, nan=np.inf, posinf=np.inf)))
                 show(stop, [updates])
-                if losses and since_lowest(losses) >= _PATIENCE * parts:
-                    break
+                if problem.evaluates:
+                    evaluated = await problem.map(_evaluated, state, np.int32(parts), often=True)
+                    state = evaluated.part(0)
+                    losses.append(float(evaluated.part(1).host))
+                    if evaluated.part(2).host:
+                        break
         updates = np.concatenate(history)
         monitor.where = f"{name}: {len(updates)} of at most {steps} updates"
         model, score, step, finite = (await problem.map(_model_of, state)).host
@@ -196,7 +196,7 @@ def _restored(problem: Problem, fitted: Fitted, trial: SoftTrees, boosting: Boos
     restored = lambda network: data.scaling.restore(SoftForest(on_device(network), None, data.table.task.of_models))
     with problem.finishing():
         model, left_out = restored(fitted.scaled), None
-        if boosting.has_losses:
+        if boosting.has_losses and not problem.is_member:
             left_out = problem.left_out(restored(trial), boosting.parts[0][1])
         return fitted._replace(model=model, loss=loss_of(fitted, model, data), left_out=left_out)
 
@@ -298,23 +298,27 @@ def _loss(run: Run, model: SoftTrees, by: Batch) -> Array:
     return losses.mean_loss(run.task.loss_function.samples(model.outputs(by.x), by.y), by.weight)
 
 
-def _evaluated(run: Run, state: _State) -> tuple[_State, Array]:
-    """Returns the state, with the current parameters as the best if their loss is lower, and their loss."""
-    trained, best = state.training, state.training.best
+def _evaluated(run: Run, state: _State, evaluations: Array) -> tuple[_State, Array, Array]:
+    """Returns the state after an evaluation, its loss, and whether early stopping ends the training.
+
+    ``evaluations`` is the number of evaluations of the whole training.
+    """
+    trained = state.training
     loss = _loss(run, _model(run, state, trained.params, trained.step), run.rows_during_training)
-    loss = jnp.where(trained.finite, loss, jnp.inf).astype(best.score.dtype)
-    last = training.Best(trained.params, loss, trained.step)
-    best = jax.tree.map(partial(jnp.where, loss < best.score), last, best)
-    return state._replace(training=trained.replace(best=best)), loss
+    loss = jnp.where(trained.finite & jnp.isfinite(loss), loss, jnp.inf)
+    trained = trained.evaluated(loss)
+    return state._replace(training=trained), loss, trained.waited >= jnp.maximum(1, _PATIENCE * evaluations)
 
 
 def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
     """Returns the best model (the last without evaluations), its loss, its step, and whether training was finite."""
     trained, best = state.training, state.training.best
+    was_evaluated = jnp.isfinite(best.score)
     pairs = (best.params, best.step), (trained.params, trained.step)
-    params, step = jax.tree.map(partial(jnp.where, jnp.isfinite(best.score)), *pairs)
+    params, step = jax.tree.map(partial(jnp.where, was_evaluated), *pairs)
     model = _model(run, state, params, step)
-    return model, _loss(run, model, run.by), step, trained.finite
+    loss = jax.lax.cond(was_evaluated, lambda: best.score, lambda: _loss(run, model, run.by).astype(best.score.dtype))
+    return model, loss, step, trained.finite
 
 
 def _of_unit_length(trees: ObliqueTree) -> ObliqueTree:

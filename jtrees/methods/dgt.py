@@ -290,5 +290,5 @@ class DGT(Recipe):
             training.rmsprop(lambda step: self.learning_rate * rate(step), self.momentum, self.clip),
             schedule,
             loss=loss,
-            patience=int(_PATIENCE * schedule.steps / cycles) if self.early_stopping else None,
+            patience=schedule.patience(_PATIENCE / cycles) if self.early_stopping else None,
         )

@@ -116,7 +116,7 @@ def grande(
         thresholds = jax.random.choice(rows_key, batch.x, shape, p=batch.weight)
         count = math.prod(task.shape) + 1
         leaves = _START * jax.random.normal(leaves_key, (trees, topology.num_leaves(depth), count), batch.x.dtype)
-        values = leaves[..., 1:].reshape(*leaves.shape[:2], *task.shape)
+        values = leaves[..., 1:].reshape(*leaves.shape[:2], *task.shape) + task.initial(batch).astype(leaves.dtype)
         return WeightedTrees(jnp.where(excluded, _EXCLUDED, logits), thresholds, values, leaves[..., 0])
 
     def loss(params: WeightedTrees, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
@@ -196,5 +196,5 @@ class GRANDE(Recipe):
             schedule,
             loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
             model=(lambda params, batch: additive(params, batch, run.task)) if self.hard else lambda params, _: params,
-            patience=schedule.patience if self.early_stopping else None,
+            patience=schedule.patience() if self.early_stopping else None,
         )

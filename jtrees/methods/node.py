@@ -124,8 +124,10 @@ def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regressio
         rows_key, *keys = jax.random.split(key, layers + 1)
         x = jax.random.choice(rows_key, batch.x, (min(len(batch.x), _FIRST_ROWS),), p=batch.weight)
         params: tuple[ObliviousTrees, ...] = ()
+        initial = task.initial(batch).astype(x.dtype)
         for layer_key in keys:
-            params += (random_layer(layer_key, x, trees, depth, task),)
+            layer = random_layer(layer_key, x, trees, depth, task)
+            params += (layer.replace(responses=layer.responses + initial),)
             x = jnp.concatenate([x, params[-1].outputs(x).reshape(len(x), -1)], axis=1)
         return ObliviousLayers(params)
 
@@ -196,5 +198,5 @@ class NODE(Recipe):
             schedule,
             loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
             model=lambda params, batch: params,
-            patience=schedule.patience if self.early_stopping else None,
+            patience=schedule.patience() if self.early_stopping else None,
         )

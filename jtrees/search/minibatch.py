@@ -11,14 +11,13 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import losses, training, validation as checks
+from jtrees import distributed, losses, training, validation as checks
 from jtrees.search.engine import MOST
 from jtrees.search.fitted import Fitted
 from jtrees.search.problem import Problem
 from jtrees.search.run import Run
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
-from jtrees.training.state import NOT_TAKEN
 
 # Used if ``epochs`` is None: passes over the data, and the least and the largest number of updates. DGT and LatentTree
 # were less accurate on tables of some hundred rows if the least number was 2000 (experiments.defaults).
@@ -43,9 +42,13 @@ class Schedule(NamedTuple):
     every: int
 
     @property
-    def patience(self) -> int:
-        """Updates without a lower loss after which a trial of early stopping ends: a quarter of all updates."""
-        return self.steps // 4
+    def evaluations(self) -> int:
+        """Number of evaluations of a run that evaluates: the last is after the last update."""
+        return -(-self.steps // self.every)
+
+    def patience(self, part: float = 0.25) -> int:
+        """Returns the patience of early stopping, which is at least 1: a part of all evaluations."""
+        return max(1, int(part * self.evaluations))
 
     @classmethod
     def of(
@@ -86,9 +89,8 @@ class Training(NamedTuple):
         None: the loss of the model that ``method.harden`` returns.
       model: ``(params, batch) -> model`` of scaled data; None: ``method.harden``.
       report: ``(params, batch) -> values``, from which the recipe makes its report.
-      patience: number of updates without a lower evaluation loss after which the run ends; None: no early stopping.
-      vanished: ``opt_state -> (whether all further updates are zero, number of updates before)``. The run ends when
-        its updates are zero. None: updates do not become zero.
+      patience: number of evaluations in a row without a lower loss after which the run ends; None: no early stopping.
+      vanished: ``opt_state -> whether all further updates are zero``, which ends the run.
     """
 
     method: training.Method
@@ -98,7 +100,7 @@ class Training(NamedTuple):
     model: Callable[[Any, Batch], Any] | None = None
     report: Callable[[Any, Batch], Any] = lambda params, batch: None
     patience: int | None = None
-    vanished: Callable[[Any], tuple[Array, Array]] | None = None
+    vanished: Callable[[Any], Array] = lambda opt_state: jnp.zeros((), bool)
 
     def loss_on(self, run: Run, params: Any) -> Array:
         """Returns the loss of the parameters on the evaluation rows of a run."""
@@ -106,16 +108,13 @@ class Training(NamedTuple):
             return self.loss(params, run.batch, run.by)
         return prediction_loss(run.task, self.method.harden(params, run.batch), run.by)
 
-    def length(self, state: TrainState) -> Array:
-        """Returns the number of updates of the run, which early stopping reduces."""
-        count = jnp.int32(self.schedule.steps)
-        if self.patience is not None:
-            over = training.state.is_over(state, self.patience)
-            count = jnp.where(over, state.best.step + self.patience + 1, count)
-        if self.vanished is not None:
-            has_vanished, updates = self.vanished(state.opt_state)
-            count = jnp.where(has_vanished, jnp.minimum(count, updates), count)
-        return count
+    def has_stopped(self, state: TrainState) -> Array:
+        """Returns whether early stopping has ended the run. Its result is then the best state so far."""
+        return jnp.zeros((), bool) if self.patience is None else state.waited >= self.patience
+
+    def has_ended(self, state: TrainState) -> Array:
+        """Returns whether the run has ended before the last update of its schedule."""
+        return self.has_stopped(state) | self.vanished(state.opt_state)
 
 
 def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
@@ -141,38 +140,50 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     """Returns the state after ``count`` updates, the losses of the updates, and whether the run has ended.
 
     A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
+    The initial parameters are not evaluated, because they are random.
     """
     training_run = run.recipe.training(run)
-    schedule, every, score = training_run.schedule, 0, None
+    method, optimizer, schedule = training_run.method, training_run.optimizer, training_run.schedule
+    update = training.step.one_step(method, run.batch, optimizer, batch_size=schedule.batch_size)
+    score = None
     if run.evaluates is not False:
-        every = jnp.where(run.evaluates, schedule.every, 0)
         score = partial(training_run.loss_on, run._replace(by=run.rows_during_training))
-    options: Any = {"batch_size": schedule.batch_size, "patience": training_run.patience}
-    method, optimizer = training_run.method, training_run.optimizer
-    update = training.step.one_step(method, run.batch, optimizer, score_every=every, score=score, **options)
+    is_due = lambda made: run.evaluates & ((made % schedule.every == 0) | (made == schedule.steps))
+    update = training.step.stopped_early(update, score, is_due, training_run.has_ended)
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
-    length = training_run.length(state)
-    # Updates after the end of a run count as not made, so the history does not depend on the length of a call.
-    losses = jnp.where(before + jnp.arange(MOST) < length, history.losses, NOT_TAKEN)
-    return state, losses, length <= state.step
+    return state, history.losses, training_run.has_ended(state)
 
 
 class Result(NamedTuple):
-    """The result of a training on scaled data: the model, its score and step, and values for the report."""
+    """The result of a training on scaled data.
+
+    Attributes:
+      model: the model.
+      score: the loss of the model on the evaluation rows.
+      step: number of updates before the model.
+      report: values for the report.
+      finite: whether all losses of the training were finite.
+    """
 
     model: Any
     score: Array
     step: Array
     report: Any
+    finite: Any = True
 
     def fitted(self, losses: np.ndarray) -> Fitted:
         """Returns the result on the host, with the losses of all updates as its history.
+
+        It warns if the training became non-finite after the evaluation that gave the model.
 
         Raises:
           FloatingPointError: if the score is not finite.
         """
         if not np.isfinite(self.score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+        if not self.finite:
+            kept = f"the parameters after update {int(self.step)} are kept"
+            distributed.warn(f"training became non-finite, so {kept}: try a smaller learning_rate")
         return Fitted(self.model, float(self.score), int(self.step), losses, report=self.report)
 
 
@@ -180,17 +191,17 @@ def result_of(run: Run, state: TrainState) -> Result:
     """Returns the result of a run.
 
     The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
-    evaluation.
+    evaluation. The last parameters are evaluated here, unless early stopping ended the run.
     """
     training_run = run.recipe.training(run)
-    method, patience = training_run.method, training_run.patience
-    if patience is not None:
-        over, last = training.state.is_over(state, patience), state.params
-        state = state.replace(params=jax.tree.map(partial(jnp.where, over), state.best.params, last))
-    best = training.best(method, state, run.batch, score=partial(training_run.loss_on, run))
+    method, dtype = training_run.method, state.best.score.dtype
+    last_loss = lambda params: training_run.loss_on(run, params).astype(dtype)
+    stopped = training_run.has_stopped(state)
+    score = lambda params: jax.lax.cond(stopped, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
+    best = training.best(method, state, run.batch, score=score)
     model = (method.harden if training_run.model is None else training_run.model)(best.params, run.batch)
-    report, step = training_run.report(best.params, run.batch), jnp.minimum(best.step, training_run.length(state))
-    return Result(run.on_x(model), best.score, step, report)
+    report = training_run.report(best.params, run.batch)
+    return Result(run.on_x(model), best.score, best.step, report, state.finite)
 
 
 def trained_in_program(run: Run) -> Result:

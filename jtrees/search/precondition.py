@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import blocking
+from jtrees import blocking, distributed
 from jtrees.data.table import without_padding
 from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import trained
@@ -130,7 +130,7 @@ class Preconditioned(NamedTuple):
           finish: returns a result in the user's units.
         """
         fitted = finish(problem, self.fitted, self.preconditioning)
-        if self.trial is None or self.held_out is None or problem.data is None:
+        if self.trial is None or self.held_out is None or problem.data is None or problem.is_member:
             return fitted
         if not problem.monitor.may_be_late(problem.engine.seconds_of_results):
             return fitted
@@ -150,9 +150,12 @@ async def preconditioned(
     """Returns the result of training on preconditioned features.
 
     If there are several candidate strengths, each strength first has a trial. A trial trains on four fifths of the rows
-    and is evaluated on the held-out fifth, or on the validation set if there is one. The last training uses all rows
-    and the best strength. If the deadline passes before the last training, the best trial is the result. Strengths are
-    not compared if the smallest eigenvalue of the correlations is large.
+    and is evaluated on the held-out fifth. The last training uses all rows and the best strength. If the deadline
+    passes before the last training, or if it becomes non-finite, the best trial is the result. Strengths are not
+    compared if the smallest eigenvalue of the correlations is large.
+
+    If there is a validation set, a trial trains on all rows and is evaluated on the validation set. The best trial is
+    then the result, unless trials are shorter than the last training.
 
     Args:
       problem: the problem.
@@ -161,9 +164,10 @@ async def preconditioned(
         512 features.
       train: training, whose second argument is the result of the best trial. It is None in a trial, and without trials.
       trial: shorter training for trials, with the arguments of ``train``; None: ``train``.
-      always_tries: whether there is a trial if the table has at least 100 rows. The last training can use the result of
-        the trial. The trial then evaluates on its held-out rows during training.
-      tries_few_rows: whether ``"auto"`` has a trial in tables of 100 to 1024 rows and at most 512 features.
+      always_tries: whether there is a trial if the table has at least 100 rows and there is no validation set. The last
+        training can use the result of the trial. The trial then evaluates on its held-out rows during training.
+      tries_few_rows: whether ``"auto"`` has a trial in tables of 100 to 1024 rows and at most 512 features, if there is
+        no validation set.
 
     Raises:
       FloatingPointError: if the last training became non-finite.
@@ -171,6 +175,7 @@ async def preconditioned(
     n, p = problem.count, problem.shape[1]
     compares = strength == "auto" and p <= WIDEST
     needs_trial = n >= _FEWEST_FOR_TRIAL and (always_tries or (tries_few_rows and compares and n <= _FEW))
+    needs_trial = needs_trial and not problem.validates
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
@@ -186,7 +191,8 @@ async def preconditioned(
         preconditioner = problem.host(matrix, features, strength)
         return rows.times(preconditioner if strength else None).replace(matrix=preconditioner)
 
-    [held_out], losses, trials = fold_rows(problem), np.full(len(strengths), np.inf), {}
+    nothing, losses, trials = np.zeros(problem.shape[0], bool), np.full(len(strengths), np.inf), {}
+    [held_out] = [nothing] if problem.validates else fold_rows(problem)
     is_correlated = features is not None and features.values[0] < _UNCORRELATED
     candidates = strengths if len(strengths) > 1 and is_correlated else strengths[: int(needs_trial)]
     for k, candidate in enumerate(candidates):
@@ -195,13 +201,21 @@ async def preconditioned(
         with contextlib.suppress(FloatingPointError):
             trials[k] = await (trial or train)(mapped(candidate, held_out), None)
             losses[k] = trials[k].score
-    best = _best(losses, held_out.sum())
+    evaluated_rows: Any = problem.evaluation.weight if problem.validates else held_out  # type: ignore[union-attr]
+    best = _best(losses, np.count_nonzero(evaluated_rows))
     best_trial = trials.get(best)
-    if best_trial is not None and not problem.monitor.has_time():
+    is_complete = trial is None and problem.validates
+    if best_trial is not None and (is_complete or not problem.monitor.has_time()):
         # The trial is the best result so far, because a last training would start from scratch.
         fitted = best_trial
     else:
-        fitted = await train(mapped(strengths[best], np.zeros_like(held_out)), best_trial)
+        try:
+            fitted = await train(mapped(strengths[best], nothing), best_trial)
+        except FloatingPointError:
+            if best_trial is None:
+                raise
+            distributed.warn("the last training became non-finite, so the trial is kept: try a smaller learning_rate")
+            fitted = best_trial
     preconditioning = None
     if candidates or strength != "auto":
         preconditioning = Preconditioning(strength=float(strengths[best]), losses=losses.astype(np.float32))
@@ -225,6 +239,7 @@ async def stopped_early(problem: Problem, strength: float | str, early_stopping:
     """Returns the result of training on mini-batches, in the user's units.
 
     With early stopping, a trial on four fifths of the rows chooses the number of updates, at its lowest held-out loss.
+    With a validation set there is no trial: the training itself is evaluated on that set.
 
     Args:
       problem: the problem; its recipe has a method ``training(run)``.

@@ -44,6 +44,7 @@ class Problem:
       validates: whether ``evaluation`` is the validation set.
       evaluates: whether training evaluates while it runs, if there are evaluation rows.
       separate: whether ``evaluation`` has other rows than ``batch``.
+      is_member: whether the result is a member of a bag, which needs no losses of held-out rows.
       is_optional: whether the problem is dropped if its result cannot be finished in time, as a tree of a bag is.
       matrix: matrix that mapped the features of ``batch`` and ``evaluation``, ``(p, p)``, or None.
       source: all rows of the fit, of which ``batch`` has a part, or None. Values that suit every part are computed from
@@ -62,6 +63,7 @@ class Problem:
     validates: bool = False
     evaluates: bool = False
     separate: bool = False
+    is_member: bool = False
     is_optional: bool = False
     matrix: np.ndarray | None = None
     source: Batch | None = dataclasses.field(default=None, repr=False)
@@ -179,9 +181,12 @@ class Problem:
         return self.engine.computed_once(fn, args, options)
 
     def left_out(self, model: Any, held_out: np.ndarray) -> LeftOut | None:
-        """Returns the losses of held-out rows of ``batch`` by a model in the user's units; None without time for it."""
+        """Returns the losses of held-out rows of ``batch`` by a model in the user's units.
+
+        They are None if there is no time for them, or if nobody reads them.
+        """
         assert self.data is not None and self.rows is not None
-        if not self.monitor.may_be_late():
+        if self.is_member or not self.monitor.may_be_late():
             return None
         rows, table = self.rows[held_out & (self.rows >= 0)], self.data.table
         losses = np.full(len(table.x), np.nan)

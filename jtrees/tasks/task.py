@@ -6,11 +6,13 @@ regression with squared error, predictions are the outputs.
 """
 
 import dataclasses
+import math
 from typing import Any, Self
 
 from jaxtyping import Array, Float, Num
 import numpy as np
 
+from jtrees.segments import ones_or
 from jtrees.tasks.base import Link, Loss, linked
 from jtrees.tasks.classes import Rewards
 
@@ -48,6 +50,11 @@ class Task:
     def loss(self, outputs: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the loss of each sample, averaged over several outputs."""
         return self.loss_function.samples(outputs, y)
+
+    def initial(self, batch: Any) -> Float[Array, "*k"]:
+        """Returns the best constant output for a :class:`jtrees.Batch`. A method that starts there learns sooner."""
+        weight = ones_or(batch.weight, batch.x)
+        return self.loss_function.initial(batch.y, weight, math.prod(self.shape))  # type: ignore[attr-defined]
 
     def link(self, outputs: Float[Array, "n *k"]) -> Float[Array, "n *k"]:
         """Returns the predictions for outputs of the model."""

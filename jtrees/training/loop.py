@@ -54,7 +54,7 @@ def init_state(params: Params, data: Batch, *, key: Array, optimizer: optax.Grad
     zero, n = jnp.zeros((), jnp.int32), data.x.shape[0]
     best = Best(params, jnp.asarray(jnp.inf, data.x.dtype), zero)
     order = jnp.arange(n, dtype=jnp.int32)
-    return TrainState(params, optimizer.init(params), order, zero, key, best, jnp.ones((), bool))
+    return TrainState(params, optimizer.init(params), order, zero, key, best, jnp.ones((), bool), zero)
 
 
 def advance(
@@ -136,13 +136,14 @@ def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Par
       score: as for :func:`advance`.
 
     Returns:
-      The best parameters. Their score is infinite if the run is not finite.
+      The best parameters. If the run became non-finite, they are the best parameters before. Their score is infinite if
+      no evaluation was finite.
     """
-    last_score = score_of(method, state, normalised(_checked(data)), score).astype(state.best.score.dtype)
-    last = Best(state.params, last_score, state.step)
-    keep = jnp.isfinite(state.best.score) & ~(last_score < state.best.score)
-    chosen = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state.best, last)
-    return chosen.replace(score=jnp.where(state.finite & jnp.isfinite(last_score), chosen.score, jnp.inf))
+    last_score = score_of(method, state, normalised(_checked(data)), score)
+    finite = state.finite & jnp.isfinite(last_score)
+    last = Best(state.params, jnp.where(finite, last_score, jnp.inf).astype(state.best.score.dtype), state.step)
+    keep = jnp.isfinite(state.best.score) & ~(last.score < state.best.score)
+    return jax.tree.map(lambda old, new: jnp.where(keep, old, new), state.best, last)
 
 
 def train(

@@ -46,12 +46,10 @@ class PlateauState(NamedTuple):
 
     Attributes:
       plateau: state of ``optax.contrib.reduce_on_plateau``.
-      updates: number of updates before the learning rate vanished.
       vanished: whether the learning rate has vanished.
     """
 
     plateau: Any
-    updates: Int[Array, ""]
     vanished: Bool[Array, ""]
 
 
@@ -65,13 +63,13 @@ def reduce_until_vanished(
     reduce: Any = optax.contrib.reduce_on_plateau(factor, patience, accumulation_size=accumulation_size)
 
     def init(params: Any) -> PlateauState:
-        return PlateauState(reduce.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+        return PlateauState(reduce.init(params), jnp.zeros((), bool))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         updates, plateau = reduce.update(updates, state.plateau, params, **extra)
         vanished = plateau.scale < least
         updates = jax.tree.map(lambda a: jnp.where(vanished, 0, a), updates)
-        return updates, PlateauState(plateau, state.updates + ~vanished, vanished)
+        return updates, PlateauState(plateau, vanished)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

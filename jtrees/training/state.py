@@ -74,8 +74,8 @@ class Best:
 
     Attributes:
       params: the parameters.
-      score: score of the parameters (lower is better). It is infinite before the first evaluation, and if the run is
-        not finite.
+      score: score of the parameters (lower is better). It is infinite before the first evaluation, and if no evaluation
+        was finite.
       step: number of updates before the parameters were evaluated.
       losses: the loss before each update, ``(steps,)``; in results of :func:`train` only.
       scores: the score before each update, infinite if it was not evaluated; in results of :func:`train` only.
@@ -89,7 +89,7 @@ class Best:
 
     @property
     def finite(self) -> Array:
-        """Whether all losses of the run, and the score of the last parameters, were finite."""
+        """Whether the parameters have a finite score."""
         return jnp.isfinite(self.score)
 
 
@@ -107,6 +107,7 @@ class TrainState:
       key: key of the run.
       best: the best parameters evaluated so far.
       finite: whether all losses so far were finite.
+      waited: number of evaluations since the last one that lowered the score.
     """
 
     params: Params
@@ -116,6 +117,28 @@ class TrainState:
     key: Array
     best: Best
     finite: Bool[Array, ""]
+    waited: Int[Array, ""]
+
+    def evaluated(self, score: Array, least_gain: float = 0.0) -> "TrainState":
+        """Returns the state after an evaluation: the current parameters are the best if their score is the lowest.
+
+        Early stopping counts evaluations: a run ends if ``waited`` reaches its patience.
+
+        Args:
+          score: score of the current parameters. It counts as infinite if it is not a number, or if parameters became
+            non-finite, as a hard tree of such parameters can still have a finite score.
+          least_gain: ``waited`` becomes 0 if the evaluation lowers the lowest score by more than this fraction of it.
+        """
+        best = self.best
+        # The bounds of linear leaves may be infinite from the beginning.
+        count = lambda params: sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params))
+        score = jnp.where(count(self.params) > count(best.params), jnp.inf, score).astype(best.score.dtype)
+        current = Best(self.params, score, self.step)
+        kept = jax.tree.map(lambda new, old: jnp.where(score < best.score, new, old), current, best)
+        has_best = jnp.isfinite(best.score)  # before the first finite score, a run does not wait
+        lowest = jnp.where(has_best, best.score, 0)
+        gains = ~has_best | (score < lowest - least_gain * jnp.abs(lowest))
+        return self.replace(best=kept, waited=jnp.where(gains, 0, self.waited + 1))
 
 
 class History(NamedTuple):
@@ -133,7 +156,3 @@ def normalised(data: Batch) -> Batch:
     weight = weight / weight.max()
     return data._replace(weight=weight / weight.mean())
 
-
-def is_over(state: TrainState, patience: int) -> Array:
-    """Returns whether early stopping ends the run: more than ``patience`` updates since the best finite score."""
-    return jnp.isfinite(state.best.score) & (state.step - state.best.step > patience)

@@ -1,6 +1,7 @@
 """One step of a run: the mini-batch, the update, and the score that decides which parameters are the best."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from jaxtyping import Array
 import optax
 
 from jtrees import sharding, validation
-from jtrees.training.state import Batch, Best, History, Method, Params, TrainState, for_optax, is_over, normalised
+from jtrees.training.state import NOT_TAKEN, Batch, Best, History, Method, Params, TrainState, for_optax, normalised
 
 _LAST = 0xFFFFFFFF  # the largest word, which sorts samples of weight 0 behind all others
 _ORDER = (0x9E3779B9, 0x7F4A7C15)  # makes the random words of the shuffles differ from other uses of a run's key
@@ -22,38 +23,34 @@ def one_step(
     optimizer: optax.GradientTransformation,
     *,
     batch_size: int | None = None,
-    score_every: int | Array = 0,
+    score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
-    patience: int | None = None,
 ) -> Callable[..., tuple[TrainState, History]]:
     """Returns a step of :func:`advance` as a function ``(state, shared_step=None) -> (state, History(loss, score))``.
 
     ``shared_step`` is the number of the step if all runs side by side share it; None: ``state.step``. A branch on a
-    shared number remains a branch under ``vmap``. The best parameters do not change after :func:`is_over` with this
-    ``patience``. If there are no scores, ``method`` may be the ``update`` of a method.
+    shared number remains a branch under ``vmap``. If there are no scores, ``method`` may be the ``update`` of a method.
     """
     n, dtype = data.x.shape[0], data.x.dtype
     _check_sizes(n, batch_size, score_every)
     data = sharding.keep_rows(normalised(data))
     reweighted = data if batch_size in (None, n) else sharding.keep_rows(_reweighted(data))
-    is_traced = isinstance(score_every, jax.Array)
-    scores = is_traced or score_every > 0
     # On a full batch the score of the method is a by-product of its loss.
-    free = not is_traced and score_every == 1 and batch_size is None and score is None
+    free = score_every == 1 and batch_size is None and score is None
     update = _update_of(method, optimizer)
     project = method.project if isinstance(method, Method) and method.update is None else lambda params: params
 
     def once(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:
         if shared_step is not None:
             state = state.replace(step=jnp.asarray(shared_step, jnp.int32))
-        score_value, best_so_far, step = jnp.full((), jnp.inf, dtype), state.best, state.step
-        if scores and not free:
-            due = (score_every > 0) & (step % jnp.maximum(score_every, 1) == 0)
-            # The score is in a branch. The compiler would move it out of a loop of at most one iteration, and evaluate
-            # it in every step. The branch returns a scalar, so it copies no parameters.
-            score_now = lambda: score_of(method, state, data, score).astype(dtype)  # type: ignore[arg-type]
-            score_value = jax.lax.cond(due, score_now, lambda: score_value)
-            best_so_far, step = _best_after(state, score_value, due, patience)
+        score_value, evaluated, step = jnp.full((), jnp.inf, dtype), state, state.step
+        if score_every and not free:
+            due = step % score_every == 0
+            score_value = _score_if(due, lambda: score_of(method, state, data, score), dtype)  # type: ignore[arg-type]
+            evaluated = _evaluated_if(due, state, score_value)
+            # Equal to ``state.step``, but the update depends on the evaluation by it. Otherwise the compiler might
+            # schedule the update before the evaluation. It would then copy all parameters in every step.
+            step = evaluated.step
         batch, order = data, state.order
         if batch_size is not None:
             batch, order = mini_batch(reweighted, order, state.key, step, batch_size)
@@ -61,17 +58,50 @@ def one_step(
         params, opt_state, (loss, batch_score) = update(state.params, state.opt_state, batch, key=key, step=step)
         if free:
             score_value = batch_score.astype(dtype)
-            best_so_far = _better(best_so_far, Best(state.params, score_value, step))
-        finite = state.finite & jnp.isfinite(loss)
-        after = TrainState(project(params), opt_state, order, state.step + 1, state.key, best_so_far, finite)
+            evaluated = state.evaluated(score_value)
+        best, waited, finite = evaluated.best, evaluated.waited, state.finite & jnp.isfinite(loss)
+        after = TrainState(project(params), opt_state, order, state.step + 1, state.key, best, finite, waited)
         return after, History(loss.astype(dtype), score_value)
 
     return once
 
 
-def _check_sizes(n: int, batch_size: int | None, score_every: int | Array) -> None:
-    if not isinstance(score_every, jax.Array):
-        validation.check_count("score_every", score_every, minimum=0)
+def stopped_early(
+    once: Callable[..., tuple[TrainState, History]],
+    score: Callable[[Params], Array] | None,
+    is_due: Callable[[Array], Array],
+    has_ended: Callable[[TrainState], Array],
+) -> Callable[..., tuple[TrainState, History]]:
+    """Returns a step like ``once`` that also evaluates, and changes nothing of the result after the end of the run.
+
+    After the end, a loss is :data:`NOT_TAKEN`, and ``step``, ``best`` and ``finite`` do not change. So the result does
+    not depend on the number of further updates.
+
+    Args:
+      once: a step without scores, from :func:`one_step`.
+      score: ``params -> scalar``, evaluated after an update; lower is better. None: no evaluation.
+      is_due: ``number of updates -> whether the parameters are evaluated``. Runs side by side share the number.
+      has_ended: ``state -> whether the run has ended``, such as by ``state.waited``.
+    """
+
+    def step(state: TrainState, shared_step: Array | None = None) -> tuple[TrainState, History]:
+        ended = has_ended(state)
+        after, entry = once(state, shared_step)
+        value = entry.scores
+        if score is not None:
+            due = is_due(after.step)
+            value = _score_if(due, lambda: score(after.params), value.dtype)
+            value = jnp.where(ended, jnp.inf, value)
+            after = _evaluated_if(due, after, value)
+        same = partial(jnp.where, ended)
+        after = after.replace(step=same(state.step, after.step), finite=same(state.finite, after.finite))
+        return after, History(same(NOT_TAKEN, entry.losses), value)
+
+    return step
+
+
+def _check_sizes(n: int, batch_size: int | None, score_every: int) -> None:
+    validation.check_count("score_every", score_every, minimum=0)
     if batch_size is None:
         return
     if not 1 <= validation.check_count("batch_size", batch_size) <= n:
@@ -116,25 +146,25 @@ def score_of(method: Method, state: TrainState, data: Batch, score: Callable[[Pa
     return _pair(method.loss(state.params, data, key=keys_of(state.key)[1], step=state.step))[1]
 
 
-def _best_after(state: TrainState, score: Array, due: Array, patience: int | None) -> tuple[Best, Array]:
-    """Returns the best parameters after the evaluation of this step, if it has one, and the number of the step.
+def _score_if(due: Array, score: Callable[[], Array], dtype: Any) -> Array:
+    """Returns the score if it is due, else infinity.
 
-    The number equals ``state.step``, but it makes the update depend on the evaluation. Otherwise the compiler might
-    schedule the update before the evaluation. It would then copy all parameters in every step.
+    The score is in a branch. The compiler would move it out of a loop of at most one iteration, and evaluate it in
+    every step. The branch returns a scalar, so it copies no parameters.
     """
-    counts = score if patience is None else jnp.where(is_over(state, patience), jnp.inf, score)
-
-    def keep_better(carry: tuple[Best, Array]) -> tuple[Best, Array]:
-        return _better(carry[0], Best(state.params, counts, state.step)), carry[1] + 1
-
-    best, evaluations = apply_in_place_if(due, keep_better, (state.best, jnp.zeros_like(state.step)))
-    return best, state.step + evaluations - due.astype(state.step.dtype)
+    return jax.lax.cond(due, lambda: score().astype(dtype), lambda: jnp.full((), jnp.inf, dtype))
 
 
-def _better(old: Best, new: Best) -> Best:
-    """Returns ``new`` if it has a lower score, else ``old``."""
-    lower = new.score < old.score
-    return jax.tree.map(lambda a, b: jnp.where(lower, b, a), old, new)
+def _evaluated_if(due: Array, state: TrainState, score: Array) -> TrainState:
+    """Returns the state after an evaluation if it is due; parameters are copied only then."""
+
+    def evaluate(carry: tuple[Best, Array, Array]) -> tuple[Best, Array, Array]:
+        best, waited, evaluations = carry
+        evaluated = state.replace(best=best, waited=waited).evaluated(score)
+        return evaluated.best, evaluated.waited, evaluations + 1
+
+    best, waited, evaluations = apply_in_place_if(due, evaluate, (state.best, state.waited, jnp.zeros_like(state.step)))
+    return state.replace(best=best, waited=waited, step=state.step + evaluations - due.astype(state.step.dtype))
 
 
 def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> Any:

@@ -24,9 +24,9 @@ _WEIGHT_DECAY = 1e-2  # AdamW's default in PyTorch, which the authors' program k
 _EVALUATIONS = 20  # number of evaluations in a stage, if an evaluation costs more than an update
 _FEWEST_UPDATES = 10  # fewest updates between two evaluations
 _FEW_ROWS = 1000  # rows of a short table
-# With halving, a stage of linear leaves ends if _PATIENCE evaluations together lower the lowest score by less than a
+# With halving, a stage of linear leaves ends if none of _PATIENCE evaluations in a row lowers the lowest score by this
 # fraction. Stacked runs train all updates: a stack takes as long as its longest run.
-_PATIENCE, _LEAST_GAIN = 3, 0.01
+_PATIENCE, _LEAST_GAIN = 3, 0.003
 
 
 class StartResult(NamedTuple):
@@ -100,7 +100,7 @@ async def _train_stage(
 
     Hard trees are evaluated after every update if the update computes their score, else about 20 times.
     """
-    is_scored, losses, scores = _updates_are_scored(problem), [], []
+    is_scored, losses = _updates_are_scored(problem), []
     often = problem.recipe.cart == "binned"  # in the rounds of boosting
     # In a short table, the evaluations of a fit take less time than optimised compilation.
     evaluates_often = often or (not is_scored and problem.shape[0] > _FEW_ROWS)
@@ -116,18 +116,10 @@ async def _train_stage(
         state = evaluated.part(0)
         if len(part_losses) < end - begin or problem.monitor.is_rehearsed(part + 1):
             break
-        if problem.recipe.halves and problem.recipe.leaves == "linear" and not problem.engine.stacks:
-            scores.append(float(evaluated.part(1).host))
-            if _has_stalled(scores):
-                break
+        can_stop = problem.recipe.halves and problem.recipe.leaves == "linear" and not problem.engine.stacks
+        if can_stop and evaluated.part(1).host:
+            break
     return (await problem.map(_best_of_stage, state, often=often)).host, losses
-
-
-def _has_stalled(scores: list[float]) -> bool:
-    """Returns whether the last evaluations lowered the lowest score by too little for more updates."""
-    if len(scores) <= _PATIENCE or not np.isfinite(before := scores[-1 - _PATIENCE]):
-        return False
-    return before - scores[-1] < _LEAST_GAIN * abs(before)
 
 
 def _updates_are_scored(run: Problem | Run) -> bool:
@@ -198,18 +190,16 @@ def _advanced(
 
 
 def _evaluated(run: Run, state: TrainState, begins: Array) -> tuple[TrainState, Array]:
-    """Returns the state, with the current parameters as the best if their hard tree has a lower score, and the lowest.
+    """Returns the state after an evaluation of the hard tree, and whether early stopping ends the stage.
 
     At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
     linear leaves takes long to compile.
     """
     leaves, score = fitted_leaves(run, state.params)
     fitted = jax.tree.map(partial(jnp.where, begins), leaves.trainable(), state.params.leaves)
-    score = jnp.where(state.finite, score, jnp.inf).astype(state.best.score.dtype)
-    current = Best(state.params.replace(leaves=fitted), score, state.step)
-    state = state.replace(params=current.params)
-    state = state.replace(best=jax.tree.map(partial(jnp.where, score < state.best.score), current, state.best))
-    return state, state.best.score
+    state = state.replace(params=state.params.replace(leaves=fitted))
+    state = state.evaluated(jnp.where(state.finite, score, jnp.inf), _LEAST_GAIN)
+    return state, state.waited >= _PATIENCE
 
 
 def _best_of_stage(run: Run, state: TrainState) -> Best:

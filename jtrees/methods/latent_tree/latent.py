@@ -67,7 +67,8 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
 
     def init(batch: Batch, *, key: Array) -> Any:
         task.check(batch.y)
-        return modules.initial(key, batch.x, architecture, task, partial(centered, weight=batch.weight))
+        center = partial(centered, weight=batch.weight)
+        return modules.initial(key, batch.x, architecture, task, center, task.initial(batch))
 
     def total(params: Any, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
         network = modules.network_of(params, batch.x, architecture, task)
@@ -188,8 +189,8 @@ class LatentRecipe(Recipe):
             schedule,
             loss=loss,
             model=hardened,
-            patience=schedule.patience if self.early_stopping else None,
-            vanished=(lambda state: (state[1].vanished, state[1].updates)) if self.early_stopping else None,
+            patience=schedule.patience() if self.early_stopping else None,
+            vanished=lambda state: state[1].vanished,
         )
 
     def restored(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:

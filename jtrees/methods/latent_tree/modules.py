@@ -15,6 +15,8 @@ from jtrees import routing, topology
 from jtrees.methods.latent_tree.architecture import Architecture, Split, check_split
 from jtrees.tasks import Task
 
+_NEAR = 0.1  # factor of the weights of the predictor's last layer, so that it starts near the best constants
+
 
 def split_scores(
     split: Callable[[Array], Array], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
@@ -107,10 +109,22 @@ def network_of(params: Any, x: Array, architecture: Architecture, task: Task) ->
     return nnx.merge(graph, jax.tree.unflatten(structure, jax.tree.leaves(params)))
 
 
-def initial(key: Array, x: Array, architecture: Architecture, task: Task, centered: Callable[[Array], Array]) -> Any:
-    """Returns random parameters; ``centered`` gives the biases from the scores of x without biases."""
+def initial(key: Array, x: Array, architecture: Architecture, task: Task, centered: Callable, outputs: Array) -> Any:
+    """Returns random parameters of a network.
+
+    Args:
+      key: random key.
+      x: samples, ``(n, p)``.
+      architecture: architecture of the network.
+      task: what is predicted.
+      centered: returns the biases of the splits for the scores of x without biases, ``(nodes, n)``.
+      outputs: the best constant outputs, ``(*k,)``. The predictor starts near them.
+    """
     network = Network(x.shape[1], architecture, task, dtype=x.dtype, rngs=nnx.Rngs(key))
     network.bias[...] = centered(network.scores(x))
+    last = network.layers[-1]
+    last.bias[...] = outputs.reshape(-1).astype(x.dtype)
+    last.kernel[...] = _NEAR * last.kernel[...]
     return nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
 

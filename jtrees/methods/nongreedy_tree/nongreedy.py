@@ -234,8 +234,9 @@ def _result(run: Run, joint: Joint, strength: Array) -> Result:
     """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
     score = partial(greedy.evaluate if run.validates else _mean_surrogate, run)
     best = training.best(_method(run), joint.training, standardised(run), score=score)
-    state = joint.training.replace(finite=joint.training.finite & jnp.isfinite(best.score))
-    return greedy.result_of(run, state, best.params, best.step, strength)
+    state = joint.training.replace(finite=jnp.isfinite(best.score))
+    result = greedy.result_of(run, state, best.params, best.step, strength)
+    return result._replace(finite=joint.training.finite)
 
 
 def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:

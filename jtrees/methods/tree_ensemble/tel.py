@@ -77,7 +77,8 @@ def tel(
 
     def init(batch: Batch, *, key: Array) -> Ensemble:
         task.check(batch.y)
-        return random_ensemble(key, depth, trees, batch.x.shape[1], task.shape, batch.x.dtype)
+        ensemble = random_ensemble(key, depth, trees, batch.x.shape[1], task.shape, batch.x.dtype)
+        return ensemble.replace(leaf_values=ensemble.leaf_values + task.initial(batch).astype(batch.x.dtype) / trees)
 
     def batch_loss(outputs: Array, batch: Batch) -> Array:
         return losses.weighted_mean(task.loss(outputs, batch.y), batch.weight)
@@ -250,7 +251,7 @@ class TEL(Recipe):
             loss=loss,
             model=model,
             report=self._reached,
-            patience=schedule.patience if self.early_stopping else None,
+            patience=schedule.patience() if self.early_stopping else None,
         )
 
     def _reached(self, params: Ensemble, batch: Batch) -> _Reached:
