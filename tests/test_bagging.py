@@ -227,6 +227,25 @@ def test_bad_arguments_are_refused(data, options, message):
         jtrees.fit(jtrees.Bagged(**({"base": DGT} | options)), *data, key=key())
 
 
+def test_a_tree_that_became_non_finite_is_left_out(data, monkeypatch):
+    calls, search = [], OneSplit.search
+
+    async def fails(recipe, problem):
+        calls.append(problem)
+        if len(calls) in failing:
+            raise FloatingPointError("training became non-finite")
+        return await search(recipe, problem)
+
+    monkeypatch.setattr(OneSplit, "search", fails)
+    failing = {1, 3}
+    with pytest.warns(UserWarning, match=f"2 of {TREES} trees became non-finite and are left out"):
+        fit = jtrees.fit(jtrees.Bagged(OneSplit(), trees=TREES), *data, key=key())
+    assert len(fit.model) == len(fit.report.search.losses) == TREES - 2
+    failing = {*range(100)}
+    with pytest.raises(FloatingPointError, match="training became non-finite"):
+        jtrees.fit(jtrees.Bagged(OneSplit(), trees=TREES), *data, key=key())
+
+
 @pytree.dataclass
 class Scored(jtrees.Recipe):
     """A recipe whose runs have the next of ``scores``, or raise it."""

@@ -119,6 +119,30 @@ def test_a_trial_that_became_non_finite_is_not_chosen(collinear):
     np.testing.assert_array_equal(result.preconditioning.losses, [1, np.inf, np.inf])
 
 
+def test_the_best_trial_is_the_result_if_the_last_training_became_non_finite(collinear):
+    async def train(problem, trial):
+        if trial is not None:
+            raise FloatingPointError
+        return Fitted("the trial's", 0.5, 3, None)
+
+    with pytest.warns(UserWarning, match="the last training became non-finite, so the trial is kept"):
+        result = preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
+    assert result.fitted.scaled == "the trial's"
+
+
+def test_with_a_validation_set_the_best_of_the_trainings_on_all_rows_is_the_result(collinear):
+    counts, problem = [], problem_of(SMALL["DGT"], *collinear)
+    problem = problem.replace(evaluation=problem.batch, validates=True)
+
+    async def train(problem, trial):
+        counts.append(problem.count)
+        return Fitted(len(counts), (1.0, 0.5, 0.7)[len(counts) - 1], 3, None)
+
+    result = preconditioned_by(train, problem)
+    assert counts == [problem.count] * 3 and result.fitted.scaled == 2
+    assert result.preconditioning.strength == 0.9 and result.trial is None
+
+
 def test_the_best_trial_is_the_result_if_the_time_is_up_after_it(collinear):
     trained_on = []
 

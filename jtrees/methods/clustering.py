@@ -40,7 +40,7 @@ class LatentClustering(LatentRecipe):
       patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
         unit is a hundredth of all updates.
       early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
-        value, or after a quarter of the updates without a lower loss on ``validation``.
+        value, or after a quarter of all evaluations in a row without a lower loss on ``validation``.
 
     Example:
       >>> x = np.repeat([[0.0, 0.0, 0.0], [4.0, 4.0, 1.0]], 20, axis=0)  # two groups of twenty

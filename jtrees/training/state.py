@@ -155,4 +155,3 @@ def normalised(data: Batch) -> Batch:
     weight = jnp.asarray(data.weight, data.x.dtype)
     weight = weight / weight.max()
     return data._replace(weight=weight / weight.mean())
-

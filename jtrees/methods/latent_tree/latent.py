@@ -244,7 +244,7 @@ class LatentTree(LatentRecipe):
       patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
         unit is a hundredth of all updates.
       early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
-        value, or after a quarter of the updates without a lower loss on ``validation``.
+        value, or after a quarter of all evaluations in a row without a lower loss on ``validation``.
       precondition: strength of the preconditioner, as in :class:`jtrees.DGT`. User-defined splits always have 0.
 
     Example:

@@ -78,6 +78,7 @@ def tel(
     def init(batch: Batch, *, key: Array) -> Ensemble:
         task.check(batch.y)
         ensemble = random_ensemble(key, depth, trees, batch.x.shape[1], task.shape, batch.x.dtype)
+        # The mean of the targets would otherwise take the first updates.
         return ensemble.replace(leaf_values=ensemble.leaf_values + task.initial(batch).astype(batch.x.dtype) / trees)
 
     def batch_loss(outputs: Array, batch: Batch) -> Array:
@@ -192,8 +193,10 @@ class TEL(Recipe):
       hard: whether the model is the forest of hard trees with leaves refitted jointly (see :func:`hardened`).
       width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
         default for the depth; all splits are scored if the trees have fewer than 7 levels.
-      early_stopping: whether a trial run chooses the number of updates, at the lowest loss on its held-out rows, or on
-        ``validation`` if given. The trial trains on four fifths of the rows. There is no trial for fewer than 100 rows.
+      early_stopping: whether evaluations choose the number of updates. A trial run on four fifths of the rows is
+        evaluated on the other rows after each epoch, or 100 times if ``epochs`` is None. It ends if a quarter of all
+        evaluations in a row do not lower the loss. The last training takes the updates of the lowest loss. There is no
+        trial for fewer than 100 rows. With ``validation``, the training itself is evaluated, and ends in the same way.
       precondition: strength of the preconditioner, as in :class:`jtrees.DGT`. A trial has all updates.
 
     Example:
