@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import recipes
 from sklearn.metrics import r2_score
+import tables
 
 import jtrees
 from jtrees import losses
@@ -78,6 +80,37 @@ def test_a_class_of_weight_zero_in_float32_has_no_probability():
     model.fit(X, label, sample_weight=HALF_LIFE)
     assert model.classes_.tolist() == ["new", "old", "other"]  # as in scikit-learn
     assert not model.predict_proba(X)[:, 1].any()
+
+
+def test_weights_of_a_validation_set_are_like_repeated_rows():
+    x, y, count = tables.X[:200], tables.Y[:200], np.arange(200) % 3
+    fit = lambda *validation: jtrees.fit(recipes.DGT, tables.X, tables.Y, validation=validation, key=KEY)
+    y_unused = np.where(count == 0, 1e6, y)  # the targets of rows of weight 0 do not matter
+    weighted, repeated = fit(x, y_unused, 5.0 * count), fit(np.repeat(x, count, 0), np.repeat(y, count))
+    assert weighted.step == repeated.step and weighted.loss == pytest.approx(repeated.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_class_weights_count_in_a_validation_set_and_its_verdict(soft):
+    """No feature informs, so the best probability is 9 / 10 and its loss is an entropy."""
+    y = np.arange(tables.ROWS) % 2
+    y = np.eye(2)[y] if soft else y
+    task = jtrees.Classification(2, class_weight=(1.0, 9.0))
+    fit = jtrees.fit(recipes.DGT.replace(depth=1), tables.X, y, task=task, validation=(tables.X, y), key=KEY)
+    assert fit.loss < 0.5 and fit.report.baselines["constant"] == pytest.approx(0.325, abs=0.01)
+
+
+def test_class_weights_of_an_estimator_count_in_its_validation_rows():
+    y = np.arange(tables.ROWS) % 2
+    options = {"validation_fraction": 0.25, "random_state": 0, "class_weight": {0: 1.0, 1: 9.0}}
+    model = TreeClassifier(recipes.DGT.replace(depth=1), **options).fit(tables.X, y)
+    assert model.loss_ < 0.5
+
+
+@pytest.mark.parametrize("weight", [np.ones(3), -np.ones(tables.ROWS), np.zeros(tables.ROWS)])
+def test_wrong_weights_of_a_validation_set_are_named(weight):
+    with pytest.raises(ValueError, match="validation: sample_weight must"):
+        jtrees.fit(recipes.DGT, tables.X, tables.Y, validation=(tables.X, tables.Y, weight), key=KEY)
 
 
 def test_part_of_a_table_has_weights_of_mean_one():

@@ -38,7 +38,7 @@ def tune(
     samples: Sequence[Mapping[str, Any]] | int | None = None,
     space: Mapping[str, Uniform | LogUniform | Sequence[Any]] | None = None,
     halving: int | None = None,
-    validation: tuple[Any, ArrayLike] | float | int = 1 / 3,
+    validation: tuple[Any, ...] | float | int = 1 / 3,
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
@@ -80,8 +80,8 @@ def tune(
       space: ranges or choices by the name of the option, as for :func:`jtrees.sweep`.
       halving: factor of successive halving, a whole number of at least 2; None: all combinations are fitted to all
         training rows.
-      validation: the evaluation rows, as for :func:`jtrees.sweep`: a fraction of the rows, a number of folds, or a pair
-        ``(x, y)``. The default is a third, as in the paper.
+      validation: the evaluation rows, as for :func:`jtrees.sweep`: a fraction of the rows, a number of folds, or a
+        validation set. The default is a third, as in the paper.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
