@@ -103,11 +103,11 @@ def searched(problem):
     return result
 
 
-@pytest.mark.parametrize(("rows", "folds"), [(995, 5), (1001, 1)])
-def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, folds):
+@pytest.mark.parametrize(("rows", "cart", "folds"), [(995, True, 5), (1001, True, 1), (995, "binned", 1)])
+def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, cart, folds):
     """Other targets in a fold change nothing that the short stages of its starts learn."""
     x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
-    recipe = GET.replace(starts=6, epochs=10, halving=True, ridge=False, precondition=0.0)
+    recipe = GET.replace(starts=6, epochs=10, halving=True, cart=cart, ridge=False, precondition=0.0)
     problem = problem_of(x, x[:, 0] + x[:, 1], recipe)
     masks, short = starts.held_out_rows(problem), lambda problem: searched(problem).history[:, :2]
     assert len(masks) == folds and (np.sum(masks, axis=1) == rows // 5).all() and (np.sum(masks, axis=0) <= 1).all()

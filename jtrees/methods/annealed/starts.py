@@ -94,7 +94,9 @@ async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
     """Returns the CART trees of a problem, as in the authors' program; ``folds`` are of :func:`held_out_rows`."""
     recipe, monitor = problem.recipe, problem.monitor.part(_PREPARATION)
     if recipe.cart == "binned":
-        return Carts([], [[(await problem.map(binned_cart, bin_edges(problem, BINS), often=True)).host]])
+        edges = bin_edges(problem, BINS)
+        parts = [problem.without(fold) for fold in folds] or [problem]
+        return Carts([], [[(await part.map(binned_cart, edges, often=True)).host] for part in parts])
     if not recipe.cart:
         return Carts([], [[]])
     arguments = problem.task, problem.monotone, recipe.depth, recipe.leaves, _has_ridge(problem)
