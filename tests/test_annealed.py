@@ -149,6 +149,14 @@ def test_no_start_goes_on_where_cart_is_as_good_on_held_out_rows(data, noise):
         assert result.loss == pytest.approx(result.report.search.cart_loss, rel=0.02)  # its leaves are shrunk
 
 
+def test_the_cart_tree_that_beats_the_starts_is_the_result_in_a_larger_model():
+    """The problem has no table. The targets are a sum of all features, so CART on the ridge regression is better."""
+    x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    recipe = GET.replace(depth=2, starts=6, epochs=10, learning_rate=1e-8, halving=True, precondition=0.0)
+    splits = searched(problem_of(x, x.sum(1), recipe)).scaled
+    assert (splits.weights[0] != 0).all()
+
+
 @pytest.mark.parametrize(("leaves", "stages"), [("constant", 4), ("linear", 2)])  # constant ones have short stages
 def test_after_a_deadline_further_stages_leave_the_splits_as_they_are(data, leaves, stages):
     recipe = jtrees.GET(depth=2, starts=6, epochs=3000, leaves=leaves, cart=False)

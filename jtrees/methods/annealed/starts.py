@@ -178,7 +178,9 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
         splits = ObliqueTree(weights, random_splits[k, :, -1], None)  # type: ignore[arg-type]
         cart_trees = carts.without[k % len(carts.without)]
         if k < len(cart_trees):
-            splits = composed(cart_trees[k], matrix(features, strength, 0.5) if strength else None)  # type: ignore[arg-type]
+            splits = cart_trees[k]
+            if strength:
+                splits = splits.composed(matrix(features, strength, 0.5))  # type: ignore[arg-type]
         preconditioner = problem.host(matrix, features, float(strength)) if strength else None
         starts.append(Start(splits, short[k], long[k], strength, preconditioner))
     return starts
@@ -200,9 +202,3 @@ def _strengths(problem: Problem) -> np.ndarray | None:
         return np.full(recipe.starts, recipe.precondition, np.float32)
     strengths = np.append(np.zeros(1 + _has_ridge(problem)), np.resize(_STRENGTHS, recipe.starts))
     return strengths[: recipe.starts].astype(np.float32)
-
-
-def composed(splits: ObliqueTree, matrix: np.ndarray | None) -> ObliqueTree:
-    """Returns splits of ``x @ matrix`` as splits of x, on the host; None is the identity."""
-    weights, bias = np.asarray(splits.weights), np.asarray(splits.bias)
-    return ObliqueTree(weights if matrix is None else weights @ matrix.T, bias, None)  # type: ignore[arg-type]
