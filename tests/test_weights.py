@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 import recipes
 from sklearn.metrics import r2_score
 import tables
 
 import jtrees
-from jtrees import losses
+from jtrees import losses, segments
 from jtrees.estimators import TreeClassifier
 from jtrees.report import compared
 from jtrees.report.comparison import Comparison
@@ -65,6 +66,24 @@ def test_weights_of_classes_are_normalised_with_those_of_rows():
     table = checked_table(X, label, weight, jtrees.Classification(2, class_weight=(1.0, 1e5)))
     expected = weight * np.array([1.0, 1e5])[label]
     np.testing.assert_allclose(table.weight, expected / expected.mean(), rtol=1e-12)
+
+
+def test_target_means_of_levels_do_not_count_rows_of_weight_zero():
+    rng, count = np.random.default_rng(0), 2000
+    numbers = rng.integers(0, 60, count)
+    levels = pd.DataFrame({"level": np.char.add("level ", numbers.astype(str))})
+    y, weight = (numbers > 9) + rng.normal(size=count), 1.0 * (rng.random(count) < 0.2)
+    used = weight > 0
+    fit = lambda rows: TableEncoder.fit(levels.iloc[rows], y[rows], sample_weight=weight[rows])[0]
+    with_others, alone = fit(np.arange(count)), fit(np.flatnonzero(used))
+    means = lambda encoder: encoder.transform(levels)[used, 0]
+    np.testing.assert_allclose(means(with_others), means(alone), rtol=1e-9)
+
+
+def test_weights_have_mean_one_over_rows_of_positive_weight():
+    weight = np.tile(np.array([0, 1, 3, 0], np.float32), 20)
+    for xp, unit in ((np, 1e37), (jnp, 1e37), (jnp, 1e-30)):  # the sum of the first two is infinite in float32
+        np.testing.assert_allclose(segments.mean_one(xp.asarray(np.float32(unit) * weight)), weight / 2, rtol=1e-6)
 
 
 def test_huge_weights_of_a_raw_table():

@@ -83,8 +83,8 @@ def fit(
       sample_weight: nonnegative weights, ``(n,)``. Only the ratios of the weights matter, and rows of weight 0 are
         dropped, as are rows whose weight relative to the largest is too small for float32. When leaves are regularised
         or smoothed, uneven weights count as fewer samples (Kish's effective sample size of each node).
-      validation: a validation set ``(x, y)`` or ``(x, y, sample_weight)``. Models are chosen by their loss on it and are
-        not trained on it. Class weights of the task are factors of its weights too.
+      validation: a validation set ``(x, y)`` or ``(x, y, sample_weight)``. Models are chosen by their loss on it, and
+        are not trained on it. Class weights of the task are factors of its weights too.
       held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.
       monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. A

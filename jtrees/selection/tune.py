@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, distributed, processes, validation as checks
+from jtrees import compilation, distributed, processes, segments, validation as checks
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, Split, dataset_of, fit
 from jtrees.search.monitor import Monitor
@@ -266,8 +266,8 @@ def _evaluate_group(
         folds = [fold for fold in range(len(splits)) if (i, fold) in runs]
         if folds and len(folds) == most:
             # Weights are normalised over all folds together, so a row has the same influence in every fold.
-            weight = np.concatenate([weights[fold] for fold in folds])
-            losses = weight * np.concatenate([runs[i, fold].row_losses for fold in folds]) / weight.mean()
+            weight = segments.mean_one(np.concatenate([weights[fold] for fold in folds]))
+            losses = weight * np.concatenate([runs[i, fold].row_losses for fold in folds])
             size = float(np.mean([runs[i, fold].size for fold in folds]))
             states = [runs[i, fold].state for fold in folds] + ["not started"] * (len(splits) - len(folds))
             evaluated.append(_Candidate(options, losses, size, len(splits[0].table.x), state_of_folds(states)))

@@ -67,7 +67,7 @@ class LogLoss(Loss):
         """Name of the loss in the kernel of :func:`jtrees.ops.expected_loss`; None with smoothing."""
         return None if self.smoothing else "log"
 
-    def smooth(self, amounts: Float[Array, "*n k"]) -> Float[Array, "*n k"]:
+    def smooth_labels(self, amounts: Float[Array, "*n k"]) -> Float[Array, "*n k"]:
         """Returns amounts of the classes, such as their probabilities, of smoothed labels."""
         if self.smoothing == 0:
             return amounts
@@ -75,7 +75,7 @@ class LogLoss(Loss):
 
     def labels(self, y: Int[Array, " n"] | Float[Array, "n k"], like: Array) -> Float[Array, "n k"]:
         """Returns smoothed probabilities of the classes. Integer labels are one-hot encoded."""
-        return self.smooth(shares(y if module_of(like) is np else jnp.asarray(y), like.shape[-1], like.dtype))
+        return self.smooth_labels(shares(y if module_of(like) is np else jnp.asarray(y), like.shape[-1], like.dtype))
 
     def samples(self, outputs: Array, y: Array) -> Array:
         if self.smoothing == 0 and not is_soft(y):
@@ -90,7 +90,7 @@ class LogLoss(Loss):
         """Returns the logarithms of the class frequencies, after adding one sample of each class."""
         none = jnp.zeros(len(y), jnp.int32)
         counts = 1 + class_counts(none, y, 1, classes, sample_weight=weight)[0]
-        return jnp.log(self.smooth(counts / counts.sum()))
+        return jnp.log(self.smooth_labels(counts / counts.sum()))
 
     def of_leaves(self, values: Array, y: Array) -> Array:
         # A product with one-hot rows replaces a gather, because the transpose of a gather is a scatter.
@@ -104,11 +104,11 @@ class LogLoss(Loss):
         self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
         _, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return self.smooth(smoothed(samples, prior)), Frequencies(self.smoothing)
+        return self.smooth_labels(smoothed(samples, prior)), Frequencies(self.smoothing)
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return frequencies_error(self.smooth(counts), self.smooth(smoothed(samples, prior)))
+        return frequencies_error(self.smooth_labels(counts), self.smooth_labels(smoothed(samples, prior)))
 
     def averaged(self, values: Array, y: Array) -> Array:
         return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
@@ -120,7 +120,7 @@ class LogLoss(Loss):
         prior = _counts(means, leaf_index, y, sample_weight)[2]
         samples = samples_of_leaves(leaf_index, weight, len(means))
         shrunk = module_of(leaf_index, y).maximum(means, 0) * samples[:, None]
-        return self.smooth(smoothed(shrunk, prior)), Frequencies(self.smoothing)
+        return self.smooth_labels(smoothed(shrunk, prior)), Frequencies(self.smoothing)
 
     def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
         return values, self  # classes have no units
