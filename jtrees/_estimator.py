@@ -96,7 +96,7 @@ class TreeEstimator(BaseEstimator):
             raise ValueError("validation_groups needs validation_fraction, got None")
         if self.validation_fraction is not None:
             training, held_out = self._divided(y, groups, rng)
-            options["validation"] = x[held_out], y[held_out]
+            options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight

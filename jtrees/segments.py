@@ -118,17 +118,23 @@ def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[A
 
 
 def mean_one(weight: Array) -> Float[Array, " n"]:
-    """Returns weights scaled to mean 1 over the rows of positive weight. A weight is then a number of samples."""
+    """Returns weights scaled to mean 1 over the rows of positive weight. A weight is then a number of samples.
+
+    Wherever rows are weighed, the weights come from this function. Only the ratios of the given weights matter.
+    """
     xp = module_of(weight)
+    tiny = xp.finfo(weight.dtype).tiny
+    weight = weight / xp.maximum(weight.max(), tiny)  # sums of large weights would be infinite
     mean = weight.sum() / xp.maximum((weight > 0).sum(), 1).astype(weight.dtype)
-    return weight / xp.maximum(mean, xp.finfo(weight.dtype).tiny)
+    return weight / xp.maximum(mean, tiny)
 
 
 def effective(sample_weight: Array | None) -> Array | None:
     """Returns weights rescaled to effective numbers of samples. Only the ratios of the given weights matter.
 
-    The result sums to Kish's effective sample size. Methods that treat a weight as a number of samples, such as
-    cross-validation and smoothing, are then not overconfident.
+    The result sums to Kish's effective sample size, which is below the number of samples to which :func:`mean_one`
+    sums. A cross-validation that treats a weight as a number of samples, as of a ridge regression, is then not
+    overconfident.
     """
     if sample_weight is None:
         return None

@@ -103,11 +103,11 @@ def searched(problem):
     return result
 
 
-@pytest.mark.parametrize(("rows", "folds"), [(995, 5), (1001, 1)])
-def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, folds):
+@pytest.mark.parametrize(("rows", "cart", "folds"), [(995, True, 5), (1001, True, 1), (995, "binned", 1)])
+def test_starts_leave_out_each_fold_in_turn_in_small_tables(rows, cart, folds):
     """Other targets in a fold change nothing that the short stages of its starts learn."""
     x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
-    recipe = GET.replace(starts=6, epochs=10, halving=True, ridge=False, precondition=0.0)
+    recipe = GET.replace(starts=6, epochs=10, halving=True, cart=cart, ridge=False, precondition=0.0)
     problem = problem_of(x, x[:, 0] + x[:, 1], recipe)
     masks, short = starts.held_out_rows(problem), lambda problem: searched(problem).history[:, :2]
     assert len(masks) == folds and (np.sum(masks, axis=1) == rows // 5).all() and (np.sum(masks, axis=0) <= 1).all()
@@ -147,6 +147,14 @@ def test_no_start_goes_on_where_cart_is_as_good_on_held_out_rows(data, noise):
     assert went_on == (result.report.search.chosen >= 0) == (not noise)
     if noise:
         assert result.loss == pytest.approx(result.report.search.cart_loss, rel=0.02)  # its leaves are shrunk
+
+
+def test_the_cart_tree_that_beats_the_starts_is_the_result_in_a_larger_model():
+    """The problem has no table. The targets are a sum of all features, so CART on the ridge regression is better."""
+    x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    recipe = GET.replace(depth=2, starts=6, epochs=10, learning_rate=1e-8, halving=True, precondition=0.0)
+    splits = searched(problem_of(x, x.sum(1), recipe)).scaled
+    assert (splits.weights[0] != 0).all()
 
 
 @pytest.mark.parametrize(("leaves", "stages"), [("constant", 4), ("linear", 2)])  # constant ones have short stages

@@ -106,6 +106,22 @@ def test_class_frequencies_are_shrunk_indicators_smoothed(data):
     assert np.abs(shrunk - prior).sum() < 0.5 * np.abs(plain - prior).sum()
 
 
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("strength", [0.0, 3.0])
+def test_an_empty_leaf_of_a_classifier_has_the_value_of_its_parent(xp, strength):
+    rng = np.random.default_rng(0)
+    leaf, y, weight = rng.choice([0, 2, 4, 5], N), rng.integers(0, 3, N), rng.uniform(0.5, 2, N).astype(np.float32)
+    empty = lambda depth: leaves.Values(jnp.zeros((2**depth, 3)), losses.Frequencies())
+
+    def values(depth):
+        rows = xp.asarray(leaf >> (DEPTH - depth)), None, xp.asarray(y), xp.asarray(weight)
+        return np.asarray(empty(depth).refit_shrunk(*rows, strength=strength)[0].values)
+
+    deep, middle, root = values(DEPTH), values(2), values(1)
+    for one, parent in ((1, middle[0]), (3, middle[1]), (6, root[1]), (7, root[1])):
+        np.testing.assert_allclose(deep[one], parent, rtol=1e-5)
+
+
 SHRINKING = jtrees.GET(depth=4, starts=1, epochs=20), jtrees.CO2(depth=4, epochs=5)
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import oracles
 import pytest
 
-from jtrees import ObliqueTree, leaves, losses
+from jtrees import Forest, ObliqueTree, leaves, losses
 from jtrees.leaves import Linear, Values
 from jtrees.segments import effective
 from jtrees.tasks import Classification, Regression, fits
+from jtrees.tree import Origin
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
 
@@ -293,9 +294,28 @@ def test_kinds_by_name():
             leaves.kind_of(name, task)
 
 
-def test_a_tree_of_mapped_features_is_a_tree_of_the_features(x64):
+@pytest.mark.parametrize("kind", ["constant", "linear", "linears"])
+def test_trees_of_mapped_features_are_trees_of_the_features(x64, kind):
     rng = np.random.default_rng(0)
     splits, x, matrix = (jnp.asarray(rng.normal(size=shape)) for shape in ((3, P), (N, P), (P, P)))
-    for kind in (Values(rng.normal(size=4)), Linear(rng.normal(size=(4, P)), rng.normal(size=4))):
-        tree = ObliqueTree(splits, jnp.zeros(3), jax.tree.map(jnp.asarray, kind))
-        np.testing.assert_allclose(tree.composed(matrix).apply(x), tree.apply(x @ matrix), rtol=1e-10)
+    draw = lambda: ObliqueTree(splits, jnp.asarray(rng.normal(size=3)), jax.tree.map(jnp.asarray, drawn_kinds()[kind]))
+    first, second = draw(), draw().replace(leaves=draw().leaves.with_outputs(lambda a: 2 * a))
+    forest = Forest(jax.tree.map(lambda *a: jnp.stack(a), first, second), combine="sum")
+    for model in (first, forest):
+        np.testing.assert_allclose(jax.jit(lambda m: m.composed(matrix))(model).apply(x), model.apply(x @ matrix))
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear"])
+def test_trees_of_mapped_features_keep_their_origin(kind):
+    """The features are far from zero, where float32 has steps of eight."""
+    rng = np.random.default_rng(0)
+    x, matrix = 1e8 + rng.normal(size=(N, P)), np.eye(P) + 0.1 * rng.normal(size=(P, P))
+    mapped = x @ matrix
+    origin = Origin(mapped.mean(0).astype(np.float32), np.float32(1e8))
+    leaves_of_tree = Values(np.arange(4.0)) if kind == "constant" else Linear(rng.normal(size=(4, P)), np.arange(4.0))
+    tree = ObliqueTree(rng.normal(size=(3, P)).astype(np.float32), np.zeros(3, np.float32), leaves_of_tree, origin)
+    forest = Forest(jax.tree.map(lambda a: np.stack([a, a]), tree))
+    for model in (tree, forest):
+        found = model.composed(matrix.astype(np.float32)).predict(x)
+        expected = model.predict(x @ matrix.astype(np.float32).astype(np.float64))
+        assert np.mean(np.abs(found - expected) < 1e-3) > 0.95

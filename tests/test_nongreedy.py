@@ -8,13 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+from problems import problem_of_table, run
 import pytest
+import recipes
 from sklearn.tree import DecisionTreeClassifier
 import sweeps
+import tables
 
 import jtrees
 from jtrees import Batch, leaves as kinds, losses
 from jtrees.methods.nongreedy_tree.greedy import PUSHING, pushing_lengths
+from jtrees.search.first_step import newton_steps
+from jtrees.tables import checked_table
 from jtrees.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -218,6 +223,16 @@ def test_validation_chooses_among_the_passes_and_the_greedy_tree():
     log_loss = lambda fit: -np.log(fit.model.predict(x_new)[np.arange(300), y_new]).mean()
     assert result.loss == pytest.approx(log_loss(result), rel=1e-5) and result.loss <= log_loss(last) + 1e-6
     assert result.step >= 300 and (result.step - 300) % 10 == 0
+
+
+@pytest.mark.parametrize("loss", [losses.Poisson(), losses.Gamma(), losses.Tweedie(1.5)], ids=str)
+def test_first_newton_steps_of_validation_rows_are_those_of_training_rows(loss):
+    y = np.exp(tables.X[:, 0])
+    table = checked_table(tables.X, y, tables.WEIGHTS, Regression(loss_function=loss))
+    problem = problem_of_table(recipes.CO2, table, validation=table)
+    steps = run(newton_steps(problem), engine=problem.engine)[0]
+    jax.tree.map(np.testing.assert_array_equal, steps.evaluation, steps.batch)
+    assert np.ptp(steps.batch.weight[:400] / tables.WEIGHTS) > 0.1 or isinstance(loss, losses.Poisson)
 
 
 @pytest.mark.slow

@@ -93,7 +93,10 @@ def preconditioned_by(train, problem, **options):
 
 @pytest.mark.parametrize(
     ("losses", "best"),
-    [((1.0, 0.96, 0.97), 0), ((1.0, 0.95, 0.97), 1), ((1.0, 2.0, 0.5), 2), ((1.0, 2.0, 3.0), 0)],
+    [
+        *[((1.0, 0.96, 0.97), 0), ((1.0, 0.95, 0.97), 1), ((1.0, 2.0, 0.5), 2), ((1.0, 2.0, 3.0), 0)],
+        *[((-1.0, -1.04, -1.03), 0), ((-1.0, -1.05, -1.03), 1)],  # minus mean rewards
+    ],
 )
 def test_a_strength_must_be_clearly_better_than_none(losses, best, collinear):
     scores = iter(losses)

@@ -180,7 +180,7 @@ MASKED = np.ma.masked_less(np.arange(64.0), 3)
         ({"y": MASKED}, r"y must have no masked values, got 3, the first at \(0,\)"),
         ({"sample_weight": np.ones(3)}, r"sample_weight must have shape \(64,\)"),
         ({"task": "ranking"}, "task must be one of 'regression', 'classification', or a task .*, got 'ranking'"),
-        ({"validation": (np.ones((3, 2)),)}, r"validation must be a pair \(x, y\), got tuple"),
+        ({"validation": (np.ones((3, 2)),)}, r"validation must be \(x, y\) or \(x, y, sample_weight\), got tuple"),
         ({"validation": (np.ones((3, 9)), np.ones(3))}, "validation: x must have 2 columns, got 9"),
         ({"validation": (np.array([[1, "a"]], object), [1])}, r"validation: x must be numeric, .* 'a' at \(0, 1\): en"),
     ],

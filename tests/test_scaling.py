@@ -61,6 +61,18 @@ def test_columns_that_hardly_vary_are_constant():
         assert np.isfinite(result).all() and np.abs(np.delete(result, 7)).max() < 1e-6
 
 
+@pytest.mark.parametrize("value", [1.0, -3.0, 1e6])
+def test_splits_keep_the_share_of_a_constant_column(value):
+    """Among the rows of a subtree, a column such as an indicator is often constant."""
+    x = np.column_stack([X[:, :2], np.full(N, value)])
+    splits = ObliqueTree(jnp.asarray([[1.0, 0.5, 2.0 / value]]), jnp.asarray([-2.0]), Values(jnp.zeros(2)))
+    scaling = Scaling.fit(table(x))
+    scaled_splits = scaling.transform_splits(splits)
+    np.testing.assert_array_equal(scaled_splits.leaf_index(scaling.transform(x)), X[:, 0] + 0.5 * X[:, 1] > 0)
+    np.testing.assert_array_equal(scaling.restore_splits(scaled_splits).leaf_index(x), X[:, 0] + 0.5 * X[:, 1] > 0)
+    assert scaling.origin is None  # a constant column alone needs no origin
+
+
 @pytest.mark.parametrize("n", [12, 5000])
 @pytest.mark.parametrize("outliers", [[-1e20], [1e12, 1e12], [1e12, -1.5e12], [1e15, 1e6], [1e20, -1e3]], ids=str)
 def test_outliers_leave_the_others_their_resolution(n, outliers):

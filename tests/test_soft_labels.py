@@ -57,6 +57,25 @@ def test_the_log_loss_is_the_expectation_of_that_of_a_label(smoothing):
     np.testing.assert_allclose(loss.derivatives(outputs, y)[1], jnp.diagonal(bend, axis1=1, axis2=2), **alike)
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_smoothed_labels_are_those_of_criterion_held_out_loss_and_report(soft):
+    y = SOFT if soft else SOFT.argmax(1)
+    chances, task = rng.dirichlet(np.ones(K), N), Classification(K, losses.LogLoss(0.2))
+    expected = -((0.8 * (SOFT if soft else np.eye(K)[y]) + 0.2 / K) * np.log(chances)).sum(1)
+    alike, rows = {"rtol": 1e-5}, (jnp.asarray(chances, jnp.float32), jnp.asarray(y, jnp.float32 if soft else int))
+    np.testing.assert_allclose(task.host_losses(chances, y, None), expected, rtol=1e-12)
+    np.testing.assert_allclose(task.prediction_loss(*rows), expected, **alike)
+    np.testing.assert_allclose(task.loss(jnp.log(rows[0]), rows[1]), expected, **alike)
+    leaf, empty = jnp.arange(N) % 4, jtrees.leaves.Values(jnp.zeros((4, K)), losses.LogLoss(0.2))
+    fitted, criterion = empty.refit_with_criterion(leaf, None, rows[1], None)
+    assert criterion == pytest.approx(float(task.prediction_loss(fitted.at(leaf, None), rows[1]).mean()), rel=1e-5)
+    fit = jtrees.fit(TREE, X, y, task=task, validation=(X, y), key=KEY)
+    assert fit.loss == pytest.approx(task.host_losses(fit.predict(X), y, None).mean(), rel=1e-5)
+    shares = SOFT if soft else np.eye(K)[y]
+    best = 0.8 * shares.mean(0) + 0.2 / K
+    assert fit.report.baselines["constant"] == pytest.approx(-(best * np.log(best)).sum(), abs=1e-3)
+
+
 def test_leaves_hold_expected_frequencies():
     leaf = rng.integers(0, 4, N)
     leaf_of, weight, label, chance = repeated(leaf, WEIGHT)

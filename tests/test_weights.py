@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
+import recipes
 from sklearn.metrics import r2_score
+import tables
 
 import jtrees
-from jtrees import losses
+from jtrees import losses, segments
 from jtrees.estimators import TreeClassifier
 from jtrees.report import compared
 from jtrees.report.comparison import Comparison
@@ -65,6 +68,24 @@ def test_weights_of_classes_are_normalised_with_those_of_rows():
     np.testing.assert_allclose(table.weight, expected / expected.mean(), rtol=1e-12)
 
 
+def test_target_means_of_levels_do_not_count_rows_of_weight_zero():
+    rng, count = np.random.default_rng(0), 2000
+    numbers = rng.integers(0, 60, count)
+    levels = pd.DataFrame({"level": np.char.add("level ", numbers.astype(str))})
+    y, weight = (numbers > 9) + rng.normal(size=count), 1.0 * (rng.random(count) < 0.2)
+    used = weight > 0
+    fit = lambda rows: TableEncoder.fit(levels.iloc[rows], y[rows], sample_weight=weight[rows])[0]
+    with_others, alone = fit(np.arange(count)), fit(np.flatnonzero(used))
+    means = lambda encoder: encoder.transform(levels)[used, 0]
+    np.testing.assert_allclose(means(with_others), means(alone), rtol=1e-9)
+
+
+def test_weights_have_mean_one_over_rows_of_positive_weight():
+    weight = np.tile(np.array([0, 1, 3, 0], np.float32), 20)
+    for xp, unit in ((np, 1e37), (jnp, 1e37), (jnp, 1e-30)):  # the sum of the first two is infinite in float32
+        np.testing.assert_allclose(segments.mean_one(xp.asarray(np.float32(unit) * weight)), weight / 2, rtol=1e-6)
+
+
 def test_huge_weights_of_a_raw_table():
     """The sum of the weights is beyond double precision."""
     x = np.where(X > 1.5, np.nan, X)
@@ -78,6 +99,37 @@ def test_a_class_of_weight_zero_in_float32_has_no_probability():
     model.fit(X, label, sample_weight=HALF_LIFE)
     assert model.classes_.tolist() == ["new", "old", "other"]  # as in scikit-learn
     assert not model.predict_proba(X)[:, 1].any()
+
+
+def test_weights_of_a_validation_set_are_like_repeated_rows():
+    x, y, count = tables.X[:200], tables.Y[:200], np.arange(200) % 3
+    fit = lambda *validation: jtrees.fit(recipes.DGT, tables.X, tables.Y, validation=validation, key=KEY)
+    y_unused = np.where(count == 0, 1e6, y)  # the targets of rows of weight 0 do not matter
+    weighted, repeated = fit(x, y_unused, 5.0 * count), fit(np.repeat(x, count, 0), np.repeat(y, count))
+    assert weighted.step == repeated.step and weighted.loss == pytest.approx(repeated.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_class_weights_count_in_a_validation_set_and_its_verdict(soft):
+    """No feature informs, so the best probability is 9 / 10 and its loss is an entropy."""
+    y = np.arange(tables.ROWS) % 2
+    y = np.eye(2)[y] if soft else y
+    task = jtrees.Classification(2, class_weight=(1.0, 9.0))
+    fit = jtrees.fit(recipes.DGT.replace(depth=1), tables.X, y, task=task, validation=(tables.X, y), key=KEY)
+    assert fit.loss < 0.5 and fit.report.baselines["constant"] == pytest.approx(0.325, abs=0.01)
+
+
+def test_class_weights_of_an_estimator_count_in_its_validation_rows():
+    y = np.arange(tables.ROWS) % 2
+    options = {"validation_fraction": 0.25, "random_state": 0, "class_weight": {0: 1.0, 1: 9.0}}
+    model = TreeClassifier(recipes.DGT.replace(depth=1), **options).fit(tables.X, y)
+    assert model.loss_ < 0.5
+
+
+@pytest.mark.parametrize("weight", [np.ones(3), -np.ones(tables.ROWS), np.zeros(tables.ROWS)])
+def test_wrong_weights_of_a_validation_set_are_named(weight):
+    with pytest.raises(ValueError, match="validation: sample_weight must"):
+        jtrees.fit(recipes.DGT, tables.X, tables.Y, validation=(tables.X, tables.Y, weight), key=KEY)
 
 
 def test_part_of_a_table_has_weights_of_mean_one():

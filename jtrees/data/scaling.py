@@ -44,7 +44,7 @@ class Scaling:
     double precision.
 
     Attributes:
-      x_center: centre that is subtracted from the features, ``(p,)``.
+      x_center: centre that is subtracted from the features, ``(p,)``; the value of a constant column.
       x_unit: unit that divides the centred features, ``(p,)``. It is negative if predictions must not rise.
       x_most: absolute value at which scaled features are clipped.
       constant: columns that are treated as constant and scaled to 0, ``(p,)`` bool.
@@ -78,11 +78,11 @@ class Scaling:
     ) -> "Scaling":
         """Returns the scaling for the moments of the features, and the offset, unit and mean of the targets."""
         constant = deviation < _TINY
-        center, unit = np.where(constant, 0, mean), np.where(constant, 1, deviations * deviation)
-        x_zero: Any = np.where(np.abs(center) > _FAR * deviation, center, 0).astype(np.float32)
+        unit = np.where(constant, 1, deviations * deviation)
+        x_zero: Any = np.where(~constant & (np.abs(mean) > _FAR * deviation), mean, 0).astype(np.float32)
         y_zero: Any = None if y_mean is None else np.where(np.abs(y_mean) > _FAR * y_unit, y_mean, 0).astype(np.float32)
         origin = Origin(x_zero, y_zero) if x_zero.any() or (y_zero is not None and y_zero.any()) else None
-        return cls(center, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
+        return cls(mean, unit, _OUTLIER / deviations, constant, y_low, y_unit, origin)
 
     def oriented(self, signs: tuple[int, ...] | None) -> "Scaling":
         """Returns a scaling that also negates features whose sign is -1; signs None: the same scaling."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from jtrees import pytree, topology
 from jtrees.data import Data, Scaling, Table
-from jtrees.data.scaling import losses_of, mean_loss
+from jtrees.data.scaling import losses_of
 from jtrees.data.table import without_padding
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
@@ -35,7 +35,8 @@ class PolishedReport(Report):
     """The report of :class:`jtrees.Polished`.
 
     Attributes:
-      losses: the hard training loss before the polish and after each level, ``(levels + 1,)``.
+      losses: the loss of the hard tree before the polish and after each level, ``(levels + 1,)``. It is the loss on
+        ``validation`` if given, else on the training data.
       accepted: the number of subtrees replaced on each level, ``(levels,)``.
       base: the report of the base recipe.
     """
@@ -52,7 +53,8 @@ class Polished(Wrapper):
     The polish goes level by level from the root, over the first five levels. GET's Algorithm 1 refits every subtree
     that begins on such a level to the samples that reach it. Features and targets are scaled anew on these samples. The
     two starts are CART on these samples and the subtree itself. A subtree is replaced if this lowers the loss of the
-    hard tree on its samples. So the training loss of the whole tree never rises.
+    hard tree on the samples of ``validation`` that reach it, or else on its training samples. So this loss of the whole
+    tree never rises.
 
     Before the polish, leaves are set to the means (or smoothed class frequencies) of the training data. After the
     polish, leaves are shrunk towards their ancestors' values, which raises the training loss.
@@ -96,16 +98,15 @@ class Polished(Wrapper):
         if data is None:  # in a larger model, whose leaves replace those of the tree
             return base
         assert base.tree is not None
-        training_loss = lambda tree: mean_loss(tree, data.table, data.scaling)
         with problem.finishing():
             tree = data.refit(base.tree, "constant")[0]
-            losses, accepted = [training_loss(tree)], []
+            losses, accepted = [data.loss(tree)], []
         for level in range(min(tree.depth, _LEVELS)):
             if not problem.monitor.has_time():
                 break
             candidate, count = await self._polish_level(problem.keyed(_DRAWN + level), tree, level)
             with problem.finishing():
-                loss = training_loss(candidate)
+                loss = data.loss(candidate)
             better = loss < losses[-1]
             tree = candidate if better else tree
             losses.append(loss if better else losses[-1])
@@ -114,7 +115,7 @@ class Polished(Wrapper):
             if self.shrink:
                 tree = data.refit(tree, "constant", shrink=True)[0]
             tree = tree.merged()
-            loss = float(losses[-1]) if data.validation is None and not self.shrink else data.loss(tree)
+            loss = data.loss(tree)
         report = PolishedReport(losses=np.array(losses), accepted=np.array(accepted), base=base.report)
         # Held-out rows of the base say nothing about the tree, because the polish of all rows changes it.
         return base._replace(scaled=None, model=tree, tree=tree, loss=loss, report=report, left_out=None)
@@ -152,17 +153,19 @@ class Polished(Wrapper):
         results = await gather(*stages)
         best = [min(starts, key=lambda start: start.score) for starts in zip(results[::2], results[1::2], strict=True)]
         with problem.finishing():
-            return self._replaced(tree, subtrees, best, reached, data)
+            return self._replaced(tree, level, subtrees, best, data)
 
     def _replaced(
-        self, tree: ObliqueTree, subtrees: list["_Subtree"], trained: list[StartResult], reached: np.ndarray, data: Data
+        self, tree: ObliqueTree, level: int, subtrees: list["_Subtree"], trained: list[StartResult], data: Data
     ) -> tuple[ObliqueTree, int]:
         """Returns the tree with the best candidate of each subtree, and the number of replaced subtrees.
 
         Candidates are evaluated within the whole tree, because its predictions are the result. A replaced subtree moves
         no sample of a different subtree. So a single tree evaluates a candidate of every subtree.
         """
-        table, refit = data.table, lambda splits: data.refit(splits, "constant")[0]
+        refit = lambda splits: data.refit(splits, "constant")[0]
+        table = data.table if data.validation is None else data.validation
+        reached = np.asarray(tree.decision_path(table.x))[level]
         splits = [subtree.splits for subtree in trained]
         candidates = [[None] * len(subtrees), [subtree.cart for subtree in subtrees], splits]
         weights = np.ones(len(table.x)) if table.weight is None else table.weight

@@ -46,7 +46,7 @@ class Constant:
         if isinstance(self.task, Classification):
             classes = self.task.classes
             counts = class_counts(np.zeros(len(y), int), y, 1, classes, sample_weight=weight)[0] + 1 / classes
-            self.value, self.count = counts / counts.sum(), classes - 1
+            self.value, self.count = self.task.leaf_loss.smooth_labels(counts / counts.sum()), classes - 1
         else:
             self.value = self.task.loss_function.best(y, weight)
             self.count = self.value.size
@@ -85,8 +85,8 @@ class LinearModel:
         self._deviation = np.where(deviation > 0, deviation, 1)
         x, targets = self._with_ones(x), self.task.indicators(y).astype(np.float64)
         mean, free = np.average(targets, axis=0, weights=weights), targets.shape[1]
-        if self.link == "softmax":
-            self.slopes, free = _descended(x, targets, weights, _log_loss), free - 1
+        if isinstance(loss, losses.LogLoss):
+            self.slopes, free = _descended(x, loss.smooth_labels(targets), weights, _log_loss), free - 1
         elif self.link == "exp":
             self._scale = np.where(mean > 0, mean, 1)
             self.slopes = _descended(x, targets / self._scale, weights, partial(_deviance, loss))

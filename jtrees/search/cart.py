@@ -181,8 +181,7 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
     from sklearn.preprocessing import StandardScaler
 
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
-    weight = ones_or(rows.weight, x)
-    weight = weight * (weight.sum() / (weight**2).sum())
+    weight: Any = effective(ones_or(rows.weight, x))
     is_used = weight > 0
     near = np.where(np.abs(x[is_used]) < _FARTHEST * unit, x[is_used], 0).astype(np.float64)
     scaler: Any = StandardScaler().fit(near, sample_weight=weight[is_used])

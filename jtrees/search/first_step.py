@@ -2,10 +2,11 @@
 
 The Newton step starts from the best constant output. Let g and h be the gradient and the curvature of the loss there.
 The quadratic approximation of the loss of an output o is ``h (o - t)^2 / 2`` plus a constant, where ``t = -g / h``.
-Minimising it is a least-squares problem with targets t and weights h.
+Minimising it is a least-squares problem with targets t and weights h, on training rows and evaluation rows alike.
 
-For Poisson, gamma and Tweedie losses, t equals the original targets up to an affine scaling. For losses without a
-curvature, t is the sign of the residual. The leaves of the resulting tree are then fitted to the loss itself.
+For the Poisson loss, t is an affine function of the target, up to the longest step of a link, 4. For gamma and Tweedie
+losses of power p it is not, because the curvature grows with the target: t is below ``1 / (p - 1)``. For losses
+without a curvature, t is the sign of the residual. The leaves of the resulting tree are then fitted to the loss itself.
 """
 
 import math
@@ -18,7 +19,7 @@ from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import Result, prediction_loss
 from jtrees.search.problem import Problem
 from jtrees.search.run import Run
-from jtrees.segments import mean_one
+from jtrees.segments import mean_one, ones_or, wide
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -32,10 +33,10 @@ def is_direct(task: Task) -> bool:
 async def newton_steps(problem: Problem) -> Problem:
     """Returns the problem of the Newton steps, which has no result in the user's units."""
     task = problem.task
-    y, weight, evaluation_y = (await problem.map(_newton_steps)).host
+    (y, weight), (evaluation_y, evaluation_weight) = (await problem.map(_newton_steps)).host
     batch, evaluation = problem.batch._replace(y=y, weight=weight), problem.evaluation
     if evaluation is not None:
-        evaluation = evaluation._replace(y=evaluation_y)
+        evaluation = evaluation._replace(y=evaluation_y, weight=evaluation_weight)
     steps = Regression(task.shape[0] if task.shape else None)
     return problem.replace(task=steps, batch=batch, evaluation=evaluation, data=None)
 
@@ -50,21 +51,24 @@ async def refitted(problem: Problem, fitted: Fitted) -> Fitted:
     return Result(tree, score, fitted.step, fitted.report).fitted(fitted.history)  # type: ignore[arg-type]
 
 
-def _newton_steps(run: Run) -> tuple[Array, Array, Array]:
-    """Returns the Newton steps scaled to [0, 1], their weights, and the steps of the evaluation rows."""
-    batch, weight, loss, task = run.batch, run.weight, run.task.loss_function, run.task
-    first = loss.initial(batch.y, weight, math.prod(task.shape))
+def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Returns the Newton steps and their weights, of the training rows and of the evaluation rows.
+
+    The steps are scaled such that those of the training rows are in [0, 1].
+    """
+    loss, task = run.task.loss_function, run.task
+    first = loss.initial(run.batch.y, run.weight, math.prod(task.shape))
 
     def targets(rows: Batch) -> tuple[Array, Array]:
         step, curvature = loss.newton(jnp.broadcast_to(first, (len(rows.x), *task.shape)), rows.y)
-        return step, curvature.reshape(len(rows.x), -1).mean(1)
+        return step, mean_one(ones_or(rows.weight, rows.x) * curvature.reshape(len(rows.x), -1).mean(1))
 
-    (step, curvature), shape = targets(batch), (-1, *[1] * len(task.shape))
-    inside = (weight > 0).reshape(shape)
+    (step, weight), (evaluation_step, evaluation_weight) = targets(run.batch), targets(run.by)
+    inside = wide(run.weight > 0, step)
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
     scaled = lambda step: (step - low) / jnp.where(unit > 0, unit, 1)
-    return scaled(step), mean_one(weight * curvature), scaled(targets(run.by)[0])
+    return (scaled(step), weight), (scaled(evaluation_step), evaluation_weight)
 
 
 def _refitted(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:

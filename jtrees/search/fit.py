@@ -45,7 +45,7 @@ def fit(
     key: Array,
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
-    validation: tuple[Any, ArrayLike] | None = None,
+    validation: tuple[Any, ...] | None = None,
     held_out: float = 0.0,
     monotone: Any = None,
     columns: Mapping[Any, str] | Schema | None = None,
@@ -83,7 +83,8 @@ def fit(
       sample_weight: nonnegative weights, ``(n,)``. Only the ratios of the weights matter, and rows of weight 0 are
         dropped, as are rows whose weight relative to the largest is too small for float32. When leaves are regularised
         or smoothed, uneven weights count as fewer samples (Kish's effective sample size of each node).
-      validation: a validation set ``(x, y)``. Models are chosen by their loss on it and are not trained on it.
+      validation: a validation set ``(x, y)`` or ``(x, y, sample_weight)``. Models are chosen by their loss on it, and
+        are not trained on it. Class weights of the task are factors of its weights too.
       held_out: fraction of the rows that are used for the comparison only, at least 0 and below 1. The fraction is the
         same for every class. The default, 0, trains on all rows.
       monotone: signs of columns, such as ``{"age": 1, "price": -1}`` by name or number, or a sign for each column. A
@@ -191,16 +192,16 @@ def dataset_of(
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
-    """Returns a validation set ``(x, y)``, checked against the training table.
+    """Returns a validation set ``(x, y)`` or ``(x, y, sample_weight)``, checked against the training table.
 
     Raises:
-      ValueError: if the pair is invalid. The message names the argument, what was expected, and the value.
+      ValueError: if the set is invalid. The message names the argument, what was expected, and the value.
     """
-    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
-        raise ValueError(f"validation must be a pair (x, y), got {type(validation).__name__}")
-    x, y = validation
+    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
+        raise ValueError(f"validation must be (x, y) or (x, y, sample_weight), got {type(validation).__name__}")
+    x, y, *weight = validation
     try:
-        return held_out_table(x, y, table, recipe.targets)
+        return held_out_table(x, y, table, recipe.targets, *weight)
     except ValueError as error:
         raise ValueError(f"validation: {error}") from None
 

@@ -29,7 +29,8 @@ from jtrees.search.run import FOLDS
 from jtrees.training import Batch
 
 _STRENGTHS = (0.0, 0.9, 0.99)  # candidates
-# A strength replaces the first candidate if it lowers the held-out loss by the fraction _MARGIN / sqrt(held-out rows).
+# A strength replaces the first candidate if it lowers the held-out loss by the fraction _MARGIN / sqrt(held-out rows)
+# of its absolute value.
 _MARGIN = 0.5
 _FEWEST = 500  # smaller tables have too few held-out rows to compare strengths
 _UNCORRELATED = 0.3  # strengths are compared if the smallest eigenvalue is below this
@@ -257,5 +258,6 @@ async def stopped_early(problem: Problem, strength: float | str, early_stopping:
 
 def _best(losses: np.ndarray, rows: Any) -> int:
     """Returns the index of the best strength, or 0 if no strength is clearly better than the first."""
-    best = int(np.argmin(losses))
-    return best if losses[best] < (1 - _MARGIN / np.sqrt(max(rows, 1))) * losses[0] else 0
+    # A loss below 0, such as minus the mean reward, must fall by the fraction of its absolute value.
+    best, margin = int(np.argmin(losses)), np.sign(losses[0]) * _MARGIN / np.sqrt(max(rows, 1))
+    return best if losses[best] < (1 - margin) * losses[0] else 0

@@ -34,7 +34,7 @@ def sweep(
     samples: Sequence[Mapping[str, Any]] | int | None = None,
     space: Mapping[str, Uniform | LogUniform | Sequence[Any]] | None = None,
     seeds: int | Sequence[int] = 1,
-    validation: tuple[Any, ArrayLike] | float | int | None = None,
+    validation: tuple[Any, ...] | float | int | None = None,
     batch: int | Literal["auto"] = "auto",
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
@@ -72,8 +72,8 @@ def sweep(
         same key adds draws at the end. Use choices for static options, because each value compiles a program.
       seeds: the number of seeds 0, 1, ..., or the seeds.
       validation: the evaluation rows. A number of folds is for cross-validation. A fraction between 0 and 1 draws rows
-        at random. A pair ``(x, y)`` is a validation set, on which each fit also chooses its best epoch, so its losses
-        are slightly optimistic. None: runs are evaluated on their training data.
+        at random. ``(x, y)`` or ``(x, y, sample_weight)`` is a validation set, on which each fit also chooses its best
+        epoch, so its losses are slightly optimistic. None: runs are evaluated on their training data.
       batch: number of concurrent runs. ``"auto"``: at most 16 for each CPU device, and at most 64 on other devices.
         Half as many are tried if a device has too little memory, and a warning names the number.
       task: as for :func:`jtrees.fit`.

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, distributed, processes, validation as checks
+from jtrees import compilation, distributed, processes, segments, validation as checks
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, Split, dataset_of, fit
 from jtrees.search.monitor import Monitor
@@ -38,7 +38,7 @@ def tune(
     samples: Sequence[Mapping[str, Any]] | int | None = None,
     space: Mapping[str, Uniform | LogUniform | Sequence[Any]] | None = None,
     halving: int | None = None,
-    validation: tuple[Any, ArrayLike] | float | int = 1 / 3,
+    validation: tuple[Any, ...] | float | int = 1 / 3,
     task: Literal["regression", "classification"] | Task = "regression",
     sample_weight: ArrayLike | None = None,
     monotone: Any = None,
@@ -80,8 +80,8 @@ def tune(
       space: ranges or choices by the name of the option, as for :func:`jtrees.sweep`.
       halving: factor of successive halving, a whole number of at least 2; None: all combinations are fitted to all
         training rows.
-      validation: the evaluation rows, as for :func:`jtrees.sweep`: a fraction of the rows, a number of folds, or a pair
-        ``(x, y)``. The default is a third, as in the paper.
+      validation: the evaluation rows, as for :func:`jtrees.sweep`: a fraction of the rows, a number of folds, or a
+        validation set. The default is a third, as in the paper.
       task: as for :func:`jtrees.fit`.
       sample_weight: as for :func:`jtrees.fit`.
       monotone: as for :func:`jtrees.fit`.
@@ -266,8 +266,8 @@ def _evaluate_group(
         folds = [fold for fold in range(len(splits)) if (i, fold) in runs]
         if folds and len(folds) == most:
             # Weights are normalised over all folds together, so a row has the same influence in every fold.
-            weight = np.concatenate([weights[fold] for fold in folds])
-            losses = weight * np.concatenate([runs[i, fold].row_losses for fold in folds]) / weight.mean()
+            weight = segments.mean_one(np.concatenate([weights[fold] for fold in folds]))
+            losses = weight * np.concatenate([runs[i, fold].row_losses for fold in folds])
             size = float(np.mean([runs[i, fold].size for fold in folds]))
             states = [runs[i, fold].state for fold in folds] + ["not started"] * (len(splits) - len(folds))
             evaluated.append(_Candidate(options, losses, size, len(splits[0].table.x), state_of_folds(states)))

@@ -92,8 +92,18 @@ class Dataset:
         return Table(x, self.y, self.weight, self.task, training.encoder)
 
     def weighed(self, sample_weight: Any) -> "Dataset":
-        """Returns the rows of positive weight, with weights of mean 1; weights too small for float32 count as 0."""
-        weight = checks.relative_weight(sample_weight, len(self))
+        """Returns the rows of positive weight, with weights of mean 1; weights too small for float32 count as 0.
+
+        The weights are those of the user (None: equal weights), times the class weights of the task.
+        """
+        dataset = self if sample_weight is None else self._by_weight(checks.relative_weight(sample_weight, len(self)))
+        y, factors = self.task.weighed(dataset.y)
+        if factors is None:
+            return dataset
+        weight = factors if dataset.weight is None else dataset.weight * factors
+        return dataclasses.replace(dataset, y=y)._by_weight(checks.relative_weight(weight, len(dataset)))
+
+    def _by_weight(self, weight: np.ndarray) -> "Dataset":
         return dataclasses.replace(self.rows(weight > 0), weight=segments.mean_one(weight[weight > 0]))
 
 
@@ -139,15 +149,9 @@ def checked_dataset(
     if y is None:
         raise ValueError("y must hold the targets to learn, got None")
     task, y = tasks.checked_targets(task, y, len(x))
-    dataset = Dataset(x, y, None, task, schema, encoder, monotone)
-    if sample_weight is not None:
-        dataset = dataset.weighed(sample_weight)
-        if not task.varies(dataset.y):
-            checks.check_targets(dataset.y, len(dataset))  # names the constant column
-    y, factors = task.weighed(dataset.y)
-    if factors is not None:
-        weight = factors if dataset.weight is None else dataset.weight * factors
-        dataset = dataclasses.replace(dataset, y=y).weighed(weight)
+    dataset = Dataset(x, y, None, task, schema, encoder, monotone).weighed(sample_weight)
+    if sample_weight is not None and not task.varies(dataset.y):
+        checks.check_targets(dataset.y, len(dataset))  # names the constant column
     _check_ranges(dataset.x, dataset.y)
     return dataset
 
@@ -168,18 +172,24 @@ def checked_table(x: Any, y: Any, sample_weight: Any, task: Any, *how: Any, **op
     return checked_dataset(x, y, sample_weight, task, *how, **options).table()
 
 
-def held_out_table(x: Any, y: Any, table: Table, targets: _Targets = lambda x, y: y) -> Table:
-    """Returns a checked validation set for the training table; ``targets`` is as for :func:`checked_dataset`.
+def held_out_table(
+    x: Any, y: Any, table: Table, targets: _Targets = lambda x, y: y, sample_weight: Any = None
+) -> Table:
+    """Returns a checked validation set for the training table, without rows of weight 0.
+
+    The weights are those of training rows. The other arguments are as for :func:`checked_dataset`.
 
     Raises:
-      ValueError: if the number of features or the kind of targets differs from the training table.
+      ValueError: if the number of features or the kind of targets differs from the training table, or for invalid
+        weights.
     """
     x = x if table.encoder is None else table.encoder.transform(x)
     x = _features(checks.check_x(x, features=table.x.shape[1]))
     y = targets(x, y)
     if y is None:
         raise ValueError("y must hold the targets to evaluate on, got None")
-    held_out = Table(x, table.task.held_out_targets(y, len(x)), None, table.task, table.encoder)
+    y = table.task.held_out_targets(y, len(x))
+    held_out = Dataset(x, y, None, table.task).weighed(sample_weight).evaluated_by(table)
     _check_ranges(held_out.x, held_out.y)
     return held_out
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import io, tasks, validation as checks
+from jtrees import io, segments, tasks, validation as checks
 from jtrees.data.constraints import NamedColumn
 from jtrees.tables.frame import Frame
 from jtrees.tables.inference import MAX_LEVELS, inferred
@@ -171,10 +171,10 @@ class TableEncoder:
 
 def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None) -> Targets:
     """Returns the targets whose means encode levels."""
-    weight = np.ones(n) if weight is None else weight
+    counts: Any = np.ones(n) if weight is None else segments.mean_one(weight)
     fold = np.random.default_rng(0).permutation(n) % FOLDS
     if y is None:
-        return Targets((), np.zeros((n, 0)), weight / weight.mean(), fold)
+        return Targets((), np.zeros((n, 0)), counts, fold)
     values = task.indicators(y).astype(np.float64)
     if isinstance(task, tasks.Classification):
         names = [f"class {i}" for i in range(task.classes)]
@@ -183,4 +183,4 @@ def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None)
         # The mean of an action is the mean of its rewards.
         prefix = "action " if isinstance(task, tasks.Policy) else "y"
         names = ["y"] if task.outputs is None else [f"{prefix}{i}" for i in range(task.outputs)]
-    return Targets(tuple(names), values, weight / weight.mean(), fold)
+    return Targets(tuple(names), values, counts, fold)

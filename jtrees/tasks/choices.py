@@ -105,17 +105,18 @@ class Classification(TaskOfChoices):
         return labels.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
     def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Returns the log loss of probabilities for each sample, without smoothing."""
-        return log_loss(predictions, y)
+        """Returns the log loss of probabilities for each sample."""
+        smooths = self.leaf_loss.smoothing > 0
+        return log_loss(predictions, self.leaf_loss.labels(y, predictions) if smooths else y)
 
     def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
         """Returns the log loss of each sample, in double precision.
 
         Probabilities are clipped at the smallest normal number of float32.
         """
-        tiny = np.finfo(np.float32).tiny
-        if labels.is_soft(y):
-            return -(y * np.log(np.maximum(predictions, tiny))).sum(1)
+        tiny, loss = np.finfo(np.float32).tiny, self.leaf_loss
+        if labels.is_soft(y) or loss.smoothing:
+            return -(loss.labels(y, predictions) * np.log(np.maximum(predictions, tiny))).sum(1)
         return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
 
     def hits(self, predictions: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import optax
 from jtrees import io, segments
 from jtrees.segments import Array, mean_one, module_of, ones_or
 from jtrees.tasks.base import Link, Loss, check_number, linked
-from jtrees.tasks.fits import class_counts, effective_counts, frequencies_error, smoothed
+from jtrees.tasks.fits import class_counts, effective_counts, frequencies_error, samples_of_leaves, smoothed
 from jtrees.tasks.labels import is_soft, shares
 
 _CERTAIN = 1e4  # an output with a softmax of exactly 1 if all other outputs are 0
@@ -41,6 +41,10 @@ class LogLoss(Loss):
     Trainable leaves hold logits. Fitted leaves hold :class:`Frequencies`: smoothed class frequencies, where uneven
     weights count as fewer samples (Kish's effective sample size of each leaf).
 
+    Smoothing changes the labels, so the smoothed loss is the only one: training, the choice between trees, held-out
+    losses and reports all use it, and simpler models in a verdict minimise it. It is never below the entropy of a
+    smoothed label, so the loss of perfect predictions is not 0.
+
     Args:
       smoothing: part of the label that all classes share equally, at least 0 and below 1 (Szegedy et al. 2016).
 
@@ -63,10 +67,15 @@ class LogLoss(Loss):
         """Name of the loss in the kernel of :func:`jtrees.ops.expected_loss`; None with smoothing."""
         return None if self.smoothing else "log"
 
+    def smooth_labels(self, amounts: Float[Array, "*n k"]) -> Float[Array, "*n k"]:
+        """Returns amounts of the classes, such as their probabilities, of smoothed labels."""
+        if self.smoothing == 0:
+            return amounts
+        return (1 - self.smoothing) * amounts + self.smoothing / amounts.shape[-1] * amounts.sum(-1, keepdims=True)
+
     def labels(self, y: Int[Array, " n"] | Float[Array, "n k"], like: Array) -> Float[Array, "n k"]:
         """Returns smoothed probabilities of the classes. Integer labels are one-hot encoded."""
-        chances = shares(jnp.asarray(y), like.shape[-1], like.dtype)
-        return chances if self.smoothing == 0 else optax.smooth_labels(chances, self.smoothing)
+        return self.smooth_labels(shares(y if module_of(like) is np else jnp.asarray(y), like.shape[-1], like.dtype))
 
     def samples(self, outputs: Array, y: Array) -> Array:
         if self.smoothing == 0 and not is_soft(y):
@@ -81,8 +90,7 @@ class LogLoss(Loss):
         """Returns the logarithms of the class frequencies, after adding one sample of each class."""
         none = jnp.zeros(len(y), jnp.int32)
         counts = 1 + class_counts(none, y, 1, classes, sample_weight=weight)[0]
-        frequencies = counts / counts.sum()
-        return jnp.log((1 - self.smoothing) * frequencies + self.smoothing / classes)
+        return jnp.log(self.smooth_labels(counts / counts.sum()))
 
     def of_leaves(self, values: Array, y: Array) -> Array:
         # A product with one-hot rows replaces a gather, because the transpose of a gather is a scatter.
@@ -96,11 +104,11 @@ class LogLoss(Loss):
         self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
         _, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return self._of_labels(smoothed(samples, prior))
+        return self.smooth_labels(smoothed(samples, prior)), Frequencies(self.smoothing)
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return frequencies_error(counts, smoothed(samples, prior))
+        return frequencies_error(self.smooth_labels(counts), self.smooth_labels(smoothed(samples, prior)))
 
     def averaged(self, values: Array, y: Array) -> Array:
         return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
@@ -108,15 +116,11 @@ class LogLoss(Loss):
     def of_means(
         self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> "tuple[Array, Frequencies]":
-        _, samples, prior = _counts(means, leaf_index, y, sample_weight)
-        shrunk = module_of(leaf_index, y).maximum(means, 0) * samples.sum(1, keepdims=True)
-        return self._of_labels(smoothed(shrunk, prior))
-
-    def _of_labels(self, frequencies: Array) -> "tuple[Array, Frequencies]":
-        """Returns frequencies of smoothed labels, given frequencies of labels."""
-        if self.smoothing:
-            frequencies = (1 - self.smoothing) * frequencies + self.smoothing / frequencies.shape[1]
-        return frequencies, Frequencies(self.smoothing)
+        weight = mean_one(ones_or(sample_weight, y, means.dtype))
+        prior = _counts(means, leaf_index, y, sample_weight)[2]
+        samples = samples_of_leaves(leaf_index, weight, len(means))
+        shrunk = module_of(leaf_index, y).maximum(means, 0) * samples[:, None]
+        return self.smooth_labels(smoothed(shrunk, prior)), Frequencies(self.smoothing)
 
     def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
         return values, self  # classes have no units

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int, Num
 import numpy as np
 
-from jtrees import segments
+from jtrees import segments, topology
 from jtrees.segments import Array, floating, module_of, ones_or, wide
 from jtrees.tasks.labels import is_soft
 
@@ -174,6 +174,20 @@ def effective_counts(
     factor = xp.where(squares > 0, counts.sum(1) / xp.where(squares > 0, squares, 1), 0)
     samples = factor[:, None] * counts
     return samples, prior_of(counts * (samples.sum() / counts.sum()))
+
+
+def samples_of_leaves(
+    leaf_index: Int[Array, " n"], weight: Float[Array, " n"], num_leaves: int
+) -> Float[Array, " leaves"]:
+    """Returns the effective number of samples of each leaf (Kish); an empty leaf has that of its nearest ancestor."""
+    xp = module_of(leaf_index, weight)
+    sums = segments.sums(xp.stack([weight, weight * weight], axis=1), leaf_index, num_leaves)
+    samples = xp.zeros_like(sums[:, 0])
+    for _ in range(num_leaves.bit_length()):
+        squares = xp.where(sums[:, 1] > 0, sums[:, 1], 1)
+        samples = xp.where(samples > 0, samples, xp.repeat(xp.square(sums[:, 0]) / squares, num_leaves // len(sums)))
+        sums = topology.pairs(sums).sum(1) if len(sums) > 1 else sums
+    return samples
 
 
 def frequencies_error(counts: Float[Array, "leaves k"], frequencies: Float[Array, "leaves k"]) -> Float[Array, ""]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from jtrees import io, pytree
+from jtrees import io, pytree, segments
 
 Params = Any  # a pytree of arrays
 Number = float | jax.Array | Callable[[Any], Any]  # a number, which may be traced, or an optax schedule of the step
@@ -149,9 +149,12 @@ class History(NamedTuple):
 
 
 def normalised(data: Batch) -> Batch:
-    """Returns the data with weights of mean 1; mini-batches are not normalised again."""
+    """Returns the data with weights of mean 1 over all rows; mini-batches are not normalised again.
+
+    The loss of a step is a sum over rows, divided by their number. Rows of weight 0, such as padding, count in it, so
+    the weights of :func:`jtrees.segments.mean_one` are divided by the fraction of the other rows.
+    """
     if data.weight is None:
         return data
-    weight = jnp.asarray(data.weight, data.x.dtype)
-    weight = weight / weight.max()
-    return data._replace(weight=weight / weight.mean())
+    weight = segments.mean_one(jnp.asarray(data.weight, data.x.dtype))
+    return data._replace(weight=weight / (weight > 0).mean(dtype=weight.dtype))

@@ -288,7 +288,7 @@ class Annealed(Recipe):
         if not is_finite and not carts.trees:
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         history = _table([[result.losses for result in start_results] for start_results in results], np.nan)
-        splits, step = (result.tree, result.step) if is_finite else (carts.trees[0], 0)
+        splits, step = (result.tree, result.step) if is_finite else (carts.trees[max(best_cart, 0)], 0)
         fitted, data = Fitted(splits, result.score, step, history), problem.data
         if data is None:
             return fitted

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from jtrees import leaves as kinds, ops, training
-from jtrees.methods.annealed.starts import composed
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import MOST, Problem, Run
 from jtrees.search.minibatch import prediction_loss
@@ -58,7 +57,7 @@ class StartResult(NamedTuple):
     @property
     def tree(self) -> ObliqueTree:
         """The best splits, on the features."""
-        return composed(self.splits, self.matrix)
+        return self.splits if self.matrix is None else self.splits.composed(self.matrix)
 
 
 async def train_stages(

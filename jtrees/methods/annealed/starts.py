@@ -94,7 +94,9 @@ async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
     """Returns the CART trees of a problem, as in the authors' program; ``folds`` are of :func:`held_out_rows`."""
     recipe, monitor = problem.recipe, problem.monitor.part(_PREPARATION)
     if recipe.cart == "binned":
-        return Carts([], [[(await problem.map(binned_cart, bin_edges(problem, BINS), often=True)).host]])
+        edges = bin_edges(problem, BINS)
+        parts = [problem.without(fold) for fold in folds] or [problem]
+        return Carts([], [[(await part.map(binned_cart, edges, often=True)).host] for part in parts])
     if not recipe.cart:
         return Carts([], [[]])
     arguments = problem.task, problem.monotone, recipe.depth, recipe.leaves, _has_ridge(problem)
@@ -176,7 +178,9 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
         splits = ObliqueTree(weights, random_splits[k, :, -1], None)  # type: ignore[arg-type]
         cart_trees = carts.without[k % len(carts.without)]
         if k < len(cart_trees):
-            splits = composed(cart_trees[k], matrix(features, strength, 0.5) if strength else None)  # type: ignore[arg-type]
+            splits = cart_trees[k]
+            if strength:
+                splits = splits.composed(matrix(features, strength, 0.5))  # type: ignore[arg-type]
         preconditioner = problem.host(matrix, features, float(strength)) if strength else None
         starts.append(Start(splits, short[k], long[k], strength, preconditioner))
     return starts
@@ -198,9 +202,3 @@ def _strengths(problem: Problem) -> np.ndarray | None:
         return np.full(recipe.starts, recipe.precondition, np.float32)
     strengths = np.append(np.zeros(1 + _has_ridge(problem)), np.resize(_STRENGTHS, recipe.starts))
     return strengths[: recipe.starts].astype(np.float32)
-
-
-def composed(splits: ObliqueTree, matrix: np.ndarray | None) -> ObliqueTree:
-    """Returns splits of ``x @ matrix`` as splits of x, on the host; None is the identity."""
-    weights, bias = np.asarray(splits.weights), np.asarray(splits.bias)
-    return ObliqueTree(weights if matrix is None else weights @ matrix.T, bias, None)  # type: ignore[arg-type]
