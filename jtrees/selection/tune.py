@@ -122,8 +122,7 @@ def tune(
     combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
     split_key, search_key, fit_key = jax.random.split(key, 3)
     splits = splits_of(recipe, dataset, validation, split_key)
-    grid_values = None if grid is None else combinations
-    files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", grid=grid_values, space=space)
+    files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", combinations)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
     with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
         if halving is None:
