@@ -333,7 +333,7 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
         seconds=seconds,
         updates=is_update.sum(-1),
         held_out_loss=float(np.average(left_out.losses[rows], weights=weight)) if left_out and len(rows) else None,
-        held_out_rows=rows if left_out and not left_out.several else None,
+        held_out_rows=table.numbers_of(rows) if left_out and not left_out.several else None,
         recipe=described(recipe.settled()),
         search=fitted.report,
     )
