@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import caching, distributed, processes, topology, validation as checks
+from jtrees import caching, compilation, distributed, processes, topology, validation as checks
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
@@ -109,7 +109,8 @@ class TreeEstimator(BaseEstimator):
             options["sample_weight"] = weight
         self._medians = _medians(x)
         training_rows = x
-        key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
+        with compilation.default_settings():
+            key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         with caching.advising():
             fitted = fit(recipe, x, y, key=key, **options)
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.

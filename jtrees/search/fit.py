@@ -121,12 +121,13 @@ def fit(
     if share and validation is not None:
         raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
     if share:
-        dataset, out = dataset.divided(share, key)
+        with compilation.default_settings():
+            dataset, out = dataset.divided(share, key)
     table = dataset.table()
     evaluated = None if out is None else out.evaluated_by(table)
     chosen_by = None if validation is None else validation_of(recipe, validation, table)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
-    with compilation.promoting_ranks(), distributed.together("jtrees.fit"), monitor.listening():
+    with compilation.default_settings(), distributed.together("jtrees.fit"), monitor.listening():
         [fitted] = fits_of([recipe], [key], [Split(table, chosen_by)], monitor)
     if isinstance(fitted.result, FloatingPointError):
         raise fitted.result

@@ -117,11 +117,13 @@ def sweep(
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
     if dataset.schema is not None:
         dataset.schema.warn()
-    splits = splits_of(recipe, dataset, validation, jax.random.fold_in(key, 2**31 - 1))
     if grid is None and samples is None and space is None:
         samples = [{}]
-    combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
-    files = folder_of(folder, share, recipe, key, splits, "fits", combinations)
+    with compilation.default_settings():
+        splits = splits_of(recipe, dataset, validation, jax.random.fold_in(key, 2**31 - 1))
+        combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
+        files = folder_of(folder, share, recipe, key, splits, "fits", combinations)
+        keys = {seed: jax.random.fold_in(key, seed) for seed in seeds}
     shape = len(combinations), len(seeds), len(splits)
     result = SweepResult(
         options=combinations,
@@ -132,9 +134,9 @@ def sweep(
         seconds=np.full(shape, np.nan),
         states=np.full(shape, "not started"),
     )
-    keys, monitor, finished = {seed: jax.random.fold_in(key, seed) for seed in seeds}, Monitor(progress), []
+    monitor, finished = Monitor(progress), []
     with (
-        compilation.promoting_ranks(),
+        compilation.default_settings(),
         distributed.together("jtrees.selection.sweep"),
         monitor.listening(),
         monitor.over(result.losses.size, "runs") as show,
