@@ -87,7 +87,7 @@ class Engine:
         root, self._began, self.seconds_of_results = _Progress(None, None, 0), False, 0.0
         ready, waiting = deque(root.begin(procedures, len(procedures))), []
         try:
-            with ThreadPoolExecutor(self._threads) as self._pool:
+            with ThreadPoolExecutor(self._threads) as self._pool, default_settings():
                 while ready or waiting:
                     while ready:
                         self._advance(ready.popleft(), ready, waiting)

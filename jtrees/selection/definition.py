@@ -66,7 +66,7 @@ def _text(value: Any, around: tuple[Any, ...]) -> str:
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         return _array_text(value, text)
     if isinstance(value, CustomLoss) and value.name is not None:
-        return f"CustomLoss({value.name!r})"
+        return f"CustomLoss({text(value.name)})"
     if (library := _library_text(value)) is not None:
         return library
     if isinstance(value, functools.partial):
