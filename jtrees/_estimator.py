@@ -1,6 +1,6 @@
 """The common base of the scikit-learn estimators (needs scikit-learn)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import caching, distributed, processes, topology, validation as checks
+from jtrees import caching, compilation, distributed, processes, topology, validation as checks
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
@@ -62,15 +62,22 @@ class TreeEstimator(BaseEstimator):
         options = {name: value for name, value in params.items() if name.startswith("recipe__")}
         super().set_params(**{name: value for name, value in params.items() if name not in options})
         if options:
-            self.recipe = with_options(self._recipe(), {k.removeprefix("recipe__"): v for k, v in options.items()})
+            options = {name.removeprefix("recipe__"): value for name, value in options.items()}
+            recipe = with_options(self._recipe(), options)
+            # The default recipe depends on the other parameters, which may be set later.
+            self.recipe = {**(self.recipe or {}), **options} if self._is_default() else recipe
         return self
 
-    def _recipe(self) -> Any:
-        return self.default_recipe if self.recipe is None else self.recipe
+    def _is_default(self) -> bool:
+        """Returns whether the recipe is the default recipe, possibly with other options."""
+        return self.recipe is None or isinstance(self.recipe, Mapping)
 
-    def _recipe_for(self, rows: int) -> Any:
-        """Returns the recipe to fit to this number of rows."""
-        return self._recipe()
+    def _default(self, rows: int | None) -> Any:
+        """Returns the default recipe for a number of rows; None: not known yet."""
+        return self.default_recipe
+
+    def _recipe(self, rows: int | None = None) -> Any:
+        return with_options(self._default(rows), dict(self.recipe or {})) if self._is_default() else self.recipe
 
     def _task(self, y: np.ndarray) -> Any:
         return self._TASK
@@ -80,7 +87,7 @@ class TreeEstimator(BaseEstimator):
     def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray, groups: np.ndarray | None) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
-        recipe = self._recipe_for(len(x))
+        recipe = self._recipe(len(x))
         numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
@@ -102,7 +109,8 @@ class TreeEstimator(BaseEstimator):
             options["sample_weight"] = weight
         self._medians = _medians(x)
         training_rows = x
-        key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
+        with compilation.default_settings():
+            key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         with caching.advising():
             fitted = fit(recipe, x, y, key=key, **options)
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.

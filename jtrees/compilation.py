@@ -29,14 +29,24 @@ def _options(level: int) -> dict[str, Any]:
     return {_LEVEL: level} | older_emitters
 
 
-def promoting_ranks() -> Any:
-    """Context in which programs of the library compile for every value of ``jax_numpy_rank_promotion``.
+def default_settings() -> contextlib.ExitStack:
+    """Context in which the library computes as by default, whatever the user has set for programs of his own.
 
-    These programs combine arrays of different ranks, as the node axis comes first. The flag is meant for the user's own
-    programs.
+    Programs of the library combine arrays of different ranks, as the node axis comes first. They take arrays of NumPy,
+    and infinite losses are numbers. An error that NumPy would raise looks like a search that diverges. A thread needs
+    a context of its own.
     """
-    allowed = jax.config.jax_numpy_rank_promotion == "allow"
-    return contextlib.nullcontext() if allowed else jax.numpy_rank_promotion("allow")
+    stack, config = contextlib.ExitStack(), jax.config
+    if config.jax_numpy_rank_promotion != "allow":
+        stack.enter_context(jax.numpy_rank_promotion("allow"))
+    if config.jax_debug_infs:
+        stack.enter_context(jax.debug_infs(False))
+    if {config.jax_transfer_guard_host_to_device, config.jax_transfer_guard_device_to_host} - {None, "allow"}:
+        stack.enter_context(jax.transfer_guard("allow"))
+    defaults: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+    if raised := {kind: defaults[kind] for kind, action in np.geterr().items() if action in ("raise", "call")}:
+        stack.enter_context(np.errstate(**raised))
+    return stack
 
 
 def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:

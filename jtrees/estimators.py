@@ -44,9 +44,10 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 
     Args:
       recipe: the recipe, such as ``jtrees.GET(depth=3)``. Its options are nested parameters: ``recipe__depth``, and
-        ``recipe__base__depth`` for its base. None: ``default_recipe``. In regression, the default is one tree of GET of
-        depth 5 with linear leaves. On average over eight data sets, it is better than a random forest
-        (``experiments.estimators``).
+        ``recipe__base__depth`` for its base. None: ``default_recipe``. A mapping has other options of the default
+        recipe by name, ``{"depth": 3}``, as ``set_params(recipe__depth=3)`` sets them. In regression, the default is
+        one tree of GET of depth 5 with linear leaves. On average over eight data sets, it is better than a random
+        forest (``experiments.estimators``).
       random_state: seed or generator, a ``RandomState`` or a ``Generator``. None: every fit gives another model.
       validation_fraction: fraction of the rows that are held out as an unweighted validation set. None: no validation
         set. The recipe determines its use.
@@ -118,10 +119,9 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         self.loss = loss
         self.quantile = quantile
 
-    def _recipe(self) -> Any:
-        if self.recipe is None and (self.loss != "squared_error" or self.monotonic_cst is not None):
-            return self.default_recipe.replace(leaves="constant")
-        return super()._recipe()
+    def _default(self, rows: int | None) -> Any:
+        is_linear = self.loss == "squared_error" and self.monotonic_cst is None
+        return self.default_recipe if is_linear else self.default_recipe.replace(leaves="constant")
 
     def _task(self, y: np.ndarray) -> Regression:
         if self.quantile is not None and self.loss != "quantile":
@@ -228,9 +228,9 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         )
         self.class_weight = class_weight
 
-    def _recipe_for(self, rows: int) -> Any:
-        recipe = self._recipe()
-        if self.recipe is None and isinstance(recipe, Boosted) and rows < _FEWEST_FOR_ROUNDS:
+    def _default(self, rows: int | None) -> Any:
+        recipe = self.default_recipe
+        if isinstance(recipe, Boosted) and rows is not None and rows < _FEWEST_FOR_ROUNDS:
             return recipe.replace(patience=None, rounds=_FEW_ROUNDS)
         return recipe
 

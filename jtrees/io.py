@@ -7,12 +7,15 @@ classes of the object, which must be registered in this module. Every object tha
 from collections.abc import Iterator
 import contextlib
 from dataclasses import fields, is_dataclass
+import errno
 import importlib
 import io
 import json
 import os
 from pathlib import Path
+import re
 import secrets
+import stat
 import struct
 from typing import IO, Any, TypeVar
 import zipfile
@@ -21,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrees import distributed, processes, sharding
+from jtrees import __version__, distributed, processes, sharding
 from jtrees.validation import listed, quoted, quoted_list
 
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
@@ -30,6 +33,7 @@ FORMAT = 2
 _OLDER = {1: "Columns"}  # older formats that are read, and the class that a file must not hold
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
 _SECTIONS: dict[str, str] = {}  # for classes with files: the key of the header that holds them, "object" or "state"
+_OPENED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)|/dev/std(out|err)")  # files that this process has open
 _ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # imported on demand because they need scikit-learn
 
 # Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype (or the key implementation).
@@ -87,19 +91,20 @@ def name_of(cls: type) -> str:
     return cls.__name__ if in_jtrees else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None = None) -> None:
+def save(what: Any, path: str | os.PathLike | IO[bytes], *, feature_names: list[str] | None = None) -> None:
     """Writes a model, a :class:`jtrees.FitResult`, a fitted estimator, or the state of a learner or a run to one file.
 
-    The file is written atomically, and replaces a file of the same name. An object whose arrays are spread over
-    processes is gathered: all processes must call the function, and only the first process writes. Tuned options
-    (``report.tuning``) that cannot be saved, such as functions, are stored by name.
+    The file is written atomically, and replaces a file of the same name, whose mode it keeps. An object whose arrays
+    are spread over processes is gathered: all processes must call the function, and only the first process writes.
+    Tuned options (``report.tuning``) that cannot be saved, such as functions, are stored by name.
 
     Args:
       what: a tree, a forest or another model; a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
         ``TreeClassifier``, which is saved with its parameters; a :class:`jtrees.methods.BanditState` or a
         :class:`jtrees.training.TrainState`.
       path: path of the file, usually with the extension ``.jtrees``; or of an object in a bucket, ``gs://bucket/name``.
-        A bucket needs ``etils`` and the package of its file system, such as ``gcsfs``.
+        A bucket needs ``etils`` and the package of its file system, such as ``gcsfs``. Or an open binary file, such as
+        an ``io.BytesIO``.
       feature_names: names of the columns, stored in the header. None: the estimator's feature names, if it has any.
 
     Raises:
@@ -122,35 +127,61 @@ def save(what: Any, path: str | os.PathLike, *, feature_names: list[str] | None 
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+def written_whole(path: str | os.PathLike | IO[bytes]) -> Iterator[IO[bytes]]:
     """Yields a binary file to write. Once it is complete, it moves to ``path`` and replaces a file of the same name.
 
+    A path on a disk is opened at once, so a path that cannot be written is an error before there is anything to write.
+    The new file has the mode of the file that it replaces, and replaces the file that a symbolic link leads to. An open
+    file, a pipe and a device are written directly.
+
     Raises:
-      OSError: if the file cannot be written.
+      OSError: if the file cannot be written. The error has the path.
     """
     path = as_path(path)
-    if not isinstance(path, Path):  # an object in a bucket becomes visible when it is complete
-        yield (buffer := io.BytesIO())
+    if hasattr(path, "write"):
+        yield path  # type: ignore[misc]
+        return
+    if not isinstance(path, Path):
+        yield (buffer := io.BytesIO())  # an object in a bucket becomes visible when it is complete
         path.write_bytes(buffer.getvalue())
         return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    opened = _OPENED.fullmatch(os.path.abspath(path))
+    if opened or (path.exists() and not path.is_file()):
+        with open(os.dup(int(opened[1] or 1 + (opened[2] == "err"))) if opened else path, "wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        with open(temporary, "xb") as file:
+        file = open(temporary, "xb")  # noqa: SIM115  # the errors of the contents are none of the path
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+    try:
+        with file:
+            if target.exists():
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def as_path(path: str | os.PathLike) -> Path:
-    """Returns a path on a disk or in a bucket. ``pathlib`` would drop the double slash of a bucket's path."""
-    if "://" not in os.fspath(path):
-        return Path(path)
+def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
+    """Returns a path on a disk or in a bucket, or an open file. ``pathlib`` would drop the double slash of a bucket."""
+    if hasattr(path, "write") or hasattr(path, "read"):
+        if isinstance(path, io.TextIOBase):
+            raise ValueError(f"path must be a path or a file opened in binary mode, got {quoted(path)}")
+        return path
+    if "://" not in (name := os.fsdecode(path)):  # type: ignore[arg-type]
+        return Path(name)
     from etils import epath
 
-    return epath.Path(path)  # type: ignore[return-value]
+    return epath.Path(name)
 
 
 def _kinds() -> list[str]:
@@ -162,7 +193,7 @@ def _kinds() -> list[str]:
 def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
     """Returns the header and the arrays of a file."""
     kind, arrays, name = type(saved).__name__, [], name_of(type(saved))
-    contents: dict[str, Any] = {"format": FORMAT, "kind": kind}
+    contents: dict[str, Any] = {"format": FORMAT, "jtrees": __version__, "kind": kind}
     model, report = getattr(saved, "model", saved), getattr(saved, "report", None)
     section = _SECTIONS.get(name) if _CLASSES.get(name) is type(saved) else None
     if section == "state":
@@ -185,15 +216,16 @@ def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, An
     return contents, arrays
 
 
-def load(path: str | os.PathLike, *, like: Any = None) -> Any:
+def load(path: str | os.PathLike | IO[bytes], *, like: Any = None) -> Any:
     """Loads an object from a file written by :func:`save`.
 
     Args:
-      path: path of the file, as for :func:`save`.
+      path: path of the file, or an open file, as for :func:`save`.
       like: required for a state: a state of the same structure, such as ``bandit.init(p, key=key)`` for a learner.
 
     Raises:
-      ValueError: if the file is incomplete, of another kind, or of a newer format. If it holds double precision that is
+      ValueError: if the file is incomplete, of another kind, or of another release that this release cannot read; the
+        message names the release. If it holds double precision that is
         not enabled. If ``like`` is missing for a state, or differs in structure; the message names the difference.
       ImportError: for an estimator without scikit-learn.
       OSError: if the file cannot be read.
@@ -203,13 +235,13 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
     if "state" not in contents:
         if like is not None:
             raise ValueError(f"like must be None for {path}, which holds a {kind}, not a state")
-        with _refusing(path):
+        with _refusing(path, contents):
             loaded = _decoded(contents["object"], arrays)
         return _estimator(kind, loaded) if kind in _ESTIMATORS else loaded
     if like is None:
         raise ValueError(f"like must be given for {path}, which holds a {kind}: pass a state of the same structure")
     expected = _flat(like)
-    with _refusing(path):
+    with _refusing(path, contents):
         leaves = {name: _decoded(leaf, arrays) for name, leaf in contents["state"]}
     if type(like).__name__ != kind or list(leaves) != list(expected):
         raise ValueError(
@@ -223,8 +255,9 @@ def load(path: str | os.PathLike, *, like: Any = None) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), list(leaves.values()))
 
 
-def header(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the header of a file: ``format``, ``kind``, and ``recipe`` and ``feature_names`` if present.
+def header(path: str | os.PathLike | IO[bytes]) -> dict[str, Any]:
+    """Returns the header of a file: ``format``, ``jtrees`` (the release that wrote it), ``kind``, and ``recipe`` and
+    ``feature_names`` if present.
 
     Raises:
       ValueError, OSError: in the cases of :func:`jtrees.load`.
@@ -288,7 +321,7 @@ def _encoded(value: Any, where: str, arrays: _Arrays) -> Any:
         return items if type(value) is list else {"tuple": items}
     if type(value) is dict:
         plain = {key.item() if isinstance(key, np.generic) else key: item for key, item in value.items()}
-        if bad := [key for key in plain if type(key) not in (str, int, bool)]:
+        if bad := [key for key in plain if type(key) not in (str, int, float, bool, type(None))]:
             raise ValueError(f"{where or 'it'} must have names or numbers as keys to be saved, got {quoted(bad[0])}")
         return {"dict": [[key, _encoded(item, f"{where}[{key!r:.80}]", arrays)] for key, item in plain.items()]}
     name = name_of(type(value))
@@ -347,38 +380,57 @@ def _decoded(encoded: Any, arrays: list[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _refusing(path: Path) -> Any:
-    """Context of reading a file, in which any error means an invalid file."""
+def _refusing(path: Any, contents: dict[str, Any] | None = None) -> Iterator[None]:
+    """Context of reading a file, in which any error means an invalid file, or a file of another release."""
     errors = (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RuntimeError, struct.error)
     try:
         yield
     except errors as error:
-        raise ValueError(f"{path} is not a complete file written by jtrees.save: {error}") from error
+        reason = "is not a complete file written by jtrees.save"
+        if contents is not None and contents.get("jtrees") != __version__:
+            reason = f"was written by {_release(contents)}, and jtrees {__version__} cannot read it"
+        raise ValueError(f"{path} {reason}: {error}") from error
 
 
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
+def _release(contents: dict[str, Any]) -> str:
+    """Returns the release that wrote a file."""
+    release = contents.get("jtrees")
+    return "an earlier release of jtrees" if release is None else f"jtrees {quoted(release).strip(chr(39))}"
+
+
+@contextlib.contextmanager
+def _archive(path: Any) -> Iterator[zipfile.ZipFile]:
+    """Context of an archive, which is a path or an open file."""
+    opened = contextlib.nullcontext(path) if hasattr(path, "read") else path.open("rb")
+    with opened as file, _refusing(path), zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+def _header(path: Any) -> dict[str, Any]:
+    with _archive(path) as archive:
         contents = json.loads(archive.read("header.json"))
         version, kind = contents["format"], contents["kind"]
     if version != FORMAT and version not in _OLDER:
-        raise ValueError(f"{path} has format {quoted(version)}; this release reads format {FORMAT}")
+        raise ValueError(
+            f"{path} has format {quoted(version)} of {_release(contents)}; jtrees {__version__} reads format {FORMAT}"
+        )
     if version in _OLDER and f'"class": "{_OLDER[version]}"' in json.dumps(contents.get("object")):
         raise ValueError(
             f"{path} has format {version} and holds a model of a raw table; this release reads such models of format "
             f"{FORMAT}: fit the model again"
         )
     if kind not in _kinds():
-        raise ValueError(f"{path} holds a {quoted(kind)}, which this release does not know")
+        raise ValueError(f"{path} of {_release(contents)} holds a {quoted(kind)}, which jtrees {__version__} lacks")
     return contents
 
 
-def _arrays(path: Path, contents: dict[str, Any]) -> list[Any]:
+def _arrays(path: Any, contents: dict[str, Any]) -> list[Any]:
     """Returns the arrays of a file, in their original types."""
     entries = contents["arrays"]
     double = [dtype for kind, dtype in entries if kind == "jax" and jax.dtypes.canonicalize_dtype(dtype) != dtype]
     if double:
         raise ValueError(f"{path} has {double[0]}: set the option jax_enable_x64 to load it")
-    with path.open("rb") as file, _refusing(path), zipfile.ZipFile(file) as archive:
+    with _archive(path) as archive:
         members = (io.BytesIO(archive.read(f"{i}.npy")) for i in range(len(entries)))
         loaded = [np.lib.format.read_array(member, allow_pickle=False) for member in members]
         return [_as_it_was(array, *description) for array, description in zip(loaded, entries, strict=True)]

@@ -93,7 +93,7 @@ def _evaluate(fn: Any, model: Any, x: Any, features: int, scaling: Any, finish: 
         row = (jnp if isinstance(samples, jax.Array) else np).zeros((1, features), samples.dtype)
         return _evaluate(fn, model, row, features, scaling, finish)[:0]
     dtype, transform = _dtype(model), None if scaling is None else scaling.transform
-    with compilation.promoting_ranks():
+    with compilation.default_settings():
         if is_on_device(model, samples):
             x = jnp.asarray(samples if transform is None else transform(samples), dtype)
             outputs, finite = _compiled(fn, model, x)
@@ -212,7 +212,7 @@ def _on_host(fn: Any, model: Any, x: np.ndarray, transform: Any, dtype: Any, fin
 
     def evaluate_chunk(chunk: np.ndarray) -> tuple[np.ndarray, bool]:
         padded = _padded(chunk, transform, dtype)
-        with jax.enable_x64(x64):
+        with compilation.default_settings(), jax.enable_x64(x64):
             outputs, finite = program(operand, padded)
             outputs, rows = np.asarray(outputs)[: len(chunk)], padded[: len(chunk)]
             if exactly:

@@ -1,10 +1,12 @@
 """The command line: what it prints and writes, and how it refuses. Reports as pages are in test_page."""
 
+import io
 import os
 import re
 import runpy
 import shlex
 import sqlite3
+import subprocess
 import sys
 
 from houses import QUICK, dated, houses, run
@@ -164,6 +166,59 @@ def test_mistakes_are_one_line_and_exit_code_2(folder, monkeypatch, capsys, argu
     lines = capsys.readouterr().err.splitlines()
     assert re.match(f"jtrees: .*{message}", lines[-1]) and all(line.startswith("jtrees: ") for line in lines)
     assert set(os.listdir()) == before
+
+
+OUTPUTS = {
+    "fit": ["fit", "houses.csv", "--target", "price", *QUICK, "--out"],
+    "report": ["report", "houses.csv", "--target", "price", *QUICK, "--out"],
+    "predict": [*PREDICT, "houses.csv", "--out"],
+    "export": EXPORT,
+}
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+@pytest.mark.parametrize(("out", "reason"), [("missing/m.py", "No such file or directory"), ("m.py", "Is a directory")])
+def test_a_target_that_cannot_be_written_is_an_error_before_the_work(
+    folder, tmp_path, monkeypatch, capsys, command, out, reason
+):
+    monkeypatch.chdir(folder)
+    (tmp_path / "m.py").mkdir()
+    if command != "export":  # whose work is the file
+        monkeypatch.setattr(TreeRegressor, "fit", None)
+        monkeypatch.setattr(TreeRegressor, "predict", None)
+    assert run(*OUTPUTS[command], tmp_path / out) == 2
+    assert capsys.readouterr().err.splitlines() == [f"jtrees: cannot read or write {tmp_path / out}: {reason}"]
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("output", ["cp1251", "ascii", "gone"])
+def test_an_output_that_cannot_be_shown_costs_nothing(folder, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(folder)
+    shown = io.BytesIO()
+    stream = Gone() if output == "gone" else io.TextIOWrapper(shown, encoding=output)
+    monkeypatch.setattr(sys, "stdout", stream)
+    status = run(*OUTPUTS["fit"], tmp_path / "m.jtrees")
+    monkeypatch.undo()
+    assert isinstance(jtrees.load(tmp_path / "m.jtrees"), TreeRegressor)
+    assert status == (141 if output == "gone" else 0)
+    if output != "gone":
+        text = shown.getvalue().decode(output)
+        assert "GET: R\\xb2 " in text and "written to" in text
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes(folder, tmp_path):
+    arguments = ["fit", folder / "houses.csv", *OUTPUTS["fit"][2:], tmp_path / "m.jtrees"]
+    command = f"{sys.executable} -u -m jtrees {shlex.join(map(str, arguments))} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 141 and done.stdout.startswith("houses: 300 rows") and "Traceback" not in done.stderr
+    assert isinstance(jtrees.load(tmp_path / "m.jtrees"), TreeRegressor)
 
 
 @pytest.mark.slow

@@ -152,6 +152,26 @@ def test_folds_compile_once(count_compilations):
     assert count_compilations(lambda: cross_val_score(regressor(), x, y, cv=5)) == 0
 
 
+@pytest.mark.parametrize(
+    "later", [{"loss": "poisson"}, {"monotonic_cst": [1, 0, 0, 0]}, {"loss": "quantile", "quantile": 0.9}], ids=str
+)
+def test_options_of_the_default_recipe_and_parameters_are_set_in_any_order(later):
+    """The default recipe has constant leaves for other losses and for monotone columns."""
+    options = {"recipe__depth": 1, "recipe__starts": 1, "recipe__epochs": 2}
+    first, last = TreeRegressor(random_state=0), TreeRegressor(random_state=0)
+    first.set_params(**options).set_params(**later)
+    last.set_params(**later).set_params(**options)
+    x, y = X[:60], np.abs(Y[:60]) + 0.1
+    predictions = [model.fit(x, y).predict(x) for model in (first, clone(first), last)]
+    assert first.tree_.depth == 1 and first.tree_.leaves.is_constant
+    np.testing.assert_array_equal(predictions, predictions[:1] * 3)
+    assert clone(first).get_params()["recipe__depth"] == 1
+    classes = TreeClassifier(random_state=0).set_params(recipe__base__depth=1)  # the default recipe for few rows
+    assert classes.fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1]).predict([[0.0], [3.0]]).tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"options of GET are .*, got 'deepness'"):
+        TreeRegressor({"deepness": 3}).fit(x, y)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sweeps.quick(["constant", *recipes.RECIPES], ["GET", "Boosted", "constant"], pytest.mark.wide)
@@ -363,6 +383,12 @@ def test_an_interrupted_fit_warns(monkeypatch):
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = regressor().fit(X, Y)
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_a_class_weight_of_labels_that_are_numbers_is_saved(tmp_path):
+    model = classifier(class_weight={0.0: 2.0, np.float32(1): 1.0}).fit(X, np.where(LABELS == "low", 0.0, 1.0))
+    jtrees.save(model, tmp_path / "it.jtrees")
+    assert jtrees.load(tmp_path / "it.jtrees").class_weight == {0.0: 2.0, 1.0: 1.0}
 
 
 def test_class_weights_are_factors_of_the_sample_weights():

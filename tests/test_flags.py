@@ -7,7 +7,14 @@ import subprocess
 import sys
 
 import compiled
+import jax
+import numpy as np
 import pytest
+import recipes
+from tables import BINARY, X, Y
+
+import jtrees
+from jtrees.estimators import TreeClassifier
 
 # A flag and its value in the environment. What is not here, docs/explanation/precision.md says why.
 FLAGS = {
@@ -40,6 +47,33 @@ def test_everything_runs_under_a_flag(flag):
     errors = ended([], **{flag: FLAGS[flag]})
     assert len(errors) > 70
     assert not {name: error for name, error in errors.items() if error is not None}
+
+
+SETTINGS = {
+    "infinities": lambda: jax.debug_infs(True),
+    "transfers": lambda: jax.transfer_guard("disallow"),
+    "errors": lambda: np.errstate(all="raise"),
+}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", ["GET", pytest.param("Boosted", marks=pytest.mark.slow)])
+def test_settings_for_programs_of_the_user_change_no_fit(name, setting):
+    """The library computes as by default, also in its threads."""
+    recipe, x, key = recipes.RECIPES[name], X[:120], jax.random.key(0)
+
+    def results():
+        fit = jtrees.fit(recipe, x, Y[:120], key=key, held_out=0.2)
+        swept = jtrees.sweep(recipe, x, Y[:120], key=key, seeds=2, validation=0.25)
+        model = TreeClassifier(recipe, random_state=0).fit(x, BINARY[:120])
+        return [fit.predict(x), swept.losses.ravel(), model.predict_proba(x).ravel(), model.feature_importances_]
+
+    expected = results()
+    with SETTINGS[setting]():
+        got = results()
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 # Half a minute for all at first: each compiles its programs.

@@ -1,10 +1,13 @@
 """Files of models: what is saved is loaded again, and damaged files are refused."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 import errno
+import io
 import json
 import os
 import re
+import stat
 from typing import Any
 import zipfile
 
@@ -71,7 +74,12 @@ def everything():
     arrays += [jnp.asarray([1, 2], jnp.int8), jax.random.key(3)]
     plain = ["text", 2**70, float("nan"), True, None, 1j, b"bytes", {1}, range(3), slice(1), np.float32]
     nested = [[[(1, [np.str_("a")])]], {"a": {1: (np.array(["b"]),)}}, [np.array([None])], {"a": [{1}]}]
-    nested += [{True: 1}, {1.5: 1}, jtrees.search.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5)]
+    nested += [
+        {True: 1},
+        {1.5: 1, np.float32(2.5): 2, None: 3},
+        {(1, 2): 1},
+        jtrees.search.Trial({"a": np.str_("b")}, 0.5, 0.5, 0.5),
+    ]
     origin = jtrees.Origin(np.array([1e8 + 1, 0.1]), np.float64(0.3))
     short = kinds.Values(jnp.arange(4, dtype=jnp.bfloat16))
     return [*scalars, *arrays, *plain, *nested, TREE, TREE.replace(leaves=short, origin=origin), jtrees.GET(depth=2)]
@@ -243,6 +251,57 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_keeps_its_mode_and_a_link_leads_to_it(tmp_path):
+    path, link = saved(TREE, tmp_path), tmp_path / "link.jtrees"
+    path.chmod(0o600)
+    link.symlink_to(path.name)
+    jtrees.save(TREE.replace(bias=jnp.zeros(3)), link)
+    assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o600
+    same(jtrees.load(path), TREE.replace(bias=jnp.zeros(3)))
+    dangling = tmp_path / "dangling.jtrees"
+    dangling.symlink_to("new.jtrees")
+    jtrees.save(TREE, dangling)
+    same(jtrees.load(tmp_path / "new.jtrees"), TREE)
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, link.name, dangling.name, "new.jtrees"}
+
+
+def test_pipes_and_devices_stay_what_they_are(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        contents = pool.submit(pipe.read_bytes)
+        jtrees.save(TREE, pipe)
+    same(jtrees.load(io.BytesIO(contents.result())), TREE)
+    assert pipe.is_fifo()
+    jtrees.save(TREE, os.devnull)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    with open(out := tmp_path / "out", "wb", buffering=0) as file:  # a name of a file that the process has open
+        jtrees.save(TREE, f"/dev/fd/{file.fileno()}")
+        file.write(b"more")
+    assert out.read_bytes().endswith(b"more")
+    same(jtrees.load(io.BytesIO(out.read_bytes()[:-4])), TREE)
+
+
+def test_open_files_are_written_and_read(tmp_path):
+    jtrees.save(FIT, stream := io.BytesIO())
+    assert jtrees.io.header(stream)["kind"] == "FitResult"
+    same(jtrees.load(stream).model, FIT.model)
+    with open(tmp_path / "m.jtrees", "wb") as file:
+        jtrees.save(TREE, file)
+    with open(tmp_path / "m.jtrees", "rb") as file:
+        same(jtrees.load(file), TREE)
+    with open(tmp_path / "text", "w") as file, pytest.raises(ValueError, match=r"path must be .* in binary mode"):
+        jtrees.save(TREE, file)
+    with pytest.raises(ValueError, match=r"BytesIO .* is not a complete file"):
+        jtrees.load(io.BytesIO(b"none"))
+
+
+@pytest.mark.parametrize(("out", "error"), [("missing/m", FileNotFoundError), (".", IsADirectoryError)])
+def test_an_error_of_a_path_names_the_path(tmp_path, out, error):
+    with pytest.raises(error) as raised:
+        jtrees.save(TREE, tmp_path / out)
+    assert raised.value.filename == str(tmp_path / out)
+
+
 def rewritten(path, **header):
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -256,9 +315,14 @@ def rewritten(path, **header):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"format": 3}, "has format 3; this release reads format 2"),
-        ({"kind": "Oak"}, "holds a 'Oak', which this release does not know"),
+        ({"format": 3, "jtrees": "9.8.7"}, r"has format 3 of jtrees 9\.8\.7; jtrees .* reads format 2"),
+        ({"kind": "Oak", "jtrees": "9.8.7"}, r"of jtrees 9\.8\.7 holds a 'Oak', which jtrees .* lacks"),
         ({"object": {"class": "Popen", "fields": {}}}, r"is not a complete file written by jtrees.save"),
+        (
+            {"object": {"class": "Oak", "fields": {}}, "jtrees": "9.8.7"},
+            r"was written by jtrees 9\.8\.7, and jtrees .*",
+        ),
+        ({"object": {"class": "Values", "fields": {"a": 1}}, "jtrees": None}, r"was written by an earlier release"),
     ],
 )
 def test_other_formats_and_kinds_are_refused(tmp_path, header, message):

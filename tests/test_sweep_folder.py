@@ -1,5 +1,7 @@
 """Folders of sweeps: no finished run is lost or repeated, and runs of another sweep are refused."""
 
+import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
@@ -10,13 +12,16 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
+import polynomials
 from polynomials import Polynomials
 import pytest
 
 import jtrees
+from jtrees.selection.definition import definition
 
 KEY = jax.random.key(3)
 rng = np.random.default_rng(0)
@@ -66,7 +71,7 @@ def test_a_second_sweep_repeats_no_run(tmp_path, searches):
     same(first, second)
     same(first, sweep(None))
     np.testing.assert_allclose(first.seconds, second.seconds, atol=1e-3)
-    numbers = [json.loads(file.read_text()) for file in tmp_path.glob("*.json") if file.stem != "sweep"]
+    numbers = [json.loads(file.read_text()) for file in run_files(tmp_path)]
     assert len(numbers) == 12
     for run in numbers:
         cell = RATES["learning_rate"].index(run["options"]["learning_rate"]), run["seed"], run["fold"]
@@ -119,12 +124,12 @@ CHANGES = {
     "key": (sweep, {}, sweep, {"key": jax.random.key(4)}),
     "learning_rate": (sweep, {}, sweep, {"recipe": Polynomials(learning_rate=0.25)}),
     "recipe": (sweep, {}, sweep, {"recipe": DGT}),
-    "grid": (sweep, {}, sweep, {"grid": {"learning_rate": (0.01, 0.2)}}),
     "x, of other folds": (sweep, {}, sweep, {"validation": 4}),
     "sample_weight": (sweep, {}, sweep, {"sample_weight": np.arange(1.0, 97)}),
     "columns": (sweep, {"x": FRAME}, sweep, {"x": FRAME.rename(columns={"p": "q", "q": "p"})}),
     "columns, levels": (sweep, {"x": FRAME}, sweep, {"x": FRAME.replace({"level": {"a": "dog", "b": "eel"}})}),
     "columns, roles": (sweep, {"x": FRAME}, sweep, {"x": FRAME, "columns": {"q": "drop"}}),
+    "task": (sweep, {}, sweep, {"task": jtrees.Regression(loss_function="huber")}),
     "runs": (sweep, {"grid": TUNED["grid"], "seeds": 1}, tune, {}),
 }
 
@@ -141,12 +146,26 @@ def test_another_sweep_is_refused_with_what_differs(tmp_path, searches, name):
         assert len(searches) == 36
 
 
-def test_a_difference_is_shown_however_long_the_texts_are(tmp_path):
-    space = {"learning_rate": jtrees.LogUniform(1e-3, 0.1), "l1": jtrees.LogUniform(1e-6, 1e-2), "depth": (1, 2)}
-    options = {"recipe": DGT, "grid": None, "samples": 2, "seeds": 1, "validation": 0.25}
-    sweep(tmp_path, space=space, **options)
-    with pytest.raises(ValueError, match=r"has space .*1, 2.*, got .*1, 3"):
-        sweep(tmp_path, space=space | {"depth": (1, 3)}, **options)
+def test_a_difference_is_shown_however_long_the_texts_are(tmp_path, searches):
+    named = lambda version: jtrees.losses.CustomLoss(absolute, name=f"{100 * 'long '}{version}")
+    call = lambda loss: sweep(tmp_path, task=jtrees.Regression(loss_function=loss), seeds=1, validation=0.25)
+    call(named("0.1"))
+    with pytest.raises(ValueError, match=r"has task .*0\.1.*, got .*0\.2"):
+        call(named("0.2"))
+
+
+def test_the_order_and_the_length_of_a_grid_do_not_matter(tmp_path, searches):
+    grid = {"learning_rate": (0.01, 0.1), "depth": (1, 2)}
+    first = sweep(tmp_path, grid=grid, seeds=1, validation=0.25)
+    other = sweep(tmp_path, grid={"depth": (2, 1), "learning_rate": (0.1, 0.01)}, seeds=1, validation=0.25)
+    assert len(searches) == 4
+    by_options = lambda result: {
+        tuple(sorted(options.items())): loss.item() for options, loss in zip(result.options, result.losses, strict=True)
+    }
+    assert by_options(first) == by_options(other)
+    longer = sweep(tmp_path, grid={"learning_rate": (0.01, 0.1, 0.5), "depth": (1, 2)}, seeds=1, validation=0.25)
+    assert len(searches) == 6
+    assert by_options(longer).items() >= by_options(first).items()
 
 
 def holding(values):
@@ -161,6 +180,15 @@ def recursive():
     return rule
 
 
+@pytest.mark.parametrize("name", ["jtrees", "jax_enable_x64"])
+def test_another_version_or_precision_is_refused(tmp_path, searches, monkeypatch, name):
+    sweep(tmp_path)
+    if name == "jtrees":
+        monkeypatch.setattr(jtrees.selection.folder, "__version__", "9.9.9")
+    with jax.enable_x64(name != "jtrees"), pytest.raises(ValueError, match=f" has {name} "):
+        sweep(tmp_path)
+
+
 def test_values_in_closures_are_compared_whole(tmp_path):
     recipe = jtrees.FromMethod(make=jtrees.methods.get, options={"alpha": 4.0}, static={"depth": 1}, epochs=1)
     numbers = np.arange(5000.0)  # too many to be printed
@@ -171,6 +199,153 @@ def test_values_in_closures_are_compared_whole(tmp_path):
     for rule in (*rest, holding({"a", "b"})):
         with pytest.raises(ValueError, match="has rule"):
             call(rule)
+
+
+# --- What a loss reads -----------------------------------------------------------------------------------------------
+
+DELTA, TABLE = 0.1, {"delta": 0.1}
+
+
+class Pinball:
+    """A loss that is an object."""
+
+    def __init__(self, level):
+        self.level = level
+
+    def __call__(self, outputs, y):
+        return jnp.maximum(self.level * (y - outputs), (self.level - 1) * (y - outputs))
+
+    def method(self, outputs, y):
+        return self(outputs, y)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnLoss(jtrees.losses.Loss):
+    """A loss with a formula."""
+
+    level: float = 0.5
+
+    def of_predictions(self, predictions, y):
+        return jnp.square(predictions - y) * self.level
+
+
+def absolute(outputs, y):
+    return jnp.abs(outputs - y)
+
+
+def helper(outputs, y):
+    return jnp.abs(outputs - y) * DELTA
+
+
+def reads_global(outputs, y):
+    return jnp.abs(outputs - y) * DELTA
+
+
+def reads_table(outputs, y):
+    return (lambda: jnp.abs(outputs - y) * TABLE["delta"])()
+
+
+def calls_helper(outputs, y):
+    return helper(outputs, y)
+
+
+def defaults(level):
+    return lambda outputs, y, *, level=level: jnp.abs(outputs - y) * level
+
+
+@jax.custom_jvp
+def with_rule(outputs, y):
+    return jnp.square(outputs - y)
+
+
+with_rule.defjvp(lambda primals, tangents: (with_rule(*primals), tangents[0] * DELTA))
+
+
+PAIRS = {  # losses that differ
+    "objects": (Pinball(0.1), Pinball(0.9)),
+    "methods": (Pinball(0.1).method, Pinball(0.9).method),
+    "partial": (functools.partial(Pinball.__call__, Pinball(0.1)), functools.partial(Pinball.__call__, Pinball(0.2))),
+    "defaults": (defaults(0.1), defaults(0.2)),
+    "losses": (OwnLoss(0.5), OwnLoss(0.6)),
+    "names": (jtrees.losses.CustomLoss(helper, name="a 0.1"), jtrees.losses.CustomLoss(helper, name="a 0.2")),
+    "libraries": (jnp.abs, jnp.square),
+    "vmap": (jax.vmap(helper), jax.vmap(reads_table)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_losses_that_differ_have_other_definitions(name):
+    first, second = (definition("task", loss) for loss in PAIRS[name])
+    assert first != second
+    assert [first, second] == [definition("task", loss) for loss in PAIRS[name]]
+    assert " at 0x" not in first
+
+
+@pytest.mark.parametrize("loss", [reads_global, calls_helper, with_rule, jax.jit(reads_global), Pinball(0.1)], ids=str)
+def test_globals_and_helpers_are_a_part_of_a_loss(monkeypatch, loss):
+    before = definition("task", loss)
+    monkeypatch.setitem(globals(), "UNREAD", 2)
+    assert definition("task", loss) == before
+    monkeypatch.setitem(globals(), "DELTA", 0.2)
+    monkeypatch.setattr(Pinball, "__call__", lambda self, outputs, y: helper(outputs, y))
+    assert definition("task", loss) != before
+
+
+def test_a_table_in_a_global_is_compared_by_its_values(monkeypatch):
+    before = definition("task", reads_table)
+    monkeypatch.setitem(TABLE, "delta", 0.2)
+    assert definition("task", reads_table) != before
+
+
+def test_a_folder_refuses_the_runs_of_another_loss(tmp_path, monkeypatch, searches):
+    call = lambda loss: sweep(tmp_path, task=jtrees.Regression(loss_function=loss), seeds=1, validation=0.25)
+    call(Pinball(0.1))
+    with pytest.raises(ValueError, match="has task "):
+        call(Pinball(0.9))
+    count = len(searches)
+    call(Pinball(0.1))
+    assert len(searches) == count
+
+
+def reads_module(outputs, y):
+    return polynomials.values([1.0], outputs)
+
+
+def imports(outputs, y):
+    import polynomials
+
+    return polynomials.values([1.0], outputs)
+
+
+class Slotted:
+    __slots__ = ("level",)
+
+    def __call__(self, outputs, y):
+        return outputs - y
+
+
+@pytest.mark.parametrize("loss", [reads_module, imports, Slotted(), holding(np.random.default_rng(0))], ids=str)
+def test_what_cannot_be_compared_is_refused_before_the_first_run(tmp_path, searches, loss):
+    task = jtrees.Regression(loss_function=loss)
+    with pytest.raises(ValueError, match=r"task must be defined by code, .* got .*: give it a version of your own"):
+        sweep(tmp_path, task=task)
+    assert not searches and not [*tmp_path.iterdir()]
+    named = jtrees.losses.CustomLoss(loss, name="pinball 0.1")
+    assert "pinball 0.1" in definition("task", jtrees.Regression(loss_function=named))
+
+
+def test_the_code_of_a_recipe_and_its_version(monkeypatch):
+    class Mine(Polynomials):
+        pass
+
+    before = definition("recipe", Mine)
+    monkeypatch.setattr(Mine, "search", lambda self, problem: None, raising=False)
+    changed = definition("recipe", Mine)
+    assert changed != before
+    monkeypatch.setattr(Mine, "version", "1", raising=False)
+    named = definition("recipe", Mine)
+    monkeypatch.setattr(Mine, "search", lambda self, problem: 1)
+    assert named == definition("recipe", Mine) != changed
 
 
 @pytest.mark.slow
@@ -190,20 +365,65 @@ def test_options_have_the_same_text_in_all_processes(tmp_path):
     assert len(list(tmp_path.glob("*.jtrees"))) == 1
 
 
+def run_files(folder, kind="json"):
+    return sorted(file for file in folder.glob(f"*.{kind}") if file.stem != "sweep")
+
+
 def test_damaged_files_are_made_again(tmp_path, searches):
     first = sweep(tmp_path)
-    files = sorted(file for file in tmp_path.glob("*.json") if file.stem != "sweep")
-    for file, contents in zip(files, ("", "{}", "[1", '{"loss": 1}'), strict=False):
+    damaged = ("", "{}", "[1", '{"loss": 1}', "null", "[]", "3")
+    for file, contents in zip(run_files(tmp_path), damaged, strict=False):
         file.write_text(contents)
     same(sweep(tmp_path), first)
-    assert len(searches) == 12 + 4
+    assert len(searches) == 12 + len(damaged)
     tune(tmp_path / "tuned")
-    files = sorted((tmp_path / "tuned").glob("*.npy"))
+    files = run_files(tmp_path / "tuned", "npy")
     files[0].write_bytes(b"")
     files[1].unlink()
     count = len(searches)
     tune(tmp_path / "tuned")
     assert len(searches) == count + 3  # with the fit to all rows
+
+
+def test_a_run_without_its_file_of_the_fit_is_not_finished(tmp_path):
+    call = lambda: sweep(tmp_path, DGT, seeds=1, validation=0.25)
+    first = call()
+    [gone, _] = run_files(tmp_path, "jtrees")
+    gone.unlink()
+    second = call()
+    assert gone.exists() and all(fit is not None for fit in second.fits.ravel())
+    same(second, first)
+
+
+@pytest.mark.parametrize("contents", ["", "null", "[]", '{"x": 1}', "{"])
+def test_a_damaged_description_is_an_error_with_a_remedy(tmp_path, searches, contents):
+    sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text(contents)
+    with pytest.raises(
+        ValueError, match=r"folder must hold a complete sweep.json, got the damaged .*: delete the file"
+    ):
+        sweep(tmp_path)
+    (tmp_path / "sweep.json").unlink()
+    same(sweep(tmp_path), sweep(None))
+    assert len(searches) == 24
+
+
+def test_a_report_that_cannot_be_saved_costs_its_fit_alone(tmp_path, monkeypatch):
+    training = jtrees.DGT.search
+
+    async def with_report(self, problem):
+        return (await training(self, problem))._replace(report=Unsaved(value=object()))
+
+    monkeypatch.setattr(jtrees.DGT, "search", with_report)
+    first = sweep(tmp_path, DGT, seeds=1, validation=0.25)
+    second = sweep(tmp_path, DGT, seeds=1, validation=0.25)
+    same(first, second)
+    assert first.fit is not None and second.fits.ravel().tolist() == [None, None] and len(run_files(tmp_path)) == 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unsaved(jtrees.search.Report):
+    value: object = None
 
 
 def test_shares_are_disjoint_and_complete(tmp_path, searches):

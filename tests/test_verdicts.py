@@ -5,6 +5,7 @@ import re
 from estimator_checks import COMBINATORS, OTHERS, QUICK
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn import metrics
 
@@ -165,6 +166,26 @@ def test_losses_of_left_out_rows_are_weighted():
     rows = result.report.held_out_rows
     expected = np.average((result.predict(x[rows]) - y[rows]) ** 2, weights=weight[rows])
     assert result.report.held_out_loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("first_leaves")
+@pytest.mark.parametrize("raw", [False, True])
+def test_numbers_of_left_out_rows_are_those_of_the_users_rows(raw):
+    """Also with rows of weight 0, and with rows that ``held_out`` sets aside."""
+    x, y = table(2400)
+    weight = (np.arange(2400) % 3 > 0).astype(float)
+    frame = pd.DataFrame(x) if raw else x
+    result = fit(SUM, "squared error", frame, y, sample_weight=weight, held_out=0.2)
+    rows = result.report.held_out_rows
+    assert (weight[rows] > 0).all() and len(set(rows.tolist())) == len(rows)
+    expected = np.mean((result.predict(frame.iloc[rows] if raw else x[rows]) - y[rows]) ** 2)
+    assert result.report.held_out_loss == pytest.approx(expected, rel=1e-5)
+    sweep = jtrees.sweep(SUM, frame, y, key=jax.random.key(0), validation=2)
+    for fold in sweep.fits.ravel():
+        rows = fold.report.held_out_rows
+        expected = np.mean((fold.predict(frame.iloc[rows] if raw else x[rows]) - y[rows]) ** 2)
+        assert fold.report.held_out_loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_losses_on_training_rows():

@@ -2,13 +2,25 @@
 
 from collections.abc import Sequence
 import sys
+from typing import Any
 
+from jtrees.cli.console import console
 from jtrees.cli.parser import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0 on success, 2 after an error message of one line, or 130 after Ctrl-C."""
+    """Runs a command and returns its exit status.
+
+    The status is 0 on success, 2 after an error message of one line, and 130 after Ctrl-C. It is 141 if the reader of
+    the output has gone, which ends no command.
+    """
     options = parse(arguments)
+    with console() as shown:
+        status = _run(options)
+    return shown.status(status)
+
+
+def _run(options: Any) -> int:
     try:
         from jtrees.cli import commands  # a slow import, which the help does not need
     except ImportError as error:

@@ -17,17 +17,18 @@ from jtrees.selection.grid import with_options
 from jtrees.tables import Schema
 from jtrees.tasks.custom import named
 
-_DEFAULTS = {"regression": TreeRegressor.default_recipe, "classification": TreeClassifier.default_recipe}
-
 
 def estimator_of(
     options: argparse.Namespace,
-    recipe: jtrees.Recipe,
+    recipe: jtrees.Recipe | None,
     task: Task,
     max_seconds: float | None = None,
     schema: Schema | None = None,
 ) -> Any:
-    """Returns the estimator that the arguments describe; ``schema`` says what the columns hold."""
+    """Returns the estimator that the arguments describe; ``schema`` says what the columns hold.
+
+    None is the default recipe.
+    """
     common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
     common |= {"monotonic_cst": signs_of(options), "columns": schema}
     if task == "classification":
@@ -61,10 +62,7 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
       DataError: for an unknown name, and for options that are not ``name=value``.
       ValueError: for an unknown option.
     """
-    recipe = _DEFAULTS[task] if options.recipe is None else recipe_named(options.recipe)
-    is_tree = options.recipe is None and task == "regression"
-    if is_tree and (options.monotone or options.loss not in (None, LOSSES[0])):
-        recipe = recipe.replace(leaves="constant")  # linear leaves support only squared errors without monotone columns
+    recipe = estimator_of(options, None, task)._recipe() if options.recipe is None else recipe_named(options.recipe)
     for option in options.set:
         name, equals, value = option.partition("=")
         if not name or not equals:

@@ -66,22 +66,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _fit(options: argparse.Namespace) -> int:
-    frame, task = _labelled(options)
-    recipe, y = recipe_of(options, task), targets_of(frame.y)
-    started = time.perf_counter()
-    first = _held_out(options, recipe, frame, y, task) if len(y) >= _FEWEST else None
-    model = None if first is None else first.model
-    if model is None or model.report_.ended != "interrupted":
-        left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
-        model = estimator_of(options, recipe, task, left, frame.schema)
-        with warnings.catch_warnings():
-            # The verdict on held-out rows has already said whether a baseline is better.
-            warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
-            model.fit(frame.x, y)
+    with io.written_whole(options.out) as file:  # before the training, so a wrong path costs no time
+        frame, task = _labelled(options)
+        recipe, y = recipe_of(options, task), targets_of(frame.y)
+        started = time.perf_counter()
+        first = _held_out(options, recipe, frame, y, task) if len(y) >= _FEWEST else None
+        model = None if first is None else first.model
+        if model is None or model.report_.ended != "interrupted":
+            left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
+            model = estimator_of(options, recipe, task, left, frame.schema)
+            with warnings.catch_warnings():
+                # The verdict on held-out rows will say whether a baseline is better.
+                warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
+                model.fit(frame.x, y)
+        io.save(model, file)
+    seconds = time.perf_counter() - started
     verdict = [f"no verdict: a verdict needs {_FEWEST} rows, because a tenth is held out"]
     print("\n".join(verdict if first is None else first.summary(kind_of_model(model))))
     if first is None or model is not first.model:
-        print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {time.perf_counter() - started:.1f} s in all")
+        print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {seconds:.1f} s in all")
     print(f"\n{model.encoder_}\n")
     if model.tree_ is not None:
         classes = None if task == "regression" else [str(label) for label in model.classes_]
@@ -94,7 +97,6 @@ def _fit(options: argparse.Namespace) -> int:
         print(f"# {kind_of_model(model)}; rows are of the {len(features)} training rows")
         names = model.encoder_.feature_names
         print(model.tree_.to_text(names, x=features, class_names=classes, max_terms=MAX_TERMS))
-    io.save(model, options.out)
     print(f"written to {options.out}")
     if first is not None and (better := first.comparison().better):
         print(_advice(options, recipe, better))
@@ -131,23 +133,21 @@ def _held_out(
 
 
 def _predict(options: argparse.Namespace) -> int:
-    model = _loaded(options.model)
-    x = _rows(model, options, fewest=0)
-    columns = {"prediction": model.predict(x)}
-    if np.ndim(columns["prediction"]) == 2:
-        columns = {f"prediction {i}": column for i, column in enumerate(np.transpose(columns["prediction"]))}
-    if options.probabilities:
-        if not isinstance(model, TreeClassifier):
-            raise DataError("--probabilities are for a classifier, and this model is a regressor")
-        probabilities = model.predict_proba(x)
-        columns |= {f"probability of {label}": probabilities[:, k] for k, label in enumerate(model.classes_)}
-    text = pd.DataFrame(columns).to_csv(index=False)
-    if options.out is None:
-        print(text, end="")
-    else:
-        with io.written_whole(options.out) as file:
+    with contextlib.nullcontext() if options.out is None else io.written_whole(options.out) as file:
+        model = _loaded(options.model)
+        x = _rows(model, options, fewest=0)
+        columns = {"prediction": model.predict(x)}
+        if np.ndim(columns["prediction"]) == 2:
+            columns = {f"prediction {i}": column for i, column in enumerate(np.transpose(columns["prediction"]))}
+        if options.probabilities:
+            if not isinstance(model, TreeClassifier):
+                raise DataError("--probabilities are for a classifier, and this model is a regressor")
+            probabilities = model.predict_proba(x)
+            columns |= {f"probability of {label}": probabilities[:, k] for k, label in enumerate(model.classes_)}
+        text = pd.DataFrame(columns).to_csv(index=False)
+        if file is not None:
             file.write(text.encode())
-        print(f"{len(x)} rows written to {options.out}")
+    print(text if file is None else f"{len(x)} rows written to {options.out}\n", end="")
     return 0
 
 
@@ -191,11 +191,12 @@ def _export(options: argparse.Namespace) -> int:
     how: dict[str, Any] = {"prefix": options.prefix} if write is export.to_c else {}
     if write is export.to_sql and isinstance(model, TreeClassifier):
         how["class_names"] = list(map(str, model.classes_))
-    exported = model.model_
+    exported, names = model.model_, None
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
-        print(f"its features are {', '.join(exported.encoder.feature_names)}")
-        exported = exported.model
+        exported, names = exported.model, exported.encoder.feature_names
     write(exported, options.file, **how)
+    if names is not None:
+        print(f"its features are {', '.join(names)}")
     if isinstance(model, TreeClassifier):
         print(f"its outputs are probabilities of {', '.join(map(str, model.classes_))}")
     print(f"written to {options.file}")
@@ -203,19 +204,20 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    frame, task = _labelled(options)
-    recipe = recipe_of(options, task)
-    model = estimator_of(options, recipe, task, options.max_seconds, frame.schema)
-    other = (
-        jtrees.GET(depth=4) if isinstance(recipe, _BEST) else _BEST()
-    )  # one tree beside a sum, and a sum beside a tree
-    parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
-    parts["other"] = estimator_of(options, other, task, options.max_seconds, frame.schema)
-    with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
-        warnings.simplefilter("ignore", BehindBaselineWarning)
-        held_out = HeldOut(model, loss_of(options), frame.x, targets_of(frame.y), **parts)
-    command = shlex.join(["jtrees", *map(str, options.words)])
-    write_report(options.out, held_out, name=frame.name, target=str(frame.y.name), command=command)
+    with io.written_whole(options.out) as file:
+        frame, task = _labelled(options)
+        recipe = recipe_of(options, task)
+        model = estimator_of(options, recipe, task, options.max_seconds, frame.schema)
+        other = (
+            jtrees.GET(depth=4) if isinstance(recipe, _BEST) else _BEST()
+        )  # one tree beside a sum, and a sum beside a tree
+        parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
+        parts["other"] = estimator_of(options, other, task, options.max_seconds, frame.schema)
+        with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
+            warnings.simplefilter("ignore", BehindBaselineWarning)
+            held_out = HeldOut(model, loss_of(options), frame.x, targets_of(frame.y), **parts)
+        command = shlex.join(["jtrees", *map(str, options.words)])
+        write_report(file, held_out, name=frame.name, target=str(frame.y.name), command=command)
     print(f"written to {options.out}")
     return 0
 

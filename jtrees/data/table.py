@@ -24,6 +24,7 @@ class Table:
       encoder: the :class:`jtrees.tables.TableEncoder` that made the features of a raw table, else None.
       monotone: the sign of each feature: 1 if predictions must not fall in it, -1 if they must not rise, else 0. None:
         all signs are 0.
+      numbers: the numbers of the rows among the rows of the user, ``(n,)``. None: all rows.
     """
 
     x: np.ndarray
@@ -32,11 +33,16 @@ class Table:
     task: tasks.Task = pytree.field(pytree_node=False)
     encoder: Any = pytree.field(pytree_node=False, default=None)
     monotone: tuple[int, ...] | None = pytree.field(pytree_node=False, default=None)
+    numbers: np.ndarray | None = None
 
     def rows(self, chosen: Any) -> "Table":
         """Returns a subset of the rows with their weights; :meth:`normalised` makes a training set of it."""
         weight = None if self.weight is None else self.weight[chosen]
-        return self.replace(x=self.x[chosen], y=self.y[chosen], weight=weight)
+        return self.replace(x=self.x[chosen], y=self.y[chosen], weight=weight, numbers=self.numbers_of(chosen))
+
+    def numbers_of(self, chosen: Any) -> np.ndarray:
+        """Returns the numbers of some rows among the rows of the user."""
+        return (np.arange(len(self.x)) if self.numbers is None else self.numbers)[chosen]
 
     def normalised(self) -> "Table":
         """Returns the table with weights of mean 1."""

@@ -12,6 +12,8 @@ from jtrees import validation
 from jtrees.explain.explained import ExplainedColumns
 from jtrees.tables.model import FrameModel
 
+_ENTRIES = 2**22  # largest number of entries of the shuffled rows of a call
+
 
 def permutation_importance(
     model: Any,
@@ -101,9 +103,13 @@ def mean_changes(
     predict: Callable[[Any], Any], features: np.ndarray, owner: np.ndarray, columns: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Returns the importances of :func:`importances`, ``(columns,)``. ``owner`` is the column of each feature."""
-    before = np.asarray(predict(features), np.float64)
-    change = lambda column: np.abs(np.asarray(predict(shuffled(features, owner == column, rng))) - before).mean()
-    changes = np.array([change(column) for column in range(columns)])
+    before, size = np.asarray(predict(features), np.float64), max(1, _ENTRIES // features.size)
+    changes = np.zeros(columns)
+    for first in range(0, columns, size):  # a call takes longer than its rows
+        block = range(first, min(columns, first + size))
+        shuffles = np.concatenate([shuffled(features, owner == column, rng) for column in block])
+        after = np.asarray(predict(shuffles)).reshape(len(block), *before.shape)
+        changes[first : first + len(block)] = np.abs(after - before).reshape(len(block), -1).mean(1)
     return changes / total if (total := changes.sum()) > 0 else changes
 
 

@@ -92,7 +92,7 @@ def shapley_values(
         trees, inner = len(inner), inner.replace(combine="mean")  # the scaling belongs to one tree
     scaling, unscaled = inner.scaling, inner.without_scaling()
     scaled = lambda rows: np.asarray(prediction.scaled(scaling, rows, inner.features), np.float32)
-    with compilation.promoting_ranks():
+    with compilation.default_settings():
         worth = np.asarray(_worth(unscaled, scaled(samples), scaled(behind), sets[:, columns.owner]))
     if scaling is not None:
         worth = scaling.inverse(worth.reshape(-1, *worth.shape[2:]).astype(np.float64)).reshape(worth.shape)

@@ -6,7 +6,7 @@ from pathlib import Path
 import platform
 import re
 import tempfile
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -49,11 +49,11 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def write_report(path: Path, held_out: HeldOut, *, name: str, target: str, command: str) -> None:
+def write_report(path: Path | IO[bytes], held_out: HeldOut, *, name: str, target: str, command: str) -> None:
     """Writes a page on a fitted estimator and its rivals.
 
     Args:
-      path: the file of the page. An interrupted write leaves no partial file.
+      path: the file of the page, or an open binary file. An interrupted write leaves no partial file.
       held_out: the estimator and its rivals on held-out rows.
       name: name of the data set.
       target: name of the target.

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jtrees import distributed, processes, sharding
+from jtrees.compilation import default_settings
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import (
     Call,
@@ -86,7 +87,7 @@ class Engine:
         root, self._began, self.seconds_of_results = _Progress(None, None, 0), False, 0.0
         ready, waiting = deque(root.begin(procedures, len(procedures))), []
         try:
-            with ThreadPoolExecutor(self._threads) as self._pool, np.errstate(**_quiet_errors()):
+            with ThreadPoolExecutor(self._threads) as self._pool, default_settings():
                 while ready or waiting:
                     while ready:
                         self._advance(ready.popleft(), ready, waiting)
@@ -182,7 +183,7 @@ class Engine:
         compiled, x64 = self._executables[program, often], jax.config.jax_enable_x64
 
         def make(stack: Stack) -> Any:
-            with jax.enable_x64(x64):  # a thread does not inherit the context of its parent
+            with default_settings(), jax.enable_x64(x64):  # a thread does not inherit the context of its parent
                 return jax.block_until_ready(compiled(stack.values, counts))
 
         return list(self._pool.map(make, stacks))
@@ -311,12 +312,6 @@ class _Progress:
         self.children = []
         if self.procedure is not None:
             self.procedure.close()
-
-
-def _quiet_errors() -> dict[str, Any]:
-    """Returns NumPy's default for each error that would be raised: it would look like a search that diverges."""
-    defaults: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-    return {kind: defaults[kind] for kind, action in np.geterr().items() if action in ("raise", "call")}
 
 
 def _history(losses: list[np.ndarray]) -> np.ndarray:

@@ -122,12 +122,13 @@ def fit(
     if share and validation is not None:
         raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
     if share:
-        dataset, out = dataset.divided(share, key)
+        with compilation.default_settings():
+            dataset, out = dataset.divided(share, key)
     table = dataset.table()
     evaluated = None if out is None else out.evaluated_by(table)
     chosen_by = None if validation is None else validation_of(recipe, validation, table)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
-    with compilation.promoting_ranks(), distributed.together("jtrees.fit"), monitor.listening():
+    with compilation.default_settings(), distributed.together("jtrees.fit"), monitor.listening():
         [fitted] = fits_of([recipe], [key], [Split(table, chosen_by)], monitor)
     if isinstance(fitted.result, FloatingPointError):
         raise fitted.result
@@ -334,7 +335,7 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
         seconds=seconds,
         updates=is_update.sum(-1),
         held_out_loss=float(np.average(left_out.losses[rows], weights=weight)) if left_out and len(rows) else None,
-        held_out_rows=rows if left_out and not left_out.several else None,
+        held_out_rows=table.numbers_of(rows) if left_out and not left_out.several else None,
         recipe=described(recipe.settled()),
         search=fitted.report,
     )

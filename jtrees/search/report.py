@@ -171,8 +171,7 @@ class FitReport(Report):
         The shape is the shape of the history without the last axis.
       held_out_loss: mean loss, in the units of ``loss``, on the rows that the search held out. The evaluated models
         are parts of the search that were not trained on these rows. For a bag that votes, it is the error rate.
-      held_out_rows: numbers of the held-out rows among the rows of positive weight. None if several models held out
-        different rows.
+      held_out_rows: numbers of these rows among the rows of x. None if several models held out different rows.
       recipe: the recipe's name and options as plain data.
       search: the report of the recipe.
       tuning: how :func:`jtrees.tune` chose options, a :class:`Tuning`; None if ``jtrees.tune`` was not used.

@@ -91,7 +91,7 @@ def warmup(
             dataset, out = dataset.divided(held_out, key)
         table = dataset.table()
         chosen_by = validation_of(recipe, random_sets[1], table) if validation_rows else None
-        with compilation.promoting_ranks(), distributed.together("jtrees.warmup"):
+        with compilation.default_settings(), distributed.together("jtrees.warmup"):
             [fitted] = fits_of([recipe], [key], [Split(table, chosen_by)], Monitor(rehearses=True))
         if not isinstance(fitted.result, FloatingPointError):
             fitted.result.predict(table.x)

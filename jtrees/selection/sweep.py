@@ -55,7 +55,8 @@ def sweep(
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
 
     With a ``folder``, each finished run is written as it comes. The same call continues after the process has ended,
-    for whatever reason, and repeats no finished run. Such a call may have more samples or seeds.
+    for whatever reason, and repeats no finished run. Such a call may have another grid or space, or more samples or
+    seeds: a folder knows a run by its options, its seed and its training rows.
 
     Args:
       recipe: the recipe, with the options that all runs share. For a method: :class:`jtrees.FromMethod`.
@@ -83,7 +84,10 @@ def sweep(
       missing: as for :func:`jtrees.fit`.
       progress: whether to show the number of finished runs, and the time left.
       folder: a folder of the runs, on a disk or in a bucket (``gs://bucket/runs``). A run has a JSON file of its
-        numbers, and a file of its fit if :func:`jtrees.save` can save it. None: runs are only in memory.
+        numbers, and a file of its fit if :func:`jtrees.save` can save it. The recipe, the loss and functions are
+        compared by their code and all that they read. Those that cannot be compared need a version:
+        ``losses.CustomLoss(loss, name="pinball 0.1")``, or an attribute ``version`` of another function or class.
+        None: runs are only in memory.
       share: ``(k, n)`` makes the k-th of n shares of the runs, k = 0, ..., n - 1, for n hosts with a common folder. The
         result has the runs of this share, and the runs that the folder had when the sweep began. A last call without a
         share returns all runs.
@@ -94,8 +98,9 @@ def sweep(
     Raises:
       ValueError: if a grid or a space is empty or has unknown names, or if a grid is combined with samples or a space.
         Also if a space has no number of samples, or if the bounds of a range are not ascending and finite. The bounds
-        of ``LogUniform`` must be positive. Also if the folder holds runs of another recipe, table, key, grid or space;
-        the message names what differs. Also in the cases of :func:`jtrees.fit`.
+        of ``LogUniform`` must be positive. Also if the folder holds runs of another recipe, task, table, key, precision
+        or version of jtrees; the message names what differs. Also if a recipe, a loss or a function for a folder reads
+        what cannot be compared, such as a module of the user. Also in the cases of :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
 
     Example:
@@ -112,12 +117,13 @@ def sweep(
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
     if dataset.schema is not None:
         dataset.schema.warn()
-    splits = splits_of(recipe, dataset, validation, jax.random.fold_in(key, 2**31 - 1))
     if grid is None and samples is None and space is None:
         samples = [{}]
-    combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
-    grid_values = None if grid is None else combinations
-    files = folder_of(folder, share, recipe, key, splits, "fits", grid=grid_values, space=space)
+    with compilation.default_settings():
+        splits = splits_of(recipe, dataset, validation, jax.random.fold_in(key, 2**31 - 1))
+        combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
+        files = folder_of(folder, share, recipe, key, splits, "fits", combinations)
+        keys = {seed: jax.random.fold_in(key, seed) for seed in seeds}
     shape = len(combinations), len(seeds), len(splits)
     result = SweepResult(
         options=combinations,
@@ -128,9 +134,9 @@ def sweep(
         seconds=np.full(shape, np.nan),
         states=np.full(shape, "not started"),
     )
-    keys, monitor, finished = {seed: jax.random.fold_in(key, seed) for seed in seeds}, Monitor(progress), []
+    monitor, finished = Monitor(progress), []
     with (
-        compilation.promoting_ranks(),
+        compilation.default_settings(),
         distributed.together("jtrees.selection.sweep"),
         monitor.listening(),
         monitor.over(result.losses.size, "runs") as show,

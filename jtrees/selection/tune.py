@@ -119,13 +119,13 @@ def tune(
     if validation is None:
         raise ValueError("validation must be a pair (x, y), a fraction or a number of folds, got None")
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
-    combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
-    split_key, search_key, fit_key = jax.random.split(key, 3)
-    splits = splits_of(recipe, dataset, validation, split_key)
-    grid_values = None if grid is None else combinations
-    files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", grid=grid_values, space=space)
+    with compilation.default_settings():
+        combinations = combinations_of(recipe, key, grid=grid, samples=samples, space=space)
+        split_key, search_key, fit_key = jax.random.split(key, 3)
+        splits = splits_of(recipe, dataset, validation, split_key)
+        files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", combinations)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
-    with compilation.promoting_ranks(), distributed.together("jtrees.tune"), monitor.listening():
+    with compilation.default_settings(), distributed.together("jtrees.tune"), monitor.listening():
         if halving is None:
             evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, folder=files), []
         else:

@@ -31,6 +31,7 @@ class Dataset:
       schema: what the columns of a raw table hold, or None.
       encoder: the encoder that made ``x``, if the targets were derived from the features of a raw table, else None.
       monotone: signs of columns, as for :func:`jtrees.fit`.
+      numbers: the numbers of the rows among the rows of the user, ``(n,)``. None: all rows.
     """
 
     x: np.ndarray | Frame
@@ -40,6 +41,7 @@ class Dataset:
     schema: Schema | None = None
     encoder: TableEncoder | None = None
     monotone: Any = None
+    numbers: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -47,7 +49,8 @@ class Dataset:
     def rows(self, chosen: Any) -> "Dataset":
         """Returns a subset of the rows with their weights."""
         weight = None if self.weight is None else self.weight[chosen]
-        return dataclasses.replace(self, x=self.x[chosen], y=self.y[chosen], weight=weight)
+        numbers = (np.arange(len(self)) if self.numbers is None else self.numbers)[chosen]
+        return dataclasses.replace(self, x=self.x[chosen], y=self.y[chosen], weight=weight, numbers=numbers)
 
     def without(self, rows: np.ndarray) -> "Dataset":
         """Returns all other rows."""
@@ -83,7 +86,7 @@ class Dataset:
         if isinstance(x, Frame):
             assert self.schema is not None
             encoder, x = TableEncoder.of_rows(self.schema, x, self.task, self.y, self.weight)
-        table = Table(x, self.y, self.weight, self.task, encoder)
+        table = Table(x, self.y, self.weight, self.task, encoder, numbers=self.numbers)
         return table.replace(monotone=checked_signs(self.monotone, table.columns, x.shape[1])).normalised()
 
     def evaluated_by(self, training: Table) -> Table:
@@ -125,7 +128,7 @@ def checked_dataset(
     Raises:
       ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
     """
-    schema = encoder = None
+    schema = encoder = numbers = None
     if (raw := raw_rows(x, missing, columns)) is not None:
         if sample_weight is not None:  # rows of weight 0 must not affect levels
             weight = checks.relative_weight(sample_weight, len(raw))
@@ -135,7 +138,7 @@ def checked_dataset(
                     raise ValueError(f"y must hold a target for each row, got {checks.quoted(y)}")
                 checks.check_rows(y, len(raw))
                 y = y[weight > 0]
-            raw, sample_weight = raw[weight > 0], weight[weight > 0]
+            raw, sample_weight, numbers = raw[weight > 0], weight[weight > 0], np.flatnonzero(weight > 0)
         if isinstance(columns, Schema):
             schema, x = columns, raw
             schema.warn_of_news(x, stacklevel=5)
@@ -149,7 +152,7 @@ def checked_dataset(
     if y is None:
         raise ValueError("y must hold the targets to learn, got None")
     task, y = tasks.checked_targets(task, y, len(x))
-    dataset = Dataset(x, y, None, task, schema, encoder, monotone).weighed(sample_weight)
+    dataset = Dataset(x, y, None, task, schema, encoder, monotone, numbers).weighed(sample_weight)
     if sample_weight is not None and not task.varies(dataset.y):
         checks.check_targets(dataset.y, len(dataset))  # names the constant column
     _check_ranges(dataset.x, dataset.y)

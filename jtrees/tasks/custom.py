@@ -32,12 +32,15 @@ class CustomLoss(Loss):
 
     Args:
       function: ``(outputs, y) -> (n,)``. A module-level function is compiled once.
+      name: name and version of the function, such as ``"pinball 0.1"``, by which a folder of a sweep knows the loss.
+        None: the folder compares the code of the function and what it reads.
 
     Raises:
       ValueError: on evaluation, if the function does not return shape ``(n,)``.
     """
 
     function: SampleLoss
+    name: str | None = None
 
     in_units: ClassVar[bool] = False
 
@@ -65,7 +68,7 @@ class CustomLoss(Loss):
             return np.asarray(_compiled_constants(self, *padded, num_leaves))
 
     def __repr__(self) -> str:
-        return f"CustomLoss({getattr(self.function, '__name__', self.function)})"
+        return f"CustomLoss({self.name or getattr(self.function, '__name__', self.function)})"
 
 
 def _constants(loss: CustomLoss, leaf_index: Array, y: Array, weight: Array, num_leaves: int) -> Array:
