@@ -37,6 +37,7 @@ import pandas as pd
 import pytest
 import recipes
 import sweeps
+import tables
 
 import jtrees
 from jtrees import Forest, ObliqueTree, export
@@ -64,6 +65,40 @@ def test_files_have_the_leaves_and_predictions_of_fitted_models(form, name, tmp_
     model, rows = fitted_model(name)
     check(form, model, rows, tmp_path, rtol=1e-9)
     assert len(np.unique(expected_of(model, rows)[1])) > 3 or name == "policy"
+
+
+FILLED = np.where(np.isnan(tables.GAPS), np.median(tables.X, axis=0), tables.GAPS)
+as_frame = lambda x: pd.DataFrame(x).rename(columns="x{}".format)
+
+
+def check_gaps(form, model, convert, folder):
+    """A missing value has the answer of the model for the median of the training rows, in which none is missing."""
+    check(form, model, convert(tables.GAPS), folder)
+    for gaps, medians in zip(*(expected_of(model, convert(x)) for x in (tables.GAPS, FILLED)), strict=True):
+        np.testing.assert_array_equal(gaps, medians)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("form", forms())
+@pytest.mark.parametrize(("recipe", "task"), [(recipes.LINEAR, "regression"), (recipes.BOOSTED, "classes")])
+def test_files_of_models_of_arrays_fill_gaps_that_the_training_rows_did_not_have(form, recipe, task, fitted, tmp_path):
+    check_gaps(form, fitted(recipe, task).model, np.array, tmp_path)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("form", forms("StableHLO"))
+def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have(form, tmp_path):
+    model = jtrees.fit(recipes.GET, as_frame(tables.X), tables.Y, key=jax.random.key(0)).model
+    check_gaps(form, model, as_frame, tmp_path)
+
+
+def test_a_file_for_numpy_refuses_what_a_model_without_medians_refuses(tmp_path):
+    model, x = MODELS["constant"]()
+    predict = numpy_file(model, tmp_path)["predict"]
+    for bad in (np.nan, np.inf):
+        for refusing in (model.predict, predict):
+            with pytest.raises(ValueError, match="x must be finite"):
+                refusing(np.where(np.arange(5) == 2, bad, x))
 
 
 SETS = ("ailerons", "connect-4", "spambase")

@@ -51,6 +51,7 @@ class Scaling:
       y_low: offset of the targets, ``()`` or ``(k,)``, such as their minimum; None in classification.
       y_unit: unit of the targets, such as their range; None in classification.
       origin: origin of trees in the user's units, or None.
+      medians: medians with which models fill missing values, ``(p,)``; None: models refuse them.
     """
 
     x_center: np.ndarray
@@ -60,6 +61,7 @@ class Scaling:
     y_low: Any
     y_unit: Any
     origin: Origin | None
+    medians: np.ndarray | None = None
 
     @classmethod
     def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":

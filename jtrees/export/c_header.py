@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jtrees import io, validation
-from jtrees.export.c_columns import Columns
+from jtrees.export.c_columns import NO_FAST_MATH, Columns
 from jtrees.export.c_text import table, unescaped
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
@@ -100,7 +100,11 @@ def _parts_of_rows(program: Program, precision: str, test_rows: Any) -> dict[str
     array = {"COLUMNS": f"  $$_COLUMNS = {len(program.zero)},\n", "NEXT": "$$_COLUMNS", "ADDRESS": "x", "ENCODE": ""}
     if program.encoder is None:
         tests = {"TESTS": table(precision, "test_x", test_rows), "TEST_ROW": f"    const {precision} *x = $_test_x[i];"}
-        return array | {"ROW": precision, "FEATURES_OF": "", "FEATURE": "(double)x[j]"} | tests
+        fills: Any = {"FEATURE": "(double)x[j]"}
+        if program.medians is not None:
+            fills = {"FEATURE": "(x[j] != x[j] ? $_medians[j] : (double)x[j])"}
+            fills["ENCODE"] = NO_FAST_MATH + table("double", "medians", program.medians) + "\n"
+        return array | {"ROW": precision, "FEATURES_OF": ""} | fills | tests
     columns = Columns(fields_of(program.encoder), named=program.encoder.schema.named)
     declarations, test_row = columns.test_rows(test_rows)
     parts = {"ROW": columns.row, "FEATURES_OF": _ENCODED, "FEATURE": "features[j]", "ENCODE": columns.text}

@@ -54,11 +54,12 @@ def _source(program: Program) -> str:
         ("TEST_LEAF", leaf[:, 0] if program.single else leaf),
         ("TEST_OUT", out[:, 0] if program.scalar else out),
     ]
-    tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
     if program.encoder is None:
         features, test_x = _FEATURES.replace("@WIDTH@", str(len(program.zero))), _array(rows)
+        arrays += [("MEDIANS", program.medians)]
     else:
         features, test_x = _columns_source(program.encoder, test_rows)
+    tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
     parts = {
         "WHAT": program.described(),
         "LEAVES": "(n,)" if program.single else "(n, trees)",
@@ -189,7 +190,10 @@ _CHECK_ARRAY = """\
 
 _FEATURES = f"""\
 def _features(x):
-{_CHECK_ARRAY}    return x
+{_CHECK_ARRAY}    x = x if MEDIANS is None else np.where(np.isnan(x), MEDIANS, x)
+    if not np.isfinite(x).all():
+        raise ValueError("x must be finite, got NaN or infinite values")
+    return x
 """
 
 _CHECK_MAPPING = """\

@@ -95,6 +95,8 @@ def _model(program: Program) -> Any:
     features = "x"
     if program.encoder is not None:
         inputs, features = _encoded(add, program.encoder)
+    elif program.medians is not None:
+        features = add("Where", add("IsNaN", "x"), program.medians, "x")
     z = double(add("Cast", add("Sub", features, program.zero), to=TensorProto.FLOAT))
     sums, leaves = [], []
     for tree in range(len(program.bias)):

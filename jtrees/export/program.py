@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jtrees import exact, losses
+from jtrees import exact, losses, prediction
 from jtrees.export import encoding
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
@@ -39,6 +39,7 @@ class Program(NamedTuple):
       single: whether the model is a single tree. Leaves are then ``(n,)``, otherwise ``(n, trees)``.
       scalar: whether predictions are ``(n,)``, otherwise ``(n, k)``.
       encoder: the encoder of the rows of a raw table, or None.
+      medians: float64, ``(p,)``, the features that fill missing values. None: rows have no missing values.
     """
 
     weights: np.ndarray
@@ -54,6 +55,7 @@ class Program(NamedTuple):
     single: bool
     scalar: bool
     encoder: TableEncoder | None
+    medians: np.ndarray | None
 
     @property
     def depth(self) -> int:
@@ -62,11 +64,13 @@ class Program(NamedTuple):
 
     def fields(self, feature_names: Sequence[str]) -> list[encoding.Field]:
         """Returns the columns of a row: those of the raw table, or a column of numbers for each name of a feature."""
-        return encoding.number_fields(feature_names) if self.encoder is None else encoding.fields_of(self.encoder)
+        if self.encoder is not None:
+            return encoding.fields_of(self.encoder)
+        return encoding.number_fields(feature_names, self.medians)
 
     def relative(self, x: np.ndarray) -> np.ndarray:
         """Returns samples relative to the origin, ``(n, p)`` float32."""
-        return (np.asarray(x, np.float64) - self.zero).astype(np.float32)
+        return (prediction.fill_gaps(np.asarray(x, np.float64), self.medians) - self.zero).astype(np.float32)
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
         """Returns the leaf of each sample in each tree, ``(n, trees)``."""
@@ -161,4 +165,5 @@ def program_of(model: Any) -> Program:
         is_tree,
         scalar,
         encoder,
+        None if encoder is not None or forest.medians is None else wide(forest.medians),
     )

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from jtrees import io
 from jtrees.export.program import Program, program_of
 from jtrees.forest import Forest
+from jtrees.prediction import fill_gaps
 from jtrees.tables import FrameModel
 from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
@@ -70,6 +71,7 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
 
 
 def _evaluate(program: Program, x: Array) -> tuple[Array, Array]:
+    x = fill_gaps(x, program.medians)
     z = (x - program.zero).astype(jnp.float32).astype(jnp.float64)
     out, leaves = jnp.zeros((x.shape[0], len(program.offset))), []
     for tree in range(len(program.bias)):

@@ -337,7 +337,11 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
         recipe=described(recipe.settled()),
         search=fitted.report,
     )
-    return FitResult(fitted.model, fitted.tree, fitted.loss, int(fitted.step), history, report)
+    model, tree = fitted.model, fitted.tree
+    if hasattr(model, "with_medians"):  # the medians that fill missing values travel with the model
+        medians = np.array([np.median(column.astype(np.float64)) for column in table.x.T])
+        model, tree = model.with_medians(medians), None if tree is None else tree.with_medians(medians)
+    return FitResult(model, tree, fitted.loss, int(fitted.step), history, report)
 
 
 def check_link(task: Task, table: Table) -> None:
