@@ -92,6 +92,13 @@ def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have
     check_gaps(form, model, as_frame, tmp_path)
 
 
+@pytest.mark.parametrize("form", forms("StableHLO"))
+def test_names_and_levels_may_look_like_parts_of_a_template(form, tmp_path):
+    name, levels = "@COLUMNS@ $x", ["@MISSING@", "@PARSE@ $$", "@TABLES@", "\\1", None]
+    frame = pd.DataFrame({name: levels * 10})
+    check(form, identity_model(frame), frame, tmp_path)
+
+
 def test_a_file_for_numpy_refuses_what_a_model_without_medians_refuses(tmp_path):
     model, x = MODELS["constant"]()
     predict = numpy_file(model, tmp_path)["predict"]
@@ -196,7 +203,7 @@ def test_a_header_of_a_raw_table_names_its_columns_and_levels(tmp_path):
     assert " same;" not in text
     body = "int level(const char *text) { return jtrees_heating___x__of(text); }"
     level = compiled(tmp_path / "model.h", body).level
-    texts = ["@LEAF@", "gas */", "oil\n", "öl", "coal", "", None]
+    texts = ["@MISSING@", "gas */", "oil\n", "öl", "coal", "", None]
     assert [level(None if text is None else text.encode()) for text in texts] == [0, 1, 2, 3, 4, 4, 5]
 
 
@@ -349,6 +356,8 @@ def test_what_cannot_be_exported(tmp_path, fitted):
         (many, rf"{trees_alone} ObliqueTree of shape \(2, 7, 5\)"),
         (tree.replace(weights=np.float64(tree.weights)), "model must have float32 weights, got float64"),
         (Forest(many, "vote"), "trees with linear leaves cannot vote"),
+        (tree.replace(bias=tree.bias.at[1].set(-np.inf)), "model must hold finite numbers, got -inf in its bias"),
+        (tree.replace(leaves=Values(jnp.full(8, jnp.nan))), "must hold finite numbers, got nan in its intercept"),
     ]
     soft = fitted(recipes.TEL).model
     trees_only = (export.to_c, export.to_numpy, export.to_onnx, export.to_sql, export.to_javascript)

@@ -3,7 +3,6 @@
 import datetime
 import inspect
 import os
-import re
 from typing import Any
 import zoneinfo
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from jtrees import io
 from jtrees.export.encoding import MICROSECONDS, fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Program, fill_template, program_of
 from jtrees.tables import TableEncoder, parse
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.frame import Frame, RawColumn
@@ -71,7 +70,7 @@ def _source(program: Program) -> str:
         "OF_LEAF": "leaf[:, 0]" if program.single else "leaf",
         "OF_OUT": "out[:, 0]" if program.scalar else "out",
     }
-    return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), _TEMPLATE)
+    return fill_template(_TEMPLATE, parts)
 
 
 def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
@@ -93,8 +92,8 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     else:
         check = _CHECK_ARRAY.replace("@WIDTH@", str(len(schema.columns))) + "    x = x.T\n"
         test_x = _array(np.stack([raw.values for raw in test_rows.columns.values()], axis=1))
-    source = _FEATURES_OF_COLUMNS.replace("@CHECK@", check).replace("@COLUMNS@", "\n".join(listed))
-    return source.replace("@MISSING@", repr(schema.missing)).replace("@PARSE@", _PARSE), test_x
+    parts = {"CHECK": check, "COLUMNS": "\n".join(listed), "MISSING": repr(schema.missing), "PARSE": _PARSE}
+    return fill_template(_FEATURES_OF_COLUMNS, parts), test_x
 
 
 def _column(raw: RawColumn) -> str:

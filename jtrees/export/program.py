@@ -1,6 +1,7 @@
 """A tree or a forest as plain arrays: the common part of all export formats."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -112,8 +113,8 @@ def program_of(model: Any) -> Program:
     """Returns the program of a model.
 
     Raises:
-      ValueError: for models other than trees and forests of trees, for weights that are not float32, or for votes of
-        linear leaves.
+      ValueError: for models other than trees and forests of trees, for weights that are not float32, for numbers that
+        are not finite, or for votes of linear leaves.
     """
     encoder = None
     if isinstance(model, FrameModel):
@@ -151,7 +152,7 @@ def program_of(model: Any) -> Program:
     zero = np.zeros(tree.features) if origin is None else np.asarray(origin.x, np.float64)[0]
     offset = np.zeros(k) if origin is None or origin.y is None else np.asarray(origin.y, np.float64)[0] * np.ones(k)
     divisor = 1 if forest.combine == "sum" else trees
-    return Program(
+    program = Program(
         np.asarray(tree.weights),
         np.asarray(tree.bias),
         zero,
@@ -167,3 +168,12 @@ def program_of(model: Any) -> Program:
         encoder,
         None if encoder is not None or forest.medians is None else wide(forest.medians),
     )
+    for name in ("weights", "bias", "zero", "intercept", "coefficients", "lower", "upper", "offset", "medians"):
+        if (numbers := getattr(program, name)) is not None and not (finite := np.isfinite(numbers)).all():
+            raise ValueError(f"model must hold finite numbers, got {numbers[~finite][0]} in its {name}")
+    return program
+
+
+def fill_template(template: str, parts: Mapping[str, Any]) -> str:
+    """Returns a template with a part in the place of each ``@KEY@``. Parts may hold any text, such as ``@KEY@``."""
+    return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), template)
