@@ -239,6 +239,17 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
 
 
 @pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("unit", [1.0, 1e5])
+def test_hard_splits_of_a_soft_model_decide_the_same_for_arrays_of_both_kinds(unit):
+    """The thresholds are features of training rows, so every rounding error would decide a split."""
+    x = (FAR + unit * tables.X).astype(np.float32)
+    recipe = recipes.RECIPES["GRANDE"].replace(learning_rate=1e-30, trees=64)
+    model = jtrees.fit(recipe, x, tables.Y, key=jax.random.key(0)).model
+    np.testing.assert_array_equal(model.scaling.transform(x), model.scaling.transform(jnp.asarray(x)))
+    np.testing.assert_allclose(model.predict(jnp.asarray(x)), model.predict(x), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
     "recipe",
     [
