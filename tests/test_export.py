@@ -76,11 +76,19 @@ def check_gaps(form, model, convert, folder):
     check(form, model, convert(tables.GAPS), folder)
     for gaps, medians in zip(*(expected_of(model, convert(x)) for x in (tables.GAPS, FILLED)), strict=True):
         np.testing.assert_array_equal(gaps, medians)
+        assert len(np.unique(gaps)) > 1
 
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("form", forms())
-@pytest.mark.parametrize(("recipe", "task"), [(recipes.LINEAR, "regression"), (recipes.BOOSTED, "classes")])
+@pytest.mark.parametrize(
+    ("recipe", "task"),
+    [
+        (recipes.GET, "regression"),
+        (recipes.BOOSTED, "classes"),
+        pytest.param(recipes.LINEAR, "two outputs", marks=pytest.mark.slow),
+    ],
+)
 def test_files_of_models_of_arrays_fill_gaps_that_the_training_rows_did_not_have(form, recipe, task, fitted, tmp_path):
     check_gaps(form, fitted(recipe, task).model, np.array, tmp_path)
 

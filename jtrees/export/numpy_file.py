@@ -19,8 +19,8 @@ from jtrees.tables.frame import Frame, RawColumn
 def to_numpy(model: Any, path: str | os.PathLike) -> None:
     """Writes a model as a Python file with ``leaf(x)`` and ``predict(x)``. The file tests itself if it is run.
 
-    For a model of DataFrames, x is a DataFrame or another mapping from names to columns. For a model of arrays with
-    missing values, x is an array with NaN.
+    For a model of DataFrames, x is a DataFrame or another mapping from names to columns. For a model of arrays, x is an
+    array, in which NaN is a missing value. A tree without ``medians`` refuses NaN.
 
     Args:
       model: as for :func:`jtrees.export.to_c`.

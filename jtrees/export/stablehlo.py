@@ -28,7 +28,8 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
     ``jax.export.deserialize(bytearray(open(path, "rb").read()))`` reads the file. The result's ``call(x)`` needs
     ``jax.enable_x64(True)``. Predictions are double, ``(n,)`` or ``(n, k)``. Trees are evaluated in double precision,
     and all other models in single precision. Leaves are int32, ``(n,)``, or ``(n, trees)`` for a forest. The program
-    runs on CPU, CUDA, ROCm and TPU. This function needs the extra ``export``.
+    runs on CPU, CUDA, ROCm and TPU. NaN is a missing value if the model has ``medians``. This function needs the extra
+    ``export``.
 
     Args:
       model: any fitted model of numbers.

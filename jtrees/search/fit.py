@@ -339,7 +339,7 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
     )
     model, tree = fitted.model, fitted.tree
     if hasattr(model, "with_medians"):  # the medians that fill missing values travel with the model
-        medians = np.array([np.median(column.astype(np.float64)) for column in table.x.T])
+        medians = table.medians
         model, tree = model.with_medians(medians), None if tree is None else tree.with_medians(medians)
     return FitResult(model, tree, fitted.loss, int(fitted.step), history, report)
 

@@ -14,7 +14,7 @@ from jtrees.tree import ObliqueTree
 @io.model
 @pytree.dataclass
 class FrameModel:
-    """A model of DataFrames, or of arrays with missing values.
+    """A model of DataFrames, or of arrays whose training rows had missing values.
 
     The methods take a DataFrame of any library with at least the fitted columns, in any order. If all columns are
     numbers, they also take an array, whose columns are found by position. They warn with
