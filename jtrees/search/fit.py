@@ -339,8 +339,9 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
     )
     model, tree = fitted.model, fitted.tree
     if hasattr(model, "with_medians"):  # the medians that fill missing values travel with the model
-        medians = table.medians
-        model, tree = model.with_medians(medians), None if tree is None else tree.with_medians(medians)
+        model = model.with_medians(table.medians)
+        if tree is not None:
+            tree = model if tree is fitted.model else tree.with_medians(table.medians)
     return FitResult(model, tree, fitted.loss, int(fitted.step), history, report)
 
 
