@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import caching, compilation, distributed, processes, topology, validation as checks
+from jtrees import caching, compilation, distributed, prediction, processes, topology, validation as checks
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
@@ -20,7 +20,6 @@ from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
 from jtrees.tables.dataset import raw_rows
 from jtrees.tables.frame import frame_of_objects
 from jtrees.tables.inference import checked_missing
-from jtrees.tables.schemas import warn_of_gaps
 from jtrees.tree import ObliqueTree
 
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
@@ -107,7 +106,6 @@ class TreeEstimator(BaseEstimator):
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
-        self._medians = _medians(x)
         training_rows = x
         with compilation.default_settings():
             key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
@@ -145,9 +143,9 @@ class TreeEstimator(BaseEstimator):
         encoder = None
         if isinstance(x, Frame):
             encoder = TableEncoder.fit(x, columns=self.columns, missing=self.missing)[0]
-        self._medians = _medians(x)
         features = len(encoder.feature_names) if encoder is not None else x.shape[1]
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
+        tree = tree if isinstance(x, Frame) else tree.with_medians(np.median(x, axis=0))
         self._keep(tree if encoder is None else FrameModel(tree, encoder))
         self._sample, self._importances = self._features_of(x), None
         self.loss_, self.report_ = 0.0, FitReport()
@@ -248,17 +246,9 @@ class TreeEstimator(BaseEstimator):
         """Returns the features of new rows, ``(n, p)``."""
         check_is_fitted(self)
         x = self._checked(X)
-        return self._filled(x) if self.encoder_ is None else self.encoder_.transform(x)
-
-    def _filled(self, x: np.ndarray) -> np.ndarray:
-        """Returns an array in which missing values are the medians of the training rows, which had none."""
-        gaps = np.isnan(x)
-        if not gaps.any():
-            return x
-        names = [str(name) for name in getattr(self, "feature_names_in_", [f"x{j}" for j in range(x.shape[1])])]
-        warn_of_gaps(dict(zip(names, gaps.sum(0).tolist(), strict=True)), stacklevel=4)
-        medians: Any = self._medians
-        return np.where(gaps, medians, x)
+        if self.encoder_ is not None:
+            return self.encoder_.transform(x)
+        return prediction.filled(x, self.model_.medians, getattr(self, "feature_names_in_", None))
 
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)
@@ -336,11 +326,6 @@ class TreeEstimator(BaseEstimator):
           AttributeError: if the model is not one tree.
         """
         return self._single().num_leaves
-
-
-def _medians(x: np.ndarray | Frame) -> np.ndarray | None:
-    """Returns the median of each column, ``(p,)``, of at most 50,000 evenly spaced rows; None for a raw table."""
-    return None if isinstance(x, Frame) else np.median(x[:: -(-len(x) // 50_000)], axis=0)
 
 
 def _has_text(x: Any) -> bool:

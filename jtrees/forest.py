@@ -23,7 +23,7 @@ class Forest:
 
     Attributes:
       trees: an :class:`ObliqueTree` (or another model) in which every array has a leading axis over the trees. All
-        trees have the same origin.
+        trees have the same origin and the same medians.
       combine: how predictions are combined: ``"mean"``, ``"sum"``, or ``"vote"``. The result of a vote is, for each
         class, the fraction of the trees for which the class is the most probable.
       link: link function of the combined prediction: ``"identity"``; ``"exp"``; ``"softmax"`` or ``"sorted"``, over the
@@ -64,7 +64,9 @@ class Forest:
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns predictions, as a pure function of arrays."""
-        return self.combined(jax.vmap(lambda tree: tree.apply(x))(self.trees))
+        x = prediction.fill_gaps(x, self.medians)
+        trees = self.trees.replace(medians=None) if isinstance(self.trees, ObliqueTree) else self.trees
+        return self.combined(jax.vmap(lambda tree: tree.apply(x))(trees))
 
     def predict(self, x: ArrayLike) -> Any:
         """Returns predictions. Checks x, and compiles :meth:`apply` and runs it block by block.
@@ -95,7 +97,8 @@ class Forest:
     def _predict_on_host(self, x: Any) -> np.ndarray:
         """Returns predictions for a NumPy array in double precision."""
         origin = _first(self.trees.origin)
-        out = prediction.evaluate_leaves(self.trees, x, scaling=origin, finish=_outputs_of(self))
+        doors: Any = {"scaling": origin, "medians": self.medians}
+        out = prediction.evaluate_leaves(self.trees, x, finish=_outputs_of(self), **doors)
         count = len(self)
         out = out if self.combine == "sum" else out / count
         if origin is not None and origin.y is not None:
@@ -114,6 +117,15 @@ class Forest:
         if isinstance(self.trees, Forest) and self.trees.combine == "sum" and getattr(scaling, "y", None) is not None:
             scaling = scaling.replace(y=np.asarray(scaling.y, np.float64) * len(self[0]))  # a tree predicts a share
         return scaling
+
+    @property
+    def medians(self) -> Any:
+        """The medians that fill missing values, ``(p,)``, or None: see :class:`ObliqueTree`."""
+        return _first(getattr(self.trees, "medians", None))
+
+    def with_medians(self, medians: Any) -> "Forest":
+        """Returns the forest with the medians that fill missing values, ``(p,)``."""
+        return self.replace(trees=self.trees.with_medians(medians))
 
     def without_scaling(self) -> "Forest":
         """Returns the forest of scaled data."""

@@ -6,7 +6,7 @@ remaining rows are padded to the next power of two. Large arrays are not copied.
 after another, so on a CPU each core evaluates its own chunks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,17 +25,17 @@ def predict(model: Any, x: Any) -> Any:
     """Returns predictions of a model in the user's units.
 
     Args:
-      model: a pytree with a pure ``apply(x)``, its number of ``features`` and its ``scaling``. If there is a scaling,
-        the model ``without_scaling()`` is evaluated on ``scaling.transform(x)``. ``scaling.inverse`` then maps its
-        predictions, in the precision of x.
+      model: a pytree with a pure ``apply(x)``, its number of ``features``, its ``medians`` and its ``scaling``. If
+        there is a scaling, the model ``without_scaling()`` is evaluated on ``scaling.transform(x)``.
+        ``scaling.inverse`` then maps its predictions, in the precision of x.
       x: samples, ``(n, p)``, a NumPy or JAX array. Predictions have the same type.
 
     Raises:
       ValueError: if x has a wrong rank or width, or values that are not finite.
     """
     model = processes.on_host(model) if processes.lost_xla() else model
-    scaling, features = model.scaling, model.features
-    predictions = evaluate(type(model).apply, model.without_scaling(), x, features=features, scaling=scaling)
+    scaling, doors = model.scaling, {"features": model.features, "scaling": model.scaling, "medians": model.medians}
+    predictions = evaluate(type(model).apply, model.without_scaling(), x, **doors)
     return predictions if scaling is None else scaling.inverse(predictions)
 
 
@@ -49,7 +49,39 @@ def scaled(scaling: Any, x: Any, features: int) -> Any:
     return x if scaling is None else scaling.transform(validation.check_x(x, features=features, rows=0))
 
 
-def evaluate(fn: Callable[[Any, jax.Array], Any], model: Any, x: Any, *, features: int, scaling: Any = None) -> Any:
+def fill_gaps(x: Any, medians: Any) -> Any:
+    """Returns samples in which missing values, NaN, are the medians of their columns; a pure function of arrays.
+
+    Args:
+      x: samples, ``(n, p)``. NumPy arrays are filled in double precision, JAX arrays in their own.
+      medians: medians, ``(p,)``. None: x is returned unchanged.
+    """
+    if medians is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    if isinstance(x, jax.Array) or validation.is_traced(medians):
+        return jnp.where(jnp.isnan(x), jnp.asarray(medians, x.dtype), x)
+    return np.where(np.isnan(x), np.asarray(medians, np.float64), x)
+
+
+def filled(x: Any, medians: Any, names: Sequence[str] | None = None) -> Any:
+    """Returns :func:`fill_gaps`, the same object if there are no gaps. ``names`` are the names of the columns.
+
+    Warns:
+      jtrees.tables.ColumnsWarning: with the number of gaps in each column. Traced arrays give no warning.
+    """
+    if medians is None or validation.is_traced(x, medians):
+        return fill_gaps(x, medians)
+    counts = np.asarray((jnp if isinstance(x, jax.Array) else np).isnan(x).sum(0)).tolist()
+    if not any(counts):
+        return x
+    names = [f"x{j}" for j in range(x.shape[1])] if names is None else names
+    validation.warn_of_gaps(dict(zip(names, counts, strict=True)), stacklevel=5)
+    return fill_gaps(x, medians)
+
+
+def evaluate(
+    fn: Callable[[Any, jax.Array], Any], model: Any, x: Any, *, features: int, scaling: Any = None, medians: Any = None
+) -> Any:
     """Evaluates ``fn(model, x)``, compiled and block by block. ``fn`` is traceable and has one output row per sample.
 
     Args:
@@ -59,14 +91,25 @@ def evaluate(fn: Callable[[Any, jax.Array], Any], model: Any, x: Any, *, feature
       features: required number of columns.
       scaling: object with a method ``transform`` that scales the samples, or None. It scales NumPy arrays block by
         block.
+      medians: medians that fill gaps before the samples are scaled, ``(p,)``. None: gaps are not finite.
+
+    Warns:
+      jtrees.tables.ColumnsWarning: if gaps are filled.
 
     Raises:
       ValueError: if x has a wrong rank or width, or values that are not finite.
     """
-    return _evaluate(fn, model, x, features, scaling, lambda outputs, x: outputs)
+    return _evaluate(fn, model, x, features, scaling, medians, lambda outputs, x: outputs)
 
 
-def evaluate_leaves(trees: Any, x: Any, *, scaling: Any, finish: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Any:
+def evaluate_leaves(
+    trees: Any,
+    x: Any,
+    *,
+    scaling: Any,
+    medians: Any = None,
+    finish: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> Any:
     """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``.
 
     For a NumPy array and a model in single precision, the leaves do not depend on rounding (:mod:`jtrees.exact`).
@@ -75,23 +118,28 @@ def evaluate_leaves(trees: Any, x: Any, *, scaling: Any, finish: Callable[[np.nd
       trees: an :class:`jtrees.ObliqueTree`, or many trees of one shape with a leading axis in every array.
       x: samples, as for :func:`evaluate`.
       scaling: as for :func:`evaluate`.
+      medians: as for :func:`evaluate`.
       finish: ``(leaf, x) -> outputs`` on the host. It maps the leaves and the scaled rows of a chunk of a NumPy array
         to the rows of the result.
 
     Raises:
       ValueError: in the cases of :func:`evaluate`.
     """
-    return _evaluate(_leaf_index, _Splits(trees.weights, trees.bias), x, trees.features, scaling, finish)
+    return _evaluate(_leaf_index, _Splits(trees.weights, trees.bias), x, trees.features, scaling, medians, finish)
 
 
-def _evaluate(fn: Any, model: Any, x: Any, features: int, scaling: Any, finish: Any) -> Any:
+def _evaluate(fn: Any, model: Any, x: Any, features: int, scaling: Any, medians: Any, finish: Any) -> Any:
     """Implements :func:`evaluate` and :func:`evaluate_leaves`."""
     if processes.lost_xla():
-        return _without_xla(fn, model, x, features, scaling, finish)
-    samples = validation.check_x(x, features=features, finite=scaling is not None, rows=0)  # because scaling may clip
+        return _without_xla(fn, model, x, features, scaling, medians, finish)
+    samples = validation.check_x(x, features=features, finite=False, rows=0)
+    if validation.is_traced(samples, model):
+        samples = fill_gaps(samples, medians)
+    if scaling is not None:  # which may clip infinite values
+        validation.check_finite("x", samples := filled(samples, medians))
     if not len(samples):  # the empty case needs no program: one row determines the shape and the type
         row = (jnp if isinstance(samples, jax.Array) else np).zeros((1, features), samples.dtype)
-        return _evaluate(fn, model, row, features, scaling, finish)[:0]
+        return _evaluate(fn, model, row, features, scaling, None, finish)[:0]
     dtype, transform = _dtype(model), None if scaling is None else scaling.transform
     with compilation.default_settings():
         if is_on_device(model, samples):
@@ -104,6 +152,8 @@ def _evaluate(fn: Any, model: Any, x: Any, features: int, scaling: Any, finish: 
                 outputs, finite = _on_host(fn, model, samples, transform, dtype, finish)
     # The evaluation checks finiteness, because a separate check would cost more than the tree.
     if not finite:  # or a sum of finite numbers overflowed, which is harmless
+        if (without_gaps := filled(samples, medians)) is not samples:
+            return _evaluate(fn, model, without_gaps, features, scaling, None, finish)
         validation.check_finite("x", samples)
         with np.errstate(over="ignore"):
             x = samples if transform is None else transform(samples)
@@ -117,13 +167,14 @@ def _dtype(model: Any) -> np.dtype:
     return next((a.dtype for a in arrays), np.dtype(np.float32))
 
 
-def _without_xla(fn: Any, model: Any, x: Any, features: int, scaling: Any, finish: Any) -> Any:
+def _without_xla(fn: Any, model: Any, x: Any, features: int, scaling: Any, medians: Any, finish: Any) -> Any:
     """Implements :func:`evaluate_leaves` with NumPy."""
     if isinstance(x, jax.Array):
         processes.require_xla("a prediction of a JAX array")
     if fn is not _leaf_index:
         return processes.require_xla("a prediction of this model")
-    model, samples = processes.on_host(model), validation.check_x(x, features=features, rows=0)
+    model, samples = processes.on_host(model), validation.check_x(x, features=features, finite=False, rows=0)
+    validation.check_finite("x", samples := filled(samples, medians))
     samples, dtype = samples if scaling is None else scaling.transform(samples), _dtype(model)
     with np.errstate(over="ignore"):
         validation.check_finite(f"x, in {dtype.name},", x := samples.astype(dtype))

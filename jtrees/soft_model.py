@@ -33,6 +33,7 @@ class SoftModel:
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns predictions, as a pure function of arrays."""
+        x = prediction.fill_gaps(x, self.medians)
         outputs = self.network.outputs(x if self.scaling is None else self.scaling.transform(x))
         predictions = self.task.link(near_targets(outputs) if self.bounded else outputs)
         return predictions if self.scaling is None else self.scaling.inverse(predictions)
@@ -44,6 +45,18 @@ class SoftModel:
           ValueError: if x has a wrong rank or width, or values that are not finite.
         """
         return prediction.predict(self, x)
+
+    @property
+    def medians(self) -> Any:
+        """The medians that fill missing values, ``(p,)``, or None: see :class:`jtrees.ObliqueTree`."""
+        return None if self.scaling is None else self.scaling.medians
+
+    def with_medians(self, medians: Any) -> "SoftModel":
+        """Returns the model with the medians that fill missing values, ``(p,)``."""
+        if self.scaling is None:
+            return self
+        medians = np.broadcast_to(medians, np.shape(self.scaling.x_center))
+        return self.replace(scaling=self.scaling.replace(medians=medians))
 
     @property
     def features(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrees import processes, validation
+from jtrees import prediction, processes, validation
 from jtrees.tasks.labels import check_labels
 
 _READ = 8  # text with more digits is for computation, not for reading
@@ -268,7 +268,8 @@ def measured(
         raise ValueError(f"x must be given with y, the {'rewards' if tree.is_policy else 'classes'} of its rows")
     if x is None:
         return None, [[] for _ in range(len(tree.bias) + 1)]
-    leaf, deviations = np.asarray(tree.leaf_index(x)), np.asarray(x, np.float64).std(0)
+    leaf = np.asarray(tree.leaf_index(x))
+    deviations = prediction.fill_gaps(np.asarray(x, np.float64), tree.medians).std(0)
     rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(tree.bias) + 1)]
     if y is None:
         return deviations, rows

@@ -61,12 +61,15 @@ class ObliqueTree:
       bias: ``(nodes,)``.
       leaves: a leaf type of :mod:`jtrees.leaves`.
       origin: origin of the predictions and of the features of splits and leaves, or None for zero.
+      medians: medians of the features of the training rows, ``(p,)``, with which every method and every exported file
+        fills missing values (NaN). None: missing values are refused.
     """
 
     weights: Float[Array, "nodes p"]
     bias: Float[Array, " nodes"]
     leaves: Any
     origin: Origin | None = None
+    medians: Float[Array, " p"] | None = None
 
     def composed(self, matrix: Array) -> "ObliqueTree":
         """Returns the tree as a function of x instead of ``x @ matrix``, on the host if the tree has an origin."""
@@ -76,7 +79,7 @@ class ObliqueTree:
             leaves = leaves.composed(matrix)
         on_host = module_of(tree.weights, matrix) is np  # no compilation for a new shape
         times: Any = np.matmul if on_host else partial(jnp.matmul, precision="highest")
-        return tree.replace(weights=times(tree.weights, matrix.T), leaves=leaves)
+        return tree.replace(weights=times(tree.weights, matrix.T), leaves=leaves, medians=None)
 
     def _with_origin_through(self, matrix: np.ndarray) -> "ObliqueTree":
         """Returns the tree with the origin of x whose product with the matrix is nearest to the origin of the tree."""
@@ -87,6 +90,10 @@ class ObliqueTree:
         bias = sharding.from_host(self.bias + np.asarray(self.weights, np.float64) @ moved, np.float32)
         leaves = None if self.leaves is None else self.leaves.moved(moved)
         return self.replace(bias=bias, leaves=leaves, origin=self.origin.replace(x=x_zero))
+
+    def with_medians(self, medians: Any) -> "ObliqueTree":
+        """Returns the tree, or stacked trees, with the medians that fill missing values, ``(p,)``."""
+        return self.replace(medians=np.broadcast_to(medians, (*self.bias.shape[:-1], len(medians))))
 
     def refit(self, x: Any, y: Any, sample_weight: Any = None, *, shrink: bool = False) -> "ObliqueTree":
         """Returns the tree with leaves fitted to samples by hard routing (GET, Algorithm 1: deterministic leaves).
@@ -105,6 +112,7 @@ class ObliqueTree:
         """
         arrays = [array for array in (x, y, sample_weight) if array is not None]
         refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
+        x = prediction.fill_gaps(x, self.medians)
         on_host = all(isinstance(array, np.ndarray) for array in arrays) and not validation.is_traced(self)
         if on_host and self.leaves.is_constant:
             weight = None if sample_weight is None else sample_weight.astype(np.float64)
@@ -134,6 +142,7 @@ class ObliqueTree:
 
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the predictions of the leaf that each sample reaches, as a pure function of arrays."""
+        x = prediction.fill_gaps(x, self.medians)
         x = x if self.origin is None else self.origin.transform(x)
         predictions = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
         return predictions if self.origin is None else self.origin.inverse(predictions)
@@ -152,13 +161,17 @@ class ObliqueTree:
           Predictions of the same array type, ``(n,)``, or ``(n, k)`` for leaves with k outputs. For a JAX array, they
           are the result of :meth:`apply`. For a NumPy array, they are the leaf values in double precision.
 
+        Warns:
+          jtrees.tables.ColumnsWarning: if missing values are filled with ``medians``.
+
         Raises:
           ValueError: if x has a wrong rank or width, or values that are not finite.
         """
         if prediction.is_on_device(self._single(), x):
             return prediction.predict(self, x)
         tree = processes.on_host(self) if processes.lost_xla() else self
-        outputs = prediction.evaluate_leaves(tree, x, scaling=tree.origin, finish=tree.leaves.at)
+        doors: Any = {"scaling": tree.origin, "medians": tree.medians}
+        outputs = prediction.evaluate_leaves(tree, x, finish=tree.leaves.at, **doors)
         return outputs if self.origin is None else self.origin.inverse(outputs)
 
     def leaf_index(self, x: ArrayLike) -> Any:
@@ -173,7 +186,8 @@ class ObliqueTree:
         Raises:
           ValueError: if x has a wrong rank or width, or values that are not finite.
         """
-        return prediction.evaluate_leaves(self._single(), x, scaling=self.origin, finish=lambda leaf, x: leaf)
+        doors: Any = {"scaling": self.origin, "medians": self.medians}
+        return prediction.evaluate_leaves(self._single(), x, finish=lambda leaf, x: leaf, **doors)
 
     @property
     def scaling(self) -> Origin | None:
@@ -181,8 +195,8 @@ class ObliqueTree:
         return self.origin
 
     def without_scaling(self) -> "ObliqueTree":
-        """Returns the tree without an origin."""
-        return self if self.origin is None else self.replace(origin=None)
+        """Returns the tree without an origin and medians, which are in the user's units."""
+        return self.replace(origin=None, medians=None)
 
     def _single(self) -> "ObliqueTree":
         if self.weights.ndim != 2:

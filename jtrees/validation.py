@@ -4,9 +4,10 @@ Every check raises ``ValueError``, which names the argument, what was expected, 
 shapes and dtypes are checked. Functions ``as_`` and ``check_`` with a result return the checked value.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import operator
 from typing import Any
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -263,6 +264,25 @@ def check_finite(name: str, array: Any) -> None:
     bad = ~np.isfinite(np.asarray(array))
     if bad.any():
         raise ValueError(f"{name} must be finite, got {bad.sum()} NaN or infinite values, the first at {_first(bad)}")
+
+
+class ColumnsWarning(UserWarning):
+    """Columns of a raw table are left out, are ambiguous, or have new missing values or levels."""
+
+    __module__ = "jtrees.tables"  # its public name
+
+
+def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
+    """Warns of missing values, counted by column, in columns that had none in the training rows."""
+    if which := counted(counts):
+        message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
+        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Returns the names of columns and their positive numbers of rows as text."""
+    rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
+    return listed(f"{quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
 
 
 def as_finite(name: str, array: Any) -> np.ndarray:

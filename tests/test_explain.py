@@ -10,6 +10,7 @@ import pytest
 import recipes
 from sklearn.metrics import accuracy_score, r2_score
 import sweeps
+import tables
 
 import jtrees
 from jtrees import explain, losses
@@ -349,3 +350,17 @@ def test_wrong_arguments_are_refused(function):
     estimator = TreeRegressor(recipes.GET).fit(rows(20), np.ones(20))
     with pytest.raises(ValueError, match=r"got TreeRegressor.*: pass its attribute model_"):
         function(estimator, *ERRORS[function][0][0][1:])
+
+
+def test_gaps_that_the_training_rows_did_not_have_are_explained_as_medians(fitted):
+    tree = fitted(recipes.GET).tree
+    medians, gaps = np.median(tables.X, axis=0), tables.GAPS
+    filled = np.where(np.isnan(gaps), medians, gaps)
+    row = int((np.isnan(gaps) == [False, False, False, True]).all(1).argmax())
+    with pytest.warns(jtrees.tables.ColumnsWarning):
+        assert str(explain.path(tree, gaps[row])) == str(explain.path(tree, filled[row]))
+        assert tree.to_text(x=gaps, max_terms=2) == tree.to_text(x=filled, max_terms=2)
+        actual, expected = (explain.shapley_values(tree, x[[row]], tables.X[:50]).values for x in (gaps, filled))
+        change = explain.nearest_change(tree, gaps[row], gaps, extrapolate=True)
+    np.testing.assert_array_equal(actual, expected)
+    assert change is not None and "x3" not in change.changes  # a missing value does not change

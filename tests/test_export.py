@@ -37,6 +37,7 @@ import pandas as pd
 import pytest
 import recipes
 import sweeps
+import tables
 
 import jtrees
 from jtrees import Forest, ObliqueTree, export
@@ -64,6 +65,55 @@ def test_files_have_the_leaves_and_predictions_of_fitted_models(form, name, tmp_
     model, rows = fitted_model(name)
     check(form, model, rows, tmp_path, rtol=1e-9)
     assert len(np.unique(expected_of(model, rows)[1])) > 3 or name == "policy"
+
+
+FILLED = np.where(np.isnan(tables.GAPS), np.median(tables.X, axis=0), tables.GAPS)
+as_frame = lambda x: pd.DataFrame(x).rename(columns="x{}".format)
+
+
+def check_gaps(form, model, convert, folder):
+    """A missing value has the answer of the model for the median of the training rows, in which none is missing."""
+    check(form, model, convert(tables.GAPS), folder)
+    for gaps, medians in zip(*(expected_of(model, convert(x)) for x in (tables.GAPS, FILLED)), strict=True):
+        np.testing.assert_array_equal(gaps, medians)
+        assert len(np.unique(gaps)) > 1
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("form", forms())
+@pytest.mark.parametrize(
+    ("recipe", "task"),
+    [
+        (recipes.GET, "regression"),
+        (recipes.BOOSTED, "classes"),
+        pytest.param(recipes.LINEAR, "two outputs", marks=pytest.mark.slow),
+    ],
+)
+def test_files_of_models_of_arrays_fill_gaps_that_the_training_rows_did_not_have(form, recipe, task, fitted, tmp_path):
+    check_gaps(form, fitted(recipe, task).model, np.array, tmp_path)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("form", forms("StableHLO"))
+def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have(form, tmp_path):
+    model = jtrees.fit(recipes.GET, as_frame(tables.X), tables.Y, key=jax.random.key(0)).model
+    check_gaps(form, model, as_frame, tmp_path)
+
+
+@pytest.mark.parametrize("form", forms("StableHLO"))
+def test_names_and_levels_may_look_like_parts_of_a_template(form, tmp_path):
+    name, levels = "@COLUMNS@ $x", ["@MISSING@", "@PARSE@ $$", "@TABLES@", "\\1", None]
+    frame = pd.DataFrame({name: levels * 10})
+    check(form, identity_model(frame), frame, tmp_path)
+
+
+def test_a_file_for_numpy_refuses_what_a_model_without_medians_refuses(tmp_path):
+    model, x = MODELS["constant"]()
+    predict = numpy_file(model, tmp_path)["predict"]
+    for bad in (np.nan, np.inf):
+        for refusing in (model.predict, predict):
+            with pytest.raises(ValueError, match="x must be finite"):
+                refusing(np.where(np.arange(5) == 2, bad, x))
 
 
 SETS = ("ailerons", "connect-4", "spambase")
@@ -161,7 +211,7 @@ def test_a_header_of_a_raw_table_names_its_columns_and_levels(tmp_path):
     assert " same;" not in text
     body = "int level(const char *text) { return jtrees_heating___x__of(text); }"
     level = compiled(tmp_path / "model.h", body).level
-    texts = ["@LEAF@", "gas */", "oil\n", "öl", "coal", "", None]
+    texts = ["@MISSING@", "gas */", "oil\n", "öl", "coal", "", None]
     assert [level(None if text is None else text.encode()) for text in texts] == [0, 1, 2, 3, 4, 4, 5]
 
 
@@ -314,6 +364,8 @@ def test_what_cannot_be_exported(tmp_path, fitted):
         (many, rf"{trees_alone} ObliqueTree of shape \(2, 7, 5\)"),
         (tree.replace(weights=np.float64(tree.weights)), "model must have float32 weights, got float64"),
         (Forest(many, "vote"), "trees with linear leaves cannot vote"),
+        (tree.replace(bias=tree.bias.at[1].set(-np.inf)), "model must hold finite numbers, got -inf in its bias"),
+        (tree.replace(leaves=Values(jnp.full(8, jnp.nan))), "must hold finite numbers, got nan in its intercept"),
     ]
     soft = fitted(recipes.TEL).model
     trees_only = (export.to_c, export.to_numpy, export.to_onnx, export.to_sql, export.to_javascript)

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 
@@ -35,6 +36,11 @@ def server():
         call("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "-w", "stop")
 
 
+def run_in_postgresql(script, server):
+    psql = [SERVER / "psql", "-h", server, "-U", "postgres", "-qX", "-v", "ON_ERROR_STOP=1"]
+    subprocess.run(psql, input=script, text=True, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("name", ["linear leaves", "three classes", "quantiles", "policy", "array"])
@@ -54,8 +60,7 @@ def test_a_thousand_rows_in_postgresql(name, server, tmp_path):
         f"CREATE TEMPORARY VIEW result AS {statement};",
         f"\\copy (SELECT * FROM result) TO '{tmp_path}/result.csv' CSV HEADER\n",
     ]
-    psql = [SERVER / "psql", "-h", server, "-U", "postgres", "-qX", "-v", "ON_ERROR_STOP=1"]
-    subprocess.run(psql, input="\n".join(script), text=True, check=True)
+    run_in_postgresql("\n".join(script), server)
     result = pd.read_csv(tmp_path / "result.csv").sort_values("id")
     leaves, expected = expected_of(model, rows)
     assert list(result["id"]) == list(range(len(rows)))
@@ -124,6 +129,60 @@ def test_columns_of_the_result(tmp_path):
         assert list(result) == ["id", "x0", *columns, "leaf"]
 
 
+def test_a_table_in_a_schema(tmp_path):
+    model, x = MODELS["constant"]()
+    result = sqlite_result(model, x, tmp_path)["prediction"]
+    export.to_sql(model, tmp_path / "model.sql", table=("main", "a.rows"))
+    database = sqlite3.connect(":memory:")
+    frame_of(x).to_sql("a.rows", database)
+    np.testing.assert_array_equal(pd.read_sql((tmp_path / "model.sql").read_text(), database)["prediction"], result)
+
+
+def test_a_thousand_terms_are_not_too_deep(tmp_path):
+    p = 1200
+    weights = np.float32(np.random.default_rng(0).normal(size=(1, p)))
+    tree = ObliqueTree(weights, np.zeros(1, np.float32), Linear(np.concatenate([weights, -weights]), np.zeros(2)))
+    x = np.random.default_rng(1).normal(size=(3, p)).astype(np.float32)
+    rows = pd.DataFrame({"id": range(3), **{f"x{j}": column for j, column in enumerate(x.T)}}).set_index("id")
+    result = sqlite_result(tree, rows, tmp_path)
+    leaves, expected = expected_of(tree, x)
+    np.testing.assert_allclose(result["prediction"], expected[:, 0], rtol=1e-12)
+    np.testing.assert_array_equal(result["leaf"], leaves[:, 0])
+
+
+OUTSIDE = pd.DataFrame({"x0": [1.0, np.inf, -np.inf, 1e39, -1e39], "x1": 1.0})
+
+
+def two_columns(medians):
+    tree = ObliqueTree(jnp.eye(1, 2), -jnp.ones(1) / 2, Values(jnp.arange(2.0)))
+    return tree if medians is None else tree.with_medians(np.array(medians))
+
+
+def test_a_number_that_a_model_refuses_has_no_prediction(tmp_path):
+    for medians in (None, [3.0, 0.0]):
+        result = sqlite_result(two_columns(medians), OUTSIDE, tmp_path)
+        np.testing.assert_array_equal(result["prediction"], [1, *[np.nan] * 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("medians", "of_missing"), [(None, np.nan), ([-3.0, 0.0], 0), ([3.0, 0.0], 1)])
+def test_nan_is_a_missing_value_in_postgresql(medians, of_missing, server, tmp_path):
+    export.to_sql(two_columns(medians), tmp_path / "model.sql", keys="id", table=("other", "rows"))
+    statement = (tmp_path / "model.sql").read_text().rstrip(";\n")
+    values = "(0, 1), (1, 'infinity'), (2, '-infinity'), (3, 1e39), (4, 'nan'), (5, NULL), (6, -1)"
+    script = f"""DROP SCHEMA IF EXISTS other CASCADE; CREATE SCHEMA other;
+    CREATE TABLE other.rows (id integer, x0 double precision, x1 double precision DEFAULT 1);
+    INSERT INTO other.rows VALUES {values};
+    CREATE TEMPORARY VIEW result AS {statement};
+    \\copy (SELECT * FROM result) TO '{tmp_path}/result.csv' CSV HEADER\n"""
+    run_in_postgresql(script, server)
+    result = pd.read_csv(tmp_path / "result.csv").sort_values("id")
+    expected = [1, np.nan, np.nan, np.nan, of_missing, of_missing, 0]
+    np.testing.assert_array_equal(result["prediction"], expected)
+    np.testing.assert_array_equal(result["leaf"], expected)
+
+
+RETURN = identity_model(pd.DataFrame({"text": ["x\r\n", "y", None] * 10}))
 DATES = pd.DataFrame({"sold": pd.date_range("2024-01-01", periods=30), "a": np.arange(30.0)})
 
 
@@ -132,10 +191,15 @@ DATES = pd.DataFrame({"sold": pd.date_range("2024-01-01", periods=30), "a": np.a
     [
         ("columns must not be dates, .* got 'sold'", {"model": identity_model(DATES, DATES["a"])}),
         ("class_names must hold 3 names, .* got 2", {"class_names": ["a", "b"]}),
-        ("class_names must give different columns .*, got 'prediction_a' twice", {"class_names": "aba"}),
-        ("keys must give different columns of the result, got 'leaf' twice", {"keys": ["id", "leaf"]}),
+        ("class_names must give different columns .*, got 'prediction_a', 'prediction_a'", {"class_names": "aba"}),
+        ("class_names must give different columns .*, got 'prediction_a', 'prediction_A'", {"class_names": "abA"}),
+        ("class_names must .* 'prediction_eee.*, 'prediction_eee", {"class_names": [60 * "e" + c for c in "abc"]}),
+        ("keys must give different columns of the result, got 'Leaf', 'leaf'", {"keys": ["id", "Leaf"]}),
+        ("columns must have different names in SQL, got 'A', 'a': rename them", {"feature_names": ["A", "a"]}),
+        ("columns must have different names in SQL", {"feature_names": [63 * "é" + c for c in "ab"]}),
         ("feature_names must hold 2 names", {"feature_names": ["a"]}),
-        (r"names and levels must have no null character in SQL, got 'a\\x00'", {"table": "a\0"}),
+        (r"names and levels must have no null character .* in SQL, got 'a\\x00'", {"table": "a\0"}),
+        (r"names and levels must have no .* carriage return in SQL, got 'x\\r\\n'", {"model": RETURN}),
     ],
 )
 def test_what_sql_refuses(message, options, tmp_path):

@@ -238,6 +238,50 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
         tree.predict(convert(x))
 
 
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("unit", [1.0, 1e5])
+def test_hard_splits_of_a_soft_model_decide_the_same_for_arrays_of_both_kinds(unit):
+    """The thresholds are features of training rows, so every rounding error would decide a split."""
+    x = (FAR + unit * tables.X).astype(np.float32)
+    recipe = recipes.RECIPES["GRANDE"].replace(learning_rate=1e-30, trees=64)
+    model = jtrees.fit(recipe, x, tables.Y, key=jax.random.key(0)).model
+    np.testing.assert_array_equal(model.scaling.transform(x), model.scaling.transform(jnp.asarray(x)))
+    np.testing.assert_allclose(model.predict(jnp.asarray(x)), model.predict(x), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipes.GET,
+        recipes.BOOSTED,
+        recipes.TEL,
+        *(pytest.param(jtrees.Bagged(base, trees=2), marks=slow) for base in (recipes.TEL, recipes.BOOSTED)),
+        *(pytest.param(recipe, marks=pytest.mark.wide) for recipe in recipes.RECIPES.values()),
+    ],
+    ids=lambda recipe: type(recipe).__name__,
+)
+def test_gaps_that_the_training_rows_did_not_have_are_medians(recipe, fitted, tmp_path):
+    """In every form of the model, and for every kind of array."""
+    model = fitted(recipe).model
+    rows, medians = tables.GAPS, np.median(tables.X, axis=0)
+    filled = np.where(np.isnan(rows), medians, rows)
+    count = np.isnan(rows[:, 0]).sum()
+    jtrees.save(model, tmp_path / "model")
+    for saved in (model, jtrees.load(tmp_path / "model"), jax.tree.map(np.asarray, model)):
+        np.testing.assert_array_equal(saved.medians, medians)
+        for convert in (np.asarray, jnp.asarray):
+            with pytest.warns(jtrees.tables.ColumnsWarning, match=rf"typical values: 'x0' \({count} rows\)"):
+                actual = saved.predict(convert(rows))
+            np.testing.assert_array_equal(actual, saved.predict(convert(filled)))
+    for pure in (lambda model, x: model.apply(x), lambda model, x: model.predict(x)):  # which cannot warn
+        actual, expected = (jax.jit(pure)(model, jnp.asarray(x)) for x in (rows, filled))
+        np.testing.assert_array_equal(actual, expected)
+    if hasattr(model, "leaf_index"):
+        with pytest.warns(jtrees.tables.ColumnsWarning):
+            np.testing.assert_array_equal(model.leaf_index(rows), model.leaf_index(filled))
+
+
 @pytest.mark.parametrize("origin", [False, True])
 def test_what_becomes_infinite_in_the_precision_of_the_tree_is_noticed(x64, origin):
     tree, x = draw(4, origin=origin, shift=FAR), samples(300, FAR if origin else 0, np.float64)

@@ -189,6 +189,14 @@ def test_a_sweep_is_drawn_by_option_and_by_size():
     named = results([[[0.1]], [[0.2]]])._replace(options=[{"leaves": "a$"}, {"leaves": "b"}])
     labels = jtrees.plotting.plot_sweep(named)[0].get_xticklabels()
     assert [text.get_text() for text in labels] == [r"a\$", "b"]
+    # An option that only unfinished runs have.
+    partly = results([[[0.1]], [[np.inf]]], [[["finished"]], [["not started"]]])
+    axes_partly = jtrees.plotting.plot_sweep(partly._replace(options=[{"rounds": 1}, {"trees": 2}]))
+    assert [(ax.get_xlabel(), len(ax.lines) > 0) for ax in axes_partly] == [
+        ("rounds", True),
+        ("trees", False),
+        ("numbers in the model", True),
+    ]
     with pytest.raises(ValueError, match="axes must be 3, one for each option and one for the sizes, got 1"):
         jtrees.plotting.plot_sweep(result, axes[:1])
     with pytest.raises(ValueError, match="result must have a finished run to plot"):

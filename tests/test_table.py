@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jtrees
 from jtrees.data import Scaling, Table
 from jtrees.data.table import bucket, without_padding
 from jtrees.tables import checked_table
@@ -83,6 +84,9 @@ def test_bad_tables_are_refused(change, message):
 
 def test_a_validation_set():
     trained = table()
+    with pytest.warns(jtrees.tables.ColumnsWarning, match=r"typical values: 'x1' \(1 row\)"):
+        gaps = held_out_table([[1.0, np.nan, 2.0]], [0.0], trained)
+    assert gaps.x.tolist() == [[1, np.median(X[:, 1]), 2]]
     held_out = held_out_table(X[:5].tolist(), Y[:5] > 0, trained)
     assert held_out.x.dtype == held_out.y.dtype == np.float64
     assert (held_out.weight, held_out.task) == (None, Regression())

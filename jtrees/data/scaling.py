@@ -15,7 +15,7 @@ from jtrees.segments import ones_or
 from jtrees.tasks.labels import is_soft
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree, Origin, counted_from
-from jtrees.validation import quoted_list
+from jtrees.validation import is_traced, quoted_list
 
 # Bounds of the slopes of linear leaves in the user's units. A slope within the bounds, times a fraction of a deviation,
 # stays in float32's range.
@@ -51,6 +51,7 @@ class Scaling:
       y_low: offset of the targets, ``()`` or ``(k,)``, such as their minimum; None in classification.
       y_unit: unit of the targets, such as their range; None in classification.
       origin: origin of trees in the user's units, or None.
+      medians: medians with which models fill missing values, ``(p,)``; None: models refuse them.
     """
 
     x_center: np.ndarray
@@ -60,6 +61,7 @@ class Scaling:
     y_low: Any
     y_unit: Any
     origin: Origin | None
+    medians: np.ndarray | None = None
 
     @classmethod
     def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":
@@ -89,9 +91,15 @@ class Scaling:
         return self if signs is None else self.replace(x_unit=np.where(np.less(signs, 0), -self.x_unit, self.x_unit))
 
     def transform(self, x: Any) -> Any:
-        """Returns scaled features in float32; JAX arrays are scaled in their own precision."""
+        """Returns scaled features in float32, computed in double precision; traced arrays in their own precision."""
         zero = np.float32(0) if self.origin is None else self.origin.x
-        x = counted_from(zero, x)
+        if isinstance(x, jax.Array) and not is_traced(x, self.x_center):
+            with jax.enable_x64(True):  # so that a hard split decides as for a NumPy array
+                return self._in_units(x.astype(jnp.float64) - jnp.asarray(zero, jnp.float64), zero)
+        return self._in_units(counted_from(zero, x), zero)
+
+    def _in_units(self, x: Any, zero: Any) -> Any:
+        """Returns scaled features in float32, from features relative to ``zero``."""
         xp: Any = jnp if isinstance(x, jax.Array) else np
         center, unit = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit))
         # A constant column is also 0 in new samples.

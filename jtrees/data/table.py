@@ -49,6 +49,11 @@ class Table:
         return self if self.weight is None else self.replace(weight=segments.mean_one(self.weight))
 
     @property
+    def medians(self) -> np.ndarray:
+        """Medians of the features in double precision, ``(p,)``, which fill missing values of other rows."""
+        return np.array([np.median(column.astype(np.float64)) for column in self.x.T])
+
+    @property
     def columns(self) -> Columns:
         """The columns of a raw table, else None."""
         return None if self.encoder is None else self.encoder.named_columns

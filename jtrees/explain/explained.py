@@ -43,7 +43,7 @@ class ExplainedColumns:
     def gaps(self, x: Any) -> np.ndarray:
         """Returns which features of rows come from missing values, ``(n, p)`` bool."""
         if not isinstance(self.model, FrameModel):
-            return np.zeros(np.shape(x), bool)
+            return np.isnan(np.asarray(x, np.float64))
         gaps = self.model.encoder.gaps(x)
         return np.column_stack([gaps[name] for name in self.names])[:, self.owner]
 

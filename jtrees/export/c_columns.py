@@ -62,7 +62,7 @@ class Columns:
         if any(field.tables and field.kind != "text" for field in self.fields):
             parts.insert(0, _DATES)
         if any(field.kind != "text" for field in self.fields):
-            parts.insert(0, _NO_FAST_MATH)
+            parts.insert(0, NO_FAST_MATH)
         if self.named:
             parts.append(self._struct())
         parts.append(f"static inline void $_encode(const {self.row} *x, double *out) {{\n" + "\n".join(body) + "\n}\n")
@@ -188,7 +188,7 @@ class _Names:
 
 
 # Options for fast mathematics of GCC, Clang and MSVC. Under them, a comparison does not recognise NaN.
-_NO_FAST_MATH = """\
+NO_FAST_MATH = """\
 #if (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__) || defined _M_FP_FAST
 #error "NaN is a missing value here: compile without -ffast-math, -ffinite-math-only or /fp:fast"
 #endif

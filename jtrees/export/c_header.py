@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jtrees import io, validation
-from jtrees.export.c_columns import Columns
+from jtrees.export.c_columns import NO_FAST_MATH, Columns
 from jtrees.export.c_text import table, unescaped
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
@@ -33,8 +33,8 @@ def to_c(
     For a model of DataFrames, a row is a struct ``jtrees_row`` with a member for each column that the model uses.
     Numbers, booleans (0 and 1) and dates (days since 1970-01-01) are doubles, and NaN is a missing value. Text is an
     int, a level of an enum. ``jtrees_COLUMN_of(text)`` returns the level of a canonical text: ``1``, not ``1.0``. For a
-    model of arrays with missing values, a row is a ``const double *`` with NaN. If a model reads NaN, compilers refuse
-    its header under ``-ffast-math``, which would ignore NaN.
+    model of arrays, a row is a ``const double *`` with NaN for missing values, which a tree without ``medians`` does
+    not read. If a model reads NaN, compilers refuse its header under ``-ffast-math``, which would ignore NaN.
 
     Args:
       model: an :class:`jtrees.ObliqueTree`, a :class:`jtrees.Forest` of oblique trees, or a model of raw tables that
@@ -100,7 +100,11 @@ def _parts_of_rows(program: Program, precision: str, test_rows: Any) -> dict[str
     array = {"COLUMNS": f"  $$_COLUMNS = {len(program.zero)},\n", "NEXT": "$$_COLUMNS", "ADDRESS": "x", "ENCODE": ""}
     if program.encoder is None:
         tests = {"TESTS": table(precision, "test_x", test_rows), "TEST_ROW": f"    const {precision} *x = $_test_x[i];"}
-        return array | {"ROW": precision, "FEATURES_OF": "", "FEATURE": "(double)x[j]"} | tests
+        fills: Any = {"FEATURE": "(double)x[j]"}
+        if program.medians is not None:
+            fills = {"FEATURE": "(x[j] != x[j] ? $_medians[j] : (double)x[j])"}
+            fills["ENCODE"] = NO_FAST_MATH + table("double", "medians", program.medians) + "\n"
+        return array | {"ROW": precision, "FEATURES_OF": ""} | fills | tests
     columns = Columns(fields_of(program.encoder), named=program.encoder.schema.named)
     declarations, test_row = columns.test_rows(test_rows)
     parts = {"ROW": columns.row, "FEATURES_OF": _ENCODED, "FEATURE": "features[j]", "ENCODE": columns.text}

@@ -70,10 +70,13 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
     ]
 
 
-def number_fields(names: Sequence[str]) -> list[Field]:
-    """Returns the columns of a table of numbers without missing values. The feature of a missing number is NaN."""
-    reading = PLAIN["number"]
-    return [Field(name, j, "number", 0.0, np.nan, False, (), (), {}, None, reading) for j, name in enumerate(names)]
+def number_fields(names: Sequence[str], medians: np.ndarray | None) -> list[Field]:
+    """Returns the columns of an array. Without medians, the feature of a missing number is NaN."""
+    reading, centers = PLAIN["number"], np.full(len(names), np.nan) if medians is None else medians
+    return [
+        Field(name, j, "number", 0.0, float(center), False, (), (), {}, None, reading)
+        for j, (name, center) in enumerate(zip(names, centers, strict=True))
+    ]
 
 
 def _field(name: str, place: int, column: ColumnSchema, encoding: Encoding, missing: tuple[str, ...]) -> Field:

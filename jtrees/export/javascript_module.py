@@ -2,14 +2,13 @@
 
 import json
 import os
-import re
 from typing import Any
 
 import numpy as np
 
 from jtrees import io
 from jtrees.export.encoding import Field
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Program, fill_template, program_of
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
@@ -69,7 +68,7 @@ def _source(program: Program, fields: list[Field], width: int) -> str:
         "LEAF": "[0]" if program.single else "",
         "OUT": "[0]" if program.scalar else "",
     }
-    return re.sub("@([A-Z]+)@", lambda match: str(parts[match[1]]), _TEMPLATE)
+    return fill_template(_TEMPLATE, parts)
 
 
 def _column(field: Field) -> dict[str, Any]:

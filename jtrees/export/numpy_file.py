@@ -3,7 +3,6 @@
 import datetime
 import inspect
 import os
-import re
 from typing import Any
 import zoneinfo
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from jtrees import io
 from jtrees.export.encoding import MICROSECONDS, fields_of
-from jtrees.export.program import Program, program_of
+from jtrees.export.program import Program, fill_template, program_of
 from jtrees.tables import TableEncoder, parse
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.frame import Frame, RawColumn
@@ -20,8 +19,8 @@ from jtrees.tables.frame import Frame, RawColumn
 def to_numpy(model: Any, path: str | os.PathLike) -> None:
     """Writes a model as a Python file with ``leaf(x)`` and ``predict(x)``. The file tests itself if it is run.
 
-    For a model of DataFrames, x is a DataFrame or another mapping from names to columns. For a model of arrays with
-    missing values, x is an array with NaN.
+    For a model of DataFrames, x is a DataFrame or another mapping from names to columns. For a model of arrays, x is an
+    array, in which NaN is a missing value. A tree without ``medians`` refuses NaN.
 
     Args:
       model: as for :func:`jtrees.export.to_c`.
@@ -54,11 +53,12 @@ def _source(program: Program) -> str:
         ("TEST_LEAF", leaf[:, 0] if program.single else leaf),
         ("TEST_OUT", out[:, 0] if program.scalar else out),
     ]
-    tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
     if program.encoder is None:
         features, test_x = _FEATURES.replace("@WIDTH@", str(len(program.zero))), _array(rows)
+        arrays += [("MEDIANS", program.medians)]
     else:
         features, test_x = _columns_source(program.encoder, test_rows)
+    tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
     parts = {
         "WHAT": program.described(),
         "LEAVES": "(n,)" if program.single else "(n, trees)",
@@ -70,7 +70,7 @@ def _source(program: Program) -> str:
         "OF_LEAF": "leaf[:, 0]" if program.single else "leaf",
         "OF_OUT": "out[:, 0]" if program.scalar else "out",
     }
-    return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), _TEMPLATE)
+    return fill_template(_TEMPLATE, parts)
 
 
 def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
@@ -92,8 +92,8 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     else:
         check = _CHECK_ARRAY.replace("@WIDTH@", str(len(schema.columns))) + "    x = x.T\n"
         test_x = _array(np.stack([raw.values for raw in test_rows.columns.values()], axis=1))
-    source = _FEATURES_OF_COLUMNS.replace("@CHECK@", check).replace("@COLUMNS@", "\n".join(listed))
-    return source.replace("@MISSING@", repr(schema.missing)).replace("@PARSE@", _PARSE), test_x
+    parts = {"CHECK": check, "COLUMNS": "\n".join(listed), "MISSING": repr(schema.missing), "PARSE": _PARSE}
+    return fill_template(_FEATURES_OF_COLUMNS, parts), test_x
 
 
 def _column(raw: RawColumn) -> str:
@@ -189,7 +189,10 @@ _CHECK_ARRAY = """\
 
 _FEATURES = f"""\
 def _features(x):
-{_CHECK_ARRAY}    return x
+{_CHECK_ARRAY}    x = x if MEDIANS is None else np.where(np.isnan(x), MEDIANS, x)
+    if not np.isfinite(x).all():
+        raise ValueError("x must be finite, got NaN or infinite values")
+    return x
 """
 
 _CHECK_MAPPING = """\

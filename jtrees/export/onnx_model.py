@@ -31,8 +31,8 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
 
     A model of DataFrames has an input ``(n,)`` for each column that the model uses, with the name of the column.
     Numbers, booleans (0 and 1) and dates are double, and NaN is a missing value. Dates are days since 1970-01-01, local
-    days for dates with a time zone. Durations, and times of day since midnight, are days. A model of arrays with
-    missing values has the input ``x`` with NaN.
+    days for dates with a time zone. Durations, and times of day since midnight, are days. In the input ``x``, NaN is a
+    missing value, which a tree without ``medians`` does not read.
 
     Text is a string, the canonical text of a level: ``1``, not ``1.0``. The empty string is a missing value. Any other
     string counts as a level that the training rows did not have. The metadata of the file say so, as ``text``.
@@ -95,6 +95,8 @@ def _model(program: Program) -> Any:
     features = "x"
     if program.encoder is not None:
         inputs, features = _encoded(add, program.encoder)
+    elif program.medians is not None:
+        features = add("Where", add("IsNaN", "x"), program.medians, "x")
     z = double(add("Cast", add("Sub", features, program.zero), to=TensorProto.FLOAT))
     sums, leaves = [], []
     for tree in range(len(program.bias)):

@@ -1,12 +1,13 @@
 """A tree or a forest as plain arrays: the common part of all export formats."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import re
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jtrees import exact, losses
+from jtrees import exact, losses, prediction
 from jtrees.export import encoding
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
@@ -39,6 +40,7 @@ class Program(NamedTuple):
       single: whether the model is a single tree. Leaves are then ``(n,)``, otherwise ``(n, trees)``.
       scalar: whether predictions are ``(n,)``, otherwise ``(n, k)``.
       encoder: the encoder of the rows of a raw table, or None.
+      medians: float64, ``(p,)``, the features that fill missing values. None: rows have no missing values.
     """
 
     weights: np.ndarray
@@ -54,6 +56,7 @@ class Program(NamedTuple):
     single: bool
     scalar: bool
     encoder: TableEncoder | None
+    medians: np.ndarray | None
 
     @property
     def depth(self) -> int:
@@ -62,11 +65,13 @@ class Program(NamedTuple):
 
     def fields(self, feature_names: Sequence[str]) -> list[encoding.Field]:
         """Returns the columns of a row: those of the raw table, or a column of numbers for each name of a feature."""
-        return encoding.number_fields(feature_names) if self.encoder is None else encoding.fields_of(self.encoder)
+        if self.encoder is not None:
+            return encoding.fields_of(self.encoder)
+        return encoding.number_fields(feature_names, self.medians)
 
     def relative(self, x: np.ndarray) -> np.ndarray:
         """Returns samples relative to the origin, ``(n, p)`` float32."""
-        return (np.asarray(x, np.float64) - self.zero).astype(np.float32)
+        return (prediction.fill_gaps(np.asarray(x, np.float64), self.medians) - self.zero).astype(np.float32)
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
         """Returns the leaf of each sample in each tree, ``(n, trees)``."""
@@ -108,8 +113,8 @@ def program_of(model: Any) -> Program:
     """Returns the program of a model.
 
     Raises:
-      ValueError: for models other than trees and forests of trees, for weights that are not float32, or for votes of
-        linear leaves.
+      ValueError: for models other than trees and forests of trees, for weights that are not float32, for numbers that
+        are not finite, or for votes of linear leaves.
     """
     encoder = None
     if isinstance(model, FrameModel):
@@ -147,7 +152,7 @@ def program_of(model: Any) -> Program:
     zero = np.zeros(tree.features) if origin is None else np.asarray(origin.x, np.float64)[0]
     offset = np.zeros(k) if origin is None or origin.y is None else np.asarray(origin.y, np.float64)[0] * np.ones(k)
     divisor = 1 if forest.combine == "sum" else trees
-    return Program(
+    program = Program(
         np.asarray(tree.weights),
         np.asarray(tree.bias),
         zero,
@@ -161,4 +166,14 @@ def program_of(model: Any) -> Program:
         is_tree,
         scalar,
         encoder,
+        None if encoder is not None or forest.medians is None else wide(forest.medians),
     )
+    for name in ("weights", "bias", "zero", "intercept", "coefficients", "lower", "upper", "offset", "medians"):
+        if (numbers := getattr(program, name)) is not None and not (finite := np.isfinite(numbers)).all():
+            raise ValueError(f"model must hold finite numbers, got {numbers[~finite][0]} in its {name}")
+    return program
+
+
+def fill_template(template: str, parts: Mapping[str, Any]) -> str:
+    """Returns a template with a part in the place of each ``@KEY@``. Parts may hold any text, such as ``@KEY@``."""
+    return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), template)

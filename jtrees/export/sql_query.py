@@ -12,16 +12,18 @@ from jtrees.export.encoding import Field
 from jtrees.export.program import Program, program_of
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
-from jtrees.validation import quoted
+from jtrees.validation import quoted, quoted_list
 
 _SPLITTER = "536870913.0"  # 2^29 + 1, which splits a double into its first 24 bits and the rest (Veltkamp 1968)
+_LARGEST = repr(float(np.finfo(np.float32).max))  # a model refuses larger numbers
+_NAME_BYTES = 63  # of a name in PostgreSQL, which cuts off the rest
 
 
 def to_sql(
     model: Any,
     path: str | os.PathLike,
     *,
-    table: str = "rows",
+    table: str | Sequence[str] = "rows",
     keys: str | Sequence[str] = (),
     feature_names: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
@@ -32,26 +34,31 @@ def to_sql(
     ``prediction_1`` and so on for several outputs. For a single tree, the last column is ``leaf``, from 0.
 
     Columns of numbers hold numbers, and durations are days. Booleans are booleans, or 0 and 1. Text is the canonical
-    text of a level: ``1``, not ``1.0``. Dates are refused. NULL is a missing value, and so are the texts that mean a
-    missing value for ``predict``, such as ``NA``. If a model of arrays had no missing values in training, NULL gives
-    NULL.
+    text of a level: ``1``, not ``1.0``. Dates are refused. NULL and NaN are missing values, and so are the texts that
+    mean a missing value for ``predict``, such as ``NA``. The prediction is NULL for a row with a number that
+    ``predict`` refuses, because it is infinite or outside the range of float32, and for a row with a missing value if
+    the model is a tree of arrays without ``medians``.
 
     The statement uses only standard SQL and ``LIMIT``. Probabilities of boosted classes, and boosted counts, also need
     the function ``EXP``, which SQLite has if it was built with its mathematical functions. Both databases limit the
-    number of columns: a model may have some 1500 features.
+    number of columns: a model may have some 1500 features. Scores are summed in the order of jtrees. Linear leaves and
+    exponentials of classes are summed in pairs, because SQLite limits the depth of expressions, so that predictions
+    differ from those of ``predict`` by rounding.
 
     Args:
       model: as for :func:`jtrees.export.to_c`.
       path: path of the file. The file is written completely or not at all.
-      table: name of the table, or of a view, that holds the rows.
+      table: name of the table, or of a view, that holds the rows; or the names of its schema and itself, such as
+        ``("public", "rows")``.
       keys: names of the columns that identify a row in the result.
       feature_names: names of the p columns, for a model of arrays. None: ``x0``, ``x1`` and so on.
       class_names: names of the k outputs, such as the classes. The columns of the result are then called
         ``prediction_NAME``.
 
     Raises:
-      ValueError: for any other model, for a column of dates, for a wrong number of names, for a name that occurs twice
-        in the result, or for the character 0 in a name or a level.
+      ValueError: for any other model, for a column of dates, or for a wrong number of names. For two columns of the
+        table, or of the result, whose names differ only in the case of letters or after 63 bytes, because databases do
+        not distinguish them. For the character 0 or a carriage return in a name or a level.
       OSError: if the file cannot be written.
 
     Example:
@@ -69,8 +76,11 @@ def to_sql(
     if dates := [field.name for field in fields if field.kind == "date"]:
         hint = "fit the model to numbers of days, or drop the column"
         raise ValueError(f"columns must not be dates, which differ between databases, got {quoted(dates[0])}: {hint}")
+    if repeated := _repeated([field.name for field in fields]):
+        raise ValueError(f"columns must have different names in SQL, got {quoted_list(repeated)}: rename them")
     keys = [keys] if isinstance(keys, str) else list(keys)
-    statement = _statement(program, fields, table, keys, _output_names(program, keys, class_names))
+    qualified = ".".join(map(_name, [table] if isinstance(table, str) else table))
+    statement = _statement(program, fields, qualified, keys, _output_names(program, keys, class_names))
     with io.written_whole(path) as file:
         file.write(statement.encode())
 
@@ -83,10 +93,18 @@ def _output_names(program: Program, keys: list[str], class_names: Sequence[str] 
     names = [f"prediction_{name}" for name in (range(count) if class_names is None else class_names)]
     names = ["prediction"] if program.scalar and class_names is None else names
     names += ["leaf"] if program.single else []
-    if repeated := [name for name in (*keys, *names) if (*keys, *names).count(name) > 1]:
+    if repeated := _repeated([*keys, *names]):
         argument = "keys" if repeated[0] in keys else "class_names"
-        raise ValueError(f"{argument} must give different columns of the result, got {quoted(repeated[0])} twice")
+        raise ValueError(f"{argument} must give different columns of the result, got {quoted_list(repeated)}")
     return names
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    """Returns the first names that a database does not distinguish, or an empty list."""
+    groups: dict[str, list[str]] = {}
+    for name in names:  # SQLite ignores the case of the letters of ASCII
+        groups.setdefault(name.encode()[:_NAME_BYTES].lower().decode(errors="ignore"), []).append(name)
+    return next((group for group in groups.values() if len(group) > 1), [])
 
 
 def _statement(program: Program, fields: list[Field], table: str, keys: list[str], names: list[str]) -> str:
@@ -99,7 +117,7 @@ def _statement(program: Program, fields: list[Field], table: str, keys: list[str
     columns |= {f'"x{i}"': _value(field, f'"t".{_name(field.name)}') for i, field in enumerate(fields)}
 
     queries = _tables(program)
-    queries["jtrees_columns"] = _select(columns, f'{_name(table)} AS "t"')
+    queries["jtrees_columns"] = _select(columns, f'{table} AS "t"')
     relative = dict(zip(features, _features(program, fields), strict=True))
     queries["jtrees_features"] = _select(_copied(row) | relative, '"jtrees_columns"')
 
@@ -173,9 +191,10 @@ def _value(field: Field, column: str) -> str:
         cases = " ".join(f"WHEN {_text(word)} THEN {number}" for word, number in BOOLEANS.items())
         return f"CAST(CASE LOWER(TRIM({text})) {cases} END AS DOUBLE PRECISION)"
     missing = f" OR TRIM({text}) IN ({', '.join(map(_text, field.missing))})" if field.missing else ""
-    if field.kind == "number":
+    if field.kind == "number":  # in PostgreSQL, NaN and its negative are larger than any number
         number = f"CAST({column} AS DOUBLE PRECISION)"
-        return f"CASE WHEN {column} IS NULL{missing} THEN NULL ELSE {number} END" if missing else number
+        is_nan = f"WHEN {number} > {_LARGEST} AND -{number} > {_LARGEST} THEN NULL"
+        return f"CASE WHEN {column} IS NULL{missing} THEN NULL {is_nan} ELSE {number} END"
     levels = "".join(f"WHEN {text} = {_text(level)} THEN {i} " for i, level in enumerate(field.levels))
     count = len(field.levels)
     return f"CASE WHEN {column} IS NULL{missing} THEN {count + 1} {levels}ELSE {count} END"
@@ -191,8 +210,9 @@ def _features(program: Program, fields: list[Field]) -> list[str]:
             zero = next(zeros)
             number = f"({column} - {_number(zero)})" if zero else column
             rounded = f"{_SPLITTER} * {number} - ({_SPLITTER} * {number} - {number})"
-            default = constant(field.center, zero)
-            relative.append(rounded if np.isnan(field.center) else f"COALESCE({rounded}, {default})")
+            default = "NULL" if np.isnan(field.center) else constant(field.center, zero)
+            in_range = f"WHEN {column} BETWEEN -{_LARGEST} AND {_LARGEST} THEN {rounded}"
+            relative.append(f"CASE WHEN {column} IS NULL THEN {default} {in_range} END")
             if field.masked:
                 zero = next(zeros)
                 cases = [constant(1, zero), constant(0, zero)]
@@ -216,8 +236,8 @@ def _lookup(code: str, values: Sequence[str]) -> str:
 def _score(features: Sequence[str]) -> str:
     """Returns the score of a split, in four partial sums, in the order of jtrees."""
     terms = [f'"w{j}" * {z}' for j, z in enumerate(features)]
-    a, b, c, d = (_sum(['"bias"'] * (i == 0) + terms[i::4]) for i in range(4))
-    return _sum([_sum([a, b]), _sum([c, d])])
+    a, b, c, d = (" + ".join(['"bias"'] * (i == 0) + terms[i::4]) for i in range(4))
+    return _sum(f"({part})" for part in (a, b, c, d) if part)
 
 
 def _sums(program: Program) -> list[str]:
@@ -250,8 +270,11 @@ def _exponential(value: str) -> str:
 
 
 def _sum(terms: Iterable[str]) -> str:
-    terms = [term for term in terms if term]
-    return f"({' + '.join(terms)})" if len(terms) > 1 else "".join(terms)
+    """Returns a sum of terms in pairs, ``((a + b) + (c + d))``, as an expression of small depth."""
+    terms = list(terms)
+    while len(terms) > 1:
+        terms = [f"({' + '.join(terms[i : i + 2])})" for i in range(0, len(terms), 2)]
+    return terms[0]
 
 
 def _number(value: Any) -> str:
@@ -268,6 +291,6 @@ def _text(text: str) -> str:
 
 
 def _delimited(text: str, mark: str) -> str:
-    if "\0" in text:
-        raise ValueError(f"names and levels must have no null character in SQL, got {quoted(text)}")
+    if "\0" in text or "\r" in text:  # a file that is read as text has other ends of lines
+        raise ValueError(f"names and levels must have no null character or carriage return in SQL, got {quoted(text)}")
     return mark + text.replace(mark, 2 * mark) + mark

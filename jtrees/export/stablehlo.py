@@ -11,6 +11,7 @@ from jaxtyping import Array
 from jtrees import io
 from jtrees.export.program import Program, program_of
 from jtrees.forest import Forest
+from jtrees.prediction import fill_gaps
 from jtrees.tables import FrameModel
 from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
@@ -27,7 +28,8 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
     ``jax.export.deserialize(bytearray(open(path, "rb").read()))`` reads the file. The result's ``call(x)`` needs
     ``jax.enable_x64(True)``. Predictions are double, ``(n,)`` or ``(n, k)``. Trees are evaluated in double precision,
     and all other models in single precision. Leaves are int32, ``(n,)``, or ``(n, trees)`` for a forest. The program
-    runs on CPU, CUDA, ROCm and TPU. This function needs the extra ``export``.
+    runs on CPU, CUDA, ROCm and TPU. NaN is a missing value if the model has ``medians``. This function needs the extra
+    ``export``.
 
     Args:
       model: any fitted model of numbers.
@@ -70,6 +72,7 @@ def to_stablehlo(model: Any, path: str | os.PathLike) -> None:
 
 
 def _evaluate(program: Program, x: Array) -> tuple[Array, Array]:
+    x = fill_gaps(x, program.medians)
     z = (x - program.zero).astype(jnp.float32).astype(jnp.float64)
     out, leaves = jnp.zeros((x.shape[0], len(program.offset))), []
     for tree in range(len(program.bias)):

@@ -14,7 +14,8 @@ def plot_sweep(result: SweepResult, axes: Any = None) -> np.ndarray:
     """Plots the loss of each run of a sweep against each option, and against the size of its model.
 
     A point is a run, with its mean loss over the folds. A line connects the means of the finished runs that share a
-    value of the option. Runs that are not finished are left out. Values that are not numbers stand side by side.
+    value of the option. Runs that are not finished are left out. The axes of an option that only these runs have are
+    empty. Values that are not numbers stand side by side.
 
     Args:
       result: the result of :func:`jtrees.sweep`.
@@ -43,7 +44,8 @@ def plot_sweep(result: SweepResult, axes: Any = None) -> np.ndarray:
         raise ValueError(f"axes must be {width}, one for each option and one for the sizes, got {len(axes)}")
     for ax, name in zip(axes, [*names, "size"], strict=False):
         shown = [row for row in rows if name in row]
-        _plot(ax, [row[name] for row in shown], np.array([row["loss"] for row in shown]), connected=name != "size")
+        if shown:  # else only runs that are not finished have the option
+            _plot(ax, [row[name] for row in shown], np.array([row["loss"] for row in shown]), connected=name != "size")
         ax.set_xlabel("numbers in the model" if name == "size" else literal(name))
     axes[0].set_ylabel("loss")
     return axes

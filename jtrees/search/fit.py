@@ -339,7 +339,12 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
         recipe=described(recipe.settled()),
         search=fitted.report,
     )
-    return FitResult(fitted.model, fitted.tree, fitted.loss, int(fitted.step), history, report)
+    model, tree = fitted.model, fitted.tree
+    if hasattr(model, "with_medians"):  # the medians that fill missing values travel with the model
+        model = model.with_medians(table.medians)
+        if tree is not None:
+            tree = model if tree is fitted.model else tree.with_medians(table.medians)
+    return FitResult(model, tree, fitted.loss, int(fitted.step), history, report)
 
 
 def check_link(task: Task, table: Table) -> None:

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import segments, tasks, validation as checks
+from jtrees import prediction, segments, tasks, validation as checks
 from jtrees.data.constraints import checked_signs
 from jtrees.data.table import Table, check_range
 from jtrees.tables.encoder import TableEncoder
@@ -187,7 +187,8 @@ def held_out_table(
         weights.
     """
     x = x if table.encoder is None else table.encoder.transform(x)
-    x = _features(checks.check_x(x, features=table.x.shape[1]))
+    x = checks.check_x(x, features=table.x.shape[1], finite=False)
+    x = _features(checks.check_x(prediction.filled(x, table.medians if np.isnan(x).any() else None)))
     y = targets(x, y)
     if y is None:
         raise ValueError("y must hold the targets to evaluate on, got None")

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Int
 import numpy as np
 
-from jtrees import io, pytree, validation as checks
+from jtrees import io, prediction, pytree, validation as checks
 from jtrees.tables.encoder import TableEncoder
 from jtrees.tree import ObliqueTree
 
@@ -14,7 +14,7 @@ from jtrees.tree import ObliqueTree
 @io.model
 @pytree.dataclass
 class FrameModel:
-    """A model of DataFrames, or of arrays with missing values.
+    """A model of DataFrames, or of arrays whose training rows had missing values.
 
     The methods take a DataFrame of any library with at least the fitted columns, in any order. If all columns are
     numbers, they also take an array, whose columns are found by position. They warn with
@@ -99,7 +99,9 @@ def features_of_rows(model: Any, x: Any) -> np.ndarray:
     """Returns the rows that a model takes as features, ``(n, p)`` in float64."""
     if isinstance(model, FrameModel):
         return model.encoder.transform(x)
-    return np.asarray(checks.check_x(x, features=model.features), np.float64)
+    rows = prediction.filled(np.asarray(checks.check_x(x, features=model.features, finite=False)), model.medians)
+    checks.check_finite("x", rows)
+    return np.asarray(rows, np.float64)
 
 
 def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:

@@ -15,10 +15,7 @@ import numpy as np
 from jtrees import distributed, io, validation as checks
 from jtrees.tables.cells import MISSING, OFFSETS, Reading
 from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, check_numbers, read_frame
-
-
-class ColumnsWarning(UserWarning):
-    """Columns of a raw table are left out, are ambiguous, or have new missing values or levels."""
+from jtrees.validation import ColumnsWarning
 
 
 @io.part
@@ -111,8 +108,8 @@ class Schema:
             if column.kind == "text":
                 known = frozenset(column.training_levels)
                 levels[name] = sum(level is not None and level not in known for level in raw.values.tolist())
-        warn_of_gaps(gaps, stacklevel=stacklevel + 1)
-        if which := _counted(levels):
+        checks.warn_of_gaps(gaps, stacklevel=stacklevel + 1)
+        if which := checks.counted(levels):
             message = f"x has levels that the training rows did not have: {which}"
             warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
@@ -143,19 +140,6 @@ class Schema:
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(3)), row[3]]) for row in rows)
         return "\n".join(line.rstrip() for line in lines)
-
-
-def warn_of_gaps(counts: Mapping[str, int], *, stacklevel: int) -> None:
-    """Warns of missing values, counted by column, in columns that had none in the training rows."""
-    if which := _counted(counts):
-        message = f"x has missing values where the training rows had none, replaced by typical values: {which}"
-        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    """Returns the names of columns and their positive numbers of rows as text."""
-    rows = lambda count: f"{count} row{'' if count == 1 else 's'}"
-    return checks.listed(f"{checks.quoted(name)} ({rows(count)})" for name, count in counts.items() if count)
 
 
 def _noted(columns: Mapping[str, ColumnSchema], remedy: Callable[[Mapping[str, str]], str]) -> str:

@@ -99,10 +99,8 @@ class LatentModel(SoftModel):
         Raises:
           ValueError: in the cases of :meth:`predict`.
         """
-        positions = prediction.evaluate(
-            LatentNetwork.position, self.network, x, features=self.features, scaling=self.scaling
-        )
-        return positions.T
+        doors: Any = {"features": self.features, "scaling": self.scaling, "medians": self.medians}
+        return prediction.evaluate(LatentNetwork.position, self.network, x, **doors).T
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
