@@ -27,6 +27,8 @@ _FAR = 8.0
 # deviations, informative tails of several data sets would be clipped.
 _OUTLIER = 100.0
 _CLIPPED = 1e-6  # factor of the weight of a row with a clipped feature, where slopes of leaves are fitted
+_GAP = 100.0  # smallest gap before codes, in ranges of the other values
+_MOST_CODES = 8  # a gap is at least this part of the range, so this number of codes on both sides is found
 _RARE = 1e-3  # largest fraction of a column that can be outliers; two values are always allowed
 _ROUNDING = 1e-5  # rounding error of float32 in predictions of scaled targets
 _TINY = 1e-30  # the square of a smaller deviation underflows in float32, and a quotient by it overflows
@@ -335,12 +337,14 @@ def check_slopes(scaling: Scaling, deviations: float) -> None:
 
 
 def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:
-    """Returns the weighted mean and deviation of a column ``(n,)`` without outliers.
+    """Returns the weighted mean and deviation of a column ``(n,)`` without codes and outliers.
 
     Outliers are included if the column is otherwise constant.
     """
     x = x.astype(np.float64)
-    middle = np.median(x)
+    low, high = _without_codes(x)
+    inside = (low <= x) & (x <= high)
+    middle = np.median(x if inside.all() else x[inside])
     x -= middle  # if most rows have the same value, the value is now exactly 0
 
     def moments(mask: np.ndarray | bool) -> tuple[float, float]:
@@ -352,7 +356,7 @@ def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]
     # Outliers are detected by moments without the rare extremes, which would dominate the deviation. The detection is
     # repeated, because a far outlier hides nearer outliers.
     distance, rare = np.abs(x), max(2, int(_RARE * len(x)))
-    inside, remaining = np.ones(len(x), bool), distance
+    remaining = distance[inside]
     while len(remaining) > 2 * rare:
         mean, deviation = moments(inside & (distance <= np.partition(remaining, -1 - rare)[-1 - rare]))
         far = inside & (np.abs(x - mean) > _OUTLIER * deviation)
@@ -363,3 +367,25 @@ def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]
     mean, deviation = moments(inside)
     mean, deviation = (mean, deviation) if deviation > 0 else moments(True)
     return middle + mean, deviation
+
+
+def _without_codes(x: np.ndarray) -> tuple[float, float]:
+    """Returns the smallest and the largest value of a column ``(n,)`` that are not codes, such as 999,999,999.
+
+    Codes may have a large share of the rows, so moments do not show them. They are beyond a gap of more than ``_GAP``
+    times the range of the other values. Of the values on both sides of a gap, those remain that differ more often from
+    their most frequent value.
+    """
+    values, counts = np.unique(x, return_counts=True)
+    first, last, inside = 0, len(values) - 1, (0, len(values) - 1)
+    while last - first > 1:
+        gaps = np.diff(values[first : last + 1])
+        after = first + 1 + int(gaps.argmax())
+        if gaps[after - first - 1] * _MOST_CODES < values[last] - values[first]:
+            break
+        varying = [part.sum() - part.max() for part in (counts[first:after], counts[after : last + 1])]
+        first, last = (first, after - 1) if varying[0] >= varying[1] else (after, last)
+        distance = np.diff(values[max(first - 1, 0) : first + 1]), np.diff(values[last : last + 2])
+        if min(map(np.min, filter(len, distance))) > _GAP * (values[last] - values[first]) > 0:
+            inside = first, last
+    return values[inside[0]], values[inside[1]]
