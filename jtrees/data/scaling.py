@@ -151,7 +151,7 @@ class Scaling:
         weights = np.where(self.constant, 0, weights * self.x_unit)
         return ObliqueTree(*_in_float32(weights, bias), tree.leaves)
 
-    def clipped(self, x: np.ndarray) -> np.ndarray:
+    def clipped(self, x: Any) -> np.ndarray:
         """Returns which scaled features are clipped, ``(n, p)`` bool."""
         most = np.float32(self.x_most)
         return (x >= most) | (x <= -most)
