@@ -88,6 +88,87 @@ def test_outliers_leave_the_others_their_resolution(n, outliers):
     assert np.array_equal(result[: len(outliers)], 100 * np.sign(outliers).astype(np.float32))
 
 
+CODES = {
+    "one": [999_999_999],
+    "near": [99_999],
+    "both sides": [-1e9, 1e9],
+    "nan_to_num": np.finfo(np.float32).max * np.array([1.0, -1.0]),
+    "three": [-9999, 999_999, 1e12],
+}
+
+
+def coded_column(plain, codes, part, seed=0):
+    """A column with codes in a part of its rows, and which rows these are."""
+    rng = np.random.default_rng(seed)
+    coded = rng.random(len(plain)) < part
+    return np.where(coded, rng.choice(codes, len(plain)), plain), coded
+
+
+@pytest.mark.parametrize("part", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("codes", CODES.values(), ids=CODES)
+@pytest.mark.parametrize("values", ["normal", "binary", "mostly 0", "skewed"])
+def test_codes_leave_the_others_their_resolution(values, codes, part):
+    rng = np.random.default_rng(1)
+    plain = {
+        "normal": rng.normal(size=2000),
+        "binary": rng.integers(0, 2, 2000),
+        "mostly 0": rng.poisson(0.1, 2000),
+        "skewed": np.exp(rng.normal(size=2000)),
+    }[values]
+    column, coded = coded_column(plain, codes, part)
+    for near in (False, True):
+        scaling = Scaling.fit(table(column[:, None], np.arange(2000.0)), near=near)
+        result = scaling.transform(column[:, None])[:, 0]
+        np.testing.assert_allclose(result[~coded], scaled(plain[~coded]), rtol=1e-6, atol=1e-6)
+        # A code is beyond the others, on its side.
+        farthest = np.abs(result[~coded]).max()
+        expected = farthest + 1 if near else 100
+        np.testing.assert_allclose(result[coded], expected * np.sign(column[coded]), rtol=1e-5)
+
+
+def test_a_code_may_be_zero_or_the_most_frequent_value():
+    times = 1.7e9 + np.random.default_rng(0).normal(size=1000)
+    for part in (0.05, 0.7):
+        column, coded = coded_column(times, [0], part)
+        result = scaled(column)
+        np.testing.assert_allclose(result[~coded], scaled(times[~coded]), atol=1e-4)
+        assert (result[coded] == -100).all()
+
+
+def test_columns_without_codes_are_scaled_as_a_whole():
+    rng = np.random.default_rng(0)
+    years = np.where(rng.random(2000) < 0.96, 0, rng.integers(1934, 2016, 2000))
+    heavy = np.exp(2 * rng.normal(size=2000))
+    columns = {
+        "two values": rng.integers(0, 2, 2000) * 1e9,
+        "rare value": (rng.random(2000) < 0.01) * 1e9,
+        "levels": rng.choice([0, 10, 1000, 1e5], 2000),
+        "years or 0": years,
+        "counts": rng.poisson(np.exp(2 * rng.normal(size=2000))),
+        "Pareto": rng.pareto(2.5, 2000),
+        "heavy tail": heavy,
+        "-999": np.where(rng.random(2000) < 0.05, -999, 30 * rng.normal(size=2000)),
+    }
+    for name, column in columns.items():
+        scaling = Scaling.fit(table(column[:, None], np.arange(2000.0)), near=True)
+        assert (scaling.x_most == 100).all(), name
+        assert scaling.x_center[0] == pytest.approx(column.mean(), rel=1e-9), name
+        assert scaling.x_unit[0] == pytest.approx(column.std(), rel=1e-9), name
+
+
+def test_splits_of_huge_columns_are_finite_on_scaled_features():
+    x = np.column_stack([np.where(np.arange(N) % 2, 1, -1) * np.finfo(np.float32).max, X[:, 0]])
+    scaling = Scaling.fit(table(x), 1 / 3)
+    for weights in ([[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 1.0]]):
+        raw = scaling.restore_splits(ObliqueTree(np.float32(weights), np.float32([0.1]), None))
+        back = scaling.replace(x_unit=9 * scaling.x_unit).transform_splits(raw)
+        for tree in (raw, back):
+            assert np.isfinite(tree.weights).all() and np.isfinite(tree.bias).all()
+        assert np.array_equal(
+            raw.leaf_index(x), oracles.walk(np.float32(weights), np.float32([0.1]), scaling.transform(x))
+        )
+
+
 def test_jax_arrays_are_scaled_as_numpy_arrays_are():
     x = np.round(X * [1, 1000, 10]) + np.array([1e6, 0, 300])
     scaling = Scaling.fit(table(x))
@@ -272,3 +353,62 @@ def test_an_outlier_does_not_change_the_slopes_of_linear_leaves(far, is_linear):
     assert rms < 0.1
     if is_linear:  # the range of the targets includes that of the outlier
         assert tree.predict(x[:1])[0] == pytest.approx(y[0], rel=0.11)
+
+
+def test_linear_leaves_have_no_slope_of_a_code():
+    x, coded = X.copy(), np.arange(N) % 10 == 0
+    x[coded, 0] = 999_999_999
+    y = np.where(coded, 1.0, 3 * x[:, 0]) + x[:, 1]
+    training = table(x, y)
+    scaling = Scaling.fit(training)
+    data = Data(training, None, scaling, scaling.batch(training))
+    # Codes have a leaf, or they share a leaf.
+    alone = ObliqueTree(np.float32([[1, 0, 0]]), np.float32([-1e6]), None)
+    tree, _ = data.refit(alone, "linear")
+    assert np.sqrt(np.mean((tree.predict(x) - y) ** 2)) < 0.1
+    shared = ObliqueTree(np.zeros((1, 3), np.float32), np.float32([-1]), None)
+    tree, _ = data.refit(shared, "linear")
+    assert np.mean((tree.predict(x) - y) ** 2) < y.var() and np.asarray(tree.leaves.coefficients)[0, 0] == 0
+
+
+CODED = 600
+
+
+@pytest.fixture(scope="module")
+def coded_rows():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2 * CODED, 3))
+    y = np.sin(2 * x[:, 0]) + x[:, 1]
+    return x, y
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "part", "least"),
+    [
+        (jtrees.Boosted(rounds=100), 0.05, 0.95),
+        (jtrees.Boosted(rounds=100), 0.3, 0.95),
+        (jtrees.GET(depth=4, starts=4, epochs=150), 0.3, 0.75),
+        (jtrees.GET(depth=3, starts=2, epochs=100, leaves="linear"), 0.3, 0.95),
+        (jtrees.DGT(depth=4, epochs=60), 0.05, 0.7),
+        (jtrees.TEL(depth=3, trees=5, epochs=40), 0.3, 0.9),
+        (jtrees.NonGreedy(depth=4), 0.3, 0.7),
+    ],
+    ids=["Boosted", "Boosted, many", "GET", "linear leaves", "DGT", "TEL", "NonGreedy"],
+)
+@pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning")
+def test_a_code_does_not_hide_a_column(coded_rows, recipe, least, part):
+    plain, y = coded_rows
+    x, (column, coded) = plain.copy(), coded_column(plain[:, 0], [999_999_999], part)
+    x[:, 0] = column
+    training, new = slice(CODED), slice(CODED, None)
+    fit = jtrees.fit(recipe, x[training], y[training], key=jax.random.key(0))
+    predictions = fit.predict(x[new])
+    error = np.square(predictions - y[new])
+    others, rest = ~coded[new], coded[new]
+    assert 1 - error[others].mean() / y[new][others].var() > least
+    assert error[rest].mean() < 3 * y.var()  # they are predicted without the column, not by a limit of float32
+    if isinstance(recipe, jtrees.DGT):  # leaves are fitted to the rows that reach them in the user's units
+        leaf = fit.tree.leaf_index(x[training])
+        means = oracles.leaf_means(leaf, y[training], 16, 0)
+        np.testing.assert_allclose(fit.predict(x[training]), means[leaf], rtol=1e-6)

@@ -27,6 +27,8 @@ _FAR = 8.0
 # deviations, informative tails of several data sets would be clipped.
 _OUTLIER = 100.0
 _CLIPPED = 1e-6  # factor of the weight of a row with a clipped feature, where slopes of leaves are fitted
+_GAP = 100.0  # smallest gap before codes, in ranges of the other values
+_MOST_CODES = 8  # a gap is at least this part of the range, so this number of codes on both sides is found
 _RARE = 1e-3  # largest fraction of a column that can be outliers; two values are always allowed
 _ROUNDING = 1e-5  # rounding error of float32 in predictions of scaled targets
 _TINY = 1e-30  # the square of a smaller deviation underflows in float32, and a quotient by it overflows
@@ -46,7 +48,7 @@ class Scaling:
     Attributes:
       x_center: centre that is subtracted from the features, ``(p,)``; the value of a constant column.
       x_unit: unit that divides the centred features, ``(p,)``. It is negative if predictions must not rise.
-      x_most: absolute value at which scaled features are clipped.
+      x_most: absolute value at which scaled features are clipped, ``()`` or ``(p,)``.
       constant: columns that are treated as constant and scaled to 0, ``(p,)`` bool.
       y_low: offset of the targets, ``()`` or ``(k,)``, such as their minimum; None in classification.
       y_unit: unit of the targets, such as their range; None in classification.
@@ -56,7 +58,7 @@ class Scaling:
 
     x_center: np.ndarray
     x_unit: np.ndarray
-    x_most: float
+    x_most: Any
     constant: np.ndarray
     y_low: Any
     y_unit: Any
@@ -64,15 +66,21 @@ class Scaling:
     medians: np.ndarray | None = None
 
     @classmethod
-    def fit(cls, table: Table, deviations: float = 1.0) -> "Scaling":
-        """Returns the scaling of a table; the unit of a feature is ``deviations`` standard deviations."""
+    def fit(cls, table: Table, deviations: float = 1.0, *, near: bool = False) -> "Scaling":
+        """Returns the scaling of a table; the unit of a feature is ``deviations`` standard deviations.
+
+        Codes such as 999,999,999 do not count in means and deviations. A linear split sees a code as it is, so codes
+        are clipped far from the other values, like outliers. If codes are ``near``, they are clipped one deviation from
+        the other values: gradients of weights are then not those of codes alone.
+        """
         share = ones_or(table.weight, table.x)
-        mean, deviation = np.transpose([_mean_and_deviation(column, share) for column in table.x.T])
+        mean, deviation, farthest = np.transpose([_moments(column, share) for column in table.x.T])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
         (low, unit), y_mean = table.task.units(table.y), None
         if isinstance(table.task, tasks.Regression):
             y_mean = table.y.mean(0)
-        return cls.from_moments(mean, deviation, deviations, low, unit, y_mean)
+        scaling = cls.from_moments(mean, deviation, deviations, low, unit, y_mean)
+        return scaling.replace(x_most=np.minimum(scaling.x_most, (farthest + 1) / deviations)) if near else scaling
 
     @classmethod
     def from_moments(
@@ -101,10 +109,10 @@ class Scaling:
     def _in_units(self, x: Any, zero: Any) -> Any:
         """Returns scaled features in float32, from features relative to ``zero``."""
         xp: Any = jnp if isinstance(x, jax.Array) else np
-        center, unit = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit))
+        center, unit, most = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit, self.x_most))
         # A constant column is also 0 in new samples.
         scaled = xp.where(self.constant, 0, (x - center) / unit)
-        return xp.clip(scaled, -self.x_most, self.x_most).astype(np.float32)
+        return xp.clip(scaled, -most, most).astype(np.float32)
 
     def transform_y(self, y: Any) -> np.ndarray:
         """Returns scaled targets in float32; labels are returned unchanged."""
@@ -141,11 +149,7 @@ class Scaling:
         weights = np.where(self.constant, 0, np.asarray(tree.weights, np.float64) / self.x_unit)
         zero = 0 if self.origin is None else np.asarray(self.origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) - weights @ (self.x_center - zero)
-        size = np.abs(weights).max(-1)
-        # The scale of a split is free: choose one within the range of float32.
-        unit = np.where((size > 0) & ((size > 1 / _TINY) | (size < _TINY)), size, 1)
-        weights, bias = (sharding.from_host(a, np.float32) for a in (weights / unit[..., None], bias / unit))
-        return ObliqueTree(weights, bias, tree.leaves, self.origin)
+        return ObliqueTree(*_in_float32(weights, bias), tree.leaves, self.origin)
 
     def transform_splits(self, tree: ObliqueTree) -> ObliqueTree:
         """Returns the same splits on scaled features; the leaves are not changed."""
@@ -153,8 +157,12 @@ class Scaling:
         zero = 0 if tree.origin is None else np.asarray(tree.origin.x, np.float64)
         bias = np.asarray(tree.bias, np.float64) + weights @ (self.x_center - zero)
         weights = np.where(self.constant, 0, weights * self.x_unit)
-        weights, bias = (sharding.from_host(a, np.float32) for a in (weights, bias))
-        return ObliqueTree(weights, bias, tree.leaves)
+        return ObliqueTree(*_in_float32(weights, bias), tree.leaves)
+
+    def clipped(self, x: Any) -> np.ndarray:
+        """Returns which scaled features are clipped, ``(n, p)`` bool."""
+        most = np.float32(self.x_most)
+        return (x >= most) | (x <= -most)
 
     def restore_leaves(self, leaves: Any) -> Any:
         """Returns the same leaves in the user's units, relative to the origin."""
@@ -249,13 +257,23 @@ class Data(NamedTuple):
         empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
         if not empty.is_constant:
             batch = self.scaling.batch(self.table) if self.batch is None else self.batch
-            clipped = np.maximum(batch.x.max(1), -batch.x.min(1)) >= np.float32(self.scaling.x_most)
-            if clipped.any():
-                # A prediction does not clip features, so a clipped row has hardly any weight for slopes. Its target
-                # still extends the range of the outputs.
+            clipped, rows = self.scaling.clipped(batch.x), np.pad(leaf, (0, len(batch.x) - len(x)), mode="edge")
+            # A prediction does not clip features. A leaf with codes has no slope of their column, and an outlier has
+            # hardly any weight for slopes. Its target still extends the range of the outputs.
+            coded = np.zeros((len(splits.bias) + 1, x.shape[1]), bool)
+            for column in np.flatnonzero(clipped[: len(x)].sum(0) > _rare(len(x))):
+                coded[rows[clipped[:, column]], column] = True
+            if coded.any():
+                clipped &= ~coded[rows]
+                batch = batch._replace(x=np.where(coded[rows], 0, batch.x))
+            if (outlier := clipped.any(1)).any():
                 weight = ones_or(batch.weight, batch.x)
-                batch = batch._replace(weight=np.where(clipped, _CLIPPED * weight, weight).astype(np.float32))
-            fitted, criterion = _refit(empty, np.pad(leaf, (0, len(batch.x) - len(x)), mode="edge"), batch)
+                batch = batch._replace(weight=np.where(outlier, _CLIPPED * weight, weight).astype(np.float32))
+            fitted, criterion = _refit(empty, rows, batch)
+            if coded.any():  # a code would multiply rounding errors
+                slopes = np.asarray(fitted.coefficients)
+                hidden = coded.reshape(*coded.shape, *[1] * (slopes.ndim - 2))
+                fitted = fitted.replace(coefficients=np.where(hidden, 0, slopes))
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
         fit = partial(refit_hierarchical, empty, strength=strength) if shrink else empty.refit
@@ -289,6 +307,17 @@ class Data(NamedTuple):
         y = y if tree.origin is None or tree.origin.y is None else y - np.asarray(tree.origin.y, np.float64)
         return tree.replace(leaves=tree.leaves.with_common(leaf, y, weight, _ROUNDING * self.scaling.y_unit))
 
+    def moves_clipped(self, scaled: ObliqueTree, tree: ObliqueTree) -> bool:
+        """Returns whether a row with a clipped feature reaches another leaf in the user's units than in training.
+
+        Args:
+          scaled: the tree on scaled features.
+          tree: the same tree in the user's units.
+        """
+        x = (self.scaling.batch(self.table) if self.batch is None else self.batch).x[: len(self.table.x)]
+        rows = np.flatnonzero(self.scaling.clipped(x).any(1))
+        return bool(np.any(scaled.leaf_index(x[rows]) != tree.leaf_index(self.table.x[rows])))
+
     def with_fitted(self, tree: ObliqueTree) -> ObliqueTree:
         """Returns the tree in which leaves that equal the leaves of :meth:`refit` up to rounding are replaced by them.
 
@@ -315,7 +344,7 @@ def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
     """Warns of columns that are treated as constant although they vary in rows of considerable weight."""
     even = np.ones(len(x))
-    tiny = [int(j) for j in constant if np.ptp(x[:, j]) > 0 and _mean_and_deviation(x[:, j], even)[1] < _TINY]
+    tiny = [int(j) for j in constant if np.ptp(x[:, j]) > 0 and _moments(x[:, j], even)[1] < _TINY]
     if tiny:
         which = f"column{'s' if len(tiny) > 1 else ''} {quoted_list(tiny)}"
         message = (
@@ -342,13 +371,29 @@ def check_slopes(scaling: Scaling, deviations: float) -> None:
         )
 
 
-def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]:
-    """Returns the weighted mean and deviation of a column ``(n,)`` without outliers.
+def _in_float32(weights: np.ndarray, bias: np.ndarray) -> tuple[Any, Any]:
+    """Returns splits in float32. The scale of a split is free: it is chosen within the range of float32."""
+    size = np.abs(weights).max(-1)
+    unit = np.where((size > 0) & ((size > 1 / _TINY) | (size < _TINY)), size, 1)
+    return sharding.from_host(weights / unit[..., None], np.float32), sharding.from_host(bias / unit, np.float32)
 
-    Outliers are included if the column is otherwise constant.
+
+def _rare(rows: int) -> int:
+    """Returns the largest number of outliers in a column with this number of rows; more values are codes."""
+    return max(2, int(_RARE * rows))
+
+
+def _moments(x: np.ndarray, share: np.ndarray) -> tuple[float, float, float]:
+    """Returns the weighted mean and deviation of a column ``(n,)`` without codes and outliers, and the farthest value.
+
+    Outliers are included if the column is otherwise constant. The farthest value is the largest distance from the mean
+    in deviations without codes. It is infinite if there are no codes.
     """
     x = x.astype(np.float64)
-    middle = np.median(x)
+    low, high = _without_codes(x)
+    inside = (low <= x) & (x <= high)
+    has_codes = not inside.all()
+    middle = np.median(x[inside] if has_codes else x)
     x -= middle  # if most rows have the same value, the value is now exactly 0
 
     def moments(mask: np.ndarray | bool) -> tuple[float, float]:
@@ -359,8 +404,8 @@ def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]
 
     # Outliers are detected by moments without the rare extremes, which would dominate the deviation. The detection is
     # repeated, because a far outlier hides nearer outliers.
-    distance, rare = np.abs(x), max(2, int(_RARE * len(x)))
-    inside, remaining = np.ones(len(x), bool), distance
+    distance, rare = np.abs(x), _rare(len(x))
+    remaining = distance[inside]
     while len(remaining) > 2 * rare:
         mean, deviation = moments(inside & (distance <= np.partition(remaining, -1 - rare)[-1 - rare]))
         far = inside & (np.abs(x - mean) > _OUTLIER * deviation)
@@ -370,4 +415,27 @@ def _mean_and_deviation(x: np.ndarray, share: np.ndarray) -> tuple[float, float]
         remaining = distance[inside]
     mean, deviation = moments(inside)
     mean, deviation = (mean, deviation) if deviation > 0 else moments(True)
-    return middle + mean, deviation
+    farthest = np.abs(x[inside] - mean).max() / deviation if has_codes and deviation > 0 else np.inf
+    return middle + mean, deviation, farthest
+
+
+def _without_codes(x: np.ndarray) -> tuple[float, float]:
+    """Returns the smallest and the largest value of a column ``(n,)`` that are not codes, such as 999,999,999.
+
+    Codes may have a large share of the rows, so moments do not show them. They are beyond a gap of more than ``_GAP``
+    times the range of the other values. Of the values on both sides of a gap, those remain that differ more often from
+    their most frequent value.
+    """
+    values, counts = np.unique(x, return_counts=True)
+    first, last, inside = 0, len(values) - 1, (0, len(values) - 1)
+    while last - first > 1:
+        gaps = np.diff(values[first : last + 1])
+        after = first + 1 + int(gaps.argmax())
+        if gaps[after - first - 1] * _MOST_CODES < values[last] - values[first]:
+            break
+        varying = [part.sum() - part.max() for part in (counts[first:after], counts[after : last + 1])]
+        first, last = (first, after - 1) if varying[0] >= varying[1] else (after, last)
+        distance = np.diff(values[max(first - 1, 0) : first + 1]), np.diff(values[last : last + 2])
+        if min(map(np.min, filter(len, distance))) > _GAP * (values[last] - values[first]) > 0:
+            inside = first, last
+    return values[inside[0]], values[inside[1]]

@@ -11,6 +11,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree
+from jtrees.data import Scaling, Table
 from jtrees.methods.nongreedy_tree.greedy import (
     Growing,
     advanced,
@@ -115,6 +116,9 @@ class CO2(Recipe):
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         check_log_loss(task)
         most_rows(self)
+
+    def scaling(self, table: Table) -> Scaling:
+        return Scaling.fit(table)
 
     def level(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of a level, for n samples."""
