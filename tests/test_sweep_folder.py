@@ -281,7 +281,11 @@ def test_losses_that_differ_have_other_definitions(name):
     assert " at 0x" not in first
 
 
-@pytest.mark.parametrize("loss", [reads_global, calls_helper, with_rule, jax.jit(reads_global), Pinball(0.1)], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [reads_global, calls_helper, with_rule, jax.jit(reads_global), Pinball(0.1)],
+    ids=["global", "helper", "rule", "jit", "object"],
+)
 def test_globals_and_helpers_are_a_part_of_a_loss(monkeypatch, loss):
     before = definition("task", loss)
     monkeypatch.setitem(globals(), "UNREAD", 2)
@@ -324,7 +328,11 @@ class Slotted:
         return outputs - y
 
 
-@pytest.mark.parametrize("loss", [reads_module, imports, Slotted(), holding(np.random.default_rng(0))], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [reads_module, imports, Slotted(), holding(np.random.default_rng(0))],
+    ids=["module", "import", "slots", "closure"],
+)
 def test_what_cannot_be_compared_is_refused_before_the_first_run(tmp_path, searches, loss):
     task = jtrees.Regression(loss_function=loss)
     with pytest.raises(ValueError, match=r"task must be defined by code, .* got .*: give it a version of your own"):
