@@ -123,10 +123,12 @@ def is_parquet(file: Path) -> bool:
 
 def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     """Returns the cells of CSV with a header as text."""
-    text = _decoded(file, rules.encoding)
+    text, separator = _decoded(file, rules.encoding), rules.separator
+    if line := re.match(r'"?sep=(.)"?\r?\n', text, re.IGNORECASE):  # Excel writes it
+        text, separator = text[line.end() :], line[1]
     # If rows end in a separator, pandas would otherwise use the first column as an index.
     options: Any = {
-        "sep": rules.separator,
+        "sep": separator,
         "dtype": str,
         "keep_default_na": False,
         "na_values": [""],
@@ -139,7 +141,7 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
         header = pd.read_csv(StringIO(text), nrows=1, header=None, **options)
         cells = [cell.strip() if isinstance(cell, str) else "" for cell in header.iloc[0]] if len(header) else [""]
         names += [name or f"Unnamed: {place}" for place, name in enumerate(cells)]
-        other = next((c for c in (";", "\t", "|", ",") if c != rules.separator and c in names[0]), None)
+        other = next((c for c in (";", "\t", "|", ",") if c != separator and c in names[0]), None)
         wrong = len(names) == 1 and other is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header", pd.errors.ParserWarning)
