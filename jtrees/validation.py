@@ -67,7 +67,7 @@ def first_repeated(names: Iterable[str]) -> str | None:
     return next((name for name in names if name in seen or seen.add(name)), None)
 
 
-def checked_names(feature_names: Sequence[str] | None, features: int) -> list[str]:
+def checked_names(feature_names: Any, features: int) -> list[str]:
     """Returns the names of features as text, by default ``x0``, ``x1``, ...
 
     Raises:

@@ -14,7 +14,8 @@ from jtrees import validation as checks
 from jtrees.segments import Array, module_of
 
 # Kinds of labels of several types. A boolean is also a number in Python.
-_KINDS: dict[str, Any] = {"boolean": (bool, np.bool_), "number": (int, float, np.number), "text": str}
+_KINDS: dict[str, Any] = {"number": (int, float, np.number, np.bool_), "text": str}
+_BOOLEAN = (bool, np.bool_)
 _TOLERANCE = 1e-3  # on the sum of a row: probabilities may be rounded, or have a short dtype
 
 
@@ -62,6 +63,7 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
     if classes is not None:  # a validation set may lack classes, which would change the numbers
         encode = "encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
     y, unclear = label_array(y)
+    y = y if unclear or y.dtype != object else np.array(y.tolist())  # booleans and numbers
     if y.ndim != 1 or len(y) == 0:
         raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")
     if unclear:
@@ -89,12 +91,12 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
 def label_array(y: Any) -> tuple[np.ndarray, str]:
     """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``.
 
-    The array is numeric if all labels are numbers. It must have no masked values.
+    The array is numeric if all labels are numbers, or all are booleans. It must have no masked values.
     """
     checks.check_unmasked("y", y)
     labels = np.asarray(y)
     is_list = isinstance(y, (list, tuple)) and labels.ndim == 1
-    has_booleans = is_list and labels.dtype.kind in "iuf" and any(isinstance(label, _KINDS["boolean"]) for label in y)
+    has_booleans = is_list and labels.dtype.kind in "iuf" and any(isinstance(label, _BOOLEAN) for label in y)
     if has_booleans or (is_list and labels.dtype.kind in "SU"):  # NumPy converts mixed types, and cuts null characters
         labels = np.asarray(y, object)
     if labels.ndim != 1 or labels.dtype.kind not in "OmM" or not len(labels):
@@ -111,7 +113,8 @@ def label_array(y: Any) -> tuple[np.ndarray, str]:
         if _kind(label) != kind and (is_named or not (issubclass(type(label), kind) or issubclass(kind, type(label)))):
             got = f"{checks.quoted(labels[0])} and {checks.quoted(label)} (in row {i})"
             return labels, f"{got}: make labels one type, then encode them"
-    if kind in ("boolean", "number") or (kind == "text" and is_list):
+    is_mixed = len({isinstance(label, _BOOLEAN) for label in labels}) > 1
+    if (kind == "number" and not is_mixed) or (kind == "text" and is_list):
         plain = np.array(labels.tolist())
         return (plain if plain.tolist() == labels.tolist() else labels), ""
     return labels, ""
