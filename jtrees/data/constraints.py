@@ -108,7 +108,8 @@ def column_finder(names: list[Any], argument: str) -> Callable[[Any], Any]:
     text here, whatever type they have in the DataFrame. The function raises ``ValueError`` for an unknown column, and
     names the argument.
     """
-    numbered = {number: name for name in names if (number := _number_of(name)) is not None} or dict(enumerate(names))
+    numbered: dict[Any, Any] = {number: name for name in names if (number := _number_of(name)) is not None}
+    numbered = numbered or dict(enumerate(names))
     known = frozenset(names)
 
     def find(column: Any) -> Any:

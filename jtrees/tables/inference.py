@@ -110,7 +110,7 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
     is_several = isinstance(missing, Iterable) and not isinstance(missing, str)
     if not is_several or not all(isinstance(text, str) for text in missing):
         raise ValueError(f'missing must be texts, such as ("-", "unknown"), got {checks.quoted(missing)}')
-    return tuple(map(level_of, missing))
+    return tuple(level_of(text) or "" for text in missing)
 
 
 # --- A column --------------------------------------------------------------------------------------------------------

@@ -110,7 +110,8 @@ def label_array(y: Any) -> tuple[np.ndarray, str]:
     kind = _kind(labels[0])
     for i, label in enumerate(labels):
         is_named = isinstance(kind, str) or isinstance(_kind(label), str)
-        if _kind(label) != kind and (is_named or not (issubclass(type(label), kind) or issubclass(kind, type(label)))):
+        is_related = isinstance(label, type(labels[0])) or isinstance(labels[0], type(label))
+        if _kind(label) != kind and (is_named or not is_related):
             got = f"{checks.quoted(labels[0])} and {checks.quoted(label)} (in row {i})"
             return labels, f"{got}: make labels one type, then encode them"
     is_mixed = len({isinstance(label, _BOOLEAN) for label in labels}) > 1
