@@ -322,6 +322,26 @@ def test_target_means_know_neither_offset_nor_unit(offset, unit):
     np.testing.assert_allclose((actual[:, helpful] - offset) / unit, expected[:, helpful], atol=1e-3)  # 1e12 has digits
 
 
+def test_a_fit_to_levels_knows_neither_offset_nor_unit():
+    rng = np.random.default_rng(0)
+    city = rng.integers(0, 20, N)
+    x, y = pd.DataFrame({"city": [f"city {i}" for i in city]}), rng.normal(size=20)[city] + 0.1 * rng.normal(size=N)
+    for offset, unit in ((0, 1), (1e6, 1), (1e9, 1), (1e12, 1), (0, 1e-12), (0, 1e12)):
+        fit = jtrees.fit(recipes.GET, x, offset + unit * y, key=KEY)
+        errors = (np.asarray(fit.predict(x), float) - offset) / unit - y
+        assert np.square(errors).mean() < 0.3 * y.var(), (offset, unit)
+        assert fit.loss / unit**2 == pytest.approx(np.square(errors).mean(), rel=1e-2)
+
+
+def test_the_first_and_last_days_of_the_calendar_are_read_alike():
+    encoder, east = encoder_of(BERLIN), datetime.timezone(datetime.timedelta(hours=5))
+    west = datetime.timezone(datetime.timedelta(hours=-5))
+    dates = [datetime.datetime(1, 1, 1, tzinfo=east), datetime.datetime(9999, 12, 31, 23, tzinfo=west)]
+    actual = features(encoder, pd.Series(dates, dtype=object))
+    assert actual == features(encoder, [date.isoformat() for date in dates])
+    assert actual[0] < features(encoder, BERLIN)[0] < actual[1]
+
+
 def test_rare_levels_are_one_and_new_levels_are_others():
     text = ["a"] * 10 + ["b"] * 10 + ["c"] * 2 + ["d"] * 3
     encoder = encoder_of(text)

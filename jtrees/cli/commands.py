@@ -278,7 +278,8 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     for line in changes:
         print(f"jtrees: {line}", file=sys.stderr)
     if further := checked_missing(options.missing or ()):
-        table = table.mask(table.apply(lambda cells: cells.map(lambda cell: means_missing(cell, further))), None)
+        gaps = {name: [means_missing(cell, further) for cell in table[name]] for name in table}
+        table = table.mask(pd.DataFrame(gaps, index=table.index, dtype=bool), None)
     if not is_parquet(options.table):
         missing = rules.missing if schema is None else schema.missing
         for name, reading in _readings(schema, list(table), options.decimal).items():

@@ -71,7 +71,7 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
         missing = rules.missing_labels
         if isinstance(y.dtype, pd.CategoricalDtype):
             y = y.astype(object).infer_objects()
-        y = y.mask(y.map(lambda cell: means_missing(cell, missing)).astype(bool))
+        y = y.mask(np.array([means_missing(cell, missing) for cell in y], bool))
     else:
         y, how = _read_target(y, rules)
         changes += [f"target {checks.quoted(target)}: {how}"] if how else []
