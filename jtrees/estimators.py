@@ -3,7 +3,7 @@
 Shapes, labels and weights follow scikit-learn. Otherwise, the estimators behave like :func:`jtrees.fit`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from jax.typing import ArrayLike
@@ -14,7 +14,7 @@ from jtrees.ensembles import Boosted
 from jtrees.methods import GET
 from jtrees.tasks import Regression
 from jtrees.tasks.custom import named
-from jtrees.tasks.labels import label_array
+from jtrees.tasks.labels import coded_labels, label_array
 
 try:
     from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
@@ -253,14 +253,17 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         Raises:
           ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
         """
+        classes = None
         if y is not None:
             labels, unclear = label_array(y)
             if unclear:
                 raise ValueError(f"y must hold labels of one type, got {unclear}")
             y = labels if labels.dtype.kind in "biuf" else y
+            if labels.ndim == 1 and labels.dtype.kind in "OS":  # scikit-learn takes few types of labels
+                classes, y = coded_labels(labels)
         x, labels = self._checked(X, y, ensure_min_samples=2)
         check_classification_targets(labels)
-        self.classes_, labels = np.unique(labels, return_inverse=True)
+        self.classes_, labels = coded_labels(labels) if classes is None else (classes, labels)
         _warn_of_spaces(self.classes_)
         x, labels, weight, groups = weighed(x, labels, self._class_weighted(labels, sample_weight), validation_groups)
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
@@ -275,14 +278,19 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         """Returns the sample weights times the class weights of the labels 0..K-1."""
         if self.class_weight is None:
             return sample_weight
-        factors = compute_sample_weight(self.class_weight, self.classes_[labels])
+        weights, classes = self.class_weight, self.classes_
+        if classes.dtype == object:  # scikit-learn takes few types of labels
+            places, classes = {label: place for place, label in enumerate(classes)}, np.arange(len(classes))
+            if isinstance(weights, Mapping):
+                weights = {places.get(label, (label,)): weight for label, weight in weights.items()}
+        factors = compute_sample_weight(weights, classes[labels])
         if not (np.isfinite(factors) & (factors >= 0)).all() or not factors.any():
             got = checks.quoted(self.class_weight)
             raise ValueError(f"class_weight must hold finite numbers of at least 0 by label, not all 0, got {got}")
         return factors if sample_weight is None else factors * checks.relative_weight(sample_weight, len(labels))
 
     def _strata(self, y: np.ndarray) -> np.ndarray:
-        return self.classes_[self._present[y]]  # labels, which errors name
+        return np.array(list(map(str, self.classes_)))[self._present[y]]  # labels, which errors name
 
     def _name_classes(self) -> None:
         """Uses labels instead of class numbers in the names of features that are means of classes."""
@@ -306,6 +314,15 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         """Returns the most probable label of each sample."""
         most_probable = self.predict_proba(X).argmax(1)
         return self.classes_[most_probable]
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Returns the accuracy, the weighted share of the rows whose label is predicted."""
+        labels = label_array(y)[0]
+        if labels.ndim != 1 or self.classes_.dtype.kind not in "OS":
+            return super().score(X, y, sample_weight)
+        predicted = self.predict(X)
+        checks.check_rows(labels, len(predicted))
+        return float(np.average(predicted == labels, weights=sample_weight))
 
 
 def _warn_of_spaces(classes: np.ndarray) -> None:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrees import __version__, distributed, processes, sharding
-from jtrees.validation import listed, quoted, quoted_list
+from jtrees.validation import checked_names, listed, quoted, quoted_list
 
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
 
@@ -207,9 +207,8 @@ def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, An
     else:
         raise ValueError(f"what must be one of {quoted_list(_kinds())}, got {kind}")
     if feature_names is not None:
-        contents["feature_names"] = [str(name) for name in feature_names]
-        if len(feature_names) != (p := getattr(model, "features", len(feature_names))):
-            raise ValueError(f"feature_names must hold {p} names, one a column, got {len(feature_names)}")
+        width = getattr(model, "features", len(feature_names))
+        contents["feature_names"] = checked_names(feature_names, width)
     if recipe := getattr(report, "recipe", None):
         contents["recipe"] = recipe
     contents["arrays"] = [[origin, dtype] for origin, dtype, _ in arrays]

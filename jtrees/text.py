@@ -232,14 +232,9 @@ def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
     """Returns names of the features, by default ``x0``, ``x1``, ...
 
     Raises:
-      ValueError: if the number of names is not the number of columns.
+      ValueError: if the number of names is not the number of columns, and for equal names.
     """
-    if feature_names is None:
-        return [f"x{i}" for i in range(tree.features)]
-    names = [str(name) for name in feature_names]
-    if len(names) != tree.features:
-        raise ValueError(f"feature_names must hold {tree.features} names, one a column, got {len(names)}")
-    return names
+    return validation.checked_names(feature_names, tree.features)
 
 
 def measured(

@@ -62,6 +62,26 @@ def quoted_list(values: Iterable[Any]) -> str:
     return listed(map(quoted, values))
 
 
+def first_repeated(names: Iterable[str]) -> str | None:
+    """Returns the first name that occurs before, or None."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)
+
+
+def checked_names(feature_names: Any, features: int) -> list[str]:
+    """Returns the names of features as text, by default ``x0``, ``x1``, ...
+
+    Raises:
+      ValueError: for a wrong number of names, and for equal names.
+    """
+    names = [f"x{i}" for i in range(features)] if feature_names is None else list(map(str, feature_names))
+    if len(names) != features:
+        raise ValueError(f"feature_names must hold {features} names, one a column, got {len(names)}")
+    if (repeated := first_repeated(names)) is not None:
+        raise ValueError(f"feature_names must differ from each other, got {quoted(repeated)} twice")
+    return names
+
+
 def is_traced(*values: Any) -> bool:
     """Returns whether any of the values (or leaves of pytrees) is a tracer."""
     return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
@@ -199,7 +219,7 @@ def as_numeric(name: str, array: Any) -> Any:
     if out.dtype.kind == "O":  # such as a table of mixed columns
         try:
             out = out.astype(np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"{name} must be numeric, got {_not_a_number(name, array, out)}") from None
     if out.dtype.kind not in "biuf":
         repair = _repair(name, out.flat[0]) if out.size else ""
@@ -212,7 +232,7 @@ def _not_a_number(name: str, array: Any, values: np.ndarray) -> str:
     for where in np.ndindex(values.shape):
         try:
             float(values[where])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             break
     odd = values[where]
     if values.ndim == 2 and hasattr(array, "columns"):  # a table of pandas or a similar library

@@ -110,7 +110,7 @@ def raw_table(n=400, seed=0, other=False):
             "living area": np.array(gaps(rng.normal(70, 20, n)), float),
             "living-area": np.array(gaps(rng.normal(0, 1e4, n), 0.1 * other), float),
             "int": rng.integers(0, 9, n) + rng.random(n),
-            'heating "$x"': gaps(rng.choice(["gas */", "oil\n", "öl", "@MISSING@", *(["coal"] * other)], n)),
+            'heating "$x"': gaps(rng.choice(["gas */", "oil\n2", "öl", "@MISSING@", *(["coal"] * other)], n)),
             "city": gaps([f"city {i}" for i in rng.integers(0, 14 + 4 * other, n)]),
             "sold": pd.to_datetime(pd.Series(gaps(days.tolist()))),
             "new": pd.Series(gaps((rng.random(n) < 0.3).tolist()), dtype="boolean"),

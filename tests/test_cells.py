@@ -36,6 +36,9 @@ def day(year, month, day):
         (["0.755 kg", "1.250 kg"], [0.755, 1.25]),
         (["12%", "12.5 %"], [12, 12.5]),
         (["3kg", "10kg"], [3, 10]),
+        (["1", "\N{MINUS SIGN}2.5", "\N{MINUS SIGN}30"], [1, -2.5, -30]),
+        (["1,234.5", "(1,234)", "(0.5)"], [1234.5, -1234, -0.5]),
+        (["$5", "($1,200)", "\N{MINUS SIGN}$3"], [5, -1200, -3]),
         (["2 bedrooms", "3 bedrooms"], [2, 3]),
         (["1 200 €", "12 345 678 €"], [1200, 12345678]),
         (["1'200", "999"], [1200, 999]),
@@ -60,7 +63,7 @@ def test_numbers_with_a_unit_and_dates_are_read_in_files_and_frames(cells, expec
     [
         *("12%,3 kg", "$3,3", "A1,A2", "12A,13A", "$01,$02", "1 Main St,2 Oak St", "100 101,200 201", "1 A,5 A"),
         *("3 Marble 2024,1 May 2024", "2024-02-30,2024-01-01", "2024-01-01,2024-01-01T00:00Z", "31/05/24,01/06/24"),
-        *("gas,oil", ", ", "01,02,13", "-007,1", "00.5,1", "1,2A", "1_000,2", "0x1,2"),
+        *("(1),(2)", "1,(a)", "((1)),2", "gas,oil", ", ", "01,02,13", "-007,1", "00.5,1", "1,2A", "1_000,2", "0x1,2"),
     ],
 )
 def test_other_text_and_codes_stay_text(cells):
@@ -129,6 +132,7 @@ def test_a_plain_decimal_separator_has_no_note(cells):
         (["03/04/2024", "04/05/2024", "-"], ("-",)),
         (["1,5", "2,25", "-"], ("-",)),
         (["$5", "$1,200", "-"], ("-",)),
+        (["5", "(7)", "\N{MINUS SIGN}6", "(n.a.)"], ("(n.a.)",)),
         (["01", "02", "2A"], ()),
         (["gas", "oil", "3"], ()),
         (["9007199254740993", "9007199254740992", "9007199254740994", "unknown"], ()),  # float64 merges them
@@ -152,6 +156,15 @@ def test_dates_with_an_offset_count_days_in_the_zone_of_the_training_rows():
     assert reading.read(["2024-05-31T23:30-05:00"], "offsets")[0] == [day(2024, 5, 31) + 23.5 / 24]
 
 
+@pytest.mark.parametrize("zone", [None, "Asia/Tokyo", "America/New_York"])
+def test_the_first_and_the_last_day_of_the_calendar_have_a_number(zone):
+    cells = ["0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00", "2024-05-31T23:30Z"]
+    reading = find_reading(cells).reading
+    numbers, wrong = reading.read(cells, zone)
+    assert not wrong.any() and numbers[0] == day(1, 1, 1) and np.floor(numbers[1]) == day(9999, 12, 31)
+    assert reading.read(["2024-01-01T00:00+99:00"], zone)[1].all()  # no zone is so far from UTC
+
+
 @given(
     st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["", "$", "€"]), st.sampled_from(["", "%", "kg"])
 )
@@ -167,11 +180,15 @@ def test_equal_whole_numbers_have_equal_levels_in_every_type(number):
         assert level_of(float(number)) == level_of(Decimal(number)) == str(number)
     else:
         assert level_of(float(number)) != str(number)  # it may be another number
+    assert level_of(Decimal(number)) == level_of(Decimal(10 * number).scaleb(-1)) == str(number)
+    assert level_of(Decimal(10 * number)) == str(10 * number)
 
 
 def test_levels_are_exact_in_their_own_precision():
     assert level_of(np.float32(0.1)) == level_of(0.1) == level_of(Decimal("0.10")) == "0.1"
     assert level_of(np.float64(0.1) + 1e-18) == "0.1" and level_of(0.1 + 2e-17) == "0.10000000000000002"
     assert level_of(np.True_) == level_of(True) == "True" and level_of(1) == "1"
+    assert level_of(Decimal("1e-10")) == level_of(1e-10) and level_of(Decimal("1e18")) == "1" + 18 * "0"
+    assert level_of(" a b\t") == level_of(np.str_("a b")) == "a b"
     for missing in (None, np.nan, np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT", "ms")):
         assert level_of(missing) is None

@@ -2,6 +2,7 @@
 
 import datetime
 from decimal import Decimal
+import time
 
 from hypothesis import given, settings, strategies as st
 import jax
@@ -14,6 +15,7 @@ import recipes
 
 import jtrees
 from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder, read_frame
+from jtrees.tables.frame import requested_kinds
 
 KEY = jax.random.key(0)
 N = 240
@@ -211,6 +213,7 @@ def test_counters_are_numbers():
         ([1, "a", 2], r"columns of one type, got 1 in row 0 and 'a' in row 1 of 'c'"),
         ([None, {}, {}], r"columns of numbers, booleans, dates or text, got \{\} in row 1 of 'c'"),
         ([1.0, np.inf, 2], "finite numbers, got inf in column 'c', row 1"),
+        ([1, 10**400, 2], "finite numbers, got inf in column 'c', row 1"),
         ([1.0, 2, 1e39], "range of float32, got 1e.39 in column 'c', row 2"),
     ],
 )
@@ -288,6 +291,55 @@ def test_unseen_levels_are_counted_for_any_number_of_rows(training, values):
         rows = len(values) * times
         with pytest.warns(ColumnsWarning, match=rf"training rows did not have: 'c' \({rows} rows?\)$"):
             assert features(encoder, np.tile(values, times)) == [[0, 0]] * rows
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_level_of_the_training_rows_is_a_level_everywhere(many):
+    """Also if it looks like a missing value. Spaces around it do not count."""
+    levels = ["a", " ", " ?", "None", "nan ", " NA", None, *(f"c{i}" for i in range(10 * many))]
+    cells = levels * 6
+    x, y = pd.DataFrame({"c": cells}), np.arange(len(cells)) % len(levels)
+    encoder, training = TableEncoder.fit(x, y)
+    actual = encoder.transform(x)  # without a warning
+    assert len(np.unique(actual.round(6), axis=0)) == len(levels)
+    np.testing.assert_allclose(actual, training, rtol=1e-12)
+    spaced = pd.DataFrame({"c": [None if cell is None else f" {cell.strip()}  " for cell in cells]})
+    np.testing.assert_array_equal(encoder.transform(spaced), actual)
+    with pytest.warns(ColumnsWarning, match=r"'c' \(1 row\)$"):
+        assert features(encoder, ["N/A", "new", None])[::2] == [actual[6].tolist()] * 2
+
+
+@pytest.mark.parametrize(("offset", "unit"), [(1e6, 1), (1e9, 1), (1e12, 1), (0, 1e-12), (0, 1e12), (1e12, 1e6)])
+def test_target_means_know_neither_offset_nor_unit(offset, unit):
+    rng = np.random.default_rng(0)
+    city, when = rng.integers(0, 20, N), pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 700, N), "D")
+    y = rng.normal(size=20)[city] + 3 * (when.month > 6) + 0.1 * rng.normal(size=N)
+    x = pd.DataFrame({"city": [f"city {i}" for i in city], "when": when})
+    places = [name.startswith("[mean y") for name in TableEncoder.fit(x, y)[0].feature_names]
+    expected, actual = (TableEncoder.fit(x, targets)[1][:, places] for targets in (y, offset + unit * y))
+    assert expected.std(0).min() == 0 < expected.std(0).max()  # weekdays explain nothing
+    helpful = expected.std(0) > 0
+    np.testing.assert_allclose((actual[:, helpful] - offset) / unit, expected[:, helpful], atol=1e-3)  # 1e12 has digits
+
+
+def test_a_fit_to_levels_knows_neither_offset_nor_unit():
+    rng = np.random.default_rng(0)
+    city = rng.integers(0, 20, N)
+    x, y = pd.DataFrame({"city": [f"city {i}" for i in city]}), rng.normal(size=20)[city] + 0.1 * rng.normal(size=N)
+    for offset, unit in ((0, 1), (1e6, 1), (1e9, 1), (1e12, 1), (0, 1e-12), (0, 1e12)):
+        fit = jtrees.fit(recipes.GET, x, offset + unit * y, key=KEY)
+        errors = (np.asarray(fit.predict(x), float) - offset) / unit - y
+        assert np.square(errors).mean() < 0.3 * y.var(), (offset, unit)
+        assert fit.loss / unit**2 == pytest.approx(np.square(errors).mean(), rel=1e-2)
+
+
+def test_the_first_and_last_days_of_the_calendar_are_read_alike():
+    encoder, east = encoder_of(BERLIN), datetime.timezone(datetime.timedelta(hours=5))
+    west = datetime.timezone(datetime.timedelta(hours=-5))
+    dates = [datetime.datetime(1, 1, 1, tzinfo=east), datetime.datetime(9999, 12, 31, 23, tzinfo=west)]
+    actual = features(encoder, pd.Series(dates, dtype=object))
+    assert actual == features(encoder, [date.isoformat() for date in dates])
+    assert actual[0] < features(encoder, BERLIN)[0] < actual[1]
 
 
 def test_rare_levels_are_one_and_new_levels_are_others():
@@ -410,6 +462,44 @@ def test_texts_among_numbers_and_dates_are_refused_all_at_once_or_missing_on_req
     actual = dict(zip(encoder.feature_names, encoder.transform(new).T, strict=True))
     assert actual["[age missing]"].tolist() == [0, 1] == actual["[when missing]"].tolist()
     assert actual["[income missing]"].tolist() == [1, 0] and actual["[kind missing]"].tolist() == [1, 1]
+
+
+def test_texts_of_numbers_among_numbers_are_numbers():
+    values = np.array([5, "7", None, "?", 2.5, "1e3"] * 5, object)
+    encoder = encoder_of(values)
+    assert features(encoder, values)[:6] == [[5, 0], [7, 0], [6, 1], [6, 1], [2.5, 0], [1000, 0]]
+    with pytest.raises(ValueError, match=r"columns of one type, got 5 in row 0 and 'x' in row 1"):
+        features(encoder, np.array([5, "x"], object))
+    with pytest.raises(ValueError, match=r"columns of one type, got 5 in row 0 and '07' in row 1"):
+        encoder_of(np.array([5, "07"] * 5, object))  # a code
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        pa.table,
+        pl.DataFrame,
+        pd.DataFrame,
+        lambda columns: pd.DataFrame(columns).convert_dtypes(),
+        lambda columns: pd.DataFrame(columns).convert_dtypes(dtype_backend="pyarrow"),
+    ],
+)
+@pytest.mark.parametrize("gap", [False, True])
+def test_whole_numbers_of_any_size_are_numbers(library, gap):
+    values = [None if gap and i == 0 else 2**60 + 1000 * i for i in range(40)]
+    encoder, training = TableEncoder.fit(library({"c": values}))
+    np.testing.assert_array_equal(training[1:, 0], np.array(values[1:], np.float64))
+    np.testing.assert_array_equal(encoder.transform(library({"c": values})), training)
+
+
+def test_a_wide_table_is_read_in_a_time_that_grows_with_its_width():
+    wide = lambda p: pd.DataFrame(np.arange(2.0 * p).reshape(2, p), columns=[f"column {j}" for j in range(p)])
+    names = list(wide(20_000).columns)
+    start = time.process_time()
+    with pytest.raises(ValueError, match="columns of different names, got 'column 7' twice"):
+        read_frame(pd.DataFrame(np.zeros((1, 20_001)), columns=[*names, "column 7"]))
+    assert list(requested_kinds(dict.fromkeys(names, "drop"), names)) == names
+    assert time.process_time() - start < 2
 
 
 def test_objects_of_numbers_and_texts():

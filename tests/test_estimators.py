@@ -1,6 +1,9 @@
 """The two scikit-learn estimators. Scikit-learn's own checks: ``test_checks.py``."""
 
 import dataclasses
+import datetime
+from decimal import Decimal
+import enum
 import pickle
 import signal
 import subprocess
@@ -481,6 +484,36 @@ def test_labels_that_are_missing_or_mixed(label, message):
     for y in (labels, labels.tolist(), pd.Series(labels, dtype=object)):
         with pytest.raises(ValueError, match=f"y must hold labels of one type, {message}"):
             TreeClassifier(DGT).fit(X, y)
+
+
+class Answer(enum.Enum):
+    NO, YES = 0, 1
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        (datetime.date(2020, 1, 1), datetime.date(2021, 1, 1)),
+        (Decimal("1.5"), Decimal("12345678901234567890")),
+        (Answer.NO, Answer.YES),
+        (b"a", b"b"),
+        ("a", "a\0"),
+        (5, 10**40),
+        (True, 2),
+        ((1, "a"), (1, "b")),
+    ],
+    ids=str,
+)
+def test_labels_of_any_type_come_back(classes):
+    labels = [classes[int(x > 0)] for x in X[:, 0]]
+    array = np.empty(400, object)
+    array[:] = labels
+    for y in (array, pd.Series(array)) if isinstance(classes[0], tuple) else (labels, array, pd.Series(array)):
+        model = classifier(class_weight={classes[1]: 2.0}, validation_fraction=0.2).fit(X, y)
+        assert model.classes_.tolist() == list(classes) and list(map(type, model.classes_)) == list(map(type, classes))
+        right = [a == b for a, b in zip(model.predict(X).tolist(), labels, strict=True)]
+        assert model.score(X, y) == np.mean(right) > 0.6
+        assert model.score(X[:4], y[:4], [1, 0, 0, 0]) == right[0]
 
 
 def test_labels_that_differ_in_spaces_alone_are_warned_of():

@@ -281,6 +281,7 @@ def test_models_of_raw_tables(raw):
     complete = frame[frame["area"].notna()]
     path = explain.path(model, complete[:1])
     assert list(path.splits[0].parts) == ["area", "heating", "rooms"]
+    assert str(explain.path(model, complete.iloc[0])) == str(path)  # a row as a Series
     change = explain.nearest_change(model, complete[:1], frame)
     moved = complete[:1].assign(**change.changes)
     assert set(change.changes) <= {"area", "rooms"}
@@ -330,6 +331,7 @@ ERRORS = {
         ((TREE, rows(2)), {}, "row must be one row, got 2"),
         ((TREE, rows(1)), {"reference": rows(2)}, "reference must be one row, got 2"),
         ((TREE, rows(1)), {"feature_names": ["a"]}, "feature_names must hold 5 names, one a column, got 1"),
+        ((TREE, rows(1)), {"feature_names": "abcda"}, "feature_names must differ from each other, got 'a' twice"),
     ],
     explain.nearest_change: [
         ((TREE, rows(1), rows(9)), {"target": 1}, "target must be None: the leaves of this tree hold no classes"),

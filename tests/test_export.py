@@ -187,6 +187,15 @@ def test_c_in_single_precision(raw, tmp_path):
     np.testing.assert_allclose(predicted, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("form", forms("C", "StableHLO"))
+def test_levels_and_texts_that_mean_a_missing_value_are_those_of_predict(form, tmp_path):
+    """A level may look like a missing value, also a rare level, and a blank text where the format has one."""
+    blank = "c" if form == "ONNX" else ""
+    frame = pd.DataFrame({"c": ["a", blank, "?", None] * 8 + ["None", "nan"], "y": np.arange(34.0)})
+    rows = pd.DataFrame({"c": ["a", blank, "?", None, "None", "nan", "NA", "N/A", "new"], "y": 1.0})
+    check(form, identity_model(frame, np.arange(34.0)), rows, tmp_path)
+
+
 @needs_compiler
 def test_a_header_is_a_program_that_tests_itself(tmp_path):
     path, program = tmp_path / "model.h", tmp_path / "program"
@@ -211,8 +220,8 @@ def test_a_header_of_a_raw_table_names_its_columns_and_levels(tmp_path):
     assert " same;" not in text
     body = "int level(const char *text) { return jtrees_heating___x__of(text); }"
     level = compiled(tmp_path / "model.h", body).level
-    texts = ["@MISSING@", "gas */", "oil\n", "öl", "coal", "", None]
-    assert [level(None if text is None else text.encode()) for text in texts] == [0, 1, 2, 3, 4, 4, 5]
+    texts = ["@MISSING@", "gas */", "oil\n2", "öl", "coal", "", "NA", None]
+    assert [level(None if text is None else text.encode()) for text in texts] == [0, 1, 2, 3, 4, 5, 5, 5]
 
 
 @needs_compiler

@@ -212,9 +212,37 @@ def test_spaces_and_missing_values(tmp_path):
     assert messages == ["spaces at the ends of cells are left out, 1 times, in 'a'"]
     file = written(tmp_path, pd.concat([frame] * 10))
     for missing, levels in ((MISSING, {"-"}), (("-",), {"NA", "n/a"})):
-        assert set(read_labelled(file, "b", Rules(missing=missing)).y.dropna()) == levels
         column = encoded(read_labelled(file, "a", Rules(missing=missing)))[0].schema.columns["b"]
         assert set(column.training_levels) == levels and column.missing == 30 - 10 * len(levels)
+
+
+def test_a_label_may_look_like_a_missing_value_unless_the_user_says_otherwise(tmp_path):
+    labels = ["None", "mild", "severe", None] * 10
+    for frame, expected in (
+        (pd.DataFrame({"a": range(40), "y": labels}), {"None", "mild", "severe"}),
+        (pd.DataFrame({"a": range(40), "y": ["0", "1", "?", "NA"] * 10}), {0, 1}),
+        (pd.DataFrame({"a": range(40), "y": ["true", "FALSE", "N/A", "true"] * 10}), {True, False}),
+    ):
+        assert set(read_labelled(written(tmp_path, frame), "y").y.dropna()) == expected
+    frame = pd.DataFrame({"a": range(40), "y": labels})
+    frame.assign(y=frame["y"].str.center(9)).to_parquet(tmp_path / "table.parquet")
+    for file in (written(tmp_path, frame), tmp_path / "table.parquet"):
+        read = read_labelled(file, "y", Rules(missing=(*MISSING, "None")))
+        assert {label.strip() for label in read.y.dropna()} == {"mild", "severe"}
+
+
+@pytest.mark.parametrize("labels", [["x"] * 25 + ["y"] * 14 + [None], [3] * 25 + [7] * 14 + [None]])
+def test_a_target_of_categories(tmp_path, labels):
+    pd.DataFrame({"a": range(40), "y": pd.Categorical(labels)}).to_parquet(tmp_path / "table.parquet")
+    rows = read_labelled(tmp_path / "table.parquet", "y")
+    assert guess(rows.y)[0] == "classification"
+    assert usable(rows, "classification")[0].y.tolist() == labels[:-1]
+
+
+@pytest.mark.parametrize("line", ["sep=;\n", "sep=;\r\n", '"sep=;"\n'])
+def test_the_first_line_of_excel_names_the_separator(tmp_path, line):
+    frame, _ = rows_of(tmp_path, line + "a;b\n1,5;x\n2;y\n")
+    assert frame.to_dict("list") == {"a": ["1,5", "2"], "b": ["x", "y"]}
 
 
 def test_numbers_among_texts_are_refused_with_all_texts_in_csv_and_parquet(tmp_path):

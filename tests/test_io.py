@@ -229,6 +229,7 @@ def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
         (None, {}, r"what must be one of 'ObliqueTree', .*Forest"),
         (FIT.replace(report=holding([1, lambda x: x])), {}, r"^\.report\.search\.held\[1\] cannot be saved: <f"),
         (TREE, {"feature_names": ["a", "b", "c"]}, "feature_names must hold 2 names, one a column, got 3"),
+        (TREE, {"feature_names": ["a", "a"]}, "feature_names must differ from each other, got 'a' twice"),
         (FIT.replace(report=holding(RING)), {}, "what must not contain itself or deeply nested lists and dicts"),
     ],
 )

@@ -74,6 +74,8 @@ def test_columns_go_by_number_where_they_have_no_names():
     assert [column.kind for column in actual.columns.values()] == ["number", "text", "drop"]
     with pytest.raises(ValueError, match="columns must have one kind for each column, got two for 'a'"):
         schema(frame, columns={"a": "text", 0: "drop", 2: "drop", 1: "text"})
+    for name in ("Infinity", "nan", "1e3", "1_000"):  # no text of a number
+        assert schema(frame.rename(columns={"a": name}), columns={1: "text", 2: "drop"}).columns["lists"].kind == "drop"
     model = identity_model(np.nan_to_num(x)[:, :2], columns={0: "text"})
     for write in (jtrees.export.to_numpy, jtrees.export.to_c, jtrees.export.to_onnx):
         with pytest.raises(ValueError, match=r"levels must be in a table with names, such as a DataFrame, got .* 'x0'"):

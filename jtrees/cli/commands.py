@@ -27,8 +27,9 @@ from jtrees.report.comparison import listed
 from jtrees.report.held_out import HeldOut, kind_of_model
 from jtrees.report.page import MAX_TERMS, write_report
 from jtrees.tables import ColumnsWarning, FrameModel, Schema, TableEncoder
-from jtrees.tables.cells import Reading
+from jtrees.tables.cells import Reading, means_missing
 from jtrees.tables.frame import RawColumn
+from jtrees.tables.inference import checked_missing
 from jtrees.tables.schemas import numbers_of
 
 _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
@@ -278,7 +279,9 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
     table, changes = read_rows(options.table, rules)
     for line in changes:
         print(f"jtrees: {line}", file=sys.stderr)
-    table = table.mask(table.isin(options.missing or []), None)
+    if further := checked_missing(options.missing or ()):
+        gaps = {name: [means_missing(cell, further) for cell in table[name]] for name in table}
+        table = table.mask(pd.DataFrame(gaps, index=table.index, dtype=bool), None)
     if not is_parquet(options.table):
         missing = rules.missing if schema is None else schema.missing
         for name, reading in _readings(schema, list(table), options.decimal).items():

@@ -15,6 +15,7 @@ import pandas as pd
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING
 from jtrees.tables.frame import KINDS
+from jtrees.tables.inference import checked_missing
 
 # First bytes of other formats, and how to get a file that can be read. Some encodings would read their bytes as text.
 _OTHER_FORMATS = (
@@ -37,8 +38,7 @@ class Rules:
       separator: the field separator of CSV.
       decimal: the decimal separator of CSV, as for :func:`jtrees.tables.schema`.
       encoding: the character encoding of CSV.
-      missing: texts that mean a missing value in every column of CSV, as for :func:`jtrees.tables.schema`. In Parquet,
-        only the texts that are not in ``MISSING`` count, because Parquet has missing values.
+      missing: texts that mean a missing value in every feature of CSV, as for :func:`jtrees.tables.schema`.
       columns: requested kinds of columns, as for :func:`jtrees.tables.schema`.
     """
 
@@ -47,6 +47,11 @@ class Rules:
     encoding: str = "utf-8"
     missing: tuple[str, ...] = MISSING
     columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing_labels(self) -> tuple[str, ...]:
+        """The texts that mean a missing value in labels and in Parquet: those of the user, who may name ``None``."""
+        return self.missing[len(MISSING) :] if self.missing[: len(MISSING)] == MISSING else self.missing
 
 
 PLAIN_RULES = Rules()
@@ -66,7 +71,7 @@ def rules_of(options: Any) -> Rules:
         raise DataError(f"--decimal and --separator must differ, got {checks.quoted(decimal)} for both")
     if len(separator) != 1:
         raise DataError(f"--separator must be one character, got {checks.quoted(options.separator)}")
-    missing = ("",) if options.missing == [] else (*dict.fromkeys((*MISSING, *(options.missing or ()))),)
+    missing = ("",) if options.missing == [] else (*MISSING, *checked_missing(options.missing or ()))
     return Rules(separator, decimal, options.encoding, missing, kinds_of(getattr(options, "columns", ())))
 
 
@@ -118,10 +123,12 @@ def is_parquet(file: Path) -> bool:
 
 def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
     """Returns the cells of CSV with a header as text."""
-    text = _decoded(file, rules.encoding)
+    text, separator = _decoded(file, rules.encoding), rules.separator
+    if line := re.match(r'"?sep=(.)"?\r?\n', text, re.IGNORECASE):  # Excel writes it
+        text, separator = text[line.end() :], line[1]
     # If rows end in a separator, pandas would otherwise use the first column as an index.
     options: Any = {
-        "sep": rules.separator,
+        "sep": separator,
         "dtype": str,
         "keep_default_na": False,
         "na_values": [""],
@@ -134,7 +141,7 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
         header = pd.read_csv(StringIO(text), nrows=1, header=None, **options)
         cells = [cell.strip() if isinstance(cell, str) else "" for cell in header.iloc[0]] if len(header) else [""]
         names += [name or f"Unnamed: {place}" for place, name in enumerate(cells)]
-        other = next((c for c in (";", "\t", "|", ",") if c != rules.separator and c in names[0]), None)
+        other = next((c for c in (";", "\t", "|", ",") if c != separator and c in names[0]), None)
         wrong = len(names) == 1 and other is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header", pd.errors.ParserWarning)
@@ -148,8 +155,8 @@ def _read_csv(file: Path, rules: Rules) -> pd.DataFrame:
         raise DataError(f"cannot read {file}: {one_line(error)}") from error
     if wrong:
         raise DataError(f"{file} has one column, {checks.quoted(names[0])}: try --separator {checks.quoted(other)}")
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{file} must have columns of different names, got {checks.quoted(repeated[0])} twice")
+    if (repeated := checks.first_repeated(names)) is not None:
+        raise DataError(f"{file} must have columns of different names, got {checks.quoted(repeated)} twice")
     frame.columns = pd.Index(names)
     return frame
 

@@ -12,7 +12,7 @@ import pandas as pd
 from jtrees import validation as checks
 from jtrees.cli.files import PLAIN_RULES, DataError, Rules, is_parquet, read_rows
 from jtrees.tables import Schema
-from jtrees.tables.cells import MISSING, PLAIN, mask_missing
+from jtrees.tables.cells import PLAIN, mask_missing, means_missing
 from jtrees.tables.inference import DoubtError, doubt_of, inferred, read_as
 
 _FEWEST = 20  # least number of rows to train, to validate and to test
@@ -68,8 +68,10 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
     x, missing = rows.drop(columns=target), rules.missing
     y: Any = rows[target]
     if parquet := is_parquet(file):
-        missing = tuple(text for text in missing if text not in MISSING)
-        y = y.mask(y.isin(missing))
+        missing = rules.missing_labels
+        if isinstance(y.dtype, pd.CategoricalDtype):
+            y = y.astype(object).infer_objects()
+        y = y.mask(np.array([means_missing(cell, missing) for cell in y], bool))
     else:
         y, how = _read_target(y, rules)
         changes += [f"target {checks.quoted(target)}: {how}"] if how else []
@@ -85,7 +87,9 @@ def _read_target(cells: pd.Series, rules: Rules) -> tuple[pd.Series, str]:
         reading, note, otherwise = read_as(name, texts, rules.columns.get(name), decimal=rules.decimal)
     except DoubtError:  # a regression refuses the first text that is not a number
         return text, ""
-    if reading is None or reading.kind == "date":
+    if reading is None:  # among labels, a text such as "None" is a label
+        return pd.Series(mask_missing(cells, rules.missing_labels), name=name, dtype=object), ""
+    if reading.kind == "date":
         return text, ""
     values, _ = reading.read(texts)
     if reading.kind == "boolean":

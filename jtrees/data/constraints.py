@@ -1,6 +1,6 @@
 """Constraints by column: monotone predictions, and groups of columns that may share a split."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import numbers
 from typing import Any, NamedTuple
 
@@ -47,7 +47,8 @@ def checked_signs(monotone: Any, columns: Columns, features: int) -> tuple[int, 
             raise ValueError(f"monotone must be signs by column, or {len(names)} signs, got {checks.quoted(monotone)}")
         named_signs = list(zip(names, monotone, strict=True))
     else:
-        named_signs = [(name_of(column, names, "monotone"), sign) for column, sign in monotone.items()]
+        find = column_finder(names, "monotone")
+        named_signs = [(find(column), sign) for column, sign in monotone.items()]
     signs, place, signed = [0] * features, _places(columns, features), set()
     for name, sign in named_signs:
         if name in signed:
@@ -79,9 +80,10 @@ def checked_groups(interactions: Any, columns: Columns, features: int) -> np.nda
     names = _names(columns, features)
     groups: Any = [[name] for name in names] if isinstance(interactions, str) else interactions
     group_numbers: dict[Any, int] = {}
+    find = column_finder(names, "interactions")
     for number, group in enumerate(groups):
         for column in group:
-            name = name_of(column, names, "interactions")
+            name = find(column)
             if name in group_numbers:
                 raise ValueError(f"interactions must be groups that do not overlap, got {checks.quoted(name)} twice")
             group_numbers[name] = number
@@ -99,19 +101,26 @@ def _names(columns: Columns, features: int) -> list[Any]:
     return list(range(features)) if columns is None else [column.name for column in columns]
 
 
-def name_of(column: Any, names: list[Any], argument: str) -> Any:
-    """Returns the name of a column given by name or by number.
+def column_finder(names: list[Any], argument: str) -> Callable[[Any], Any]:
+    """Returns a function that returns the name of a column given by name or by number.
 
     A number is a name if the table has columns that are named by numbers, else it is a position. Names of a table are
-    text here, whatever type they have in the DataFrame.
+    text here, whatever type they have in the DataFrame. The function raises ``ValueError`` for an unknown column, and
+    names the argument.
     """
     numbered: dict[Any, Any] = {number: name for name in names if (number := _number_of(name)) is not None}
-    is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
-    numbered_columns = numbered or dict(enumerate(names))
-    name = numbered_columns.get(column) if is_number and str(column) not in names else str(column)
-    if name not in names:
-        raise ValueError(f"{argument} must name columns of x, {checks.quoted_list(names)}, got {checks.quoted(column)}")
-    return name
+    numbered = numbered or dict(enumerate(names))
+    known = frozenset(names)
+
+    def find(column: Any) -> Any:
+        is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
+        name = numbered.get(column) if is_number and str(column) not in known else str(column)
+        if name not in known:
+            among = checks.quoted_list(names)
+            raise ValueError(f"{argument} must name columns of x, {among}, got {checks.quoted(column)}")
+        return name
+
+    return find
 
 
 def _places(columns: Columns, features: int) -> dict[Any, int]:
@@ -131,9 +140,9 @@ def _place_of(name: Any, places: dict[Any, int], columns: Columns) -> int:
 
 
 def _number_of(name: Any) -> float | None:
-    """Returns the number that is the name of a column, or None."""
+    """Returns the number whose text is the name of a column, or None. The name ``1e3`` is no text of a number."""
     try:
         number = float(name)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return None if number != number else number
+    return number if np.isfinite(number) and str(name) in (str(number), f"{number:.0f}") else None

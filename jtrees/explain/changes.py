@@ -67,7 +67,7 @@ def nearest_change(
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
-      row: the sample, ``(p,)`` or a table of one row.
+      row: the sample: ``(p,)``, a Series of pandas, or a table of one row.
       x: samples, such as the training rows. Their standard deviations are the units of the change, and their ranges are
         its bounds. Missing values do not count. Constant columns do not change.
       columns: names of the columns that may change. None: all columns, and for raw tables all columns of numbers. A

@@ -79,7 +79,9 @@ class ExplainedColumns:
 
 
 def as_rows(row: Any) -> Any:
-    """Returns one row, ``(p,)`` or a table, as a table of one row."""
+    """Returns one row, ``(p,)``, a Series of pandas or a table, as a table of one row."""
+    if hasattr(row, "to_frame") and hasattr(row, "index") and np.ndim(row) == 1:
+        return row.to_frame().T
     return np.asarray(row)[None] if not hasattr(row, "columns") and np.ndim(row) == 1 else row
 
 

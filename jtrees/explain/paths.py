@@ -69,7 +69,7 @@ def path(
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
-      row: the sample, ``(p,)`` or a table of one row.
+      row: the sample: ``(p,)``, a Series of pandas, or a table of one row.
       reference: the sample to compare with, in the form of ``row``, such as the means of the training rows. The default
         is zero in the model's own coordinates (``tree.origin``).
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...

@@ -137,28 +137,28 @@ def _field_lines(field: Field, value: str, tables: dict[str, str], start: int) -
 
 
 def _level_functions(member: str, field: Field, names: list[str]) -> str:
-    if cut := [level for level in field.levels if "\0" in level]:
+    texts, count = (*field.levels, *field.missing), len(field.levels)
+    if cut := [level for level in texts if "\0" in level]:
         column = quoted(field.name)
         raise ValueError(f"levels must have no null character in C, got {quoted(cut[0])} of the column {column}")
     constants = ",\n".join(
         f"  $$_{name} /* {_comment(level)} */"
         for name, level in zip(names, (*field.levels, "any other", "none"), strict=True)
     )
-    levels = ", ".join(map(string, field.levels))
     return f"""\
 /* Levels of {_comment(field.name)}. */
 enum {{
 {constants}
 }};
 
-/* The level of a canonical text, such as 1 instead of 1.0. A null pointer has the level of a missing value. */
+/* The level of a canonical text, such as 1 instead of 1.0. A null pointer is a missing value, as are some texts. */
 static inline int $_{member}_of(const char *text) {{
-  static const char *const levels[] = {{{levels}}};
+  static const char *const texts[] = {{{", ".join(map(string, texts))}}};
   if (!text) return $$_{names[-1]};
-  for (int i = 0; i < {len(field.levels)}; i++) {{
-    const char *a = levels[i], *b = text;
+  for (int i = 0; i < {len(texts)}; i++) {{
+    const char *a = texts[i], *b = text;
     while (*a && *a == *b) a++, b++;
-    if (*a == *b) return i;
+    if (*a == *b) return i < {count} ? i : $$_{names[-1]};
   }}
   return $$_{names[-2]};
 }}

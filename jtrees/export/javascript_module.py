@@ -155,10 +155,10 @@ function localTime(moment, zone) {
   return Date.UTC(year, month - 1, ...others) + (((moment % 1000) + 1000) % 1000);
 }
 
-/** The canonical text of a level, as Python writes numbers and booleans. */
+/** The canonical text of a level, as Python writes numbers and booleans, without spaces at the ends. */
 function levelOf(value) {
   if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value !== "number") return ["string", "bigint"].includes(typeof value) ? String(value) : undefined;
+  if (typeof value !== "number") return ["string", "bigint"].includes(typeof value) ? String(value).trim() : undefined;
   if (Number.isInteger(value) && Math.abs(value) < 2 ** 53) return String(value);
   const [digits, exponent] = value.toExponential().split("e");
   if (exponent >= -4 && exponent < 16) return String(value);

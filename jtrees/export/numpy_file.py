@@ -222,7 +222,7 @@ def _number(value, kind, text_format):
     if is_missing(value):
         return np.nan
     if isinstance(value, str):
-        if value.strip() in MISSING:
+        if level_of(value) in MISSING:
             return np.nan
         if kind == "boolean":
             number = BOOLEANS.get(value.strip().lower())
@@ -245,7 +245,7 @@ def _number(value, kind, text_format):
     if aware != text_format[1]:
         raise ValueError(f"x must hold dates {'with' if text_format[1] else 'without'} a time zone, got {value}")
     if aware:
-        return since_1970(local_time(value, text_format[2]) if text_format[2] else value.replace(tzinfo=None))
+        return since_1970(local_time(value, text_format[2]))
     return np.datetime64(value, "ms").astype(np.int64) / DAY
 
 
@@ -267,7 +267,7 @@ def _features(x):
         if kind == "text":
             codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
             texts = [level_of(value) for value in _items(x[name])]
-            texts = [None if text is None or text.strip() in text_format else text for text in texts]
+            texts = [None if text in text_format else text for text in texts]
             places = {"level": np.array([codes.get(text, len(levels)) for text in texts], np.int64)}
         else:
             values = _numbers(x[name], kind, text_format)

@@ -17,7 +17,8 @@ _FOR_TEXT = "ai.onnx.ml"  # has the only standard operator that maps strings to 
 _TEXT = """\
 An input of strings takes the canonical text of a level, as in training. A whole number has no decimals: 1, not 1.0. \
 Another float is the shortest text that reads back as the same float. Booleans are True and False. \
-An empty string is a missing value. Any other string counts as a level that the training rows did not have."""
+An empty string is a missing value, and so are the texts that mean one in training. \
+Any other string counts as a level that the training rows did not have."""
 _SCORED = 7  # levels whose nodes are all scored by one matrix product; lower levels gather the weights on the path
 
 
@@ -34,8 +35,9 @@ def to_onnx(model: Any, path: str | os.PathLike) -> None:
     days for dates with a time zone. Durations, and times of day since midnight, are days. In the input ``x``, NaN is a
     missing value, which a tree without ``medians`` does not read.
 
-    Text is a string, the canonical text of a level: ``1``, not ``1.0``. The empty string is a missing value. Any other
-    string counts as a level that the training rows did not have. The metadata of the file say so, as ``text``.
+    Text is a string, the canonical text of a level: ``1``, not ``1.0``. The empty string and the texts that mean a
+    missing value for ``predict`` are missing values. Any other string counts as a level that the training rows did not
+    have. The metadata of the file say so, as ``text``.
 
     Args:
       model: as for :func:`jtrees.export.to_c`.
@@ -162,8 +164,8 @@ def _encoded(add: _Graph, encoder: TableEncoder) -> tuple[list[Any], str]:
             if "" in field.levels:
                 name = quoted(field.name)
                 raise ValueError(f"an empty text must be a missing value in ONNX, got a level '' of the column {name}")
-            keys, count = [*field.levels, ""], len(field.levels)
-            codes = {"values_int64s": [*range(count), count + 1], "default_int64": count}
+            keys, count = [*field.levels, *field.missing], len(field.levels)
+            codes = {"values_int64s": [*range(count), *[count + 1] * len(field.missing)], "default_int64": count}
             places = {"level": add("LabelEncoder", value, domain=_FOR_TEXT, keys_strings=keys, **codes)}
         else:
             missing = add("IsNaN", value)

@@ -186,11 +186,11 @@ def _rows(places: Sequence[tuple[int, ...]], numbers: np.ndarray) -> str:
 
 def _value(field: Field, column: str) -> str:
     """Returns the value of a column: a number, NULL if it is missing, or the number of a level's row."""
-    text = f"CAST({column} AS VARCHAR)"
+    text = f"TRIM(CAST({column} AS VARCHAR))"
     if field.kind == "boolean":  # as text, because PostgreSQL has booleans, and SQLite has 0 and 1
         cases = " ".join(f"WHEN {_text(word)} THEN {number}" for word, number in BOOLEANS.items())
-        return f"CAST(CASE LOWER(TRIM({text})) {cases} END AS DOUBLE PRECISION)"
-    missing = f" OR TRIM({text}) IN ({', '.join(map(_text, field.missing))})" if field.missing else ""
+        return f"CAST(CASE LOWER({text}) {cases} END AS DOUBLE PRECISION)"
+    missing = f" OR {text} IN ({', '.join(map(_text, field.missing))})" if field.missing else ""
     if field.kind == "number":  # in PostgreSQL, NaN and its negative are larger than any number
         number = f"CAST({column} AS DOUBLE PRECISION)"
         is_nan = f"WHEN {number} > {_LARGEST} AND -{number} > {_LARGEST} THEN NULL"

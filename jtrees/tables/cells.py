@@ -15,16 +15,21 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io, validation as checks
-from jtrees.tables.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, number_of
+from jtrees.tables.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, level_of, number_of, signed
 
 #: Texts that mean a missing value among numbers and dates.
 MISSING = ("", *["?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "null", "None"])
 
 
+def means_missing(value: Any, missing: Collection[str]) -> bool:
+    """Returns whether a value is a text that means a missing value. Texts are compared as levels are."""
+    return isinstance(value, str) and level_of(value) in missing
+
+
 def mask_missing(values: Iterable[Any], missing: Collection[str]) -> list[Any]:
     """Returns the values of a column, in which texts that mean a missing value are None."""
     texts = frozenset(missing)
-    return [None if isinstance(value, str) and value.strip() in texts else value for value in values]
+    return [None if means_missing(value, texts) else value for value in values]
 
 
 OFFSETS = "offsets"  # the zone of a column in which each date has its own offset
@@ -163,8 +168,14 @@ def find_reading(
         return Interpretation(None)
     if all(cell.lower() in ("true", "false") for cell in distinct):
         return Interpretation(PLAIN["boolean"])
-    for find in (_plain_numbers, partial(_dates, style=style), _numbers_with_unit):
-        if (result := find(distinct, decimal)) is not None:
+    # If all cells are in parentheses, these are no signs.
+    numbers = [] if all(cell.startswith("(") for cell in distinct) else [signed(cell) for cell in distinct]
+    for find, texts in (
+        (_plain_numbers, numbers),
+        (partial(_dates, style=style), distinct),
+        (_numbers_with_unit, numbers),
+    ):
+        if texts and (result := find(texts, decimal)) is not None:
             return result
     return Interpretation(None)
 
@@ -178,7 +189,7 @@ def find_strays(cells: Iterable[str | None], *, decimal: str | None = None) -> t
     if not any(map(_DIGIT.search, counts)):
         return ()
     for readable in (NUMBER.fullmatch, _WITH_UNIT.fullmatch, _is_date):
-        is_right = {cell: bool(readable(cell)) for cell in counts}
+        is_right = {cell: bool(readable(signed(cell))) for cell in counts}
         right = [cell for cell in counts if is_right[cell]]
         strays = tuple(cell for cell in counts if not is_right[cell])
         prevalent = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
@@ -202,7 +213,7 @@ def _is_date(cell: str) -> bool:
 
 def has_comma(cells: Iterable[str | None]) -> bool:
     """Returns whether all cells are numbers with a decimal comma, such as ``1,5``."""
-    texts = [cell.strip() for cell in cells if cell is not None]
+    texts = [signed(cell) for cell in cells if cell is not None]
     return bool(texts) and all(map(_DECIMAL_COMMA.fullmatch, texts))
 
 

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from jtrees import io, validation as checks
-from jtrees.data.constraints import name_of
-from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
+from jtrees.data.constraints import column_finder
+from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, find_reading, mask_missing, zone_name
 from jtrees.tables.parse import DATES, DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
 
 
@@ -216,12 +216,12 @@ def requested_kinds(columns: Any, names: Sequence[str]) -> dict[str, str]:
     """
     if not isinstance(columns, Mapping | None):
         raise ValueError(f"columns must be kinds by column, or a schema, got {checks.quoted(columns)}")
-    kinds = {}
+    kinds, find = {}, column_finder(list(names), "columns")
     for column, kind in (columns or {}).items():
         if not isinstance(kind, str) or kind not in KINDS:
             got = f"got {checks.quoted(kind)} for {checks.quoted(column)}"
             raise ValueError(f"columns must have kinds such as {_SHOWN_KINDS}, {got}")
-        if (name := name_of(column, list(names), "columns")) in kinds:
+        if (name := find(column)) in kinds:
             raise ValueError(f"columns must have one kind for each column, got two for {checks.quoted(name)}")
         kinds[name] = kind
     return kinds
@@ -234,8 +234,8 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
     except ImportError as error:
         raise ImportError('DataFrames need narwhals: pip install "jtrees[frames]"') from error
     names = [str(name) for name in (x.column_names if hasattr(x, "column_names") else x.columns)]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"x must have columns of different names, got {checks.quoted(repeated[0])} twice")
+    if (repeated := checks.first_repeated(names)) is not None:
+        raise ValueError(f"x must have columns of different names, got {checks.quoted(repeated)} twice")
     try:
         frame = nw.from_native(x, eager_only=True)
     except TypeError:
@@ -269,7 +269,10 @@ def _read_series(name: str, series: Any, schema: ColumnSchema, missing: Collecti
 def _numbers(series: Any) -> np.ndarray:
     import narwhals as nw
 
-    return np.array(series.cast(nw.Float64).to_numpy(), np.float64)
+    values = series.to_numpy()
+    if values.dtype.kind not in "biuf":  # a cast within Arrow refuses whole numbers beyond 2**53
+        values = series.cast(nw.Float64).to_numpy()
+    return np.array(values, np.float64)
 
 
 def _merged(series: Any, values: np.ndarray) -> bool:
@@ -326,7 +329,9 @@ def _read_objects(name: str, values: Any, schema: ColumnSchema, missing: Collect
     kinds = [None if value is None else _kind(value) for value in values]
     if len({*kinds} - {None, "text"}) == 1 and schema.kind != "text":  # numbers and ``"?"``
         values = mask_missing(values, {*MISSING, *missing})
-        kinds = [None if value is None else kind for value, kind in zip(values, kinds, strict=True)]
+        if "number" in kinds:
+            values = _with_numbers(values, schema)
+        kinds = [None if value is None else _kind(value) for value in values]
     present = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
     if not present:
         return RawColumn("number", np.full(len(values), np.nan))
@@ -348,7 +353,7 @@ def _read_objects(name: str, values: Any, schema: ColumnSchema, missing: Collect
         days = [np.nan if value is None else np.timedelta64(since_midnight(value)) / day for value in values]
         return RawColumn("number", np.array(days), source=kind)
     if kind != "date":
-        return RawColumn(kind, np.array([np.nan if value is None else float(value) for value in values]))
+        return RawColumn(kind, np.array([np.nan if value is None else _float(value) for value in values]))
     aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
     if len(aware) > 1:
         raise ValueError(f"x must have dates that all have a time zone, or all have none, in column {column}")
@@ -360,6 +365,24 @@ def _read_objects(name: str, values: Any, schema: ColumnSchema, missing: Collect
     return RawColumn(kind, days, zones.pop() if len(zones) == 1 else OFFSETS)
 
 
+def _with_numbers(values: list[Any], schema: ColumnSchema) -> list[Any]:
+    """Returns the values of a column of numbers, in which texts are numbers if all texts are numbers."""
+    texts = [value for value in values if isinstance(value, str)]
+    reading = schema.reading or (PLAIN["number"] if schema.kind == "number" else find_reading(texts).reading)
+    if reading is None or reading.kind != "number" or reading.read(texts)[1].any():
+        return values
+    parse = reading.parser()
+    return [parse(value) if isinstance(value, str) else value for value in values]
+
+
+def _float(value: Any) -> float:
+    """Returns a number as a float, or infinity if it is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf
+
+
 def _kind(value: Any) -> str:
     return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), "other")
 
@@ -367,13 +390,13 @@ def _kind(value: Any) -> str:
 def _days(value: Any, zone: str | None) -> float:
     """Returns a date as days since 1970, in the local time of ``zone`` if it is given, else of the date itself."""
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return since_1970(value.replace(tzinfo=None) if zone is None else local_time(value, zone))
+        return since_1970(local_time(value, zone))
     return float(np.datetime64(value, "ms").astype(np.int64)) / DAY
 
 
 def _texts(values: list[Any]) -> np.ndarray:
     """Returns the canonical texts of levels, and None for missing values."""
-    return _objects([value if type(value) is str else level_of(value) for value in values])
+    return _objects([level_of(value) for value in values])
 
 
 def _objects(values: list[Any]) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_strays, has_comma
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
-from jtrees.tables.parse import DATES, ISO
+from jtrees.tables.parse import DATES, ISO, level_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, in_words, numbers_of, rows_of
 
@@ -110,7 +110,7 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
     is_several = isinstance(missing, Iterable) and not isinstance(missing, str)
     if not is_several or not all(isinstance(text, str) for text in missing):
         raise ValueError(f'missing must be texts, such as ("-", "unknown"), got {checks.quoted(missing)}')
-    return tuple(missing)
+    return tuple(level_of(text) or "" for text in missing)
 
 
 # --- A column --------------------------------------------------------------------------------------------------------

@@ -61,12 +61,12 @@ def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarr
     count = np.bincount(code, weight, levels)
     mean = weight @ targets.values / weight.sum()
     means = np.empty((levels, len(mean)))
-    for j, y in enumerate(targets.values.T):
+    for j, y in enumerate((targets.values - mean).T):  # squares of large numbers would lose all digits of the variances
         total = np.bincount(code, weight * y, levels)
         variance_within, variance_between, _ = variances(total, count, weight @ np.square(y))
         prior = variance_within / variance_between if variance_between > 0 else np.inf
         share = np.where(np.isinf(prior), 0, count / np.where(count + prior > 0, count + prior, 1))
-        means[:, j] = mean[j] + share * (total / np.where(count > 0, count, 1) - mean[j])
+        means[:, j] = mean[j] + share * total / np.where(count > 0, count, 1)
     return means
 
 
@@ -74,7 +74,7 @@ def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[flo
     """Returns variances within and between levels by the method of moments (analysis of variance).
 
     Args:
-      total: sum of the targets at each level.
+      total: sum of the targets at each level. The mean of all targets must be about 0, because of rounding.
       count: number of rows at each level.
       squares: sum of all squared targets.
 
@@ -106,7 +106,8 @@ def explains(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:
     weight, days = targets.weight[rows], raw.values[rows]
     root, days = np.sqrt(weight), days - np.average(days, weights=weight)
     trend = np.column_stack([np.ones(len(days)), days])
-    for y in targets.values[rows].T:
+    values = targets.values[rows]
+    for y in (values - np.average(values, axis=0, weights=weight)).T:
         y = y - trend @ np.linalg.lstsq(trend * root[:, None], y * root, rcond=None)[0]
         total, count = np.bincount(code, weight * y, len(levels)), np.bincount(code, weight, len(levels))
         variance_within, variance_between, size = variances(total, count, weight @ np.square(y))

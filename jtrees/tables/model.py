@@ -108,7 +108,7 @@ def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:
     """Returns the names of the columns that a model takes; ``feature_names`` names the columns of arrays.
 
     Raises:
-      ValueError: for a wrong number of names, for names for a raw table, or for an estimator.
+      ValueError: for a wrong number of names, for equal names, for names for a raw table, or for an estimator.
     """
     if not hasattr(model, "features"):
         raise ValueError(f"model must be a fitted model, got {checks.quoted(model)}{checks.hint_of_estimator(model)}")
@@ -116,7 +116,4 @@ def column_names(model: Any, feature_names: Sequence[str] | None) -> list[str]:
         if feature_names is not None:
             raise ValueError("feature_names must be None: the columns of this model have names")
         return list(model.encoder.schema.columns)
-    names = [f"x{i}" for i in range(model.features)] if feature_names is None else list(map(str, feature_names))
-    if len(names) != model.features:
-        raise ValueError(f"feature_names must hold {model.features} names, one a column, got {len(names)}")
-    return names
+    return checks.checked_names(feature_names, model.features)

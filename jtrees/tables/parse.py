@@ -1,5 +1,6 @@
 """Cells as numbers, days and levels. This file imports no other file, because exported Python files contain a copy."""
 
+import contextlib
 import datetime
 import decimal
 import re
@@ -41,7 +42,7 @@ def number_of(text, before="", after="", thousands="", point="."):
       thousands: the thousands separator, or an empty text.
       point: the decimal separator.
     """
-    text = text.strip()
+    text = signed(text)
     if point == "." and not thousands and NUMBER.fullmatch(text):
         return float(text)
     sign = text[:1] if text[:1] in ("+", "-") else ""
@@ -58,6 +59,12 @@ def number_of(text, before="", after="", thousands="", point="."):
         return None
     text = integer_part + mark.replace(point, ".") + part
     return float(sign + text) if NUMBER.fullmatch(text) and text[:1] not in ("+", "-") else None
+
+
+def signed(text):
+    """Returns the text of a number with the sign of Python, for the minus sign of print and for ``(5)`` of accounts."""
+    text = text.strip().replace("\N{MINUS SIGN}", "-")
+    return f"-{text[1:-1]}" if text[:1] == "(" and text[-1:] == ")" and text[1:2] not in ("+", "-", "(") else text
 
 
 def days_of(text, style, zoned, zone):
@@ -79,14 +86,13 @@ def days_of(text, style, zoned, zone):
         hour, minute, second = (int(parts[name] or 0) for name in ("hour", "minute", "second"))
         part = int((parts["part"] or "").ljust(3, "0")[:3])
         moment = datetime.datetime(int(parts["year"]), month, int(parts["day"]), hour, minute, second, 1000 * part)
+        if zoned:
+            offset = parts["zone"].replace(":", "").replace("Z", "+0000")
+            minutes = int(offset[0] + "1") * (60 * int(offset[1:3]) + int(offset[3:]))
+            moment = moment.replace(tzinfo=datetime.timezone(datetime.timedelta(minutes=minutes)))
     except ValueError:
         return None
-    if zoned and zone is not None:
-        offset = parts["zone"].replace(":", "")
-        minutes = 0 if offset == "Z" else 60 * int(offset[1:3]) + int(offset[3:])
-        moment -= datetime.timedelta(minutes=-minutes if offset[0] == "-" else minutes)
-        moment = local_time(moment.replace(tzinfo=datetime.UTC), zone)
-    return since_1970(moment)
+    return since_1970(local_time(moment, zone))
 
 
 def month_of(name):
@@ -96,8 +102,13 @@ def month_of(name):
 
 
 def local_time(moment, zone):
-    """Returns a moment as local time in a time zone."""
-    return moment.astimezone(zoneinfo.ZoneInfo(zone)).replace(tzinfo=None)
+    """Returns a moment as local time in a time zone.
+
+    The moment's own local time remains if the zone is None, or if the calendar from year 1 to 9999 has no other.
+    """
+    with contextlib.suppress(OverflowError):
+        moment = moment if zone is None else moment.astimezone(zoneinfo.ZoneInfo(zone))
+    return moment.replace(tzinfo=None)
 
 
 def since_1970(moment):
@@ -123,18 +134,21 @@ def is_missing(value):
 def level_of(value):
     """Returns the canonical text of a level, and None for a missing value; equal values have equal texts.
 
-    Whole numbers have no decimals. Every other float is the shortest text that reads back as the same float in its own
-    precision. Booleans are True and False. Floats beyond 2**53 keep an exponent, because they do not represent all
-    whole numbers.
+    Text has no spaces at its ends. Whole numbers have no decimals. Every other float is the shortest text that reads
+    back as the same float in its own precision. Booleans are True and False. Floats beyond 2**53 keep an exponent,
+    because they do not represent all whole numbers.
     """
     if isinstance(value, str):
-        return str(value)
+        return value.strip()
     if is_missing(value):
         return None
     if isinstance(value, float) or type(value).__name__ in ("float16", "float32"):
         number = float(value)
         return str(int(number)) if number.is_integer() and abs(number) < WHOLE else str(value)
     if isinstance(value, decimal.Decimal):
+        whole, _, decimals = f"{value:f}".partition(".")
+        if not decimals.strip("0"):
+            return whole if value else "0"
         return level_of(float(value)) if decimal.Decimal(repr(float(value))) == value else f"{value:f}".rstrip("0")
     if isinstance(value, datetime.timedelta):
         return str(datetime.timedelta(seconds=value.total_seconds()))

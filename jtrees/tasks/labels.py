@@ -13,6 +13,9 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.segments import Array, module_of
 
+# Kinds of labels of several types. A boolean is also a number in Python.
+_KINDS: dict[str, Any] = {"number": (int, float, np.number, np.bool_), "text": str}
+_BOOLEAN = (bool, np.bool_)
 _TOLERANCE = 1e-3  # on the sum of a row: probabilities may be rounded, or have a short dtype
 
 
@@ -60,6 +63,7 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
     if classes is not None:  # a validation set may lack classes, which would change the numbers
         encode = "encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
     y, unclear = label_array(y)
+    y = y if unclear or y.dtype != object else np.array(y.tolist())  # booleans and numbers
     if y.ndim != 1 or len(y) == 0:
         raise ValueError(f"y must have shape (n,) with n at least 1, got shape {y.shape}")
     if unclear:
@@ -87,25 +91,57 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
 def label_array(y: Any) -> tuple[np.ndarray, str]:
     """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``.
 
-    The array is numeric if all labels are numbers. It must have no masked values.
+    The array is numeric if all labels are numbers, or all are booleans. It must have no masked values.
     """
     checks.check_unmasked("y", y)
     labels = np.asarray(y)
-    if isinstance(y, (list, tuple)) and labels.dtype.kind in "SU":  # NumPy would convert all to text
+    is_list = isinstance(y, (list, tuple)) and labels.ndim == 1
+    has_booleans = is_list and labels.dtype.kind in "iuf" and any(isinstance(label, _BOOLEAN) for label in y)
+    if has_booleans or (is_list and labels.dtype.kind in "SU"):  # NumPy converts mixed types, and cuts null characters
         labels = np.asarray(y, object)
-    if labels.ndim != 1 or labels.dtype.kind != "O" or not len(labels):
+    if labels.ndim != 1 or labels.dtype.kind not in "OmM" or not len(labels):
         return labels, ""
+    gaps = np.isnat(labels) if labels.dtype.kind in "mM" else np.array([checks.is_missing(label) for label in labels])
+    if gaps.any():
+        row = int(gaps.argmax())
+        return labels, f"{checks.quoted(labels[row])} in row {row}: leave rows without a label out"
+    if labels.dtype.kind != "O":
+        return labels, ""
+    kind = _kind(labels[0])
     for i, label in enumerate(labels):
-        if checks.is_missing(label):
-            return labels, f"{checks.quoted(label)} in row {i}: leave rows without a label out"
-    if all(isinstance(label, (int, float, np.number, np.bool_)) for label in labels):
-        return np.array(labels.tolist()), ""
-    first = labels[0]
-    for i, label in enumerate(labels):
-        if not isinstance(label, type(first)) and not isinstance(first, type(label)):
-            got = f"{checks.quoted(first)} and {checks.quoted(label)} (in row {i})"
+        is_named = isinstance(kind, str) or isinstance(_kind(label), str)
+        is_related = isinstance(label, type(labels[0])) or isinstance(labels[0], type(label))
+        if _kind(label) != kind and (is_named or not is_related):
+            got = f"{checks.quoted(labels[0])} and {checks.quoted(label)} (in row {i})"
             return labels, f"{got}: make labels one type, then encode them"
+    is_mixed = len({isinstance(label, _BOOLEAN) for label in labels}) > 1
+    if (kind == "number" and not is_mixed) or (kind == "text" and is_list):
+        plain = np.array(labels.tolist())
+        return (plain if plain.tolist() == labels.tolist() else labels), ""
     return labels, ""
+
+
+def _kind(label: Any) -> Any:
+    """Returns the kind of a label: the name of a kind, or the type of the label."""
+    return next((name for name, types in _KINDS.items() if isinstance(label, types)), type(label))
+
+
+def coded_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sorted distinct labels, and the number of each label among them, ``(n,)``.
+
+    Labels without an order, such as those of an enumeration, are sorted by their text.
+    """
+    if labels.dtype != object:
+        return np.unique(labels, return_inverse=True)
+    distinct: Any = dict.fromkeys(labels.tolist())
+    try:
+        distinct = sorted(distinct)
+    except TypeError:
+        distinct = sorted(distinct, key=str)
+    places = {label: place for place, label in enumerate(distinct)}
+    classes = np.empty(len(distinct), object)
+    classes[:] = distinct
+    return classes, np.array([places[label] for label in labels.tolist()], int)
 
 
 def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
