@@ -11,6 +11,7 @@ import sweeps
 import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
 from jtrees.data import Data
+from jtrees.ensembles import boosting_sums
 from jtrees.search import Fitted, Run, options
 from jtrees.tables import checked_table
 from jtrees.tasks.base import linked
@@ -308,6 +309,18 @@ def test_few_rows_are_refused_and_columns_are_drawn():
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None), X, Y, key=KEY)
     used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
     assert (used.sum(1) == 1).all() and len(np.unique(used.argmax(1))) == 3
+
+
+@pytest.mark.slow
+def test_rows_are_drawn_for_the_rounds_that_are_made(monkeypatch):
+    numbers, draw = [], boosting_sums.draws_of_round
+    monkeypatch.setattr(
+        boosting_sums, "draws_of_round", lambda problem, number: numbers.append(number) or draw(problem, number)
+    )
+    noise = np.random.default_rng(1).normal(size=len(LONG_X))
+    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=200, patience=3), LONG_X, noise, key=KEY)
+    made = np.isfinite(fit.report.search.losses).sum()
+    assert made < 100 and numbers == [*range(made)]
 
 
 def test_a_base_with_a_search_of_its_own_is_searched():
