@@ -107,7 +107,7 @@ SUMS = {
     "Boosted": SUM,
     "linear": SUM.replace(base=WEAK.replace(leaves="linear"), rounds=8),
     "DGT": SUM.replace(base=jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,)), rounds=8),
-    "Refined": jtrees.Refined(SUM.replace(rounds=8), epochs=4),
+    "Refined": jtrees.Refined(SUM.replace(rounds=8, patience=8), epochs=4),
     "Bagged": jtrees.Bagged(SUM.replace(rounds=8), trees=2),
     "monotone": SUM.replace(rounds=8),
     "one tree": jtrees.Bagged(WEAK, trees=2),
