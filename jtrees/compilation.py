@@ -14,6 +14,9 @@ import numpy as np
 # can take eight times as long. For arguments of at most this many numbers, the difference is some milliseconds.
 SMALL_SIZE = 2**16
 _LEVEL = "xla_backend_optimization_level"
+# XLA divides the sums of this library among its threads, so rounding errors would depend on the number of processors.
+# Products of matrices by this library do not depend on it.
+_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 KEPT_PROGRAMS = 128
 _OURS: list[Any] = []  # the functions that are compiled here, which hold their programs
@@ -26,7 +29,17 @@ def _options(level: int) -> dict[str, Any]:
     XLA refuses unknown options, and later versions may have no older emitters.
     """
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
-    return {_LEVEL: level} | older_emitters
+    return {_LEVEL: level} | older_emitters | _sums_in_order()
+
+
+@functools.cache
+def _sums_in_order() -> dict[str, Any]:
+    """Returns XLA's options for sums whose order does not depend on the number of threads, if XLA knows them."""
+    try:
+        jax.jit(lambda: 0, compiler_options=_SUMS).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return _SUMS
 
 
 def default_settings() -> contextlib.ExitStack:
@@ -58,14 +71,13 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
-        as_usual = jax.jit(fn, **options)
-        quickest, quickly = (jax.jit(fn, compiler_options=_options(level), **options) for level in (0, 1))
-        _OURS.extend((as_usual, quickest, quickly))
+        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, _options, options)
+        _OURS.append(as_usual)
 
         def program(args: tuple) -> Any:
             if jax.default_backend() != "cpu":
                 return as_usual
-            return quickest if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else quickly
+            return on_cpu(0 if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else 1)
 
         return _with_programs(fn, program)
 
@@ -81,17 +93,29 @@ def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
-        as_usual = on_cpu = jax.jit(fn, **options)
-        if _LEVEL not in os.environ.get("XLA_FLAGS", ""):
-            on_cpu = jax.jit(fn, compiler_options={_LEVEL: 1}, **options)
+        level = {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: 1}
+        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, lambda _: level | _sums_in_order(), options)
+        _OURS.append(as_usual)
 
-        call = _with_programs(fn, lambda args: on_cpu if jax.default_backend() == "cpu" else as_usual)
-        functions = {as_usual, on_cpu}
-        _OURS.extend(functions)
-        call.programs = lambda: _count(functions)  # type: ignore[attr-defined]
+        def program(*_: Any) -> Any:
+            return on_cpu(1) if jax.default_backend() == "cpu" else as_usual
+
+        call = _with_programs(fn, program)
+        call.programs = lambda: _count([program()])  # type: ignore[attr-defined]
         return call
 
     return compiled
+
+
+def _on_cpu(fn: Callable[..., Any], compiler_options: Callable[[int], dict[str, Any]], options: dict[str, Any]) -> Any:
+    """Returns a function of the level, which returns ``jax.jit`` of ``fn``. XLA is asked for its options only then."""
+
+    @functools.cache
+    def at_level(level: int) -> Any:
+        _OURS.append(function := jax.jit(fn, compiler_options=compiler_options(level), **options))
+        return function
+
+    return at_level
 
 
 def _with_programs(fn: Callable[..., Any], program: Callable[[tuple], Any]) -> Any:

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sweeps
 
 import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
 from jtrees.data import Data
+from jtrees.ensembles import boosting_sums
 from jtrees.search import Fitted, Run, options
 from jtrees.tables import checked_table
 from jtrees.tasks.base import linked
@@ -90,6 +92,57 @@ def test_boosting_is_that_of_a_plain_loop(task, y, loss):
     assert fit.loss / Data(table, None, scaling, batch).loss_unit == pytest.approx(mean, rel=1e-4)
     assert fit.history.shape == (7,) and fit.step == 7
     assert (np.diff(fit.history) < 0).all()  # the loss before each round
+
+
+FUNCTIONS = {
+    "absolute of a user": lambda p, t: jnp.abs(p - t),
+    "pinball of a user": lambda p, t: jnp.maximum(0.7 * (t - p), 0.3 * (p - t)),
+    "pseudo-Huber": lambda p, t: jnp.sqrt(1 + jnp.square((p - t) / 0.01)) - 1,
+    "log cosh": lambda p, t: jnp.logaddexp(50 * (p - t), 50 * (t - p)),
+    "fourth power": lambda p, t: (p - t) ** 4,
+}
+BUILT_IN = ("squared_error", "absolute_error", "huber", "poisson", "gamma", "tweedie", losses.Quantile(0.8))
+SUM = jtrees.Boosted(WEAK, rounds=20, learning_rate=0.3, patience=None)
+SUMS = {
+    "Boosted": SUM,
+    "linear": SUM.replace(base=WEAK.replace(leaves="linear"), rounds=8),
+    "DGT": SUM.replace(base=jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,)), rounds=8),
+    "Refined": jtrees.Refined(SUM.replace(rounds=8, patience=8), epochs=4),
+    "Bagged": jtrees.Bagged(SUM.replace(rounds=8), trees=2),
+    "monotone": SUM.replace(rounds=8),
+    "one tree": jtrees.Bagged(WEAK, trees=2),
+}
+CASES = [(recipe, loss) for recipe in SUMS for loss in (*BUILT_IN, *FUNCTIONS)]
+SLOW = [("Boosted", "huber"), ("Boosted", "absolute of a user"), ("Boosted", "log cosh"), ("linear", "huber")]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that a simpler model is better
+@pytest.mark.parametrize("case", sweeps.slow(CASES, SLOW), ids=str)
+def test_every_loss_is_learned_at_every_scale(case):
+    """The loss on the training rows is below that of the best constant. Good losses have a good R2."""
+    recipe, loss = case
+    options = {"monotone": [1, 0, 0]} if recipe == "monotone" else {}
+    y = 100 * (np.sin(2 * X[:, 0]) + X[:, 1])
+    y = y - y.min() + 1  # a deviance needs positive targets
+    for scale in (1e-5, 0.01, 100.0):  # targets of standard deviation 1e-3, 1 and 1e4
+        task = Regression(loss_function=FUNCTIONS.get(loss, loss))
+        fit = jtrees.fit(SUMS[recipe], X, scale * y, key=KEY, task=task, **options)
+        predictions = fit.predict(X)
+        assert training_loss(task, predictions, scale * y) <= best_constant_loss(task, scale * y)
+        if recipe == "Boosted":
+            assert 1 - np.mean((predictions / scale - y) ** 2) / y.var() > 0.7
+
+
+def training_loss(task, predictions, y):
+    """The mean loss; a function of the user is a loss of scaled targets."""
+    unit = 1.0 if task.in_units else np.ptp(y)
+    of_predictions = task.loss_function.of_predictions if task.in_units else task.loss_function.function
+    return float(of_predictions(predictions / unit, y / unit).mean())
+
+
+def best_constant_loss(task, y):
+    constants = [task.loss_function.best(y, None)] if task.in_units else np.quantile(y, np.linspace(0, 1, 41))
+    return min(training_loss(task, constant, y) for constant in constants)
 
 
 # These bases have few updates, so that equal trees do not depend on rounding errors.
@@ -256,6 +309,18 @@ def test_few_rows_are_refused_and_columns_are_drawn():
     fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=12, columns=1 / 3, patience=None), X, Y, key=KEY)
     used = (np.asarray(fit.model.trees.weights) != 0).any(1)  # columns of each tree
     assert (used.sum(1) == 1).all() and len(np.unique(used.argmax(1))) == 3
+
+
+@pytest.mark.slow
+def test_rows_are_drawn_for_the_rounds_that_are_made(monkeypatch):
+    numbers, draw = [], boosting_sums.draws_of_round
+    monkeypatch.setattr(
+        boosting_sums, "draws_of_round", lambda problem, number: numbers.append(number) or draw(problem, number)
+    )
+    noise = np.random.default_rng(1).normal(size=len(LONG_X))
+    fit = jtrees.fit(jtrees.Boosted(WEAK, rounds=200, patience=3), LONG_X, noise, key=KEY)
+    made = np.isfinite(fit.report.search.losses).sum()
+    assert made < 100 and numbers == [*range(made)]
 
 
 def test_a_base_with_a_search_of_its_own_is_searched():

@@ -96,7 +96,7 @@ def test_derivatives_are_those_of_automatic_and_of_finite_differences(name, x64)
     gradient, curvature = loss.derivatives(outputs, y)
     sample = lambda outputs, y: loss.samples(outputs[None], y[None])[0]
     np.testing.assert_allclose(gradient, jax.vmap(jax.grad(sample))(outputs, y), rtol=1e-9, atol=1e-12)
-    if loss.smooth and name != "rewards":
+    if name not in ("absolute", "huber", "quantile", "rewards"):
         hessian = jax.vmap(jax.hessian(sample))(outputs, y)
         curve = hessian if outputs.ndim == 1 else jnp.diagonal(hessian, axis1=1, axis2=2)
         np.testing.assert_allclose(curvature, curve, rtol=1e-9, atol=1e-12)
@@ -147,6 +147,34 @@ def test_newton_steps_go_down_where_curvature_is_missing():
     assert actual[0] == pytest.approx(best, abs=2e-2)
 
 
+# Losses of a user, and whether their curvature has a lower bound.
+OF_USERS = {
+    "absolute": (lambda p, t: jnp.abs(p - t), False),
+    "pinball": (lambda p, t: jnp.maximum(0.7 * (t - p), 0.3 * (p - t)), False),
+    "pseudo-Huber": (lambda p, t: jnp.sqrt(1 + jnp.square((p - t) / 0.01)) - 1, False),
+    "log cosh": (lambda p, t: jnp.logaddexp(50 * (p - t), 50 * (t - p)), False),
+    "fourth power": (lambda p, t: (p - t) ** 4, False),
+    "asymmetric square": (lambda p, t: jnp.where(p > t, 3.0, 1.0) * (p - t) ** 2, True),
+    "mean of squares": (lambda p, t: jnp.square(p - t).mean(1), True),
+    "mean of errors": (lambda p, t: jnp.abs(p - t).mean(1), False),
+}
+
+
+@pytest.mark.parametrize("name", sweeps.quick(OF_USERS, ("absolute", "fourth power", "asymmetric square")))
+def test_the_step_of_a_loss_of_a_user_follows_its_curvature(name):
+    """Without a lower bound of the curvature, no other step has a lower loss."""
+    function, smooth = OF_USERS[name]
+    loss, shape = losses.CustomLoss(function), (2,) if name.startswith("mean") else ()
+    outputs, y = (f32(a) for a in rng.uniform(size=(2, N, *shape)))
+    steps = lambda outputs: loss.steps(jnp.asarray(LEAF), outputs, y, 4, f32(WEIGHT), 0.0)
+    step = np.asarray(jax.jit(steps)(outputs))
+    assert loss.is_smooth(shape) == smooth and (step[3] == 0).all()
+    total = lambda step: np.bincount(LEAF, WEIGHT * np.asarray(loss.samples(outputs + step[LEAF], y), float), 4)[:3]
+    for change in (-0.3, -0.05, -0.01, 0.01, 0.05, 0.3) if not smooth else ():
+        assert (total(step) <= 1.001 * total(step + np.float32(change))).all()
+    assert (total(step) <= total(0 * step)).all()
+
+
 @pytest.mark.parametrize("name", sweeps.quick(LOSSES, FEW))
 def test_steps_of_boosting_lower_the_loss_and_are_newtons(name):
     loss, y, _ = LOSSES[name]
@@ -155,7 +183,7 @@ def test_steps_of_boosting_lower_the_loss_and_are_newtons(name):
     assert step.shape == (4,) and step[3] == 0
     mean = lambda outputs: (WEIGHT * np.asarray(loss.samples(outputs, f32(y)))).sum()
     assert mean(outputs + 0.1 * step[LEAF]) < mean(outputs)
-    if loss.smooth:
+    if loss.is_smooth(()):
         gradient, curvature = (np.asarray(a, float) for a in loss.derivatives(outputs, f32(y)))
         total = np.bincount(LEAF, WEIGHT * curvature, 4) + 2
         np.testing.assert_allclose(step, -np.bincount(LEAF, WEIGHT * gradient, 4) / total, rtol=1e-4, atol=1e-6)

@@ -7,8 +7,8 @@ A round fits the quadratic approximation of the loss at the current outputs F, w
 This is least squares with targets t and weights w h (Friedman, Hastie & Tibshirani 2000). The base recipe solves it to
 find the splits. If there are several outputs, the weight of a row uses the mean of their curvatures. More than five
 outputs are combined into five random targets, which are drawn anew in each round (Iosipoi & Vakhrushev 2022). Leaf
-values are then the Newton steps of each output, -sum w g / (sum w h + l2). For losses without a curvature, they are the
-best constants of the residuals (Friedman 2001).
+values are then the Newton steps of each output, -sum w g / (sum w h + l2). For losses whose curvature has no lower
+bound, they are the best constants of the residuals (Friedman 2001).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from jtrees import pytree
 from jtrees.data import Data
 from jtrees.data.table import bucket
 from jtrees.ensembles.boosting_round import base_task
-from jtrees.ensembles.boosting_sums import Sum, begin, refitted, since_lowest
+from jtrees.ensembles.boosting_sums import Sum, begin, refitted, rounds_of_call, since_lowest
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
@@ -37,7 +37,6 @@ _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of roun
 _FEW_ROWS, _FOLDS = 1000, 5
 _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
 _SAMPLED = 5  # purpose number of the random generator of these rows: see ``Problem.rng``
-_CALLS = 10  # fewest calls for all rounds
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
 
 
@@ -69,8 +68,13 @@ class Boosted(Wrapper):
     Newton steps on all rows; Friedman (2002) uses the drawn rows for the leaves too. A tree has all outputs in its
     leaves; Friedman grows a tree for each class. More than five outputs are combined into five random targets for the
     splits (Iosipoi & Vakhrushev 2022). The curvature has a lower bound, and a Newton step has an upper bound
-    (``jtrees/tasks/base.py``). A loss without curvature has curvature 1. The outputs of the tree are multiplied by the
-    learning rate and added to the sum.
+    (``jtrees/tasks/base.py``). The outputs of the tree are multiplied by the learning rate and added to the sum. A step
+    that raises the loss of the rows of its leaf is halved.
+
+    Absolute, Huber and pinball losses have no curvature, or one without a lower bound. Neither have many user-defined
+    losses: their curvature is looked up at targets and outputs in [0, 1]. For these losses, the targets of the splits
+    are the negative gradients with equal weights, and a leaf is the best constant of its residuals (Friedman 2001). A
+    linear leaf is a fit to the negative gradients, multiplied by the factor that minimises the loss of its rows.
 
     Boosting takes every loss of regression, and the log loss of classification. It takes neither a user-defined loss of
     classification nor a :class:`jtrees.Policy`. The model is a :class:`jtrees.Forest` of summed outputs with the task's
@@ -211,7 +215,7 @@ class Boosted(Wrapper):
         Early stopping counts evaluations here too, one for each round. The host decides, and not the state of a run,
         because the losses are means over several sums.
         """
-        left = min(self.rounds - len(losses), max(1, self.rounds // _CALLS))  # progress is shown after each call
+        left = min(self.rounds - len(losses), rounds_of_call(self))
         if self.patience is None or not len(losses):
             return left if self.patience is None else min(left, self.patience)
         return max(0, min(left, self.patience - since_lowest(losses)))

@@ -1,6 +1,7 @@
 """Rounds of boosting as compiled functions: the targets of a tree, its leaves, and the outputs that it is added to."""
 
 from collections.abc import Callable
+from functools import partial
 import math
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import leaves as kinds, losses, ops, segments, sharding, topology
+from jtrees import blocking, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import ordered_leaves, signs_of
 from jtrees.search import MOST, Run
 from jtrees.search.recipe import Growth
@@ -17,6 +18,9 @@ from jtrees.training import Batch
 from jtrees.training.state import NOT_TAKEN
 from jtrees.tree import ObliqueTree
 
+_FEW_ROWS, _BLOCK = 2**16, 2**12  # longer tables are routed in blocks of rows, which divide their padded length
+_HALVINGS = 10  # largest number of halvings of a step that raises the loss of a leaf
+_ROUNDING = 1e-5  # relative rise of the loss of a leaf that rounding errors can cause
 _MOST_OUTPUTS = 5  # largest number of targets for the splits of a tree
 
 
@@ -91,7 +95,7 @@ def initial_state(run: Run) -> State:
     initial = run.task.loss_function.initial(run.batch.y, run.weight, math.prod(shape))
     outputs_on = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
     loss, outputs = run.task.loss_function, outputs_on(run.batch)
-    curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.smooth else jnp.ones_like(outputs)
+    curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.is_smooth(shape) else jnp.ones_like(outputs)
     # The curvature at the current outputs would vanish as rows are fitted, and the shrinkage would vanish with it.
     curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
     return State(initial, curvature, outputs, outputs_on(run.by) if run.validates else None)
@@ -116,14 +120,14 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     """Returns the state after a round, and the round."""
     loss, batch, weight = run.task.loss_function, run.batch, run.weight
     tree = splits.replace(weights=splits.weights * features)
-    leaf = ops.hard(tree.weights, tree.bias, batch.x)
+    leaf = _leaf_of(tree, batch.x)
     fitted = _leaves(run, state, tree, leaf, features)
     finite &= jnp.isfinite(state.outputs + fitted.at(leaf, batch.x)).all()
     tree = jax.tree.map(lambda a: jnp.where(finite, a, 0), tree.replace(leaves=fitted))
     outputs = state.outputs + tree.leaves.at(leaf, batch.x)
     validated = state.validated
     if run.validates:
-        validated = validated + tree.leaves.at(ops.hard(tree.weights, tree.bias, run.by.x), run.by.x)
+        validated = validated + tree.leaves.at(_leaf_of(tree, run.by.x), run.by.x)
     before, after = (losses.mean_loss(loss.samples(total, batch.y), weight) for total in (state.outputs, outputs))
     evaluated = losses.mean_loss(loss.samples(validated if run.validates else outputs, run.by.y), run.by.weight)
     return state._replace(outputs=outputs, validated=validated), Rounds(
@@ -131,20 +135,60 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     )
 
 
+def _leaf_of(tree: ObliqueTree, x: Array) -> Array:
+    """Returns the leaf of each row, block by block: the weights along the paths of all rows are as large as x."""
+    leaf_of = partial(ops.hard, tree.weights, tree.bias)
+    is_long = len(x) > _FEW_ROWS and blocking.platform() == "cpu"
+    return blocking.map_over_blocks(leaf_of, x, _BLOCK) if is_long else leaf_of(x)
+
+
 def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: Array) -> Any:
     """Returns the leaves of a tree, times the learning rate: its contributions to the outputs."""
     recipe, steps, batch, weight = run.recipe, step_task(run.task), run.batch, run.weight
-    leaves = len(splits.bias) + 1
+    loss, leaves = run.task.loss_function, len(splits.bias) + 1
     if recipe.base.tree_leaves(steps) == "linear":
-        step, share = _newton(run.task.loss_function, state.outputs, batch.y, weight)
+        step, share = _newton(loss, state.outputs, batch.y, weight)
         empty = kinds.kind_of("linear", steps).empty(leaves, batch.x.shape[1], run.task.shape, batch.x.dtype)
         fitted = empty.refit(leaf, batch.x * features, step, share)
+        if not loss.is_smooth(run.task.shape):  # the steps are gradients, whose length says nothing
+            direction = fitted.at(leaf, batch.x)
+            factors = loss.factors(leaf, state.outputs, direction, batch.y, leaves, weight)
+            fitted = _times(fitted, jnp.maximum(factors, 0))
     else:
-        newton = run.task.loss_function.steps
-        fitted = kinds.Values(newton(leaf, state.outputs, batch.y, leaves, weight, recipe.l2 * state.curvature))
-        if run.monotone is not None:
-            fitted = _ordered(run, state, splits.replace(leaves=fitted), leaf).leaves
-    return jax.tree.map(lambda a: recipe.learning_rate * a, fitted)
+        fitted = kinds.Values(loss.steps(leaf, state.outputs, batch.y, leaves, weight, recipe.l2 * state.curvature))
+    fitted = _halved(run, state, jax.tree.map(lambda a: recipe.learning_rate * a, fitted), leaf)
+    return fitted if run.monotone is None else _ordered(run, state, splits.replace(leaves=fitted), leaf).leaves
+
+
+def _halved(run: Run, state: State, leaves: Any, leaf: Array) -> Any:
+    """Returns leaves that do not raise the loss of their rows: a step that does is halved, at most ten times."""
+    loss, y, weight, count = run.task.loss_function, run.batch.y, run.weight, len(jax.tree.leaves(leaves)[0])
+    direction = leaves.at(leaf, run.batch.x)
+
+    def losses_after(size: Array) -> Array:
+        rows = loss.samples(state.outputs + segments.wide(size[leaf], direction) * direction, y)
+        return segments.quick_sums(jnp.where(weight > 0, weight * rows, 0), leaf, count)
+
+    def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        size, raises, number = carry
+        size = jnp.where(raises, jnp.where(number < _HALVINGS, size / 2, 0), size)
+        return size, ~(losses_after(size) <= most), number + 1
+
+    ones = jnp.ones(count, direction.dtype)
+    before = losses_after(0 * ones)
+    most = before + _ROUNDING * jnp.abs(before)
+    carry = ones, ~(losses_after(ones) <= most), jnp.zeros((), jnp.int32)
+    size, *_ = jax.lax.while_loop(lambda carry: carry[1].any() & (carry[2] <= _HALVINGS), halve, carry)
+    return _times(leaves, size)
+
+
+def _times(leaves: Any, factors: Array) -> Any:
+    """Returns leaves whose outputs are multiplied by factors of at least 0, ``(leaves,)`` or ``(leaves, *k)``."""
+    if leaves.is_constant:
+        return leaves.with_outputs(lambda a: segments.wide(factors, a) * a)
+    slopes = leaves.coefficients
+    along = factors[:, None] if factors.ndim > 1 else segments.wide(factors, slopes)
+    return leaves.with_outputs(lambda a: segments.wide(factors, a) * a).replace(coefficients=along * slopes)
 
 
 def _ordered(run: Run, state: State, tree: ObliqueTree, leaf: Array) -> ObliqueTree:
@@ -182,14 +226,15 @@ def before_rounds(run: Run) -> BoostedState:
 
 
 def grown_rounds(
-    run: Run, boosted: BoostedState, draws: Draws, growth: Growth, before: Array, count: Array
+    run: Run, boosted: BoostedState, draws: Draws, first: Array, growth: Growth, before: Array, count: Array
 ) -> tuple[BoostedState, Array, bool]:
     """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early.
 
     Args:
       run: the run.
       boosted: the state after the rounds so far.
-      draws: the draws of all rounds.
+      draws: the draws of the rounds from ``first`` on.
+      first: number of rounds before those of ``draws``.
       growth: the arguments of ``grow`` of the base.
       before: number of rounds so far.
       count: number of rounds to add.
@@ -197,7 +242,8 @@ def grown_rounds(
     base = run.recipe.base
 
     def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
-        round_draws, tree_draws = jax.tree.map(lambda a: a[number], (draws, growth.drawn))
+        round_draws = jax.tree.map(lambda a: a[number - first], draws)
+        tree_draws = jax.tree.map(lambda a: a[number], growth.drawn)
         batch = target(run, boosted.state, round_draws)
         key = jax.random.wrap_key_data(round_draws.key, impl=jax.random.key_impl(run.key))
         base_run = Run(base, base_task(run.task), batch, batch, key, False, False, False, None, run.monotone)

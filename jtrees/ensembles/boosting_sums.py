@@ -24,7 +24,8 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _DRAWN = 1000  # this plus the round is the purpose number of the random generator of a round: see ``Problem.rng``
-_MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of all rounds: they are in memory together
+_CALLS = 10  # fewest calls for all rounds
+_MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of all rounds of a program
 
 
 class Sum(NamedTuple):
@@ -87,21 +88,34 @@ def draws_of_round(problem: Problem, number: int) -> Draws:
     return Draws(rows, features, mixes if problem.monotone is None else np.abs(mixes), key)
 
 
+def rounds_of_call(recipe: Any) -> int:
+    """Returns the largest number of rounds of a call: a tenth of all. Progress is shown after each call."""
+    return max(1, recipe.rounds // _CALLS)
+
+
+def draws_of_rounds(problem: Problem, first: int, count: int) -> Draws:
+    """Returns the draws of ``count`` rounds from ``first`` on, stacked and padded to the length of the longest call."""
+    draws = [draws_of_round(problem, first + number) for number in range(count)]
+    draws += draws[:1] * (rounds_of_call(problem.recipe) - count)
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *draws)
+
+
 class Growing:
     """Rounds of a base that has ``grow``: a program adds many rounds."""
 
-    def __init__(self, problem: Problem, state: DeviceValue, draws: Draws, growth: Growth):
-        self._problem, self._state, self._arguments = problem, state, (draws, growth)
+    def __init__(self, problem: Problem, state: DeviceValue, growth: Growth):
+        self._problem, self._state, self._growth = problem, state, growth
         self.length = 0
 
     async def add(self, count: int) -> None:
-        """Adds ``count`` rounds; after the deadline, fewer rounds. The first round is always made."""
+        """Adds ``count`` rounds, at most :func:`rounds_of_call`. After the deadline, it adds fewer, but the first."""
         progress: Any = {
             "name": type(self._problem.recipe).__name__,
             "begins": self.length,
             "least": int(not self.length),
         }
-        trained = await self._problem.train(grown_rounds, self._state, count, *self._arguments, **progress)
+        arguments = draws_of_rounds(self._problem, self.length, count), np.int32(self.length), self._growth
+        trained = await self._problem.train(grown_rounds, self._state, count, *arguments, **progress)
         self._state, self.length = trained.state, self.length + len(trained.losses)
 
     @property
@@ -180,9 +194,7 @@ async def begin(problem: Problem) -> Growing | Searching:
     growth = await base.growth(problem, recipe.rounds)
     if growth is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
         return Searching(problem, await problem.map(initial_state))
-    draws = [draws_of_round(problem, number) for number in range(recipe.rounds)]
-    stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *draws)
-    return Growing(problem, await problem.map(before_rounds), stacked, growth)
+    return Growing(problem, await problem.map(before_rounds), growth)
 
 
 async def refitted(problem: Problem, rounds: Any, count: int) -> Sum | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.segments import Array, module_of, ones_or
+from jtrees.tasks.fits import newton_constants
 from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]
@@ -47,7 +48,8 @@ class Loss:
 
     Attributes:
       link: name of the link from outputs to predictions.
-      smooth: whether the loss has a curvature. If not, leaf values of boosting are best constants of residuals.
+      smooth: whether the curvature has a lower bound above 0, at usual outputs. If so, a boosted leaf takes a Newton
+        step, otherwise the best constant of its residuals: see :meth:`steps`.
       in_units: whether the loss is also defined for predictions and targets in the user's units
         (:meth:`of_predictions`).
       measure: name of the mean loss, such as ``"mean squared error"``.
@@ -129,13 +131,18 @@ class Loss:
         one_leaf = np.zeros(len(y), np.int32)
         return np.asarray(linked(self.link, self.constants(one_leaf, y, 1, ones_or(weight, y))[0]))
 
+    def is_smooth(self, shape: tuple[int, ...]) -> bool:
+        """Returns ``smooth`` for outputs of a sample of this shape, ``()`` or ``(k,)``."""
+        return self.smooth
+
     def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         """Returns the Newton step of each output, ``-gradient / curvature``, and the curvature.
 
-        The curvature is the weight of the step in least squares. Steps under a link are clipped to [-4, 4].
+        The curvature is the weight of the step in least squares. It is 1 if the loss is not smooth. Steps under a link
+        are clipped to [-4, 4].
         """
         gradient, curvature = self.derivatives(outputs, y)
-        if not self.smooth:
+        if not self.is_smooth(outputs.shape[1:]):
             return -gradient, jnp.ones_like(gradient)
         curvature = jnp.maximum(curvature, jnp.finfo(curvature.dtype).eps)
         step = -gradient / curvature
@@ -146,9 +153,11 @@ class Loss:
     ) -> Float[Array, "leaves *k"]:
         """Returns the step of each leaf in boosting, which is added to the outputs of the leaf's samples.
 
-        The step is a Newton step, ``-sum w g / (sum w h + l2)``. If the loss has no curvature, the step is the best
-        constant of the residuals, multiplied by ``n / (n + l2)`` for a leaf of n samples. The step of a leaf without
-        weight is 0.
+        If the loss is smooth, the step is a Newton step, ``-sum w g / (sum w h + l2)``. These are the squared error,
+        the log loss, the Poisson, gamma and Tweedie deviances, and user-defined losses whose curvature has a lower
+        bound. Otherwise, the step is the best constant of the residuals (:meth:`shifts`), multiplied by ``n / (n +
+        l2)`` for a leaf of n samples. These are the absolute, Huber and pinball losses, and all other user-defined
+        losses. A Newton step would be unbounded where the curvature is 0. The step of a leaf without weight is 0.
 
         Args:
           leaf_index: leaf of each sample.
@@ -156,12 +165,12 @@ class Loss:
           y: targets.
           num_leaves: number of leaves.
           weight: nonnegative weights.
-          l2: curvature added to each leaf, at least 0, a number or ``(*k,)``. If the loss has no curvature, l2 is a
-            number of samples.
+          l2: curvature added to each leaf, at least 0, a number or ``(*k,)``. If the loss is not smooth, l2 is a number
+            of samples.
         """
-        if not self.smooth:
+        if not self.is_smooth(outputs.shape[1:]):
             count = segments.sums(weight, leaf_index, num_leaves)
-            best = self.constants(leaf_index, self.aligned(y) - outputs, num_leaves, weight)
+            best = self.shifts(leaf_index, outputs, y, num_leaves, weight)
             count = segments.wide(count, best)
             return count / jnp.where(count > 0, count + l2, 1) * best
         gradient, curvature = self.derivatives(outputs, y)
@@ -170,6 +179,33 @@ class Loss:
         total = summed(weighted(curvature)) + l2
         step = jnp.where(total > 0, -summed(weighted(gradient)) / jnp.where(total > 0, total, 1), 0)
         return step if self.link == "identity" else jnp.clip(step, -_LONGEST, _LONGEST)
+
+    def shifts(
+        self, leaf_index: Array, outputs: Array, y: Array, num_leaves: int, weight: Array
+    ) -> Float[Array, "leaves *k"]:
+        """Returns the number that, added to the outputs of a leaf's samples, minimises their loss.
+
+        Here, the loss is a function of ``outputs - y``, so the number is the best constant of the residuals.
+        """
+        return self.constants(leaf_index, self.aligned(y) - outputs, num_leaves, weight)
+
+    def factors(
+        self, leaf_index: Array, outputs: Array, direction: Array, y: Array, num_leaves: int, weight: Array
+    ) -> Float[Array, "leaves *k"]:
+        """Returns the factor of the direction, in the shape of the outputs, that minimises the loss of each leaf.
+
+        The Newton steps (``newton_constants``) start from the best factor for the absolute error, which is a weighted
+        median of ratios.
+        """
+        flat = lambda a: a.reshape(len(a), -1).T
+        columns = zip(flat(jnp.broadcast_to(self.aligned(y) - outputs, outputs.shape)), flat(direction), strict=True)
+        medians = []
+        for residual, along in columns:
+            ratio, length = residual / jnp.where(along == 0, 1, along), weight * jnp.abs(along)
+            medians.append(segments.quantiles(leaf_index, ratio, num_leaves, (0.5,), length)[0][:, 0])
+        start = jnp.stack(medians, axis=1).reshape(num_leaves, *outputs.shape[1:])
+        arguments = self.samples, self.derivatives, start, leaf_index, y, weight
+        return newton_constants(*arguments, origin=outputs, direction=direction)
 
     # --- Leaves that hold values (leaves, *k): see :class:`jtrees.leaves.Values` ---
 

@@ -1,6 +1,7 @@
 """User-defined losses, and losses by name."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -24,11 +25,17 @@ NAMED: dict[str, type[Loss]] = {
     "tweedie": Tweedie,
 }
 
+# The curvature of a user-defined loss is looked up at some targets, and at outputs that include these targets.
+_TARGETS, _PER_TARGET = 5, 21
+_LEAST = 0.01  # least ratio of two curvatures of a smooth loss
+
 
 @io.part
 @dataclasses.dataclass(frozen=True)
 class CustomLoss(Loss):
     """A user-defined loss of scaled targets. Automatic differentiation computes its derivatives.
+
+    The loss is smooth if its curvature at targets and outputs in [0, 1] is at least a hundredth of the largest.
 
     Args:
       function: ``(outputs, y) -> (n,)``. A module-level function is compiled once.
@@ -59,6 +66,12 @@ class CustomLoss(Loss):
         rows = [along(row) for row in jnp.eye(outputs.shape[1], dtype=outputs.dtype)]
         return rows[0][0], jnp.stack([curved[:, j] for j, (_, curved) in enumerate(rows)], axis=1)
 
+    def is_smooth(self, shape: tuple[int, ...]) -> bool:
+        return _has_curvature(self, shape)
+
+    def shifts(self, leaf_index: Array, outputs: Array, y: Array, num_leaves: int, weight: Array) -> Array:
+        return self.factors(leaf_index, outputs, jnp.ones_like(outputs), y, num_leaves, weight)
+
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         if segments.module_of(leaf_index, y, weight) is not np:
             return _constants(self, leaf_index, y, weight, num_leaves)
@@ -69,6 +82,16 @@ class CustomLoss(Loss):
 
     def __repr__(self) -> str:
         return f"CustomLoss({self.name or getattr(self.function, '__name__', self.function)})"
+
+
+@functools.lru_cache(maxsize=128)
+def _has_curvature(loss: CustomLoss, shape: tuple[int, ...]) -> bool:
+    """Returns whether the curvature of a loss has a lower bound at outputs of this shape. Runs on the host."""
+    pairs = np.meshgrid(np.linspace(0, 1, _PER_TARGET), np.linspace(0, 1, _TARGETS))
+    outputs, y = (np.float32(a).reshape(-1, *[1] * len(shape)) * np.ones(shape, np.float32) for a in pairs)
+    with jax.ensure_compile_time_eval():
+        curvature = np.asarray(loss.derivatives(jnp.asarray(outputs), jnp.asarray(y))[1])
+    return bool(np.isfinite(curvature).all() and curvature.min() > _LEAST * curvature.max())
 
 
 def _constants(loss: CustomLoss, leaf_index: Array, y: Array, weight: Array, num_leaves: int) -> Array:

@@ -101,6 +101,7 @@ class Huber(Loss):
     delta: float = 1.0
 
     measure: ClassVar[str] = "Huber loss"
+    smooth: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_number("delta", self.delta, 0, np.inf)
@@ -124,9 +125,6 @@ class Huber(Loss):
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         error = outputs - y
         return error.clip(-self.delta, self.delta), (abs(error) <= self.delta).astype(outputs.dtype)
-
-    def newton(self, outputs: Array, y: Array) -> tuple[Array, Array]:
-        return -self.derivatives(outputs, y)[0], jnp.ones_like(outputs)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:
         start = _quantile_columns(leaf_index, y, num_leaves, 0.5, weight)

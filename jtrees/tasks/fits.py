@@ -247,8 +247,12 @@ def newton_constants(
     weight: Float[Array, " n"],
     *,
     longest: float = _LONGEST,
+    origin: Any = 0,
+    direction: Any = 1,
 ) -> Float[Array, "leaves *k"]:
     """Returns the constant of each leaf that minimises the loss of its samples, by 20 damped Newton steps.
+
+    The output of a sample is ``origin + direction * constant``.
 
     A leaf takes a step if the step does not raise the leaf's loss. Otherwise the leaf halves its step size. If the
     curvature is not positive and finite, the step follows the negative gradient. A leaf without weight has the constant
@@ -262,10 +266,13 @@ def newton_constants(
       y: targets.
       weight: nonnegative weights.
       longest: longest step; infinity for targets in the user's units.
+      origin: outputs of the samples if the constants are 0, a number or ``(n, *k)``.
+      direction: change of the outputs with the constants, a number or ``(n, *k)``.
     """
     xp = module_of(leaf_index, y, weight, start)
     filled = segments.sums(weight, leaf_index, len(start)) > 0
-    descended = lambda start, leaf: _descended(samples, derivatives, start, leaf, y, weight, longest)
+    path = origin, direction
+    descended = lambda start, leaf: _descended(samples, derivatives, start, leaf, y, weight, longest, path)
     in_leaves = descended(start, leaf_index)
     if xp is np and filled.all():
         return in_leaves
@@ -274,16 +281,26 @@ def newton_constants(
 
 
 def _descended(
-    samples: Any, derivatives: Any, start: Array, leaf_index: Array, y: Array, weight: Array, longest: float
+    samples: Any,
+    derivatives: Any,
+    start: Array,
+    leaf_index: Array,
+    y: Array,
+    weight: Array,
+    longest: float,
+    path: tuple,
 ) -> Array:
     xp, leaves = module_of(leaf_index, y, weight, start), len(start)
     tiny = np.finfo(start.dtype).tiny
     summed = lambda a: segments.sums(wide(weight, a) * a, leaf_index, leaves)
-    loss = lambda values: summed(samples(values[leaf_index], y))
+    origin, direction = path
+    outputs = lambda values: origin + direction * values[leaf_index]
+    loss = lambda values: summed(samples(outputs(values), y))
 
     def step(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, leaf_losses, size = state
-        gradient, curvature = (summed(a) for a in derivatives(values[leaf_index], y))
+        gradient, curvature = derivatives(outputs(values), y)
+        gradient, curvature = summed(gradient * direction), summed(curvature * direction**2)
         count = wide(segments.sums(weight, leaf_index, leaves), gradient)
         curved = xp.isfinite(curvature) & (curvature > 0)
         steep = xp.where(curved, curvature, xp.maximum(count, tiny))
