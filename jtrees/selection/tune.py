@@ -109,11 +109,12 @@ def tune(
       >>> len(tuned.report.tuning.trials)
       2
     """
-    started = time.monotonic()
     processes.require_xla("jtrees.tune")
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
+        warmstart.import_packages()
+    started = time.monotonic()
     if halving is not None:
         checks.check_count("halving", halving, minimum=2)
     if validation is None:
