@@ -78,7 +78,7 @@ def cart_classifier(
 
 
 def import_packages() -> None:
-    """Imports what CART and the simpler models need and is installed. A search with a deadline does not time imports."""
+    """Imports what CART and the simpler models need, if it is installed, so that no deadline counts the imports."""
     for name in ("sklearn.tree", "sklearn.linear_model", "sklearn.preprocessing", "scipy.optimize"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

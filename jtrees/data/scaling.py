@@ -169,8 +169,9 @@ def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
 
     For several targets, the squared error is the mean over targets scaled to [0, 1].
     """
-    in_block = lambda x, y: row_losses(table.task, np.asarray(model.predict(x), np.float64), y, scaling)
-    return np.concatenate([in_block(table.x[rows], table.y[rows]) for rows in blocking.on_host(len(table.x), math.prod(table.task.shape))])
+    lose = lambda x, y: row_losses(table.task, np.asarray(model.predict(x), np.float64), y, scaling)
+    blocks = blocking.on_host(len(table.x), math.prod(table.task.shape))
+    return np.concatenate([lose(table.x[rows], table.y[rows]) for rows in blocks])
 
 
 def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling) -> np.ndarray:

@@ -22,8 +22,8 @@ import numpy as np
 from jtrees import blocking
 from jtrees.data.table import without_padding
 from jtrees.search.fitted import Fitted
-from jtrees.search.monitor import Monitor
 from jtrees.search.minibatch import trained
+from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
 from jtrees.search.run import FOLDS
@@ -39,6 +39,7 @@ _FEW = 1024  # up to this number of rows a fit is short, so a trial that informs
 _TRIAL = 1 / 6  # part of the updates that a short trial has
 _FOLDS_RNG = 1  # purpose number of the random generator: see ``Problem.rng``
 _PART = 0.2  # part of the time before a deadline for the correlations of the features
+_TIMELESS = Monitor()  # without a deadline
 WIDEST = 512  # tables with more features have the default strength 0, because the matrix has p^2 entries
 
 
@@ -49,7 +50,7 @@ class Spectrum(NamedTuple):
     vectors: Float[Array, "p p"]
 
 
-def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor = Monitor()) -> Spectrum:
+def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor = _TIMELESS) -> Spectrum:
     """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature.
 
     A preconditioner does not change the features ``apart``, ``(p,)`` bool, so their weights keep their signs. If there

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, distributed, processes, validation as checks
+from jtrees import compilation, distributed, processes, validation as checks, warmstart
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, Split, dataset_of, fit
 from jtrees.search.monitor import Monitor

@@ -120,11 +120,12 @@ def _grow(
     rows: Batch, task: Task, monotone: np.ndarray | None, depth: int, leaves: str, ridge: bool, *, monitor: Monitor
 ) -> list[ObliqueTree]:
     """Returns CART of the features and, with ``ridge``, CART of the outputs of a ridge regression."""
-    real = without_padding(rows)
+    real, outputs = without_padding(rows), math.prod(task.shape)
     grow = lambda rows: grown_cart(rows, task, depth, leaves, monotone=monotone)
-    trees = [monitor.part(0.5 if ridge else 1).on_rows(grow, real, math.prod(task.shape))]
+    trees = [monitor.part(0.5 if ridge else 1).on_rows(grow, real, outputs)]
     if ridge:
-        trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, depth, 1 / DEVIATIONS), real, math.prod(task.shape)))
+        grow = lambda rows: grown_on_ridge(rows, task, depth, 1 / DEVIATIONS)
+        trees.append(monitor.on_rows(grow, real, outputs))
     signed = lambda tree: without_negative(np.asarray(tree.weights), monotone)
     return [ObliqueTree(signed(tree), np.asarray(tree.bias), None) for tree in trees]  # type: ignore[arg-type]
 
