@@ -69,8 +69,9 @@ def fit(
     If CART on all rows would exceed the deadline, CART is grown on a sample of the rows. Correlations of features and
     the linear model of the comparison also take fewer rows then. GET and RADDT have fewer starts if the deadline is too
     near for an update of each. If it is too near for linear leaves of many features, their leaves are constant, with a
-    warning. After the deadline, the fit skips refinements and further trees of a bag. The fit always checks and scales the table, makes one update, and fits
-    the leaves to all rows. The leaves of :class:`jtrees.Boosted` are then those of the rows that it trained on.
+    warning. After the deadline, the fit skips refinements and further trees of a bag. The fit always checks and scales
+    the table, makes one update, and fits the leaves to all rows. The leaves of :class:`jtrees.Boosted` are then those
+    of the rows that it trained on.
 
     Args:
       recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.

@@ -53,6 +53,7 @@ _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
 # 400 features, and refits of the results. Products of updates in a second, and products of each split for a start.
 _PRODUCTS_OF_FIT, _REFITS = 1e9, 4
 _PRODUCTS, _PASSES_OF_START = 2e10, 6
+_LATE = 0.25  # seconds that all starts may take in any case
 _OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
 
@@ -404,7 +405,7 @@ class Annealed(Recipe):
 
 def _times_left(seconds: float, *, monitor: Any) -> float:
     """Returns how many times ``seconds`` remain; the trees of a bag ask once, so that they are of one kind."""
-    return monitor.left() / seconds
+    return max(monitor.left(), _LATE) / seconds
 
 
 def beside_cart(
