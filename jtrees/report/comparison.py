@@ -188,8 +188,10 @@ def compared(
         limit = _most_rows(task, table.x.shape[1]) if isinstance(rival, LinearModel) else len(trained)
         sample = table.rows(_evenly(trained, limit)).normalised()
         rows, fit_rival = Batch(sample.x, sample.y, sample.weight), lambda rows, fit=rival.fit: fit(*rows)  # type: ignore[arg-type]
-        is_timed = monitor is not None and isinstance(rival, LinearModel)
-        fitted = monitor.on_rows(fit_rival, rows, math.prod(task.shape)) if is_timed else fit_rival(rows)
+        if monitor is not None and isinstance(rival, LinearModel):
+            fitted = monitor.on_rows(fit_rival, rows, math.prod(task.shape))
+        else:
+            fitted = fit_rival(rows)
         rival_losses = lose(fitted.predict(evaluated.x), evaluated)
         key = name.removesuffix(" model")  # as in the report of a fit
         losses[key], charged[key] = rival_losses, charge(mean(rival_losses), rival.count)
