@@ -49,7 +49,7 @@ from jtrees.tree import ObliqueTree
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
 # With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
-# Estimates of time before a deadline, on one core. Products of a fit of linear leaves in a second: from two timings, with
+# Estimates of time on one core. Products of a fit of linear leaves in a second: from two timings, with
 # 100 and 400 features. Refits of the results. Products of updates in a second, and products of each split for a start:
 # not measured, but chosen so that GET at 20,000 x 500 has fewer starts under two seconds.
 _PRODUCTS_OF_FIT, _REFITS = 1e9, 4
