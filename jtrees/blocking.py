@@ -23,6 +23,7 @@ _ELEMENTS_CPU = 2**19
 _ELEMENTS_ACCELERATOR = 2**21
 # Elements gathered at once on a CPU: experiments/bench_isotonic.py is no faster with two or four times this number.
 _GATHERED_CPU = 2**16
+_FEWEST = 256  # samples in a block of a prediction or an evaluation on a CPU
 _ELEMENTS_HOST = 2**20  # in a block on the host: 8 MB in double precision
 _ALIGNED = 64  # bytes: the alignment of arrays that JAX reads on a CPU without a copy
 
@@ -97,7 +98,18 @@ def prediction_block(n: int) -> int:
     blocks have one size, with padding in the last. The same program then evaluates a row for every n, with the same
     order of additions.
     """
-    return 256 if platform() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
+    return _FEWEST if platform() == "cpu" else min(2**20, 1 << (n // sharding.parts(n) - 1).bit_length())
+
+
+def evaluation_block(numbers: int, n: int) -> int:
+    """Returns the number of samples in a block when a loss is evaluated whose arrays have ``numbers`` numbers a sample.
+
+    It is a power of two, at least the block of a prediction on a CPU, so that it divides a padded number of samples
+    (:func:`jtrees.data.table.bucket`), which is then not padded again. Few samples are one block.
+    """
+    limit = _ELEMENTS_CPU if platform() == "cpu" else _ELEMENTS_ACCELERATOR
+    block = max(_FEWEST, 1 << (max(1, limit // numbers).bit_length() - 1))
+    return min(n, block)
 
 
 def into_blocks(tree: Any, block: int, mode: str = "edge") -> Any:

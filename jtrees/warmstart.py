@@ -1,5 +1,7 @@
 """CART trees (scikit-learn) as ObliqueTrees, for warm starts and as a baseline."""
 
+import contextlib
+import importlib
 from typing import Any, SupportsIndex
 import warnings
 
@@ -73,6 +75,13 @@ def cart_classifier(
         tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, None)
         return tree.replace(leaves=Values(tree.leaves.values, Frequencies()))
     return _sklearn_tree("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight, monotone)
+
+
+def import_packages() -> None:
+    """Imports what CART and the simpler models need, if it is installed, so that no deadline counts the imports."""
+    for name in ("sklearn.tree", "sklearn.linear_model", "sklearn.preprocessing", "scipy.optimize"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _sklearn_tree(

@@ -1,5 +1,6 @@
 """The losses that a fit is compared with, by scikit-learn's models; verdicts, and warnings of fits that are behind."""
 
+import time
 import warnings
 
 import jax
@@ -16,12 +17,14 @@ from jtrees.description import count_free
 from jtrees.report import BehindBaselineWarning, Comparison, compared
 from jtrees.report.rivals import least_squares, rivals
 from jtrees.search import LeftOut
+from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_dataset, checked_table
 from jtrees.tables.dataset import held_out_table
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 KEY = jax.random.key(0)
+LATE = Monitor(deadline=time.monotonic() - 1)
 rng = np.random.default_rng(0)
 X = rng.normal(size=(200, 6)) * [1, 10, 1e-3, 1, 1, 0] + [0, 1e4, 0, 0, 0, 5]
 Y = X[:, 0] + (X[:, 1] - 1e4) / 5 - 500 * X[:, 2] + 0.3 * rng.normal(size=200)
@@ -223,3 +226,21 @@ def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shap
     y = np.stack([x[:, :9].sum(1) + rng.normal(size=len(x)), rng.normal(size=len(x))], axis=1)
     expected = Ridge(1.0, fit_intercept=False, solver="svd").fit(x, y).coef_.T
     np.testing.assert_allclose(least_squares(x, y), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification", "counts"])
+def test_the_linear_model_takes_what_time_there_is(kind):
+    task: jtrees.tasks.Task = {
+        "regression": jtrees.Regression(),
+        "classification": jtrees.Classification(3),
+        "counts": jtrees.Regression(loss_function="poisson"),
+    }[kind]
+    x = np.random.default_rng(0).normal(size=(3000, 400))
+    y = np.digitize(x[:, 0], [-1, 1]) if kind != "regression" else x[:, 0]
+    table = checked_table(x, y, None, task)
+    began = time.process_time()
+    late = compared(Constant(1 / 3, *task.shape), table, Scaling.fit(table), held_out=table, monitor=LATE).losses
+    late_took, began = time.process_time() - began, time.process_time()
+    compared(Constant(1 / 3, *task.shape), table, Scaling.fit(table), held_out=table)
+    assert np.isfinite(late["linear"]) and late["linear"] < late["constant"]
+    assert kind == "regression" or late_took < 0.7 * (time.process_time() - began)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jtrees import blocking
+from jtrees.data.table import bucket
 
 CPU = jax.default_backend() == "cpu"
 
@@ -69,3 +70,11 @@ def test_prediction_blocks_are_a_power_of_two_and_on_a_cpu_always_the_same(n):
     block = blocking.prediction_block(n)
     assert block & (block - 1) == 0
     assert block == blocking.prediction_block(1) if CPU else block >= min(n, 2**20)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**7))
+def test_blocks_of_evaluations_divide_padded_rows_and_bound_the_numbers(numbers, n):
+    rows = bucket(n)
+    block = blocking.evaluation_block(numbers, rows)
+    assert block == rows or (block & (block - 1) == 0 and (rows < 2**14 or rows % min(block, 512) == 0))
+    assert block <= 256 or block * numbers <= 2**21

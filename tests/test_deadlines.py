@@ -1,20 +1,25 @@
 """Deadlines: the clock divides training into short calls, and drops optional work when the time is up."""
 
 import os
+import subprocess
+import sys
 import time
 import types
 
 import jax
 import numpy as np
 import pytest
-from recipes import DGT, RECIPES
+from recipes import DGT, GET, LINEAR, RECIPES
 import sweeps
 from tables import X, Y
 
 import jtrees
+from jtrees import warmstart
 from jtrees.search import monitor
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.training import Batch
+
+search_fit = sys.modules["jtrees.search.fit"]
 
 KEY = jax.random.key(0)
 
@@ -168,3 +173,53 @@ def test_a_fit_ends_in_time(name, rows, columns, standard_promotion):
     assert took < 1.1 * 4 + 0.5 + 2.0
     assert fit.report.seconds <= took and fit.report.ended_at
     assert np.isfinite(fit.predict(x[:100])).all()
+
+
+def test_more_classes_than_features_shorten_the_sample_that_is_timed(clock):
+    batch, sizes = Batch(np.zeros((10_000, 4)), np.arange(10_000), None), []
+
+    def work(rows):
+        sizes.append(len(rows.y))
+        clock.now += 1
+
+    for outputs in (3, 1000):
+        Monitor(deadline=0.0).on_rows(work, batch, outputs)
+    assert sizes == [10_000, 262]
+
+
+def test_imports_are_not_on_the_clock(clock, monkeypatch):
+    """What ran before in a process would otherwise decide what a fit finds."""
+
+    def import_packages():
+        clock.now += 100
+
+    monkeypatch.setattr(warmstart, "import_packages", import_packages)
+    monkeypatch.setattr(search_fit, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    fit = jtrees.fit(DGT, X, Y, key=KEY, max_seconds=50)
+    assert clock.now == 100 and fit.report.ended == "finished" and fit.report.seconds == 0
+
+
+def test_importing_the_packages_imports_scikit_learn():
+    code = "import sys; from jtrees import warmstart; warmstart.import_packages(); print('sklearn.tree' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "True"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning")
+def test_leaves_are_constant_if_the_time_is_too_short_for_linear_leaves():
+    x = np.random.default_rng(0).normal(size=(300, 400))
+    with pytest.warns(UserWarning, match="too short for linear leaves"):
+        fit = jtrees.fit(LINEAR, x, x[:, 0], key=KEY, max_seconds=1)
+    assert fit.tree.leaves.is_constant and np.isfinite(fit.loss)
+    assert not jtrees.fit(LINEAR, X, Y, key=KEY, max_seconds=60).tree.leaves.is_constant
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_many_classes_have_no_start_from_a_ridge_regression():
+    """CART on k outputs of k classes takes a time of k^2: minutes for a thousand classes."""
+    x = np.random.default_rng(0).normal(size=(1000, 4))
+    y = np.arange(1000) % 300
+    fit = jtrees.fit(GET.replace(starts=2), x, y, key=KEY, task="classification")
+    assert np.isnan(fit.report.search.ridge_loss) and np.isfinite(fit.loss)

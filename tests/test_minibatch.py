@@ -10,11 +10,12 @@ import pytest
 import recipes
 
 import jtrees
-from jtrees import Classification, Regression
+from jtrees import Classification, Regression, blocking
 from jtrees.data import Scaling
 from jtrees.data.table import without_padding
 from jtrees.search.minibatch import Schedule, advanced, initial
 from jtrees.search.monitor import Pace
+from jtrees.search.run import Run
 from jtrees.tables import checked_table
 from jtrees.tables.dataset import held_out_table
 
@@ -223,3 +224,37 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data):
     odds = np.exp(np.asarray(params[best].leaves.values))
     np.testing.assert_allclose(result.tree.leaves.values, odds / odds.sum(1, keepdims=True), rtol=1e-5)
     assert best != np.argmin(normalised)  # or nothing was tested
+
+
+@pytest.mark.parametrize("name", ["GRANDE", "NODE", "LatentTree"])
+def test_the_loss_in_blocks_of_rows_is_the_loss_of_all_rows(name, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(np.abs(x[:, 0])), jnp.asarray(1 + np.abs(x[:, 1])))
+    recipe = recipes.RECIPES[name].replace(depth=2)
+    run = Run(recipe, Regression(), batch, batch, KEY, True, False, True)
+    params, training = initial(run).params, recipe.training(run)
+    whole = training.loss_on(run, params)
+    monkeypatch.setattr(blocking, "evaluation_block", lambda numbers, n: 16)  # the last block is padded
+    np.testing.assert_allclose(training.loss_on(run, params), whole, rtol=1e-6)
+
+
+# All parameters and all rows are abstract: the program is compiled, but does not run.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "gigabytes"),
+    [
+        (jtrees.GRANDE(), 0.3),
+        (jtrees.NODE(), 0.3),
+        (jtrees.LatentTree(), 0.3),
+        pytest.param(jtrees.LatentTree(depth=10), 1.0, marks=pytest.mark.wide),
+    ],
+    ids=["GRANDE", "NODE", "LatentTree", "LatentTree of depth 10"],
+)
+def test_an_evaluation_of_many_rows_needs_little_memory(recipe, gigabytes):
+    rows, p = 102_400, 20  # a hundred thousand with padding
+    batch = jtrees.Batch(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, p), (rows,), (rows,))))
+    run = lambda batch: Run(recipe, Regression(), batch, batch, KEY, True, False, True)
+    params = jax.eval_shape(lambda batch: initial(run(batch)).params, batch)
+    loss = lambda params, batch: recipe.training(run(batch)).loss_on(run(batch), params)
+    compiled = jax.jit(loss).lower(params, batch).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < gigabytes * 1e9

@@ -1,15 +1,20 @@
 """Preconditioning: the same trees in other coordinates, and the choice of how far from the data's own."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from problems import problem_of_table, run, search
 import pytest
+import recipes
 import sweeps
+from tables import X, Y
 
 import jtrees
-from jtrees.search import Fitted
+from jtrees.search import Fitted, precondition
 from jtrees.search.minibatch import trained
+from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, preconditioned, spectrum
 from jtrees.tables import checked_table
 from jtrees.training import Batch
@@ -236,3 +241,20 @@ def test_what_a_trial_found_is_handed_to_the_last_run(rows):
         assert spread(fit) == spread(shrunk_by_gcv)
     elif rows >= 300:
         assert spread(fit) < 0.5 * spread(shrunk_by_gcv)
+
+
+def test_correlations_are_computed_only_if_a_strength_needs_them(monkeypatch):
+    calls = []
+    monkeypatch.setattr(precondition, "spectrum", lambda *args, **options: calls.append(1))
+    for recipe in (recipes.RECIPES["NODE"], recipes.RECIPES["GRANDE"], recipes.DGT.replace(precondition=0)):
+        jtrees.fit(recipe, X, Y, key=KEY)
+    assert not calls
+
+
+def test_correlations_are_those_of_a_sample_of_the_rows_if_the_time_is_short():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 200)) @ np.diag(np.arange(1.0, 201.0))
+    x[:, 0] += x[:, 1]
+    late, exact = spectrum(batch_of(x), monitor=Monitor(deadline=time.monotonic() - 1)), spectrum(batch_of(x))
+    assert not np.array_equal(late.values, exact.values)
+    np.testing.assert_allclose(matrix(late, 0.5)[0, 1], matrix(exact, 0.5)[0, 1], atol=0.05)

@@ -13,6 +13,7 @@ import sweeps
 from jtrees import ops
 from jtrees.isotonic import prune_pav
 from jtrees.routing import (
+    activity,
     expected_value,
     leaf_index,
     leaf_probabilities,
@@ -22,6 +23,7 @@ from jtrees.routing import (
     position,
     reach_probabilities,
     rewards,
+    traversal,
     traverse,
     violation,
 )
@@ -322,3 +324,15 @@ def test_paths_are_followed_as_if_all_splits_were_scored(x64, depth):
             assert followed.leaf[1 + level, i] == oracles.walk_scores(np.where(np.arange(len(z)) == node, -z, z))
     zero = jax.jit(flips_of)(jnp.zeros((3, 1)))  # goes left, and costs nothing to turn
     assert zero.leaf[:, 0].tolist() == [0, 2, 1] and not np.any(zero.violations())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_activity_of_many_samples_is_solved_by_subtrees(depth, monkeypatch):
+    rng = np.random.default_rng(depth)
+    scores = jnp.asarray(rng.normal(size=(2**depth - 1, 30)), jnp.float32)
+    weight = jnp.asarray(rng.uniform(size=30), jnp.float32)
+    total = lambda scores: jnp.square(activity(scores, 0.1, weight)).sum()
+    expected, gradient = activity(scores, 0.1, weight), jax.grad(total)(scores)
+    monkeypatch.setattr(traversal, "_MOST_SCORES", 0)
+    np.testing.assert_allclose(activity(scores, 0.1, weight), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(total)(scores), gradient, rtol=1e-5, atol=1e-7)

@@ -1,6 +1,7 @@
 """Scaling: the map from the user's units to the scaled data of searches, and of models back to the user's units."""
 
 from functools import partial
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -184,7 +185,9 @@ def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
 
     For several targets, the squared error is the mean over targets scaled to [0, 1].
     """
-    return row_losses(table.task, np.asarray(model.predict(table.x), np.float64), table.y, scaling)
+    lose = lambda x, y: row_losses(table.task, np.asarray(model.predict(x), np.float64), y, scaling)
+    blocks = blocking.on_host(len(table.x), math.prod(table.task.shape))
+    return np.concatenate([lose(table.x[rows], table.y[rows]) for rows in blocks])
 
 
 def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling) -> np.ndarray:

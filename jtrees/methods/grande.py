@@ -16,7 +16,7 @@ from jtrees import io, losses, pytree, routing, topology, training, validation a
 from jtrees.forest import Forest
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
 from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, evaluated
+from jtrees.search.minibatch import Schedule, Training, output_loss
 from jtrees.search.precondition import stopped_early
 from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
@@ -194,7 +194,7 @@ class GRANDE(Recipe):
             grande(self.depth, self.trees, task=run.task, selected=self.selected, dropout=self.dropout),
             optax.adam(self.learning_rate),
             schedule,
-            loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
+            loss=lambda params, batch, by: output_loss(run.task, WeightedTrees.outputs, params, by),
             model=(lambda params, batch: additive(params, batch, run.task)) if self.hard else lambda params, _: params,
             patience=schedule.patience() if self.early_stopping else None,
         )

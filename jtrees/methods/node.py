@@ -13,7 +13,7 @@ import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, evaluated
+from jtrees.search.minibatch import Schedule, Training, output_loss
 from jtrees.search.precondition import stopped_early
 from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
@@ -196,7 +196,7 @@ class NODE(Recipe):
             node(self.depth, self.trees, self.layers, task=run.task),
             optax.adam(self.learning_rate),
             schedule,
-            loss=lambda params, batch, by: evaluated(run.task, params.outputs(by.x), by),
+            loss=lambda params, batch, by: output_loss(run.task, ObliviousLayers.outputs, params, by),
             model=lambda params, batch: params,
             patience=schedule.patience() if self.early_stopping else None,
         )

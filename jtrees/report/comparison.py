@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from jtrees.description import count_free
 from jtrees.forest import Forest
 from jtrees.report.rivals import ITERATIONS, LinearModel, baselines
 from jtrees.tasks import Classification, Task
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 _WORK = 4e9  # largest number of products of a fit of the linear model, which takes less time than any search
 _FEWEST_ROWS, _ROWS = 1000, 10_000  # least number of rows of such a fit; largest number of rows of a comparison
+_NUMBERS = 2**22  # largest number of predicted numbers of a comparison with more than the least number of rows
 _ARTICLES = {
     "linear": "a linear model",
     "linear model": "a linear model",
@@ -132,6 +135,7 @@ def compared(
     held_out: Table | None,
     where: str = HELD_OUT,
     left_out: Any = None,
+    monitor: Any = None,
 ) -> Comparison:
     """Returns the losses of a model, of a linear model and of a constant.
 
@@ -149,24 +153,27 @@ def compared(
       where: name of the rows ``held_out``.
       left_out: losses of the rows that the search left out, a :class:`jtrees.search.LeftOut`, or None. If several
         models left out different rows, the simpler models are fitted to all rows, and are charged.
+      monitor: the :class:`jtrees.search.monitor.Monitor` of the comparison. If the time is short, the linear model is
+        fitted to fewer rows or with fewer steps. None: there is no deadline.
 
     Returns:
       The comparison of ``model``, ``linear`` and ``constant``. Models that vote are compared by the error rate.
     """
     task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
     trained, doubt = np.arange(len(table.x)), 0.0
+    most = int(np.clip(_NUMBERS // math.prod(task.shape), _FEWEST_ROWS, _ROWS))
 
     def lose(predictions: np.ndarray, rows: Table) -> np.ndarray:
         return 1 - task.hits(predictions, rows.y) if votes else row_losses(task, predictions, rows.y, scaling)
 
     if held_out is None and left_out is not None and len(left_out.rows):
-        rows = _evenly(left_out.rows, _ROWS)
+        rows = _evenly(left_out.rows, most)
         evaluated, model_losses = table.rows(rows), left_out.losses[rows]
         where, charges = LEFT_OUT + CHOSE * left_out.chose, left_out.several
         trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
     else:
         source, charges = table if held_out is None else held_out, held_out is None
-        evaluated = source.rows(_evenly(np.arange(len(source.x)), _ROWS)).normalised()
+        evaluated = source.rows(_evenly(np.arange(len(source.x)), most)).normalised()
         model_losses = lose(np.asarray(model.predict(evaluated.x), np.float64), evaluated)
         where = TRAINING if held_out is None else where
     mean = lambda losses: float(np.average(losses, weights=evaluated.weight))
@@ -176,10 +183,16 @@ def compared(
         uncharged, where = model_loss, CHARGED
         model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
         doubt = _UNSURE * (model_loss - uncharged)
-    for name, rival in baselines(task, scaling.transform).items():
+    has_time = (lambda: True) if monitor is None else monitor.has_time
+    for name, rival in baselines(task, scaling.transform, has_time).items():
         limit = _most_rows(task, table.x.shape[1]) if isinstance(rival, LinearModel) else len(trained)
         sample = table.rows(_evenly(trained, limit)).normalised()
-        rival_losses = lose(rival.fit(sample.x, sample.y, sample.weight).predict(evaluated.x), evaluated)
+        rows, fit_rival = Batch(sample.x, sample.y, sample.weight), lambda rows, fit=rival.fit: fit(*rows)  # type: ignore[arg-type]
+        if monitor is not None and isinstance(rival, LinearModel):
+            fitted = monitor.on_rows(fit_rival, rows, math.prod(task.shape))
+        else:
+            fitted = fit_rival(rows)
+        rival_losses = lose(fitted.predict(evaluated.x), evaluated)
         key = name.removesuffix(" model")  # as in the report of a fit
         losses[key], charged[key] = rival_losses, charge(mean(rival_losses), rival.count)
     measured = "error rate" if votes else task.loss_function.measure

@@ -67,14 +67,20 @@ class LinearModel:
     Args:
       task: a task.
       transform: a function of features that is applied first, ``(n, p) -> (n, p)``.
+      has_time: whether there is time for a further step of the descent.
 
     Attributes:
       slopes: slopes of the standardised features, and the intercepts in the last row, ``(p + 1, k)``.
       count: number of free parameters.
     """
 
-    def __init__(self, task: Task, transform: Callable[[Any], Any] = np.asarray):
-        self.task, self.link, self.transform = task, task.link_name, transform
+    def __init__(
+        self,
+        task: Task,
+        transform: Callable[[Any], Any] = np.asarray,
+        has_time: Callable[[], bool] = lambda: True,
+    ):
+        self.task, self.link, self.transform, self.has_time = task, task.link_name, transform, has_time
         self.descends = self.link in ("softmax", "exp")
 
     def fit(self, x: Any, y: np.ndarray, weight: np.ndarray | None = None) -> Self:
@@ -86,10 +92,11 @@ class LinearModel:
         x, targets = self._with_ones(x), self.task.indicators(y).astype(np.float64)
         mean, free = np.average(targets, axis=0, weights=weights), targets.shape[1]
         if isinstance(loss, losses.LogLoss):
-            self.slopes, free = _descended(x, loss.smooth_labels(targets), weights, _log_loss), free - 1
+            labels = loss.smooth_labels(targets)
+            self.slopes, free = _descended(x, labels, weights, _log_loss, self.has_time), free - 1
         elif self.link == "exp":
             self._scale = np.where(mean > 0, mean, 1)
-            self.slopes = _descended(x, targets / self._scale, weights, partial(_deviance, loss))
+            self.slopes = _descended(x, targets / self._scale, weights, partial(_deviance, loss), self.has_time)
         else:
             root = np.sqrt(weights)[:, None]
             self.slopes = np.vstack([least_squares(root * x[:, :-1], root * (targets - mean)), mean])
@@ -122,7 +129,11 @@ def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _descended(
-    x: np.ndarray, y: np.ndarray, weight: np.ndarray, loss: Callable[..., tuple[np.ndarray, np.ndarray]]
+    x: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray,
+    loss: Callable[..., tuple[np.ndarray, np.ndarray]],
+    has_time: Callable[[], bool],
 ) -> np.ndarray:
     """Returns the slopes that minimise a loss with a ridge penalty, ``(p + 1, k)``.
 
@@ -131,6 +142,7 @@ def _descended(
       y: targets, ``(n, k)``.
       weight: weights, ``(n,)``.
       loss: ``(outputs, y) -> (losses, gradients)``, ``(n, k)`` each.
+      has_time: whether there is time for a further step. The first step is always made.
     """
     from scipy.optimize import minimize  # imported here because the import is slow
 
@@ -144,8 +156,12 @@ def _descended(
         ridge[-1] = 0  # the intercepts
         return (share * values).sum() + 0.5 * (ridge * slopes).sum(), (x.T @ (share * gradients) + ridge).ravel()
 
-    options = {"maxiter": ITERATIONS}
-    return minimize(objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
+    def stop_late(intermediate_result: Any) -> None:  # scipy passes the step under this name
+        if not has_time():
+            raise StopIteration
+
+    options: Any = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": ITERATIONS}, "callback": stop_late}
+    return minimize(objective, np.zeros(shape).ravel(), **options).x.reshape(shape)
 
 
 def _log_loss(outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -165,12 +181,12 @@ def _deviance(loss: losses.Loss, outputs: np.ndarray, y: np.ndarray) -> tuple[np
 # --- The list --------------------------------------------------------------------------------------------------------
 
 
-def baselines(task: Task, transform: Callable[[Any], Any] = np.asarray) -> dict[str, Constant | LinearModel]:
+def baselines(task: Task, *options: Callable[..., Any]) -> dict[str, Constant | LinearModel]:
     """Returns the unfitted models by name that need no scikit-learn. Every fit is compared with them.
 
-    ``transform`` is a function of features that the linear model applies first.
+    ``options`` are further arguments of :class:`LinearModel`.
     """
-    return {"constant": Constant(task), "linear model": LinearModel(task, transform)}
+    return {"constant": Constant(task), "linear model": LinearModel(task, *options)}
 
 
 def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tuple[dict[str, Any], list[str]]:

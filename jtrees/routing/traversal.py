@@ -6,13 +6,17 @@ The equations are 1 to 5 of Zantedeschi et al. 2021. Arrays in this module cover
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 
 from jtrees import isotonic, topology
 
+_MOST_SCORES = 2**23  # scores whose rewards are in memory together: 64 MB in single precision
 
-def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
+
+def rewards(scores: Float[Array, "nodes *n"], root: Array | None = None) -> Float[Array, "all_nodes *n"]:
     """Returns the reward of each sample at each node: the smallest agreement of its scores along the node's path.
 
     The rewards are ``q_root = 1``, ``q_right = min(q_parent, score_parent)`` and
@@ -21,6 +25,7 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
 
     Args:
       scores: split scores of the internal nodes; right if above 0, else left.
+      root: q_root of each sample, if it is not 1 because the tree is a subtree, ``(...)``.
 
     Returns:
       q, ``(2**(depth + 1) - 1, ...)``.
@@ -29,7 +34,7 @@ def rewards(scores: Float[Array, "nodes *n"]) -> Float[Array, "all_nodes *n"]:
       >>> print(jtrees.routing.rewards(jnp.array([[1.0], [-2.0], [0.5]])).T)
       [[ 1.  -1.   1.  -1.  -2.  -0.5  0.5]]
     """
-    q = [jnp.ones_like(scores[:1])]
+    q = [jnp.ones_like(scores[:1]) if root is None else root[None]]
     for score in topology.levels(scores):
         # jnp.minimum would split the gradient between equal arguments. NaN is propagated.
         minimum = lambda agreement: jnp.where(agreement >= q[-1], q[-1], agreement)
@@ -93,4 +98,21 @@ def activity(
     price = jnp.asarray(penalty, scores.dtype) * samples
     if weight is not None:  # a batch of zero weight still needs a positive penalty
         price = jnp.maximum(price, jnp.finfo(scores.dtype).eps)
-    return isotonic.prune(rewards(scores), price, weight, nested=True)
+    depth = topology.depth_of(len(scores))
+    if scores.size <= _MOST_SCORES or depth == 1:
+        return isotonic.prune(rewards(scores), price, weight, nested=True)
+    # Rewards are nested, so the activity of a node is the smallest of the values on its path, each of which depends on
+    # the rewards of its node alone. The lower levels are solved a subtree at a time, so that memory is bounded.
+    upper, below = depth // 2, depth - depth // 2
+    q = rewards(scores[: topology.num_nodes(upper)])
+    above = isotonic.prune(q, price, weight, nested=True)
+    level = topology.num_nodes(upper) + np.arange(2**upper)
+    subtrees = np.concatenate([(level[:, None] + 1) * 2**k - 1 + np.arange(2**k) for k in range(below)], axis=1)
+
+    def subtree(root: tuple[Array, Array, Array]) -> Array:
+        nodes, reward, active = root
+        return jnp.minimum(isotonic.prune(rewards(scores[nodes], reward), price, weight, nested=True), active)
+
+    lower = jax.lax.map(subtree, (jnp.asarray(subtrees), q[len(level) - 1 :], above[len(level) - 1 :]))
+    levels = [lower[:, 2**k - 1 : 2 ** (k + 1) - 1].ravel() for k in range(1, below + 1)]
+    return jnp.concatenate([above, *levels])

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, distributed, processes, sharding, validation as checks
+from jtrees import compilation, distributed, processes, sharding, validation as checks, warmstart
 from jtrees.data import Data, Table
 from jtrees.data.table import bucket
 from jtrees.report.comparison import HELD_OUT, VALIDATION, Comparison, compared
@@ -66,9 +66,12 @@ def fit(
     current call, with the best result so far. In the short stages of GET and RADDT, one more call follows. A second
     Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
 
-    If CART on all rows would exceed the deadline, CART is grown on a sample of the rows. After the deadline, the fit
-    skips refinements and further trees of a bag. The fit always checks and scales the table, makes one update, and fits
-    the leaves to all rows. The leaves of :class:`jtrees.Boosted` are then those of the rows that it trained on.
+    If CART on all rows would exceed the deadline, CART is grown on a sample of the rows. Correlations of features and
+    the linear model of the comparison also take fewer rows then. GET and RADDT have fewer starts if the deadline is too
+    near for an update of each. If it is too near for linear leaves of many features, their leaves are constant, with a
+    warning. After the deadline, the fit skips refinements and further trees of a bag. The fit always checks and scales
+    the table, makes one update, and fits the leaves to all rows. The leaves of :class:`jtrees.Boosted` are then those
+    of the rows that it trained on.
 
     Args:
       recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.
@@ -99,7 +102,7 @@ def fit(
         text of numbers and dates, texts such as ``"?"`` and ``"N/A"`` always do.
       progress: whether to show a bar with the loss and the remaining time.
       max_seconds: deadline, in seconds from now. The fit may exceed it by a tenth of ``max_seconds`` plus half a
-        second, and by the time of a compilation.
+        second, and by the time of a compilation and of the first import of scikit-learn.
 
     Warns:
       jtrees.tables.ColumnsWarning: if columns of a raw table are left out because they are constant or identify rows,
@@ -112,11 +115,12 @@ def fit(
       FloatingPointError: if the training became non-finite.
       RuntimeError: in a process forked after JAX was used (:mod:`jtrees.processes`).
     """
-    started = time.monotonic()
     processes.require_xla("jtrees.fit")
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
+        warmstart.import_packages()
+    started = time.monotonic()
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)
     share, out = checked_share(held_out), None
     if share and validation is not None:
@@ -136,7 +140,7 @@ def fit(
     if dataset.schema is not None:
         dataset.schema.warn()
     if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
-        comparison = comparison_of(fitted, evaluated)
+        comparison = comparison_of(fitted, evaluated, monitor)
         cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(result.report.ended)
         stopped = None if cause is None else f"{cause} ended the training early"
         comparison.warn_if_behind(name := type(recipe).__name__, stopped)
@@ -147,16 +151,17 @@ def fit(
     return of_raw_table(result, table)
 
 
-def comparison_of(fitted: "RunFit", evaluated: Table | None) -> Comparison:
+def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
     """Returns the comparison of a fit with a linear model and a constant.
 
     The comparison uses the rows ``evaluated``, else the validation set, else the rows that the search left out. If
-    there are none, it uses the training rows.
+    there are none, it uses the training rows. The linear model is fitted in the time that the end of a fit has.
     """
     model, data = fitted.result.model, fitted.data  # pyright: ignore[reportAttributeAccessIssue]
     where = HELD_OUT if data.validation is None else VALIDATION
     held_out = data.validation if evaluated is None else evaluated
-    return compared(model, data.table, data.scaling, held_out=held_out, where=where, left_out=fitted.left_out)
+    rows: Any = {"held_out": held_out, "where": where, "left_out": fitted.left_out}
+    return compared(model, data.table, data.scaling, monitor=monitor.of_end(), **rows)
 
 
 def checked_share(held_out: Any) -> float:

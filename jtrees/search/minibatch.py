@@ -11,11 +11,12 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import distributed, losses, training, validation as checks
+from jtrees import blocking, distributed, losses, training, validation as checks
 from jtrees.search.engine import MOST
 from jtrees.search.fitted import Fitted
 from jtrees.search.problem import Problem
 from jtrees.search.run import Run
+from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 
@@ -122,9 +123,23 @@ def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
     return losses.mean_loss(task.loss(outputs, by.y), by.weight)
 
 
+def output_loss(task: Task, outputs: Callable[[Any, Array], Array], model: Any, by: Batch) -> Array:
+    """Returns the mean loss of ``outputs(model, x)`` on a scaled batch, in blocks of rows."""
+    return _mean_over_blocks(task, lambda x, y: task.loss(outputs(model, x), y), model, by)
+
+
 def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
     """Returns the mean prediction loss of a model on a scaled batch, such as the mean squared error or log loss."""
-    return losses.mean_loss(task.prediction_loss(model.apply(by.x), by.y), by.weight)
+    return _mean_over_blocks(task, lambda x, y: task.prediction_loss(model.apply(x), y), model, by)
+
+
+def _mean_over_blocks(task: Task, row_losses: Callable[[Array, Array], Array], model: Any, by: Batch) -> Array:
+    """Returns the mean of ``row_losses(x, y)``, in blocks of rows that the outputs of all trees of the model need."""
+    # About the number of splits and leaves: a split has p numbers. A row has at least its features and its outputs.
+    numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(model)) // by.x.shape[1]
+    block = blocking.evaluation_block(max(numbers, by.x.shape[1], math.prod(task.shape)), len(by.x))
+    weight, in_block = ones_or(by.weight, by.x), lambda _, x, y: ((), row_losses(x, y))
+    return losses.mean_loss(blocking.sum_over_blocks(in_block, weight, by.x, by.y, block=block)[1], by.weight)
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------

@@ -111,6 +111,10 @@ class Monitor:
         """Returns whether the end of a fit, which prepares its results, may take ``seconds`` more seconds."""
         return self._latest is None or distributed.minimum(self._latest - time.monotonic() - seconds) > 0
 
+    def of_end(self) -> "Monitor":
+        """Returns the monitor of the end of a fit, whose deadline is the latest time of :meth:`may_be_late`."""
+        return Monitor(deadline=self._latest)
+
     def keep(self, seconds: float) -> None:
         """Reserves ``seconds`` for the end of a fit: brings the deadline forward by at most half of the time left."""
         if self.deadline is not None:
@@ -122,7 +126,7 @@ class Monitor:
             return Monitor(parent=self)
         return Monitor(deadline=time.monotonic() + share * max(0.0, self.left()), parent=self)
 
-    def on_rows(self, fn: Callable[[Any], Any], rows: Any) -> Any:
+    def on_rows(self, fn: Callable[[Any], Any], rows: Any, outputs: int = 1) -> Any:
         """Returns ``fn(rows)``, or ``fn`` of a random sample of the rows if there is no time for all rows.
 
         The time for all rows is estimated from a small sample. If there is no deadline, ``fn`` takes all rows.
@@ -130,9 +134,10 @@ class Monitor:
         Args:
           fn: a function whose time is about proportional to the number of rows.
           rows: a batch of NumPy arrays.
+          outputs: number of outputs or classes. If there are more than features, the small sample has fewer rows.
         """
         n, p = rows.x.shape
-        sample_size = max(_FEWEST, _SAMPLE // p)
+        sample_size = max(_FEWEST, _SAMPLE // max(p, outputs))
         if self.deadline is None or n <= sample_size:
             return fn(rows)
         order, began = np.random.default_rng(0).permutation(n), time.monotonic()

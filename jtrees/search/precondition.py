@@ -23,6 +23,7 @@ from jtrees import blocking, distributed
 from jtrees.data.table import without_padding
 from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import trained
+from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
 from jtrees.search.run import FOLDS
@@ -38,6 +39,8 @@ _FEWEST_FOR_TRIAL = 100  # smaller tables have no trial that informs the last tr
 _FEW = 1024  # up to this number of rows a fit is short, so a trial that informs the last training is cheap
 _TRIAL = 1 / 6  # part of the updates that a short trial has
 _FOLDS_RNG = 1  # purpose number of the random generator: see ``Problem.rng``
+_PART = 0.2  # part of the time before a deadline for the correlations of the features
+_TIMELESS = Monitor()  # without a deadline
 WIDEST = 512  # tables with more features have the default strength 0, because the matrix has p^2 entries
 
 
@@ -48,19 +51,28 @@ class Spectrum(NamedTuple):
     vectors: Float[Array, "p p"]
 
 
-def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
+def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor = _TIMELESS) -> Spectrum:
     """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature.
 
-    A preconditioner does not change the features ``apart``, ``(p,)`` bool, so their weights keep their signs.
+    A preconditioner does not change the features ``apart``, ``(p,)`` bool, so their weights keep their signs. If there
+    is no time for all rows, the correlations are those of a sample of the rows.
     """
     x, _, weight = without_padding(batch)
     if apart is not None:
         values, vectors = np.ones(len(apart), np.float32), np.eye(len(apart), dtype=np.float32)
         if not apart.all():
             remaining = Batch(np.asarray(x)[:, ~apart], None, weight)  # type: ignore[arg-type]
-            values[~apart], vectors[np.ix_(~apart, ~apart)] = spectrum(remaining)
+            values[~apart], vectors[np.ix_(~apart, ~apart)] = spectrum(remaining, monitor=monitor)
         order = np.argsort(values, kind="stable")
         return Spectrum(values[order], vectors[:, order])  # type: ignore[arg-type]
+    correlations = monitor.on_rows(_correlations, Batch(x, None, weight))  # type: ignore[arg-type]
+    values, vectors = np.linalg.eigh(correlations)
+    return Spectrum(np.maximum(values, 0).astype(np.float32), vectors.astype(np.float32))  # type: ignore[arg-type]
+
+
+def _correlations(rows: Batch) -> np.ndarray:
+    """Returns the correlations of the features, ``(p, p)``."""
+    x, _, weight = rows
     share = np.ones(len(x)) if weight is None else np.asarray(weight, np.float64)
     blocks = list(blocking.on_host(*x.shape))
     mean = sum((share[rows, None] * x[rows]).sum(0) for rows in blocks) / share.sum()
@@ -70,8 +82,12 @@ def spectrum(batch: Batch, apart: np.ndarray | None = None) -> Spectrum:
     unit = np.where(deviation > 0, deviation, 1)
     correlations = covariance / np.outer(unit, unit)
     np.fill_diagonal(correlations, 1)
-    values, vectors = np.linalg.eigh(correlations)
-    return Spectrum(np.maximum(values, 0).astype(np.float32), vectors.astype(np.float32))  # type: ignore[arg-type]
+    return correlations
+
+
+def spectrum_of(problem: Problem) -> Spectrum:
+    """Returns the spectrum of the rows of a problem, or of a sample of them if a deadline is near."""
+    return problem.host(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.part(_PART))
 
 
 def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
@@ -180,9 +196,7 @@ async def preconditioned(
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
-    features = None
-    if p <= WIDEST or any(strengths):
-        features = problem.host(spectrum, problem.batch, problem.monotone)
+    features = spectrum_of(problem) if any(strengths) else None
     scaled = problem.replace(data=None, rows=None)  # a training needs no table
 
     def mapped(strength: float, held_out: np.ndarray) -> Problem:

@@ -96,7 +96,7 @@ def warmup(
         if not isinstance(fitted.result, FloatingPointError):
             fitted.result.predict(table.x)
             if fitted.task.has_baselines and recipe.targets(*random_sets[0]) is random_sets[0][1]:
-                comparison_of(fitted, None if out is None else out.evaluated_by(table))
+                comparison_of(fitted, None if out is None else out.evaluated_by(table), Monitor())
     return time.monotonic() - began
 
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, distributed, processes, segments, validation as checks
+from jtrees import compilation, distributed, processes, segments, validation as checks, warmstart
 from jtrees.search import Recipe, Trial, Tuning
 from jtrees.search.fit import FitResult, Split, dataset_of, fit
 from jtrees.search.monitor import Monitor
@@ -109,11 +109,12 @@ def tune(
       >>> len(tuned.report.tuning.trials)
       2
     """
-    started = time.monotonic()
     processes.require_xla("jtrees.tune")
     checks.check_key(key)
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
+        warmstart.import_packages()
+    started = time.monotonic()
     if halving is not None:
         checks.check_count("halving", halving, minimum=2)
     if validation is None:

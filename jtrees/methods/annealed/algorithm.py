@@ -14,13 +14,14 @@ sharpnesses.
 from collections.abc import Callable
 from dataclasses import dataclass
 import itertools
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, topology, training, validation as checks
+from jtrees import blocking, distributed, leaves as kinds, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes
 from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, train_stages
@@ -39,6 +40,7 @@ from jtrees.methods.annealed.starts import (
 )
 from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
 from jtrees.search.cart import bin_edges
+from jtrees.search.precondition import WIDEST
 from jtrees.search.recipe import MOST_PRODUCTS, Growth
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
@@ -47,6 +49,13 @@ from jtrees.tree import ObliqueTree
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
 # With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
+# Estimates of time on one core. Products of a fit of linear leaves in a second: from two timings, with
+# 100 and 400 features. Refits of the results. Products of updates in a second, and products of each split for a start:
+# not measured, but chosen so that GET at 20,000 x 500 has fewer starts under two seconds.
+_PRODUCTS_OF_FIT, _REFITS = 1e9, 4
+_PRODUCTS, _PASSES_OF_START = 2e10, 6
+_LATE = 0.25  # seconds that all starts may take in any case
+_OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output: from one profile, of 5,000 classes
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
 
 
@@ -214,6 +223,12 @@ class Annealed(Recipe):
         CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
         is an expected error on new data.
         """
+        if (recipe := self._in_time(problem)) is not self:
+            return await recipe._search(problem.replace(recipe=recipe))
+        return await self._search(problem)
+
+    async def _search(self, problem: Problem) -> Fitted:
+        """Returns the result of :meth:`search`, with all starts."""
         all_rows = problem.replace(data=None)  # a training needs no table
         sample = sampled(all_rows, most_rows(self))
         holds_out = self.halves and self.leaves == "constant" and not problem.validates
@@ -249,6 +264,35 @@ class Annealed(Recipe):
             for k, result in zip(chosen, await gather(*stages), strict=True):
                 results[k].append(result)
         return self._fitted(problem, starts, carts, results, best_cart)
+
+    def _in_time(self, problem: Problem) -> "Annealed":
+        """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
+
+        The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs
+        them at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
+        """
+        monitor, (n, p), nodes = (
+            problem.monitor,
+            (problem.source or problem.batch).x.shape,
+            topology.num_nodes(self.depth),
+        )
+        if monitor.left() == np.inf or blocking.platform() != "cpu":
+            return self
+        rows = n if (most := most_rows(self)) is None else min(n, most)
+        if self.leaves == "constant":
+            seconds = rows * p * (min(p, WIDEST) + _PASSES_OF_START * nodes) / _PRODUCTS
+            starts = min(
+                self.starts, max(_FEWEST_KEPT + 1, int(problem.host(_times_left, seconds, monitor=monitor) / 2))
+            )
+            return self if starts == self.starts else self.replace(starts=starts)
+        seconds = (rows * (p + 1) ** 2 + 2 * nodes * p**3) / _PRODUCTS_OF_FIT
+        starts = min(self.starts, int((problem.host(_times_left, seconds, monitor=monitor) - _REFITS) / 2))
+        if starts < 1:
+            distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
+            return self.replace(leaves="constant")
+        if not problem.is_optional:
+            monitor.keep((starts + _REFITS) * seconds)
+        return self if starts == self.starts else self.replace(starts=starts)
 
     async def _compared(self, folds: list[Problem], short: list[StartResult], carts: Carts) -> tuple[np.ndarray, int]:
         """Returns the scores of all starts, and the CART tree that beats the starts, of :func:`beside_cart`."""
@@ -303,7 +347,8 @@ class Annealed(Recipe):
             tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
             cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted]
             report = self._report(data, starts, results, chosen, cart_losses)
-            if self.shrink and self.leaves == "constant":
+            seconds = _OF_SHRINKAGE * len(data.table.x) * math.prod(data.table.task.shape)
+            if self.shrink and self.leaves == "constant" and problem.monitor.may_be_late(seconds):
                 tree = data.refit(tree, "constant", shrink=True)[0]
                 loss = data.loss(tree)
             tree = tree.merged()
@@ -357,6 +402,11 @@ class Annealed(Recipe):
             options = self.depth, self.leaves, most_rows(self)
             splits[0].append(problem.host(cart_of_table, table, *options, monitor=monitor))
         return splits
+
+
+def _times_left(seconds: float, *, monitor: Any) -> float:
+    """Returns how many times ``seconds`` remain; the trees of a bag ask once, so that they are of one kind."""
+    return max(monitor.left(), _LATE) / seconds
 
 
 def beside_cart(

@@ -118,7 +118,8 @@ class GET(Annealed):
       cart: whether start 0 is CART (needs scikit-learn). If it is False, the tree may be worse than CART. ``"binned"``:
         CART over 256 bins of each feature, within the compiled program. None: True.
       ridge: whether start 1 is CART on the outputs of a ridge regression (of indicators of the classes). This needs
-        ``cart=True``, constant leaves, and at most 2048 features or at most 2048 samples. None: True.
+        ``cart=True``, constant leaves, at most 256 classes or outputs, and at most 2048 features or at most 2048
+        samples. None: True.
       precondition: strength of the preconditioner, from 0 (none) to below 1. It helps gradient descent if features are
         correlated. ``"auto"``: 0.9, 0.99 or 0.999 for every second random start, 0 for the other starts and for more
         than 512 features. None: ``"auto"``.

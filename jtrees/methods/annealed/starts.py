@@ -1,5 +1,6 @@
 """The starts of the annealed algorithm: CART trees, random splits, their preconditioners and held-out rows."""
 
+import math
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
@@ -25,6 +26,7 @@ DEVIATIONS = 3.0
 _STRENGTHS = (0.9, 0.0, 0.99, 0.0, 0.999, 0.0)
 BINS = 256  # bins of a feature in compiled CART
 _WIDEST_RIDGE = 2048  # largest min(n, p) for a ridge regression, which costs min(n, p)**3
+_MOST_OUTPUTS = 256  # most outputs or classes of a ridge regression: CART on k outputs of k classes costs n k**2
 # Short stages hold out a fifth of the rows. In tables with at most _FEW_ROWS rows, different starts hold out different
 # fifths: a single fifth is too small to compare the starts with CART.
 _FOLDS, _FEW_ROWS = 5, 1000
@@ -112,18 +114,20 @@ def _has_ridge(problem: Problem) -> bool:
     """Returns whether a start is CART on the outputs of a ridge regression."""
     recipe = problem.recipe
     can_follow = recipe.cart is True and recipe.leaves == "constant" and recipe.starts > 1
-    return recipe.ridge and can_follow and min(problem.shape) <= _WIDEST_RIDGE
+    is_narrow = min(problem.shape) <= _WIDEST_RIDGE and math.prod(problem.task.shape) <= _MOST_OUTPUTS
+    return recipe.ridge and can_follow and is_narrow
 
 
 def _grow(
     rows: Batch, task: Task, monotone: np.ndarray | None, depth: int, leaves: str, ridge: bool, *, monitor: Monitor
 ) -> list[ObliqueTree]:
     """Returns CART of the features and, with ``ridge``, CART of the outputs of a ridge regression."""
-    real = without_padding(rows)
+    real, outputs = without_padding(rows), math.prod(task.shape)
     grow = lambda rows: grown_cart(rows, task, depth, leaves, monotone=monotone)
-    trees = [monitor.part(0.5 if ridge else 1).on_rows(grow, real)]
+    trees = [monitor.part(0.5 if ridge else 1).on_rows(grow, real, outputs)]
     if ridge:
-        trees.append(monitor.on_rows(lambda rows: grown_on_ridge(rows, task, depth, 1 / DEVIATIONS), real))
+        grow = lambda rows: grown_on_ridge(rows, task, depth, 1 / DEVIATIONS)
+        trees.append(monitor.on_rows(grow, real, outputs))
     signed = lambda tree: without_negative(np.asarray(tree.weights), monotone)
     return [ObliqueTree(signed(tree), np.asarray(tree.bias), None) for tree in trees]  # type: ignore[arg-type]
 
@@ -140,7 +144,7 @@ def cart_of_table(table: Table, depth: int, leaves: str, limit: int | None, *, m
         monotone, factors = np.not_equal(table.monotone, 0), np.where(np.less(table.monotone, 0), -factors, factors)
         x = x * factors.astype(x.dtype)
     grow = lambda rows: grown_cart(rows, table.task, depth, leaves, monotone=monotone)
-    tree = monitor.on_rows(grow, Batch(x, y, weight))  # type: ignore[arg-type]
+    tree = monitor.on_rows(grow, Batch(x, y, weight), math.prod(table.task.shape))  # type: ignore[arg-type]
     return tree.replace(weights=np.asarray(tree.weights) * factors)
 
 

@@ -29,7 +29,7 @@ from jtrees.methods.latent_tree.architecture import (
 )
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
 from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, evaluated
+from jtrees.search.minibatch import Schedule, Training, output_loss
 from jtrees.search.precondition import after_short_trials
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.soft_model import SoftModel, near_targets
@@ -174,8 +174,9 @@ class LatentRecipe(Recipe):
             return active_on(training.state.normalised(batch), params, architecture, task, self.penalty)
 
         def loss(params: Any, batch: Batch, by: Batch) -> Array:
-            outputs = model(params, batch).outputs(by.x)
-            return evaluated(task, near_targets(outputs) if self._bounded(task) else outputs, by)
+            bounded = near_targets if self._bounded(task) else lambda outputs: outputs
+            outputs = lambda network, x: bounded(network.outputs(x))
+            return output_loss(task, outputs, model(params, batch), by)
 
         def hardened(params: Any, batch: Batch) -> _Hardened:
             network = model(params, batch)
