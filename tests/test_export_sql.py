@@ -182,7 +182,7 @@ def test_nan_is_a_missing_value_in_postgresql(medians, of_missing, server, tmp_p
     np.testing.assert_array_equal(result["leaf"], expected)
 
 
-RETURN = identity_model(pd.DataFrame({"text": ["x\r\n", "y", None] * 10}))
+RETURN = identity_model(pd.DataFrame({"text": ["x\r\ny", "y", None] * 10}))
 DATES = pd.DataFrame({"sold": pd.date_range("2024-01-01", periods=30), "a": np.arange(30.0)})
 
 
@@ -199,7 +199,7 @@ DATES = pd.DataFrame({"sold": pd.date_range("2024-01-01", periods=30), "a": np.a
         ("columns must have different names in SQL", {"feature_names": [63 * "é" + c for c in "ab"]}),
         ("feature_names must hold 2 names", {"feature_names": ["a"]}),
         (r"names and levels must have no null character .* in SQL, got 'a\\x00'", {"table": "a\0"}),
-        (r"names and levels must have no .* carriage return in SQL, got 'x\\r\\n'", {"model": RETURN}),
+        (r"names and levels must have no .* carriage return in SQL, got 'x\\r\\ny'", {"model": RETURN}),
     ],
 )
 def test_what_sql_refuses(message, options, tmp_path):

@@ -37,7 +37,7 @@ def plane():
 
 
 def run(data, key, learning_rate):
-    return jtrees.train(PLANE, data, key=key, optimizer=optax.sgd(learning_rate), steps=4, score_every=1)
+    return jtrees.train(PLANE, data, key=key, optimizer=optax.sgd(learning_rate), steps=4)
 
 
 # Equal up to the rounding of products that are batched otherwise.

@@ -47,6 +47,10 @@ class Schedule(NamedTuple):
         """Number of evaluations of a run that evaluates: the last is after the last update."""
         return -(-self.steps // self.every)
 
+    def is_due(self, made: Array) -> Array:
+        """Returns whether a run that evaluates is evaluated after this number of updates."""
+        return (made % self.every == 0) | (made == self.steps)
+
     def patience(self, part: float = 0.25) -> int:
         """Returns the patience of early stopping, which is at least 1: a part of all evaluations."""
         return max(1, int(part * self.evaluations))
@@ -163,7 +167,7 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     score = None
     if run.evaluates is not False:
         score = partial(training_run.loss_on, run._replace(by=run.rows_during_training))
-    is_due = lambda made: run.evaluates & ((made % schedule.every == 0) | (made == schedule.steps))
+    is_due = lambda made: run.evaluates & schedule.is_due(made)
     update = training.step.stopped_early(update, score, is_due, training_run.has_ended)
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
     return state, history.losses, training_run.has_ended(state)
@@ -206,13 +210,13 @@ def result_of(run: Run, state: TrainState) -> Result:
     """Returns the result of a run.
 
     The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
-    evaluation. The last parameters are evaluated here, unless early stopping ended the run.
+    evaluation. The last parameters are evaluated here if they were not before, unless early stopping ended the run.
     """
     training_run = run.recipe.training(run)
     method, dtype = training_run.method, state.best.score.dtype
     last_loss = lambda params: training_run.loss_on(run, params).astype(dtype)
-    stopped = training_run.has_stopped(state)
-    score = lambda params: jax.lax.cond(stopped, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
+    is_known = training_run.has_stopped(state) | (run.evaluates & training_run.schedule.is_due(state.step))
+    score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
     best = training.best(method, state, run.batch, score=score)
     model = (method.harden if training_run.model is None else training_run.model)(best.params, run.batch)
     report = training_run.report(best.params, run.batch)

@@ -90,7 +90,7 @@ def stopped_early(
         value = entry.scores
         if score is not None:
             due = is_due(after.step)
-            value = _score_if(due, lambda: score(after.params), value.dtype)
+            value = _score_if(due, partial(score, after.params), value.dtype)
             value = jnp.where(ended, jnp.inf, value)
             after = _evaluated_if(due, after, value)
         same = partial(jnp.where, ended)
