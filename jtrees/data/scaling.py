@@ -29,6 +29,7 @@ _FAR = 8.0
 _OUTLIER = 100.0
 _CLIPPED = 1e-6  # factor of the weight of a row with a clipped feature, where slopes of leaves are fitted
 _GAP = 100.0  # smallest gap before codes, in ranges of the other values
+_BINS_OF_GAP = 8  # bins of a histogram in the smallest gap before codes
 _MOST_CODES = 8  # a gap is at least this part of the range, so this number of codes on both sides is found
 _RARE = 1e-3  # largest fraction of a column that can be outliers; two values are always allowed
 _ROUNDING = 1e-5  # rounding error of float32 in predictions of scaled targets
@@ -75,7 +76,8 @@ class Scaling:
         the other values: gradients of weights are then not those of codes alone.
         """
         share = ones_or(table.weight, table.x)
-        mean, deviation, farthest = np.transpose([_moments(column, share) for column in table.x.T])
+        columns = zip(table.x.T, table.medians, strict=True)
+        mean, deviation, farthest = np.transpose([_moments(x, share, median) for x, median in columns])
         _warn_of_tiny(table.x, np.flatnonzero(deviation < _TINY))
         (low, unit), y_mean = table.task.units(table.y), None
         if isinstance(table.task, tasks.Regression):
@@ -347,7 +349,7 @@ def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:
     """Warns of columns that are treated as constant although they vary in rows of considerable weight."""
     even = np.ones(len(x))
-    tiny = [int(j) for j in constant if np.ptp(x[:, j]) > 0 and _moments(x[:, j], even)[1] < _TINY]
+    tiny = [j for j in map(int, constant) if np.ptp(x[:, j]) > 0 and _moments(x[:, j], even, 0.0)[1] < _TINY]
     if tiny:
         which = f"column{'s' if len(tiny) > 1 else ''} {quoted_list(tiny)}"
         message = (
@@ -386,7 +388,7 @@ def _rare(rows: int) -> int:
     return max(2, int(_RARE * rows))
 
 
-def _moments(x: np.ndarray, share: np.ndarray) -> tuple[float, float, float]:
+def _moments(x: np.ndarray, share: np.ndarray, median: float) -> tuple[float, float, float]:
     """Returns the weighted mean and deviation of a column ``(n,)`` without codes and outliers, and the farthest value.
 
     Outliers are included if the column is otherwise constant. The farthest value is the largest distance from the mean
@@ -396,7 +398,7 @@ def _moments(x: np.ndarray, share: np.ndarray) -> tuple[float, float, float]:
     low, high = _without_codes(x)
     inside = (low <= x) & (x <= high)
     has_codes = not inside.all()
-    middle = np.median(x[inside] if has_codes else x)
+    middle = np.median(x[inside]) if has_codes else median
     x -= middle  # if most rows have the same value, the value is now exactly 0
 
     def moments(mask: np.ndarray | bool) -> tuple[float, float]:
@@ -422,6 +424,17 @@ def _moments(x: np.ndarray, share: np.ndarray) -> tuple[float, float, float]:
     return middle + mean, deviation, farthest
 
 
+def _may_have_gap(x: np.ndarray, low: float, high: float) -> bool:
+    """Returns whether a gap may be an eighth of the range. A histogram takes a tenth of the time of sorting."""
+    bins = _BINS_OF_GAP * _MOST_CODES
+    width = (high - low) / bins
+    if not 0 < width < np.inf:
+        return True
+    is_used = np.zeros(bins + 1, bool)
+    is_used[((x - low) / width).astype(np.int32)] = True
+    return bool(np.diff(np.flatnonzero(is_used)).max() > _BINS_OF_GAP - 2)  # two fewer, because of rounding
+
+
 def _without_codes(x: np.ndarray) -> tuple[float, float]:
     """Returns the smallest and the largest value of a column ``(n,)`` that are not codes, such as 999,999,999.
 
@@ -429,6 +442,9 @@ def _without_codes(x: np.ndarray) -> tuple[float, float]:
     times the range of the other values. Of the values on both sides of a gap, those remain that differ more often from
     their most frequent value.
     """
+    low, high = x.min(), x.max()
+    if not _may_have_gap(x, low, high):
+        return low, high
     values, counts = np.unique(x, return_counts=True)
     first, last, inside = 0, len(values) - 1, (0, len(values) - 1)
     while last - first > 1:

@@ -1,5 +1,6 @@
 """Checked tables in the user's units."""
 
+import functools
 import math
 from typing import Any
 
@@ -48,7 +49,7 @@ class Table:
         """Returns the table with weights of mean 1."""
         return self if self.weight is None else self.replace(weight=segments.mean_one(self.weight))
 
-    @property
+    @functools.cached_property
     def medians(self) -> np.ndarray:
         """Medians of the features in double precision, ``(p,)``, which fill missing values of other rows."""
         return np.array([np.median(column.astype(np.float64)) for column in self.x.T])
