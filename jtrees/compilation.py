@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 import contextlib
 import functools
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,12 +14,14 @@ import numpy as np
 # can take eight times as long. For arguments of at most this many numbers, the difference is some milliseconds.
 SMALL_SIZE = 2**16
 _LEVEL = "xla_backend_optimization_level"
-# XLA divides the sums of this library among its threads, so rounding errors would depend on the number of processors.
-# Products of matrices by this library do not depend on it.
+# XLA divides the sums of this library among its threads, so rounding errors depend on the number of processors. Products
+# of matrices by this library do not. Without such sums, GET took 1.4 times as long, and programs took up to 1.4 times as
+# long to compile. So these options are only for functions that ask for them.
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 KEPT_PROGRAMS = 128
 _OURS: list[Any] = []  # the functions that are compiled here, which hold their programs
+_HasOrder = Callable[[Any], bool]
 _AHEAD: set[Any] = set()  # the programs that ``compiled`` returned; the functions hold them, but do not count them
 
 
@@ -29,11 +31,23 @@ def _options(level: int) -> dict[str, Any]:
     XLA refuses unknown options, and later versions may have no older emitters.
     """
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
-    return {_LEVEL: level} | older_emitters | _sums_in_order()
+    return {_LEVEL: level} | older_emitters
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def sums_in_order(fn: _Function) -> _Function:
+    """Decorator of a function of a run whose sums must not depend on the number of processors.
+
+    It is for functions whose results decide much by little, such as rounds of boosting.
+    """
+    fn.sums_in_order = True  # type: ignore[attr-defined]
+    return fn
 
 
 @functools.cache
-def _sums_in_order() -> dict[str, Any]:
+def _options_of_sums() -> dict[str, Any]:
     """Returns XLA's options for sums whose order does not depend on the number of threads, if XLA knows them."""
     try:
         jax.jit(lambda: 0, compiler_options=_SUMS).lower().compile()
@@ -62,8 +76,10 @@ def default_settings() -> contextlib.ExitStack:
     return stack
 
 
-def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def once(has_order: _HasOrder = lambda static: False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, outside of tracing.
+
+    ``has_order`` says, for the first argument, whether sums must not depend on the number of processors.
 
     On a CPU the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
     rounding errors. The decorated function has ``compiled(*args)``, which returns the compiled program for such
@@ -77,42 +93,50 @@ def once(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         def program(args: tuple) -> Any:
             if jax.default_backend() != "cpu":
                 return as_usual
-            return on_cpu(0 if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else 1)
+            level = 0 if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else 1
+            return on_cpu(level, has_order(args[0]))
 
         return _with_programs(fn, program)
 
     return compiled
 
 
-def often(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def often(has_order: _HasOrder = lambda static: False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls many times.
 
     On a CPU the program is compiled at level 1, which takes two thirds of the default time. Its code runs equally fast.
-    A level in ``XLA_FLAGS`` takes precedence. The decorated function has ``compiled(*args)``, as of :func:`once`, and
-    ``programs()``, which returns the number of programs compiled so far.
+    A level in ``XLA_FLAGS`` takes precedence. ``has_order`` is as of :func:`once`. The decorated function has
+    ``compiled(*args)``, as of :func:`once`, and ``programs()``, which returns the number of programs compiled so far.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:
         level = {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: 1}
-        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, lambda _: level | _sums_in_order(), options)
+        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, lambda _: level, options)
         _OURS.append(as_usual)
 
-        def program(*_: Any) -> Any:
-            return on_cpu(1) if jax.default_backend() == "cpu" else as_usual
+        def program(args: tuple) -> Any:
+            return on_cpu(1, has_order(args[0])) if jax.default_backend() == "cpu" else as_usual
 
         call = _with_programs(fn, program)
-        call.programs = lambda: _count([program()])  # type: ignore[attr-defined]
+        functions = lambda: (
+            [on_cpu(1, order) for order in (False, True)] if jax.default_backend() == "cpu" else [as_usual]
+        )
+        call.programs = lambda: _count(functions())  # type: ignore[attr-defined]
         return call
 
     return compiled
 
 
 def _on_cpu(fn: Callable[..., Any], compiler_options: Callable[[int], dict[str, Any]], options: dict[str, Any]) -> Any:
-    """Returns a function of the level, which returns ``jax.jit`` of ``fn``. XLA is asked for its options only then."""
+    """Returns a function of the level and the order of sums, which returns ``jax.jit`` of ``fn``.
+
+    XLA is asked for its options only then.
+    """
 
     @functools.cache
-    def at_level(level: int) -> Any:
-        _OURS.append(function := jax.jit(fn, compiler_options=compiler_options(level), **options))
+    def at_level(level: int, has_order: bool) -> Any:
+        asked = compiler_options(level) | (_options_of_sums() if has_order else {})
+        _OURS.append(function := jax.jit(fn, compiler_options=asked, **options))
         return function
 
     return at_level

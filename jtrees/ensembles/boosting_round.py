@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import blocking, leaves as kinds, losses, ops, segments, sharding, topology
+from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import ordered_leaves, signs_of
 from jtrees.search import MOST, Run
 from jtrees.search.recipe import Growth
@@ -89,6 +89,7 @@ class Rounds(NamedTuple):
     finite: Any
 
 
+@compilation.sums_in_order
 def initial_state(run: Run) -> State:
     """Returns the state before the first round."""
     shape = run.task.shape
@@ -101,6 +102,7 @@ def initial_state(run: Run) -> State:
     return State(initial, curvature, outputs, outputs_on(run.by) if run.validates else None)
 
 
+@compilation.sums_in_order
 def target(run: Run, state: State, draws: Draws) -> Batch:
     """Returns the drawn rows of a round, with their targets and weights."""
     rows, features, mixes, _ = draws
@@ -116,6 +118,7 @@ def target(run: Run, state: State, draws: Draws) -> Batch:
     return Batch(x * features, (step - low) / jnp.where(unit > 0, unit, 1), share)
 
 
+@compilation.sums_in_order
 def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finite: Array) -> tuple[State, Rounds]:
     """Returns the state after a round, and the round."""
     loss, batch, weight = run.task.loss_function, run.batch, run.weight
@@ -217,6 +220,7 @@ class BoostedState(NamedTuple):
     rounds: Rounds
 
 
+@compilation.sums_in_order
 def before_rounds(run: Run) -> BoostedState:
     """Returns the state before the first round. The base has an option ``depth``."""
     (_, p), dtype, nodes = run.batch.x.shape, run.batch.x.dtype, topology.num_nodes(run.recipe.base.depth)
@@ -225,6 +229,7 @@ def before_rounds(run: Run) -> BoostedState:
     return BoostedState(state, jax.tree.map(lambda a: jnp.zeros((run.recipe.rounds, *a.shape), a.dtype), added))
 
 
+@compilation.sums_in_order
 def grown_rounds(
     run: Run, boosted: BoostedState, draws: Draws, first: Array, growth: Growth, before: Array, count: Array
 ) -> tuple[BoostedState, Array, bool]:
@@ -254,6 +259,7 @@ def grown_rounds(
     return _with_rounds(run, boosted, splits_of, before, count)
 
 
+@compilation.sums_in_order
 def refitted_rounds(run: Run, boosted: BoostedState, before: Array, count: Array) -> tuple[BoostedState, Array, bool]:
     """Returns the state after ``count`` more rounds, which take their splits from ``rounds`` and fit new leaves."""
 

@@ -130,5 +130,10 @@ def results_of(form: Form, values: Any, counts: tuple) -> Any:
     return jax.shard_map(share, in_specs=specs, out_specs=over, check_vma=False, **placement)(*leaves)
 
 
-often_compiled = compilation.often(static_argnums=0)(results_of)
-rarely_compiled = compilation.once(static_argnums=0)(results_of)
+def _has_order(form: Form) -> bool:
+    """Returns whether the function of a form is one of :func:`jtrees.compilation.sums_in_order`."""
+    return hasattr(form.fn, "sums_in_order")
+
+
+often_compiled = compilation.often(_has_order, static_argnums=0)(results_of)
+rarely_compiled = compilation.once(_has_order, static_argnums=0)(results_of)

@@ -125,14 +125,10 @@ class TrainState:
         Early stopping counts evaluations: a run ends if ``waited`` reaches its patience.
 
         Args:
-          score: score of the current parameters. It counts as infinite if it is not a number, or if parameters became
-            non-finite, as a hard tree of such parameters can still have a finite score.
+          score: score of the current parameters. A score that is not a number is as bad as any.
           least_gain: ``waited`` becomes 0 if the evaluation lowers the lowest score by more than this fraction of it.
         """
-        best = self.best
-        # The bounds of linear leaves may be infinite from the beginning.
-        count = lambda params: sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params))
-        score = jnp.where(count(self.params) > count(best.params), jnp.inf, score).astype(best.score.dtype)
+        best, score = self.best, score.astype(self.best.score.dtype)
         current = Best(self.params, score, self.step)
         kept = jax.tree.map(lambda new, old: jnp.where(score < best.score, new, old), current, best)
         has_best = jnp.isfinite(best.score)  # before the first finite score, a run does not wait

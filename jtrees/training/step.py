@@ -57,7 +57,7 @@ def one_step(
         key = jax.random.fold_in(keys_of(state.key)[1], step)
         params, opt_state, (loss, batch_score) = update(state.params, state.opt_state, batch, key=key, step=step)
         if free:
-            score_value = batch_score.astype(dtype)
+            score_value = jnp.where(jnp.isfinite(loss), batch_score, jnp.inf).astype(dtype)
             evaluated = state.evaluated(score_value)
         best, waited, finite = evaluated.best, evaluated.waited, state.finite & jnp.isfinite(loss)
         after = TrainState(project(params), opt_state, order, state.step + 1, state.key, best, finite, waited)
@@ -156,11 +156,17 @@ def _score_if(due: Array, score: Callable[[], Array], dtype: Any) -> Array:
 
 
 def _evaluated_if(due: Array, state: TrainState, score: Array) -> TrainState:
-    """Returns the state after an evaluation if it is due; parameters are copied only then."""
+    """Returns the state after an evaluation if it is due; parameters are copied only then.
+
+    A hard tree whose parameters became non-finite can still have a finite score, which counts as infinite.
+    """
+    # The bounds of linear leaves may be infinite from the beginning.
+    count = lambda params: sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params))
 
     def evaluate(carry: tuple[Best, Array, Array]) -> tuple[Best, Array, Array]:
         best, waited, evaluations = carry
-        evaluated = state.replace(best=best, waited=waited).evaluated(score)
+        valid_score = jnp.where(count(state.params) > count(best.params), jnp.inf, score)
+        evaluated = state.replace(best=best, waited=waited).evaluated(valid_score)
         return evaluated.best, evaluated.waited, evaluations + 1
 
     best, waited, evaluations = apply_in_place_if(due, evaluate, (state.best, state.waited, jnp.zeros_like(state.step)))
