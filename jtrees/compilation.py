@@ -14,8 +14,8 @@ import numpy as np
 # can take eight times as long. For arguments of at most this many numbers, the difference is some milliseconds.
 SMALL_SIZE = 2**16
 _LEVEL = "xla_backend_optimization_level"
-# XLA divides the sums of this library among its threads, so rounding errors depend on the number of processors. Products
-# of matrices by this library do not. Without such sums, GET took 1.4 times as long, and programs took up to 1.4 times as
+# XLA divides the sums of this library among its threads, so rounding errors depend on the number of processors. It does
+# not divide products of matrices. Without such sums, GET took 1.4 times as long, and programs took up to 1.4 times as
 # long to compile. So these options are only for functions that ask for them.
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.

@@ -321,6 +321,8 @@ class Data(NamedTuple):
         """
         x = (self.scaling.batch(self.table) if self.batch is None else self.batch).x[: len(self.table.x)]
         rows = np.flatnonzero(self.scaling.clipped(x).any(1))
+        if not len(rows):  # which would compile a program
+            return False
         return bool(np.any(scaled.leaf_index(x[rows]) != tree.leaf_index(self.table.x[rows])))
 
     def with_fitted(self, tree: ObliqueTree) -> ObliqueTree:
