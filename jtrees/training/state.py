@@ -130,11 +130,11 @@ class TrainState:
         """
         best, score = self.best, score.astype(self.best.score.dtype)
         current = Best(self.params, score, self.step)
-        kept = jax.tree.map(lambda new, old: jnp.where(score < best.score, new, old), current, best)
+        lowest_so_far = jax.tree.map(lambda new, old: jnp.where(score < best.score, new, old), current, best)
         has_best = jnp.isfinite(best.score)  # before the first finite score, a run does not wait
         lowest = jnp.where(has_best, best.score, 0)
         gains = ~has_best | (score < lowest - least_gain * jnp.abs(lowest))
-        return self.replace(best=kept, waited=jnp.where(gains, 0, self.waited + 1))
+        return self.replace(best=lowest_so_far, waited=jnp.where(gains, 0, self.waited + 1))
 
 
 class History(NamedTuple):
