@@ -248,7 +248,7 @@ class TreeEstimator(BaseEstimator):
         x = self._checked(X)
         if self.encoder_ is not None:
             return self.encoder_.transform(x)
-        return prediction.filled(x, self.model_.medians, getattr(self, "feature_names_in_", None))
+        return prediction.filled(x, getattr(self.model_, "medians", None), getattr(self, "feature_names_in_", None))
 
     def _answers(self, X: Any) -> np.ndarray:
         x = self._features(X)

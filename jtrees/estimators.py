@@ -49,8 +49,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         one tree of GET of depth 5 with linear leaves. On average over eight data sets, it is better than a random
         forest (``experiments.estimators``).
       random_state: seed or generator, a ``RandomState`` or a ``Generator``. None: every fit gives another model.
-      validation_fraction: fraction of the rows that are held out as an unweighted validation set. None: no validation
-        set. The recipe determines its use.
+      validation_fraction: fraction of the rows that are held out as a validation set, with their weights. None: no
+        validation set. The recipe determines its use.
       monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
         :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
         leaves.

@@ -60,7 +60,8 @@ def fill_gaps(x: Any, medians: Any) -> Any:
         return x
     if isinstance(x, jax.Array) or validation.is_traced(medians):
         return jnp.where(jnp.isnan(x), jnp.asarray(medians, x.dtype), x)
-    return np.where(np.isnan(x), np.asarray(medians, np.float64), x)
+    gaps = np.isnan(x)
+    return np.where(gaps, np.asarray(medians, np.float64), x) if gaps.any() else x
 
 
 def filled(x: Any, medians: Any, names: Sequence[str] | None = None) -> Any:

@@ -141,7 +141,7 @@ def test_the_end_of_a_run_fixes_its_result(plane):
     once = training.step.one_step(PLANE, plane, optimizer)
     score = lambda params: jnp.square(params[0] - 0.3)
     ended = lambda state: state.waited >= 2
-    step = jax.jit(training.step.stopped_early(once, score, lambda made: made % 3 == 0, ended))
+    step = jax.jit(training.step.with_early_stopping(once, score, lambda made: made % 3 == 0, ended))
     state, losses, ends = training.start(PLANE, plane, key=KEY, optimizer=optimizer), [], []
     for _ in range(40):
         state, entry = step(state)

@@ -85,6 +85,10 @@ class Scaling:
         scaling = cls.from_moments(mean, deviation, deviations, low, unit, y_mean)
         return scaling.replace(x_most=np.minimum(scaling.x_most, (farthest + 1) / deviations)) if near else scaling
 
+    def with_far_codes(self) -> "Scaling":
+        """Returns the scaling that clips codes at 100 deviations; see :meth:`fit`, for a unit of one deviation."""
+        return self if np.ndim(self.x_most) == 0 else self.replace(x_most=_OUTLIER)
+
     @classmethod
     def from_moments(
         cls, mean: Any, deviation: Any, deviations: float, y_low: Any, y_unit: Any, y_mean: Any
@@ -187,9 +191,11 @@ def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
 
     For several targets, the squared error is the mean over targets scaled to [0, 1].
     """
-    lose = lambda x, y: row_losses(table.task, np.asarray(model.predict(x), np.float64), y, scaling)
-    blocks = blocking.on_host(len(table.x), math.prod(table.task.shape))
-    return np.concatenate([lose(table.x[rows], table.y[rows]) for rows in blocks])
+    losses, rows_and_outputs = np.zeros(len(table.x)), (len(table.x), math.prod(table.task.shape))
+    for rows in blocking.on_host(*rows_and_outputs):
+        predictions = np.asarray(model.predict(table.x[rows]), np.float64)
+        losses[rows] = row_losses(table.task, predictions, table.y[rows], scaling)
+    return losses
 
 
 def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling: Scaling) -> np.ndarray:

@@ -108,7 +108,7 @@ class Growing:
         self.length = 0
 
     async def add(self, count: int) -> None:
-        """Adds ``count`` rounds, at most :func:`rounds_of_call`. After the deadline, it adds fewer, but the first."""
+        """Adds ``count`` rounds, at most :func:`rounds_of_call`. After the deadline it adds none but the first."""
         progress: Any = {
             "name": type(self._problem.recipe).__name__,
             "begins": self.length,

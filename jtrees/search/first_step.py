@@ -6,7 +6,7 @@ Minimising it is a least-squares problem with targets t and weights h, on traini
 
 For the Poisson loss, t is an affine function of the target, up to the longest step of a link, 4. For gamma and Tweedie
 losses of power p it is not, because the curvature grows with the target: t is below ``1 / (p - 1)``. For losses
-without a curvature, t is the sign of the residual. The leaves of the resulting tree are then fitted to the loss itself.
+that are not smooth, t is the negative gradient. The leaves of the resulting tree are then fitted to the loss itself.
 """
 
 import math

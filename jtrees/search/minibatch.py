@@ -48,8 +48,8 @@ class Schedule(NamedTuple):
         return -(-self.steps // self.every)
 
     def is_due(self, made: Array) -> Array:
-        """Returns whether a run that evaluates is evaluated after this number of updates."""
-        return (made % self.every == 0) | (made == self.steps)
+        """Returns whether a run that evaluates is evaluated after this number of updates, which is not 0."""
+        return (made > 0) & ((made % self.every == 0) | (made == self.steps))
 
     def patience(self, part: float = 0.25) -> int:
         """Returns the patience of early stopping, which is at least 1: a part of all evaluations."""
@@ -168,7 +168,7 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     if run.evaluates is not False:
         score = partial(training_run.loss_on, run._replace(by=run.rows_during_training))
     is_due = lambda made: run.evaluates & schedule.is_due(made)
-    update = training.step.stopped_early(update, score, is_due, training_run.has_ended)
+    update = training.step.with_early_stopping(update, score, is_due, training_run.has_ended)
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
     return state, history.losses, training_run.has_ended(state)
 
@@ -201,8 +201,8 @@ class Result(NamedTuple):
         if not np.isfinite(self.score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         if not self.finite:
-            kept = f"the parameters after update {int(self.step)} are kept"
-            distributed.warn(f"training became non-finite, so {kept}: try a smaller learning_rate")
+            what = f"the parameters after update {int(self.step)} are kept"
+            distributed.warn(f"training became non-finite, so {what}: try a smaller learning_rate")
         return Fitted(self.model, float(self.score), int(self.step), losses, report=self.report)
 
 

@@ -40,7 +40,6 @@ _FEW = 1024  # up to this number of rows a fit is short, so a trial that informs
 _TRIAL = 1 / 6  # part of the updates that a short trial has
 _FOLDS_RNG = 1  # purpose number of the random generator: see ``Problem.rng``
 _PART = 0.2  # part of the time before a deadline for the correlations of the features
-_TIMELESS = Monitor()  # without a deadline
 WIDEST = 512  # tables with more features have the default strength 0, because the matrix has p^2 entries
 
 
@@ -51,7 +50,7 @@ class Spectrum(NamedTuple):
     vectors: Float[Array, "p p"]
 
 
-def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor = _TIMELESS) -> Spectrum:
+def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor | None = None) -> Spectrum:
     """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature.
 
     A preconditioner does not change the features ``apart``, ``(p,)`` bool, so their weights keep their signs. If there
@@ -65,7 +64,8 @@ def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor 
             values[~apart], vectors[np.ix_(~apart, ~apart)] = spectrum(remaining, monitor=monitor)
         order = np.argsort(values, kind="stable")
         return Spectrum(values[order], vectors[:, order])  # type: ignore[arg-type]
-    correlations = monitor.on_rows(_correlations, Batch(x, None, weight))  # type: ignore[arg-type]
+    rows: Any = Batch(x, None, weight)  # type: ignore[arg-type]
+    correlations = _correlations(rows) if monitor is None else monitor.on_rows(_correlations, rows)
     values, vectors = np.linalg.eigh(correlations)
     return Spectrum(np.maximum(values, 0).astype(np.float32), vectors.astype(np.float32))  # type: ignore[arg-type]
 
@@ -206,8 +206,8 @@ async def preconditioned(
         preconditioner = problem.host(matrix, features, strength)
         return rows.times(preconditioner if strength else None).replace(matrix=preconditioner)
 
-    nothing, losses, trials = np.zeros(problem.shape[0], bool), np.full(len(strengths), np.inf), {}
-    [held_out] = [nothing] if problem.validates else fold_rows(problem)
+    no_rows, losses, trials = np.zeros(problem.shape[0], bool), np.full(len(strengths), np.inf), {}
+    [held_out] = [no_rows] if problem.validates else fold_rows(problem)
     is_correlated = features is not None and features.values[0] < _UNCORRELATED
     candidates = strengths if len(strengths) > 1 and is_correlated else strengths[: int(needs_trial)]
     for k, candidate in enumerate(candidates):
@@ -225,7 +225,7 @@ async def preconditioned(
         fitted = best_trial
     else:
         try:
-            fitted = await train(mapped(strengths[best], nothing), best_trial)
+            fitted = await train(mapped(strengths[best], no_rows), best_trial)
         except FloatingPointError:
             if best_trial is None:
                 raise

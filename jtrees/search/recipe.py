@@ -168,8 +168,8 @@ def fitted_tree(
       problem: the problem.
       fitted: the result, with a tree of scaled data.
       refit: whether the leaves are fitted to the data. Such leaves are fitted again in double precision. False: the
-        leaves are learnt, and are fitted only if rows with clipped features reach other leaves than in training.
-        None: not known. Leaves that equal fitted leaves up to rounding are then replaced by the fitted leaves.
+        leaves are learnt. None: not known; leaves that equal fitted leaves up to rounding are replaced by the fitted
+        leaves. Leaves are fitted in any case if rows with clipped features reach other leaves than in training.
       preconditioning: how the features were preconditioned.
       **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
 
@@ -182,7 +182,7 @@ def fitted_tree(
         tree = tree.replace(leaves=data.scaling.restore_leaves(fitted.scaled.leaves))
         if refit is None:
             tree = data.with_fitted(tree)
-        elif refit or data.moves_clipped(fitted.scaled, tree):
+        if refit or data.moves_clipped(fitted.scaled, tree):
             tree = data.refit(tree, "constant" if tree.leaves.is_constant else "linear", **shrinkage)[0]
         tree = data.ordered(tree).merged()
         path = np.asarray(tree.decision_path(data.table.x))[:-1]

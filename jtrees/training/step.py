@@ -66,7 +66,7 @@ def one_step(
     return once
 
 
-def stopped_early(
+def with_early_stopping(
     once: Callable[..., tuple[TrainState, History]],
     score: Callable[[Params], Array] | None,
     is_due: Callable[[Array], Array],
@@ -74,8 +74,8 @@ def stopped_early(
 ) -> Callable[..., tuple[TrainState, History]]:
     """Returns a step like ``once`` that also evaluates, and changes nothing of the result after the end of the run.
 
-    After the end, a loss is :data:`NOT_TAKEN`, and ``step``, ``best`` and ``finite`` do not change. So the result does
-    not depend on the number of further updates.
+    After the end, a loss is :data:`NOT_TAKEN`, and ``step``, ``best``, ``waited`` and ``finite`` do not change. So the
+    result does not depend on the number of further updates.
 
     Args:
       once: a step without scores, from :func:`one_step`.
@@ -93,9 +93,10 @@ def stopped_early(
             value = _score_if(due, partial(score, after.params), value.dtype)
             value = jnp.where(ended, jnp.inf, value)
             after = _evaluated_if(due, after, value)
-        same = partial(jnp.where, ended)
-        after = after.replace(step=same(state.step, after.step), finite=same(state.finite, after.finite))
-        return after, History(same(NOT_TAKEN, entry.losses), value)
+        unless_ended = partial(jnp.where, ended)
+        names = "step", "waited", "finite"
+        after = after.replace(**{name: unless_ended(getattr(state, name), getattr(after, name)) for name in names})
+        return after, History(unless_ended(NOT_TAKEN, entry.losses), value)
 
     return step
 

@@ -271,27 +271,22 @@ class Annealed(Recipe):
         The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs
         them at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
         """
-        monitor, (n, p), nodes = (
-            problem.monitor,
-            (problem.source or problem.batch).x.shape,
-            topology.num_nodes(self.depth),
-        )
+        monitor, (n, p), nodes = problem.monitor, problem.shape, topology.num_nodes(self.depth)
         if monitor.left() == np.inf or blocking.platform() != "cpu":
             return self
         rows = n if (most := most_rows(self)) is None else min(n, most)
         if self.leaves == "constant":
             seconds = rows * p * (min(p, WIDEST) + _PASSES_OF_START * nodes) / _PRODUCTS
-            starts = min(
-                self.starts, max(_FEWEST_KEPT + 1, int(problem.host(_times_left, seconds, monitor=monitor) / 2))
-            )
+            in_time = int(problem.host(_times_left, seconds, monitor=monitor) / 2)
+            starts = min(self.starts, max(_FEWEST_KEPT + 1, in_time))
             return self if starts == self.starts else self.replace(starts=starts)
         seconds = (rows * (p + 1) ** 2 + 2 * nodes * p**3) / _PRODUCTS_OF_FIT
         starts = min(self.starts, int((problem.host(_times_left, seconds, monitor=monitor) - _REFITS) / 2))
         if starts < 1:
             distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
-            return self.replace(leaves="constant")
-        if not problem.is_optional:
-            monitor.keep((starts + _REFITS) * seconds)
+            return self.replace(leaves="constant")._in_time(problem)
+        if problem.data is not None and not problem.is_optional:
+            problem.host(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
         return self if starts == self.starts else self.replace(starts=starts)
 
     async def _compared(self, folds: list[Problem], short: list[StartResult], carts: Carts) -> tuple[np.ndarray, int]:
@@ -407,6 +402,11 @@ class Annealed(Recipe):
 def _times_left(seconds: float, *, monitor: Any) -> float:
     """Returns how many times ``seconds`` remain; the trees of a bag ask once, so that they are of one kind."""
     return max(monitor.left(), _LATE) / seconds
+
+
+def _reserve(seconds: float, *, monitor: Any) -> None:
+    """Reserves time for the refits of the result, once for all runs side by side."""
+    monitor.keep(seconds)
 
 
 def beside_cart(
