@@ -85,10 +85,6 @@ class Scaling:
         scaling = cls.from_moments(mean, deviation, deviations, low, unit, y_mean)
         return scaling.replace(x_most=np.minimum(scaling.x_most, (farthest + 1) / deviations)) if near else scaling
 
-    def with_far_codes(self) -> "Scaling":
-        """Returns the scaling that clips codes at 100 deviations; see :meth:`fit`, for a unit of one deviation."""
-        return self if np.ndim(self.x_most) == 0 else self.replace(x_most=_OUTLIER)
-
     @classmethod
     def from_moments(
         cls, mean: Any, deviation: Any, deviations: float, y_low: Any, y_unit: Any, y_mean: Any

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Data, Scaling, Table
+from jtrees.data import Data
 from jtrees.data.table import bucket
 from jtrees.ensembles.boosting_round import base_task
 from jtrees.ensembles.boosting_sums import Sum, begin, refitted, rounds_of_call, since_lowest
@@ -140,10 +140,6 @@ class Boosted(Wrapper):
 
     def settled(self) -> Any:
         return self.weak()
-
-    def scaling(self, table: Table) -> Scaling:
-        # The leaves of a round are fitted to clipped codes, so codes must be about as far as splits see them.
-        return super().scaling(table).with_far_codes()
 
     def keeps_monotone(self, task: Task) -> bool:
         return super().keeps_monotone(base_task(task))
