@@ -46,7 +46,7 @@ def one_step(
         score_value, evaluated, step = jnp.full((), jnp.inf, dtype), state, state.step
         if score_every and not free:
             due = step % score_every == 0
-            score_value = _score_if(due, lambda: score_of(method, state, data, score), dtype)  # type: ignore[arg-type]
+            score_value = _score_if(due, lambda: score_of(method, state, data, score), state)  # type: ignore[arg-type]
             evaluated = _evaluated_if(due, state, score_value)
             # Equal to ``state.step``, but the update depends on the evaluation by it. Otherwise the compiler might
             # schedule the update before the evaluation. It would then copy all parameters in every step.
@@ -90,7 +90,7 @@ def with_early_stopping(
         value = entry.scores
         if score is not None:
             due = is_due(after.step)
-            value = _score_if(due, partial(score, after.params), value.dtype)
+            value = _score_if(due, partial(score, after.params), after)
             value = jnp.where(ended, jnp.inf, value)
             after = _evaluated_if(due, after, value)
         unless_ended = partial(jnp.where, ended)
@@ -147,27 +147,31 @@ def score_of(method: Method, state: TrainState, data: Batch, score: Callable[[Pa
     return _pair(method.loss(state.params, data, key=keys_of(state.key)[1], step=state.step))[1]
 
 
-def _score_if(due: Array, score: Callable[[], Array], dtype: Any) -> Array:
-    """Returns the score if it is due, else infinity.
+def _score_if(due: Array, score: Callable[[], Array], state: TrainState) -> Array:
+    """Returns the score of the state if it is due, else infinity.
+
+    A hard tree whose parameters became non-finite can still have a finite score, which counts as infinite.
 
     The score is in a branch. The compiler would move it out of a loop of at most one iteration, and evaluate it in
     every step. The branch returns a scalar, so it copies no parameters.
     """
-    return jax.lax.cond(due, lambda: score().astype(dtype), lambda: jnp.full((), jnp.inf, dtype))
+    infinity = jnp.full((), jnp.inf, state.best.score.dtype)
+
+    def valid_score() -> Array:
+        # A sum is NaN if a number is, or if infinite numbers have both signs. The bounds of linear leaves are infinite
+        # from the beginning, with one sign in each array. Unlike a test of each number, a sum needs no memory.
+        is_nan = jnp.stack([jnp.isnan(leaf.sum()) for leaf in jax.tree.leaves(state.params)]).any()
+        return jnp.where(is_nan, infinity, score().astype(infinity.dtype))
+
+    return jax.lax.cond(due, valid_score, lambda: infinity)
 
 
 def _evaluated_if(due: Array, state: TrainState, score: Array) -> TrainState:
-    """Returns the state after an evaluation if it is due; parameters are copied only then.
-
-    A hard tree whose parameters became non-finite can still have a finite score, which counts as infinite.
-    """
-    # The bounds of linear leaves may be infinite from the beginning.
-    count = lambda params: sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params))
+    """Returns the state after an evaluation if it is due; parameters are copied only then."""
 
     def evaluate(carry: tuple[Best, Array, Array]) -> tuple[Best, Array, Array]:
         best, waited, evaluations = carry
-        valid_score = jnp.where(count(state.params) > count(best.params), jnp.inf, score)
-        evaluated = state.replace(best=best, waited=waited).evaluated(valid_score)
+        evaluated = state.replace(best=best, waited=waited).evaluated(score)
         return evaluated.best, evaluated.waited, evaluations + 1
 
     best, waited, evaluations = apply_in_place_if(due, evaluate, (state.best, state.waited, jnp.zeros_like(state.step)))
