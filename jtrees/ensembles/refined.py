@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -146,7 +147,7 @@ class Refined(Wrapper):
         state = await problem.map(_initial_state, _padded(trees, base.rounds), initial, np.int32(len(trees.bias)))
         parts = max(1, steps // _PART) if problem.evaluates else 1
         stops = [-(-steps * part // parts) for part in range(parts + 1)]
-        history, losses = [np.zeros(0, np.float32)], []
+        history, losses, patience = [np.zeros(0, np.float32)], [], math.ceil(_PATIENCE * parts)
         with monitor.over(steps, name) as show:
             for part, (start, stop) in enumerate(itertools.pairwise(stops)):
                 if monitor.is_rehearsed(part):
@@ -158,7 +159,7 @@ class Refined(Wrapper):
                     break
                 show(stop, [updates])
                 if problem.evaluates:
-                    evaluated = await problem.map(_evaluated, state, np.int32(parts), often=True)
+                    evaluated = await problem.map(_evaluated, state, np.int32(patience), often=True)
                     state = evaluated.part(0)
                     losses.append(float(evaluated.part(1).host))
                     if evaluated.part(2).host:
@@ -298,16 +299,13 @@ def _loss(run: Run, model: SoftTrees, by: Batch) -> Array:
     return losses.mean_loss(run.task.loss_function.samples(model.outputs(by.x), by.y), by.weight)
 
 
-def _evaluated(run: Run, state: _State, evaluations: Array) -> tuple[_State, Array, Array]:
-    """Returns the state after an evaluation, its loss, and whether early stopping ends the training.
-
-    ``evaluations`` is the number of evaluations of the whole training.
-    """
+def _evaluated(run: Run, state: _State, patience: Array) -> tuple[_State, Array, Array]:
+    """Returns the state after an evaluation, its loss, and whether early stopping ends the training."""
     trained = state.training
     loss = _loss(run, _model(run, state, trained.params, trained.step), run.rows_during_training)
     loss = jnp.where(trained.finite & jnp.isfinite(loss), loss, jnp.inf)
     trained = trained.evaluated(loss)
-    return state._replace(training=trained), loss, trained.waited >= jnp.maximum(1, _PATIENCE * evaluations)
+    return state._replace(training=trained), loss, trained.waited >= patience
 
 
 def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
