@@ -97,8 +97,8 @@ class Forest:
     def _predict_on_host(self, x: Any) -> np.ndarray:
         """Returns predictions for a NumPy array in double precision."""
         origin = _first(self.trees.origin)
-        doors: Any = {"scaling": origin, "medians": self.medians}
-        out = prediction.evaluate_leaves(self.trees, x, finish=_outputs_of(self), **doors)
+        options: Any = {"scaling": origin, "medians": self.medians}
+        out = prediction.evaluate_leaves(self.trees, x, finish=_outputs_of(self), **options)
         count = len(self)
         out = out if self.combine == "sum" else out / count
         if origin is not None and origin.y is not None:

@@ -34,8 +34,8 @@ def predict(model: Any, x: Any) -> Any:
       ValueError: if x has a wrong rank or width, or values that are not finite.
     """
     model = processes.on_host(model) if processes.lost_xla() else model
-    scaling, doors = model.scaling, {"features": model.features, "scaling": model.scaling, "medians": model.medians}
-    predictions = evaluate(type(model).apply, model.without_scaling(), x, **doors)
+    scaling, options = model.scaling, {"features": model.features, "scaling": model.scaling, "medians": model.medians}
+    predictions = evaluate(type(model).apply, model.without_scaling(), x, **options)
     return predictions if scaling is None else scaling.inverse(predictions)
 
 

@@ -170,8 +170,8 @@ class ObliqueTree:
         if prediction.is_on_device(self._single(), x):
             return prediction.predict(self, x)
         tree = processes.on_host(self) if processes.lost_xla() else self
-        doors: Any = {"scaling": tree.origin, "medians": tree.medians}
-        outputs = prediction.evaluate_leaves(tree, x, finish=tree.leaves.at, **doors)
+        options: Any = {"scaling": tree.origin, "medians": tree.medians}
+        outputs = prediction.evaluate_leaves(tree, x, finish=tree.leaves.at, **options)
         return outputs if self.origin is None else self.origin.inverse(outputs)
 
     def leaf_index(self, x: ArrayLike) -> Any:
@@ -186,8 +186,8 @@ class ObliqueTree:
         Raises:
           ValueError: if x has a wrong rank or width, or values that are not finite.
         """
-        doors: Any = {"scaling": self.origin, "medians": self.medians}
-        return prediction.evaluate_leaves(self._single(), x, finish=lambda leaf, x: leaf, **doors)
+        options: Any = {"scaling": self.origin, "medians": self.medians}
+        return prediction.evaluate_leaves(self._single(), x, finish=lambda leaf, x: leaf, **options)
 
     @property
     def scaling(self) -> Origin | None:

@@ -99,8 +99,8 @@ class LatentModel(SoftModel):
         Raises:
           ValueError: in the cases of :meth:`predict`.
         """
-        doors: Any = {"features": self.features, "scaling": self.scaling, "medians": self.medians}
-        return prediction.evaluate(LatentNetwork.position, self.network, x, **doors).T
+        arguments: Any = {"features": self.features, "scaling": self.scaling, "medians": self.medians}
+        return prediction.evaluate(LatentNetwork.position, self.network, x, **arguments).T
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
