@@ -15,8 +15,8 @@ import numpy as np
 SMALL_SIZE = 2**16
 _LEVEL = "xla_backend_optimization_level"
 # XLA divides the sums of this library among its threads, so rounding errors depend on the number of processors. It does
-# not divide products of matrices. With sums in order, GET of depth 8 took 1.4 times as long, and compilation took 1.1 to
-# 1.4 times as long. So these options are only for functions that ask for them.
+# not divide products of matrices. With sums in order, GET of depth 8 took 1.4 times as long, and compilation 1.1 to
+# 1.4 times. So these options are only for functions that ask for them.
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 KEPT_PROGRAMS = 128
