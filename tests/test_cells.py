@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jtrees.tables.cells import PLAIN, Reading, find_reading, find_strays
+from jtrees.tables.cells import PLAIN, Reading, find_reading, find_readings
 from jtrees.tables.parse import level_of, number_of
 
 
@@ -70,8 +70,11 @@ def test_other_text_and_codes_stay_text(cells):
     assert values(cells.split(",")) is None
 
 
-def test_comma_numbers_stay_text():
-    assert values(["1,20", "3,40"]) is values(["1,2000", "3,400"]) is None
+def test_comma_numbers_have_a_decimal_comma_and_a_note():
+    assert values(["1,20", "3,40"]) == values(["1,2000", "3,400"]) == [1.2, 3.4]
+    _, note, otherwise = find_reading(["1,20", "3"])
+    assert note == "'1,20' is read as 1.2, with a decimal comma" and otherwise == "text"
+    assert values(["1,20", "3,40"], decimal=".") is None
 
 
 def test_whole_numbers_that_double_precision_merges_stay_text():
@@ -124,22 +127,19 @@ def test_a_plain_decimal_separator_has_no_note(cells):
 
 
 @pytest.mark.parametrize(
-    ("cells", "strays"),
+    ("cells", "expected"),
     [
-        (["34", "51", "-", "28", "n.a.", "-"], ("-", "n.a.")),
-        (["100 $"] * 9 + ["other"], ()),  # two levels
-        (["1"] + ["-"] * 5 + ["2"] * 2, ("-",)),  # most different cells
-        (["03/04/2024", "04/05/2024", "-"], ("-",)),
-        (["1,5", "2,25", "-"], ("-",)),
-        (["$5", "$1,200", "-"], ("-",)),
-        (["5", "(7)", "\N{MINUS SIGN}6", "(n.a.)"], ("(n.a.)",)),
-        (["01", "02", "2A"], ()),
-        (["gas", "oil", "3"], ()),
-        (["9007199254740993", "9007199254740992", "9007199254740994", "unknown"], ()),  # float64 merges them
+        (["34", "51", "-", "n.a."], [(34, 2)]),
+        (["1,5", "2,25", "-"], [(1.5, 2)]),
+        (["$5", "$1,200", "6", "-"], [(6, 1), (5, 2), (6, 1)]),  # plain numbers, then by unit
+        (["5", "(7)", "\N{MINUS SIGN}6", "(n.a.)"], [(5, 3), (5, 3)]),
+        (["2024-05-31", "2024-06-01Z", "31.5.2024"], [(day(2024, 5, 31), 1)]),
+        (["gas", "oil"], []),
     ],
 )
-def test_texts_among_numbers_or_dates_are_found_all_at_once(cells, strays):
-    assert find_strays(cells) == strays
+def test_a_part_of_the_cells_is_read_in_each_form(cells, expected):
+    actual = [(found.reading.read(right)[0][0], len(right)) for found, right in find_readings(cells) if found.reading]
+    assert actual[: len(expected)] == expected and bool(actual) == bool(expected)
 
 
 def test_a_cell_that_cannot_be_read_is_marked():

@@ -33,7 +33,7 @@ MISTAKES = [
     (["fit", "houses.csv", "--target", "prize", "--out", "m"], "--target must be one of the columns id, area"),
     (["fit", "none.csv", "--target", "price", "--out", "m"], "cannot read none.csv: No such file"),
     ([*FIT, "--columns", "roof=drop"], "--columns must name columns among id, area, .*; got 'roof'"),
-    ([*FIT, "--columns", "price=text"], "--columns must give the target a kind among number, .*; got text"),
+    ([*FIT, "--columns", "price=date"], "--columns must give the target a kind among number, .*; got date"),
     ([*FIT, "--recipe", "Bagged(Oak)"], "--recipe must be one of Bagged, .*, got 'Oak'"),
     ([*FIT, "--recipe", "Bagged"], r"--recipe: Bagged needs a base, such as Bagged\(LatentTree\)"),
     ([*FIT, "--recipe", "GET(DGT)"], "--recipe: GET takes no base"),

@@ -208,28 +208,10 @@ def test_counters_are_numbers():
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([1, "a", 2], r"columns of one type, got 1 in row 0 and 'a' in row 1 of 'c'"),
-        ([None, {}, {}], r"columns of numbers, booleans, dates or text, got \{\} in row 1 of 'c'"),
-        ([1.0, np.inf, 2], "finite numbers, got inf in column 'c', row 1"),
-        ([1, 10**400, 2], "finite numbers, got inf in column 'c', row 1"),
-        ([1.0, 2, 1e39], "range of float32, got 1e.39 in column 'c', row 2"),
-    ],
-)
-def test_columns_that_cannot_be_read(values, message):
-    with pytest.raises(ValueError, match=f"x must h.*{message}"):
-        jtrees.fit(recipes.GET, pd.DataFrame({"c": values}), [1.0, 2, 3], key=KEY)
-
-
-@pytest.mark.parametrize(
     ("x", "message"),
     [
         (FRAME.drop(columns="area"), "have the columns 'area', 'rooms', .*, got none called 'area'"),
-        (FRAME.assign(area="large"), "hold numbers in column 'area', got 'large' in row 0"),
-        (FRAME.assign(sold=3), "hold dates in column 'sold', got numbers"),
-        (FRAME.assign(heating=pd.Timedelta("1h")), "hold text in column 'heating', got durations"),
-        (FRAME.assign(rooms=np.inf), "hold finite numbers, got inf in column 'rooms', row 0"),
+        (np.array([[np.nan] * 5 + [np.inf]]), "hold finite numbers, got inf in column 'x5', row 0"),
         (np.zeros((3, 5)), "have 6 columns, got 5"),
         (pl.DataFrame(COLUMNS).lazy(), "be an array or a DataFrame in memory, got LazyFrame"),
         (pd.concat([FRAME, FRAME], axis=1), "have columns of different names, got 'area' twice"),
@@ -241,16 +223,9 @@ def test_other_tables_are_refused(x, message, encoder):
         encoder.transform(x)
 
 
-def test_the_wrong_cell_is_blamed():
-    numbers, booleans = encoder_of(np.arange(200.0) ** 2), encoder_of([True, False] * 10)
-    cells = [f"{i}.0" for i in range(200)]
+def test_booleans_are_also_0_and_1():
+    booleans = encoder_of([True, False] * 10)
     assert features(booleans, ["true", "FALSE", "1"]) == [[1], [0], [1]] and features(booleans, [1, 0]) == [[1], [0]]
-    for encoder, values, message in (
-        (numbers, [*cells[:150], "forty"], "numbers in column 'c', got 'forty' in row 150"),
-        (booleans, [1, 2], r"booleans, or 0 and 1, in column 'c', got .*2.0.* in row 1"),
-    ):
-        with pytest.raises(ValueError, match=f"x must hold {message}"):
-            features(encoder, values)
 
 
 EXACT = {
@@ -372,15 +347,12 @@ def test_numbers_of_many_kinds():
         np.testing.assert_allclose(column.values, expected, rtol=1e-12)
 
 
-def test_durations_are_days_and_nothing_else_is_a_duration():
+def test_durations_are_days():
     encoder = encoder_of(pd.to_timedelta(np.arange(40) % 7, "h"))
     assert str(encoder) == "c: durations in days, median 0.125, deviation 0.0819"
     hours = pd.to_timedelta([6, 12], "h")
     for values in (hours, np.array(hours.to_pytimedelta(), object), hours.to_numpy()):
         assert features(encoder, values) == [[0.25], [0.5]]
-    for values, kind in (([1.0], "numbers"), (["1 days"], "text"), (pd.date_range("2024-01-01", periods=1), "dates")):
-        with pytest.raises(ValueError, match=f"x must hold durations in column 'c', got {kind}"):
-            features(encoder, values)
 
 
 def test_times_of_day_are_durations_since_midnight():
@@ -413,18 +385,6 @@ def test_aware_dates_count_local_days():
     assert features(encoder_of(fixed), fixed)[:2] == [[0.5], [1.5]]
 
 
-def test_aware_and_naive_dates_do_not_mix():
-    aware, naive = encoder_of(BERLIN), encoder_of(NAIVE)
-    for read, message in (
-        (lambda: features(aware, NAIVE), "dates with a time zone in column 'c', got dates without one"),
-        (lambda: features(naive, BERLIN), r"without a time zone in column 'c', got dates with one \(Europe/Berlin\)"),
-        (lambda: features(naive, NAIVE.strftime("%Y-%m-%dT%H:%MZ")), "got '2024-03-01T00:00Z' in row 0"),
-        (lambda: encoder_of([*NAIVE.to_pydatetime()[:3], *BERLIN.to_pydatetime()[3:]]), "that all have a time zone"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            read()
-
-
 def test_plain_numbers_in_text_are_numbers_as_in_a_file_and_warned_of():
     frame = pd.DataFrame({"age": ["34", "51", "?", "28", None, "N/A"] * 10, "zip": ["01067", "99084"] * 30})
     encoder, training = TableEncoder.fit(frame)
@@ -437,22 +397,15 @@ def test_plain_numbers_in_text_are_numbers_as_in_a_file_and_warned_of():
     assert encoder_of(pd.Categorical(["1%", "2%"] * 10)).schema.columns["c"].kind == "text"  # the way to keep text
 
 
-STRAYS = {
-    "age": [*map(str, range(20, 58)), "-", "n.a."],
-    "when": [f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["-", "soon"],
-    "income": [f"${i},000" for i in range(1, 39)] + ["-", "secret"],
-    "rate": [f"{i},5" for i in range(40)],
-    "size": list(map(float, range(40))),
-}
-
-
 @pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
-def test_texts_among_numbers_and_dates_are_refused_all_at_once_or_missing_on_request(library):
-    message = r"got 'age' holds .* texts '-', 'n.a.'; 'when' .* 'soon'; 'income' .* 'secret'; 'rate' has a decimal"
-    with pytest.raises(ValueError, match=message):
-        TableEncoder.fit(library(STRAYS))
-    table = library({name: STRAYS[name] for name in ("age", "when", "income")} | {"kind": ["a", "b", "-", "?"] * 10})
-    encoder, training = TableEncoder.fit(table, missing=("-", "n.a.", "soon", "secret"))
+def test_missing_texts_are_missing_values_in_every_column(library):
+    cells = {
+        "age": [*map(str, range(20, 58)), "-", "n.a."],
+        "when": [f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["-", "soon"],
+        "income": [f"${i},000" for i in range(1, 39)] + ["-", "secret"],
+        "kind": ["a", "b", "-", "?"] * 10,
+    }
+    encoder, training = TableEncoder.fit(table := library(cells), missing=("-", "n.a.", "soon", "secret"))
     kinds = {name: column.kind for name, column in encoder.schema.columns.items()}
     assert kinds == {"age": "number", "when": "date", "income": "number", "kind": "text"}
     kind = encoder.schema.columns["kind"]
@@ -468,10 +421,7 @@ def test_texts_of_numbers_among_numbers_are_numbers():
     values = np.array([5, "7", None, "?", 2.5, "1e3"] * 5, object)
     encoder = encoder_of(values)
     assert features(encoder, values)[:6] == [[5, 0], [7, 0], [6, 1], [6, 1], [2.5, 0], [1000, 0]]
-    with pytest.raises(ValueError, match=r"columns of one type, got 5 in row 0 and 'x' in row 1"):
-        features(encoder, np.array([5, "x"], object))
-    with pytest.raises(ValueError, match=r"columns of one type, got 5 in row 0 and '07' in row 1"):
-        encoder_of(np.array([5, "07"] * 5, object))  # a code
+    assert encoder_of(np.array([5, "07"] * 5, object)).schema.columns["c"].kind == "text"  # a code
 
 
 @pytest.mark.parametrize(
@@ -508,8 +458,6 @@ def test_objects_of_numbers_and_texts():
     encoder = encoder_of(values)
     assert features(encoder, values)[:5] == [[34, 0], [34, 1], [51, 0], [34, 1], [28.5, 0]]
     values[[1, 6]] = "-", "n.a."
-    with pytest.raises(ValueError, match=r"got 34 in row 0 and '-' in row 1 of 'c'; missing=\('-', 'n.a.'\) reads"):
-        encoder_of(values)
     encoder = encoder_of(values, missing=("-", "n.a."))
     assert encoder.schema.columns["c"].missing == 20 and features(encoder, values)[1] == [34, 1]
 

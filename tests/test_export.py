@@ -346,22 +346,6 @@ def test_a_numpy_file_reads_cells_as_the_model(training, rows, tmp_path):
         np.testing.assert_array_equal(predict(frame).reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize(
-    ("training", "refused"),
-    [
-        (pd.date_range("2024-01-01", periods=40), [5, 6]),
-        ([True, False] * 20, [2, 0]),
-        (np.arange(40.0) ** 2, [np.inf, 0]),
-        (pd.to_timedelta(np.arange(40) % 7, "h"), ["3", "5"]),
-    ],
-)
-def test_a_numpy_file_refuses_what_the_model_refuses(training, refused, tmp_path):
-    model = identity_model(pd.DataFrame({"a": training}))
-    for predict in (model.predict, numpy_file(model, tmp_path)["predict"]):
-        with pytest.raises(ValueError, match="x must hold"):
-            predict(pd.DataFrame({"a": refused}))
-
-
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_cannot_be_exported(tmp_path, fitted):
     tree, x = random_tree("linear")

@@ -77,9 +77,11 @@ def test_long_names_of_columns_and_classes_are_cut():
     model = FrameModel(tree, dataset.table().encoder)
     texts = [str(warning.message) for warning in warned]
     assert all(len(text) < 500 for text in texts) and "' c'" in "".join(texts)
+    with pytest.warns(UserWarning) as warned:
+        model.encoder.transform(frame.assign(**{LONG: LONG}))
+    assert all(len(str(warning.message)) < 500 for warning in warned)
     for call in (
         lambda: model.predict(frame[[LONG]]),
-        lambda: model.predict(frame.assign(**{LONG: "text"})),
         lambda: model.predict(pd.DataFrame({f"{LONG}{i}": [1.0] for i in range(9)})),
         lambda: jtrees.fit(DGT, frame, np.where(X[:, 0] > 0, LONG, LONG + "x"), key=KEY, task="classification"),
     ):

@@ -89,9 +89,9 @@ def test_columns_go_by_number_where_they_have_no_names():
         ({"year": "float"}, "columns must have kinds such as 'number', .*, got 'float' for 'year'"),
         ({"year": ["text"]}, r"columns must have kinds .*, got \['text'\] for 'year'"),
         ("drop", "columns must be kinds by column, or a schema, got 'drop'"),
-        ({"id": "number"}, "the kind 'number' in column 'id', got the texts 'row 0', .* and 35 more"),
+        ({"id": "number"}, "the kind 'number' in column 'id', got 'row 0', .* and 35 more"),
         ({"when": "date"}, r"a format of dates for 'when', got .* '%d/%m/%Y' or '%m/%d/%Y'"),
-        ({"year": "date"}, "columns must have the kinds that the cells have, got numbers in column 'year', not date"),
+        ({"year": "date"}, "the kind 'date' in column 'year', got '2000', .* and 35 more"),
         (dict.fromkeys(CELLS, "drop"), "x must have a column to learn from, got only dropped columns"),
     ],
 )
@@ -103,12 +103,10 @@ def test_wrong_requests_are_refused(columns, message):
 
 
 def test_wrong_arguments_are_refused():
-    money = pd.DataFrame({"c": ["-", "$1", "$2", "$3", "$4"] * 8})
     both = {"columns": schema(FRAME), "missing": ("-",)}
     for call, message in (
         (lambda: schema(FRAME, decimal=";"), "decimal must be a point or a comma, got ';'"),
         (lambda: schema(FRAME, missing="-"), "missing must be texts, such as .*, got '-'"),
-        (lambda: schema(money, columns={"c": "number"}), "in column 'c', got the texts '-': with missing"),
         (lambda: jtrees.fit(RECIPE, FRAME, Y, key=KEY, **both), r"missing must be empty with a schema, .*, got \('-',"),
         (lambda: TreeRegressor(RECIPE, **both).fit(FRAME, Y), "missing must be empty with a schema"),
     ):

@@ -30,7 +30,7 @@ from jtrees.tables import ColumnsWarning, FrameModel, Schema, TableEncoder
 from jtrees.tables.cells import Reading, means_missing
 from jtrees.tables.frame import RawColumn
 from jtrees.tables.inference import checked_missing
-from jtrees.tables.schemas import numbers_of
+from jtrees.tables.schemas import warn_of_odd_cells
 
 _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
 _HELD_OUT_OF_REPORT = 0.25
@@ -284,9 +284,12 @@ def _rows(model: Any, options: argparse.Namespace, fewest: int = 1) -> pd.DataFr
         table = table.mask(pd.DataFrame(gaps, index=table.index, dtype=bool), None)
     if not is_parquet(options.table):
         missing = rules.missing if schema is None else schema.missing
-        for name, reading in _readings(schema, list(table), options.decimal).items():
-            cells = RawColumn("text", table[name].to_numpy(object)).masked(missing)
-            table[name] = numbers_of(name, cells, reading).values
+        numbers = {
+            name: RawColumn("text", table[name].to_numpy(object)).masked(missing).in_kind(reading)
+            for name, reading in _readings(schema, list(table), options.decimal).items()
+        }
+        warn_of_odd_cells(numbers, stacklevel=2)
+        table = table.assign(**{name: raw.values for name, raw in numbers.items()})
     described = {} if schema is None or not schema.named else schema.columns
     names = list(getattr(model, "feature_names_in_", described))
     dropped = {name for name, column in described.items() if column.kind == "drop"}

@@ -13,13 +13,14 @@ from jtrees import validation as checks
 from jtrees.cli.files import PLAIN_RULES, DataError, Rules, is_parquet, read_rows
 from jtrees.tables import Schema
 from jtrees.tables.cells import PLAIN, mask_missing, means_missing
-from jtrees.tables.inference import DoubtError, doubt_of, inferred, read_as
+from jtrees.tables.frame import RawColumn
+from jtrees.tables.inference import inferred, note_of_odd, read_as
 
 _FEWEST = 20  # least number of rows to train, to validate and to test
 _LABELS = 20  # largest number of different whole numbers that are read as classes
 _MEMBERS = 5  # least number of rows of a class to train, to validate and to test
 
-_TARGET_KINDS = ("number", "decimal point", "decimal comma")
+_TARGET_KINDS = ("number", "decimal point", "decimal comma", "text")
 
 Task = Literal["regression", "classification"]
 
@@ -81,25 +82,25 @@ def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) ->
 
 def _read_target(cells: pd.Series, rules: Rules) -> tuple[pd.Series, str]:
     """Returns the target as numbers, booleans or text, and how text with a unit or a separator is read."""
-    name, texts = str(cells.name), mask_missing(cells, rules.missing)
-    text = pd.Series(texts, name=name, dtype=object)
-    try:
-        reading, note, otherwise = read_as(name, texts, rules.columns.get(name), decimal=rules.decimal)
-    except DoubtError:  # a regression refuses the first text that is not a number
-        return text, ""
+    name, kind = str(cells.name), rules.columns.get(str(cells.name))
+    texts = mask_missing(cells, rules.missing)
+    reading, note, otherwise = None, "", ""
+    if kind != "text":
+        reading, note, otherwise = read_as(name, texts, kind, decimal=rules.decimal)
     if reading is None:  # among labels, a text such as "None" is a label
         return pd.Series(mask_missing(cells, rules.missing_labels), name=name, dtype=object), ""
     if reading.kind == "date":
-        return text, ""
-    values, _ = reading.read(texts)
+        return pd.Series(texts, name=name, dtype=object), ""
+    raw = RawColumn("text", np.array(texts, object)).in_kind(reading)
+    values = raw.values
     if reading.kind == "boolean":
         return pd.Series(pd.arrays.BooleanArray(values == 1, np.isnan(values)), name=name), ""
     is_whole = all(cell is not None and len(cell) < 18 and cell.lstrip("+-").isdigit() for cell in texts)
     numbers = pd.Series(values.astype(np.int64) if is_whole else values, name=name)
-    if reading == PLAIN["number"]:
-        return numbers, ""
-    remedy = f"; {note}: {as_options({name: otherwise})} reads it otherwise" if note else ""
-    return numbers, f"{reading}{remedy}"
+    note, otherwise = (note_of_odd(raw.odd), "text") if raw.odd else (note, otherwise)
+    how = [] if reading == PLAIN["number"] else [str(reading)]
+    how += [f"{note}: {as_options({name: otherwise})} reads it otherwise"] if note else []
+    return numbers, "; ".join(how)
 
 
 def as_options(kinds: Mapping[str, str]) -> str:
@@ -139,8 +140,7 @@ def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
     """Returns the usable rows and their schema, and a list of the dropped rows and classes as lines of text.
 
     Raises:
-      DataError: if the target is constant or does not suit the task. Also for columns of text that look like numbers.
-        The message names all such columns.
+      DataError: if the target is constant or does not suit the task.
       ValueError: if the schema cannot be found, as for :func:`jtrees.tables.schema`.
     """
     y: Any = frame.y
@@ -148,17 +148,14 @@ def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
     keep = y.notna()
     if not keep.all():
         changes.append(f"{(~keep).sum()} rows without {name} left out")
-    is_number = pd.api.types.is_numeric_dtype(y)
-    doubt = "" if is_number else doubt_of(y[keep].astype(str).tolist(), frame.reading.get("decimal"))
-    doubt = doubt and _with_remedy(doubt)
     if task == "regression":
-        _check_numbers(y[keep], doubt)
+        _check_numbers(y[keep])
     else:
         members = y.map(y.value_counts())
         rare = sorted({str(label) for label in y[keep & (members < _MEMBERS)]})
         if len(rare) > _LABELS:
-            many = f"has {len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
-            raise DataError(f"target {name} {doubt or many}")
+            many = f"{len(rare)} labels of fewer than {_MEMBERS} rows: --task regression?"
+            raise DataError(f"target {name} has {many}")
         if rare:
             changes.append(f"classes of fewer than {_MEMBERS} rows left out: {_listed(rare)}")
             keep &= members >= _MEMBERS
@@ -168,34 +165,22 @@ def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
         got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
-    try:
-        schema, _ = inferred(x, **frame.reading)
-    except DoubtError as error:
-        doubts = DoubtError({name: _with_remedy(doubt) for name, doubt in error.doubts.items()})
-        raise DataError(f"columns must hold numbers or text: {doubts.listed()}") from None
+    schema, _ = inferred(x, **frame.reading)
     return replace(frame, x=x, y=y[keep].reset_index(drop=True), schema=schema), changes
 
 
-def _check_numbers(y: Any, doubt: str) -> None:
-    """Raises :class:`DataError` for a target that is not finite numbers; ``doubt`` says why its text is not numbers."""
+def _check_numbers(y: Any) -> None:
+    """Raises :class:`DataError` for a target that is not finite numbers."""
     name = checks.quoted(y.name)
-    if "decimal comma" in doubt:
-        raise DataError(f"target {name} {doubt}")
     numeric: Any = pd.to_numeric(y, errors="coerce")
     numbers = numeric.to_numpy(np.float64, na_value=np.nan)
     finite = np.isfinite(numbers)
     if not pd.api.types.is_numeric_dtype(y) or not finite.all():
         row = int(np.argmin(finite))
-        got = f"{checks.quoted(str(y.iloc[row]))} in row {y.index[row]}{f'; it {doubt}' if doubt else ''}"
+        got = f"{checks.quoted(str(y.iloc[row]))} in row {y.index[row]}"
         raise DataError(f"target {name} must hold finite numbers for --task regression, got {got}")
     if len(far := beyond_float32(numbers)):
         raise DataError(f"target {name} must be within the range of float32, got {far[0]:.6g}")
-
-
-def _with_remedy(doubt: str) -> str:
-    """Returns why text is not read as numbers or dates, and the option that decides."""
-    decides = "use --columns COLUMN=text, or --missing for missing values"
-    return f"{doubt}: {'try --decimal ,' if 'decimal comma' in doubt else decides}"
 
 
 def targets_of(y: pd.Series) -> np.ndarray:

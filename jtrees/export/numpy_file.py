@@ -80,10 +80,7 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
         tables = ", ".join(f"{part!r}: {_array(features)}" for part, features in field.tables.items())
         numbers = f"{float(field.start)!r}, {float(field.center)!r}, {field.masked}"
         where = field.name if schema.named else field.place
-        text_format = (field.reading.before, field.reading.after, field.reading.thousands, field.reading.decimal)
-        if field.kind == "date":
-            text_format = (field.reading.style, field.reading.zoned, None if field.zone == OFFSETS else field.zone)
-        text_format = field.missing if field.kind == "text" else text_format
+        text_format = field.missing if field.kind == "text" else field.reading.form(field.zone)
         kind = "durations" if field.durations else field.kind
         listed.append(f"    ({where!r}, {kind!r}, {numbers}, {text_format!r}, {field.levels!r}, {{{tables}}}),")
     if schema.named:
@@ -219,34 +216,10 @@ MISSING = @MISSING@
 
 
 def _number(value, kind, text_format):
-    if is_missing(value):
+    if is_missing(value) or (isinstance(value, str) and level_of(value) in MISSING):
         return np.nan
-    if isinstance(value, str):
-        if level_of(value) in MISSING:
-            return np.nan
-        if kind == "boolean":
-            number = BOOLEANS.get(value.strip().lower())
-        else:
-            number = days_of(value, *text_format) if kind == "date" else number_of(value, *text_format)
-        if number is None or kind == "durations":
-            raise ValueError(f"x must hold values of kind {kind}, got {value[:80]!r}")
-        return number
-    value = since_midnight(value)
-    if kind != "date":
-        if isinstance(value, (datetime.timedelta, np.timedelta64)) != (kind == "durations"):
-            raise ValueError(f"x must hold values of kind {kind}, got {value!r}"[:120])
-        number = np.timedelta64(value) / np.timedelta64(1, "D") if kind == "durations" else float(value)
-        if not np.isfinite(number) or (kind == "boolean" and number not in (0, 1)):
-            raise ValueError(f"x must hold finite values of kind {kind}, got {value}")
-        return number
-    if not isinstance(value, (datetime.date, np.datetime64)):
-        raise ValueError(f"x must hold dates, got {value!r}"[:120])
-    aware = getattr(value, "tzinfo", None) is not None
-    if aware != text_format[1]:
-        raise ValueError(f"x must hold dates {'with' if text_format[1] else 'without'} a time zone, got {value}")
-    if aware:
-        return since_1970(local_time(value, text_format[2]))
-    return np.datetime64(value, "ms").astype(np.int64) / DAY
+    number = value_of(value, kind, *text_format)
+    return np.nan if number is None else number
 
 
 def _items(values):
@@ -256,8 +229,9 @@ def _items(values):
 
 def _numbers(values, kind, text_format):
     array = np.asarray(values)
-    if kind == "number" and array.dtype.kind in "biuf" and not np.isinf(array).any():
-        return array.astype(np.float64)
+    if kind == "number" and array.dtype.kind in "biuf":
+        array = array.astype(np.float64)
+        return np.where(np.abs(array) <= LARGEST, array, np.nan)
     return np.array([_number(value, kind, text_format) for value in _items(values)], np.float64)
 
 

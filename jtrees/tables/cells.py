@@ -3,11 +3,11 @@
 A :class:`Reading` is found once, on the training rows (:func:`find_reading`), and kept with the columns of the model.
 """
 
-import collections
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 import dataclasses
 import datetime
 from functools import partial
+import itertools
 import re
 from typing import Any, NamedTuple
 import zoneinfo
@@ -15,7 +15,7 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io, validation as checks
-from jtrees.tables.parse import BOOLEANS, DATES, ISO, NUMBER, TIME, WHOLE, days_of, level_of, number_of, signed
+from jtrees.tables.parse import DATES, ISO, TIME, WHOLE, days_of, level_of, signed, value_of
 
 #: Texts that mean a missing value among numbers and dates.
 MISSING = ("", *["?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "null", "None"])
@@ -52,7 +52,6 @@ _WITH_UNIT = re.compile(
     rf"(?P<body>(?:\d|[.,](?=\d))(?:[\d.,'’{_SPACES}]*\d)?)"
     rf"(?P<after>(?:[{_SPACES}]?(?:{_CURRENCY}|[%‰]|{_SHORT}))|(?:[{_SPACES}][^\W\d_]{{2}}[^\d]{{0,13}}))?"
 )
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+", re.ASCII)
 _IN_THOUSANDS = re.compile(r"[-+]?(?:0|[1-9]\d{0,2}(?:\.\d{3})*)", re.ASCII)
 
 
@@ -62,10 +61,11 @@ _IN_THOUSANDS = re.compile(r"[-+]?(?:0|[1-9]\d{0,2}(?:\.\d{3})*)", re.ASCII)
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How the cells of a column of text become numbers.
+    """How the cells of a column become numbers.
 
     Attributes:
-      kind: ``"number"``, ``"boolean"`` (true and false, in any case), ``"date"`` or ``"text"``. Text is not converted.
+      kind: ``"number"``, ``"boolean"`` (true and false, in any case), ``"date"``, ``"durations"`` or ``"text"``, which
+        is not converted.
       example: a cell of the training rows.
       before: the currency before each number, such as ``"$"``. A cell may omit it.
       after: the unit after each number, such as ``"%"``. A cell may omit it.
@@ -84,37 +84,40 @@ class Reading:
     style: str = ISO
     zoned: bool = False
 
-    def parser(self, zone: str | None = None) -> Callable[[str], float | None]:
-        """Returns the function from a cell to a number; it returns None for a cell that it cannot read.
+    def form(self, zone: str | None = None) -> tuple[Any, ...]:
+        """Returns the form of text as arguments of :func:`jtrees.tables.parse.value_of`.
 
         Args:
           zone: the time zone in which days are counted, or ``"offsets"`` for the local time of each date.
         """
-        if self.kind == "boolean":
-            return lambda text: BOOLEANS.get(text.strip().lower())
         if self.kind == "date":
-            return lambda text: days_of(text, self.style, self.zoned, None if zone == OFFSETS else zone)
-        return lambda text: number_of(text, self.before, self.after, self.thousands, self.decimal)
+            return self.style, self.zoned, None if zone == OFFSETS else zone
+        return (self.before, self.after, self.thousands, self.decimal) if self.kind == "number" else ()
+
+    def parser(self, zone: str | None = None) -> Callable[[Any], float | None]:
+        """Returns the function from a cell of any type to a number; it returns None for a cell that it cannot read."""
+        form = self.form(zone)
+        return lambda cell: value_of(cell, self.kind, *form)
 
     def with_decimal(self, decimal: str) -> "Reading":
         """Returns the reading with another decimal separator; an equal thousands separator becomes the old one."""
         thousands = self.decimal if self.thousands == decimal else self.thousands
         return dataclasses.replace(self, decimal=decimal, thousands=thousands)
 
-    def read(self, cells: Iterable[str | None], zone: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns numbers, ``(n,)`` float64 with NaN for None, and a mask of unreadable cells, ``(n,)`` bool."""
+    def read(self, cells: Iterable[Any], zone: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns numbers, ``(n,)`` float64, and a mask of unreadable cells, ``(n,)`` bool; these and None are NaN."""
         cells, parser = list(cells), self.parser(zone)
-        parsed = {cell: None if cell is None else parser(cell) for cell in dict.fromkeys(cells)}
-        unreadable = {cell for cell, number in parsed.items() if number is None} - {None}
-        numbers = np.array([parsed[cell] for cell in cells], np.float64)  # None becomes NaN
-        return numbers, np.array([cell in unreadable for cell in cells], bool)
+        texts = {text: parser(text) for text in {cell for cell in cells if isinstance(cell, str)}}
+        parsed = [None if cell is None else texts[cell] if isinstance(cell, str) else parser(cell) for cell in cells]
+        wrong = [number is None and cell is not None for cell, number in zip(cells, parsed, strict=True)]
+        return np.array(parsed, np.float64), np.array(wrong, bool)  # None becomes NaN
 
     def __str__(self) -> str:
         kinds = {"number": "numbers", "boolean": "true and false", "date": f"dates {self.style}"}
         return f"{kinds[self.kind]} in text such as {checks.quoted(self.example)}"
 
 
-PLAIN = {kind: Reading(kind) for kind in ("text", "number", "boolean", "date")}
+PLAIN = {kind: Reading(kind) for kind in ("text", "number", "boolean", "date", "durations")}
 
 
 def zone_name(zone: Any) -> str:
@@ -159,8 +162,7 @@ def find_reading(
 
     Args:
       cells: the cells, None if missing.
-      decimal: the decimal separator. None: a point, or a comma in numbers with a unit or with a thousands separator if
-        the cells say so.
+      decimal: the decimal separator. None: a point, or a comma if a point cannot be.
       style: the format of dates. None: every format. Dates that have several possible formats remain text.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
@@ -180,41 +182,29 @@ def find_reading(
     return Interpretation(None)
 
 
-def find_strays(cells: Iterable[str | None], *, decimal: str | None = None) -> tuple[str, ...]:
-    """Returns the texts that keep a column from being numbers or dates; empty if the column is plainly text.
+def find_readings(cells: Iterable[str | None], **how: Any) -> Iterator[tuple[Interpretation, list[str]]]:
+    """Returns how some cells of a column are read if others are not, each time with the different cells that are read.
 
-    Most cells, or most different cells, are then numbers or dates, and would be read as such without the strays.
+    The cells are plain numbers, numbers with a unit, or dates of one format. Each unit or format comes separately. The
+    arguments are those of :func:`find_reading`.
     """
-    counts = collections.Counter(cell.strip() for cell in cells if cell is not None)
-    if not any(map(_DIGIT.search, counts)):
-        return ()
-    for readable in (NUMBER.fullmatch, _WITH_UNIT.fullmatch, _is_date):
-        is_right = {cell: bool(readable(signed(cell))) for cell in counts}
-        right = [cell for cell in counts if is_right[cell]]
-        strays = tuple(cell for cell in counts if not is_right[cell])
-        prevalent = len(right) > len(strays) or 2 * sum(counts[cell] for cell in right) > counts.total()
-        if not strays or len(right) < 2 or not prevalent:
-            continue
-        reading, note, _ = find_reading(right, decimal=decimal)
-        if reading is not None or (note and note != _NOT_DISTINCT) or has_comma(right):
-            return strays
-    return ()
+    distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
+    dates = [cell for cell in distinct if _DATE.fullmatch(cell)]
+    by_unit: dict[Any, list[str]] = {}
+    for cell in distinct:
+        if part := _WITH_UNIT.fullmatch(signed(cell)):
+            by_unit.setdefault(((part["before"] or "").strip(), (part["after"] or "").strip()), []).append(cell)
+    groups = [[cell for cell in distinct if value_of(cell, "number") is not None]]
+    groups += sorted(by_unit.values(), key=len, reverse=True)
+    for style, zoned in itertools.product(DATES if dates else (), (False, True)):
+        groups.append([cell for cell in dates if days_of(cell, style, zoned, None) is not None])
+    for group in groups:
+        if group:
+            yield find_reading(group, **how), group
 
 
-_DIGIT = re.compile(r"\d")
 _UNNAMED = [re.sub(r"\(\?P<\w+>", "(?:", pattern + TIME) for pattern in DATES.values()]  # a name may occur once only
 _DATE = re.compile("|".join(_UNNAMED), re.ASCII)
-_NOT_DISTINCT = "whole numbers that double precision cannot distinguish, and therefore text"
-
-
-def _is_date(cell: str) -> bool:
-    return _DATE.fullmatch(cell) is not None
-
-
-def has_comma(cells: Iterable[str | None]) -> bool:
-    """Returns whether all cells are numbers with a decimal comma, such as ``1,5``."""
-    texts = [signed(cell) for cell in cells if cell is not None]
-    return bool(texts) and all(map(_DECIMAL_COMMA.fullmatch, texts))
 
 
 def _plain_numbers(cells: list[str], decimal: str | None) -> Interpretation | None:
@@ -228,7 +218,8 @@ def _plain_numbers(cells: list[str], decimal: str | None) -> Interpretation | No
     if max(map(abs, numbers)) > WHOLE and len(set(numbers)) < len(cells):
         integers = [cell.lstrip("+") for cell in cells if cell.lstrip("+-").isdigit()]
         if len({float(cell) for cell in integers}) < len(set(integers)):
-            return Interpretation(None, _NOT_DISTINCT, "number")
+            note = "whole numbers that double precision cannot distinguish, and therefore text"
+            return Interpretation(None, note, "number")
     marked = [cell for cell in cells if "." in cell]
     if decimal is None and 0 < len(marked) < len(cells) and all(map(_IN_THOUSANDS.fullmatch, cells)):
         return _open(marked[0], reading, Reading("number", thousands=".", decimal=","))
@@ -270,8 +261,11 @@ def _numbers_with_unit(cells: list[str], decimal: str | None) -> Interpretation 
         (option for option in possible if option.thousands and not (fixed and option.thousands == ".")), None
     )
     reading = next(iter(possible), None) if reading is None else reading
-    if reading is None or not (reading.thousands or any(unit)):
+    if reading is None:
         return None
+    if not (reading.thousands or any(unit)):
+        note = f"{checks.quoted(cells[0])} is read as {reading.parser()(cells[0]):.12g}, with a decimal comma"
+        return Interpretation(reading, note, "text") if reading.decimal == "," else None
     for other in possible:
         if other is not reading and (cell := _differently_read(cells, reading, other)) is not None:
             return _open(cell, reading, other)

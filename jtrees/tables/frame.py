@@ -1,14 +1,12 @@
 """Reading of raw tables: DataFrames of pandas, polars and Arrow, and NumPy arrays with missing values.
 
 A column of any library becomes one of four kinds: numbers, booleans, dates and text. Numbers, booleans and dates are
-float64, and NaN is a missing value. Text is an array of objects, and None is a missing value.
+float64, and NaN is a missing value. Text is an array of objects, and None is a missing value. A column of mixed cells
+is text whose cells keep their types until its kind is decided.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
-import datetime
-import decimal
-import numbers
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +14,8 @@ import numpy as np
 
 from jtrees import io, validation as checks
 from jtrees.data.constraints import column_finder
-from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, find_reading, mask_missing, zone_name
-from jtrees.tables.parse import DATES, DAY, WHOLE, is_missing, level_of, local_time, since_1970, since_midnight
+from jtrees.tables.cells import MISSING, OFFSETS, PLAIN, Reading, mask_missing, zone_name
+from jtrees.tables.parse import DATES, DAY, LARGEST, WHOLE, is_missing, kind_of, level_of
 
 
 class RawColumn(NamedTuple):
@@ -25,12 +23,13 @@ class RawColumn(NamedTuple):
 
     Attributes:
       kind: ``"number"``, ``"boolean"``, ``"date"`` (days since 1970, in local time) or ``"text"``.
-      values: the values, ``(n,)``. Text is str, and None is a missing value. All other kinds are float64, and NaN is a
-        missing value.
+      values: the values, ``(n,)``. Text is str, or cells of any type, and None is a missing value. All other kinds are
+        float64, and NaN is a missing value.
       zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone.
-      source: kind of the original values of a text column, because numbers and booleans may name levels. ``"levels"``
-        is for values that must not be read as numbers, such as categories. ``"durations"`` is for numbers of days.
+      source: ``"levels"`` for text that must not be read as numbers, such as categories. ``"durations"`` is for numbers
+        of days.
       merged: whether different whole numbers of the column are equal in float64.
+      odd: the texts of cells that do not have the kind of the column, and are missing values.
     """
 
     kind: str
@@ -38,11 +37,14 @@ class RawColumn(NamedTuple):
     zone: str | None = None
     source: str = "text"
     merged: bool = False
+    odd: tuple[str, ...] = ()
 
     @property
     def missing(self) -> np.ndarray:
         """Mask of missing values, ``(n,)`` bool."""
-        return self.values == np.array(None) if self.kind == "text" else np.isnan(self.values)
+        if self.kind == "text":  # a cell that is an array would compare its elements
+            return np.array([value is None for value in self.values], bool)
+        return np.isnan(self.values)
 
     def masked(self, missing: Collection[str]) -> "RawColumn":
         """Returns the column, in which texts that mean a missing value are None. Only text changes."""
@@ -50,13 +52,42 @@ class RawColumn(NamedTuple):
             return self
         return self._replace(values=_objects(mask_missing(self.values.tolist(), missing)))
 
-    def as_levels(self) -> "RawColumn":
-        """Returns numbers, booleans or text as the canonical text of levels."""
+    def in_kind(self, reading: Reading, zone: str | None = None) -> "RawColumn":
+        """Returns the column in the kind of a reading. Cells that do not have it are missing, and listed as ``odd``.
+
+        Numbers must be within the range of float32. ``zone`` is the time zone in which days are counted.
+        """
+        kind, came = reading.kind, self.source if self.source == "durations" else self.kind
+        if came == kind or {came, kind} <= {"number", "boolean"}:
+            values, other_clock = self.values, (self.zone is not None) != reading.zoned
+            wrong = ~self.missing if other_clock else np.abs(values) > LARGEST
+            if kind == "boolean":
+                wrong = ~(self.missing | np.isin(values, (0, 1)))
+            zone = self.zone
+        else:
+            values, wrong = reading.read(self.as_cells().values.tolist(), zone)
+            zone = (zone or OFFSETS) if reading.zoned else None
+        odd = (*dict.fromkeys((*self.odd, *map(str, self.as_levels().values[wrong]))),) if wrong.any() else self.odd
+        source, kind = ("durations", "number") if kind == "durations" else (self.source, kind)
+        return RawColumn(kind, np.where(wrong, np.nan, values), zone, source, self.merged, odd)
+
+    def as_cells(self) -> "RawColumn":
+        """Returns the column as text whose cells keep their types."""
         if self.kind == "text":
             return self
-        boolean = self.kind == "boolean"
-        values = [level_of(bool(value) if boolean and value == value else value) for value in self.values.tolist()]
-        return RawColumn("text", _objects(values), source=self.kind)
+        values: Any = self.values
+        if self.kind == "boolean":
+            values = values == 1
+        elif self.kind == "date" or self.source == "durations":
+            unit = "datetime64[ms]" if self.kind == "date" else "timedelta64[ms]"
+            values = np.round(np.where(self.missing, 0, values) * DAY).astype(np.int64).astype(unit)
+        cells = [None if gap else value for value, gap in zip(values, self.missing, strict=True)]
+        return RawColumn("text", _objects(cells))
+
+    def as_levels(self) -> "RawColumn":
+        """Returns the column as the canonical text of levels."""
+        cells = self.as_cells()
+        return cells._replace(values=_objects([level_of(value) for value in cells.values]))
 
 
 @io.part
@@ -99,7 +130,12 @@ class ColumnSchema:
     @property
     def text_reading(self) -> Reading:
         """How text is read as numbers or dates; the text of levels is not converted."""
-        return self.reading or dataclasses.replace(PLAIN[self.kind], zoned=self.zone is not None)
+        return self.reading or dataclasses.replace(PLAIN[self.value_kind], zoned=self.zone is not None)
+
+    @property
+    def value_kind(self) -> str:
+        """The kind of the cells: ``"durations"`` for numbers that are durations, else the kind of the column."""
+        return "durations" if self.durations else self.kind
 
     def described_levels(self) -> str:
         """Returns the levels as text."""
@@ -145,16 +181,14 @@ def read_frame(
     Args:
       x: a DataFrame or table of pandas, polars, Arrow or another library that narwhals reads, or anything array-like.
       schemas: the columns of a DataFrame to read, and their kinds in training. Columns that do not exist are ignored.
-        If the kind is text, numbers and booleans become canonical text. Dates are converted to the time zone of the
-        training rows. None: all columns, without conversion.
+        Dates are converted to the time zone of the training rows. Columns of another kind become text whose cells keep
+        their types. None: all columns, without conversion.
       missing: texts that mean a missing value, besides ``MISSING``, among values of another type. Other texts remain.
-      requested: kinds of training columns by name or number. The values of ``"drop"`` are not read. The values of
-        ``"text"`` may have several types.
+      requested: kinds of training columns by name or number. The values of ``"drop"`` are not read.
 
     Raises:
       ImportError: if x is a DataFrame and narwhals is not installed.
-      ValueError: if a training table has no rows. Also if a column has mixed types, or a type that is not numeric,
-        boolean, date or text. Also for infinite values. The message names the column and the row.
+      ValueError: if a training table has no rows, and for infinite numbers in an array.
     """
     if isinstance(x, Frame):
         return x
@@ -166,8 +200,11 @@ def read_frame(
     if not np.isnan(values := np.asarray(x)).any():
         return None
     values_by_column = np.array(values.T, np.float64, order="C")
+    for j, column in enumerate(values_by_column):
+        if np.isinf(column).any():
+            raise ValueError(f"x must hold finite numbers, got inf in column 'x{j}', row {np.isinf(column).argmax()}")
     columns = {f"x{j}": RawColumn("number", column) for j, column in enumerate(values_by_column)}
-    return _checked(Frame(columns, named=False))
+    return Frame(columns, named=False)
 
 
 def frame_of_objects(
@@ -186,7 +223,7 @@ def frame_of_objects(
 
 def _read_columns(
     series_by_name: Mapping[str, Any],
-    read: Callable[[str, Any, ColumnSchema, Collection[str]], RawColumn],
+    read: Callable[[Any, ColumnSchema, Collection[str]], RawColumn],
     schemas: Mapping[str, ColumnSchema] | None,
     missing: Collection[str],
     requested: Any,
@@ -198,8 +235,8 @@ def _read_columns(
             columns[name] = RawColumn("text", np.full(len(series), None))
         elif schemas is None or name in schemas:
             schema = ColumnSchema("text" if requested.get(name) == "text" else "unknown")
-            columns[name] = read(name, series, (schemas or {}).get(name, schema), missing)
-    return _checked(Frame(columns, named=True))
+            columns[name] = read(series, (schemas or {}).get(name, schema), missing)
+    return Frame(columns, named=True)
 
 
 DECIMALS = {"decimal point": ".", "decimal comma": ","}
@@ -245,25 +282,27 @@ def _series(x: Any, training: bool) -> dict[str, Any]:
     return {name: frame.get_column(original) for name, original in zip(names, frame.columns, strict=True)}
 
 
-def _read_series(name: str, series: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
+def _read_series(series: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
     import narwhals as nw
 
     dtype = series.dtype
-    if schema.kind == "text" and (dtype.is_numeric() or dtype == nw.Boolean):
-        return RawColumn("text", _texts(_values(series)), source="boolean" if dtype == nw.Boolean else "number")
-    if dtype.is_numeric():
-        values = _numbers(series)
-        return RawColumn("number", values, merged=dtype.is_integer() and _merged(series, values))
-    if dtype == nw.Boolean:
-        return RawColumn("boolean", _numbers(series))
-    if dtype in (nw.Date, nw.Datetime):
+    dates = dtype in (nw.Date, nw.Datetime)
+    came = "date" if dates else "durations" if dtype == nw.Duration else "boolean" if dtype == nw.Boolean else ""
+    came = came or ("number" if dtype.is_numeric() else "")
+    if not came:
+        values = _values(series)
+        if dtype in (nw.Categorical, nw.Enum, nw.String):
+            return RawColumn("text", _objects(values), source="text" if dtype == nw.String else "levels")
+        return _read_objects(values, schema, missing)
+    kinds = {came, came if schema.kind == "unknown" else schema.value_kind}
+    if len(kinds) > 1 and not kinds <= {"number", "boolean"}:
+        return RawColumn("text", _objects(_values(series)))
+    if came == "date":
         return _dates(series, schema)
-    if dtype == nw.Duration:
-        return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source="durations")
-    values = _values(series)
-    if dtype in (nw.Categorical, nw.Enum, nw.String):
-        return RawColumn("text", _texts(values), source="text" if dtype == nw.String else "levels")
-    return _read_objects(name, values, schema, missing)
+    if came == "durations":
+        return RawColumn("number", _numbers(series.dt.total_microseconds()) / (1000 * DAY), source=came)
+    values = _numbers(series)
+    return RawColumn(came, values, merged=dtype.is_integer() and _merged(series, values))
 
 
 def _numbers(series: Any) -> np.ndarray:
@@ -314,89 +353,26 @@ def _dates(series: Any, schema: ColumnSchema) -> RawColumn:
     return RawColumn("date", local, zone_name(getattr(native, "tz", None) or zone))
 
 
-_TYPES: dict[str, Any] = {
-    "text": str,
-    "boolean": (bool, np.bool_),
-    "date": (datetime.date, np.datetime64),
-    "number": (numbers.Real, decimal.Decimal),
-    "durations": (datetime.timedelta, np.timedelta64, datetime.time),
-}
-
-
-def _read_objects(name: str, values: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
-    """Returns a column of Python objects, which must all have the same kind."""
+def _read_objects(values: Any, schema: ColumnSchema, missing: Collection[str]) -> RawColumn:
+    """Returns a column of Python objects: in their kind if a training column has one, else as cells of any type."""
     values = [None if is_missing(value) else value for value in values]
-    kinds = [None if value is None else _kind(value) for value in values]
-    if len({*kinds} - {None, "text"}) == 1 and schema.kind != "text":  # numbers and ``"?"``
+    if schema.kind != "unknown":
+        return RawColumn("text", _objects(values))
+    kinds = {kind_of(value) for value in values if value is not None}
+    if len(kinds - {"text"}) == 1:  # numbers and ``"?"``
         values = mask_missing(values, {*MISSING, *missing})
-        if "number" in kinds:
-            values = _with_numbers(values, schema)
-        kinds = [None if value is None else _kind(value) for value in values]
-    present = [(row, kind) for row, kind in enumerate(kinds) if kind is not None]
-    if not present:
+        kinds = {kind_of(value) for value in values if value is not None}
+    if not kinds:
         return RawColumn("number", np.full(len(values), np.nan))
-    first, kind = present[0]
-    column, got = checks.quoted(name), lambda row: f"{checks.quoted(values[row])} in row {row}"
-    if kind == "other":
-        raise ValueError(f"x must have columns of numbers, booleans, dates or text, got {got(first)} of {column}")
-    named = {"text", "boolean", "number"}  # kinds of values that may name levels
-    if schema.kind == "text" and {kind for _, kind in present} <= named:
-        return RawColumn("text", _texts(values), source=kind if all(other == kind for _, other in present) else "text")
-    if other := next((row for row, other in present if other != kind), None):
-        texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
-        hint = f"; missing={checks.quoted(texts)} reads its texts as missing values" if texts else ""
-        raise ValueError(f"x must have columns of one type, got {got(first)} and {got(other)} of {column}{hint}")
-    if kind == "text":
-        return RawColumn("text", _texts(values), source=kind)
-    if kind == "durations":
-        day = np.timedelta64(1, "D")
-        days = [np.nan if value is None else np.timedelta64(since_midnight(value)) / day for value in values]
-        return RawColumn("number", np.array(days), source=kind)
-    if kind != "date":
-        return RawColumn(kind, np.array([np.nan if value is None else _float(value) for value in values]))
-    aware = {isinstance(value, datetime.datetime) and value.tzinfo is not None for value in values if value is not None}
-    if len(aware) > 1:
-        raise ValueError(f"x must have dates that all have a time zone, or all have none, in column {column}")
-    zone = None if schema.zone == OFFSETS else schema.zone
-    days = np.array([np.nan if value is None else _days(value, zone) for value in values])
-    if aware != {True}:
-        return RawColumn(kind, days)
-    zones = {zone_name(value.tzinfo) for value in values if value is not None}
-    return RawColumn(kind, days, zones.pop() if len(zones) == 1 else OFFSETS)
-
-
-def _with_numbers(values: list[Any], schema: ColumnSchema) -> list[Any]:
-    """Returns the values of a column of numbers, in which texts are numbers if all texts are numbers."""
-    texts = [value for value in values if isinstance(value, str)]
-    reading = schema.reading or (PLAIN["number"] if schema.kind == "number" else find_reading(texts).reading)
-    if reading is None or reading.kind != "number" or reading.read(texts)[1].any():
-        return values
-    parse = reading.parser()
-    return [parse(value) if isinstance(value, str) else value for value in values]
-
-
-def _float(value: Any) -> float:
-    """Returns a number as a float, or infinity if it is too large."""
-    try:
-        return float(value)
-    except OverflowError:
-        return np.inf
-
-
-def _kind(value: Any) -> str:
-    return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), "other")
-
-
-def _days(value: Any, zone: str | None) -> float:
-    """Returns a date as days since 1970, in the local time of ``zone`` if it is given, else of the date itself."""
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return since_1970(local_time(value, zone))
-    return float(np.datetime64(value, "ms").astype(np.int64)) / DAY
-
-
-def _texts(values: list[Any]) -> np.ndarray:
-    """Returns the canonical texts of levels, and None for missing values."""
-    return _objects([level_of(value) for value in values])
+    cells = RawColumn("text", _objects(values))
+    if len(kinds) > 1 or not kinds <= PLAIN.keys() - {"text"}:
+        return cells
+    zones = {value.tzinfo and zone_name(value.tzinfo) for value in values if hasattr(value, "tzinfo")}
+    if kinds == {"date"} and None in zones and len(zones) > 1:
+        return cells
+    zone = zones.pop() if len(zones) == 1 else OFFSETS if zones else None
+    zone = zone if kinds == {"date"} else None
+    return cells.in_kind(dataclasses.replace(PLAIN[kinds.pop()], zoned=zone is not None))._replace(zone=zone)
 
 
 def _objects(values: list[Any]) -> np.ndarray:
@@ -404,23 +380,3 @@ def _objects(values: list[Any]) -> np.ndarray:
     array = np.empty(len(values), object)
     array[:] = values
     return array
-
-
-def _checked(frame: Frame) -> Frame:
-    """Returns the table; raises ``ValueError`` for infinite values and values beyond the range of float32."""
-    for name, raw in frame.columns.items():
-        if raw.kind != "text":
-            check_numbers(name, raw.values)
-    return frame
-
-
-def check_numbers(name: str, values: np.ndarray) -> None:
-    """Raises ``ValueError`` for infinite numbers and numbers beyond the range of float32, naming column and row."""
-    for bad, expected in (
-        (np.isinf(values), "finite numbers"),
-        (np.abs(values) > np.finfo(np.float32).max, "numbers within the range of float32"),
-    ):
-        if bad.any():
-            row = int(np.argmax(bad))
-            got = f"got {values[row]:.6g} in column {checks.quoted(name)}, row {row}"
-            raise ValueError(f"x must hold {expected}, {got}")

@@ -1,5 +1,6 @@
 """The schema of a raw table, found from its rows, with the kinds of columns that the user requests."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
@@ -7,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_strays, has_comma
+from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_readings
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.parse import DATES, ISO, level_of
 from jtrees.tables.periods import varying_periods
-from jtrees.tables.schemas import Schema, in_words, numbers_of, rows_of
+from jtrees.tables.schemas import Schema, rows_of, shown
 
 MAX_LEVELS = 10
 _RARE = 5  # levels with fewer rows are rare, and share a feature
@@ -41,8 +42,8 @@ def schema(
       decimal: the decimal separator of numbers in text, ``"."`` or ``","``. None: as the cells of each column say.
 
     Raises:
-      ValueError: if the table cannot be read, or has no usable column, or if a column is not of the requested kind.
-        Also if the text of a column is numbers or dates except for other texts, which the message lists.
+      ValueError: if the table cannot be read, or has no usable column. Also if no cell of a column has the requested
+        kind; a single cell that does not have it is a missing value.
       ImportError: if x is a DataFrame and narwhals is not installed.
 
     Example:
@@ -76,8 +77,7 @@ def inferred(
       is_file: whether x is the text of a file. Its plain numbers are then unambiguous.
 
     Raises:
-      DoubtError: for columns of text that look like numbers or dates.
-      ValueError, ImportError: in the other cases of :func:`schema`.
+      ValueError, ImportError: in the cases of :func:`schema`.
     """
     checks.check_count("max_levels", max_levels)
     if decimal not in (None, *DECIMALS.values()):
@@ -89,15 +89,10 @@ def inferred(
         return columns, columns.read(x)
     frame = rows_of(x, missing=missing, requested=columns)
     kinds = requested_kinds(columns, list(frame.columns))
-    described, read, doubts = {}, {}, {}
+    described, read = {}, {}
     rules: Any = {"max_levels": max_levels, "missing": missing, "decimal": decimal, "is_file": is_file}
     for name, raw in frame.columns.items():
-        try:
-            described[name], read[name] = _described(name, raw, kinds.get(name), **rules)
-        except DoubtError as error:
-            doubts |= error.doubts
-    if doubts:
-        raise DoubtError(doubts)
+        described[name], read[name] = _described(name, raw, kinds.get(name), **rules)
     result = Schema(described, frame.named, (*dict.fromkeys((*MISSING, *missing)),))
     if not result.used:
         got = "".join(result.messages()).partition(": ")[2] or "only dropped columns"
@@ -116,22 +111,6 @@ def checked_missing(missing: Any) -> tuple[str, ...]:
 # --- A column --------------------------------------------------------------------------------------------------------
 
 
-class DoubtError(ValueError):
-    """Text looks like numbers or dates, and other texts keep it from being read as such."""
-
-    def __init__(self, doubts: Mapping[str, str]):
-        """``doubts``: why the text of a column is not read as numbers or dates, by name of the column."""
-        self.doubts = dict(doubts)
-        super().__init__(
-            f"x must hold numbers, dates or text in each column, got {self.listed()}. Read such texts as missing "
-            'values with missing=("-",), or say what the column holds with columns={"name": "text"}'
-        )
-
-    def listed(self) -> str:
-        """Returns the columns and the doubts as text."""
-        return checks.listed((f"{checks.quoted(name)} {doubt}" for name, doubt in self.doubts.items()), "; ")
-
-
 def _described(
     name: str,
     raw: RawColumn,
@@ -146,24 +125,29 @@ def _described(
     if kind == "drop":
         return ColumnSchema("drop"), raw
     if kind == "text":
-        if (came := in_words(raw)) in ("dates", "durations") and not raw.missing.all():
-            raise ValueError(f"columns must not make text of the {came} in column {checks.quoted(name)}")
         return _of_levels(raw.as_levels().masked(missing), kind, max_levels)
     raw, reading, note, otherwise = raw.masked(missing), None, "", ""
-    if raw.kind == "text" and (raw.source == "text" or kind is not None):
-        cells = raw.masked(MISSING)
-        reading, note, otherwise = read_as(name, cells.values.tolist(), kind, decimal=decimal)
-        if reading is not None:
-            raw = numbers_of(name, cells, reading)
-            if dataclasses.replace(reading, example="") == PLAIN[reading.kind]:
-                if kind is None and reading.kind == "number" and not is_file:
-                    note, otherwise = "numbers in text", "text"
-                reading = None
-    if kind is not None:
-        raw = _requested(name, raw, kind)
-    if raw.kind == "text":
-        column, raw = _of_levels(raw, kind, max_levels)
+    was_text, cells = raw.kind == "text", raw.masked(MISSING)
+    if was_text and (raw.source == "text" or kind is not None):
+        reading, note, otherwise = read_as(name, cells.values.tolist(), kind, decimal=decimal, max_levels=max_levels)
+    elif not was_text:
+        expected = _kind_of_values(kind or raw.kind)
+        expected = raw.source if (raw.source, expected) == ("durations", "number") else expected
+        reading = dataclasses.replace(PLAIN[expected], zoned=raw.zone is not None)
+    if reading is None:
+        column, raw = _of_levels(raw.as_levels(), kind, max_levels)
         return (dataclasses.replace(column, note=note, otherwise=otherwise) if note else column), raw
+    raw = cells.in_kind(reading)
+    if kind is not None and raw.missing.all() and raw.odd:
+        got = f"got {checks.quoted_list(raw.odd)}"
+        raise ValueError(f"x must hold values of the kind {checks.quoted(kind)} in column {checks.quoted(name)}, {got}")
+    is_plain = not was_text or dataclasses.replace(reading, example="") == PLAIN[reading.kind]
+    if raw.odd:
+        note = "; ".join([note_of_odd(raw.odd), *([note] if note else [])])
+        otherwise = otherwise or ("text" if was_text and kind is None else "")
+    elif is_plain and reading.kind == "number" and kind is None and not is_file and _has_text(cells):
+        note, otherwise = "numbers in text", "text"
+    reading = None if is_plain else reading
     gaps = raw.missing
     durations, count = raw.source == "durations", int(gaps.sum())
     present = raw.values[~gaps]
@@ -172,6 +156,15 @@ def _described(
     parts = varying_periods(present) if raw.kind == "date" else ()
     about = {"parts": parts, "missing": count, "note": note, "otherwise": otherwise}
     return ColumnSchema(raw.kind, durations, reading, raw.zone, **about), raw
+
+
+def note_of_odd(cells: Sequence[str]) -> str:
+    """Returns the note of a column of which some cells do not have its kind."""
+    return f"{shown(cells)} {'count as missing values' if len(cells) > 1 else 'counts as a missing value'}"
+
+
+def _has_text(raw: RawColumn) -> bool:
+    return raw.kind == "text" and any(isinstance(cell, str) for cell in raw.values)
 
 
 def _useless(raw: RawColumn, present: np.ndarray, missing: int) -> str:
@@ -206,64 +199,52 @@ def _kind_of_values(kind: str) -> str:
     return "number" if kind in DECIMALS else "date" if kind in DATES else kind
 
 
-def _requested(name: str, raw: RawColumn, kind: str) -> RawColumn:
-    """Returns a column in the requested kind; raises ``ValueError`` if its values have another kind."""
-    kind = _kind_of_values(kind)
-    if raw.missing.all() and raw.kind != kind:
-        return RawColumn(kind, np.full(len(raw.values), np.nan))
-    if kind == "number" and raw.kind == "boolean":
-        return raw._replace(kind="number")
-    if kind == "boolean" and raw.kind == "number" and np.isin(raw.values[~raw.missing], (0, 1)).all():
-        return raw._replace(kind="boolean")
-    if raw.kind != kind:
-        got = f"got {in_words(raw)} in column {checks.quoted(name)}"
-        raise ValueError(f"columns must have the kinds that the cells have, {got}, not {kind}")
-    return raw
+_MOSTLY = 0.9  # least fraction of the cells of mostly numbers or dates
 
 
-def read_as(name: str, cells: list[str | None], kind: str | None, *, decimal: str | None = None) -> Interpretation:
-    """Returns how the text of a column is read in a requested kind; None: as the cells say.
+def read_as(
+    name: str, cells: list[Any], kind: str | None, *, decimal: str | None = None, max_levels: int = MAX_LEVELS
+) -> Interpretation:
+    """Returns how a column of text, or of cells of several types, is read. The rule is that of all frames and files.
+
+    - If all cells are numbers in one form, or dates in one format, the column holds numbers, or dates.
+    - The column is mostly numbers if at least 90 % of the cells are numbers, or at least 90 % of the different cells.
+      So a text that stands for many missing values is a single cell. If more than ``max_levels`` cells are different,
+      the column holds numbers, and the other cells are missing values. The same goes for dates.
+    - Every other column is text. That includes few different cells, such as 0, 1, 2 and "3+", which are levels.
+
+    If a kind is requested, the cells that have it decide, however few they are.
 
     Args:
       name: name of the column.
       cells: the cells, None if missing.
       kind: the kind, or None.
       decimal: the decimal separator if the kind does not say it; None: as the cells say.
+      max_levels: largest number of levels that each have a feature.
 
     Raises:
-      ValueError: if the text cannot be read in the requested kind. The message lists the texts.
+      ValueError: if dates are requested whose day and month may be exchanged.
     """
-    decimal = DECIMALS.get(kind or "", decimal)
-    found = find_reading(cells, decimal=decimal, style=kind if kind in DATES else None)
-    if kind is None:
-        if found.reading is None and (doubt := doubt_of(cells, decimal)):
-            raise DoubtError({name: doubt})
-        return found
-    reading, expected = found.reading, _kind_of_values(kind)
-    if reading is None or reading.kind != expected:
-        style = kind if kind in DATES else ISO
-        example = next((cell.strip() for cell in cells if cell is not None), "")
-        reading = dataclasses.replace(PLAIN[expected], example=example, decimal=decimal or ".", style=style)
-    _, wrong = reading.read(cells)
-    if wrong.any() and kind == "date" and found.otherwise in DATES:
-        raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {found.note}")
-    if wrong.any():
-        unreadable = dict.fromkeys(cell for cell, bad in zip(cells, wrong, strict=True) if bad)
-        got = f"got the texts {checks.quoted_list(find_strays(cells, decimal=decimal) or unreadable)}"
-        raise ValueError(
-            f"x must hold values of the kind {checks.quoted(kind)} in column {checks.quoted(name)}, {got}: with "
-            'missing=("-",), such texts are missing values'
-        )
-    return Interpretation(reading)
-
-
-_MOST_STRAYS = 20  # largest number of texts that a message lists
-
-
-def doubt_of(cells: list[str | None], decimal: str | None = None) -> str:
-    """Returns why text that looks like numbers or dates is not read as such; empty if it does not look so."""
-    if strays := find_strays(cells, decimal=decimal):
-        rest = f" and {len(strays) - _MOST_STRAYS} more" if len(strays) > _MOST_STRAYS else ""
-        return f"holds numbers or dates, and the texts {', '.join(map(checks.quoted, strays[:_MOST_STRAYS]))}{rest}"
-    texts = [cell for cell in cells if cell is not None]
-    return f"has a decimal comma, as in {checks.quoted(texts[0])}" if has_comma(texts) else ""
+    how: Any = {"decimal": DECIMALS.get(kind or "", decimal), "style": kind if kind in DATES else None}
+    texts = [level_of(cell) for cell in cells]
+    result = find_reading(texts, **how)
+    counts = Counter(text for text in texts if text is not None)
+    expected = None if kind is None else _kind_of_values(kind)
+    if result.reading is not None and expected in (None, result.reading.kind):
+        return result if kind is None else Interpretation(result.reading)
+    for found, right in find_readings(counts, **how):
+        share = max(sum(counts[text] for text in right) / counts.total(), len(right) / len(counts))
+        if expected == "date" and found.otherwise in DATES:
+            raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {found.note}")
+        if expected is not None and found.reading is not None and found.reading.kind == expected:
+            return Interpretation(found.reading)
+        if expected is None and share >= _MOSTLY and len(right) < len(counts) and any(found[:2]):
+            if found.reading is None or len(counts) > max_levels:
+                return found
+            odd = [text for text in counts if text not in right]
+            note = f"mostly {found.reading.kind}s, and {shown(odd)}; few levels, and therefore text"
+            return Interpretation(None, note, found.reading.kind)
+    if expected is None:
+        return result
+    about = {"example": next(iter(counts), ""), "decimal": how["decimal"] or ".", "style": how["style"] or ISO}
+    return Interpretation(dataclasses.replace(PLAIN[expected], **about))

@@ -1,10 +1,13 @@
-"""Cells as numbers, days and levels. This file imports no other file, because exported Python files contain a copy."""
+"""Cells as numbers, days and levels. Exported Python files contain a copy, so this file imports no other of jtrees."""
 
 import contextlib
 import datetime
 import decimal
+import numbers
 import re
 import zoneinfo
+
+import numpy as np
 
 NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.IGNORECASE | re.ASCII)
 BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
@@ -30,6 +33,48 @@ DATES = {
 }
 DAY = 86_400_000  # milliseconds
 WHOLE = 2**53  # float64 represents all whole numbers up to this number
+LARGEST = float(np.finfo(np.float32).max)  # models are in single precision
+# Types of cells by kind. NumPy registers its durations as numbers, and Python its booleans.
+TYPES = {
+    "text": (str,),
+    "boolean": (bool, np.bool_),
+    "date": (datetime.date, np.datetime64),
+    "durations": (datetime.timedelta, np.timedelta64, datetime.time),
+    "number": (numbers.Real, decimal.Decimal),
+}
+
+
+def kind_of(cell):
+    """Returns the kind of a cell that is not missing: a key of ``TYPES``, or ``"other"``."""
+    return next((kind for kind, types in TYPES.items() if isinstance(cell, types)), "other")
+
+
+def value_of(cell, kind, *form):
+    """Returns the number of a cell of any type; None if the cell does not hold a value of the kind.
+
+    Args:
+      cell: a cell that is not missing.
+      kind: the kind of the column. Numbers may be booleans, and booleans may be 0 and 1.
+      form: the form of text: the arguments of ``number_of`` or ``days_of`` after the text.
+    """
+    came = kind_of(cell)
+    try:
+        if came == "text":
+            readers = {"number": number_of, "date": days_of, "boolean": lambda text: BOOLEANS.get(text.strip().lower())}
+            number = readers[kind](cell, *form) if kind in readers else None
+        elif {came, kind} <= {"number", "boolean"}:
+            number = float(cell)
+        elif came != kind:
+            return None
+        elif kind == "durations":
+            cell = since_midnight(cell)
+            number = cell / (np.timedelta64(1, "D") if isinstance(cell, np.timedelta64) else datetime.timedelta(days=1))
+        else:
+            number = days_since_1970(cell, *form[1:])
+    except (ArithmeticError, TypeError, ValueError):  # for example for 10**400
+        return None
+    is_valid = number is not None and abs(number) <= LARGEST and (kind != "boolean" or number in (0, 1))
+    return number if is_valid else None
 
 
 def number_of(text, before="", after="", thousands="", point="."):
@@ -95,6 +140,17 @@ def days_of(text, style, zoned, zone):
     return since_1970(local_time(moment, zone))
 
 
+def days_since_1970(date, zoned, zone):
+    """Returns the days since 1970 of a date; None if it has a time zone and should not, or the reverse.
+
+    The other arguments are those of ``days_of``.
+    """
+    aware = getattr(date, "tzinfo", None) is not None
+    if aware != zoned:
+        return None
+    return since_1970(local_time(date, zone)) if aware else np.datetime64(date, "ms").astype(np.int64) / DAY
+
+
 def month_of(name):
     """Returns the number of a month from its name or the first three letters of its name; 0 for an unknown name."""
     names = [name in (month, month[:3]) for month in MONTHS]
@@ -136,7 +192,7 @@ def level_of(value):
 
     Text has no spaces at its ends. Whole numbers have no decimals. Every other float is the shortest text that reads
     back as the same float in its own precision. Booleans are True and False. Floats beyond 2**53 keep an exponent,
-    because they do not represent all whole numbers.
+    because they do not represent all whole numbers. Dates are ISO 8601, without the time at midnight.
     """
     if isinstance(value, str):
         return value.strip()
@@ -150,6 +206,8 @@ def level_of(value):
         if not decimals.strip("0"):
             return whole if value else "0"
         return level_of(float(value)) if decimal.Decimal(repr(float(value))) == value else f"{value:f}".rstrip("0")
+    if kind_of(value) == "date":
+        return re.sub(r" 00:00:00(\.0*)?$", "", str(value).replace("T", " "))
     if isinstance(value, datetime.timedelta):
         return str(datetime.timedelta(seconds=value.total_seconds()))
     return str(value)

@@ -5,7 +5,7 @@ schema and on the number of outputs. :mod:`jtrees.tables.inference` makes schema
 makes features.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 from typing import Any
 import warnings
@@ -13,8 +13,8 @@ import warnings
 import numpy as np
 
 from jtrees import distributed, io, validation as checks
-from jtrees.tables.cells import MISSING, OFFSETS, Reading
-from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, check_numbers, read_frame
+from jtrees.tables.cells import MISSING
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, read_frame
 from jtrees.validation import ColumnsWarning
 
 
@@ -44,11 +44,10 @@ class Schema:
         Args:
           x: a DataFrame of any library with at least the used columns, in any order. If all columns are numbers, x may
             be an array, whose columns are found by position. Text is read as in the table of the schema if the column
-            holds numbers or dates.
+            holds numbers or dates. Cells that do not have the kind of their column are missing values.
 
         Raises:
-          ValueError: if a column is missing, or if values have the wrong kind. The message names the column, the
-            expected kind, and the value or the kind found.
+          ValueError: if a column is missing. The message names the column.
         """
         return self._select(rows_of(x, self.used if self.named else None, rows=0, missing=self.missing))
 
@@ -67,37 +66,15 @@ class Schema:
         return Frame({name: self._converted(name, frame.columns[name]) for name in used}, named=True)
 
     def _converted(self, name: str, raw: RawColumn) -> RawColumn:
-        """Returns the raw column in the kind of the schema.
-
-        Raises:
-          ValueError: if the values cannot be converted to that kind.
-        """
+        """Returns the raw column in the kind of the schema."""
         column = self.columns[name]
-        kind, zone, durations = column.kind, column.zone, column.durations
-        expected, came = "durations" if durations else NAMES[kind], in_words(raw)
-        if kind == "text" and came not in ("dates", "durations"):
-            raw = raw.as_levels()
-        raw = raw.masked(frozenset(self.missing).difference(column.training_levels))
-        if raw.missing.all():
-            return RawColumn(kind, np.full(len(raw.values), None if kind == "text" else np.nan), zone)
-        if raw.kind == kind == "text":
-            return raw
-        differs = raw.kind != "text" and (raw.kind == "date") != (kind == "date")
-        if differs or durations != (came == "durations"):
-            raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, got {came}")
-        if raw.kind == "text":
-            return numbers_of(name, raw, column.text_reading, zone)
-        if kind == "date" and (raw.zone is None) != (zone is None):
-            which = "without" if zone is None else "with"
-            came = "dates without one" if raw.zone is None else f"dates with one ({raw.zone})"
-            raise ValueError(f"x must hold dates {which} a time zone in column {checks.quoted(name)}, got {came}")
-        if kind == "boolean" and raw.kind == "number":
-            wrong = ~(raw.missing | np.isin(raw.values, (0, 1)))
-            check_cells(name, ~wrong, "booleans, or 0 and 1,", raw.values)
-        return raw
+        raw = (raw.as_levels() if column.kind == "text" else raw).masked(
+            frozenset(self.missing).difference(column.training_levels)
+        )
+        return raw if column.kind == "text" else raw.in_kind(column.text_reading, column.zone)
 
     def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
-        """Warns of missing values where the table of the schema had none, and of levels that it did not have.
+        """Warns of unreadable cells, of missing values where the table of the schema had none, and of new levels.
 
         ``frame`` has rows as :meth:`read` returns them.
         """
@@ -108,6 +85,7 @@ class Schema:
             if column.kind == "text":
                 known = frozenset(column.training_levels)
                 levels[name] = sum(level is not None and level not in known for level in raw.values.tolist())
+        warn_of_odd_cells(frame.columns, stacklevel=stacklevel + 1)
         checks.warn_of_gaps(gaps, stacklevel=stacklevel + 1)
         if which := checks.counted(levels):
             message = f"x has levels that the training rows did not have: {which}"
@@ -153,16 +131,6 @@ def _item(item: tuple[str, str]) -> str:
     return ": ".join(map(checks.quoted, item))
 
 
-# --- Cells -----------------------------------------------------------------------------------------------------------
-
-NAMES = {"number": "numbers", "boolean": "booleans", "date": "dates", "text": "text"}
-
-
-def in_words(raw: RawColumn) -> str:
-    """Returns the word of messages for the values of a column."""
-    return raw.source if raw.source == "durations" else NAMES[raw.kind]
-
-
 def rows_of(
     x: Any,
     schemas: Mapping[str, ColumnSchema] | None = None,
@@ -181,24 +149,14 @@ def rows_of(
     return Frame({f"x{j}": RawColumn("number", column) for j, column in enumerate(values.T)}, named=False)
 
 
-def numbers_of(name: str, raw: RawColumn, reading: Reading, zone: str | None = None) -> RawColumn:
-    """Returns a column of text as numbers or days.
-
-    Raises:
-      ValueError: if a cell cannot be read. The message names the column and the row.
-    """
-    values, wrong = reading.read(raw.values.tolist(), zone)
-    expected = {"boolean": "true or false", "date": f"dates {'with' if reading.zoned else 'without'} a time zone"}
-    example = f" such as {checks.quoted(reading.example)}" if reading.example else ""
-    check_cells(name, ~wrong, expected.get(reading.kind, "numbers") + example, raw.values)
-    check_numbers(name, values)
-    return RawColumn(reading.kind, values, (zone or OFFSETS) if reading.zoned else None)
+def warn_of_odd_cells(columns: Mapping[str, RawColumn], *, stacklevel: int) -> None:
+    """Warns of the cells of new rows that do not have the kind of their column."""
+    if texts := [f"{checks.quoted(name)} ({shown(raw.odd)})" for name, raw in columns.items() if raw.odd]:
+        message = f"x has cells that the model cannot read, and takes as missing: {checks.listed(texts)}"
+        warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
 
-def check_cells(name: str, right: np.ndarray, expected: str, values: np.ndarray) -> None:
-    """Raises ``ValueError`` for the first value that is not right."""
-    if not right.all():
-        row = int(np.argmin(right))
-        value = values[row] if isinstance(values[row], str) else float(values[row])
-        got = f"got {checks.quoted(value)} in row {row}"
-        raise ValueError(f"x must hold {expected} in column {checks.quoted(name)}, {got}")
+def shown(cells: Sequence[str]) -> str:
+    """Returns up to three cells, and the number of further cells, as text."""
+    more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
+    return ", ".join(map(checks.quoted, cells[:3])) + more

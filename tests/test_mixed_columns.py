@@ -1,0 +1,187 @@
+"""Columns of mixed cells: one rule for numbers, dates and text, and no cell that ends a fit or a prediction."""
+
+import datetime
+from decimal import Decimal
+import runpy
+import warnings
+
+from exported_models import identity_model
+from hypothesis import given, settings, strategies as st
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import recipes
+
+import jtrees
+from jtrees.estimators import TreeRegressor
+from jtrees.tables import ColumnsWarning, TableEncoder, schema
+
+EAST = datetime.timezone(datetime.timedelta(hours=5))
+CELLS = st.one_of(
+    st.sampled_from([None, np.nan, pd.NA, pd.NaT, True, np.False_, 10**400, 2**60, np.float32(0.1), Decimal("1.50")]),
+    st.sampled_from(["", "?", "N/A", "-", "7", "1,5", "$1,200", "12%", "true", "07", "inf", "3+", "2100 - 2850"]),
+    st.sampled_from(["2024-05-31", "31/05/2024", "03/04/2024", "2024-05-31T23:30Z", "May 31, 2024", "\0", "gas"]),
+    st.sampled_from([b"bytes", [1, 2], {"a": 1}, (1, 2), {3}, 1j, np.array([1, 2]), pd.Period("2024-05"), object]),
+    st.sampled_from([np.datetime64("2024-05-31"), np.timedelta64(3, "h"), pd.Timestamp("2024-05-31", tz=EAST)]),
+    *(st.integers(-9, 9), st.floats(), st.text(max_size=3), st.dates(), st.datetimes(), st.times(), st.timedeltas()),
+    st.datetimes(timezones=st.just(EAST)),
+)
+COLUMNS = st.lists(CELLS, min_size=2, max_size=25)
+
+
+def objects(cells):
+    column = np.empty(len(cells), object)
+    column[:] = cells
+    return column
+
+
+def frame(cells):
+    """A table of a column of cells, and of a column of numbers, so that there is something to learn from."""
+    return pd.DataFrame({"c": objects(cells), "size": np.arange(len(cells)) ** 2.0})
+
+
+@given(COLUMNS, COLUMNS, st.sampled_from([None, "text", "drop"]))
+@settings(max_examples=300, deadline=None)
+@pytest.mark.filterwarnings("ignore::jtrees.tables.ColumnsWarning")
+def test_no_mix_of_cells_ends_a_fit_or_a_prediction(training, new, kind):
+    columns = {"c": kind} if kind else None
+    encoder, features = TableEncoder.fit(frame(training), np.arange(len(training)) % 3, columns=columns)
+    assert np.isfinite(features).all() and str(encoder) and str(encoder.schema)
+    together = encoder.transform(frame(new))
+    assert np.isfinite(together).all()
+    alone = [encoder.transform(frame(new)[i : i + 1])[0] for i in range(len(new))]
+    np.testing.assert_array_equal(together, alone)
+
+
+@given(COLUMNS)
+@settings(max_examples=100, deadline=None)
+@pytest.mark.filterwarnings("ignore::jtrees.tables.ColumnsWarning")
+def test_an_exported_file_reads_every_cell_as_the_model_does(tmp_path_factory, new):
+    day = [datetime.date(2024, 1, 1 + i % 28) for i in range(40)]
+    training = {
+        "number": np.arange(40.0),
+        "money": [f"${i},000" for i in range(1, 41)],
+        "flag": [True, False] * 20,
+        "day": day,
+        "moment": [datetime.datetime(2024, 1, 1 + i % 28, tzinfo=EAST) for i in range(40)],
+        "time": pd.to_timedelta(np.arange(40), "h"),
+        "text": ["gas", "7", "2024-05-31", "True"] * 10,
+    }
+    model = identity_model(pd.DataFrame(training))
+    file = tmp_path_factory.mktemp("model") / "model.py"
+    jtrees.export.to_numpy(model, file)
+    rows = pd.DataFrame({name: objects(new) for name in training})
+    np.testing.assert_allclose(runpy.run_path(str(file))["predict"](rows), model.predict(rows), rtol=1e-12, atol=1e-9)
+
+
+NUMBERS = [str(i) for i in range(38)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "note", "otherwise"),
+    [
+        ([*NUMBERS, "-", "n.a."], "number", "'-', 'n.a.' count as missing values", "text"),
+        ([*NUMBERS, *"abcd"], "number", "'a', 'b', 'c' and 1 more count as missing values", "text"),
+        ([*NUMBERS[:20], *["unknown"] * 80], "number", "'unknown' counts as a missing value", "text"),
+        ([f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["soon"], "date", "'soon' counts as", "text"),
+        ([f"2024-01-{i % 28 + 1:02}" for i in range(38)] + ["31/05/2024"], "date", "'31/05/2024' counts as", "text"),
+        ([f"${i},000.50" for i in range(1, 39)] + ["secret"], "number", "'secret' counts as a missing value", "text"),
+        ([f"{i},5" for i in range(40)], "number", "'0,5' is read as 0.5, with a decimal comma", "text"),
+        ([f"{i},5" for i in range(40)] + ["-"], "number", "'-' counts as a missing value", "text"),
+        (["0", "1", "2"] * 20 + ["3+"], "text", "mostly numbers, and '3+'", "number"),
+        ([*map(str, range(70)), *(f"PC {i}" for i in range(30))], "drop", "100 different texts in 100 rows", "text"),
+        (["01", "02", "2A"] * 10, "text", "", ""),
+        (["gas", "oil", "3"] * 10, "text", "", ""),
+        ([*range(38), "-"], "number", "'-' counts as a missing value", "text"),
+        ([*np.arange(38.0), np.inf], "number", "'inf' counts as a missing value", ""),
+        ([*np.arange(38.0), 1e39, 10**400], "number", "'1e+39', ", ""),
+        ([datetime.date(2024, 1, 1 + i % 28) for i in range(38)] + ["soon"], "date", "'soon' counts as", "text"),
+        ([*range(6), *[datetime.date(2024, 1, 1 + i) for i in range(6)]] * 4, "text", "", ""),
+    ],
+)
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_the_rule_of_mixed_cells(cells, kind, note, otherwise, library):
+    if library is not pd.DataFrame and len({type(cell) for cell in cells}) > 1:
+        pytest.skip("the library has no columns of several types")
+    actual = schema(library({"c": cells, "size": list(range(len(cells)))})).columns["c"]
+    assert (actual.kind, actual.otherwise) == (kind, otherwise) and actual.note.startswith(note)
+    if otherwise:
+        requested = schema(library({"c": cells, "size": list(range(len(cells)))}), columns={"c": otherwise})
+        assert requested.columns["c"].kind == otherwise
+
+
+@pytest.mark.parametrize(
+    ("training", "new"),
+    [
+        (np.arange(40.0), ["large", "7", None]),
+        (np.arange(40.0), pd.date_range("2024-01-01", periods=3)),
+        (np.arange(40.0), pd.to_timedelta([1, 2, 3], "h")),
+        (np.arange(40.0), [np.inf, -np.inf, 1e39]),
+        ([True, False] * 20, [0, 2, 1]),
+        (pd.date_range("2024-01-01", periods=40), [3, 4, 5]),
+        (pd.date_range("2024-01-01", periods=40), pd.date_range("2024-01-01", periods=3, tz="UTC")),
+        (pd.date_range("2024-01-01", periods=40, tz="UTC"), pd.date_range("2024-01-01", periods=3)),
+        (pd.to_timedelta(np.arange(40), "h"), [1.0, 2.0, 3.0]),
+        ([f"{i}%" for i in range(40)], ["5%", "$7", "none"]),
+    ],
+)
+def test_an_unreadable_cell_of_new_rows_is_a_missing_value_with_a_warning(training, new):
+    data = pd.DataFrame({"c": training})
+    encoder = TableEncoder.fit(data)[0]
+    with pytest.warns(ColumnsWarning) as warned:
+        actual = encoder.transform(pd.DataFrame({"c": new}))
+    assert any("x has cells that the model cannot read, and takes as missing: 'c' (" in str(w.message) for w in warned)
+    with pytest.warns(ColumnsWarning):
+        missing = encoder.transform(data[:1].assign(c=None))[0]
+    assert (actual == missing).all(1).any() and np.isfinite(actual).all()
+    gaps = encoder.gaps(pd.DataFrame({"c": new}))["c"]
+    np.testing.assert_array_equal(actual[gaps], np.tile(missing, (gaps.sum(), 1)))
+
+
+@pytest.mark.parametrize("new", [[1, 2.5], [True, False], pd.date_range("2024-01-01", periods=2), [b"x", []]])
+def test_any_cell_is_a_level_of_a_column_of_text(new):
+    encoder = TableEncoder.fit(pd.DataFrame({"c": ["gas", "oil"] * 20}))[0]
+    with pytest.warns(ColumnsWarning, match=r"did not have: 'c' \(2 rows\)$"):
+        assert not encoder.transform(pd.DataFrame({"c": new})).any()
+
+
+def test_dates_have_equal_levels_in_any_type():
+    days = pd.date_range("2024-05-31", periods=2)
+    encoder = TableEncoder.fit(pd.DataFrame({"c": list(days) * 10}), columns={"c": "text"})[0]
+    for values in (days, days.date, days.to_numpy().astype("datetime64[s]"), ["2024-05-31", "2024-06-01"]):
+        assert encoder.transform(pd.DataFrame({"c": values})).tolist() == [[1, 0], [0, 1]]
+
+
+def test_a_requested_kind_reads_what_it_can():
+    data = pd.DataFrame({"c": ["-", "$1", "$2", "$3", "4 kg"] * 4, "flag": [0, 1, 1, 2, 0] * 4})
+    actual = schema(data, columns={"c": "number", "flag": "boolean"}).columns
+    assert (actual["c"].kind, actual["c"].missing) == ("number", 8)
+    assert actual["c"].note == "'-', '4 kg' count as missing values"
+    assert (actual["flag"].kind, actual["flag"].missing) == ("boolean", 4)
+    with pytest.raises(ValueError, match=r"x must hold values of the kind 'date' in column 'c', got '-', '.1'"):
+        schema(data, columns={"c": "date"})
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning")
+def test_a_mixed_column_is_named_with_its_cells_and_the_argument_to_paste():
+    areas = [*map(str, range(600, 660)), "2100 - 2850", "34.46Sq. Meter"]
+    data = pd.DataFrame({"area": areas, "children": (["0", "1", "2"] * 20) + ["3+"] * 2})
+    y = np.arange(62.0)
+    with pytest.warns(ColumnsWarning) as warned:
+        model = TreeRegressor(recipes.CO2, random_state=0).fit(data, y)
+    text = " ".join(str(w.message) for w in warned)
+    assert "'area' ('2100 - 2850', '34.46Sq. Meter' count as missing values)" in text
+    assert "'children' (mostly numbers, and '3+'" in text
+    assert "columns={'area': 'text', 'children': 'number'} reads them otherwise" in text
+    names = TableEncoder.fit(data, y)[0].feature_names
+    assert names[:3] == ["area", "[area missing]", "[children = 0]"]
+    for new in (data, data.assign(area=7.5, children=1), data.to_numpy(object), data.assign(area=[[]] * 62)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ColumnsWarning)
+            warnings.filterwarnings("ignore", "X does not have valid feature names")
+            assert np.isfinite(model.predict(new)).all()
+    with pytest.raises(ValueError, match="area"):
+        model.predict(data[["children"]])
