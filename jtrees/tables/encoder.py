@@ -99,7 +99,8 @@ class TableEncoder:
 
         Warns:
           ColumnsWarning: if a column has missing values and had none in the table of the schema. The values are filled.
-            Also if a column has levels that the schema does not have.
+            Also if cells do not have the kind of their column, which are missing values, too; and for levels that the
+            schema does not have.
 
         Raises:
           ValueError: in the cases of :meth:`Schema.read`.

@@ -67,7 +67,8 @@ class RawColumn(NamedTuple):
         else:
             values, wrong = reading.read(self.as_cells().values.tolist(), zone)
             zone = (zone or OFFSETS) if reading.zoned else None
-        odd = (*dict.fromkeys((*self.odd, *map(str, self.as_levels().values[wrong]))),) if wrong.any() else self.odd
+        texts = map(str, self._replace(values=self.values[wrong]).as_levels().values)
+        odd = (*dict.fromkeys((*self.odd, *texts)),)
         source, kind = ("durations", "number") if kind == "durations" else (self.source, kind)
         return RawColumn(kind, np.where(wrong, np.nan, values), zone, source, self.merged, odd)
 

@@ -18,8 +18,8 @@ class FrameModel:
 
     The methods take a DataFrame of any library with at least the fitted columns, in any order. If all columns are
     numbers, they also take an array, whose columns are found by position. They warn with
-    :class:`jtrees.tables.ColumnsWarning` if a column has missing values and had none in the training rows. If a column
-    is missing or has values of the wrong kind, they raise a ``ValueError`` that names the column.
+    :class:`jtrees.tables.ColumnsWarning` if a column has missing values and had none in the training rows, or cells that
+    do not have its kind, which are missing values, too. If a column is missing, they raise a ``ValueError``.
 
     Attributes:
       model: the model of the features, such as a :class:`jtrees.ObliqueTree`.

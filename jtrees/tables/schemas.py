@@ -68,10 +68,9 @@ class Schema:
     def _converted(self, name: str, raw: RawColumn) -> RawColumn:
         """Returns the raw column in the kind of the schema."""
         column = self.columns[name]
-        raw = (raw.as_levels() if column.kind == "text" else raw).masked(
-            frozenset(self.missing).difference(column.training_levels)
-        )
-        return raw if column.kind == "text" else raw.in_kind(column.text_reading, column.zone)
+        if column.kind == "text":
+            return raw.as_levels().masked(frozenset(self.missing).difference(column.training_levels))
+        return raw.masked(self.missing).in_kind(column.text_reading, column.zone)
 
     def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
         """Warns of unreadable cells, of missing values where the table of the schema had none, and of new levels.
