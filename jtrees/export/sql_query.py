@@ -35,9 +35,9 @@ def to_sql(
 
     Columns of numbers hold numbers, and durations are days. Booleans are booleans, or 0 and 1. Text is the canonical
     text of a level: ``1``, not ``1.0``. Dates are refused. NULL and NaN are missing values, and so are the texts that
-    mean a missing value for ``predict``, such as ``NA``. The prediction is NULL for a row with an infinite number, or with
-    one outside the range of float32, and for a row with a missing value if the model is a tree of arrays without
-    ``medians``. Other text in a column of numbers has no defined prediction.
+    mean a missing value for ``predict``, such as ``NA``. The prediction is NULL for a row with a number that is
+    infinite or outside the range of float32, and for a row with a missing value if the model is a tree of arrays
+    without ``medians``. Other text in a column of numbers has no defined prediction.
 
     The statement uses only standard SQL and ``LIMIT``. Probabilities of boosted classes, and boosted counts, also need
     the function ``EXP``, which SQLite has if it was built with its mathematical functions. Both databases limit the

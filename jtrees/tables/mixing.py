@@ -119,7 +119,7 @@ class _Column(NamedTuple):
 
     @classmethod
     def from_numbers(cls, values: np.ndarray, is_float: bool) -> "_Column":
-        values = np.asarray(values, np.float64)
+        values = np.where(np.isinf(values), np.nan, np.asarray(values, np.float64))
         return cls(values, bool(is_float and np.isfinite(values).all() and (values != np.round(values)).any()))
 
     def draws(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> "_Draws":

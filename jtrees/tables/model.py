@@ -18,9 +18,9 @@ class FrameModel:
 
     The methods take a DataFrame of any library with at least the fitted columns, in any order. If all columns are
     numbers, they also take an array, whose columns are found by position. They warn with
-    :class:`jtrees.tables.ColumnsWarning` if a column has missing values and had none in the training rows. The same goes
-    for cells that do not have the kind of their column, which are missing values, too. If a column is missing, they
-    raise a ``ValueError``.
+    :class:`jtrees.tables.ColumnsWarning` if a column has missing values and had none in the training rows. The same
+    goes for cells that do not have the kind of their column, which are missing values, too. If a column is missing,
+    they raise a ``ValueError``.
 
     Attributes:
       model: the model of the features, such as a :class:`jtrees.ObliqueTree`.
