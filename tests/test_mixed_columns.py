@@ -178,6 +178,7 @@ def test_a_mixed_column_is_named_with_its_cells_and_the_argument_to_paste():
     assert "columns={'area': 'text', 'children': 'number'} reads them otherwise" in text
     names = TableEncoder.fit(data, y)[0].feature_names
     assert names[:3] == ["area", "[area missing]", "[children = 0]"]
+    model.encoder_.transform(data)  # without a warning
     for new in (data, data.assign(area=7.5, children=1), data.to_numpy(object), data.assign(area=[[]] * 62)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ColumnsWarning)

@@ -107,6 +107,7 @@ class ColumnSchema:
       by_mean: whether levels are encoded by target means and frequencies, because there are many.
       parts: the periods of dates that vary, ``"month"``, ``"weekday"``, ``"hour"`` and ``"minute"``.
       missing: number of missing values.
+      odd: number of different cells that do not have the kind of the column, and are missing values.
       note: why the column is dropped, or what else its cells may mean.
       otherwise: the kind that keeps a dropped column, or reads the cells in the other way.
     """
@@ -120,6 +121,7 @@ class ColumnSchema:
     by_mean: bool = False
     parts: tuple[str, ...] = ()
     missing: int = 0
+    odd: int = 0
     note: str = ""
     otherwise: str = ""
 

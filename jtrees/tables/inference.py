@@ -154,7 +154,7 @@ def _described(
     if kind is None and (why := _useless(raw, present, count)):
         return ColumnSchema("drop", missing=count, note=why), raw
     parts = varying_periods(present) if raw.kind == "date" else ()
-    about = {"parts": parts, "missing": count, "note": note, "otherwise": otherwise}
+    about = {"parts": parts, "missing": count, "odd": len(raw.odd), "note": note, "otherwise": otherwise}
     return ColumnSchema(raw.kind, durations, reading, raw.zone, **about), raw
 
 

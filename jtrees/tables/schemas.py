@@ -73,18 +73,19 @@ class Schema:
         return raw.masked(self.missing).in_kind(column.text_reading, column.zone)
 
     def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
-        """Warns of unreadable cells, of missing values where the table of the schema had none, and of new levels.
+        """Warns of unreadable cells and of missing values where the table of the schema had none, and of new levels.
 
         ``frame`` has rows as :meth:`read` returns them.
         """
-        gaps, levels = {}, {}
+        odd, gaps, levels = {}, {}, {}
         for name, raw in frame.columns.items():
             column = self.columns[name]
+            odd[name] = () if column.odd else raw.odd
             gaps[name] = 0 if column.missing else int(raw.missing.sum())
             if column.kind == "text":
                 known = frozenset(column.training_levels)
                 levels[name] = sum(level is not None and level not in known for level in raw.values.tolist())
-        warn_of_odd_cells(frame.columns, stacklevel=stacklevel + 1)
+        warn_of_odd_cells(odd, stacklevel=stacklevel + 1)
         checks.warn_of_gaps(gaps, stacklevel=stacklevel + 1)
         if which := checks.counted(levels):
             message = f"x has levels that the training rows did not have: {which}"
@@ -148,9 +149,9 @@ def rows_of(
     return Frame({f"x{j}": RawColumn("number", column) for j, column in enumerate(values.T)}, named=False)
 
 
-def warn_of_odd_cells(columns: Mapping[str, RawColumn], *, stacklevel: int) -> None:
-    """Warns of the cells of new rows that do not have the kind of their column."""
-    if texts := [f"{checks.quoted(name)} ({shown(raw.odd)})" for name, raw in columns.items() if raw.odd]:
+def warn_of_odd_cells(odd: Mapping[str, Sequence[str]], *, stacklevel: int) -> None:
+    """Warns of cells of new rows, by column, that do not have the kind of their column."""
+    if texts := [f"{checks.quoted(name)} ({shown(cells)})" for name, cells in odd.items() if cells]:
         message = f"x has cells that the model cannot read, and takes as missing: {checks.listed(texts)}"
         warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
