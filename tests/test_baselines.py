@@ -161,7 +161,7 @@ def test_margins_are_two_standard_errors_of_paired_differences():
     assert ahead.verdict("GET") == "GET is better than a linear model: loss 1, 2 for a linear model, on held-out rows"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ahead.warn_if_behind("GET")
+        ahead.warn_if_behind("GET", "another recipe may do better")
 
 
 @pytest.mark.parametrize(
