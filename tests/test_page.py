@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import json
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 
@@ -102,6 +103,28 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
     (tmp_path / "model.py").write_bytes(contents(parts.links["model.py"]))
     assert runpy.run_path(str(tmp_path / "model.py"))["predict"](houses()).shape == (300, 2)
     assert "jtrees_row" in contents(parts.links["model.h"]).decode()
+
+
+@pytest.mark.slow
+def test_a_report_of_a_sum_shows_a_tree_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(TreeRegressor, "default_recipe", jtrees.GET(depth=2, starts=1, epochs=300))
+    houses().to_csv(tmp_path / "houses.csv", index=False)
+    few = ["--set", "rounds=1", "learning_rate=1e-6", "patience=None", "base.epochs=2"]
+    options = [
+        tmp_path / "houses.csv",
+        "--target",
+        "price",
+        "--columns",
+        "verdict=drop",
+        "--out",
+        tmp_path / "page.html",
+    ]
+    assert run("report", *options, *few) == 0
+    parts = Parts((tmp_path / "page.html").read_text())
+    assert {"The tree", "Rules", "Splits and leaves"} < set(parts.heads)
+    text = " ".join(parts.text.split())
+    assert "The tree of GET stands beside the model, which is not one tree." in text
+    assert f"GET is better than Boosted: {shlex.join(['jtrees', 'report', *map(str, options), '--tree'])}" in text
 
 
 @pytest.mark.slow
