@@ -11,7 +11,7 @@ import numpy as np
 
 from jtrees import distributed, leaves, losses, validation as checks
 from jtrees.ensembles import Boosted
-from jtrees.methods import GET
+from jtrees.methods import GET, NonGreedy
 from jtrees.tasks import Regression
 from jtrees.tasks.custom import named
 from jtrees.tasks.labels import coded_labels, label_array
@@ -332,7 +332,8 @@ class TreeClassifier(_Classifier):
 
     Parameters and attributes are as in :class:`TreeRegressor`, except ``loss`` and ``quantile``. As in scikit-learn,
     ``class_weight`` is ``"balanced"`` or a factor of the sample weights for each label, ``{"yes": 2.0}``. The attribute
-    ``classes_`` holds the sorted labels. @@DEFAULT@@
+    ``classes_`` holds the sorted labels. The default recipe is :class:`jtrees.NonGreedy` of depth 6. Of the recipes
+    whose model is one hard tree, it has the lowest log loss (``experiments.systems``).
 
     Example:
       >>> from jtrees.estimators import TreeClassifier
@@ -343,7 +344,7 @@ class TreeClassifier(_Classifier):
       ['low' 'high']
     """
 
-    default_recipe = GET()
+    default_recipe = NonGreedy(depth=6)
 
 
 class BoostedClassifier(_Classifier):
