@@ -15,7 +15,11 @@ OURS = (
 )  # of regression, of classification
 RIVALS = ("CART", "random forest", "LightGBM", "CatBoost")
 # Places of labels that would meet a neighbour's point above their own: offset in points, and alignment.
-PLACES = {"TreeRegressor()": (0, -15, "center"), "LightGBM": (0, -15, "center")}
+PLACES = {
+    "TreeRegressor()": (-8, -3, "right"),
+    "BoostedRegressor()": (0, -15, "center"),
+    "LightGBM": (0, -15, "center"),
+}
 PLACES |= {"BoostedClassifier()": (-8, -2, "right"), "random forest": (8, -3, "left"), "CatBoost": (8, -3, "left")}
 MEASURES = {"second fit, s": "seconds of a fit", "numbers": "numbers in the model"}
 
