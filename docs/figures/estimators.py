@@ -9,15 +9,16 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import results_tables
 
+# Estimators of regression, and of classification.
 OURS = (
     ("BoostedRegressor()", "TreeRegressor()", "Refined()"),
     ("BoostedClassifier()",),
-)  # of regression, of classification
+)
 RIVALS = ("CART", "random forest", "LightGBM", "CatBoost")
 # Places of labels that would meet a neighbour's point above their own: offset in points, and alignment.
 PLACES = {
-    "TreeRegressor()": (-8, -3, "right"),
-    "BoostedRegressor()": (0, -15, "center"),
+    "TreeRegressor()": (0, -15, "center"),
+    "BoostedRegressor()": (8, -13, "left"),
     "LightGBM": (0, -15, "center"),
 }
 PLACES |= {"BoostedClassifier()": (-8, -2, "right"), "random forest": (8, -3, "left"), "CatBoost": (8, -3, "left")}
