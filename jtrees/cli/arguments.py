@@ -34,20 +34,20 @@ def estimator_of(
     """Returns the estimator of a recipe that the arguments describe; ``schema`` says what the columns hold."""
     common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
     kind = _ESTIMATORS[task][isinstance(recipe, jtrees.Boosted)]
-    return kind(recipe, columns=schema, **common, **_described(options, task))
+    return kind(recipe, columns=schema, **common, **_parameters_of(options, task))
 
 
 def default_recipe(options: argparse.Namespace, task: Task, *, boosted: bool) -> jtrees.Recipe:
     """Returns the default recipe of a sum of trees, or of one tree."""
-    return _ESTIMATORS[task][boosted](**_described(options, task))._recipe()
+    return _ESTIMATORS[task][boosted](**_parameters_of(options, task))._recipe()
 
 
-def _described(options: argparse.Namespace, task: Task) -> dict[str, Any]:
+def _parameters_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
     """Returns the parameters of an estimator on which its default recipe can depend."""
-    described: dict[str, Any] = {"monotonic_cst": signs_of(options)}
+    parameters: dict[str, Any] = {"monotonic_cst": signs_of(options)}
     if task == "regression":
-        described |= {"loss": options.loss or LOSSES[0], "quantile": options.quantile}
-    return described
+        parameters |= {"loss": options.loss or LOSSES[0], "quantile": options.quantile}
+    return parameters
 
 
 def loss_of(options: argparse.Namespace) -> losses.Loss:
@@ -76,8 +76,8 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
       DataError: for an unknown name, and for options that are not ``name=value``.
       ValueError: for an unknown option.
     """
-    named = options.recipe is not None
-    recipe = recipe_named(options.recipe) if named else default_recipe(options, task, boosted=not options.tree)
+    default = default_recipe(options, task, boosted=not options.tree)
+    recipe = default if options.recipe is None else recipe_named(options.recipe)
     for option in options.set:
         name, equals, value = option.partition("=")
         if not name or not equals:

@@ -97,9 +97,9 @@ def _fit(options: argparse.Namespace) -> int:
             codes = np.unique(y, return_inverse=True)[1] if is_classifier(model) else y
             features = TableEncoder.fit(frame.x, codes, task=task, columns=model.columns)[1]
         _print_rules(model, features)
-    elif first is not None and first.readable is not None:
+    elif first is not None and first.tree_estimator is not None:
         print(f"one tree to read beside it, which {_command(options, tree=True)} fits to all rows")
-        _print_rules(first.readable, first.features)
+        _print_rules(first.tree_estimator, first.features)
     print(f"written to {options.out}")
     if first is not None and (advice := _advice(options, first)):
         print(advice)
@@ -143,10 +143,10 @@ def _held_out(
 ) -> HeldOut:
     """Returns the two estimators fitted to nine tenths of the rows, and rivals, in two thirds of the time limit."""
     model, other = _pair(options, recipe, frame, task, options.max_seconds and options.max_seconds / 3)
-    options_of_split: Any = {"share": _HELD_OUT, "seed": options.seed, "forests": False}
+    split: Any = {"share": _HELD_OUT, "seed": options.seed, "forests": False}
     with warnings.catch_warnings():  # the fit to all rows repeats the warnings
         warnings.simplefilter("ignore")
-        return HeldOut(model, other, loss_of(options), frame.x, y, **options_of_split)
+        return HeldOut(model, other, loss_of(options), frame.x, y, **split)
 
 
 def _pair(
@@ -154,7 +154,7 @@ def _pair(
 ) -> tuple[Any, Any]:
     """Returns the estimator of a recipe, and a tree beside a sum, or a sum beside any other model."""
     other = default_recipe(options, task, boosted=not isinstance(recipe, jtrees.Boosted))
-    return tuple(estimator_of(options, each, task, max_seconds, frame.schema) for each in (recipe, other))
+    return tuple(estimator_of(options, candidate, task, max_seconds, frame.schema) for candidate in (recipe, other))
 
 
 def _predict(options: argparse.Namespace) -> int:

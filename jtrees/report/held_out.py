@@ -84,7 +84,7 @@ class HeldOut:
             self.predictions[name] = self._predicted(rival, features_test)
 
     @property
-    def readable(self) -> Any:
+    def tree_estimator(self) -> Any:
         """The estimator whose model is one tree: the estimator itself, or else the other estimator; or None."""
         return next((estimator for estimator in (self.model, self.other) if estimator.tree_ is not None), None)
 

@@ -88,7 +88,7 @@ def _rendered(held_out: HeldOut, name: str, target: str, command: str, advice: s
         columns=_table(pd.Series(model.encoder_.described()).to_frame("read as")),
         scores=_table(scores.rename(columns={held_out.name: f"jtrees, {held_out.name}"}).T),
         targets=_targets(held_out, target),
-        tree=None if held_out.readable is None else _tree(held_out),
+        tree=None if held_out.tree_estimator is None else _tree(held_out),
         importances=_importances(falls),
         fall=fall,
         errors=_calibration(held_out) if held_out.classes else _residuals(held_out),
@@ -104,7 +104,7 @@ def _tree(held_out: HeldOut) -> dict[str, Any]:
 
     A tree without a split has no chart of splits. If all splits divide the same score, there is a single chart.
     """
-    model, x, classes = held_out.readable, held_out.features, held_out.classes or None
+    model, x, classes = held_out.tree_estimator, held_out.features, held_out.classes or None
     tree, names = model.tree_, model.encoder_.feature_names
     shown: Any = {"feature_names": names, "class_names": classes}
     score = common_score(tree, names, _DIGITS)
@@ -186,7 +186,7 @@ def _targets(held_out: HeldOut, target: str) -> str:
 
 def _leaves(held_out: HeldOut) -> str:
     """Returns a chart of the training targets in each leaf: shares of the classes, or quantiles."""
-    leaf, y = np.asarray(held_out.readable.tree_.leaf_index(held_out.features)), held_out.codes(held_out.y_train)
+    leaf, y = np.asarray(held_out.tree_estimator.tree_.leaf_index(held_out.features)), held_out.codes(held_out.y_train)
     leaves = np.unique(leaf)
     ax = plt.subplots(figsize=(_WIDTH, 0.25 * len(leaves) + 1), layout="tight")[1]
     if held_out.classes:
