@@ -109,7 +109,7 @@ def wanting_examples() -> dict[str, Any]:
         name: value
         for module in WITH_EXAMPLES
         for name, value in public(module)
-        if inspect.isfunction(inspect.unwrap(value)) or name.endswith(("TreeRegressor", "TreeClassifier"))
+        if inspect.isfunction(inspect.unwrap(value)) or name.endswith(("Regressor", "Classifier"))
     }
     return recipes() | functions
 

@@ -15,7 +15,7 @@ from experiments import benchmark
 
 JOBS = {  # title of each fit, and its recipe from the package, which only a child process imports; None: the estimator
     "regressor": ("`TreeRegressor()`, diabetes", None),
-    "classifier": ("`TreeClassifier()`, breast cancer", None),
+    "classifier": ("`BoostedClassifier()`, breast cancer", None),
     "get": ("`GET(depth=4)`, diabetes", lambda jtrees: jtrees.GET(depth=4)),
     "dgt": ("`DGT()`, diabetes", lambda jtrees: jtrees.DGT()),
 }
@@ -30,12 +30,12 @@ def fits(job: str, folder: str | None) -> dict[str, float]:
     from sklearn.datasets import load_breast_cancer, load_diabetes
 
     import jtrees
-    from jtrees.estimators import TreeClassifier, TreeRegressor
+    from jtrees.estimators import BoostedClassifier, TreeRegressor
 
     classifies, make = job == "classifier", JOBS[job][1]
     table: Any = (load_breast_cancer if classifies else load_diabetes)()
     x, y = table.data, table.target
-    estimator = TreeClassifier if classifies else TreeRegressor
+    estimator = BoostedClassifier if classifies else TreeRegressor
     recipe = estimator.default_recipe if make is None else make(jtrees)
     seconds = {}
     if folder is None:

@@ -27,7 +27,7 @@ from experiments import benchmark, data, rivals, studies
 from experiments.outcome import size
 from experiments.paper_get import PAPER
 import jtrees
-from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 
 SETS = {
     "regression": tuple(PAPER),
@@ -38,11 +38,18 @@ SETS = {
 }
 DEPTHS = {"max_depth": range(1, 16)}
 CALLS = 30  # number of single-row predictions
-OURS = {"regression": ("TreeRegressor()", "Boosted()", "Refined()"), "classification": ("TreeClassifier()",)}
+OURS = {
+    "regression": ("BoostedRegressor()", "TreeRegressor()", "Refined()"),
+    "classification": ("BoostedClassifier()", "TreeClassifier()"),
+}
 OTHERS = ("CART", "random forest", "HistGradientBoosting", *rivals.RIVALS)
 KINDS: dict[str, tuple[Any, ...]] = {
-    "regression": (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor, TreeRegressor),
-    "classification": (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier, TreeClassifier),
+    "regression": (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor),
+    "classification": (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier),
+}
+ESTIMATORS: dict[str, tuple[Any, ...]] = {
+    "regression": (BoostedRegressor, TreeRegressor),
+    "classification": (BoostedClassifier, TreeClassifier),
 }
 Make = Callable[[], Any]
 
@@ -50,12 +57,11 @@ Make = Callable[[], Any]
 def models(task: str, seed: int) -> dict[str, Make]:
     """Returns functions that make the models, by the heads of the columns."""
     numbers = task == "regression"
-    cart, forest, bins, tree = KINDS[task]
+    cart, forest, bins = KINDS[task]
     chance: dict[str, Any] = {"random_state": seed}
-    make: dict[str, Make] = {OURS[task][0]: lambda: tree(**chance)}
+    make: dict[str, Make] = {f"{kind.__name__}()": lambda kind=kind: kind(**chance) for kind in ESTIMATORS[task]}
     if numbers:
-        make["Boosted()"] = lambda: tree(jtrees.Boosted(), **chance)
-        make["Refined()"] = lambda: tree(jtrees.Refined(), **chance)
+        make["Refined()"] = lambda: TreeRegressor(jtrees.Refined(), **chance)
     make["CART"] = lambda: GridSearchCV(cart(**chance), DEPTHS, cv=5)
     make["random forest"] = lambda: forest(100, n_jobs=-1, **chance)
     make["HistGradientBoosting"] = lambda: bins(**chance)
@@ -99,10 +105,10 @@ def numbers_of(model: Any, x: np.ndarray) -> int:
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns our recipes in a part, as text, in the order of their columns; None if the set has another task."""
-    tree = {"regression": TreeRegressor, "classification": TreeClassifier}[part].default_recipe
-    ours = (tree, jtrees.Boosted(), jtrees.Refined()) if part == "regression" else (tree,)
-    return {"recipes": list(map(studies.recipe_text, ours))} if name in SETS[part] else None
+    """Returns our recipes in a part, as text, by the heads of their columns; None if the set has another task."""
+    recipes = [kind.default_recipe for kind in ESTIMATORS[part]] + [jtrees.Refined()] * (part == "regression")
+    texts = dict(zip(OURS[part], map(studies.recipe_text, recipes), strict=True))
+    return {"recipes": texts} if name in SETS[part] else None
 
 
 def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -149,7 +155,7 @@ def costs_table(scores: Scores) -> str:
 def differences(scores: Scores) -> str:
     """Returns a line per rival that compares our models with the rival."""
     lines = []
-    for ours in OURS[scores.task]:
+    for ours in filter(OURS[scores.task].__contains__, scores.methods):
         for method in scores.methods:
             if method in OURS[scores.task]:
                 continue
@@ -176,9 +182,8 @@ def task_report(results: studies.Results, task: str) -> str:
     if not (rows := results.select(task).rows):
         return ""
     scores = Scores(results, task)
-    recipes = "\n".join(
-        f"- `{name}`: `{text}`" for name, text in zip(OURS[task], rows[0].settings["recipes"], strict=True)
-    )
+    texts = rows[0].settings["recipes"]
+    recipes = "\n".join(f"- `{name}`: `{texts[name]}`" for name in OURS[task] if name in texts)
     parts = [f"## {task.capitalize()}", costs_table(scores), differences(scores), recipes]
     parts.append(sets_table(scores, "score", 2))
     if task == "classification":

@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from jtrees import caching, compilation, distributed, prediction, processes, topology, validation as checks
+from jtrees.ensembles import Boosted
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
 from jtrees.search.fit import fit
@@ -25,10 +26,11 @@ from jtrees.tree import ObliqueTree
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
 _DIVISIONS = 50  # largest number of random divisions of groups that are tried
 _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS = 100, 1000
+_FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the number of rounds; rounds for fewer rows
 
 
 class TreeEstimator(BaseEstimator):
-    """The common base of the two estimators."""
+    """The common base of the estimators."""
 
     default_recipe: Recipe
     _TASK: Any
@@ -73,7 +75,10 @@ class TreeEstimator(BaseEstimator):
 
     def _default(self, rows: int | None) -> Any:
         """Returns the default recipe for a number of rows; None: not known yet."""
-        return self.default_recipe
+        recipe = self.default_recipe
+        if isinstance(recipe, Boosted) and rows is not None and rows < _FEWEST_FOR_ROUNDS:
+            return recipe.replace(patience=None, rounds=_FEW_ROUNDS)
+        return recipe
 
     def _recipe(self, rows: int | None = None) -> Any:
         return with_options(self._default(rows), dict(self.recipe or {})) if self._is_default() else self.recipe

@@ -1,4 +1,4 @@
-"""Two scikit-learn estimators that take any recipe (``pip install "jtrees[sklearn]"``).
+"""Scikit-learn estimators of one tree and of sums of trees (``pip install "jtrees[sklearn]"``).
 
 Shapes, labels and weights follow scikit-learn. Otherwise, the estimators behave like :func:`jtrees.fit`.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from jtrees import distributed, leaves, losses, validation as checks
 from jtrees.ensembles import Boosted
-from jtrees.methods import GET
+from jtrees.methods import GET, NonGreedy
 from jtrees.tasks import Regression
 from jtrees.tasks.custom import named
 from jtrees.tasks.labels import coded_labels, label_array
@@ -26,70 +26,9 @@ except ImportError as error:
     raise ImportError('estimators need scikit-learn: pip install "jtrees[sklearn]"') from error
 
 
-_FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the number of rounds; rounds for fewer rows
+class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
+    """The common base of the regressors."""
 
-
-class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
-    """A scikit-learn regressor for any recipe.
-
-    ``TreeRegressor(jtrees.GET(depth=3)).fit(X, y).predict(X)``. Predictions are float64, in the shape of the targets.
-    X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text.
-    A :class:`jtrees.tables.TableEncoder` encodes them. An array of objects with text is read like a DataFrame, by the
-    positions of its columns.
-
-    :func:`jtrees.fit` gives the same model for the same rows. A row of weight 2 contributes to the training loss like
-    two equal rows. The models can still differ, as they do for shuffled rows, because mini-batches and bootstrap
-    samples are drawn by row. They also differ if leaves are smoothed or shrunk, because uneven weights then count as
-    fewer samples.
-
-    Args:
-      recipe: the recipe, such as ``jtrees.GET(depth=3)``. Its options are nested parameters: ``recipe__depth``, and
-        ``recipe__base__depth`` for its base. None: ``default_recipe``. A mapping has other options of the default
-        recipe by name, ``{"depth": 3}``, as ``set_params(recipe__depth=3)`` sets them. In regression, the default is
-        one tree of GET of depth 5 with linear leaves. On average over eight data sets, it is better than a random
-        forest (``experiments.estimators``).
-      random_state: seed or generator, a ``RandomState`` or a ``Generator``. None: every fit gives another model.
-      validation_fraction: fraction of the rows that are held out as a validation set, with their weights. None: no
-        validation set. The recipe determines its use.
-      monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
-        :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
-        leaves.
-      columns: what columns of a raw table hold, ``{"year": "number", "id": "drop"}``, as for :func:`jtrees.fit`.
-      missing: texts that mean a missing value in every column of text of a DataFrame, as for :func:`jtrees.fit`.
-      max_seconds: deadline of ``fit``, which then returns the best model so far.
-      progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
-      loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,
-        ``"quantile"``, ``"poisson"``, ``"gamma"``, ``"tweedie"``; or a function ``(outputs, y) -> (n,)`` of targets
-        scaled to [0, 1]. The default recipe has constant leaves for every loss except the squared error.
-      quantile: level of the quantile for ``loss="quantile"``, or several levels, which predict ``(n, levels)``.
-
-    Attributes:
-      model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`. For a raw table, a
-        :class:`jtrees.tables.FrameModel`. Its arrays are NumPy arrays.
-      tree_: the model if it is a single tree, else None. For a raw table, the tree over the encoded features.
-      encoder_: the :class:`jtrees.tables.TableEncoder` of a DataFrame or of an array with NaN, else None.
-      loss_: loss of the model, as in :class:`jtrees.FitResult`.
-      report_: report of the fit, a :class:`jtrees.search.FitReport`.
-      feature_importances_: how much the prediction depends on each column of X.
-      n_features_in_: number of columns of X.
-      feature_names_in_: names of the columns of X, if it has names.
-
-    In a grid search, keep ``n_jobs=1``: equal static options compile once, and a fit uses several cores. An alternative
-    is ``n_jobs=2`` with ``joblib.parallel_config(backend="threading")``. Worker processes compile separately, which
-    takes longer than they save.
-
-    Ctrl-C ends ``fit`` with the best model so far and a ``ConvergenceWarning``. :func:`jtrees.save` and
-    :func:`jtrees.load` store a fitted estimator in one file.
-
-    Example:
-      >>> from jtrees.estimators import TreeRegressor
-      >>> x = np.linspace(-1, 1, 40)[:, None]
-      >>> model = TreeRegressor(jtrees.GET(depth=1, starts=1, epochs=20), random_state=0).fit(x, np.sign(x[:, 0]))
-      >>> print(model.predict([[-0.5], [0.5]]))
-      [-1.  1.]
-    """
-
-    default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000, precondition=0.0, shrink=False)
     _TASK = "regression"
 
     def __init__(
@@ -120,8 +59,8 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         self.quantile = quantile
 
     def _default(self, rows: int | None) -> Any:
-        is_linear = self.loss == "squared_error" and self.monotonic_cst is None
-        return self.default_recipe if is_linear else self.default_recipe.replace(leaves="constant")
+        recipe, is_linear = super()._default(rows), self.loss == "squared_error" and self.monotonic_cst is None
+        return recipe if is_linear or not isinstance(recipe, GET) else recipe.replace(leaves="constant")
 
     def _task(self, y: np.ndarray) -> Regression:
         if self.quantile is not None and self.loss != "quantile":
@@ -179,28 +118,9 @@ class TreeRegressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         return predictions.reshape(-1, *self._shape)
 
 
-class TreeClassifier(ClassifierMixin, TreeEstimator):
-    """A scikit-learn classifier for any recipe.
+class _Classifier(ClassifierMixin, TreeEstimator):
+    """The common base of the classifiers."""
 
-    ``TreeClassifier(jtrees.GET(depth=3)).fit(X, y).predict_proba(X)``. Labels can have any type. X is as for
-    :class:`TreeRegressor`. :func:`jtrees.fit` gives the same model for the same rows.
-
-    Parameters and attributes are as in :class:`TreeRegressor`, except ``loss`` and ``quantile``. As in scikit-learn,
-    ``class_weight`` is ``"balanced"`` or a factor of the sample weights for each label, ``{"yes": 2.0}``. The attribute
-    ``classes_`` holds the sorted labels. The default recipe is :class:`jtrees.Boosted`, an ensemble of small oblique
-    trees that are added one by one. ``experiments.estimators`` compares it with other ensembles on sixteen data sets.
-    For fewer than 10 rows, the default recipe has ten rounds. Pass another recipe to get a single, readable tree.
-
-    Example:
-      >>> from jtrees.estimators import TreeClassifier
-      >>> x = np.linspace(-1, 1, 40)[:, None]
-      >>> labels = np.where(x[:, 0] > 0, "high", "low")
-      >>> model = TreeClassifier(jtrees.GET(depth=1, starts=1, epochs=20), random_state=0).fit(x, labels)
-      >>> print(model.predict([[-0.5], [0.5]]))
-      ['low' 'high']
-    """
-
-    default_recipe = Boosted()
     _TASK = "classification"
 
     def __init__(
@@ -227,12 +147,6 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
             progress=progress,
         )
         self.class_weight = class_weight
-
-    def _default(self, rows: int | None) -> Any:
-        recipe = self.default_recipe
-        if isinstance(recipe, Boosted) and rows is not None and rows < _FEWEST_FOR_ROUNDS:
-            return recipe.replace(patience=None, rounds=_FEW_ROUNDS)
-        return recipe
 
     def fit(
         self,
@@ -323,6 +237,132 @@ class TreeClassifier(ClassifierMixin, TreeEstimator):
         predicted = self.predict(X)
         checks.check_rows(labels, len(predicted))
         return float(np.average(predicted == labels, weights=sample_weight))
+
+
+class TreeRegressor(_Regressor):
+    """A scikit-learn regressor: one tree by default, or the model of any recipe.
+
+    ``TreeRegressor().fit(X, y).predict(X)``. The tree can be read: ``print(model.model_.to_text())``. On most tables,
+    the sum of trees of :class:`BoostedRegressor` is more accurate. Predictions are float64, in the shape of the
+    targets. X is an array, with NaN for missing values, or a DataFrame with numbers, booleans, dates and text. A
+    :class:`jtrees.tables.TableEncoder` encodes them. An array of objects with text is read like a DataFrame, by the
+    positions of its columns.
+
+    :func:`jtrees.fit` gives the same model for the same rows. A row of weight 2 contributes to the training loss like
+    two equal rows. The models can still differ, as they do for shuffled rows, because mini-batches and bootstrap
+    samples are drawn by row. They also differ if leaves are smoothed or shrunk, because uneven weights then count as
+    fewer samples.
+
+    Args:
+      recipe: the recipe, such as ``jtrees.GET(depth=3)``. Its options are nested parameters: ``recipe__depth``, and
+        ``recipe__base__depth`` for its base. None: ``default_recipe``. A mapping has other options of the default
+        recipe by name, ``{"depth": 3}``, as ``set_params(recipe__depth=3)`` sets them. The default is one tree of
+        GET of depth 5 with linear leaves. On average over eight data sets, it is better than a random forest
+        (``experiments.estimators``).
+      random_state: seed or generator, a ``RandomState`` or a ``Generator``. None: every fit gives another model.
+      validation_fraction: fraction of the rows that are held out as a validation set, with their weights. None: no
+        validation set. The recipe determines its use.
+      monotonic_cst: columns in which predictions must not fall or must not rise. Like ``monotone`` of
+        :func:`jtrees.fit`, it holds signs by name, or a sign for each column. The default recipe then has constant
+        leaves.
+      columns: what columns of a raw table hold, ``{"year": "number", "id": "drop"}``, as for :func:`jtrees.fit`.
+      missing: texts that mean a missing value in every column of text of a DataFrame, as for :func:`jtrees.fit`.
+      max_seconds: deadline of ``fit``, which then returns the best model so far.
+      progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
+      loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,
+        ``"quantile"``, ``"poisson"``, ``"gamma"``, ``"tweedie"``; or a function ``(outputs, y) -> (n,)`` of targets
+        scaled to [0, 1]. The default recipe has constant leaves for every loss except the squared error.
+      quantile: level of the quantile for ``loss="quantile"``, or several levels, which predict ``(n, levels)``.
+
+    Attributes:
+      model_: the model, such as a :class:`jtrees.ObliqueTree` or a :class:`jtrees.Forest`. For a raw table, a
+        :class:`jtrees.tables.FrameModel`. Its arrays are NumPy arrays.
+      tree_: the model if it is a single tree, else None. For a raw table, the tree over the encoded features.
+      encoder_: the :class:`jtrees.tables.TableEncoder` of a DataFrame or of an array with NaN, else None.
+      loss_: loss of the model, as in :class:`jtrees.FitResult`.
+      report_: report of the fit, a :class:`jtrees.search.FitReport`.
+      feature_importances_: how much the prediction depends on each column of X.
+      n_features_in_: number of columns of X.
+      feature_names_in_: names of the columns of X, if it has names.
+
+    In a grid search, keep ``n_jobs=1``: equal static options compile once, and a fit uses several cores. An alternative
+    is ``n_jobs=2`` with ``joblib.parallel_config(backend="threading")``. Worker processes compile separately, which
+    takes longer than they save.
+
+    Ctrl-C ends ``fit`` with the best model so far and a ``ConvergenceWarning``. :func:`jtrees.save` and
+    :func:`jtrees.load` store a fitted estimator in one file.
+
+    Example:
+      >>> from jtrees.estimators import TreeRegressor
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> model = TreeRegressor(jtrees.GET(depth=1, starts=1, epochs=20), random_state=0).fit(x, np.sign(x[:, 0]))
+      >>> print(model.predict([[-0.5], [0.5]]))
+      [-1.  1.]
+    """
+
+    default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000, precondition=0.0, shrink=False)
+
+
+class BoostedRegressor(_Regressor):
+    """A scikit-learn regressor: a sum of boosted trees by default, or the model of any recipe.
+
+    ``BoostedRegressor().fit(X, y).predict(X)``. Parameters and attributes are as in :class:`TreeRegressor`. Only the
+    default recipe differs. It is :class:`jtrees.Boosted`: small oblique trees are added one by one, and held-out rows
+    choose their number. ``BoostedRegressor({"rounds": 100})`` changes options of this recipe. A recipe replaces it,
+    such as ``jtrees.Boosted(jtrees.GET(depth=3))``. For fewer than 10 rows, the default recipe has ten rounds.
+    ``experiments.estimators`` compares the four estimators with other software.
+
+    Example:
+      >>> from jtrees.estimators import BoostedRegressor
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> model = BoostedRegressor({"rounds": 50, "base__epochs": 5}, random_state=0).fit(x, np.sign(x[:, 0]))
+      >>> print(model.predict([[-0.5], [0.5]]).round())
+      [-1.  1.]
+    """
+
+    default_recipe = Boosted()
+
+
+class TreeClassifier(_Classifier):
+    """A scikit-learn classifier: one tree by default, or the model of any recipe.
+
+    ``TreeClassifier().fit(X, y).predict_proba(X)``. The tree can be read: ``print(model.model_.to_text())``. On most
+    tables, the sum of trees of :class:`BoostedClassifier` is more accurate. Labels can have any type. X is as for
+    :class:`TreeRegressor`. :func:`jtrees.fit` gives the same model for the same rows.
+
+    Parameters and attributes are as in :class:`TreeRegressor`, except ``loss`` and ``quantile``. As in scikit-learn,
+    ``class_weight`` is ``"balanced"`` or a factor of the sample weights for each label, ``{"yes": 2.0}``. The attribute
+    ``classes_`` holds the sorted labels. The default recipe is :class:`jtrees.NonGreedy` of depth 6. Of the recipes
+    whose model is one hard tree, it has the lowest log loss (``experiments.systems``).
+
+    Example:
+      >>> from jtrees.estimators import TreeClassifier
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> labels = np.where(x[:, 0] > 0, "high", "low")
+      >>> model = TreeClassifier(jtrees.GET(depth=1, starts=1, epochs=20), random_state=0).fit(x, labels)
+      >>> print(model.predict([[-0.5], [0.5]]))
+      ['low' 'high']
+    """
+
+    default_recipe = NonGreedy(depth=6)
+
+
+class BoostedClassifier(_Classifier):
+    """A scikit-learn classifier: a sum of boosted trees by default, or the model of any recipe.
+
+    ``BoostedClassifier().fit(X, y).predict_proba(X)``. Parameters and attributes are as in :class:`TreeClassifier`.
+    Only the default recipe differs. It is :class:`jtrees.Boosted`, as in :class:`BoostedRegressor`.
+
+    Example:
+      >>> from jtrees.estimators import BoostedClassifier
+      >>> x = np.linspace(-1, 1, 40)[:, None]
+      >>> labels = np.where(x[:, 0] > 0, "high", "low")
+      >>> model = BoostedClassifier({"rounds": 50, "base__epochs": 5}, random_state=0).fit(x, labels)
+      >>> print(model.predict([[-0.5], [0.5]]))
+      ['low' 'high']
+    """
+
+    default_recipe = Boosted()
 
 
 def _warn_of_spaces(classes: np.ndarray) -> None:

@@ -34,7 +34,8 @@ _OLDER = {1: "Columns"}  # older formats that are read, and the class that a fil
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
 _SECTIONS: dict[str, str] = {}  # for classes with files: the key of the header that holds them, "object" or "state"
 _OPENED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)|/dev/std(out|err)")  # files that this process has open
-_ESTIMATORS = ("TreeRegressor", "TreeClassifier")  # imported on demand because they need scikit-learn
+# Imported on demand because they need scikit-learn.
+_ESTIMATORS = ("TreeRegressor", "TreeClassifier", "BoostedRegressor", "BoostedClassifier")
 
 # Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype (or the key implementation).
 _Arrays = list[tuple[str, str, np.ndarray]]
@@ -99,8 +100,8 @@ def save(what: Any, path: str | os.PathLike | IO[bytes], *, feature_names: list[
     Tuned options (``report.tuning``) that cannot be saved, such as functions, are stored by name.
 
     Args:
-      what: a tree, a forest or another model; a fit; a fitted :class:`jtrees.estimators.TreeRegressor` or
-        ``TreeClassifier``, which is saved with its parameters; a :class:`jtrees.methods.BanditState` or a
+      what: a tree, a forest or another model; a fit; a fitted estimator of :mod:`jtrees.estimators`, which is saved
+        with its parameters; a :class:`jtrees.methods.BanditState` or a
         :class:`jtrees.training.TrainState`.
       path: path of the file, usually with the extension ``.jtrees``; or of an object in a bucket, ``gs://bucket/name``.
         A bucket needs ``etils`` and the package of its file system, such as ``gcsfs``. Or an open binary file, such as

@@ -86,7 +86,7 @@ def estimator(name, raw, **options):
     frame = pd.DataFrame(X, columns=[*"abcd"])
     frame.loc[::7, "a"] = np.nan
     frame["text"] = np.where(X[:, 0] > 0, "yes", "no")
-    x, y = frame if raw else X, Y if name == "TreeRegressor" else CLASS
+    x, y = frame if raw else X, Y if name.endswith("Regressor") else CLASS
     model = getattr(estimators, name)(GET, random_state=0, **options).fit(x, y)
     assert np.isfinite(np.asarray(model.predict(x), float)).all()
     model.apply(x)

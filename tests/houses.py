@@ -6,6 +6,7 @@ import pandas as pd
 from jtrees import cli
 
 QUICK = ["--set", "depth=2", "starts=2", "epochs=30"]
+TREE = ["--tree", *QUICK]
 
 
 def houses(n=300):

@@ -161,7 +161,7 @@ def test_margins_are_two_standard_errors_of_paired_differences():
     assert ahead.verdict("GET") == "GET is better than a linear model: loss 1, 2 for a linear model, on held-out rows"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ahead.warn_if_behind("GET")
+        ahead.warn_if_behind("GET", "another recipe may do better")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,8 @@ def test_margins_are_two_standard_errors_of_paired_differences():
 def test_a_fit_that_is_behind_warns(task, y, where):
     how = {"validation": {"validation": (X, y)}, "held_out": {"held_out": 0.2}, "training": {}}[where]
     rows = {"validation": "the validation set", "held_out": "held-out rows", "training": "the training rows"}[where]
-    with pytest.warns(BehindBaselineWarning, match=rf"A linear model .*better than GET: .*, on {rows}"):
+    advice = f"a sum of trees may do better: jtrees.estimators.Boosted{'Regress' if y is Y else 'Classifi'}(or|er)"
+    with pytest.warns(BehindBaselineWarning, match=rf"A linear model .*better than GET: .*, on {rows}.*: {advice}"):
         fit = jtrees.fit(STUMP, X, y, key=KEY, task=task, **how)
     found = fit.report.baselines
     assert found["linear"] < found["model"] and fit.report.verdict in str(fit)

@@ -1,11 +1,11 @@
-"""Scikit-learn's own checks of the two estimators. Other recipes: ``test_properties.py`` and ``test_battery.py``."""
+"""Scikit-learn's own checks of the estimators. Other recipes: ``test_properties.py`` and ``test_battery.py``."""
 
 from estimator_checks import COMBINATORS, OTHERS, QUICK
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import jtrees
-from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 
 pytestmark = [
     # The checks warn of labels (n, 1), and of another version of pandas.
@@ -41,10 +41,11 @@ def test_estimators(estimator, check):
 
 
 _GET = OTHERS[0].replace(leaves="linear")
-_CLASSIFIER = TreeClassifier(next(recipe for recipe in OTHERS if isinstance(recipe, jtrees.LatentTree)), random_state=0)
+_LATENT = next(recipe for recipe in OTHERS if isinstance(recipe, jtrees.LatentTree))
+_BOOSTED = (BoostedRegressor(COMBINATORS[0], random_state=0), BoostedClassifier(COMBINATORS[0], random_state=0))
 
 
 @pytest.mark.wide
-@checks(*(TreeRegressor(recipe, random_state=0) for recipe in (_GET, COMBINATORS[0])), _CLASSIFIER)
+@checks(TreeRegressor(_GET, random_state=0), TreeClassifier(_LATENT, random_state=0), *_BOOSTED)
 def test_estimators_of_other_recipes(estimator, check):
     check(estimator)

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 
-from houses import QUICK, dated, houses, run
+from houses import TREE, dated, houses, run
 import jax
 import numpy as np
 import pandas as pd
@@ -18,8 +18,8 @@ import pytest
 import jtrees
 from jtrees import cli
 from jtrees.cli import arguments
-from jtrees.cli.parser import DEFAULTS, LOSSES, parse
-from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.cli.parser import LOSSES, parse
+from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 from jtrees.tasks.custom import named
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
@@ -37,8 +37,9 @@ MISTAKES = [
     ([*FIT, "--recipe", "Bagged(Oak)"], "--recipe must be one of Bagged, .*, got 'Oak'"),
     ([*FIT, "--recipe", "Bagged"], r"--recipe: Bagged needs a base, such as Bagged\(LatentTree\)"),
     ([*FIT, "--recipe", "GET(DGT)"], "--recipe: GET takes no base"),
+    ([*FIT, "--set", "deph=3"], "options of Boosted are 'base', .*, got 'deph'"),
     ([*FIT, "--set", "depth"], "--set must be OPTION=VALUE, such as depth=3, got 'depth'"),
-    ([*FIT, "--set", "deph=3"], "options of GET are 'depth', .*, got 'deph': write 'depth'"),
+    ([*FIT, "--tree", "--set", "deph=3"], "options of GET are 'depth', .*, got 'deph': write 'depth'"),
     ([*FIT, "--task", "classification"], "target 'price' has .* labels of fewer than 5 rows"),
     ([*LOSS, "huber", "--task", "classification"], "--loss is for regression, and --task is class"),
     ([*FIT, "--quantile", "0.9"], "--quantile goes with --loss quantile"),
@@ -54,6 +55,14 @@ MISTAKES = [
     ([*EXPORT, "model.sql"], "columns must not be dates, which differ between databases, got 'offered'"),
     (["export", "tree.jtrees", "model.h"], "tree.jtrees must hold a model of jtrees fit, .*, got ObliqueTree"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch):
+    """Sums of two trees by default, which stand beside a tree in every verdict."""
+    recipe = jtrees.Boosted(jtrees.GET(depth=1, epochs=2), rounds=2, patience=None)
+    for estimator in (BoostedRegressor, BoostedClassifier):
+        monkeypatch.setattr(estimator, "default_recipe", recipe)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +86,7 @@ def folder(tmp_path_factory):
 def test_fit_says_what_it_read_and_learnt(folder, tmp_path, capsys):
     out = tmp_path / "model.jtrees"
     options = ["--target", "price", "--columns", "verdict=drop", "--out", out]
-    assert run("fit", folder / "houses.csv", *options, *QUICK) == 0
+    assert run("fit", folder / "houses.csv", *options, *TREE) == 0
     output, warned = capsys.readouterr()
     for pattern in (
         "houses: 300 rows, 4 columns; task: regression, as price holds",
@@ -146,16 +155,39 @@ def test_files_for_other_machines(dates, folder, tmp_path, capsys):
     np.testing.assert_allclose(chances, expected, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_the_better_model_is_named(tmp_path, capsys):
+def test_a_sum_is_saved_and_a_tree_is_shown_beside_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(TreeRegressor, "default_recipe", RECIPE)
+    houses().to_csv(tmp_path / "t.csv", index=False)
+    options = ["fit", tmp_path / "t.csv", "--target", "price", "--columns", "verdict=drop", "--out", tmp_path / "m"]
+    assert run(*options, "--set", "rounds=3") == 0
+    model, output = jtrees.load(tmp_path / "m"), capsys.readouterr().out
+    assert isinstance(model, BoostedRegressor) and len(model.model_.model) == 3
+    command = shlex.join(["jtrees", *map(str, options), "--tree"])
+    assert re.search(r"\nkind of model: a sum of 3 trees", output) and f" {command} " in output
+    assert re.search(r"; rows are of the 270 training rows\n(score = |if |-> )", output)
+    assert output.splitlines()[0].startswith("t: 300 rows")
+
+
+@pytest.mark.parametrize("kind", ["--tree", "--recipe"])
+def test_the_better_of_a_tree_and_a_sum_is_named(kind, tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(600, 3)), columns=list("abc"))
-    frame["y"] = np.where(frame["a"] + frame["b"] + frame["c"] > 0, "yes", "no")  # a linear model is better
+    frame["y"] = np.where(frame["a"] * frame["b"] > 0, "yes", "no")
     frame.to_csv(tmp_path / "t.csv", index=False)
     options = ["fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m.jtrees"]
-    assert run(*options, "--recipe", "GET", "--set", "depth=1", "starts=1", "epochs=5") == 0
-    command = shlex.join(["jtrees", *map(str, options), "--recipe", "Boosted"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"Boosted may be better than GET: {command}"
+    boosted = jtrees.Boosted(jtrees.GET(depth=3, epochs=20), rounds=10, learning_rate=0.5, patience=None)
+    tree = jtrees.GET(depth=1, starts=1, epochs=5, ridge=False)
+    monkeypatch.setattr(BoostedClassifier, "default_recipe", boosted)
+    monkeypatch.setattr(TreeClassifier, "default_recipe", tree)
+    weak = ["--tree"] if kind == "--tree" else ["--recipe", "GET", "--set", "depth=1", "starts=1", "epochs=5"]
+    assert run(*options, *weak) == 0
+    command = shlex.join(["jtrees", *map(str, options)])
+    assert capsys.readouterr().out.splitlines()[-1] == f"Boosted is better than GET: {command}"
+    if kind == "--tree":
+        monkeypatch.setattr(BoostedClassifier, "default_recipe", boosted.replace(rounds=1, learning_rate=1e-6))
+        monkeypatch.setattr(TreeClassifier, "default_recipe", jtrees.GET(depth=3, starts=2, epochs=200))
+        assert run(*options) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"GET is better than Boosted: {command} --tree"
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
@@ -169,8 +201,8 @@ def test_mistakes_are_one_line_and_exit_code_2(folder, monkeypatch, capsys, argu
 
 
 OUTPUTS = {
-    "fit": ["fit", "houses.csv", "--target", "price", *QUICK, "--out"],
-    "report": ["report", "houses.csv", "--target", "price", *QUICK, "--out"],
+    "fit": ["fit", "houses.csv", "--target", "price", *TREE, "--out"],
+    "report": ["report", "houses.csv", "--target", "price", *TREE, "--out"],
     "predict": [*PREDICT, "houses.csv", "--out"],
     "export": EXPORT,
 }
@@ -232,7 +264,7 @@ def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
         return model
 
     monkeypatch.setattr(TreeRegressor, "fit", interrupted)
-    fitting = ["fit", folder / "houses.csv", "--target", "price", *QUICK, "--out"]
+    fitting = ["fit", folder / "houses.csv", "--target", "price", *TREE, "--out"]
     assert run(*fitting, tmp_path / "best.jtrees") == 130
     assert "interrupted: the model is the best one so far" in capsys.readouterr().err
     assert jtrees.load(tmp_path / "best.jtrees").tree_.depth == 2
@@ -255,14 +287,23 @@ def test_recipes_by_name():
         assert arguments.recipe_named(name) == recipe
     options = parse([*FIT, "--recipe", "Bagged(GET)", "--set", "trees=3", "base.leaves=linear"])
     assert arguments.recipe_of(options, "regression") == jtrees.Bagged(jtrees.GET(leaves="linear"), trees=3)
-    recipes = {"regression": TreeRegressor.default_recipe, "classification": TreeClassifier.default_recipe}
-    assert {task: type(recipe).__name__ for task, recipe in recipes.items()} == DEFAULTS  # which the help names
+    for task, tree, boosted in (
+        ("regression", TreeRegressor, BoostedRegressor),
+        ("classification", TreeClassifier, BoostedClassifier),
+    ):
+        for words, kind in (([], boosted), (["--tree"], tree)):
+            recipe = arguments.recipe_of(options := parse([*FIT, *words]), task)
+            assert recipe == kind.default_recipe and type(arguments.estimator_of(options, recipe, task)) is kind
+        options = parse([*FIT, "--recipe", "DGT"])
+        assert type(arguments.estimator_of(options, arguments.recipe_of(options, task), task)) is tree
+    with pytest.raises(SystemExit):
+        parse([*FIT, "--tree", "--recipe", "GET"])
 
 
 def test_losses_by_name():
     losses = [(loss, [], named(loss)) for loss in LOSSES]
     for loss, level, expected in [*losses, ("quantile", ["--quantile", "0.9"], jtrees.losses.Quantile(0.9))]:
-        options = parse([*LOSS, loss, *level])
+        options = parse([*LOSS, loss, *level, "--tree"])
         recipe = arguments.recipe_of(options, "regression")
         assert recipe.leaves == ("linear" if loss == "squared_error" else "constant")
         estimator = arguments.estimator_of(options, recipe, "regression")

@@ -1,4 +1,4 @@
-"""The two scikit-learn estimators. Scikit-learn's own checks: ``test_checks.py``."""
+"""The scikit-learn estimators. Scikit-learn's own checks: ``test_checks.py``."""
 
 import dataclasses
 import datetime
@@ -26,7 +26,7 @@ import tables
 
 import jtrees
 from jtrees import warmstart
-from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 
 # optax's Adam raises a float to an int32 power, and users have jax's own promotion.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -169,7 +169,7 @@ def test_options_of_the_default_recipe_and_parameters_are_set_in_any_order(later
     assert first.tree_.depth == 1 and first.tree_.leaves.is_constant
     np.testing.assert_array_equal(predictions, predictions[:1] * 3)
     assert clone(first).get_params()["recipe__depth"] == 1
-    classes = TreeClassifier(random_state=0).set_params(recipe__base__depth=1)  # the default recipe for few rows
+    classes = BoostedClassifier(random_state=0).set_params(recipe__base__depth=1)  # the default recipe for few rows
     assert classes.fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1]).predict([[0.0], [3.0]]).tolist() == [0, 1]
     with pytest.raises(ValueError, match=r"options of GET are .*, got 'deepness'"):
         TreeRegressor({"deepness": 3}).fit(x, y)
@@ -234,6 +234,22 @@ def test_a_classifier_saved_and_loaded(form, tmp_path):
     header = jtrees.io.header(tmp_path / "it.jtrees")
     assert header["kind"] == "TreeClassifier" and header["feature_names"] == [*frame]
     assert form == "one class" or header["recipe"]["name"] == "DGT"
+
+
+@pytest.mark.parametrize(
+    ("tree", "boosted", "y"), [(TreeRegressor, BoostedRegressor, Y), (TreeClassifier, BoostedClassifier, LABELS)]
+)
+def test_names_say_whether_the_default_is_one_tree_or_a_sum(tree, boosted, y, tmp_path):
+    task = jtrees.Regression() if tree is TreeRegressor else jtrees.Classification(3)
+    assert tree.default_recipe.tree_leaves(task) is not None and boosted.default_recipe == jtrees.Boosted()
+    assert tree().get_params(deep=False) == boosted().get_params(deep=False)
+    assert issubclass(boosted, BoostedClassifier) or boosted(loss="gamma").get_params()["recipe__rounds"] == 300
+    frame = pd.DataFrame(X, columns=[*"abcd"])
+    options = {"rounds": 3, "patience": None, "base__depth": 1, "base__epochs": 2}
+    model = boosted(options, random_state=0).fit(frame, y)
+    assert model.tree_ is None and len(model.model_.model) == 3 and model.score(frame, y) > 0
+    read_again(model, frame, tmp_path)
+    assert jtrees.io.header(tmp_path / "it.jtrees")["kind"] == boosted.__name__
 
 
 @pytest.mark.slow

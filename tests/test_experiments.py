@@ -223,7 +223,7 @@ WEAK = jtrees.Boosted(GET.replace(cart="binned"), rounds=3)
 REFINED = jtrees.Refined(WEAK, epochs=1)
 USUAL = paper_nongreedy.USUAL | {"epochs": 3, "greedy_epochs": 2, "deepest": 2, "tuned": 1}
 USUAL["grid"] = {"nu": (10.0, 100.0), "learning_rate": (1.0,)}
-tree = lambda estimator: lambda recipe=None, **options: estimator(DGT, **options)
+quick = lambda estimator: type(estimator.__name__, (estimator,), {"default_recipe": DGT})
 few_trees = lambda **options: HistGradientBoostingRegressor(**options | {"max_iter": 5})
 few_forest = {
     part: (paper_forest.TITLES[part], paper_forest.random_forest, {}) for part in (*paper_forest.RIVALS, "tree")
@@ -295,15 +295,13 @@ WHOLE = {
     estimators: (
         ["--datasets", "kin8nm", "segmentation", "--seeds", "2"],
         {
-            "KINDS": {
-                "regression": (*estimators.KINDS["regression"][:3], tree(estimators.TreeRegressor)),
-                "classification": (*estimators.KINDS["classification"][:3], tree(estimators.TreeClassifier)),
-            },
-            "TreeRegressor": SimpleNamespace(default_recipe=DGT),
-            "TreeClassifier": SimpleNamespace(default_recipe=DGT),
-            "jtrees": SimpleNamespace(Boosted=lambda: DGT, Refined=lambda: DGT),
+            "ESTIMATORS": {part: tuple(quick(kind) for kind in kinds) for part, kinds in estimators.ESTIMATORS.items()},
+            "jtrees": SimpleNamespace(Refined=lambda: DGT),
         },
-        ["| kin8nm | 225 x 5 |", "TreeRegressor() minus CART: ", "TreeClassifier() minus random forest: "],
+        [
+            *("| kin8nm | 225 x 5 |", "BoostedRegressor() minus CART: ", "TreeRegressor() minus CART: "),
+            *("BoostedClassifier() minus random forest: ", "TreeClassifier() minus random forest: "),
+        ],
     ),
     distillation: (
         ["--datasets", "kin8nm", "segmentation"],

@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 import json
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 
-from houses import QUICK, dated, houses, run
+from houses import QUICK, TREE, dated, houses, run
 import jax
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ import sweeps
 
 import jtrees
 from jtrees.cli.parser import LOSSES
-from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.estimators import BoostedClassifier, TreeClassifier, TreeRegressor
 from jtrees.report.held_out import HeldOut, divided
 from jtrees.report.page import write_report
 from jtrees.report.rivals import rivals
@@ -105,6 +106,28 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_report_of_a_sum_shows_a_tree_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(TreeRegressor, "default_recipe", jtrees.GET(depth=2, starts=1, epochs=300))
+    houses().to_csv(tmp_path / "houses.csv", index=False)
+    few = ["--set", "rounds=1", "learning_rate=1e-6", "patience=None", "base.epochs=2"]
+    options = [
+        tmp_path / "houses.csv",
+        "--target",
+        "price",
+        "--columns",
+        "verdict=drop",
+        "--out",
+        tmp_path / "page.html",
+    ]
+    assert run("report", *options, *few) == 0
+    parts = Parts((tmp_path / "page.html").read_text())
+    assert {"The tree", "Rules", "Splits and leaves"} < set(parts.heads)
+    text = " ".join(parts.text.split())
+    assert "The tree of GET stands beside the model, which is not one tree." in text
+    assert f"GET is better than Boosted: {shlex.join(['jtrees', 'report', *map(str, options), '--tree'])}" in text
+
+
+@pytest.mark.slow
 def test_leaves_and_rows_of_a_report_agree(tmp_path):
     """Also if a feature is a target mean, which a row must not influence."""
     rng = np.random.default_rng(0)
@@ -112,7 +135,8 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
     y = np.where(rng.random(400) < 0.4, "yes", "no")
     model = TreeClassifier(jtrees.GET(depth=3, starts=2, epochs=30, shrink=False), random_state=0)
     out = tmp_path / "page.html"
-    held_out = HeldOut(model, jtrees.losses.SquaredError(), x, y, share=0.25, seed=0, forests=True)
+    other = BoostedClassifier({"rounds": 2, "patience": None})
+    held_out = HeldOut(model, other, jtrees.losses.SquaredError(), x, y, share=0.25, seed=0, forests=True)
     write_report(out, held_out, name="shops", target="y", command="jtrees report")
     train, _ = divided(y, "classification", 0.25, 0)
     codes = (y[train] == "yes").astype(int)
@@ -193,7 +217,7 @@ def test_counts_are_fitted_explained_and_reported(tmp_path, capsys):
     table.to_csv(tmp_path / "claims.csv", index=False)
     options = [tmp_path / "claims.csv", "--target", "claims", "--loss", "poisson"]
     model_file, page = tmp_path / "model.jtrees", tmp_path / "page.html"
-    assert run("fit", *options, "--out", model_file, *QUICK) == 0
+    assert run("fit", *options, "--out", model_file, *TREE) == 0
     output = capsys.readouterr().out
     assert "task: regression, as --loss poisson is for numbers\n" in output
     numbers = re.search(r"Poisson deviance ([\d.]+), .*?([\d.]+) for a constant.*, on 30 held-out rows", output)
@@ -202,7 +226,7 @@ def test_counts_are_fitted_explained_and_reported(tmp_path, capsys):
     assert run(*explained) == run(*explained, "--extrapolate") == 0  # only a category leads to another leaf
     output = capsys.readouterr().out
     assert "within their ranges in the table leads to another leaf" in output and "nearest leaf: " in output
-    assert run("report", *options, "--out", page, *QUICK) == 0
+    assert run("report", *options, "--out", page, *TREE) == 0
     parts = Parts(page.read_text())
     assert "By how much the Poisson deviance rises" in parts.text and {"model.h", "model.py"} == set(parts.links)
 

@@ -27,6 +27,7 @@ _FIELD_OF_TUPLE = "Alias for field number"
 _ARRAY_LIKE = r"~?[\w.]*\bArray \| ~?[\w.]*\bndarray \| [^,)=]*?\bcomplex\b"
 _KINDS = {"func": "function", "meth": "method", "class": "class"}
 _INHERITED = r"set_\w+_request|get_metadata_routing"  # of scikit-learn
+_OTHERS = "TreeEstimator, MultiOutputMixin, RegressorMixin, ClassifierMixin, object"  # bases without methods on pages
 
 
 class Api(SphinxDirective):
@@ -47,6 +48,8 @@ class Api(SphinxDirective):
             thing = getattr(importlib.import_module(module), name)
             if inspect.isclass(thing):
                 lines += ["", f".. autoclass:: {name}", "   :members:"]
+                if any(base.__name__.startswith("_") for base in thing.__bases__):  # which has the methods
+                    lines += [f"   :inherited-members: {_OTHERS}"]
                 if issubclass(thing, Exception):
                     lines += ["   :no-members:"]
             elif callable(thing):

@@ -9,11 +9,19 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import results_tables
 
-OURS = (("TreeRegressor()", "Refined()"), ("TreeClassifier()",))  # of regression, of classification
+# Estimators of regression, and of classification.
+OURS = (
+    ("BoostedRegressor()", "TreeRegressor()", "Refined()"),
+    ("BoostedClassifier()",),
+)
 RIVALS = ("CART", "random forest", "LightGBM", "CatBoost")
 # Places of labels that would meet a neighbour's point above their own: offset in points, and alignment.
-PLACES = {"TreeRegressor()": (0, -15, "center"), "LightGBM": (0, -15, "center")}
-PLACES |= {"TreeClassifier()": (-8, -2, "right"), "random forest": (8, -3, "left"), "CatBoost": (8, -3, "left")}
+PLACES = {
+    "TreeRegressor()": (0, -15, "center"),
+    "BoostedRegressor()": (8, -13, "left"),
+    "LightGBM": (0, -15, "center"),
+}
+PLACES |= {"BoostedClassifier()": (-8, -2, "right"), "random forest": (8, -3, "left"), "CatBoost": (8, -3, "left")}
 MEASURES = {"second fit, s": "seconds of a fit", "numbers": "numbers in the model"}
 
 

@@ -12,28 +12,42 @@ from jtrees import losses, validation
 from jtrees.cli.files import DataError
 from jtrees.cli.parser import LOSSES
 from jtrees.cli.tables import Task
-from jtrees.estimators import TreeClassifier, TreeRegressor
+from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 from jtrees.selection.grid import with_options
 from jtrees.tables import Schema
 from jtrees.tasks.custom import named
 
+# The estimators of a sum of trees, and of one tree or any other recipe.
+_ESTIMATORS: dict[Task, Any] = {
+    "regression": {True: BoostedRegressor, False: TreeRegressor},
+    "classification": {True: BoostedClassifier, False: TreeClassifier},
+}
+
 
 def estimator_of(
     options: argparse.Namespace,
-    recipe: jtrees.Recipe | None,
+    recipe: jtrees.Recipe,
     task: Task,
     max_seconds: float | None = None,
     schema: Schema | None = None,
 ) -> Any:
-    """Returns the estimator that the arguments describe; ``schema`` says what the columns hold.
-
-    None is the default recipe.
-    """
+    """Returns the estimator of a recipe that the arguments describe; ``schema`` says what the columns hold."""
     common: Any = {"random_state": options.seed, "max_seconds": max_seconds, "progress": sys.stdout.isatty()}
-    common |= {"monotonic_cst": signs_of(options), "columns": schema}
-    if task == "classification":
-        return TreeClassifier(recipe, **common)
-    return TreeRegressor(recipe, loss=options.loss or LOSSES[0], quantile=options.quantile, **common)
+    kind = _ESTIMATORS[task][isinstance(recipe, jtrees.Boosted)]
+    return kind(recipe, columns=schema, **common, **_parameters_of(options, task))
+
+
+def default_recipe(options: argparse.Namespace, task: Task, *, boosted: bool) -> jtrees.Recipe:
+    """Returns the default recipe of a sum of trees, or of one tree."""
+    return _ESTIMATORS[task][boosted](**_parameters_of(options, task))._recipe()
+
+
+def _parameters_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
+    """Returns the parameters of an estimator on which its default recipe can depend."""
+    parameters: dict[str, Any] = {"monotonic_cst": signs_of(options)}
+    if task == "regression":
+        parameters |= {"loss": options.loss or LOSSES[0], "quantile": options.quantile}
+    return parameters
 
 
 def loss_of(options: argparse.Namespace) -> losses.Loss:
@@ -62,7 +76,8 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
       DataError: for an unknown name, and for options that are not ``name=value``.
       ValueError: for an unknown option.
     """
-    recipe = estimator_of(options, None, task)._recipe() if options.recipe is None else recipe_named(options.recipe)
+    default = default_recipe(options, task, boosted=not options.tree)
+    recipe = default if options.recipe is None else recipe_named(options.recipe)
     for option in options.set:
         name, equals, value = option.partition("=")
         if not name or not equals:

@@ -14,14 +14,15 @@ import warnings
 import matplotlib
 import numpy as np
 import pandas as pd
+from sklearn.base import is_classifier
 
 import jtrees
 from jtrees import cli, explain, export, io, validation
-from jtrees.cli.arguments import estimator_of, loss_of, recipe_of
+from jtrees._estimator import TreeEstimator
+from jtrees.cli.arguments import default_recipe, estimator_of, loss_of, recipe_of
 from jtrees.cli.files import DataError, is_parquet, one_line, read_rows, rules_of
 from jtrees.cli.parser import SUFFIXES
 from jtrees.cli.tables import LabelledTable, Task, as_options, check_rows, guess, read_labelled, targets_of, usable
-from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.report import BehindBaselineWarning
 from jtrees.report.comparison import listed
 from jtrees.report.held_out import HeldOut, kind_of_model
@@ -35,7 +36,6 @@ from jtrees.tables.schemas import warn_of_odd_cells
 _HELD_OUT = 0.1  # fraction of the rows that are held out for the verdict
 _HELD_OUT_OF_REPORT = 0.25
 _FEWEST = 30  # least number of rows of a table for a verdict
-_BEST = jtrees.Boosted  # the recipe with the lowest losses on most tables, in experiments.estimators
 _BACKGROUND = 100  # largest number of background rows of Shapley values
 _FORMATS = (
     *(export.to_c, export.to_numpy, export.to_onnx, export.to_stablehlo, export.to_sql),
@@ -72,8 +72,10 @@ def _fit(options: argparse.Namespace) -> int:
         recipe, y = recipe_of(options, task), targets_of(frame.y)
         started = time.perf_counter()
         first = _held_out(options, recipe, frame, y, task) if len(y) >= _FEWEST else None
-        model = None if first is None else first.model
-        if model is None or model.report_.ended != "interrupted":
+        interrupted = first is not None and "interrupted" in (first.model.report_.ended, first.other.report_.ended)
+        if first is not None and interrupted:
+            model = first.model
+        else:
             left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
             model = estimator_of(options, recipe, task, left, frame.schema)
             with warnings.catch_warnings():
@@ -88,49 +90,71 @@ def _fit(options: argparse.Namespace) -> int:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {seconds:.1f} s in all")
     print(f"\n{model.encoder_}\n")
     if model.tree_ is not None:
-        classes = None if task == "regression" else [str(label) for label in model.classes_]
         # The rows as the tree was trained on them: their target means are means over other rows.
         if first is not None and model is first.model:
             features = first.features
         else:
-            codes = np.unique(y, return_inverse=True)[1] if classes else y
+            codes = np.unique(y, return_inverse=True)[1] if is_classifier(model) else y
             features = TableEncoder.fit(frame.x, codes, task=task, columns=model.columns)[1]
-        print(f"# {kind_of_model(model)}; rows are of the {len(features)} training rows")
-        names = model.encoder_.feature_names
-        print(model.tree_.to_text(names, x=features, class_names=classes, max_terms=MAX_TERMS))
+        _print_rules(model, features)
+    elif first is not None and first.tree_estimator is not None:
+        print(f"one tree to read beside it, which {_command(options, tree=True)} fits to all rows")
+        _print_rules(first.tree_estimator, first.features)
     print(f"written to {options.out}")
-    if first is not None and (better := first.comparison().better):
-        print(_advice(options, recipe, better))
-    if model.report_.ended == "interrupted":
+    if first is not None and (advice := _advice(options, first)):
+        print(advice)
+    if interrupted or model.report_.ended == "interrupted":
         print("jtrees: interrupted: the model is the best one so far", file=sys.stderr)
         return 130
     return 0
 
 
-def _advice(options: argparse.Namespace, recipe: jtrees.Recipe, better: list[str]) -> str:
-    """Returns the command of a recipe that may be better, or a sentence on the rivals that are better."""
-    name, best = type(recipe).__name__, _BEST.__name__
-    if isinstance(recipe, _BEST):
-        return f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {name} on this table"
+def _print_rules(model: Any, features: np.ndarray) -> None:
+    """Prints the rules of one tree; ``features`` are its training rows."""
+    classes = list(map(str, model.classes_)) if is_classifier(model) else None
+    print(f"# {kind_of_model(model)}; rows are of the {len(features)} training rows")
+    print(model.tree_.to_text(model.encoder_.feature_names, x=features, class_names=classes, max_terms=MAX_TERMS))
+
+
+def _advice(options: argparse.Namespace, held_out: HeldOut) -> str:
+    """Returns the command of the better of a tree and a sum, else a sentence on better rivals, else nothing."""
+    name, better = held_out.name, held_out.comparison().better
+    if held_out.other_name in better:
+        command = _command(options, tree=held_out.other_name != jtrees.Boosted.__name__)
+        return f"{held_out.other_name} is better than {name}: {command}"
+    return f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {name} on this table" if better else ""
+
+
+def _command(options: argparse.Namespace, *, tree: bool) -> str:
+    """Returns the command with the default recipe of one tree, or of a sum of trees."""
     words, kept = list(map(str, options.words)), []
     while words:
         option, equals, _ = (word := words.pop(0)).partition("=")
-        if option not in ("--recipe", "--set"):
+        if option not in ("--recipe", "--set", "--tree"):
             kept.append(word)
-        elif not equals:  # the recipe is the next word, and options go on to the next option
+        elif not equals and option != "--tree":  # the recipe is the next word, and options go on to the next option
             count = next((i for i, other in enumerate(words) if other.startswith("--")), len(words))
             del words[: 1 if option == "--recipe" else count]
-    return f"{best} may be better than {name}: {shlex.join(['jtrees', *kept, '--recipe', best])}"
+    return shlex.join(["jtrees", *kept, *["--tree"] * tree])
 
 
 def _held_out(
     options: argparse.Namespace, recipe: jtrees.Recipe, frame: LabelledTable, y: np.ndarray, task: Task
 ) -> HeldOut:
-    """Returns a model fitted to nine tenths of the rows, and its rivals, in half of the time limit."""
-    model = estimator_of(options, recipe, task, options.max_seconds and options.max_seconds / 2, frame.schema)
+    """Returns the two estimators fitted to nine tenths of the rows, and rivals, in two thirds of the time limit."""
+    model, other = _pair(options, recipe, frame, task, options.max_seconds and options.max_seconds / 3)
+    split: Any = {"share": _HELD_OUT, "seed": options.seed, "forests": False}
     with warnings.catch_warnings():  # the fit to all rows repeats the warnings
         warnings.simplefilter("ignore")
-        return HeldOut(model, loss_of(options), frame.x, y, share=_HELD_OUT, seed=options.seed, forests=False)
+        return HeldOut(model, other, loss_of(options), frame.x, y, **split)
+
+
+def _pair(
+    options: argparse.Namespace, recipe: jtrees.Recipe, frame: LabelledTable, task: Task, max_seconds: float | None
+) -> tuple[Any, Any]:
+    """Returns the estimator of a recipe, and a tree beside a sum, or a sum beside any other model."""
+    other = default_recipe(options, task, boosted=not isinstance(recipe, jtrees.Boosted))
+    return tuple(estimator_of(options, candidate, task, max_seconds, frame.schema) for candidate in (recipe, other))
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -141,7 +165,7 @@ def _predict(options: argparse.Namespace) -> int:
         if np.ndim(columns["prediction"]) == 2:
             columns = {f"prediction {i}": column for i, column in enumerate(np.transpose(columns["prediction"]))}
         if options.probabilities:
-            if not isinstance(model, TreeClassifier):
+            if not is_classifier(model):
                 raise DataError("--probabilities are for a classifier, and this model is a regressor")
             probabilities = model.predict_proba(x)
             columns |= {f"probability of {label}": probabilities[:, k] for k, label in enumerate(model.classes_)}
@@ -157,12 +181,12 @@ def _explain(options: argparse.Namespace) -> int:
     x = _rows(model, options)
     if not 0 <= options.row < len(x):
         raise DataError(f"--row must be from 0 to {len(x) - 1}, got {options.row}")
-    row, is_classifier = x.iloc[[options.row]], isinstance(model, TreeClassifier)
+    row, has_classes = x.iloc[[options.row]], is_classifier(model)
     print(f"prediction: {model.predict(row)[0]}")
     if model.tree_ is not None:
         print(f"\npath\n{explain.path(model.model_, row)}")
         nearest = explain.nearest_change(model.model_, row, x, extrapolate=options.extrapolate)
-        other = "class" if is_classifier else "leaf"
+        other = "class" if has_classes else "leaf"
         ranges = "" if options.extrapolate else " within their ranges in the table"
         if len(x) == 1:
             print(f"\nnearest {other}: the table must have other rows to measure changes by")
@@ -174,11 +198,11 @@ def _explain(options: argparse.Namespace) -> int:
     shapley = explain.shapley_values(model.model_, row, background)
     values, base, output = shapley.values[0], shapley.base_values[0], ""
     if values.ndim == 2:
-        levels = None if is_classifier else model.quantile
+        levels = None if has_classes else model.quantile
         k = int(np.asarray(model.model_.predict(row))[0].argmax()) if levels is None else len(levels) // 2
         values, base = values[:, k], base[k]
         output = f" of output {k}" if levels is None else f" of the quantile {levels[k]:g}"
-        output = f" of the probability of {model.classes_[k]}" if is_classifier else output
+        output = f" of the probability of {model.classes_[k]}" if has_classes else output
     print(f"\nShapley values{output}\n{base:+.4g} mean")
     for i in np.argsort(-np.abs(values), kind="stable"):
         print(f"{values[i]:+.4g} {shapley.feature_names[i]}")
@@ -190,7 +214,7 @@ def _export(options: argparse.Namespace) -> int:
         raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {validation.quoted(str(options.file))}")
     model = _loaded(options.model)
     how: dict[str, Any] = {"prefix": options.prefix} if write is export.to_c else {}
-    if write is export.to_sql and isinstance(model, TreeClassifier):
+    if write is export.to_sql and is_classifier(model):
         how["class_names"] = list(map(str, model.classes_))
     exported, names = model.model_, None
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
@@ -198,7 +222,7 @@ def _export(options: argparse.Namespace) -> int:
     write(exported, options.file, **how)
     if names is not None:
         print(f"its features are {', '.join(names)}")
-    if isinstance(model, TreeClassifier):
+    if is_classifier(model):
         print(f"its outputs are probabilities of {', '.join(map(str, model.classes_))}")
     print(f"written to {options.file}")
     return 0
@@ -207,18 +231,13 @@ def _export(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:
         frame, task = _labelled(options)
-        recipe = recipe_of(options, task)
-        model = estimator_of(options, recipe, task, options.max_seconds, frame.schema)
-        other = (
-            jtrees.GET(depth=4) if isinstance(recipe, _BEST) else _BEST()
-        )  # one tree beside a sum, and a sum beside a tree
+        model, other = _pair(options, recipe_of(options, task), frame, task, options.max_seconds)
         parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
-        parts["other"] = estimator_of(options, other, task, options.max_seconds, frame.schema)
         with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
             warnings.simplefilter("ignore", BehindBaselineWarning)
-            held_out = HeldOut(model, loss_of(options), frame.x, targets_of(frame.y), **parts)
-        command = shlex.join(["jtrees", *map(str, options.words)])
-        write_report(file, held_out, name=frame.name, target=str(frame.y.name), command=command)
+            held_out = HeldOut(model, other, loss_of(options), frame.x, targets_of(frame.y), **parts)
+        command, advice = shlex.join(["jtrees", *map(str, options.words)]), _advice(options, held_out)
+        write_report(file, held_out, name=frame.name, target=str(frame.y.name), command=command, advice=advice)
     print(f"written to {options.out}")
     return 0
 
@@ -263,7 +282,7 @@ def _loaded(path: Path) -> Any:
       ValueError: if the file was not written by jtrees.
     """
     model = io.load(path)
-    if not isinstance(model, (TreeRegressor, TreeClassifier)):
+    if not isinstance(model, TreeEstimator):
         raise DataError(f"{path} must hold a model of jtrees fit, or an estimator, got {type(model).__name__}")
     return model
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from jtrees import __version__
 
-DEFAULTS = {"regression": "GET", "classification": "Boosted"}  # the recipes of the estimators
 LOSSES = ("squared_error", "absolute_error", "huber", "quantile", "poisson", "gamma", "tweedie")
 SUFFIXES = (".h", ".py", ".onnx", ".stablehlo", ".sql", ".js", ".mjs")
 
@@ -64,8 +63,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     add("--task", choices=["regression", "classification"], help="(default: inferred from the target)")
-    names = " or ".join(f"{recipe} in {task}" for task, recipe in DEFAULTS.items())
-    add("--recipe", help=f"such as GET, which is one tree, or Bagged(LatentTree) (default: {names})")
+    kind = parser.add_mutually_exclusive_group().add_argument
+    kind("--tree", action="store_true", help="one tree to read, instead of a more accurate sum of trees")
+    kind("--recipe", help="another recipe, such as GET or Bagged(LatentTree) (default: Boosted, a sum of trees)")
     add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the recipe: depth=3 or base.depth=3")
     add("--loss", metavar="NAME", help=f"loss of regression: {', '.join(LOSSES)} (default: {LOSSES[0]})")
     add("--quantile", type=float, metavar="LEVEL", help="level of --loss quantile (default: 0.5)")

@@ -120,10 +120,9 @@ class Comparison:
         verdict = f"{verdict}: {self.measure} {model_loss}, {listed(against)}, on {self.where}"
         return verdict[0].upper() + verdict[1:]
 
-    def warn_if_behind(self, name: str, cause: str | None = None, stacklevel: int = 3) -> None:
-        """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``cause``: the known cause."""
+    def warn_if_behind(self, name: str, advice: str, stacklevel: int = 3) -> None:
+        """Warns with :class:`BehindBaselineWarning` if a simpler model is better. ``advice``: what may do better."""
         if self.better:
-            advice = cause or "other options or another recipe may do better"
             distributed.warn(f"{self.verdict(name)}: {advice}", BehindBaselineWarning, stacklevel=stacklevel)
 
 

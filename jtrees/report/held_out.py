@@ -1,4 +1,4 @@
-"""A fitted estimator and its rivals on held-out rows: scores, a verdict and importances (needs scikit-learn)."""
+"""Two fitted estimators and their rivals on held-out rows: scores, a verdict and importances (needs scikit-learn)."""
 
 from collections.abc import Callable
 import functools
@@ -29,16 +29,17 @@ class HeldOut:
 
     Args:
       model: the estimator before its fit. It is fitted to the rows that are not held out.
+      other: another estimator of jtrees with another recipe, before its fit, which is one of the rivals.
       loss: the loss of regression.
       x: the columns, a DataFrame of pandas.
       y: the targets, ``(n,)``.
       share: fraction of the rows to hold out.
       seed: seed of the split and of the rivals.
       forests: whether ensembles are among the rivals.
-      other: another estimator of jtrees before its fit, which is one more rival, or None.
 
     Attributes:
       name: name of the recipe of the estimator.
+      other_name: name of the recipe of the other estimator.
       task: what is predicted.
       classes: the labels as text; empty in regression.
       features: the training rows as features, ``(n, p)``, as all models were trained on them. Target means are means
@@ -51,6 +52,7 @@ class HeldOut:
     def __init__(
         self,
         model: Any,
+        other: Any,
         loss: losses.Loss,
         x: Any,
         y: np.ndarray,
@@ -58,22 +60,20 @@ class HeldOut:
         share: float,
         seed: int,
         forests: bool,
-        other: Any = None,
     ):
         kind: Any = "classification" if is_classifier(model) else "regression"
         train, test = divided(y, kind, share, seed)
         self.x_train, self.y_train = x.iloc[train], y[train]
         self.x_test, self.y_test = x.iloc[test], y[test]
-        self.model, self.seed, self.name = model, seed, type(model._recipe()).__name__
+        self.model, self.other, self.seed = model, other, seed
+        self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
         self.seconds, self.predictions = {}, {}
         self._timed(self.name, lambda: model.fit(self.x_train, self.y_train))
         self.classes = [str(label) for label in model.classes_] if kind == "classification" else []
         self.task: Task = Classification(len(self.classes)) if self.classes else Regression(loss_function=loss)
-        self.predictions[self.name] = self._predicted(model, self.x_test)
-        if other is not None:
-            name = type(other._recipe()).__name__
-            self._timed(name, lambda: other.fit(self.x_train, self.y_train))
-            self.predictions[name] = self._predicted(other, self.x_test)
+        self._timed(self.other_name, lambda: other.fit(self.x_train, self.y_train))
+        for name, estimator in ((self.name, model), (self.other_name, other)):
+            self.predictions[name] = self._predicted(estimator, self.x_test)
         codes = self.codes(self.y_train)
         encoder, self.features = TableEncoder.fit(self.x_train, codes, task=kind, columns=model.columns)
         features_test = quiet(lambda: encoder.transform(self.x_test))
@@ -82,6 +82,11 @@ class HeldOut:
         for name, rival in listed.items():
             self._timed(name, lambda rival=rival: quiet(lambda: rival.fit(self.features, codes)))
             self.predictions[name] = self._predicted(rival, features_test)
+
+    @property
+    def tree_estimator(self) -> Any:
+        """The estimator whose model is one tree: the estimator itself, or else the other estimator; or None."""
+        return next((estimator for estimator in (self.model, self.other) if estimator.tree_ is not None), None)
 
     def codes(self, y: np.ndarray) -> np.ndarray:
         """Returns labels as classes 0..K-1; in regression, the targets in float64."""

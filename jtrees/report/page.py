@@ -49,7 +49,9 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def write_report(path: Path | IO[bytes], held_out: HeldOut, *, name: str, target: str, command: str) -> None:
+def write_report(
+    path: Path | IO[bytes], held_out: HeldOut, *, name: str, target: str, command: str, advice: str = ""
+) -> None:
     """Writes a page on a fitted estimator and its rivals.
 
     Args:
@@ -58,22 +60,23 @@ def write_report(path: Path | IO[bytes], held_out: HeldOut, *, name: str, target
       name: name of the data set.
       target: name of the target.
       command: the command that made the report.
+      advice: a sentence on a better model for the summary, or "".
 
     Raises:
       OSError: if the page cannot be written.
     """
     with plt.rc_context(_STYLE):
-        text = _rendered(held_out, name, target, command)
+        text = _rendered(held_out, name, target, command, advice)
     with io.written_whole(path) as file:
         file.write(text.encode())
 
 
-def _rendered(held_out: HeldOut, name: str, target: str, command: str) -> str:
+def _rendered(held_out: HeldOut, name: str, target: str, command: str, advice: str) -> str:
     """Returns the page."""
     model, (falls, fall) = held_out.model, held_out.importances
     scores = pd.DataFrame({name: held_out.scores(name) for name in held_out.predictions})
     scores.loc["seconds"] = pd.Series(held_out.seconds).round(2)
-    summary = held_out.summary(kind_of_model(model))
+    summary = [*held_out.summary(kind_of_model(model)), *filter(None, [advice])]
     return _TEMPLATES.get_template("page.html").render(
         held_out=held_out,
         model=model,
@@ -85,7 +88,7 @@ def _rendered(held_out: HeldOut, name: str, target: str, command: str) -> str:
         columns=_table(pd.Series(model.encoder_.described()).to_frame("read as")),
         scores=_table(scores.rename(columns={held_out.name: f"jtrees, {held_out.name}"}).T),
         targets=_targets(held_out, target),
-        tree=None if model.tree_ is None else _tree(held_out),
+        tree=None if held_out.tree_estimator is None else _tree(held_out),
         importances=_importances(falls),
         fall=fall,
         errors=_calibration(held_out) if held_out.classes else _residuals(held_out),
@@ -101,7 +104,7 @@ def _tree(held_out: HeldOut) -> dict[str, Any]:
 
     A tree without a split has no chart of splits. If all splits divide the same score, there is a single chart.
     """
-    model, x, classes = held_out.model, held_out.features, held_out.classes or None
+    model, x, classes = held_out.tree_estimator, held_out.features, held_out.classes or None
     tree, names = model.tree_, model.encoder_.feature_names
     shown: Any = {"feature_names": names, "class_names": classes}
     score = common_score(tree, names, _DIGITS)
@@ -183,7 +186,7 @@ def _targets(held_out: HeldOut, target: str) -> str:
 
 def _leaves(held_out: HeldOut) -> str:
     """Returns a chart of the training targets in each leaf: shares of the classes, or quantiles."""
-    leaf, y = np.asarray(held_out.model.tree_.leaf_index(held_out.features)), held_out.codes(held_out.y_train)
+    leaf, y = np.asarray(held_out.tree_estimator.tree_.leaf_index(held_out.features)), held_out.codes(held_out.y_train)
     leaves = np.unique(leaf)
     ax = plt.subplots(figsize=(_WIDTH, 0.25 * len(leaves) + 1), layout="tight")[1]
     if held_out.classes:

@@ -142,13 +142,21 @@ def fit(
     if recipe.targets(table.x, y) is y and fitted.task.has_baselines:
         comparison = comparison_of(fitted, evaluated, monitor)
         cause = {"max_seconds": "max_seconds", "interrupted": "Ctrl-C"}.get(result.report.ended)
-        stopped = None if cause is None else f"{cause} ended the training early"
-        comparison.warn_if_behind(name := type(recipe).__name__, stopped)
+        advice = _advice(result.tree, fitted.task) if cause is None else f"{cause} ended the training early"
+        comparison.warn_if_behind(name := type(recipe).__name__, advice)
         result = result.replace(
             report=result.report.replace(baselines=comparison.losses, verdict=comparison.verdict(name))
         )
     result = result.replace(report=result.report.replace(seconds=time.monotonic() - started))
     return of_raw_table(result, table)
+
+
+def _advice(tree: Any, task: Task) -> str:
+    """Returns what may do better than a model that is behind a simpler model: for one tree, a sum of trees."""
+    kind = {Regression: "Regressor", Classification: "Classifier"}.get(type(task))
+    if tree is None or kind is None:
+        return "other options or another recipe may do better"
+    return f"a sum of trees may do better: jtrees.estimators.Boosted{kind}()"
 
 
 def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
