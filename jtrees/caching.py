@@ -23,8 +23,9 @@ from jtrees import processes, validation as checks
 _VARIABLE = "JTREES_CACHE"
 # By default JAX keeps only programs that take a second or more to compile. Most programs of a fit take less.
 _KEEPS_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
-LARGEST_SIZE = 10**9  # bytes of all entries of a folder
-_WRITES = 256  # number of programs that a process writes between two checks of the size
+# Limits of a folder: the bytes of all entries, and their number, because a check of the limits looks at each entry.
+LARGEST_SIZE, MOST_ENTRIES = 10**9, 10_000
+_WRITES = 256  # number of programs that a process writes between two checks
 
 
 def cache(folder: str | os.PathLike[str] | None = None) -> str:
@@ -38,9 +39,9 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
 
     The programs are in a subfolder for the kind and the number of processors, because machine code depends on both.
-    When the subfolders hold more than 1 GB, the programs that were not read for the longest time are deleted. An entry
-    that cannot be read is replaced. The folder can be deleted at any time. A program is found again only by the same
-    versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
+    If the subfolders hold more than 1 GB or 10,000 programs, those that were not read for the longest time are deleted.
+    An entry that cannot be read is replaced. The folder can be deleted at any time. A program is found again only by
+    the same versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
 
     Args:
       folder: the folder, which is created if it is missing. None: the folder already set in JAX, which is used as it
@@ -175,7 +176,7 @@ def _tolerate_failures() -> None:
 
 
 def _delete_old_entries(root: str) -> None:
-    """Deletes the entries that were not read for the longest time, until the others have at most ``LARGEST_SIZE``.
+    """Deletes the entries that were not read for the longest time, until the others keep to the limits.
 
     Where the disk does not note when a file is read, the entries that were written first are deleted.
     """
@@ -184,10 +185,9 @@ def _delete_old_entries(root: str) -> None:
         with contextlib.suppress(OSError):  # another process has deleted it
             status = os.stat(path)
             entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
-    size = sum(entry[1] for entry in entries)
-    for _, entry_size, path in sorted(entries):
-        if size <= LARGEST_SIZE:
-            break
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        size -= entry_size
+    size = 0
+    for count, (_, entry_size, path) in enumerate(sorted(entries, reverse=True)):
+        size += entry_size
+        if size > LARGEST_SIZE or count >= MOST_ENTRIES:
+            with contextlib.suppress(OSError):
+                os.unlink(path)

@@ -187,22 +187,20 @@ def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_the_programs_that_nobody_reads_are_deleted_beyond_a_size(tmp_path, monkeypatch):
-    folder = Path(jtrees.cache(tmp_path))
-    other = tmp_path / "of another processor"
+@pytest.mark.parametrize("limits", [{"LARGEST_SIZE": 7500}, {"MOST_ENTRIES": 2}])
+def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_path, monkeypatch):
+    """The entries of all processors count; ``b`` was read last."""
+    folder, other = Path(jtrees.cache(tmp_path)), tmp_path / "other"
     other.mkdir()
-    for number, place in enumerate([folder, other, folder]):
-        (place / f"old{number}-cache").write_bytes(bytes(1000))
-        os.utime(place / f"old{number}-cache", (number, number))
-    (folder / "old0-cache").read_bytes()
-    os.utime(folder / "old0-cache", (9, 0))  # was read last
-    monkeypatch.setattr(caching, "LARGEST_SIZE", 2500)
-    jtrees.cache(tmp_path)
+    times = {folder / "a-cache": 1, folder / "b-cache": 3, other / "c-cache": 2}
+    for file, read in times.items():
+        file.write_bytes(bytes(3000))
+        os.utime(file, (read, 0))
+    for name, value in limits.items():
+        monkeypatch.setattr(caching, name, value)
     monkeypatch.setattr(caching, "_WRITES", 1)
     double()
-    assert sum(entry.stat().st_size for entry in entries(tmp_path)) <= 2500
-    kept = {entry.name for entry in entries(tmp_path)}
-    assert "old1-cache" not in kept and any(name.startswith("jit_") for name in kept)
+    assert {entry.name[0] for entry in entries(tmp_path)} == {"b", "j"}  # jit_... is the program of ``double``
 
 
 @pytest.mark.usefixtures("no_folder")
