@@ -39,7 +39,7 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
 
     The programs are in a subfolder for the kind and the number of processors, because machine code depends on both.
-    If the subfolders hold more than 1 GB or 10,000 programs, those that were not read for the longest time are deleted.
+    If the subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted.
     An entry that cannot be read is replaced. The folder can be deleted at any time. A program is found again only by
     the same versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
 
@@ -176,7 +176,7 @@ def _tolerate_failures() -> None:
 
 
 def _delete_old_entries(root: str) -> None:
-    """Deletes the entries that were not read for the longest time, until the others keep to the limits.
+    """Deletes the entries that were read least recently, if the folder exceeds its limits.
 
     Where the disk does not note when a file is read, the entries that were written first are deleted.
     """
