@@ -137,7 +137,8 @@ def machine() -> str:
 def isolated(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
     """Returns the result of a function of a module in a process of its own, which isolates memory and threads.
 
-    Arguments and result must be JSON. The function may print before it returns.
+    By default the process compiles all of its programs. Arguments and result must be JSON. The function may print
+    before it returns.
 
     Raises:
       RuntimeError: the process failed; the message has the end of its errors.
@@ -147,7 +148,7 @@ def isolated(function: Callable[..., Any], *arguments: Any, environment: Mapping
     code = f"import json, sys; from {spec.name} import {function.__name__} as function; "
     code += "print(json.dumps(function(*json.loads(sys.argv[1]))))"
     command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(arguments)]
-    variables = {**os.environ, **(environment or {})}
+    variables = {**os.environ, "JTREES_CACHE": "0", **(environment or {})}
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if process.returncode:
         raise RuntimeError(f"{function.__name__} of {spec.name} failed:\n{process.stderr[-2000:]}")

@@ -34,7 +34,6 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from experiments import benchmark, data
 from experiments.outcome import LEGEND, SMALL, Outcome, Row, as_tree, size
 import jtrees
-from jtrees.cli import keep_programs
 from jtrees.cli.files import DataError, one_line, rules_of
 from jtrees.cli.parser import add_rules
 from jtrees.cli.tables import LabelledTable, Task, as_options, check_named, check_rows, guess, read_labelled, usable
@@ -401,5 +400,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    keep_programs()
     sys.exit(main())

@@ -15,7 +15,6 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from experiments import benchmark, data, studies
 import jtrees
 from jtrees import losses
-from jtrees.cli import keep_programs
 
 LEVELS = (0.1, 0.5, 0.9)
 OURS: dict[str, Any] = {"boosted": jtrees.Boosted(), "tree": jtrees.GET(depth=4)}
@@ -110,5 +109,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    keep_programs()
     main()

@@ -23,7 +23,6 @@ from experiments import benchmark, data, studies
 from experiments.bench_export import in_c
 from experiments.estimators import SETS
 import jtrees
-from jtrees.cli import keep_programs
 
 RECIPES = {"GET": jtrees.GET(depth=4, epochs=600), "Boosted": jtrees.Boosted(rounds=60)}
 DATASETS = [*SETS["regression"], *SETS["classification"][:6], "churn", "spambase"]
@@ -140,5 +139,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    keep_programs()
     main()

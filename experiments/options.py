@@ -19,7 +19,6 @@ import jax
 
 from experiments import benchmark, defaults, studies
 import jtrees
-from jtrees.cli import keep_programs
 from jtrees.data import Scaling
 from jtrees.search.precondition import spectrum
 from jtrees.tables import checked_table
@@ -148,5 +147,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    keep_programs()
     main()

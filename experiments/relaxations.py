@@ -26,7 +26,6 @@ from sklearn.model_selection import train_test_split
 from experiments import benchmark, defaults, studies
 import jtrees
 from jtrees import leaves as kinds, ops, routing, topology, training
-from jtrees.cli import keep_programs
 from jtrees.tree import ObliqueTree
 
 # The sets of experiments.defaults except seven. Five have the fewest rows, and their test scores are mostly noise. Two
@@ -712,5 +711,4 @@ STUDY = studies.Study(
 )
 
 if __name__ == "__main__":
-    keep_programs()
     studies.main(STUDY)  # on one device

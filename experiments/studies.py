@@ -20,7 +20,6 @@ from sklearn.metrics import accuracy_score, r2_score
 
 from experiments import benchmark
 import jtrees
-from jtrees.cli import keep_programs
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training and test features, training and test targets
 Key = tuple[str, str, int]  # part, data set and seed, which identify a piece in its study
@@ -227,7 +226,6 @@ def main(study: Study, arguments: list[str] | None = None) -> None:
 def program(study: Study) -> None:
     """Runs :func:`main` as a program: on all cores, with compiled programs cached."""
     benchmark.use_all_cores()
-    keep_programs()
     main(study)
 
 

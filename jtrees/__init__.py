@@ -1,7 +1,6 @@
 """Decision trees trained by gradient descent: a small set of pure functions that compose, compile and vmap."""
 
 import importlib as _importlib
-import os as _os
 import pkgutil as _pkgutil
 import types as _types
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -47,9 +46,3 @@ def _public_names() -> dict[str, object]:
 
 def __dir__() -> list[str]:
     return sorted({*_public_names(), *globals(), *_MODULES})
-
-
-if _os.environ.get("JTREES_CACHE", "") not in ("", "0"):
-    from jtrees.caching import cache_by_environment as _cache_by_environment
-
-    _cache_by_environment()

@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import caching, compilation, distributed, prediction, processes, topology, validation as checks
+from jtrees import compilation, distributed, prediction, processes, topology, validation as checks
 from jtrees.ensembles import Boosted
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
@@ -114,8 +114,7 @@ class TreeEstimator(BaseEstimator):
         training_rows = x
         with compilation.default_settings():
             key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
-        with caching.advising():
-            fitted = fit(recipe, x, y, key=key, **options)
+        fitted = fit(recipe, x, y, key=key, **options)
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.
         self._keep(distributed.to_host(fitted.model))
         self._sample, self._importances = self._features_of(training_rows), None

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jtrees import caching
+
 # Optimisation levels on a CPU. Level 1 with XLA's older emitters, where they exist, compiles in two thirds of the
 # default time, and its code runs equally fast. Level 0 compiles in a third to a half of the default time, but its code
 # can take eight times as long. For arguments of at most this many numbers, the difference is some milliseconds.
@@ -172,3 +174,6 @@ def bound_memory() -> None:
 
 def _count(functions: Iterable[Any]) -> int:
     return sum(function._cache_size() for function in functions if hasattr(function, "_cache_size"))
+
+
+caching.keep_by_default()

@@ -96,7 +96,7 @@ class Forest:
 
     def _predict_on_host(self, x: Any) -> np.ndarray:
         """Returns predictions for a NumPy array in double precision."""
-        origin = _first(self.trees.origin)
+        origin = _first(jax.tree.map(np.asarray, self.trees.origin))  # on the host, where an index compiles nothing
         options: Any = {"scaling": origin, "medians": self.medians}
         out = prediction.evaluate_leaves(self.trees, x, finish=_outputs_of(self), **options)
         count = len(self)

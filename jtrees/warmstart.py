@@ -47,8 +47,9 @@ def cart_regressor(
     x = validation.check_x(x)
     y = np.asarray(validation.check_targets(y, len(x)))
     tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, monotone)
-    # scikit-learn drops the axis of a single column.
-    return tree.replace(leaves=Values(tree.leaves.values.reshape(-1, *y.shape[1:])))
+    # scikit-learn drops the axis of a single column. The shape changes on the host, where it compiles nothing.
+    values = np.asarray(tree.leaves.values).reshape(-1, *y.shape[1:])
+    return tree.replace(leaves=Values(sharding.from_host(values)))
 
 
 def cart_classifier(

@@ -39,6 +39,9 @@ if jax.__version_info__ < (0, 12):  # an XLA that does not know a flag ends the 
     QUICK += ["cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1"]
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICK))
 
+# Tests and their processes neither read nor write the user's folder of programs. A test of this folder names another.
+os.environ["JTREES_CACHE"] = "0"
+
 # Equal programs compile once, whichever process, run and checkout they are in. The count of compilations of a test also
 # counts the programs that are read from the folder.
 for name, value in compiled.settings().items():

@@ -1,7 +1,8 @@
 """How programs of a fit are compiled: which calls compile, ahead of the data, and in a folder for later processes."""
 
-import logging
 import os
+from pathlib import Path
+import shutil
 import subprocess
 import sys
 
@@ -14,8 +15,7 @@ from recipes import DGT, GET, RECIPES
 import sweeps
 
 import jtrees
-from jtrees import caching, cli, compilation
-from jtrees.estimators import TreeRegressor
+from jtrees import caching, compilation
 from jtrees.processes import processors
 
 KEY = jax.random.key(1)
@@ -117,8 +117,8 @@ def test_a_warm_up_refuses(change, message):
         jtrees.warmup(**{"recipe": DGT, "rows": 20, "columns": 2} | change)
 
 
-SETTINGS = ["jax_compilation_cache_dir"]
-SETTINGS += [f"jax_persistent_cache_min_{name}" for name in ("compile_time_secs", "entry_size_bytes")]
+LIMITS = [f"jax_persistent_cache_min_{name}" for name in ("compile_time_secs", "entry_size_bytes")]
+SETTINGS = ["jax_compilation_cache_dir", "jax_enable_compilation_cache", *LIMITS]
 
 
 def folder_of_jax():
@@ -157,40 +157,76 @@ def double():
 BROKEN = [None, lambda entry: b"", lambda entry: entry[:-9], lambda entry: b"text" + entry[4:]]
 
 
+def entries(folder) -> list:
+    return sorted(folder.rglob("*-cache"))
+
+
 @pytest.mark.usefixtures("no_folder")
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_folder_keeps_small_programs_also_after_the_first_compilation(tmp_path, broken):
     """A killed process leaves half of an entry: the next compiles the program again, and the one after it reads it."""
     assert programs_read(double) == 0
     folder = jtrees.cache(tmp_path / "programs")
-    assert folder == str(tmp_path / "programs") == folder_of_jax()
+    assert folder == folder_of_jax() and os.path.dirname(folder) == str(tmp_path / "programs")
     assert programs_read(double) == 0
-    [entry] = (tmp_path / "programs").iterdir()
+    [entry] = entries(tmp_path / "programs")
     if broken is not None:
         entry.write_bytes(broken(entry.read_bytes()))
-        with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
-            assert programs_read(double) == 0
+        assert programs_read(double) == 0
     assert programs_read(double) == 1
 
 
 @pytest.mark.usefixtures("no_folder")
+def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path):
+    folder = jtrees.cache(tmp_path / "programs")
+    double()
+    shutil.rmtree(tmp_path / "programs")
+    (tmp_path / "programs").write_text("")  # in its place is a file
+    assert programs_read(double) == 0
+    assert folder == folder_of_jax()
+
+
+@pytest.mark.usefixtures("no_folder")
+@pytest.mark.parametrize("limits", [{"LARGEST_SIZE": 7500}, {"MOST_ENTRIES": 2}])
+def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_path, monkeypatch):
+    """The entries of all processors count; ``b`` was read last."""
+    folder, other = Path(jtrees.cache(tmp_path)), tmp_path / "other"
+    other.mkdir()
+    times = {folder / "a-cache": 1, folder / "b-cache": 3, other / "c-cache": 2}
+    for file, read in times.items():
+        file.write_bytes(bytes(3000))
+        os.utime(file, (read, 0))
+    for name, value in limits.items():
+        monkeypatch.setattr(caching, name, value)
+    monkeypatch.setattr(caching, "_WRITES", 1)
+    double()
+    assert {entry.name[0] for entry in entries(tmp_path)} == {"b", "j"}  # jit_... is the program of ``double``
+
+
+@pytest.mark.usefixtures("no_folder")
 def test_the_folder_by_default(tmp_path, monkeypatch):
-    assert jtrees.cache() == str(tmp_path / "user" / "jtrees")
+    parent = lambda folder: os.path.dirname(folder)
+    assert parent(jtrees.cache()) == str(tmp_path / "user" / "jtrees")
+    assert parent(jtrees.cache()) == str(tmp_path / "user" / "jtrees")
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "of JAX"))
     assert jtrees.cache() == str(tmp_path / "of JAX")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    jax.config.update("jax_compilation_cache_dir", None)
-    assert jtrees.cache() == str(tmp_path / ".cache" / "jtrees")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    for system, home in {"linux": ".cache", "darwin": "Library/Caches", "win32": "local"}.items():
+        monkeypatch.setattr(caching.sys, "platform", system)
+        jax.config.update("jax_compilation_cache_dir", None)
+        assert parent(jtrees.cache()) == str(tmp_path / home / "jtrees")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "7")  # which stays
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
-    assert jtrees.cache("here") == str(tmp_path / "here") and jtrees.cache("~/there") == str(tmp_path / "there")
+    for name, folder in {"here": "here", "~/there": "there"}.items():
+        assert parent(jtrees.cache(name)) == str(tmp_path / folder)
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 7
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_made_is_refused_except_by_default(tmp_path, monkeypatch, capfd):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError, match="folder must be one that can be made and written to, got '/"):
@@ -199,52 +235,63 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch, capsys):
         with pytest.raises(ValueError, match="folder must be a path, got"):
             jtrees.cache(folder)  # type: ignore[arg-type]
     monkeypatch.setenv("XDG_CACHE_HOME", __file__)
-    cli.keep_programs()
-    error = capsys.readouterr().err
-    assert error.startswith("jtrees: compiled programs are not kept: folder must be one") and error.count("\n") == 1
+    caching.keep_by_default()
     monkeypatch.setenv("JTREES_CACHE", __file__)
     with pytest.raises(ValueError, match="JTREES_CACHE: folder must be one that can be made and written to, got '"):
-        caching.cache_by_environment()
-    assert folder_of_jax() is None
+        caching.keep_by_default()
+    assert folder_of_jax() is None and capfd.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("no_folder")
-@pytest.mark.parametrize("value, folder", [("", None), ("0", None), ("1", "user/jtrees"), ("programs", "programs")])
-def test_values_of_the_environment_variable(value, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("value", [None, "", "0", "1", "programs"])
+def test_values_of_the_environment_variable(value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JTREES_CACHE", value)
-    caching.cache_by_environment()
-    assert folder_of_jax() == (None if folder is None else str(tmp_path / folder))
-    if value == "0":  # the command line keeps programs by default
-        cli.keep_programs()
-        assert folder_of_jax() is None
-        monkeypatch.delenv("JTREES_CACHE")
-        cli.keep_programs()
-        assert folder_of_jax() == str(tmp_path / "user" / "jtrees")
+    if value is not None:
+        monkeypatch.setenv("JTREES_CACHE", value)
+    caching.keep_by_default()
+    folder = {"0": None, "programs": "programs"}.get(value, "user/jtrees")
+    assert folder_of_jax() is None if folder is None else Path(folder_of_jax()).parent == tmp_path / folder
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_a_long_first_fit_is_followed_by_one_line_of_advice(monkeypatch, caplog, tmp_path):
-    def compiled():
-        with caching.advising():
-            jax.jit(lambda a: a + 1)(np.ones(3))
+def test_settings_of_the_user_for_jax_stay(tmp_path):
+    limits = [getattr(jax.config, name) for name in LIMITS]
+    jax.config.update("jax_enable_compilation_cache", False)
+    caching.keep_by_default()
+    assert folder_of_jax() is None
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "of JAX"))
+    caching.keep_by_default()
+    assert folder_of_jax() == str(tmp_path / "of JAX")
+    assert [getattr(jax.config, name) for name in LIMITS] == limits
 
-    monkeypatch.setattr(caching, "ADVICE", [])  # a process without advice so far
-    monkeypatch.setattr(caching, "LONG_SECONDS", 5.0)
-    with caplog.at_level(logging.INFO, "jtrees"):
-        compiled()
-        monkeypatch.setattr(caching, "LONG_SECONDS", 0.0)
-        with caching.advising():
-            pass
-        monkeypatch.setattr(caching, "LARGE_SHARE", 0.0)
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-        compiled()
-        assert not caplog.messages  # it was short, or ran more than it compiled, or there is a folder
-        jax.config.update("jax_compilation_cache_dir", None)
-        TreeRegressor(DGT).fit(*table(20))
-        compiled()
-    assert len(caplog.messages) == 1
-    assert "s of this fit were compilation: jtrees.cache(), or JTREES_CACHE=1" in caplog.messages[0]
+
+FIRST_FIT = """
+import sys, jax, jtrees
+import numpy as np
+
+read = []
+jax.monitoring.register_event_listener(lambda event, **_: read.append(event.endswith("cache_hits")))
+x = np.random.default_rng(0).normal(size=(60, 3))
+predictions = jtrees.fit(jtrees.DGT(depth=2, epochs=3), x, x[:, 0] * x[:, 1], key=jax.random.key(0)).predict(x)
+print(sum(read), predictions.tobytes().hex())
+"""
+
+
+def test_a_later_process_reads_the_programs_and_predicts_equal_bits(tmp_path):
+    """By default, and without a word on standard error."""
+    names = ("JTREES_CACHE", *(name.upper() for name in SETTINGS))
+    quiet = {name: value for name, value in os.environ.items() if name not in names}
+    quiet |= {"XDG_CACHE_HOME": str(tmp_path)}
+    outputs = []
+    for _ in range(2):
+        command = [sys.executable, "-W", "ignore::UserWarning", "-c", FIRST_FIT]
+        process = subprocess.run(command, env=quiet, capture_output=True, text=True, check=True)
+        assert process.stderr == ""
+        outputs.append(process.stdout.split())
+    (cold, compiled), (warm, read) = outputs
+    assert int(cold) == 0 and int(warm) == len(entries(tmp_path)) > 0
+    assert read == compiled
 
 
 PROCESSORS = """

@@ -27,18 +27,3 @@ def _run(options: Any) -> int:
         print(f'jtrees: {error}: the command line needs pip install "jtrees[cli]"', file=sys.stderr)
         return 2
     return commands.run(options)
-
-
-def keep_programs() -> None:
-    """Keeps compiled programs in the folder of :func:`jtrees.cache`.
-
-    The function does nothing if JTREES_CACHE=0 or if JAX already has a folder. If there is no usable folder, it prints
-    a line on standard error.
-    """
-    from jtrees import caching
-
-    if not caching.is_decided():
-        try:
-            caching.cache()
-        except ValueError as error:
-            print(f"jtrees: compiled programs are not kept: {error}", file=sys.stderr)

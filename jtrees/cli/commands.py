@@ -17,7 +17,7 @@ import pandas as pd
 from sklearn.base import is_classifier
 
 import jtrees
-from jtrees import cli, explain, export, io, validation
+from jtrees import explain, export, io, validation
 from jtrees._estimator import TreeEstimator
 from jtrees.cli.arguments import default_recipe, estimator_of, loss_of, recipe_of
 from jtrees.cli.files import DataError, is_parquet, one_line, read_rows, rules_of
@@ -46,7 +46,6 @@ _WRITERS = dict(zip(SUFFIXES, _FORMATS, strict=True))
 
 def run(options: argparse.Namespace) -> int:
     """Runs a command: see :func:`jtrees.cli.main`."""
-    cli.keep_programs()
     matplotlib.use("Agg")
     command = {"fit": _fit, "predict": _predict, "explain": _explain, "export": _export, "report": _report}
     try:

@@ -34,8 +34,8 @@ def warmup(
     options. Its static options (depth, epochs, widths and so on) must be the same. The number of rows is rounded up by
     at most a sixteenth, so similar tables share programs.
 
-    The programs are kept in memory. :func:`jtrees.cache` also keeps them in a folder for later processes. Predictions
-    for the rows of the table are compiled, too. For a different number of rows, call ``predict`` once.
+    The programs are kept in memory, and in the folder of :func:`jtrees.cache` for later processes. Predictions for the
+    rows of the table are compiled, too. For a different number of rows, call ``predict`` once.
 
     Some programs depend on the data. The fit itself compiles:
 
