@@ -51,12 +51,14 @@ class BoostedReport(Report):
       losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
         is infinite for rounds not taken, and without ``patience``.
       rows: the number of rows that the splits of each round were fitted to.
+      is_oblique: whether the splits may have several features. False: held-out rows preferred trees of CART.
     """
 
     rounds: int
     dropped: int
     losses: np.ndarray
     rows: int | None = None
+    is_oblique: bool = True
 
 
 @pytree.dataclass(kw_only=True)
@@ -106,7 +108,7 @@ class Boosted(Wrapper):
       columns: fraction of the features that each tree is fitted to, above 0 and up to 1. Features are drawn without
         replacement.
       l2: shrinkage of constant leaves. Each leaf is fitted with ``l2`` more samples, of zero gradient and of the mean
-        curvature at the initial outputs.
+        curvature at the initial outputs. None: 10 for classes, else 1.
       patience: number of rounds without a lower loss before boosting stops. None: all rounds are taken, and the model
         keeps the rounds up to the lowest loss on ``validation``, or else on the training rows.
 
@@ -124,7 +126,7 @@ class Boosted(Wrapper):
     learning_rate: float = options.positive(0.1)
     subsample: float = options.share(0.8)
     columns: float = options.share(1.0)
-    l2: float = options.not_negative(1.0)
+    l2: float | None = options.optional_not_negative()
     patience: int | None = options.optional_count(30)
 
     is_tree = False
@@ -178,27 +180,43 @@ class Boosted(Wrapper):
             parts = sample.repeat(folds) if folds > 1 else [sample]
             parts = [part.without(mask) for part, mask in zip(parts, masks, strict=True)]
             shares = [np.average(mask, weights=sample.batch.weight) for mask in masks]
-        growths, sums = await self._sums(parts, shares)
+        growths, sums, is_oblique = await self._sums(parts, shares)
         judged = sums[0] if len(sums) == 1 else Sum.mean(sums)
         if sample is not scaled:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
             masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]
         held_out, count = list(zip(sums, masks, strict=True)) if masks else [], int(parts[0].count)
         if len(sums) > 1 or (sample is scaled and not masks):
-            return Boosting(judged, judged, held_out, count)
+            return Boosting(judged, judged, held_out, count, is_oblique)
         table = scaled.without(np.zeros(scaled.shape[0], bool)) if masks else scaled
-        return Boosting(await refitted(table, growths[0].rounds, judged.best) or judged, judged, held_out, count)
+        chosen = await refitted(table, growths[0].rounds, judged.best) or judged
+        return Boosting(chosen, judged, held_out, count, is_oblique)
 
-    async def _sums(self, problems: list[Problem], shares: list[float] | None = None) -> tuple[list[Any], list[Sum]]:
-        """Returns the rounds and the sum of each problem, until ``patience`` rounds did not lower the loss.
+    async def _sums(
+        self, problems: list[Problem], shares: list[float] | None = None
+    ) -> tuple[list[Any], list[Sum], bool]:
+        """Returns the rounds and the sum of each problem, and whether their splits may be oblique.
+
+        The loss is the mean over the problems, weighted by ``shares``. If held-out rows can compare losses, and the
+        base has trees with a feature for each split, the rounds are those of the trees with the lower loss.
 
         The rounds are a :class:`jtrees.ensembles.boosting_sums.Growing` or ``Searching``.
-
-        The loss is the mean over the problems, weighted by ``shares``.
         """
-        name, monitor, losses = type(self).__name__, problems[0].monitor, np.zeros(0)
-        parts = _unless_failed(await gather(*(begin(problem) for problem in problems)))
-        with monitor.over(self.rounds, name) as show:
+        oblique = _unless_failed(await gather(*(begin(problem) for problem in problems)))
+        candidates = [oblique]
+        if self.patience is not None and None not in (axis_aligned := [part.axis_aligned() for part in oblique]):
+            candidates.append(axis_aligned)
+        results = await gather(*(self._grown(problems[0].monitor, parts, shares) for parts in candidates))
+        sums = [result for result in results if not isinstance(result, Exception)] or _unless_failed(results)
+        parts, losses = min(sums, key=lambda result: np.nan_to_num(result[1], nan=np.inf).min())
+        monitor = problems[0].monitor
+        monitor.where = f"{type(self).__name__}: {len(losses)} of at most {self.rounds} rounds"
+        return parts, [part.sum(losses) for part in parts], parts is oblique
+
+    async def _grown(self, monitor: Any, parts: list[Any], shares: list[float] | None) -> tuple[list[Any], np.ndarray]:
+        """Returns the parts with more rounds, until ``patience`` rounds did not lower the loss, and the losses."""
+        losses = np.zeros(0)
+        with monitor.over(self.rounds, type(self).__name__) as show:
             while count := self._rounds_to_add(losses):
                 if monitor.is_rehearsed(len(losses)) or (len(losses) and not monitor.has_time()):
                     break
@@ -206,8 +224,7 @@ class Boosted(Wrapper):
                 length = min(part.length for part in parts)
                 losses = np.average([part.losses[:length] for part in parts], axis=0, weights=shares)
                 show(length, [losses[-1:]])
-        monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
-        return parts, [part.sum(losses) for part in parts]
+        return parts, losses
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
         """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end.
@@ -249,7 +266,9 @@ class Boosted(Wrapper):
         if not np.isfinite(scores[count - 1]) or dropped == len(chosen):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         rows = self.rows_of_round(boosting.count)
-        report = BoostedReport(rounds=count, dropped=int(dropped), losses=losses, rows=rows)
+        report = BoostedReport(
+            rounds=count, dropped=int(dropped), losses=losses, rows=rows, is_oblique=boosting.is_oblique
+        )
         return Fitted(chosen.first(count), float(scores[count - 1]), count, chosen.rounds.before, report=report)
 
 
@@ -263,12 +282,14 @@ class Boosting(NamedTuple):
       parts: the sums that held out rows, with these rows, ``(n,)`` bool. If there are several, ``chosen`` is their
         mean.
       count: number of rows from which a round draws.
+      is_oblique: whether the splits of the trees may have several features.
     """
 
     chosen: Sum
     judged: Sum
     parts: list[tuple[Sum, np.ndarray]]
     count: int
+    is_oblique: bool
 
     @property
     def is_mean(self) -> bool:
@@ -310,8 +331,7 @@ def _left_out(problem: Problem, boosting: Boosting, model: Forest) -> LeftOut | 
     if not boosting.has_losses or problem.is_member:
         return None
     data: Any = problem.data
-    chosen, judged, parts, _ = boosting
-    losses = []
+    chosen, judged, parts, losses = boosting.chosen, boosting.judged, boosting.parts, []
     for number, (part, held_out) in enumerate(parts):
         trees, initial = part.first(judged.best)
         if boosting.is_mean:

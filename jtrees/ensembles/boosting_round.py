@@ -21,6 +21,7 @@ from jtrees.tree import ObliqueTree
 _FEW_ROWS, _BLOCK = 2**16, 2**12  # longer tables are routed in blocks of rows, which divide their padded length
 _HALVINGS = 10  # largest number of halvings of a step that raises the loss of a leaf
 _ROUNDING = 1e-5  # relative rise of the loss of a leaf that rounding errors can cause
+_L2, _L2_OF_CLASSES = 1.0, 10.0  # labels are noisier than numbers (experiments.options)
 _MOST_OUTPUTS = 5  # largest number of targets for the splits of a tree
 
 
@@ -158,7 +159,8 @@ def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: 
             factors = loss.factors(leaf, state.outputs, direction, batch.y, leaves, weight)
             fitted = _times(fitted, jnp.maximum(factors, 0))
     else:
-        fitted = kinds.Values(loss.steps(leaf, state.outputs, batch.y, leaves, weight, recipe.l2 * state.curvature))
+        l2 = (_L2_OF_CLASSES if loss.choice else _L2) if recipe.l2 is None else recipe.l2
+        fitted = kinds.Values(loss.steps(leaf, state.outputs, batch.y, leaves, weight, l2 * state.curvature))
     fitted = _halved(run, state, jax.tree.map(lambda a: recipe.learning_rate * a, fitted), leaf)
     return fitted if run.monotone is None else _ordered(run, state, splits.replace(leaves=fitted), leaf).leaves
 

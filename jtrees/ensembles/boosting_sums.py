@@ -104,8 +104,14 @@ class Growing:
     """Rounds of a base that has ``grow``: a program adds many rounds."""
 
     def __init__(self, problem: Problem, state: DeviceValue, growth: Growth):
-        self._problem, self._state, self._growth = problem, state, growth
-        self.length = 0
+        self._problem, self._state, self._growth = problem, state, growth._replace(axis_aligned=None)
+        self._axis_aligned, self.length = growth.axis_aligned, 0
+
+    def axis_aligned(self) -> "Growing | None":
+        """Returns rounds of trees whose splits have a single feature each; None if the base has no such trees."""
+        if self._axis_aligned is None:
+            return None
+        return Growing(self._problem, self._state, self._growth._replace(drawn=self._axis_aligned))
 
     async def add(self, count: int) -> None:
         """Adds ``count`` rounds, at most :func:`rounds_of_call`. After the deadline it adds none but the first."""
@@ -138,6 +144,9 @@ class Searching:
 
     def __init__(self, problem: Problem, state: DeviceValue):
         self._problem, self._state, self._initial, self._added = problem, state, state.part(0), []
+
+    def axis_aligned(self) -> None:
+        """Returns None: a search has no trees whose splits have a single feature each."""
 
     @property
     def length(self) -> int:

@@ -187,6 +187,11 @@ def optional_positive() -> Any:
     return traced(None, _or(partial(as_scalar, check=checks.check_number), None))
 
 
+def optional_not_negative() -> Any:
+    """A finite number of at least 0, or None, the default."""
+    return traced(None, _or(partial(as_scalar, check=checks.check_not_negative), None))
+
+
 def not_negative(default: float) -> Any:
     """A finite number of at least 0."""
     return traced(default, partial(as_scalar, check=checks.check_not_negative))

@@ -37,11 +37,13 @@ class Growth(NamedTuple):
       shared: arguments of all trees.
       rows: arguments with a leading axis of the rows of the problem. A tree gets those of its rows.
       drawn: arguments with a leading axis of the trees. A tree gets its own.
+      axis_aligned: the arguments ``drawn`` of trees whose splits have a single feature each; None if there are none.
     """
 
     shared: Any
     rows: Any
     drawn: Any
+    axis_aligned: Any = None
 
 
 @io.family

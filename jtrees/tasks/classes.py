@@ -83,8 +83,10 @@ class LogLoss(Loss):
         return optax.losses.softmax_cross_entropy(outputs, self.labels(y, outputs))
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
-        chance = jax.nn.softmax(outputs, axis=-1)
-        return chance - self.labels(y, outputs), chance * (1 - chance)
+        # A common shift of all outputs changes nothing. Steps of all K outputs at once are K / (K - 1) times too long
+        # without this factor, and twice too long for two classes (Friedman 2001, Algorithm 6).
+        chance, classes = jax.nn.softmax(outputs, axis=-1), outputs.shape[-1]
+        return chance - self.labels(y, outputs), classes / max(classes - 1, 1) * chance * (1 - chance)
 
     def initial(self, y: Array, weight: Array, classes: int) -> Array:
         """Returns the logarithms of the class frequencies, after adding one sample of each class."""

@@ -17,6 +17,7 @@ import itertools
 import math
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
@@ -207,12 +208,19 @@ class Annealed(Recipe):
             return None
         edges = bin_edges(problem, BINS)
         sharpness = sharpness_of_trees(problem.replace(recipe=self), trees)
-        return Growth(edges, problem.host(bin_codes, problem.batch.x, edges), sharpness)
+        codes, (axis_aligned, oblique) = problem.host(bin_codes, problem.batch.x, edges), (np.zeros(trees), np.ones(trees))
+        return Growth(edges, codes, (sharpness, oblique > 0), (sharpness, axis_aligned > 0))
 
-    def grow(self, run: Run, edges: Array, codes: Array, sharpness: Array) -> tuple[ObliqueTree, Array]:
-        """Returns the splits of the single start from CART over bins, and whether they are finite."""
+    def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
+        """Returns the splits of the single start from CART over bins, and whether they are finite.
+
+        ``drawn`` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
+        """
+        sharpness, trains = drawn
         is_drawn = jnp.any(run.batch.x != 0, axis=0)  # features that a tree leaves out are zero, and have one bin
-        return grown_in_program(run, binned_cart(run, edges, jnp.where(is_drawn, codes, 0)), sharpness)
+        cart = binned_cart(run, edges, jnp.where(is_drawn, codes, 0))
+        untrained = lambda: (cart, jnp.bool_(True))
+        return jax.lax.cond(trains, lambda: grown_in_program(run, cart, sharpness), untrained)
 
     # --- The procedure ---
 
