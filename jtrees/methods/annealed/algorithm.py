@@ -24,7 +24,8 @@ import numpy as np
 from jtrees import blocking, distributed, leaves as kinds, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes
-from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, train_stages
+from jtrees.leaves.narrowed import selected
+from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, narrowing, train_stages
 from jtrees.methods.annealed.starts import (
     BINS,
     DEVIATIONS,
@@ -229,7 +230,10 @@ class Annealed(Recipe):
 
     async def _search(self, problem: Problem) -> Fitted:
         """Returns the result of :meth:`search`, with all starts."""
-        all_rows = problem.replace(data=None)  # a training needs no table
+        all_rows, matrix = problem.replace(data=None), None  # a training needs no table
+        if self.leaves == "linear" and problem.shape[1] > kinds.WIDEST:
+            matrix = (await sampled(all_rows, most_rows(self)).map(narrowing)).host
+            all_rows = all_rows.times(matrix).replace(matrix=matrix)
         sample = sampled(all_rows, most_rows(self))
         holds_out = self.halves and self.leaves == "constant" and not problem.validates
         masks = held_out_rows(sample) if holds_out else []
@@ -237,7 +241,7 @@ class Annealed(Recipe):
         starts = initial_starts(sample, carts)
         if not self.halves:
             full = await gather(*(train_stages(sample, s.splits, s.long, self.updates, s.matrix) for s in starts))
-            return self._fitted(problem, starts, carts, [[result] for result in full])
+            return self._fitted(problem, starts, carts, [[result] for result in full], matrix=matrix)
 
         folds, epochs = [sample.without(mask) for mask in masks] or [sample], max(1, self.updates // _SHORT)
         stages = (
@@ -263,7 +267,7 @@ class Annealed(Recipe):
             )
             for k, result in zip(chosen, await gather(*stages), strict=True):
                 results[k].append(result)
-        return self._fitted(problem, starts, carts, results, best_cart)
+        return self._fitted(problem, starts, carts, results, best_cart, matrix)
 
     def _in_time(self, problem: Problem) -> "Annealed":
         """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
@@ -280,7 +284,8 @@ class Annealed(Recipe):
             in_time = int(problem.host(_times_left, seconds, monitor=monitor) / 2)
             starts = min(self.starts, max(_FEWEST_KEPT + 1, in_time))
             return self if starts == self.starts else self.replace(starts=starts)
-        seconds = (rows * (p + 1) ** 2 + 2 * nodes * p**3) / _PRODUCTS_OF_FIT
+        few = min(p, kinds.WIDEST)
+        seconds = (rows * (few + 1) ** 2 + 2 * nodes * few**3) / _PRODUCTS_OF_FIT
         starts = min(self.starts, int((problem.host(_times_left, seconds, monitor=monitor) - _REFITS) / 2))
         if starts < 1:
             distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
@@ -311,6 +316,7 @@ class Annealed(Recipe):
         carts: Carts,
         results: list[list[StartResult]],
         best_cart: int = -1,
+        matrix: np.ndarray | None = None,
     ) -> Fitted:
         """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
 
@@ -320,7 +326,11 @@ class Annealed(Recipe):
           carts: CART's trees.
           results: the results of the short and the long stages of each start.
           best_cart: the number of the CART tree that beats all starts, or -1.
+          matrix: the map to the features that the trees split, or None.
         """
+        if matrix is not None:
+            carts = carts._replace(trees=[tree.composed(matrix) for tree in carts.trees])
+            results = [[result.composed(matrix) for result in start_results] for start_results in results]
         pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
         best, result = min(pairs, key=lambda pair: pair[1].score)
         is_finite = np.isfinite(result.score)
@@ -334,7 +344,7 @@ class Annealed(Recipe):
         with problem.finishing():
             refitted = [
                 [(*self._refitted(tree, data), -1 - number) for tree in trees]
-                for number, trees in enumerate(self._cart_splits(problem, carts.trees))
+                for number, trees in enumerate(self._cart_splits(problem, carts.trees, matrix))
             ]
             candidates = refitted[best_cart] if best_cart >= 0 else [*itertools.chain(*refitted)]
             if is_finite:
@@ -384,18 +394,22 @@ class Annealed(Recipe):
         # If too few rows have weight for an expected error, the loss is the training loss alone.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
-    def _cart_splits(self, problem: Problem, trees: list[ObliqueTree]) -> list[list[ObliqueTree]]:
+    def _cart_splits(
+        self, problem: Problem, trees: list[ObliqueTree], matrix: np.ndarray | None
+    ) -> list[list[ObliqueTree]]:
         """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
 
         CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
-        scaled features, and on raw features if float32 represents them.
+        scaled features, and on raw features if float32 represents them. ``matrix`` is as in :meth:`_fitted`: the trees
+        split the features that it selects.
         """
         data: Any = problem.data
         splits = [[data.scaling.restore_splits(tree)] for tree in trees]
         if trees and data.scaling.origin is None and problem.monitor.has_time():
             table, monitor = data.table.replace(encoder=None), problem.monitor.part(0.5)
             options = self.depth, self.leaves, most_rows(self)
-            splits[0].append(problem.host(cart_of_table, table, *options, monitor=monitor))
+            columns = None if matrix is None else selected(matrix)
+            splits[0].append(problem.host(cart_of_table, table, *options, columns, monitor=monitor))
         return splits
 
 

@@ -59,6 +59,10 @@ class StartResult(NamedTuple):
         """The best splits, on the features."""
         return self.splits if self.matrix is None else self.splits.composed(self.matrix)
 
+    def composed(self, matrix: np.ndarray) -> "StartResult":
+        """Returns the result on features x instead of ``x @ matrix``."""
+        return self._replace(matrix=matrix if self.matrix is None else matrix @ self.matrix)
+
 
 async def train_stages(
     problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, matrix: np.ndarray | None = None
@@ -136,6 +140,11 @@ def _evaluations(epochs: int, is_scored: bool) -> list[int]:
 
 
 # --- Compiled functions of a start -----------------------------------------------------------------------------------
+
+
+def narrowing(run: Run) -> Array:
+    """Returns the map to the few features that linear leaves of a wide table use."""
+    return kinds.narrowed_features(*run.batch).matrix
 
 
 def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
