@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.leaves import moments
-from jtrees.leaves.narrowed import LEAST_FREE, WIDEST, Narrowed, decomposed, narrowed
+from jtrees.leaves.narrow import LEAST_FREE, WIDEST, Narrowing, decomposed, narrowing
 from jtrees.segments import floating, ones_or
 
 # The model of a node is its parent's model plus a correction, which is fitted to the parent's residuals. Centre the
@@ -86,8 +86,8 @@ class _Node(NamedTuple):
 class _Root(NamedTuple):
     """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit."""
 
-    slopes: Array
-    df: Array
+    slopes: Any
+    df: Any
     width: Any
 
 
@@ -112,9 +112,7 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
 
 
 @partial(jax.jit, static_argnums=(1, 4))  # traced once, for all uses within a program
-def _fit_shrunk(
-    rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int, root: _Root | None
-) -> _Models:
+def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int, root: _Root | None) -> _Models:
     """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets.
 
     ``root`` is the model of the root; None: it is fitted.
@@ -145,7 +143,9 @@ def _fit_shrunk(
         per_sample = leaves.count / jnp.where(models.count > 0, models.count, 1)
         return models._replace(error=per_sample * models.error)
 
-    return jax.vmap(models_of_output, in_axes=(_Node(*_OUTPUT_AXES), None if root is None else _ROOT_AXES))(all_outputs, root)
+    return jax.vmap(models_of_output, in_axes=(_Node(*_OUTPUT_AXES), None if root is None else _ROOT_AXES))(
+        all_outputs, root
+    )
 
 
 def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any) -> _Models:
@@ -277,12 +277,22 @@ def fit_shrunk(
 
 
 def shrunk_with_error(
-    leaf_index: Array, x: Array, y: Array, num_leaves: int, *, margin: float = 0.1, sample_weight: Array | None = None
+    leaf_index: Array,
+    x: Array,
+    y: Array,
+    num_leaves: int,
+    *,
+    margin: float = 0.1,
+    sample_weight: Array | None = None,
+    few: Narrowing | None = None,
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit."""
-    few = None
-    if x.shape[1] > WIDEST:
-        few = narrowed_features(x, y, sample_weight)
+    """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit.
+
+    ``few`` is the result of :func:`narrowing_of` for the same samples. None: it is computed if x has more features.
+    """
+    if few is None and x.shape[1] > WIDEST:
+        few = narrowing_of(x, y, sample_weight)
+    if few is not None:
         x = jnp.matmul(x, few.matrix, precision="highest")
     p = x.shape[1]
     rows, weight, mean, scale = _standardised(x, y, sample_weight)
@@ -302,8 +312,8 @@ def shrunk_with_error(
     return (last(coefficients), last(intercept), last(lower), last(upper)), error
 
 
-def narrowed_features(x: Array, y: Array, sample_weight: Array | None = None) -> Narrowed:
+def narrowing_of(x: Array, y: Array, sample_weight: Array | None = None) -> Narrowing:
     """Returns the map to the few features that the leaves of :func:`fit_shrunk` use, of more than ``WIDEST``."""
     rows, weight, _, scale = _standardised(x, y, sample_weight)
     p = x.shape[1]
-    return narrowed(rows[:, :p], rows[:, p:], weight, scale[:p])
+    return narrowing(rows[:, :p], rows[:, p:], weight, scale[:p])

@@ -11,6 +11,8 @@ import numpy as np
 import optax
 
 from jtrees import leaves as kinds, ops, training
+from jtrees.leaves.narrow import Narrowing
+from jtrees.leaves.shrunk import narrowing_of
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import MOST, Problem, Run
 from jtrees.search.minibatch import prediction_loss
@@ -142,9 +144,9 @@ def _evaluations(epochs: int, is_scored: bool) -> list[int]:
 # --- Compiled functions of a start -----------------------------------------------------------------------------------
 
 
-def narrowing(run: Run) -> Array:
+def narrowing(run: Run) -> Narrowing:
     """Returns the map to the few features that linear leaves of a wide table use."""
-    return kinds.narrowed_features(*run.batch).matrix
+    return narrowing_of(*run.batch)
 
 
 def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:

@@ -5,7 +5,7 @@ cube of the number of features. So all leaves share a ridge regression of all sa
 ``WIDEST`` directions.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ _STRENGTHS = (*(10.0 ** (5 - exponent / 2) for exponent in range(15)),)  # of th
 LEAST_FREE = 0.1  # minimum of the residual degrees of freedom per sample; GCV approaches 0 / 0 below it
 
 
-class Narrowed(NamedTuple):
+class Narrowing(NamedTuple):
     """A linear map of many features to few, and the ridge regression of all samples as a model of the few.
 
     Attributes:
@@ -105,9 +105,9 @@ def ridge(x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, "
     return Ridge(times(rows.T, slopes) if is_wide else slopes, df, jnp.where(is_useful, lowest, mean))
 
 
-def narrowed(
+def narrowing(
     x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, " n"], scale: Float[Array, " p"]
-) -> Narrowed:
+) -> Narrowing:
     """Returns a map of p features to ``WIDEST`` features, fewer than p.
 
     Features are selected by the sum of three squared statistics, each about 1 for a feature without effect:
@@ -123,7 +123,7 @@ def narrowed(
       weight: weights with mean 1.
       scale: deviations of the features in the units that the map takes; infinite for constant features.
     """
-    samples = effective(weight)
+    samples: Any = effective(weight)
     fitted = ridge(x, y, samples)
     times = lambda a, b: jnp.matmul(a, b, precision="highest")
     predicted = times(x, fitted.slopes)
@@ -131,7 +131,7 @@ def narrowed(
 
     def statistic(features: Array, residual: Array) -> Array:
         variance = times(jnp.square(features).T, jnp.square(residual))
-        return jnp.where(variance > 0, jnp.square(times(features.T, residual)) / jnp.where(variance > 0, variance, 1), 0)
+        return jnp.square(times(features.T, residual)) / jnp.where(variance > 0, variance, jnp.inf)
 
     varies = jnp.isfinite(scale)
     noise = jnp.where(fitted.error > 0, fitted.error, 1)
@@ -143,16 +143,18 @@ def narrowed(
     components = jnp.eye(y.shape[1], dtype=x.dtype)
     if y.shape[1] > 1:
         components = decomposed(times(predicted.T, samples[:, None] * predicted)[None])[1][0][:, -directions:]
-    length = jnp.sqrt(segments.total(samples[:, None] * jnp.square(times(predicted, components))) / segments.total(samples))
-    unit = jnp.where(varies, scale, 0)[columns].mean()
-    to_unit = jnp.where(length > 0, unit / jnp.where(length > 0, length, 1), 0)
+    outputs = segments.total(samples[:, None] * jnp.square(times(predicted, components)))
+    length = jnp.sqrt(outputs / segments.total(samples))
+    unit = jnp.where(varies, scale, 0)[columns].sum() / jnp.maximum(varies[columns].sum(), 1)
+    unit = jnp.where(unit > 0, unit, 1)  # all features are constant
+    to_unit = unit / jnp.where(length > 0, length, jnp.inf)
     along = jnp.where(varies, 1 / scale, 0)[:, None] * times(fitted.slopes, components) * to_unit
     matrix = jnp.concatenate([jnp.zeros((len(scale), len(columns)), x.dtype), along], axis=1)
     matrix = matrix.at[columns, jnp.arange(len(columns))].set(1)
     slopes = jnp.zeros((len(columns), y.shape[1]), x.dtype)
-    return Narrowed(matrix, jnp.concatenate([slopes, (components * length / unit).T]), fitted.df)
+    return Narrowing(matrix, jnp.concatenate([slopes, (components * length / unit).T]), fitted.df)
 
 
 def selected(matrix: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the features that the map of a :class:`Narrowed` selects."""
+    """Returns the numbers of the features that the map of a :class:`Narrowing` selects."""
     return np.unique(matrix.argmax(0)[(matrix != 0).sum(0) == 1])
