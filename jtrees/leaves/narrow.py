@@ -145,7 +145,7 @@ def narrowing(
         components = decomposed(times(predicted.T, samples[:, None] * predicted)[None])[1][0][:, -directions:]
     outputs = segments.total(samples[:, None] * jnp.square(times(predicted, components)))
     length = jnp.sqrt(outputs / segments.total(samples))
-    unit = jnp.where(varies, scale, 0)[columns].sum() / jnp.maximum(varies[columns].sum(), 1)
+    unit = jnp.where(varies, scale, 0)[columns].sum() / jnp.maximum(varies[columns].astype(x.dtype).sum(), 1)
     unit = jnp.where(unit > 0, unit, 1)  # all features are constant
     to_unit = unit / jnp.where(length > 0, length, jnp.inf)
     along = jnp.where(varies, 1 / scale, 0)[:, None] * times(fitted.slopes, components) * to_unit
