@@ -18,7 +18,12 @@ from jtrees.report.rivals import LinearModel
 
 WIDTH = narrow.WIDEST + 6  # of most tables here, which share programs
 map_of = jax.jit(shrunk.narrowing_of)
-fit_with_error = jax.jit(lambda *data, **weight: shrunk.shrunk_with_error(*data, 4, **weight))
+
+
+@jax.jit
+def fit_with_error(leaf, x, y, sample_weight=None):
+    """Returns four leaves and their error."""
+    return shrunk.shrunk_with_error(leaf, x, y, 4, sample_weight=sample_weight)
 
 
 def draw(n, p=WIDTH, seed=0):
@@ -153,15 +158,16 @@ def test_a_fit_of_a_wide_table():
     """Its leaves are those of its splits, and its expected loss is the loss of the verdict."""
     _, x, y, _ = draw(700)
     result = jtrees.fit(RECIPE, x, y, key=jax.random.key(0))
-    tree = result.tree
+    tree, report = result.tree, result.report
+    assert tree is not None and report.baselines is not None and report.verdict is not None
     assert tree.weights.shape[1] == WIDTH and tree.num_leaves > 1
     leaf = np.asarray(tree.leaf_index(x))
     (coefficients, *_), _ = fit_with_error(leaf, x.astype(np.float32), y.astype(np.float32))
     used = np.unique(leaf)
     np.testing.assert_allclose(tree.leaves.coefficients[used], coefficients[used], rtol=1e-2, atol=2e-3)
-    assert result.report.baselines["model"] == pytest.approx(result.loss)
+    assert report.baselines["model"] == pytest.approx(result.loss)
     assert result.loss >= np.mean((result.predict(x) - y) ** 2)
-    assert result.report.verdict.startswith("GET is better than a linear model and a constant")
+    assert report.verdict.startswith("GET is better than a linear model and a constant")
 
 
 @pytest.mark.slow

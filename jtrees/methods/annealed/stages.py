@@ -40,7 +40,7 @@ class StartResult(NamedTuple):
       scores: best score of each stage, ``(stages,)``.
       steps: number of the update with the best score of each stage, ``(stages,)``.
       losses: loss of each update, ``(updates,)``.
-      matrix: the preconditioner, or None.
+      matrix: the matrix that maps the features to those of the splits, or None.
     """
 
     splits: ObliqueTree
@@ -58,7 +58,7 @@ class StartResult(NamedTuple):
 
     @property
     def tree(self) -> ObliqueTree:
-        """The best splits, on the features."""
+        """The best splits, on features that the matrix did not map."""
         return self.splits if self.matrix is None else self.splits.composed(self.matrix)
 
     def composed(self, matrix: np.ndarray) -> "StartResult":

@@ -152,9 +152,8 @@ def cart_of_table(
         x = x * factors.astype(x.dtype)
     grow = lambda rows: grown_cart(rows, table.task, depth, leaves, monotone=monotone)
     tree = monitor.on_rows(grow, Batch(x, y, weight), math.prod(table.task.shape))  # type: ignore[arg-type]
-    weights = np.asarray(tree.weights) * factors
-    if columns is not None:
-        weights = weights @ np.eye(p, dtype=weights.dtype)[columns]
+    weights = np.zeros((len(tree.bias), p), np.float32)
+    weights[:, slice(None) if columns is None else columns] = np.asarray(tree.weights) * factors
     return tree.replace(weights=weights)
 
 
