@@ -11,6 +11,7 @@ import numpy as np
 from jtrees import blocking, compilation, distributed, io, pytree, segments, sharding, tasks
 from jtrees.data.table import Table, bucket
 from jtrees.leaves import kind_of, refit_hierarchical
+from jtrees.leaves.narrow import Narrowing
 from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
 from jtrees.tasks.labels import is_soft
@@ -243,7 +244,13 @@ class Data(NamedTuple):
         return Data(training, self.table.rows(rows), self.scaling, None)
 
     def refit(
-        self, splits: ObliqueTree, leaves: str, *, shrink: bool = False, strength: float | None = None
+        self,
+        splits: ObliqueTree,
+        leaves: str,
+        *,
+        shrink: bool = False,
+        strength: float | None = None,
+        few: Narrowing | None = None,
     ) -> tuple[ObliqueTree, float]:
         """Returns a tree with leaves fitted to the table, and the criterion of linear leaves.
 
@@ -254,6 +261,7 @@ class Data(NamedTuple):
           leaves: kind of the leaves, ``"constant"`` or ``"linear"``.
           shrink: as for :meth:`jtrees.ObliqueTree.refit`.
           strength: strength of the shrinkage; None: the best by generalised cross-validation.
+          few: map to few features for linear leaves, if it is known: :func:`jtrees.leaves.narrowing_of`.
 
         Returns:
           The tree in the user's units, and the criterion of linear leaves in the user's units of loss. The criterion is
@@ -276,7 +284,7 @@ class Data(NamedTuple):
             if (outlier := clipped.any(1)).any():
                 weight = ones_or(batch.weight, batch.x)
                 batch = batch._replace(weight=np.where(outlier, _CLIPPED * weight, weight).astype(np.float32))
-            fitted, criterion = _refit(empty, rows, batch)
+            fitted, criterion = _refit(empty, rows, batch, few)
             if coded.any():  # a code would multiply rounding errors
                 slopes = np.asarray(fitted.coefficients)
                 hidden = coded.reshape(*coded.shape, *[1] * (slopes.ndim - 2))
@@ -346,8 +354,8 @@ class Data(NamedTuple):
 
 
 @compilation.once()
-def _refit(leaves: Any, leaf: jax.Array, batch: Batch) -> tuple[Any, jax.Array]:
-    return leaves.refit_with_criterion(leaf, *batch)
+def _refit(leaves: Any, leaf: jax.Array, batch: Batch, few: Narrowing | None) -> tuple[Any, jax.Array]:
+    return leaves.refit_with_criterion(leaf, *batch, few)
 
 
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:

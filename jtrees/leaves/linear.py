@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Num
 import numpy as np
 
 from jtrees import io, pytree, sharding, validation
+from jtrees.leaves.narrow import Narrowing
 from jtrees.leaves.shrunk import shrunk_with_error
 from jtrees.segments import Array, common, module_of
 from jtrees.tasks.errors import SquaredError
@@ -128,10 +129,13 @@ class Linear:
         return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
 
     def refit_with_criterion(
-        self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None
+        self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, few: Narrowing | None = None
     ) -> tuple["Linear", Array]:
-        """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit."""
-        fitted, error = shrunk_with_error(leaf_index, x, y, len(self.intercept), sample_weight=sample_weight)
+        """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit.
+
+        ``few`` is the map to few features, if it is known: :func:`jtrees.leaves.narrowing_of`.
+        """
+        fitted, error = shrunk_with_error(leaf_index, x, y, len(self.intercept), sample_weight=sample_weight, few=few)
         return Linear(*fitted), error
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:

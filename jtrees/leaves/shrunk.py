@@ -13,6 +13,7 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.leaves import moments
+from jtrees.leaves.narrow import LEAST_FREE, WIDEST, Narrowing, decomposed, narrowing
 from jtrees.segments import floating, ones_or
 
 # The model of a node is its parent's model plus a correction, which is fitted to the parent's residuals. Centre the
@@ -49,7 +50,6 @@ from jtrees.segments import floating, ones_or
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
 _LEVELS = np.array([np.inf, 30.0, 10.0, 3.0, 0.0])  # t, in samples
 _COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 parameters
-LEAST_FREE = 0.1  # minimum of the residual degrees of freedom per sample; GCV approaches 0 / 0 below it
 
 
 class _Models(NamedTuple):
@@ -83,6 +83,15 @@ class _Node(NamedTuple):
     high: Array  # largest target, (m,)
 
 
+class _Root(NamedTuple):
+    """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit."""
+
+    slopes: Any
+    df: Any
+    width: Any
+
+
+_ROOT_AXES: Any = _Root(1, 0, None)
 _OUTPUT_AXES: Any = (None, None, 1, None, 2, 1, None, None, 1, 1)  # of the moments of all outputs
 
 
@@ -102,27 +111,12 @@ def _standardised(x: Array, y: Array, sample_weight: Array | None) -> tuple[Arra
     return (joined - mean) / scale, weight, mean, scale
 
 
-def decomposed(matrices: Array) -> tuple[Array, Array]:
-    """Returns eigenvalues and eigenvectors of symmetric matrices ``(nodes, p, p)``.
-
-    A CPU decomposes one matrix at a time, even under ``vmap``. A batch could deadlock: a worker of XLA's thread pool
-    distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
-    devices (jaxlib 0.10.2: ``ParallelBatchMap``).
-    """
-    eigh = lambda a: tuple(jnp.linalg.eigh(a))
-    one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(eigh, all_))
-
-    @one_by_one.def_vmap
-    def _(size: int, _: Any, batch: Array) -> tuple[Any, Any]:  # one loop compiles faster than two
-        parts = one_by_one(batch.reshape(-1, *batch.shape[2:]))
-        return tuple(part.reshape(*batch.shape[:2], *part.shape[1:]) for part in parts), (True, True)
-
-    return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=eigh)
-
-
 @partial(jax.jit, static_argnums=(1, 4))  # traced once, for all uses within a program
-def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int) -> _Models:
-    """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets."""
+def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leaves: int, root: _Root | None) -> _Models:
+    """Returns the models of the leaves, outputs first. ``rows`` holds p standardised features and k targets.
+
+    ``root`` is the model of the root; None: it is fitted.
+    """
     leaves = moments.of_leaves(rows, p, weight, leaf_index, num_leaves)
     nodes = moments.effective(moments.with_ancestors(leaves))
     means, features, zero = nodes.mean, nodes.second[:, :p, :p], jnp.zeros(num_leaves, rows.dtype)
@@ -132,31 +126,34 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
 
     # In the compiled loop over levels, every leaf evaluates its own ancestor. Nodes near the root are repeated, which
     # costs little. The size of the program does not depend on the depth, which saves seconds of compilation.
-    def models_of_output(output: _Node) -> _Models:
+    def models_of_output(output: _Node, root: _Root | None) -> _Models:
         def down(models: _Models, level: tuple[Array, Array]) -> tuple[_Models, None]:
             node, split = level
             level_moments = jax.tree.map(lambda a: jnp.take(a, node, axis=0, mode="clip"), output)
-            return _corrected(level_moments, models, split=split), None
+            return _corrected(level_moments, models, split=split, width=width), None
 
-        slopes = jnp.zeros((num_leaves, p), rows.dtype)
-        root = (jnp.broadcast_to(a[num_leaves - 1], num_leaves) for a in (output.count, output.low, output.high))
-        mean = _Models(slopes, zero, zero + 1, zero, *root)
+        slopes, df, width = (jnp.zeros(p, rows.dtype), jnp.ones((), rows.dtype), p) if root is None else root
+        at_root = (jnp.broadcast_to(a[num_leaves - 1], num_leaves) for a in (output.count, output.low, output.high))
+        first = _Models(jnp.broadcast_to(slopes, (num_leaves, p)), zero, zero + df, zero, *at_root)
         ancestors = moments.ancestors(num_leaves)
         splits = np.where(np.arange(len(ancestors)) > 0, _COST_OF_SPLIT * (p + 1), 0).astype(rows.dtype)
-        models = jax.lax.scan(down, mean, (jnp.asarray(ancestors), jnp.asarray(splits)))[0]
+        fitted = 0 if root is None else 1
+        models = jax.lax.scan(down, first, (jnp.asarray(ancestors[fitted:]), jnp.asarray(splits[fitted:])))[0]
         # The errors of leaves add up by weight, and not by the effective number of samples.
         per_sample = leaves.count / jnp.where(models.count > 0, models.count, 1)
         return models._replace(error=per_sample * models.error)
 
-    return jax.vmap(models_of_output, in_axes=(_Node(*_OUTPUT_AXES),))(all_outputs)
+    return jax.vmap(models_of_output, in_axes=(_Node(*_OUTPUT_AXES), None if root is None else _ROOT_AXES))(
+        all_outputs, root
+    )
 
 
-def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
+def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any) -> _Models:
     """Returns the models of a level from the level's moments and the parents' models.
 
-    ``split`` is the number of degrees of freedom of a split.
+    ``split`` is the number of degrees of freedom of a split, and ``width`` the number of features of the root's model.
     """
-    count, p, tiny = node.count, node.x_mean.shape[1], jnp.finfo(node.count.dtype)
+    count, tiny = node.count, jnp.finfo(node.count.dtype)
     residual = node.cross - jnp.einsum("lpq,lq->lp", node.second, parents.slopes, precision="highest")
     left = jnp.maximum(node.alone - (parents.slopes * (node.cross + residual)).sum(1), 0)
     offset = node.y_mean - (parents.slopes * node.x_mean).sum(1) - parents.intercept
@@ -176,7 +173,7 @@ def _corrected(node: _Node, parents: _Models, *, split: Array) -> _Models:
     rss = rss + (count[:, None] * jnp.square((1 - moved) * offset[:, None]))[:, None, :]
     correction_df = fitted.sum(2)[:, :, None] + moved[:, None, :]
     unchanged = np.arange(len(_SLOPES) * len(_LEVELS)).reshape(len(_SLOPES), len(_LEVELS)) == 0
-    ancestor_df = share[:, None, None] * (1 - correction_df / (p + 1))
+    ancestor_df = share[:, None, None] * (1 - correction_df / (width + 1))
     df = correction_df + ancestor_df + jnp.where(unchanged, 0, split)
 
     def criterion(rss: Array, df: Array) -> Array:
@@ -253,6 +250,10 @@ def fit_shrunk(
     The cost is one decomposition of a ``(p, p)`` matrix for each of the ``2 leaves - 1`` nodes. The memory is a few
     times ``leaves p**2`` numbers per output. No gradient flows through the fit.
 
+    With more than 64 features, the nodes below the root correct the ridge regression of the root along 64 features
+    only. These are the output of the ridge regression, and the columns that matter most to the target. The cost is then
+    one decomposition of a matrix of the shorter side of x, and one of a ``(64, 64)`` matrix for each node.
+
     Outputs are clipped to the range of the training targets in the node where the leaf's model was fitted. This node is
     the leaf itself, or the nearest ancestor whose model the leaf shares. The range is extended on both sides by
     ``margin`` times its width.
@@ -280,16 +281,43 @@ def fit_shrunk(
 
 
 def shrunk_with_error(
-    leaf_index: Array, x: Array, y: Array, num_leaves: int, *, margin: float = 0.1, sample_weight: Array | None = None
+    leaf_index: Array,
+    x: Array,
+    y: Array,
+    num_leaves: int,
+    *,
+    margin: float = 0.1,
+    sample_weight: Array | None = None,
+    few: Narrowing | None = None,
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit."""
+    """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit.
+
+    ``few`` is the result of :func:`narrowing_of` for the same samples. None: it is computed if x has more features.
+    """
+    if few is None and x.shape[1] > WIDEST:
+        few = narrowing_of(x, y, sample_weight)
+    if few is not None:
+        x = jnp.matmul(x, few.matrix, precision="highest")
     p = x.shape[1]
     rows, weight, mean, scale = _standardised(x, y, sample_weight)
-    models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves)
+    # A direction without variance has no slope, although its scale is infinite.
+    root = None
+    if few is not None:
+        root = _Root(few.slopes * jnp.where(jnp.isfinite(scale[:p]), scale[:p], 0)[:, None], few.df, len(few.matrix))
+    models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves, root)
     coefficients = models.slopes / scale[:p]
     intercept = mean[p:, None] + models.intercept - (coefficients * mean[:p]).sum(2)
+    if few is not None:
+        coefficients = jnp.einsum("pq,klq->klp", few.matrix, coefficients, precision="highest")
     widened = margin * (models.high - models.low)
     lower, upper = mean[p:, None] + models.low - widened, mean[p:, None] + models.high + widened
     last = lambda a: a[0] if y.ndim == 1 else jnp.moveaxis(a, 0, -1)  # outputs last
     error = models.error.sum() / (segments.total(weight) * len(models.error))
     return (last(coefficients), last(intercept), last(lower), last(upper)), error
+
+
+def narrowing_of(x: Array, y: Array, sample_weight: Array | None = None) -> Narrowing:
+    """Returns the map to the few features that the leaves of :func:`fit_shrunk` use, of more than ``WIDEST``."""
+    rows, weight, _, scale = _standardised(x, y, sample_weight)
+    p = x.shape[1]
+    return narrowing(rows[:, :p], rows[:, p:], weight, scale[:p])

@@ -134,6 +134,7 @@ def compared(
     held_out: Table | None,
     where: str = HELD_OUT,
     left_out: Any = None,
+    expected_loss: float | None = None,
     monitor: Any = None,
 ) -> Comparison:
     """Returns the losses of a model, of a linear model and of a constant.
@@ -141,8 +142,8 @@ def compared(
     The losses are on ``held_out`` if it is given, else on the rows that the model's search left out. If there are no
     such rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
     generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
-    :func:`jtrees.description.count_free`. A model that is not a single tree is not charged. Large tables are
-    subsampled.
+    :func:`jtrees.description.count_free`. A tree with linear leaves is charged as much as its search does. A model
+    that is not a single tree is not charged. Large tables are subsampled.
 
     Args:
       model: the fitted model of numeric features.
@@ -152,6 +153,7 @@ def compared(
       where: name of the rows ``held_out``.
       left_out: losses of the rows that the search left out, a :class:`jtrees.search.LeftOut`, or None. If several
         models left out different rows, the simpler models are fitted to all rows, and are charged.
+      expected_loss: the loss of the model on new rows that its search expects, or None.
       monitor: the :class:`jtrees.search.monitor.Monitor` of the comparison. If the time is short, the linear model is
         fitted to fewer rows or with fewer steps. None: there is no deadline.
 
@@ -180,7 +182,10 @@ def compared(
     losses, charged, model_loss = {"model": model_losses}, {}, mean(model_losses)
     if where == TRAINING and isinstance(model, ObliqueTree):
         uncharged, where = model_loss, CHARGED
-        model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
+        if expected_loss is None:
+            model_loss = charge(model_loss, count_free(scaling.transform_splits(model)))
+        else:
+            model_loss = max(model_loss, expected_loss)
         doubt = _UNSURE * (model_loss - uncharged)
     has_time = (lambda: True) if monitor is None else monitor.has_time
     for name, rival in baselines(task, scaling.transform, has_time).items():

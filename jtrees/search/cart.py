@@ -15,7 +15,7 @@ import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
 from jtrees.data.table import without_padding
-from jtrees.leaves.shrunk import LEAST_FREE, decomposed
+from jtrees.leaves.narrow import LEAST_FREE, decomposed
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.segments import effective, ones_or

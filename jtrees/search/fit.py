@@ -169,6 +169,7 @@ def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -
     where = HELD_OUT if data.validation is None else VALIDATION
     held_out = data.validation if evaluated is None else evaluated
     rows: Any = {"held_out": held_out, "where": where, "left_out": fitted.left_out}
+    rows["expected_loss"] = fitted.expected_loss
     return compared(model, data.table, data.scaling, monitor=monitor.of_end(), **rows)
 
 
@@ -246,6 +247,7 @@ class RunFit(NamedTuple):
       task: the task of the scaled data.
       left_out: losses of the rows that parts of the search were not trained on, or None.
       seconds: seconds of the run; of concurrent runs, an equal share of their seconds.
+      expected_loss: the loss that the search expects on new rows, or None.
     """
 
     result: FitResult | FloatingPointError
@@ -253,6 +255,7 @@ class RunFit(NamedTuple):
     task: Task
     left_out: LeftOut | None = None
     seconds: float = 0.0
+    expected_loss: float | None = None
 
 
 def fits_of(
@@ -303,7 +306,7 @@ def fits_of(
                 continue
             seconds = time.monotonic() - began
             fit_result = _fit_result(result, unchecked[i], data.table, monitor, seconds)
-            yield RunFit(fit_result, data, problem.task, result.left_out, share)
+            yield RunFit(fit_result, data, problem.task, result.left_out, share, result.expected_loss)
 
 
 def _problem(recipe: Recipe, split: Split, rows: int, engine: Engine) -> Problem:

@@ -43,6 +43,7 @@ class Fitted(NamedTuple):
       loss: the loss by which the model was chosen, in the user's units.
       report: the recipe's report.
       left_out: losses of rows by parts of the search that were not trained on them, or None.
+      expected_loss: the loss that the search expects on new rows, in the user's units, or None.
     """
 
     scaled: Any
@@ -54,3 +55,4 @@ class Fitted(NamedTuple):
     loss: float = np.nan
     report: Any = Report()
     left_out: LeftOut | None = None
+    expected_loss: float | None = None

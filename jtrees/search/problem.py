@@ -46,7 +46,7 @@ class Problem:
       separate: whether ``evaluation`` has other rows than ``batch``.
       is_member: whether the result is a member of a bag, which needs no losses of held-out rows.
       is_optional: whether the problem is dropped if its result cannot be finished in time, as a tree of a bag is.
-      matrix: matrix that mapped the features of ``batch`` and ``evaluation``, ``(p, p)``, or None.
+      matrix: matrix that mapped p features to the q features of ``batch`` and ``evaluation``, ``(p, q)``, or None.
       source: all rows of the fit, of which ``batch`` has a part, or None. Values that suit every part are computed from
         them, such as the edges of bins.
     """
@@ -137,7 +137,7 @@ class Problem:
         return self.replace(batch=batch, rows=numbers, source=self.source or self.batch)
 
     def times(self, matrix: np.ndarray | None) -> "Problem":
-        """Returns the problem on features times a matrix, ``(p, p)``; problems with equal arrays share the product.
+        """Returns the problem on features times a matrix, ``(p, q)``; problems with equal arrays share the product.
 
         None is the identity matrix.
         """

@@ -25,7 +25,8 @@ import numpy as np
 from jtrees import blocking, distributed, leaves as kinds, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes
-from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, train_stages
+from jtrees.leaves import narrow
+from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, narrowing, train_stages
 from jtrees.methods.annealed.starts import (
     BINS,
     DEVIATIONS,
@@ -208,8 +209,9 @@ class Annealed(Recipe):
             return None
         edges = bin_edges(problem, BINS)
         sharpness = sharpness_of_trees(problem.replace(recipe=self), trees)
-        codes, (axis_aligned, oblique) = problem.host(bin_codes, problem.batch.x, edges), (np.zeros(trees), np.ones(trees))
-        return Growth(edges, codes, (sharpness, oblique > 0), (sharpness, axis_aligned > 0))
+        codes = problem.host(bin_codes, problem.batch.x, edges)
+        untrained, trained = np.zeros(trees, bool), np.ones(trees, bool)
+        return Growth(edges, codes, (sharpness, trained), (sharpness, untrained))
 
     def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
         """Returns the splits of the single start from CART over bins, and whether they are finite.
@@ -219,8 +221,7 @@ class Annealed(Recipe):
         sharpness, trains = drawn
         is_drawn = jnp.any(run.batch.x != 0, axis=0)  # features that a tree leaves out are zero, and have one bin
         cart = binned_cart(run, edges, jnp.where(is_drawn, codes, 0))
-        untrained = lambda: (cart, jnp.bool_(True))
-        return jax.lax.cond(trains, lambda: grown_in_program(run, cart, sharpness), untrained)
+        return jax.lax.cond(trains, lambda: grown_in_program(run, cart, sharpness), lambda: (cart, jnp.bool_(True)))
 
     # --- The procedure ---
 
@@ -237,7 +238,10 @@ class Annealed(Recipe):
 
     async def _search(self, problem: Problem) -> Fitted:
         """Returns the result of :meth:`search`, with all starts."""
-        all_rows = problem.replace(data=None)  # a training needs no table
+        all_rows, few = problem.replace(data=None), None  # a training needs no table
+        if self.leaves == "linear" and problem.shape[1] > narrow.WIDEST:
+            few = (await all_rows.map(narrowing)).host
+            all_rows = all_rows.times(few.matrix).replace(matrix=few.matrix)
         sample = sampled(all_rows, most_rows(self))
         holds_out = self.halves and self.leaves == "constant" and not problem.validates
         masks = held_out_rows(sample) if holds_out else []
@@ -245,7 +249,7 @@ class Annealed(Recipe):
         starts = initial_starts(sample, carts)
         if not self.halves:
             full = await gather(*(train_stages(sample, s.splits, s.long, self.updates, s.matrix) for s in starts))
-            return self._fitted(problem, starts, carts, [[result] for result in full])
+            return self._fitted(problem, starts, carts, [[result] for result in full], few=few)
 
         folds, epochs = [sample.without(mask) for mask in masks] or [sample], max(1, self.updates // _SHORT)
         stages = (
@@ -271,7 +275,7 @@ class Annealed(Recipe):
             )
             for k, result in zip(chosen, await gather(*stages), strict=True):
                 results[k].append(result)
-        return self._fitted(problem, starts, carts, results, best_cart)
+        return self._fitted(problem, starts, carts, results, best_cart, few)
 
     def _in_time(self, problem: Problem) -> "Annealed":
         """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
@@ -288,8 +292,11 @@ class Annealed(Recipe):
             in_time = int(problem.host(_times_left, seconds, monitor=monitor) / 2)
             starts = min(self.starts, max(_FEWEST_KEPT + 1, in_time))
             return self if starts == self.starts else self.replace(starts=starts)
-        seconds = (rows * (p + 1) ** 2 + 2 * nodes * p**3) / _PRODUCTS_OF_FIT
-        starts = min(self.starts, int((problem.host(_times_left, seconds, monitor=monitor) - _REFITS) / 2))
+        few = min(p, narrow.WIDEST)
+        seconds = (rows * (few + 1) ** 2 + 2 * nodes * few**3) / _PRODUCTS_OF_FIT
+        once = n * p * min(n, p) / _PRODUCTS if few < p else 0.0  # seconds of the map to few features
+        fits = problem.host(_times_left, seconds, monitor=monitor) - once / seconds
+        starts = min(self.starts, int((fits - _REFITS) / 2))
         if starts < 1:
             distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
             return self.replace(leaves="constant")._in_time(problem)
@@ -319,6 +326,7 @@ class Annealed(Recipe):
         carts: Carts,
         results: list[list[StartResult]],
         best_cart: int = -1,
+        few: narrow.Narrowing | None = None,
     ) -> Fitted:
         """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
 
@@ -328,7 +336,12 @@ class Annealed(Recipe):
           carts: CART's trees.
           results: the results of the short and the long stages of each start.
           best_cart: the number of the CART tree that beats all starts, or -1.
+          few: the map to the few features that the trees split, or None.
         """
+        if few is not None:
+            matrix = np.asarray(few.matrix)
+            carts = carts._replace(trees=[tree.composed(matrix) for tree in carts.trees])
+            results = [[result.composed(matrix) for result in start_results] for start_results in results]
         pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
         best, result = min(pairs, key=lambda pair: pair[1].score)
         is_finite = np.isfinite(result.score)
@@ -341,12 +354,12 @@ class Annealed(Recipe):
             return fitted
         with problem.finishing():
             refitted = [
-                [(*self._refitted(tree, data), -1 - number) for tree in trees]
-                for number, trees in enumerate(self._cart_splits(problem, carts.trees))
+                [(*self._refitted(tree, data, few), -1 - number) for tree in trees]
+                for number, trees in enumerate(self._cart_splits(problem, carts.trees, few))
             ]
             candidates = refitted[best_cart] if best_cart >= 0 else [*itertools.chain(*refitted)]
             if is_finite:
-                candidates.append((*self._refitted(data.scaling.restore_splits(splits), data), best))
+                candidates.append((*self._refitted(data.scaling.restore_splits(splits), data, few), best))
             tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
             cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted]
             report = self._report(data, starts, results, chosen, cart_losses)
@@ -355,7 +368,9 @@ class Annealed(Recipe):
                 tree = data.refit(tree, "constant", shrink=True)[0]
                 loss = data.loss(tree)
             tree = tree.merged()
-            return fitted._replace(model=tree, tree=tree, loss=loss, report=report)
+            is_expected = self.leaves == "linear" and data.validation is None and result.score < _NONE_EXPECTED
+            expected_loss = loss if is_expected else None
+            return fitted._replace(model=tree, tree=tree, loss=loss, report=report, expected_loss=expected_loss)
 
     def _report(
         self,
@@ -382,9 +397,9 @@ class Annealed(Recipe):
             rows=rows_used(self, len(data.table.x)),
         )
 
-    def _refitted(self, splits: ObliqueTree, data: Data) -> tuple[ObliqueTree, float]:
+    def _refitted(self, splits: ObliqueTree, data: Data, few: narrow.Narrowing | None) -> tuple[ObliqueTree, float]:
         """Returns the tree refitted in the user's units, and the loss that decides between the trees."""
-        tree, criterion = data.refit(splits, self.leaves)
+        tree, criterion = data.refit(splits, self.leaves, few=few)
         loss = data.loss(tree)
         if data.validation is not None or self.leaves == "constant":
             return tree, loss
@@ -392,18 +407,22 @@ class Annealed(Recipe):
         # If too few rows have weight for an expected error, the loss is the training loss alone.
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
-    def _cart_splits(self, problem: Problem, trees: list[ObliqueTree]) -> list[list[ObliqueTree]]:
+    def _cart_splits(
+        self, problem: Problem, trees: list[ObliqueTree], few: narrow.Narrowing | None
+    ) -> list[list[ObliqueTree]]:
         """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
 
         CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
-        scaled features, and on raw features if float32 represents them.
+        scaled features, and on raw features if float32 represents them. If there is a map to
+        ``few`` features, the second tree splits the features that it selects.
         """
         data: Any = problem.data
         splits = [[data.scaling.restore_splits(tree)] for tree in trees]
         if trees and data.scaling.origin is None and problem.monitor.has_time():
             table, monitor = data.table.replace(encoder=None), problem.monitor.part(0.5)
             options = self.depth, self.leaves, most_rows(self)
-            splits[0].append(problem.host(cart_of_table, table, *options, monitor=monitor))
+            columns = None if few is None else narrow.selected(np.asarray(few.matrix))
+            splits[0].append(problem.host(cart_of_table, table, *options, columns, monitor=monitor))
         return splits
 
 

@@ -81,6 +81,10 @@ class GET(Annealed):
     (:func:`jtrees.leaves.fit_shrunk`). The paper uses least squares in each leaf, and the training error. For linear
     leaves, the reported loss is at least the mean squared error on the training data.
 
+    In tables of more than 64 features, linear leaves share a ridge regression of all rows. Each leaf corrects it along
+    64 features: the output of the ridge regression, and the columns that matter most to the target. The search splits
+    the same 64 features, so that its time hardly depends on the number of columns.
+
     For linear leaves, CART is fitted to the residuals of a linear regression. If no start beats CART, CART is returned
     (with ``cart=True`` only). Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
 

@@ -11,6 +11,8 @@ import numpy as np
 import optax
 
 from jtrees import leaves as kinds, ops, training
+from jtrees.leaves.narrow import Narrowing
+from jtrees.leaves.shrunk import narrowing_of
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import MOST, Problem, Run
 from jtrees.search.minibatch import prediction_loss
@@ -38,7 +40,7 @@ class StartResult(NamedTuple):
       scores: best score of each stage, ``(stages,)``.
       steps: number of the update with the best score of each stage, ``(stages,)``.
       losses: loss of each update, ``(updates,)``.
-      matrix: the preconditioner, or None.
+      matrix: the matrix that maps the features to those of the splits, or None.
     """
 
     splits: ObliqueTree
@@ -56,8 +58,12 @@ class StartResult(NamedTuple):
 
     @property
     def tree(self) -> ObliqueTree:
-        """The best splits, on the features."""
+        """The best splits, on features that the matrix did not map."""
         return self.splits if self.matrix is None else self.splits.composed(self.matrix)
+
+    def composed(self, matrix: np.ndarray) -> "StartResult":
+        """Returns the result on features x instead of ``x @ matrix``."""
+        return self._replace(matrix=matrix if self.matrix is None else matrix @ self.matrix)
 
 
 async def train_stages(
@@ -136,6 +142,11 @@ def _evaluations(epochs: int, is_scored: bool) -> list[int]:
 
 
 # --- Compiled functions of a start -----------------------------------------------------------------------------------
+
+
+def narrowing(run: Run) -> Narrowing:
+    """Returns the map to the few features that linear leaves of a wide table use."""
+    return narrowing_of(*run.batch)
 
 
 def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:

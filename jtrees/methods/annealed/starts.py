@@ -132,12 +132,19 @@ def _grow(
     return [ObliqueTree(signed(tree), np.asarray(tree.bias), None) for tree in trees]  # type: ignore[arg-type]
 
 
-def cart_of_table(table: Table, depth: int, leaves: str, limit: int | None, *, monitor: Monitor) -> ObliqueTree:
-    """Returns CART of a table in the user's units, grown on at most about ``limit`` rows."""
+def cart_of_table(
+    table: Table, depth: int, leaves: str, limit: int | None, columns: np.ndarray | None, *, monitor: Monitor
+) -> ObliqueTree:
+    """Returns CART of a table in the user's units, grown on at most about ``limit`` rows.
+
+    CART splits only the features ``columns``, by number; None: all features.
+    """
     x, y, weight = table.x, table.y, table.weight
     if limit is not None and limit < len(x):
         rows, weight = drawn_rows(y, weight, limit, table.task, np.random.default_rng(0))
         x, y = x[rows], y[rows]
+    p = x.shape[1]
+    x = x if columns is None else x[:, columns]
     # As in scaled data, a feature with a non-increasing effect changes its sign.
     monotone, factors = None, np.ones(x.shape[1], np.float32)
     if table.monotone is not None:
@@ -145,7 +152,9 @@ def cart_of_table(table: Table, depth: int, leaves: str, limit: int | None, *, m
         x = x * factors.astype(x.dtype)
     grow = lambda rows: grown_cart(rows, table.task, depth, leaves, monotone=monotone)
     tree = monitor.on_rows(grow, Batch(x, y, weight), math.prod(table.task.shape))  # type: ignore[arg-type]
-    return tree.replace(weights=np.asarray(tree.weights) * factors)
+    weights = np.zeros((len(tree.bias), p), np.float32)
+    weights[:, slice(None) if columns is None else columns] = np.asarray(tree.weights) * factors
+    return tree.replace(weights=weights)
 
 
 def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTree:

@@ -1,0 +1,160 @@
+"""Few features for linear leaves of wide tables: the output of a ridge regression, and the columns that matter most.
+
+A leaf of a wide table has too few samples for a slope of each feature, and a decomposition for each leaf would cost the
+cube of the number of features. So all leaves share a ridge regression of all samples, and correct it along at most
+``WIDEST`` directions.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+from jtrees import segments
+from jtrees.segments import effective
+
+WIDEST = 64  # largest number of features with a slope of their own in each leaf
+
+_STRENGTHS = (*(10.0 ** (5 - exponent / 2) for exponent in range(15)),)  # of the ridge regression, in samples
+LEAST_FREE = 0.1  # minimum of the residual degrees of freedom per sample; GCV approaches 0 / 0 below it
+
+
+class Narrowing(NamedTuple):
+    """A linear map of many features to few, and the ridge regression of all samples as a model of the few.
+
+    Attributes:
+      matrix: the map, ``(p, WIDEST)``. Its first columns select features. The other columns are the directions of the
+        ridge regression, in the mean unit of the selected features.
+      slopes: slopes of the ridge regression, ``(WIDEST, k)``.
+      df: degrees of freedom of the ridge regression of each output, ``(k,)``.
+    """
+
+    matrix: Float[Array, "p q"]
+    slopes: Float[Array, "q k"]
+    df: Float[Array, " k"]
+
+
+class Ridge(NamedTuple):
+    """A ridge regression: slopes ``(p, k)``, and the degrees of freedom and GCV errors of the outputs, ``(k,)``."""
+
+    slopes: Float[Array, "p k"]
+    df: Float[Array, " k"]
+    error: Float[Array, " k"]
+
+
+def decomposed(matrices: Float[Array, "m p p"]) -> tuple[Float[Array, "m p"], Float[Array, "m p p"]]:
+    """Returns eigenvalues and eigenvectors of symmetric matrices.
+
+    A CPU decomposes one matrix at a time, even under ``vmap``. A batch could deadlock: a worker of XLA's thread pool
+    distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
+    devices (jaxlib 0.10.2: ``ParallelBatchMap``).
+    """
+    eigh = lambda a: tuple(jnp.linalg.eigh(a))
+    one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(eigh, all_))
+
+    @one_by_one.def_vmap
+    def _(size: int, _: object, batch: Array) -> tuple:  # one loop compiles faster than two
+        parts = one_by_one(batch.reshape(-1, *batch.shape[2:]))
+        return tuple(part.reshape(*batch.shape[:2], *part.shape[1:]) for part in parts), (True, True)
+
+    return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=eigh)
+
+
+def ridge(x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, " n"]) -> Ridge:
+    """Returns the ridge regression of centred targets on standardised features.
+
+    The strength of each output is chosen by generalised cross-validation. The shorter side of x is decomposed. Let
+    ``B = x sqrt(w)`` and ``B B' = U diag(a) U'``, or ``B' B = Q diag(a) Q'``. With ``h = U' sqrt(w) y``, strength s has
+    the slopes ``B' U h / (a + s)``. With ``g = Q' B' sqrt(w) y``, they are ``Q g / (a + s)``, and ``g**2`` is
+    ``a h**2``.
+
+    Args:
+      x: standardised features.
+      y: centred targets.
+      weight: weights that count samples.
+    """
+    root, total = jnp.sqrt(weight)[:, None], segments.total(weight)
+    rows, targets, is_wide = root * x, root * y, x.shape[1] > len(x)
+    times = lambda a, b: jnp.matmul(a, b, precision="highest")
+    values, vectors = (a[0] for a in decomposed(times(rows, rows.T)[None] if is_wide else times(rows.T, rows)[None]))
+    values = jnp.maximum(values, 0)[:, None]
+    along = times(vectors.T, targets if is_wide else times(rows.T, targets))
+    # Directions of rounding errors have no slope.
+    along = jnp.where(values > values.max() * max(x.shape) * jnp.finfo(x.dtype).eps, along, 0)
+    squares = jnp.square(along) * (values if is_wide else 1)
+    alone = jnp.square(targets).sum(0)
+    df_of = lambda strength: 1 + (values / (values + strength)).sum()
+
+    def error(strength: Array) -> Array:
+        rss = alone - (squares * (values + 2 * strength) / jnp.square(values + strength)).sum(0)
+        free = total - df_of(strength)
+        enough = free >= LEAST_FREE * total
+        rss = jnp.maximum(rss, jnp.finfo(rss.dtype).eps * alone)
+        return jnp.where(enough, total * rss / jnp.square(jnp.where(enough, free, 1)), jnp.inf)
+
+    strengths = jnp.asarray(_STRENGTHS, x.dtype)
+    errors = jax.lax.map(error, strengths)
+    mean = total * alone / jnp.square(jnp.maximum(total - 1, LEAST_FREE * total))
+    best, lowest = errors.argmin(0), errors.min(0)
+    is_useful = lowest < mean
+    coefficients = jnp.where(is_useful, along / (values + strengths[best]), 0)
+    slopes = times(vectors, coefficients)
+    df = jnp.where(is_useful, jax.vmap(df_of)(strengths[best]), 1)
+    return Ridge(times(rows.T, slopes) if is_wide else slopes, df, jnp.where(is_useful, lowest, mean))
+
+
+def narrowing(
+    x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, " n"], scale: Float[Array, " p"]
+) -> Narrowing:
+    """Returns a map of p features to ``WIDEST`` features, fewer than p.
+
+    Features are selected by the sum of three squared statistics, each about 1 for a feature without effect:
+
+    - the slope of the ridge regression, by its standard error;
+    - the covariance of the feature with the residual times the prediction, since a feature that divides the samples
+      into parts with other slopes changes the slope of the prediction;
+    - the covariance of the square of the feature with the residual.
+
+    Args:
+      x: standardised features.
+      y: centred targets.
+      weight: weights with mean 1.
+      scale: deviations of the features in the units that the map takes; infinite for constant features.
+    """
+    samples: Any = effective(weight)
+    fitted = ridge(x, y, samples)
+    times = lambda a, b: jnp.matmul(a, b, precision="highest")
+    predicted = times(x, fitted.slopes)
+    residual = samples[:, None] * (y - predicted)
+
+    def statistic(features: Array, residual: Array) -> Array:
+        variance = times(jnp.square(features).T, jnp.square(residual))
+        return jnp.square(times(features.T, residual)) / jnp.where(variance > 0, variance, jnp.inf)
+
+    varies = jnp.isfinite(scale)
+    noise = jnp.where(fitted.error > 0, fitted.error, 1)
+    scores = segments.total(samples) * jnp.square(fitted.slopes) / noise
+    scores = scores + statistic(x, residual * predicted) + statistic(jnp.where(varies, jnp.square(x) - 1, 0), residual)
+    directions = min(y.shape[1], WIDEST // 2)
+    columns = jnp.sort(jax.lax.top_k(jnp.where(varies, scores.sum(1), -1), WIDEST - directions)[1])
+    # The directions are the principal components of the outputs, which are all outputs if there are few.
+    components = jnp.eye(y.shape[1], dtype=x.dtype)
+    if y.shape[1] > 1:
+        components = decomposed(times(predicted.T, samples[:, None] * predicted)[None])[1][0][:, -directions:]
+    outputs = segments.total(samples[:, None] * jnp.square(times(predicted, components)))
+    length = jnp.sqrt(outputs / segments.total(samples))
+    unit = jnp.where(varies, scale, 0)[columns].sum() / jnp.maximum(varies[columns].astype(x.dtype).sum(), 1)
+    unit = jnp.where(unit > 0, unit, 1)  # all features are constant
+    to_unit = unit / jnp.where(length > 0, length, jnp.inf)
+    along = jnp.where(varies, 1 / scale, 0)[:, None] * times(fitted.slopes, components) * to_unit
+    matrix = jnp.concatenate([jnp.zeros((len(scale), len(columns)), x.dtype), along], axis=1)
+    matrix = matrix.at[columns, jnp.arange(len(columns))].set(1)
+    slopes = jnp.zeros((len(columns), y.shape[1]), x.dtype)
+    return Narrowing(matrix, jnp.concatenate([slopes, (components * length / unit).T]), fitted.df)
+
+
+def selected(matrix: np.ndarray) -> np.ndarray:
+    """Returns the numbers of the features that the map of a :class:`Narrowing` selects."""
+    return np.unique(matrix.argmax(0)[(matrix != 0).sum(0) == 1])

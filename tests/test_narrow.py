@@ -1,0 +1,184 @@
+"""Linear leaves of wide tables: a ridge regression of all samples, corrected along few features in each leaf."""
+
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from sklearn.metrics import r2_score
+
+import jtrees
+from jtrees import leaves
+from jtrees.estimators import TreeRegressor
+from jtrees.leaves import narrow, shrunk
+from jtrees.report.rivals import LinearModel
+
+WIDTH = narrow.WIDEST + 6  # of most tables here, which share programs
+map_of = jax.jit(shrunk.narrowing_of)
+
+
+@jax.jit
+def fit_with_error(leaf, x, y, sample_weight=None):
+    """Returns four leaves and their error."""
+    return shrunk.shrunk_with_error(leaf, x, y, 4, sample_weight=sample_weight)
+
+
+def draw(n, p=WIDTH, seed=0):
+    """Leaves, features in several units, a target that depends on three features and on the leaf, and weights."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, p)) * rng.uniform(0.1, 10, p) + rng.normal(size=p)
+    standard = (x - x.mean(0)) / x.std(0)
+    leaf = 3 * (standard[:, 0] > 0)  # the first leaf or the last of four
+    y = leaf - 2 * standard[:, 1] + (leaf - 1.5) * standard[:, 2] + 0.3 * rng.normal(size=n) + 5
+    return leaf, x, y, rng.uniform(0.2, 3, n) * (np.arange(n) % 7 > 0)
+
+
+def standardised(x, y, weight):
+    """Standardised features, centred targets, and weights that count samples."""
+    centre = np.average(x, axis=0, weights=weight)
+    deviation = np.sqrt(np.average((x - centre) ** 2, axis=0, weights=weight))
+    return (
+        (x - centre) / deviation,
+        y - np.average(y, axis=0, weights=weight),
+        weight * weight.sum() / (weight @ weight),
+    )
+
+
+@pytest.mark.parametrize("n", [160, 60])
+def test_the_ridge_regression_has_the_strength_of_the_least_gcv(x64, n):
+    """Whichever side of the table is shorter, and for each output alone."""
+    _, x, y, weight = draw(n)
+    noise = np.random.default_rng(1).normal(size=n)
+    x, targets, counts = standardised(x, np.stack([y, noise], axis=1), weight)
+    fitted = jax.jit(narrow.ridge)(x, targets, counts)
+    for j, target in enumerate(targets.T):
+        slopes, df = oracles.best_ridge(x[weight > 0], target[weight > 0], counts[weight > 0])
+        np.testing.assert_allclose(fitted.slopes[:, j], slopes, atol=1e-9)
+        assert float(fitted.df[j]) == pytest.approx(df, rel=1e-9)
+
+
+def test_wide_leaves_correct_the_ridge_regression_along_few_features(x64):
+    leaf, x, y, weight = draw(700)
+    few = map_of(x, y, weight)
+    matrix = np.asarray(few.matrix)
+    # The last feature is the prediction of the ridge regression, and the other features are columns of x.
+    assert matrix.shape == (WIDTH, narrow.WIDEST)
+    assert ((matrix[:, :-1] == 1).sum(0) == 1).all() and np.count_nonzero(matrix[:, :-1]) == narrow.WIDEST - 1
+    used = weight > 0
+    features, target, counts = standardised(x, y, weight)
+    slopes, df = oracles.best_ridge(features[used], target[used], counts[used])
+    unit = np.sqrt(np.average((x - np.average(x, axis=0, weights=weight)) ** 2, axis=0, weights=weight))
+    np.testing.assert_allclose(matrix @ few.slopes[:, 0], slopes / unit, atol=1e-9)
+    assert float(few.df[0]) == pytest.approx(df)
+
+    root = np.asarray(few.slopes[:, 0]), df, WIDTH
+    (coefficients, *others), lost, chosen = oracles.shrunk_leaves(leaf, x @ matrix, y, 4, weight=weight, root=root)
+    assert chosen[1] > 0 and chosen[2] > 0  # not the model of the root
+    fitted, error = fit_with_error(leaf, x, y, sample_weight=weight)
+    for ours, expected in zip(fitted, (coefficients @ matrix.T, *others), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-7, atol=1e-7)
+    assert float(error) == pytest.approx(lost)
+
+
+def test_columns_that_change_slopes_are_selected():
+    """The first matters alone, the second changes the slope of the first, and the third acts by its square."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1500, 200)).astype(np.float32)
+    y = 2 * x[:, 0] + 2 * x[:, 0] * (x[:, 1] > 0) + 0.3 * np.square(x[:, 2]) + rng.normal(size=1500)
+    few = map_of(x, y.astype(np.float32))
+    selected = narrow.selected(np.asarray(few.matrix))
+    assert len(selected) == narrow.WIDEST - 1 and {0, 1, 2} < set(selected.tolist())
+
+
+def arrays_in(jaxpr):
+    """The shapes of all values of a program, with those of its inner programs."""
+    for equation in jaxpr.eqns:
+        yield from (value.aval.shape for value in equation.outvars)
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda a: hasattr(a, "jaxpr") or hasattr(a, "eqns")
+        ):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield from arrays_in(getattr(inner, "jaxpr", inner))
+
+
+def test_no_leaf_has_a_matrix_of_all_features():
+    n, p, num_leaves = 300, 1000, 32
+    shapes = jax.ShapeDtypeStruct((n,), jnp.int32), jax.ShapeDtypeStruct((n, p), jnp.float32)
+    program = jax.make_jaxpr(lambda leaf, x, y: leaves.fit_shrunk(leaf, x, y, num_leaves))
+    largest = max(arrays_in(program(*shapes, jax.ShapeDtypeStruct((n,), jnp.float32)).jaxpr), key=math.prod)
+    assert n * narrow.WIDEST <= math.prod(largest) <= 2 * p**2
+
+
+@pytest.mark.parametrize("kind", ["constant", "one column", "constant y", "few rows", "equal columns", "outlier"])
+def test_wide_leaves_are_always_finite(kind):
+    leaf, x, y, weight = draw(160)
+    match kind:
+        case "constant":
+            x[:] = 3
+        case "one column":
+            x[:, 1:] = 3
+        case "constant y":
+            y[:] = 0.1
+        case "few rows":
+            weight = (np.arange(160) < 5).astype(float)
+        case "equal columns":
+            x[:, 1:] = x[:, :1]
+        case "outlier":
+            x[0], y[0] = 1e6, 1e6
+    table = leaf.astype(np.int32), *(a.astype(np.float32) for a in (x, y))
+    fitted = leaves.Linear(*fit_with_error(*table, sample_weight=weight.astype(np.float32))[0])
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(fitted))
+    predictions, used = np.asarray(jax.jit(leaves.Linear.at)(fitted, *table[:2])), weight > 0
+    assert np.square(y - predictions)[used].mean() <= 1.1 * y[used].var() + 1e-6 * np.square(y[used]).max()
+
+
+def test_several_outputs_share_the_columns(x64):
+    """With few outputs, the map holds the ridge regression of each; with many, their principal components."""
+    leaf, x, y, weight = draw(160)
+    rng = np.random.default_rng(2)
+    for outputs in (3, narrow.WIDEST):
+        targets = y[:, None] * rng.normal(size=outputs) + 0.1 * rng.normal(size=(160, outputs))
+        features, centred, counts = standardised(x, targets, weight)
+        exact = jax.jit(narrow.ridge)(features, centred, counts).slopes
+        few = map_of(x, targets, weight)
+        unit = np.sqrt(np.average((x - np.average(x, axis=0, weights=weight)) ** 2, axis=0, weights=weight))
+        error = np.abs(unit[:, None] * (few.matrix @ few.slopes) - exact).max()
+        assert few.matrix.shape == (WIDTH, narrow.WIDEST) and error <= (1e-9 if outputs == 3 else 0.05)
+        (coefficients, intercept, *_), _ = fit_with_error(leaf, x, targets, sample_weight=weight)
+        assert coefficients.shape == (4, WIDTH, outputs) and intercept.shape == (4, outputs)
+
+
+RECIPE = jtrees.GET(depth=2, leaves="linear", starts=2, epochs=20, halving=False, precondition=0.0)
+
+
+def test_a_fit_of_a_wide_table():
+    """Its leaves are those of its splits, and its expected loss is the loss of the verdict."""
+    _, x, y, _ = draw(700)
+    result = jtrees.fit(RECIPE, x, y, key=jax.random.key(0))
+    tree, report = result.tree, result.report
+    assert tree is not None and report.baselines is not None and report.verdict is not None
+    assert tree.weights.shape[1] == WIDTH and tree.num_leaves > 1
+    leaf = np.asarray(tree.leaf_index(x))
+    (coefficients, *_), _ = fit_with_error(leaf, x.astype(np.float32), y.astype(np.float32))
+    used = np.unique(leaf)
+    np.testing.assert_allclose(tree.leaves.coefficients[used], coefficients[used], rtol=1e-2, atol=2e-3)
+    assert report.baselines["model"] == pytest.approx(result.loss)
+    assert result.loss >= np.mean((result.predict(x) - y) ** 2)
+    assert report.verdict.startswith("GET is better than a linear model and a constant")
+
+
+@pytest.mark.slow
+def test_a_default_fit_of_400_columns_takes_seconds_and_is_no_worse_than_a_linear_model():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 400)).astype(np.float32)
+    slopes = rng.normal(size=(2, 20))
+    y = np.where(x[:, 0] > 0, *(x[:, :20] @ slopes.T).T) + 0.3 * rng.normal(size=4000)
+    began = time.process_time()
+    model = TreeRegressor(random_state=0).fit(x[:2000], y[:2000])
+    assert time.process_time() - began < 60  # with a decomposition for each leaf, it would be hours
+    linear = LinearModel(jtrees.Regression()).fit(x[:2000], y[:2000])
+    r2 = [r2_score(y[2000:], fitted.predict(x[2000:])) for fitted in (model, linear)]
+    assert r2[0] >= r2[1]
