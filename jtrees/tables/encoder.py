@@ -16,7 +16,7 @@ from jtrees.tables.means import FOLDS, Targets
 from jtrees.tables.program import Encoding, Lookup, fitted
 from jtrees.tables.schemas import Schema
 
-_OF_CLASS = re.compile(r"^\[mean ((?:class|action) \d+) by ")
+_OF_CLASS = re.compile(r"^\[mean (residual of )?((?:class|action) \d+) by ")
 
 
 @io.part
@@ -24,7 +24,7 @@ _OF_CLASS = re.compile(r"^\[mean ((?:class|action) \d+) by ")
 class TableEncoder:
     """The map from the rows of a raw table to features.
 
-    Target means, medians, deviations, first dates and frequencies come from training rows. All else comes from the
+    Target means, medians, deviations and first dates come from training rows. All else comes from the
     schema.
 
     Attributes:
@@ -50,7 +50,9 @@ class TableEncoder:
         """Returns the encoder of a table, and the features of its rows.
 
         The features of target means differ from ``transform(x)``: a training row has means over other rows. A column of
-        text has target means if it has more than ``max_levels`` levels, and a column of dates if its periods help.
+        dates has target means if its periods help. A column of text has indicators or target means, by the rule of
+        :func:`jtrees.tables.indicators.with_indicators`. A table then has at most about two features for each column,
+        except for dates and several outputs.
 
         Args:
           x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
@@ -59,7 +61,7 @@ class TableEncoder:
           sample_weight: weights of the rows in target means.
           columns: kinds of columns by name, or a schema, as for :func:`jtrees.fit`.
           missing: as for :func:`jtrees.tables.schema`.
-          max_levels: largest number of levels for which each level is a feature. All rare levels count as one level.
+          max_levels: largest number of levels of a column with indicators.
 
         Returns:
           The encoder, and the features ``(n, p')`` in float64.
@@ -87,7 +89,11 @@ class TableEncoder:
           weight: weights above 0, ``(n,)``, or None.
         """
         targets = _targets(y, len(frame), task, weight)
-        results = {name: fitted(name, schema.columns[name], raw, targets) for name, raw in frame.columns.items()}
+        columns = {name: (schema.columns[name], raw) for name, raw in frame.columns.items()}
+        results = {name: fitted(name, *column, targets) for name, column in columns.items() if column[0].kind != "text"}
+        if results and any(column.by_mean for column, _ in columns.values()):
+            targets = targets.with_residuals([features[:, 0] for _, features in results.values()])
+        results = {name: results.get(name) or fitted(name, *column, targets) for name, column in columns.items()}
         encoder = cls(schema, {name: encoding for name, (encoding, _) in results.items()})
         return encoder, np.column_stack([features for _, features in results.values()])
 
@@ -137,7 +143,7 @@ class TableEncoder:
           class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
         names = {f"{prefix} {i}": str(name) for i, name in enumerate(class_names) for prefix in ("class", "action")}
-        new_name = lambda match: f"[mean {names.get(match[1], match[1])} by "
+        new_name = lambda match: f"[mean {match[1] or ''}{names.get(match[2], match[2])} by "
 
         def renamed(lookup: Lookup) -> Lookup:
             return dataclasses.replace(lookup, names=tuple(_OF_CLASS.sub(new_name, name) for name in lookup.names))
