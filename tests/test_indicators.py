@@ -16,8 +16,8 @@ def levels(count, n=N):
     return RNG.choice([f"level {i}" for i in range(count)], n, p=weights / weights.sum())
 
 
-def names(columns, y=None, **options):
-    return TableEncoder.fit(pd.DataFrame(columns), y, **options)[0].feature_names
+def names(columns, y=None):
+    return TableEncoder.fit(pd.DataFrame(columns), y)[0].feature_names
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,23 @@ def test_means_of_residuals_need_a_column_of_numbers_and_ignore_weights_of_zero(
     means = TableEncoder.fit(table, y, sample_weight=weights)[0].encodings["c"].lookups["level"].table
     other = TableEncoder.fit(table, np.where(heavy, y, 1e3), sample_weight=weights)[0].encodings["c"]
     np.testing.assert_allclose(other.lookups["level"].table, means, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [3, 8, 40])
+def test_columns_have_at_most_six_means_of_classes_those_that_the_levels_explain(classes):
+    rng = np.random.default_rng(0)
+    city = rng.integers(0, 12, 2000)
+    y = np.where(city == 3, 1, np.where(city == 4, 2, rng.integers(0, classes, 2000)))
+    table = pd.DataFrame({"x": rng.normal(size=2000), "city": [f"city {i:02}" for i in city]})
+    encoder, training = TableEncoder.fit(table, y, task="classification")
+    assert training.shape[1] == len(encoder.feature_names) == 7
+    actual = dict(zip(encoder.feature_names, encoder.transform(table).T, strict=True))
+    assert {"[mean class 1 by city]", "[mean residual of class 2 by city]"} <= set(actual)
+    means = actual["[mean class 1 by city]"]
+    np.testing.assert_array_equal(means == means.max(), city == 3)
+    assert means.max() > 0.95
+    labels = encoder.with_class_names([f"label {i}" for i in range(classes)]).feature_names
+    assert {"[mean label 1 by city]", "[mean residual of label 2 by city]"} <= set(labels)
 
 
 def test_residuals_of_many_rows_and_columns_take_bounded_time():

@@ -18,6 +18,8 @@ from jtrees.tables.schemas import Schema
 
 _OF_CLASS = re.compile(r"^\[mean (residual of )?((?:class|action) \d+) by ")
 
+_MOST_CLASSES = 16  # the most frequent classes, whose indicators may have means
+
 
 @io.part
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +53,8 @@ class TableEncoder:
 
         The features of target means differ from ``transform(x)``: a training row has means over other rows. A column of
         dates has target means if its periods help. A column of text has indicators or target means, by the rule of
-        :func:`jtrees.tables.indicators.with_indicators`. A table then has at most about two features for each column,
-        except for dates and several outputs.
+        :func:`jtrees.tables.indicators.with_indicators`. A table then has at most two features for each column, or 16
+        features. Dates may have more, and with several outputs, so may columns with target means.
 
         Args:
           x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
@@ -183,8 +185,9 @@ def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None)
         return Targets((), np.zeros((n, 0)), counts, fold)
     values = task.indicators(y).astype(np.float64)
     if isinstance(task, tasks.Classification):
-        names = [f"class {i}" for i in range(task.classes)]
-        values, names = (values[:, 1:], names[1:]) if task.classes == 2 else (values, names)
+        kept = np.arange(task.classes)[1:] if task.classes == 2 else np.argsort(-(counts @ values), kind="stable")
+        kept = np.sort(kept[:_MOST_CLASSES])
+        values, names = values[:, kept], [f"class {i}" for i in kept]
     else:
         # The mean of an action is the mean of its rewards.
         prefix = "action " if isinstance(task, tasks.Policy) else "y"

@@ -32,6 +32,27 @@ class Targets(NamedTuple):
         """Returns targets that are 0, and so are their means."""
         return self._replace(values=np.zeros_like(self.values))
 
+    def best_explained(self, code: np.ndarray, levels: int, most: int) -> "Targets":
+        """Returns the outputs that the levels explain best, at most ``most`` of them, in their order.
+
+        Outputs are compared by the ratio of the mean squares between and within levels.
+
+        Args:
+          code: the level of each row, ``(n,)``.
+          levels: number of levels.
+          most: largest number of outputs.
+        """
+        if len(self.names) <= most:
+            return self
+        count, ratios = np.bincount(code, self.weight, levels), []
+        for y in self.values.T:
+            y = y - np.average(y, weights=self.weight)
+            total = np.bincount(code, self.weight * y, levels)
+            within, between, size = variances(total, count, self.weight @ np.square(y))
+            ratios.append(size * between / within if within > 0 else np.inf)
+        kept = np.sort(np.argsort(-np.array(ratios), kind="stable")[:most])
+        return self._replace(names=tuple(self.names[j] for j in kept), values=self.values[:, kept])
+
     def with_residuals(self, numbers: Sequence[np.ndarray]) -> "Targets":
         """Returns the targets, followed by their residuals from a linear model of columns of numbers, each ``(n,)``.
 

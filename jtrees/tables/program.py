@@ -14,6 +14,8 @@ from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
 from jtrees.tables.means import Targets, explains, level_means
 from jtrees.tables.periods import PERIODS, periods
 
+_MOST_MEANS = 6  # features of target means for a column or a period, however many outputs there are
+
 
 @io.part
 @dataclasses.dataclass(frozen=True)
@@ -153,5 +155,6 @@ def _of_frequencies(name: str, levels: tuple[str, ...], raw: RawColumn) -> Looku
 def _of_means(name: str, levels: tuple[str, ...], raw: RawColumn, targets: Targets) -> tuple[Lookup, np.ndarray]:
     """Returns the lookup of target means, and the features of the training rows."""
     codes = level_codes(levels, raw)
+    targets = targets.best_explained(codes, len(levels) + 2, _MOST_MEANS)
     rows, features = level_means(codes, len(levels) + 2, targets)
     return Lookup.from_rows(levels, rows, [f"[mean {output} by {name}]" for output in targets.names]), features
