@@ -1,7 +1,7 @@
 """Programs: how the values of a column become features. Predictions and exported files run the same programs.
 
 The program of a column subtracts a number, fills missing values, and looks levels up in tables. It is plain data, so a
-saved model contains it. The number of its features depends only on the schema of the column and the number of outputs.
+saved model contains it. The number of its features depends only on the schema of the table and the number of outputs.
 """
 
 import dataclasses
