@@ -15,7 +15,8 @@ import jtrees
 from jtrees.data import Scaling
 from jtrees.description import count_free
 from jtrees.report import BehindBaselineWarning, Comparison, compared
-from jtrees.report.rivals import least_squares, rivals
+from jtrees.report.rivals import rivals
+from jtrees.ridge import least_squares
 from jtrees.search import LeftOut
 from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_dataset, checked_table

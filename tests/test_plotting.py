@@ -186,7 +186,7 @@ def test_features_that_are_means_of_classes_have_the_names_of_the_classes():
     frame = pd.DataFrame({"city": city})
     encoder, _ = jtrees.tables.TableEncoder.fit(frame, np.char.str_len(city.astype(str)) == 6, task="classification")
     leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
-    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 0]]), np.float32([-0.5]), leaves), encoder)
+    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1]]), np.float32([-0.5]), leaves), encoder)
     names = {"class_names": ["no", "yes"]}
     [ax] = plotting.plot_splits(model, frame, **names)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["[mean yes by city]"]
@@ -200,8 +200,8 @@ def _raw():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"area": rng.uniform(0, 100, 200), "heating": rng.choice(["gas", "oil"], 200)})
     columns, x = jtrees.tables.TableEncoder.fit(frame)
-    assert columns.feature_names == ["area", "[heating = gas]", "[heating = oil]"]
-    tree = jtrees.ObliqueTree(np.float32([[0.05, 1, 0]]), np.float32([-4]), Values(np.arange(2.0)))
+    assert columns.feature_names == ["area", "[heating = gas]"]
+    tree = jtrees.ObliqueTree(np.float32([[0.05, 1]]), np.float32([-4]), Values(np.arange(2.0)))
     return jtrees.tables.FrameModel(tree, columns), frame, x
 
 
@@ -211,7 +211,7 @@ def test_splits_as_bars():
     size = np.array([0.05, 1]) * x[:, :2].std(0)
     np.testing.assert_allclose([bar.get_width() for bar in ax.patches], size / size.sum(), rtol=1e-6)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["area", "[heating = gas]"]
-    share = (x @ [0.05, 1, 0] > 4).mean()
+    share = (x @ [0.05, 1] > 4).mean()
     assert ax.get_title() == f"node 0: 100% of rows, {share:.0%} go right" and 0.1 < share < 0.9
     assert _texts(plot_tree(model, x=frame))[-1] == "+0.05 area\n+1 [heating = gas]\n> 4"
     axes = plotting.plot_splits(_deep(4, Values(np.zeros(16))), np.zeros((50, 6)) + np.arange(50)[:, None], max_terms=2)
@@ -221,7 +221,7 @@ def test_splits_as_bars():
 
 def test_leaves_of_several_outputs_quantiles_and_policies():
     model, frame, x = _raw()
-    leaf = (x @ [0.05, 1, 0] > 4).astype(int)
+    leaf = (x @ [0.05, 1] > 4).astype(int)
     of = lambda leaves: model.replace(model=model.model.replace(leaves=leaves))
     quantiles = of(Values(np.float32([[1, 3], [8, 6]]), losses.Quantile((0.1, 0.9))))
     assert _texts(plot_tree(quantiles))[:2] == ["leaf 1:\n6, 8", "leaf 0:\n1, 3"]
@@ -255,7 +255,7 @@ def test_dollar_signs_are_drawn_as_they_are(name):
     frame = pd.DataFrame({name: rng.normal(size=90), "level": rng.choice([name, "other"], 90)})
     columns, _ = jtrees.tables.TableEncoder.fit(frame)
     leaves = Values(np.float32([[0.9, 0.1], [0.1, 0.9]]), losses.Frequencies())
-    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 1, 0]]), np.float32([0]), leaves), columns)
+    model = jtrees.tables.FrameModel(jtrees.ObliqueTree(np.float32([[1, 1]]), np.float32([0]), leaves), columns)
     named = {"class_names": [name, "no"]}
     plots = plot_tree(model, x=frame, **named), plotting.plot_splits(model, frame, **named)[0]
     with mpl.rc_context({"svg.fonttype": "none"}):  # text remains text

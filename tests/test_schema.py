@@ -120,7 +120,7 @@ def test_every_fit_takes_kinds_schemas_and_missing_texts(request_of):
     kinds = {"code": "number", "id": "drop", "when": "%d/%m/%Y"}
     options = {"schema": {"columns": schema(FRAME, columns=kinds)}, "missing": {"columns": kinds, "missing": ("-",)}}
     options = options.get(request_of, {"columns": kinds})
-    frame = FRAME.assign(price=["-", *CELLS["price"][1:]]) if request_of == "missing" else FRAME
+    frame = FRAME.assign(price=["-"] * 5 + CELLS["price"][5:]) if request_of == "missing" else FRAME
     expected = TableEncoder.fit(frame, Y, **options)[0].feature_names
     assert ("[price missing]" in expected) == (request_of == "missing")
     fits = [
@@ -168,4 +168,4 @@ def test_training_rows_that_differ_from_their_schema_are_counted():
 def test_an_estimator_takes_columns_by_position():
     cells = FRAME[["year", "code", "when"]].to_numpy(object)
     model = TreeRegressor(RECIPE, columns={1: "text", 2: "drop"}).fit(cells, Y)
-    assert model.encoder_.feature_names == ["x0", "[x1 = 01]", "[x1 = 02]"] and len(model.predict(cells)) == 40
+    assert model.encoder_.feature_names == ["x0", "[x1 = 02]"] and len(model.predict(cells)) == 40

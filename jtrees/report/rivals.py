@@ -11,13 +11,13 @@ from typing import Any, Self
 import numpy as np
 
 from jtrees import losses
+from jtrees.ridge import RIDGE, least_squares
 from jtrees.segments import ones_or
 from jtrees.tasks import Classification, Task
 from jtrees.tasks.base import linked
 from jtrees.tasks.fits import class_counts
 
 _LINEAR_PROGRAM = 5000  # largest number of training rows for a linear program of quantiles
-_RIDGE = 1.0  # penalty of the squared slopes, beside the sum of the losses; scikit-learn has the same default
 ITERATIONS = 100  # largest number of steps of the descent
 _WIDEST = 30.0  # largest absolute output under an exponential
 
@@ -121,13 +121,6 @@ class LinearModel:
         return np.column_stack([(x - self._mean) / self._deviation, np.ones(len(x))])
 
 
-def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the slopes of least squares with a ridge penalty, ``(p, k)``, from the products of the shorter side."""
-    wide = x.shape[1] > len(x)
-    products = (x @ x.T if wide else x.T @ x) + _RIDGE * np.eye(min(x.shape))
-    return x.T @ np.linalg.solve(products, y) if wide else np.linalg.solve(products, x.T @ y)
-
-
 def _descended(
     x: np.ndarray,
     y: np.ndarray,
@@ -152,7 +145,7 @@ def _descended(
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = flat.reshape(shape)
         values, gradients = loss(x @ slopes, y)
-        ridge = _RIDGE / total * slopes
+        ridge = RIDGE / total * slopes
         ridge[-1] = 0  # the intercepts
         return (share * values).sum() + 0.5 * (ridge * slopes).sum(), (x.T @ (share * gradients) + ridge).ravel()
 

@@ -16,7 +16,9 @@ from jtrees.tables.means import FOLDS, Targets
 from jtrees.tables.program import Encoding, Lookup, fitted
 from jtrees.tables.schemas import Schema
 
-_OF_CLASS = re.compile(r"^\[mean ((?:class|action) \d+) by ")
+_OF_CLASS = re.compile(r"^\[mean (residual of )?((?:class|action) \d+) by ")
+
+_MOST_CLASSES = 16  # the most frequent classes, whose indicators may have means
 
 
 @io.part
@@ -24,7 +26,7 @@ _OF_CLASS = re.compile(r"^\[mean ((?:class|action) \d+) by ")
 class TableEncoder:
     """The map from the rows of a raw table to features.
 
-    Target means, medians, deviations, first dates and frequencies come from training rows. All else comes from the
+    Target means, medians, deviations and first dates come from training rows. All else comes from the
     schema.
 
     Attributes:
@@ -50,7 +52,9 @@ class TableEncoder:
         """Returns the encoder of a table, and the features of its rows.
 
         The features of target means differ from ``transform(x)``: a training row has means over other rows. A column of
-        text has target means if it has more than ``max_levels`` levels, and a column of dates if its periods help.
+        dates has target means if its periods help. Columns of text have indicators in the order of their numbers of
+        levels, while the table has at most two features for each column, or 16 features. All others have target means.
+        Dates may exceed this budget, and with several outputs, so may columns with target means.
 
         Args:
           x: a DataFrame of pandas, polars or Arrow, or an array ``(n, p)`` in which NaN is a missing value.
@@ -59,7 +63,7 @@ class TableEncoder:
           sample_weight: weights of the rows in target means.
           columns: kinds of columns by name, or a schema, as for :func:`jtrees.fit`.
           missing: as for :func:`jtrees.tables.schema`.
-          max_levels: largest number of levels for which each level is a feature. All rare levels count as one level.
+          max_levels: largest number of levels of a column with indicators.
 
         Returns:
           The encoder, and the features ``(n, p')`` in float64.
@@ -87,7 +91,11 @@ class TableEncoder:
           weight: weights above 0, ``(n,)``, or None.
         """
         targets = _targets(y, len(frame), task, weight)
-        results = {name: fitted(name, schema.columns[name], raw, targets) for name, raw in frame.columns.items()}
+        columns = {name: (schema.columns[name], raw) for name, raw in frame.columns.items()}
+        results = {name: fitted(name, *column, targets) for name, column in columns.items() if column[0].kind != "text"}
+        if results and any(column.by_mean for column, _ in columns.values()):
+            targets = targets.with_residuals([features[:, 0] for _, features in results.values()])
+        results = {name: results.get(name) or fitted(name, *column, targets) for name, column in columns.items()}
         encoder = cls(schema, {name: encoding for name, (encoding, _) in results.items()})
         return encoder, np.column_stack([features for _, features in results.values()])
 
@@ -138,7 +146,7 @@ class TableEncoder:
           class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
         names = {f"{prefix} {i}": str(name) for i, name in enumerate(class_names) for prefix in ("class", "action")}
-        new_name = lambda match: f"[mean {names.get(match[1], match[1])} by "
+        new_name = lambda match: f"[mean {match[1] or ''}{names.get(match[2], match[2])} by "
 
         def renamed(lookup: Lookup) -> Lookup:
             return dataclasses.replace(lookup, names=tuple(_OF_CLASS.sub(new_name, name) for name in lookup.names))
@@ -178,8 +186,9 @@ def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None)
         return Targets((), np.zeros((n, 0)), counts, fold)
     values = task.indicators(y).astype(np.float64)
     if isinstance(task, tasks.Classification):
-        names = [f"class {i}" for i in range(task.classes)]
-        values, names = (values[:, 1:], names[1:]) if task.classes == 2 else (values, names)
+        kept = np.arange(task.classes)[1:] if task.classes == 2 else np.argsort(-(counts @ values), kind="stable")
+        kept = np.sort(kept[:_MOST_CLASSES])
+        values, names = values[:, kept], [f"class {i}" for i in kept]
     else:
         # The mean of an action is the mean of its rewards.
         prefix = "action " if isinstance(task, tasks.Policy) else "y"

@@ -102,9 +102,11 @@ class ColumnSchema:
       reading: how text is read as numbers or dates.
       zone: the time zone in which days are counted. ``"offsets"``: each date has its own offset. None: the dates have
         no time zone.
-      levels: the sorted levels of text. If each level has a feature, rare levels are not among them.
-      rare: levels with fewer than five rows, if each level has a feature. They and new levels share a feature.
-      by_mean: whether levels are encoded by target means and frequencies, because there are many.
+      levels: the sorted levels of text. If the column has indicators, rare levels are not among them.
+      rare: levels with fewer than five rows, if the column has indicators. They and new levels share a feature.
+      indicators: the features of 0 and 1: the number of the level that each marks. The number after the levels stands
+        for rare and new levels, and the next one for missing values. Text without indicators is encoded by target
+        means.
       parts: the periods of dates that vary, ``"month"``, ``"weekday"``, ``"hour"`` and ``"minute"``.
       missing: number of missing values.
       odd: number of different cells that do not have the kind of the column, and are missing values.
@@ -118,12 +120,17 @@ class ColumnSchema:
     zone: str | None = None
     levels: tuple[str, ...] = ()
     rare: tuple[str, ...] = ()
-    by_mean: bool = False
+    indicators: tuple[int, ...] = ()
     parts: tuple[str, ...] = ()
     missing: int = 0
     odd: int = 0
     note: str = ""
     otherwise: str = ""
+
+    @property
+    def by_mean(self) -> bool:
+        """Whether levels are encoded by target means."""
+        return self.kind == "text" and not self.indicators
 
     @property
     def training_levels(self) -> tuple[str, ...]:
@@ -143,7 +150,7 @@ class ColumnSchema:
     def described_levels(self) -> str:
         """Returns the levels as text."""
         if self.by_mean:
-            return f"{len(self.levels)} levels by target mean and frequency"
+            return f"{len(self.levels)} levels by target mean"
         rare = f", {len(self.rare)} rare levels together" if self.rare else ""
         return f"levels {checks.quoted_list(self.levels)}{rare}"
 
@@ -155,6 +162,12 @@ class ColumnSchema:
         if self.zone is not None:
             parts.append(f"local days{'' if self.zone == OFFSETS else f' of {self.zone}'}")
         return "; ".join([*parts, *([self.note] if self.note else [])])
+
+
+def level_codes(levels: Sequence[str], raw: RawColumn) -> np.ndarray:
+    """Returns the number of the level of each value, ``(n,)``. New levels come next, and missing values last."""
+    places = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
+    return np.array([places.get(value, len(levels)) for value in raw.values], np.int64)
 
 
 class Frame:

@@ -10,12 +10,12 @@ import numpy as np
 from jtrees import validation as checks
 from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_readings
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
+from jtrees.tables.indicators import with_indicators
 from jtrees.tables.parse import DATES, ISO, level_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, rows_of, shown
 
 MAX_LEVELS = 10
-_RARE = 5  # levels with fewer rows are rare, and share a feature
 # A column identifies rows if it has more distinct texts than this number, and more than half as many as rows.
 _IDENTIFIES = 20
 
@@ -73,7 +73,7 @@ def inferred(
       columns: kinds of columns as for :func:`schema`, or a schema, which is returned unchanged.
       missing: as for :func:`schema`.
       decimal: as for :func:`schema`.
-      max_levels: largest number of levels for which each level is a feature. All rare levels count as one level.
+      max_levels: largest number of levels of a column with indicators (:func:`with_indicators`).
       is_file: whether x is the text of a file. Its plain numbers are then unambiguous.
 
     Raises:
@@ -93,7 +93,7 @@ def inferred(
     rules: Any = {"max_levels": max_levels, "missing": missing, "decimal": decimal, "is_file": is_file}
     for name, raw in frame.columns.items():
         described[name], read[name] = _described(name, raw, kinds.get(name), **rules)
-    result = Schema(described, frame.named, (*dict.fromkeys((*MISSING, *missing)),))
+    result = Schema(with_indicators(described, read, max_levels), frame.named, (*dict.fromkeys((*MISSING, *missing)),))
     if not result.used:
         got = "".join(result.messages()).partition(": ")[2] or "only dropped columns"
         raise ValueError(f"x must have a column to learn from, got {got}")
@@ -179,7 +179,7 @@ def _useless(raw: RawColumn, present: np.ndarray, missing: int) -> str:
 def _of_levels(raw: RawColumn, kind: str | None, max_levels: int) -> tuple[ColumnSchema, RawColumn]:
     """Returns the schema of a column of levels."""
     gaps = raw.missing
-    levels, counts = np.unique(raw.values[~gaps], return_counts=True)
+    levels = np.unique(raw.values[~gaps])
     missing, rows = int(gaps.sum()), int((~gaps).sum())
     drop = lambda why, otherwise="": (ColumnSchema("drop", missing=missing, note=why, otherwise=otherwise), raw)
     if not rows:
@@ -188,10 +188,7 @@ def _of_levels(raw: RawColumn, kind: str | None, max_levels: int) -> tuple[Colum
         return drop(f"{len(levels)} different texts in {rows} rows", "text")
     if kind is None and len(levels) == 1 and not missing:
         return drop("constant")
-    common = counts >= min(_RARE, counts.max())
-    by_mean = common.sum() + (~common).any() > max_levels
-    kept, rare = (tuple(levels), ()) if by_mean else (tuple(levels[common]), tuple(levels[~common]))
-    return ColumnSchema("text", levels=kept, rare=rare, by_mean=bool(by_mean), missing=missing), raw
+    return ColumnSchema("text", levels=tuple(levels), missing=missing), raw
 
 
 def _kind_of_values(kind: str) -> str:

@@ -1,12 +1,15 @@
 """Means of targets at the levels of a column, shrunk towards the common mean."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jtrees.ridge import least_squares
 from jtrees.tables.frame import RawColumn
 
 FOLDS = 5
+_MOST_ROWS, _MOST_COLUMNS = 2**16, 100  # of the regression whose residuals have means
 _HELPS = 0.01  # least fraction of the variance that a period must explain beyond a trend
 
 
@@ -29,9 +32,39 @@ class Targets(NamedTuple):
         """Returns targets that are 0, and so are their means."""
         return self._replace(values=np.zeros_like(self.values))
 
+    def best_explained(self, code: np.ndarray, levels: int, most: int) -> "Targets":
+        """Returns the outputs that the levels explain best, at most ``most`` of them, in their order.
+
+        Outputs are compared by the ratio of the mean squares between and within levels.
+
+        Args:
+          code: the level of each row, ``(n,)``.
+          levels: number of levels.
+          most: largest number of outputs.
+        """
+        if len(self.names) <= most:
+            return self
+        count, ratios = np.bincount(code, self.weight, levels), []
+        for y in self.values.T:
+            y = y - np.average(y, weights=self.weight)
+            total = np.bincount(code, self.weight * y, levels)
+            within, between, size = variances(total, count, self.weight @ np.square(y))
+            ratios.append(size * between / within if within > 0 else np.inf)
+        kept = np.sort(np.argsort(-np.array(ratios), kind="stable")[:most])
+        return self._replace(names=tuple(self.names[j] for j in kept), values=self.values[:, kept])
+
+    def with_residuals(self, numbers: Sequence[np.ndarray]) -> "Targets":
+        """Returns the targets, followed by their residuals from a linear model of columns of numbers, each ``(n,)``.
+
+        A level can have a low mean only because its rows have other numbers: large diamonds are rarely clear. Means of
+        residuals compare rows of different levels as if their numbers were equal.
+        """
+        names = (*self.names, *(f"residual of {name}" for name in self.names))
+        return self._replace(names=names, values=np.hstack([self.values, residuals(self, numbers)]))
+
 
 def level_means(code: np.ndarray, levels: int, targets: Targets) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shrunk means and frequencies of levels, ``(levels, k + 1)``, and the features of rows, ``(n, k + 1)``.
+    """Returns shrunk means of targets at levels, ``(levels, k)``, and the features of rows, ``(n, k)``.
 
     The features of a row use means over the four folds that do not contain the row (cross-fitting). Means over all rows
     would leak the target of the row into its features. A level without rows has the mean of all targets.
@@ -41,13 +74,12 @@ def level_means(code: np.ndarray, levels: int, targets: Targets) -> tuple[np.nda
       levels: number of levels.
       targets: the targets.
     """
-    shares = np.bincount(code, minlength=levels) / len(code)
     means = shrunk_means(code, levels, targets, np.ones(len(code), bool))
     features = np.empty((len(code), means.shape[1]))
     for fold in range(FOLDS):
         held_out = targets.fold == fold
         features[held_out] = shrunk_means(code, levels, targets, ~held_out)[code[held_out]]
-    return np.column_stack([means, shares]), np.column_stack([features, shares[code]])
+    return means, features
 
 
 def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarray) -> np.ndarray:
@@ -91,6 +123,32 @@ def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[flo
     variance_between = (explained - total.sum() ** 2 / n) / (levels - 1)
     size = (n - np.square(count).sum() / n) / (levels - 1)
     return variance_within, max((variance_between - variance_within) / size, 0.0), size
+
+
+def residuals(targets: Targets, numbers: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the residuals of a ridge regression of the targets on columns of numbers, ``(n, k)``.
+
+    The time is bounded: the slopes come from at most 2**16 evenly spaced rows, and from the 100 columns that correlate
+    most with a target. These rows come from all folds: a row affects its own features through the slopes alone.
+    """
+    n = len(targets.values)
+    rows = np.unique(np.linspace(0, n - 1, _MOST_ROWS).astype(int)) if n > _MOST_ROWS else np.arange(n)
+    weight = targets.weight[rows]
+    y = targets.values - np.average(targets.values, axis=0, weights=targets.weight)
+    weighted = weight[:, None] * y[rows]
+    centers, units, correlations = [], [], []
+    for x in numbers:
+        x = x[rows]
+        centers.append(np.average(x, weights=weight))
+        units.append(x.std() or 1.0)
+        correlations.append(np.abs((x - centers[-1]) / units[-1] @ weighted).max(initial=0))
+    kept = np.argsort(-np.array(correlations), kind="stable")[:_MOST_COLUMNS]
+    root = np.sqrt(weight)[:, None]
+    x = np.column_stack([(numbers[j][rows] - centers[j]) / units[j] for j in kept])
+    slopes = least_squares(root * x, root * y[rows])
+    for j, slope in zip(kept, slopes, strict=True):
+        y = y - np.multiply.outer((numbers[j] - centers[j]) / units[j], slope)
+    return y
 
 
 def explains(part: RawColumn, raw: RawColumn, targets: Targets) -> bool:

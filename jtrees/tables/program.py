@@ -1,7 +1,7 @@
 """Programs: how the values of a column become features. Predictions and exported files run the same programs.
 
 The program of a column subtracts a number, fills missing values, and looks levels up in tables. It is plain data, so a
-saved model contains it. The number of its features depends only on the schema of the column and the number of outputs.
+saved model contains it. The number of its features depends only on the schema of the table and the number of outputs.
 """
 
 import dataclasses
@@ -10,9 +10,11 @@ import numpy as np
 
 from jtrees import io
 from jtrees.tables.cells import OFFSETS
-from jtrees.tables.frame import ColumnSchema, RawColumn
+from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
 from jtrees.tables.means import Targets, explains, level_means
 from jtrees.tables.periods import PERIODS, periods
+
+_MOST_MEANS = 6  # features of target means for a column or a period, however many outputs there are
 
 
 @io.part
@@ -37,20 +39,14 @@ class Lookup:
 
     @classmethod
     def of_indicators(cls, name: str, column: ColumnSchema) -> "Lookup":
-        """Returns a feature of 0 and 1 for each level of a column.
-
-        Rare and new levels share a feature if the table has rare levels. Missing values have a feature if the table has
-        any.
-        """
-        levels, extra = column.levels, [bool(column.rare), bool(column.missing)]
-        rows = np.eye(len(levels) + 2)[:, [True] * len(levels) + extra]
-        names = [f"[{name} = {level}]" for level in levels]
-        return cls.from_rows(levels, rows, names + [f"[{name} other]"] * extra[0] + [f"[{name} missing]"] * extra[1])
+        """Returns the features of 0 and 1 of a column. A value without an indicator is 0 in all of them."""
+        kept, levels = list(column.indicators), column.levels
+        names = [*(f"[{name} = {level}]" for level in levels), f"[{name} other]", f"[{name} missing]"]
+        return cls.from_rows(levels, np.eye(len(levels) + 2)[:, kept], [names[i] for i in kept])
 
     def codes(self, raw: RawColumn) -> np.ndarray:
         """Returns the number of the row of each value, ``(n,)``."""
-        places = {level: i for i, level in enumerate(self.levels)} | {None: len(self.levels) + 1}
-        return np.array([places.get(value, len(self.levels)) for value in raw.values], np.int64)
+        return level_codes(self.levels, raw)
 
     def encode(self, raw: RawColumn) -> np.ndarray:
         """Returns the features of values, ``(n, k)``."""
@@ -124,17 +120,18 @@ def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) ->
     The features of target means differ from those of new rows (:func:`jtrees.tables.means.level_means`).
     """
     if column.kind == "text":
-        if not column.by_mean:
-            encoding = Encoding(lookups={"level": Lookup.of_indicators(name, column)})
-            return encoding, encoding.encode(raw)
-        lookup, features = _of_means(name, column.levels, raw, targets, frequencies=True)
-        return Encoding(lookups={"level": lookup}), features
+        if column.by_mean and targets.names:
+            lookup, features = _of_means(name, column.levels, raw, targets)
+            return Encoding(lookups={"level": lookup}), features
+        frequencies = column.by_mean and _of_frequencies(name, column.levels, raw)
+        encoding = Encoding(lookups={"level": frequencies or Lookup.of_indicators(name, column)})
+        return encoding, encoding.encode(raw)
     encoding = _of_numbers(name, column, raw)
     features, lookups = [encoding.encode(raw)], {}
     for part in column.parts:
         # Means that explain nothing would be noise. The features remain, so that all splits have as many.
         used = targets if explains(values := periods(part, raw), raw, targets) else targets.without_effect()
-        lookups[part], encoded = _of_means(f"{name} {part}", PERIODS[part], values, used, frequencies=False)
+        lookups[part], encoded = _of_means(f"{name} {part}", PERIODS[part], values, used)
         features.append(encoded)
     return dataclasses.replace(encoding, lookups=lookups), np.column_stack(features)
 
@@ -145,17 +142,19 @@ def _of_numbers(name: str, column: ColumnSchema, raw: RawColumn) -> Encoding:
     present = present if len(present) else np.zeros(1)
     start = float(np.floor(present.min())) if column.kind == "date" else 0.0
     since = f" (days since {np.datetime64(int(start), 'D')})" if column.kind == "date" else ""
-    names = (name + since, *([f"[{name} missing]"] if column.missing else []))
+    names = (name + since, *([f"[{name} missing]"] if column.indicators else []))
     return Encoding(names, start, float(np.median(present) - start), float(present.std()))
 
 
-def _of_means(
-    name: str, levels: tuple[str, ...], raw: RawColumn, targets: Targets, *, frequencies: bool
-) -> tuple[Lookup, np.ndarray]:
-    """Returns the lookup of target means, and of frequencies, and the features of the training rows."""
-    names = [f"[mean {output} by {name}]" for output in targets.names] + [f"[frequency of {name}]"] * frequencies
-    codes = Lookup(levels, (), ()).codes(raw)
+def _of_frequencies(name: str, levels: tuple[str, ...], raw: RawColumn) -> Lookup:
+    """Returns the lookup of the fraction of the training rows that have each level."""
+    counts = np.bincount(level_codes(levels, raw), minlength=len(levels) + 2)
+    return Lookup.from_rows(levels, counts[:, None] / len(raw.values), [f"[frequency of {name}]"])
+
+
+def _of_means(name: str, levels: tuple[str, ...], raw: RawColumn, targets: Targets) -> tuple[Lookup, np.ndarray]:
+    """Returns the lookup of target means, and the features of the training rows."""
+    codes = level_codes(levels, raw)
+    targets = targets.best_explained(codes, len(levels) + 2, _MOST_MEANS)
     rows, features = level_means(codes, len(levels) + 2, targets)
-    if not frequencies:
-        rows, features = rows[:, :-1], features[:, :-1]
-    return Lookup.from_rows(levels, rows, names), features
+    return Lookup.from_rows(levels, rows, [f"[mean {output} by {name}]" for output in targets.names]), features

@@ -1,0 +1,83 @@
+"""Indicators: features of 0 and 1 that mark levels of text, and missing values. A table has a budget of features."""
+
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
+
+_RARE = 5  # levels with fewer rows are rare, and share a feature; fewer missing values have no feature
+_BUDGET = 2  # features for each column
+_SMALL = 16  # features that every table may have
+_FEATURES_OF_MEANS = 2  # of a column of text: target means, and means of residuals if the table has numbers
+
+
+def with_indicators(
+    columns: Mapping[str, ColumnSchema], frame: Mapping[str, RawColumn], max_levels: int
+) -> dict[str, ColumnSchema]:
+    """Returns the columns of a table with their indicators.
+
+    The rule depends on all columns and on their order, and not on the targets.
+
+    1. A column of numbers, booleans or dates gets an indicator for missing values if it has at least five of them.
+    2. The categories of a column of text are its levels, its rare levels together, and missing values. Of two
+       categories, the less common has an indicator. Of more, each has one, except rare levels or missing values in
+       fewer than five rows.
+    3. A table may have twice as many features as used columns, or 16 or ``max_levels`` if that is more. Columns of text
+       get their indicators in the order of their numbers of categories, while the table keeps within this budget. All
+       other columns of text, and those of more than ``max_levels`` categories, are encoded by target means.
+    4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
+       least one feature.
+
+    Args:
+      columns: descriptions of the columns. The levels of text are all levels.
+      frame: the columns that have features, in the kinds of their descriptions.
+      max_levels: largest number of categories of a column with indicators.
+    """
+    used = {name: column for name, column in columns.items() if column.kind != "drop"}
+    numbers = [name for name, column in used.items() if column.kind != "text"]
+    features_of_means = _FEATURES_OF_MEANS if numbers else 1
+    features = len(numbers) + features_of_means * (len(used) - len(numbers))
+    budget = max(_BUDGET * len(used), max_levels, _SMALL)
+    result, seen = dict(columns), set[bytes]()
+    for name in numbers:
+        mark = _fingerprint(frame[name].missing)
+        if used[name].missing >= _RARE and mark not in seen:
+            result[name] = dataclasses.replace(used[name], indicators=(1,))
+            features += 1
+            seen.add(mark)
+    texts = {name: column for name, column in used.items() if column.kind == "text"}
+    few = {name: column for name, column in texts.items() if len(column.levels) + bool(column.missing) <= max_levels}
+    candidates = [(name, *_categories(column, frame[name])) for name, column in few.items()]
+    for name, column, codes in sorted(candidates, key=lambda candidate: len(candidate[1].indicators)):
+        marks = {number: _fingerprint(codes == number) for number in column.indicators}
+        new = {mark: number for number, mark in reversed(marks.items()) if mark not in seen}
+        kept = tuple(sorted(new.values())) or column.indicators[:1]
+        change = len(kept) - features_of_means
+        if features + change <= budget:
+            result[name] = dataclasses.replace(column, indicators=kept)
+            features += change
+            seen.update(new)
+    return result
+
+
+def _categories(column: ColumnSchema, raw: RawColumn) -> tuple[ColumnSchema, np.ndarray]:
+    """Returns a column with an indicator for each category, and the number of the category of each row."""
+    codes = level_codes(column.levels, raw)
+    counts = np.bincount(codes, minlength=len(column.levels) + 2)[:-2]
+    common = counts >= min(_RARE, counts.max())
+    levels, rare = (tuple(np.array(column.levels, object)[rows]) for rows in (common, ~common))
+    numbers = np.where(common, np.cumsum(common) - 1, len(levels))
+    codes = np.append(numbers, [len(levels), len(levels) + 1])[codes]
+    rows = np.bincount(codes, minlength=len(levels) + 2)
+    by_size = sorted(np.flatnonzero(rows).tolist(), key=lambda number: (-rows[number], number))
+    kept = [*by_size[:2], *(number for number in by_size[2:] if number < len(levels) or rows[number] >= _RARE)]
+    kept = kept[1:] if len(kept) == 2 else kept  # without the more common of two categories
+    return dataclasses.replace(column, levels=levels, rare=rare, indicators=tuple(sorted(kept))), codes
+
+
+def _fingerprint(mask: np.ndarray) -> bytes:
+    """Returns a digest of a mask of rows, ``(n,)``, which is the same for its complement."""
+    return hashlib.blake2b(np.packbits(mask ^ mask[0]).tobytes(), digest_size=16).digest()
