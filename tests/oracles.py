@@ -97,12 +97,12 @@ def gcv(n, rss, df):
     return n * rss / (n - df) ** 2 if n - df >= 0.1 * n else np.inf
 
 
-def shrunk_candidates(x, y, weight, slopes, intercept, held, split, width):
+def shrunk_candidates(x, y, weight, slopes, intercept, held, split, width, cost):
     """Corrections of a parent's model on the samples of one node: (GCV, degrees of freedom, slopes, intercept) each.
 
     Hat matrices and residuals are written out. ``held``: degrees of freedom of its ancestors' fits that the node
     holds; ``split``: charged to every candidate but the first, the parent's model as it is; ``width``: number of
-    features of the root's model.
+    features of the root's model; ``cost``: of a degree of freedom of the slopes.
     """
     n, p = weight.sum(), x.shape[1]
     centre, mean = weight @ x / n, weight @ y / n
@@ -118,7 +118,12 @@ def shrunk_candidates(x, y, weight, slopes, intercept, held, split, width):
             d = to_slopes @ (left - level)
             rss = weight @ (left - hat @ left) ** 2
             trace = np.trace(hat)
-            df = trace + held * (1 - trace / (width + 1)) + (0 if np.isinf(s) and np.isinf(t) else split)
+            df = (
+                trace
+                + (cost - 1) * np.trace(xc @ to_slopes)
+                + held * (1 - trace / (width + 1))
+                + (0 if np.isinf(s) and np.isinf(t) else split)
+            )
             at_centre = slopes @ centre + intercept + moved * level
             found.append((gcv(n, rss, df), df, slopes + d, at_centre - (slopes + d) @ centre))
     rss, df = weight @ (y - mean) ** 2, 1 + split
@@ -126,24 +131,26 @@ def shrunk_candidates(x, y, weight, slopes, intercept, held, split, width):
 
 
 def best_ridge(x, y, weight):
-    """Ridge regression of one target whose strength has the least GCV: slopes, degrees of freedom.
+    """Ridge regression of one target whose strength has the least GCV: slopes, degrees of freedom, noise left.
 
     Features have weighted mean 0 and variance 1, the target has mean 0, and weights count samples. The first candidate
     is the mean.
     """
-    n, found = weight.sum(), [(gcv(weight.sum(), weight @ y**2, 1.0), np.zeros(x.shape[1]), 1.0)]
+    n, found = weight.sum(), [(gcv(weight.sum(), weight @ y**2, 1.0), np.zeros(x.shape[1]), 1.0, 1.0)]
     for s in 10.0 ** np.arange(5, -2.5, -0.5):
         to_slopes = np.linalg.solve(x.T @ (weight[:, None] * x) + s * np.eye(x.shape[1]), x.T * weight)
         df = 1 + np.trace(x @ to_slopes)
-        found.append((gcv(n, weight @ (y - x @ to_slopes @ y) ** 2, df), to_slopes @ y, df))
-    _, slopes, df = min(found, key=lambda candidate: candidate[0])
-    return slopes, df
+        residual_of = x.T @ (weight[:, None] * (np.eye(len(y)) - x @ to_slopes))  # of noise, along the features
+        left = np.sum(residual_of**2 / weight) / np.sum(x**2 * weight[:, None])
+        found.append((gcv(n, weight @ (y - x @ to_slopes @ y) ** 2, df), to_slopes @ y, df, left))
+    return min(found, key=lambda candidate: candidate[0])[1:]
 
 
 def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
     """Linear leaves that shrink towards their ancestors, node by node from the root.
 
-    ``root``: slopes of the model of the root, its degrees of freedom, and its number of features. None: it is fitted.
+    ``root``: slopes of the model of the root, its degrees of freedom, its number of features, and the cost of a degree
+    of freedom of the slopes below it. None: it is fitted.
 
     Returns coefficients, intercepts, lower and upper bounds, the mean GCV over the samples, and which candidate each
     node of the whole tree chose (-1: no samples).
@@ -155,7 +162,7 @@ def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
     centre, mean = np.average(x, axis=0, weights=weight), np.average(y, weights=weight)
     spread = np.sqrt(np.average((x - centre) ** 2, axis=0, weights=weight))
     spread[np.ptp(x, axis=0) == 0] = np.inf  # a constant column says nothing
-    x, y, width = (x - centre) / spread, y - mean, p if root is None else root[2]
+    x, y, (width, cost) = (x - centre) / spread, y - mean, (p, 1) if root is None else root[2:]
 
     # Above the root is the mean, with its 1 degree of freedom.
     # Of each node: slopes, intercept, degrees of freedom, weight, range of the targets where its model was fitted.
@@ -177,7 +184,7 @@ def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
             continue
         counts, share = weight[here] * n / weight[here].sum(), df * min(n / total, 1)
         candidates = shrunk_candidates(
-            x[here], y[here], counts, slopes, intercept, share, split=2 * (p + 1) if node else 0, width=width
+            x[here], y[here], counts, slopes, intercept, share, split=2 * (p + 1) if node else 0, width=width, cost=cost
         )
         best = int(np.argmin([candidate[0] for candidate in candidates]))
         error, df, slopes, intercept = candidates[best]

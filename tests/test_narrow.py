@@ -55,9 +55,10 @@ def test_the_ridge_regression_has_the_strength_of_the_least_gcv(x64, n):
     x, targets, counts = standardised(x, np.stack([y, noise], axis=1), weight)
     fitted = jax.jit(narrow.ridge)(x, targets, counts)
     for j, target in enumerate(targets.T):
-        slopes, df = oracles.best_ridge(x[weight > 0], target[weight > 0], counts[weight > 0])
+        slopes, df, left = oracles.best_ridge(x[weight > 0], target[weight > 0], counts[weight > 0])
         np.testing.assert_allclose(fitted.slopes[:, j], slopes, atol=1e-9)
         assert float(fitted.df[j]) == pytest.approx(df, rel=1e-9)
+        assert float(fitted.noise_left[j]) == pytest.approx(left, rel=1e-6)
 
 
 def test_wide_leaves_correct_the_ridge_regression_along_few_features(x64):
@@ -69,14 +70,15 @@ def test_wide_leaves_correct_the_ridge_regression_along_few_features(x64):
     assert ((matrix[:, :-1] == 1).sum(0) == 1).all() and np.count_nonzero(matrix[:, :-1]) == narrow.WIDEST - 1
     used = weight > 0
     features, target, counts = standardised(x, y, weight)
-    slopes, df = oracles.best_ridge(features[used], target[used], counts[used])
+    slopes, df, left = oracles.best_ridge(features[used], target[used], counts[used])
     unit = np.sqrt(np.average((x - np.average(x, axis=0, weights=weight)) ** 2, axis=0, weights=weight))
     np.testing.assert_allclose(matrix @ few.slopes[:, 0], slopes / unit, atol=1e-9)
     assert float(few.df[0]) == pytest.approx(df)
 
-    root = np.asarray(few.slopes[:, 0]), df, WIDTH
+    cost = 1 + left * (narrow.cost_of_selection(WIDTH) - 1)
+    root = np.asarray(few.slopes[:, 0]), df, WIDTH, cost
     (coefficients, *others), lost, chosen = oracles.shrunk_leaves(leaf, x @ matrix, y, 4, weight=weight, root=root)
-    assert chosen[1] > 0 and chosen[2] > 0  # not the model of the root
+    assert max(chosen[1:3]) > 0  # not the model of the root
     fitted, error = fit_with_error(leaf, x, y, sample_weight=weight)
     for ours, expected in zip(fitted, (coefficients @ matrix.T, *others), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-7, atol=1e-7)

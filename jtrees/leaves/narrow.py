@@ -5,6 +5,7 @@ cube of the number of features. So all leaves share a ridge regression of all sa
 ``WIDEST`` directions.
 """
 
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import jax
@@ -29,19 +30,25 @@ class Narrowing(NamedTuple):
         ridge regression, in the mean unit of the selected features.
       slopes: slopes of the ridge regression, ``(WIDEST, k)``.
       df: degrees of freedom of the ridge regression of each output, ``(k,)``.
+      cost: how many degrees of freedom a degree of freedom of the features costs, because they were selected, ``(k,)``.
     """
 
     matrix: Float[Array, "p q"]
     slopes: Float[Array, "q k"]
     df: Float[Array, " k"]
+    cost: Float[Array, " k"]
 
 
 class Ridge(NamedTuple):
-    """A ridge regression: slopes ``(p, k)``, and the degrees of freedom and GCV errors of the outputs, ``(k,)``."""
+    """A ridge regression: slopes ``(p, k)``; degrees of freedom, GCV error and noise left of each output, ``(k,)``.
+
+    The noise left is the part of the variance of noise along the features that the residuals keep: 0 for least squares.
+    """
 
     slopes: Float[Array, "p k"]
     df: Float[Array, " k"]
     error: Float[Array, " k"]
+    noise_left: Float[Array, " k"]
 
 
 def decomposed(matrices: Float[Array, "m p p"]) -> tuple[Float[Array, "m p"], Float[Array, "m p p"]]:
@@ -102,7 +109,12 @@ def ridge(x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, "
     coefficients = jnp.where(is_useful, along / (values + strengths[best]), 0)
     slopes = times(vectors, coefficients)
     df = jnp.where(is_useful, jax.vmap(df_of)(strengths[best]), 1)
-    return Ridge(times(rows.T, slopes) if is_wide else slopes, df, jnp.where(is_useful, lowest, mean))
+    spread = values.sum()
+    kept_of = lambda strength: (values * jnp.square(strength / (values + strength))).sum()
+    noise_left = jax.vmap(kept_of)(strengths[best]) / jnp.where(spread > 0, spread, 1)
+    noise_left = jnp.where(is_useful, noise_left, 1)
+    slopes = times(rows.T, slopes) if is_wide else slopes
+    return Ridge(slopes, df, jnp.where(is_useful, lowest, mean), noise_left)
 
 
 def narrowing(
@@ -152,7 +164,23 @@ def narrowing(
     matrix = jnp.concatenate([jnp.zeros((len(scale), len(columns)), x.dtype), along], axis=1)
     matrix = matrix.at[columns, jnp.arange(len(columns))].set(1)
     slopes = jnp.zeros((len(columns), y.shape[1]), x.dtype)
-    return Narrowing(matrix, jnp.concatenate([slopes, (components * length / unit).T]), fitted.df)
+    # What the ridge regression has explained of the noise is not in the residuals, which leaves correct.
+    cost = 1 + (cost_of_selection(len(scale)) - 1) * fitted.noise_left
+    return Narrowing(matrix, jnp.concatenate([slopes, (components * length / unit).T]), fitted.df, cost)
+
+
+def cost_of_selection(p: int) -> float:
+    """Returns how many degrees of freedom a degree of freedom of features costs that are selected by their noise.
+
+    Without signal, the squared statistics of p features are chi-square variables of mean 1. The selected features have
+    the largest of them. The cost is their mean, for normal variables z: the mean of ``z**2`` where ``|z|`` is above its
+    quantile q is ``1 + 2 q density(q) / share``.
+    """
+    share, normal = WIDEST / p, NormalDist()
+    if share >= 1:
+        return 1.0
+    q = normal.inv_cdf(1 - share / 2)
+    return 1 + 2 * q * normal.pdf(q) / share
 
 
 def selected(matrix: np.ndarray) -> np.ndarray:

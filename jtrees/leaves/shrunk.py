@@ -84,14 +84,18 @@ class _Node(NamedTuple):
 
 
 class _Root(NamedTuple):
-    """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit."""
+    """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit.
+
+    A degree of freedom of the slopes of a correction costs ``cost`` degrees of freedom, ``(k,)``.
+    """
 
     slopes: Any
     df: Any
     width: Any
+    cost: Any
 
 
-_ROOT_AXES: Any = _Root(1, 0, None)
+_ROOT_AXES: Any = _Root(1, 0, None, 0)
 _OUTPUT_AXES: Any = (None, None, 1, None, 2, 1, None, None, 1, 1)  # of the moments of all outputs
 
 
@@ -130,9 +134,9 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
         def down(models: _Models, level: tuple[Array, Array]) -> tuple[_Models, None]:
             node, split = level
             level_moments = jax.tree.map(lambda a: jnp.take(a, node, axis=0, mode="clip"), output)
-            return _corrected(level_moments, models, split=split, width=width), None
+            return _corrected(level_moments, models, split=split, width=width, cost=cost), None
 
-        slopes, df, width = (jnp.zeros(p, rows.dtype), jnp.ones((), rows.dtype), p) if root is None else root
+        slopes, df, width, cost = root or (jnp.zeros(p, rows.dtype), jnp.ones((), rows.dtype), p, 1)
         at_root = (jnp.broadcast_to(a[num_leaves - 1], num_leaves) for a in (output.count, output.low, output.high))
         first = _Models(jnp.broadcast_to(slopes, (num_leaves, p)), zero, zero + df, zero, *at_root)
         ancestors = moments.ancestors(num_leaves)
@@ -148,10 +152,11 @@ def _fit_shrunk(rows: Array, p: int, weight: Array, leaf_index: Array, num_leave
     )
 
 
-def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any) -> _Models:
+def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any, cost: Any) -> _Models:
     """Returns the models of a level from the level's moments and the parents' models.
 
-    ``split`` is the number of degrees of freedom of a split, and ``width`` the number of features of the root's model.
+    ``split`` is the number of degrees of freedom of a split, and ``width`` the number of features of the root's
+    model. ``cost`` is as in :class:`_Root`.
     """
     count, tiny = node.count, jnp.finfo(node.count.dtype)
     residual = node.cross - jnp.einsum("lpq,lq->lp", node.second, parents.slopes, precision="highest")
@@ -174,7 +179,7 @@ def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any) -> _M
     correction_df = fitted.sum(2)[:, :, None] + moved[:, None, :]
     unchanged = np.arange(len(_SLOPES) * len(_LEVELS)).reshape(len(_SLOPES), len(_LEVELS)) == 0
     ancestor_df = share[:, None, None] * (1 - correction_df / (width + 1))
-    df = correction_df + ancestor_df + jnp.where(unchanged, 0, split)
+    df = cost * fitted.sum(2)[:, :, None] + moved[:, None, :] + ancestor_df + jnp.where(unchanged, 0, split)
 
     def criterion(rss: Array, df: Array) -> Array:
         """Returns n times GCV, ``(..., nodes)``."""
@@ -251,8 +256,9 @@ def fit_shrunk(
     times ``leaves p**2`` numbers per output. No gradient flows through the fit.
 
     With more than 64 features, the nodes below the root correct the ridge regression of the root along 64 features
-    only. These are the output of the ridge regression, and the columns that matter most to the target. The cost is then
-    one decomposition of a matrix of the shorter side of x, and one of a ``(64, 64)`` matrix for each node.
+    only. These are the output of the ridge regression, and the columns that matter most to the target. Cross-validation
+    charges a slope of such a column more than one degree of freedom, because the columns were selected. The cost of the
+    fit is one decomposition of a matrix of the shorter side of x, and one of a ``(64, 64)`` matrix for each node.
 
     Outputs are clipped to the range of the training targets in the node where the leaf's model was fitted. This node is
     the leaf itself, or the nearest ancestor whose model the leaf shares. The range is extended on both sides by
@@ -303,7 +309,9 @@ def shrunk_with_error(
     # A direction without variance has no slope, although its scale is infinite.
     root = None
     if few is not None:
-        root = _Root(few.slopes * jnp.where(jnp.isfinite(scale[:p]), scale[:p], 0)[:, None], few.df, len(few.matrix))
+        root = _Root(
+            few.slopes * jnp.where(jnp.isfinite(scale[:p]), scale[:p], 0)[:, None], few.df, len(few.matrix), few.cost
+        )
     models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves, root)
     coefficients = models.slopes / scale[:p]
     intercept = mean[p:, None] + models.intercept - (coefficients * mean[:p]).sum(2)
