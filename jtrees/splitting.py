@@ -202,6 +202,35 @@ def binned_cart(
     return carry[1], carry[2]
 
 
+def columns_by_covariance(batch: Any, count: int, key: Array) -> Int[Array, " count"]:
+    """Returns the columns whose values and squares vary most with the targets, in ascending order.
+
+    Half of the columns, drawn at random, comes before the other half, so that trees of a sum differ. A column is judged
+    by its squared correlations with the targets, plus those of its squared distance from its mean.
+
+    Args:
+      batch: a :class:`jtrees.Batch` of numbers as targets, ``(n,)`` or ``(n, k)``.
+      count: number of columns, at most p.
+      key: key of the draw.
+    """
+    share = ones_or(batch.weight, batch.x)
+    share = share / share.sum()
+    mean = lambda a: jnp.tensordot(share, a, 1, precision="highest")
+    x, y = batch.x - mean(batch.x), batch.y.reshape(len(batch.y), -1)
+    y = share[:, None] * (y - mean(y))
+
+    def squared_correlations(values: Array) -> Array:
+        variance = mean(jnp.square(values))
+        covariance = jnp.matmul(values.T, y, precision="highest")
+        return jnp.square(covariance).sum(1) / jnp.where(variance > 0, variance, jnp.inf)
+
+    squares = jnp.square(x)
+    score = squared_correlations(x) + squared_correlations(squares - mean(squares))
+    first_half = jax.random.bernoulli(key, shape=score.shape)
+    score = jnp.where(first_half, score, score - 2 * score.max())
+    return jnp.sort(jax.lax.top_k(score, count)[1])
+
+
 def codes_of(x: Float[Array, "n p"], edges: Float[Array, "p bins"]) -> Int[Array, "p n"]:
     """Returns the bin of each value: the number of edges below it."""
     method = "compare_all" if edges.shape[1] < _FEW_BINS else "scan_unrolled"

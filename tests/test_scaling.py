@@ -144,6 +144,7 @@ def test_columns_without_codes_are_scaled_as_a_whole():
         "rare value": (rng.random(2000) < 0.01) * 1e9,
         "levels": rng.choice([0, 10, 1000, 1e5], 2000),
         "years or 0": years,
+        "means of folds": rng.choice([2e5, 1e5, 1.5e5], 2000, p=[0.6, 0.3, 0.1]) + 0.005 * rng.integers(0, 5, 2000),
         "counts": rng.poisson(np.exp(2 * rng.normal(size=2000))),
         "Pareto": rng.pareto(2.5, 2000),
         "heavy tail": heavy,

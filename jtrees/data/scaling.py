@@ -32,6 +32,7 @@ _CLIPPED = 1e-6  # factor of the weight of a row with a clipped feature, where s
 _GAP = 100.0  # smallest gap before codes, in ranges of the other values
 _BINS_OF_GAP = 8  # bins of a histogram in the smallest gap before codes
 _MOST_CODES = 8  # a gap is at least this part of the range, so this number of codes on both sides is found
+_FEW_CODES = 3  # number of codes that any column can have; more need eight other values for each code
 _RARE = 1e-3  # largest fraction of a column that can be outliers; two values are always allowed
 _ROUNDING = 1e-5  # rounding error of float32 in predictions of scaled targets
 _TINY = 1e-30  # the square of a smaller deviation underflows in float32, and a quotient by it overflows
@@ -452,7 +453,8 @@ def _without_codes(x: np.ndarray) -> tuple[float, float]:
 
     Codes may have a large share of the rows, so moments do not show them. They are beyond a gap of more than ``_GAP``
     times the range of the other values. Of the values on both sides of a gap, those remain that differ more often from
-    their most frequent value.
+    their most frequent value. There are at most three codes, or one for each eight other values. Means of targets, for
+    example, lie close together for each level, and far apart for different levels.
     """
     low, high = x.min(), x.max()
     if not _may_have_gap(x, low, high):
@@ -467,6 +469,8 @@ def _without_codes(x: np.ndarray) -> tuple[float, float]:
         varying = [part.sum() - part.max() for part in (counts[first:after], counts[after : last + 1])]
         first, last = (first, after - 1) if varying[0] >= varying[1] else (after, last)
         distance = np.diff(values[max(first - 1, 0) : first + 1]), np.diff(values[last : last + 2])
-        if min(map(np.min, filter(len, distance))) > _GAP * (values[last] - values[first]) > 0:
+        codes = len(values) - 1 - (last - first)
+        is_far = min(map(np.min, filter(len, distance))) > _GAP * (values[last] - values[first]) > 0
+        if is_far and codes <= max(_FEW_CODES, (last - first + 1) // _MOST_CODES):
             inside = first, last
     return values[inside[0]], values[inside[1]]

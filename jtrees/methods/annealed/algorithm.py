@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import blocking, distributed, leaves as kinds, topology, training, validation as checks
+from jtrees import blocking, distributed, leaves as kinds, splitting, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes
 from jtrees.leaves import narrow
@@ -59,6 +59,8 @@ _PRODUCTS, _PASSES_OF_START = 2e10, 6
 _LATE = 0.25  # seconds that all starts may take in any case
 _OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output: from one profile, of 5,000 classes
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
+import os
+_WIDEST_TREE = int(os.environ.get("WT", "64"))  # largest number of features that a tree of a sum splits
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -202,7 +204,8 @@ class Annealed(Recipe):
 
     async def growth(self, problem: Problem, trees: int) -> Growth | None:
         n, p = problem.shape
-        products = self.stages * self.updates * problem.recipe.rows_of_round(n) * 2**self.depth * p
+        width = min(p, _WIDEST_TREE)
+        products = self.stages * self.updates * problem.recipe.rows_of_round(n) * 2**self.depth * width
         # A subclass with another ``search`` finds other trees than ``grow``.
         can_grow = products <= MOST_PRODUCTS and type(self).search is Annealed.search
         if not can_grow or self.cart != "binned" or self.starts != 1 or self.precondition not in (0, "auto"):
@@ -219,9 +222,18 @@ class Annealed(Recipe):
         ``drawn`` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
         """
         sharpness, trains = drawn
+        p, is_wide = run.batch.x.shape[1], run.batch.x.shape[1] > _WIDEST_TREE
+        if is_wide:
+            columns = splitting.columns_by_covariance(run.batch, _WIDEST_TREE, run.key)
+            run, edges, codes = _on_columns(run, columns), edges[columns], codes[:, columns]
         is_drawn = jnp.any(run.batch.x != 0, axis=0)  # features that a tree leaves out are zero, and have one bin
         cart = binned_cart(run, edges, jnp.where(is_drawn, codes, 0))
-        return jax.lax.cond(trains, lambda: grown_in_program(run, cart, sharpness), lambda: (cart, jnp.bool_(True)))
+        untrained = lambda: (cart, jnp.bool_(True))
+        splits, finite = jax.lax.cond(trains, lambda: grown_in_program(run, cart, sharpness), untrained)
+        if is_wide:
+            weights = jnp.zeros((len(splits.bias), p), splits.weights.dtype).at[:, columns].set(splits.weights)
+            splits = splits.replace(weights=weights)
+        return splits, finite
 
     # --- The procedure ---
 
@@ -467,3 +479,10 @@ def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
     for row, numbers in zip(table, joined, strict=True):
         row[: len(numbers)] = numbers
     return table
+
+
+def _on_columns(run: Run, columns: Array) -> Run:
+    """Returns a run on some of its columns."""
+    rows_of = lambda batch: batch._replace(x=batch.x[:, columns])
+    monotone = None if run.monotone is None else jnp.asarray(run.monotone)[columns]
+    return run._replace(batch=rows_of(run.batch), by=rows_of(run.by), monotone=monotone)
