@@ -24,6 +24,7 @@ _SMALLEST, _GROWTH = 8, 8  # padded sizes of a level, each with a branch: at mos
 _CELLS = 2**22  # numbers of the sums that are in memory together
 _FEW_BINS = 64  # below this number, a value is compared with all edges at once
 _DIGITS = 1e-6  # targets of a node are equal if their standard deviation is below this fraction of their mean
+_ROWS_OF_COVARIANCE = 1000  # about the number of rows that choose columns
 _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above rounding errors of float32
 
 
@@ -213,10 +214,12 @@ def columns_by_covariance(batch: Any, count: int, key: Array) -> Int[Array, " co
       count: number of columns, at most p.
       key: key of the draw.
     """
-    share = ones_or(batch.weight, batch.x)
+    step = max(1, len(batch.x) // _ROWS_OF_COVARIANCE)
+    share = ones_or(batch.weight, batch.x)[::step]
     share = share / share.sum()
     mean = lambda a: jnp.tensordot(share, a, 1, precision="highest")
-    x, y = batch.x - mean(batch.x), batch.y.reshape(len(batch.y), -1)
+    x, y = batch.x[::step], batch.y.reshape(len(batch.y), -1)[::step]
+    x = x - mean(x)
     y = share[:, None] * (y - mean(y))
 
     def squared_correlations(values: Array) -> Array:

@@ -37,6 +37,9 @@ _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of roun
 _FEW_ROWS, _FOLDS = 1000, 5
 _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
 _SAMPLED = 5  # purpose number of the random generator of these rows: see ``Problem.rng``
+# A kind of trees ends if its loss is larger than the other's by this factor, after equally many rounds.
+_FAR_BEHIND = 1.5
+_LEAST_GAIN = 0.01  # oblique trees have a loss that is lower by this fraction than the loss of trees of CART
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
 
 
@@ -203,28 +206,30 @@ class Boosted(Wrapper):
         The rounds are a :class:`jtrees.ensembles.boosting_sums.Growing` or ``Searching``.
         """
         oblique = _unless_failed(await gather(*(begin(problem) for problem in problems)))
-        candidates = [oblique]
+        growing = [_Candidate(oblique, np.zeros(0))]
         if self.patience is not None and None not in (axis_aligned := [part.axis_aligned() for part in oblique]):
-            candidates.append(axis_aligned)
-        results = await gather(*(self._grown(problems[0].monitor, parts, shares) for parts in candidates))
-        sums = [result for result in results if not isinstance(result, Exception)] or _unless_failed(results)
-        parts, losses = min(sums, key=lambda result: np.nan_to_num(result[1], nan=np.inf).min())
-        monitor = problems[0].monitor
-        monitor.where = f"{type(self).__name__}: {len(losses)} of at most {self.rounds} rounds"
-        return parts, [part.sum(losses) for part in parts], parts is oblique
-
-    async def _grown(self, monitor: Any, parts: list[Any], shares: list[float] | None) -> tuple[list[Any], np.ndarray]:
-        """Returns the parts with more rounds, until ``patience`` rounds did not lower the loss, and the losses."""
-        losses = np.zeros(0)
-        with monitor.over(self.rounds, type(self).__name__) as show:
-            while count := self._rounds_to_add(losses):
-                if monitor.is_rehearsed(len(losses)) or (len(losses) and not monitor.has_time()):
+            growing.append(_Candidate(axis_aligned, np.zeros(0)))
+        name, monitor, ended = type(self).__name__, problems[0].monitor, []
+        with monitor.over(self.rounds, name) as show:
+            while growing:
+                done = len(growing[0].losses)
+                if monitor.is_rehearsed(done) or (done and not monitor.has_time()):
                     break
-                _unless_failed(await gather(*(part.add(count) for part in parts)))
-                length = min(part.length for part in parts)
-                losses = np.average([part.losses[:length] for part in parts], axis=0, weights=shares)
-                show(length, [losses[-1:]])
-        return parts, losses
+                count = self._rounds_to_add(growing[0].losses)
+                growing = _unless_failed(await gather(*(_grown(old, count, shares) for old in growing)), all_of=False)
+                show(len(growing[0].losses), [candidate.losses[-1:] for candidate in growing])
+                lowest = min(candidate.lowest for candidate in growing)
+                goes_on = [
+                    candidate.lowest <= _FAR_BEHIND * lowest and self._rounds_to_add(candidate.losses) > 0
+                    for candidate in growing
+                ]
+                ended += [candidate for candidate, goes in zip(growing, goes_on, strict=True) if not goes]
+                growing = [candidate for candidate, goes in zip(growing, goes_on, strict=True) if goes]
+        # Trees of CART are simpler, so they need not be better.
+        least = lambda candidate: candidate.lowest * (1 + _LEAST_GAIN * (candidate.parts[0] is oblique[0]))
+        parts, losses = min(ended + growing, key=least)
+        monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
+        return parts, [part.sum(losses) for part in parts], parts[0] is oblique[0]
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
         """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end.
@@ -312,12 +317,35 @@ def _sample(problem: Problem) -> Problem:
     return problem.sample(rows, np.where(rows < 0, 0, np.asarray(problem.batch.weight)[rows]))
 
 
-def _unless_failed(results: list[Any]) -> list[Any]:
-    """Returns the results of procedures, or raises the first error among them."""
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
+class _Candidate(NamedTuple):
+    """Rounds of a kind of trees for each problem of a boosting, and the mean losses, ``(rounds,)``."""
+
+    parts: list[Any]
+    losses: np.ndarray
+
+    @property
+    def lowest(self) -> float:
+        """The lowest loss; infinite if no loss is a number."""
+        return float(np.nan_to_num(self.losses, nan=np.inf, posinf=np.inf).min())
+
+
+async def _grown(candidate: _Candidate, count: int, shares: list[float] | None) -> _Candidate:
+    """Returns a candidate after ``count`` more rounds, or after fewer."""
+    parts, _ = candidate
+    _unless_failed(await gather(*(part.add(count) for part in parts)))
+    length = min(part.length for part in parts)
+    return _Candidate(parts, np.average([part.losses[:length] for part in parts], axis=0, weights=shares))
+
+
+def _unless_failed(results: list[Any], all_of: bool = True) -> list[Any]:
+    """Returns the results of procedures, or raises the first error among them.
+
+    ``all_of``: whether all results are needed. If not, an error is raised only if there is no result.
+    """
+    errors = [result for result in results if isinstance(result, Exception)]
+    if errors and (all_of or len(errors) == len(results)):
+        raise errors[0]
+    return [result for result in results if not isinstance(result, Exception)]
 
 
 def _forest(data: Data, trees: ObliqueTree, initial: np.ndarray) -> Forest:

@@ -59,8 +59,7 @@ _PRODUCTS, _PASSES_OF_START = 2e10, 6
 _LATE = 0.25  # seconds that all starts may take in any case
 _OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output: from one profile, of 5,000 classes
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
-import os
-_WIDEST_TREE = int(os.environ.get("WT", "64"))  # largest number of features that a tree of a sum splits
+_WIDEST_TREE = 64  # largest number of features that a tree of a sum splits
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
