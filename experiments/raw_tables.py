@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "titanic": Source("Survived", True, "Titanic, the training file of Kaggle's competition"),
+    "titanic": Source("Survived", True, "Titanic, the training file of Kaggle's competition, without the names"),
     "ames": Source("SalePrice", False, "houses of Ames, Iowa (De Cock 2011), with the column names of R"),
     "adult": Source("income", True, "UCI Adult, with the space after each comma; 4000 random rows"),
     "auto": Source("price", False, "UCI Automobile, with a line of names"),
@@ -197,7 +197,7 @@ def report(results: studies.Results, command: str) -> str:
         "`TreeRegressor(Refined())`, or the same for classes. They take the table unchanged. The rivals take text as "
         "categories. All models have their defaults. Scores are of a quarter of the rows, means over "
         f"{seeds} random split(s). Regression omits the highest half per cent of the targets. "
-        "Seconds are of a first fit with compilation, on two cores that were busy with other work.\n"
+        "Seconds are of a first fit, which compiles all of its programs. On a busy machine they are upper bounds.\n"
     )
     about = (
         "Each model minus the better of HistGradientBoosting and CatBoost on the table. The unit is a point of R², or "

@@ -2,9 +2,12 @@
 
 import ast
 import inspect
+import os
 from pathlib import Path
 import re
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import jtrees
@@ -13,7 +16,7 @@ README = Path(__file__).parents[1] / "README.md"
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # What takes more than some seconds, nearly all of it compilation, by a word of it that no other example has.
 SLOW = {
-    "pd.DataFrame": "boosting, GET and CART for a raw table, and four ways to use the tree",
+    "pd.read_csv": "boosting, GET and CART for a raw table, and four ways to use the tree",
     "jtrees.sweep": "GET for twelve samples of a space",
     "huber_loss": "500 steps of a method of one's own",
 }
@@ -31,13 +34,41 @@ def examples() -> list:
     return actual
 
 
+def passengers() -> pd.DataFrame:
+    """The raw table Titanic, from the folder of raw tables; without the folder, a made table of the same columns."""
+    data = os.environ.get("JTREES_DATA")
+    folder = os.environ.get("JTREES_TABLES") or (Path(data).parent / "tables" if data else "no folder")
+    if (file := Path(folder) / "titanic.csv.gz").exists():
+        return pd.read_csv(file)
+    rng, n = np.random.default_rng(0), 200
+    sex, ticket = rng.choice(["male", "female"], n), rng.integers(1000, 400_000, n).astype(str)
+    ticket[::10] = [f"A/5. {number}" for number in ticket[::10]]
+    columns = {
+        "PassengerId": np.arange(1, n + 1),
+        "Survived": (rng.random(n) < np.where(sex == "female", 0.8, 0.2)).astype(int),
+        "Pclass": rng.integers(1, 4, n),
+        "Sex": sex,
+        "Age": np.where(rng.random(n) < 0.2, np.nan, rng.integers(1, 80, n)),
+        "SibSp": rng.integers(0, 4, n),
+        "Parch": rng.integers(0, 3, n),
+        "Ticket": ticket,
+        "Fare": rng.lognormal(3, 1, n).round(4),
+        "Cabin": np.where(rng.random(n) < 0.8, None, [f"C{i}" for i in range(n)]),
+        "Embarked": rng.choice(["S", "C", "Q"], n),
+    }
+    return pd.DataFrame(columns)
+
+
 @pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.filterwarnings("ignore::jtrees.tables.ColumnsWarning")  # the text above the example announces it
 @pytest.mark.parametrize(("code", "line"), examples())
 def test_examples_run(code, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # nothing that they write stays
+    passengers().to_csv("titanic.csv", index=False)
     padded = "\n" * (line - 1) + code  # so that a traceback names the line of the README
     exec(compile(padded, str(README), "exec"), {"__name__": "__main__"})
     assert "nan" not in capsys.readouterr().out
+    (tmp_path / "titanic.csv").unlink()
     assert {file.suffix for file in tmp_path.iterdir()} <= {".jtrees", ".h", ".py"}  # models are the only trace
 
 
