@@ -38,13 +38,21 @@ class Source(NamedTuple):
 SOURCES = {
     "titanic": Source("Survived", True, "Titanic, the training file of Kaggle's competition, without the names"),
     "ames": Source("SalePrice", False, "houses of Ames, Iowa (De Cock 2011), with the column names of R"),
-    "adult": Source("income", True, "UCI Adult, with the space after each comma; 4000 random rows"),
+    "adult": Source("income", True, "UCI Adult, with the space after each comma; 4000 of its rows"),
     "auto": Source("price", False, "UCI Automobile, with a line of names"),
-    "telco": Source("Churn", True, "customers of a telephone company, a sample data set of IBM; 4000 random rows"),
-    "loan": Source("Loan_Status", True, "loan prediction of Analytics Vidhya; 491 rows, the target as 0 and 1"),
-    "diamonds": Source("price", False, "diamonds of ggplot2; 4000 random rows"),
-    "bike": Source("cnt", False, "UCI Bike Sharing, hours, without casual and registered; 4000 random rows"),
-    "bengaluru": Source("price", False, "prices of houses in Bengaluru, of Kaggle; 4000 random rows"),
+    "telco": Source("Churn", True, "customers of a telephone company, a sample data set of IBM; 4000 of its rows"),
+    "loan": Source(
+        "Loan_Status",
+        True,
+        "loan prediction of Analytics Vidhya; 491 of its rows, with row numbers and a target of 0 and 1",
+    ),
+    "diamonds": Source("price", False, "diamonds of ggplot2; 4000 of its rows"),
+    "bike": Source(
+        "cnt",
+        False,
+        "UCI Bike Sharing, hours, with dates as day-month-year, without casual and registered; 4000 of its rows",
+    ),
+    "bengaluru": Source("price", False, "prices of houses in Bengaluru, of Kaggle; 4000 of its rows"),
 }
 HIGHEST = 0.995  # quantile of the targets of regression; rows above it are omitted
 KINDS: dict[str, tuple[Any, Any]] = {  # for numbers, for classes
@@ -202,7 +210,8 @@ def report(results: studies.Results, command: str) -> str:
     about = (
         "Each model minus the better of HistGradientBoosting and CatBoost on the table. The unit is a point of R², or "
         "a hundredth of log loss; above 0, the model of jtrees is better. Mean and median are over all tables; the "
-        "next two columns are means over the tables of each task."
+        "next two columns are means over the tables of each task. A mean can depend on one table, so read "
+        "it beside the median and the number of tables on which the model is ahead."
     )
     parts = [head.rstrip(), about, summary(results)]
     if tasks[False]:
