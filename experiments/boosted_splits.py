@@ -50,7 +50,7 @@ def split_of(name: str, data_dir: str | None, tables_dir: str | None) -> tuple[A
 
 
 def score(recipe: Any, split: tuple[Any, ...]) -> tuple[float, bool]:
-    """Returns log loss or R^2 in per cent on the test rows, and whether the splits are oblique."""
+    """Returns log loss or R^2 in per cent on the test rows, and whether held-out rows preferred oblique splits."""
     x, x_test, y, y_test = split
     classifies = y.dtype.kind != "f"
     model: Any = (BoostedClassifier if classifies else BoostedRegressor)(recipe, random_state=0)

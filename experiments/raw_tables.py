@@ -11,6 +11,7 @@ The folder has NAME.csv or NAME.csv.gz of each table. The tables are not shipped
 """
 
 import argparse
+import os
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
@@ -69,12 +70,12 @@ STRONGEST = (BINS, "CatBoost")  # the rivals that our models are compared with
 
 
 def read(folder: str | None, name: str) -> pd.DataFrame:
-    """Returns a table as ``pd.read_csv`` reads it.
+    """Returns a table as ``pd.read_csv`` reads it. The default folder is the environment variable JTREES_TABLES.
 
     Raises:
       SystemExit: the folder has no such table.
     """
-    files = [Path(folder or ".") / f"{name}{ending}" for ending in (".csv", ".csv.gz")]
+    files = [Path(folder or os.environ.get("JTREES_TABLES", ".")) / f"{name}{ending}" for ending in (".csv", ".csv.gz")]
     file = next(filter(Path.exists, files), None)
     if file is None:
         raise SystemExit(f"--tables-dir must have {name}.csv or {name}.csv.gz: {SOURCES[name].origin}")

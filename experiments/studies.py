@@ -202,7 +202,8 @@ def parse(study: Study, arguments: list[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     names, file = list(study.datasets), benchmark.RESULTS / f"{study.name}.jsonl"
     folder, sets, parts = (f"--{flag}" for flag in study.flags)
-    parser.add_argument(folder, dest="data_dir", help="the folder of the data (default: $JTREES_DATA)")
+    variable = f"$JTREES_{folder_name(study)}"
+    parser.add_argument(folder, dest="data_dir", help=f"the folder of the data (default: {variable})")
     parser.add_argument(sets, dest="datasets", nargs="+", choices=names if study.closed else None, default=names)
     parser.add_argument(parts, dest="parts", nargs="+", choices=list(study.parts), default=list(study.parts))
     parser.add_argument("--seeds", type=int, default=study.seeds)
@@ -212,14 +213,18 @@ def parse(study: Study, arguments: list[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
+def folder_name(study: Study) -> str:
+    """Returns the word for the folder of the data in commands and in the environment variable JTREES_..."""
+    return study.flags[0].removesuffix("-dir").upper()
+
+
 def main(study: Study, arguments: list[str] | None = None) -> None:
     """Measures the missing and stale pieces that the options select, and makes the report of all existing rows."""
     options = parse(study, arguments)
     if not options.report_only:
         measure(study, options)
     results = current(study, options, options.out)
-    folder = study.flags[0].removesuffix("-dir").upper()
-    command = f"python -m experiments.{study.name} --{study.flags[0]} {folder} --seeds {options.seeds}"
+    command = f"python -m experiments.{study.name} --{study.flags[0]} {folder_name(study)} --seeds {options.seeds}"
     text = page(study, results, command)
     print(text)
     report = options.out.with_suffix(".md")

@@ -25,6 +25,7 @@ import sweeps
 from experiments import (
     bench_kernels,
     benchmark,
+    boosted_splits,
     defaults,
     distillation,
     estimators,
@@ -389,6 +390,26 @@ def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(r
     assert "`python -m experiments.raw_tables --tables-dir TABLES --seeds 1`" in text
     run("--report-only")
     assert (raw_folder / "study.md").read_text() == text
+
+
+def test_one_kind_of_splits_is_left_where_the_other_is_removed(raw_folder, monkeypatch):
+    split = boosted_splits.split_of("auto", None, str(raw_folder))
+    recipe, results = jtrees.Boosted(rounds=5), {}
+    for name, context in boosted_splits.SPLITS.items():
+        with context():
+            results[name] = boosted_splits.score(recipe, split)
+    scores = {name: value for name, (value, _) in results.items()}
+    value, is_oblique = results["chosen"]
+    assert scores["oblique"] != scores["axis-aligned"]
+    assert value == scores["oblique" if is_oblique else "axis-aligned"]
+    monkeypatch.chdir(raw_folder)
+    monkeypatch.setattr(boosted_splits, "jtrees", SimpleNamespace(Boosted=lambda **options: recipe.replace(**options)))
+    boosted_splits.main(["--tables-dir", str(raw_folder), "--sets", "auto", "--l2", "1"])
+    text = Path("results/boosted_splits.md").read_text()
+    assert "--data-dir DATA --tables-dir TABLES --sets auto --l2 1.0`" in text
+    row = next(line for line in text.splitlines() if line.startswith("| auto | R², % |"))
+    cells = *(f"{score:.2f}" for score in scores.values()), "oblique" if is_oblique else "axis-aligned"
+    assert row.endswith(f" | {' | '.join(cells)} |")
 
 
 @pytest.mark.parametrize("name", rivals.RIVALS)
