@@ -173,7 +173,7 @@ def summary(results: studies.Results) -> str:
         wins = f"{sum(gap > 0 for gap in gaps.values())} of {len(gaps)}"
         longest = max(value["seconds"] for value in rows_of_model)
         features = max(value["features"] / value["columns"] for value in rows_of_model)
-        rows.append([f"`{ours}`", *means, *by_task, wins, f"{longest:.0f}", f"{features:.1f}"])
+        rows.append([ours, *means, *by_task, wins, f"{longest:.0f}", f"{features:.1f}"])
     heads = ["mean", "median", "R², points", "log loss, hundredths", "ahead on", "longest fit, s", "features / columns"]
     return benchmark.markdown(["model", *heads], rows)
 
@@ -205,7 +205,7 @@ def report(results: studies.Results, command: str) -> str:
         "`Boosted()`, `Tree()` and `Refined()` are `BoostedRegressor()`, `TreeRegressor()` and "
         "`TreeRegressor(Refined())`, or the same for classes. They take the table unchanged. The rivals take text as "
         "categories. All models have their defaults. Scores are of a quarter of the rows, means over "
-        f"{seeds} random split(s). Regression omits the highest half per cent of the targets. "
+        f"{seeds} random split{'s' if seeds > 1 else ''}. Regression omits the highest half per cent of the targets. "
         "Seconds are of a first fit, which compiles all of its programs. On a busy machine they are upper bounds.\n"
     )
     about = (

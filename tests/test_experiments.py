@@ -385,7 +385,7 @@ def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(r
     losses = [rows[model, "titanic", 0].value["log_loss"] for model in ("Boosted()", raw_tables.BINS)]
     scores = [rows[model, "auto", 0].value["score"] for model in ("Boosted()", raw_tables.BINS)]
     gaps = scores[0] - scores[1], 100 * (losses[1] - losses[0])
-    assert f"| `Boosted()` | {np.mean(gaps):+.2f} | {np.mean(gaps):+.2f} | {gaps[0]:+.2f} | {gaps[1]:+.2f} | " in text
+    assert f"| Boosted() | {np.mean(gaps):+.2f} | {np.mean(gaps):+.2f} | {gaps[0]:+.2f} | {gaps[1]:+.2f} | " in text
     assert "Without results: " in text and "CatBoost (9 of 9)" in text and "Boosted() (7 of 9)" in text
     assert "`python -m experiments.raw_tables --tables-dir TABLES --seeds 1`" in text
     run("--report-only")
