@@ -41,12 +41,22 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
+def compile_all_programs() -> None:
+    """Makes jax compile every program in this process, although an earlier process may have kept it in a folder.
+
+    Call it before any computation.
+    """
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
 def parse(name: str, doc: str | None, arguments: list[str] | None = None, **options: Any) -> argparse.Namespace:
     """Parses the command line of a benchmark.
 
     The default of an option gives its type; a sequence takes several values, and a boolean none. A dictionary has the
     arguments of ``add_argument``. The result also has ``write``, whether to write to the committed results, and
-    ``command``, which repeats the run. It leaves out defaults, and shows the folder of the data as ``DATA``.
+    ``command``, which repeats the run. It leaves out defaults, and shows a folder ``x_dir`` as ``X``.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write to the committed experiments/results")
@@ -63,8 +73,8 @@ def parse(name: str, doc: str | None, arguments: list[str] | None = None, **opti
     words = [f"python -m experiments.{name}"]
     for option in options:
         flag, value = f"--{option.replace('_', '-')}", getattr(parsed, option)
-        if option == "data_dir":
-            words.append(f"{flag} DATA")
+        if option.endswith("_dir"):
+            words.append(f"{flag} {option.removesuffix('_dir').upper()}")
         elif value != parser.get_default(option):
             values = [] if value is True else value if isinstance(value, list) else [value]
             words.append(" ".join([flag, *map(str, values)]))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
+import pandas as pd
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
@@ -91,15 +92,47 @@ RIVALS = {
     ),
 }
 
+# The option of each package that makes it take categories, and its value; None stands for the names of the columns.
+CATEGORIES: dict[str, tuple[str, Any]] = {"XGBoost": ("enable_categorical", True), "CatBoost": ("cat_features", None)}
+LEVELS = 200  # largest number of levels of a category; HistGradientBoosting takes 255
+
 
 def installed(name: str) -> bool:
     """Returns whether a rival can be tuned here."""
     return benchmark.installed(RIVALS[name].package) and benchmark.installed("optuna")
 
 
-def default(name: str, classifies: bool, seed: int) -> Any:
-    """Returns a rival with its defaults."""
-    return RIVALS[name].model(classifies)(**{RIVALS[name].seed: seed})
+def default(name: str, classifies: bool, seed: int, x: Any = None) -> Any:
+    """Returns a rival with its defaults. ``x`` is a frame of :func:`with_categories`, whose text are categories."""
+    categories: dict[str, Any] = {}
+    if isinstance(x, pd.DataFrame) and name in CATEGORIES:
+        option, value = CATEGORIES[name]
+        categories = {option: text_columns(x) if value is None else value}
+    return RIVALS[name].model(classifies)(**{RIVALS[name].seed: seed}, **categories)
+
+
+def text_columns(x: pd.DataFrame) -> list[str]:
+    """Returns the names of the columns that are not numbers."""
+    return [name for name in x if not pd.api.types.is_numeric_dtype(x[name])]
+
+
+def with_categories(name: str, x: pd.DataFrame, x_test: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns training and test rows with text as categories.
+
+    CatBoost takes text, where a missing value is a level of its own. The other packages take a categorical column with
+    the most frequent levels of the training rows; other levels are missing. Columns have numbers as names, because
+    LightGBM and XGBoost refuse some characters.
+    """
+    frames = [frame.set_axis([f"column_{i}" for i in range(frame.shape[1])], axis=1) for frame in (x, x_test)]
+    for column in text_columns(frames[0]):
+        if name == "CatBoost":
+            for frame in frames:
+                frame[column] = frame[column].astype(object).where(frame[column].notna(), "missing").astype(str)
+            continue
+        levels = frames[0][column].value_counts().index[:LEVELS]
+        for frame in frames:
+            frame[column] = pd.Categorical(frame[column], categories=levels)
+    return frames[0], frames[1]
 
 
 def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:

@@ -121,6 +121,7 @@ class Study:
       packages: packages that parts need; without them, the pieces of the part are skipped.
       figure: ``(results, file)``: draws a figure.
       arguments: ``(parser)``: adds options of the study.
+      flags: names of the options for the folder of the data, the data sets and the parts.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Study:
     packages: dict[str, str] = field(default_factory=dict)
     figure: Callable[[Results, Path], None] = lambda results, file: None
     arguments: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
+    flags: tuple[str, str, str] = ("data-dir", "datasets", "parts")
 
     def pieces(self, options: argparse.Namespace) -> dict[Key, dict[str, Any]]:
         """Returns the settings of all pieces, of the default and of further selected data sets."""
@@ -199,14 +201,21 @@ def parse(study: Study, arguments: list[str] | None = None) -> argparse.Namespac
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     names, file = list(study.datasets), benchmark.RESULTS / f"{study.name}.jsonl"
-    parser.add_argument("--data-dir", help="a folder of .npz files (default: $JTREES_DATA)")
-    parser.add_argument("--datasets", nargs="+", choices=names if study.closed else None, default=names)
-    parser.add_argument("--parts", nargs="+", choices=list(study.parts), default=list(study.parts))
+    folder, sets, parts = (f"--{flag}" for flag in study.flags)
+    variable = f"$JTREES_{folder_name(study)}"
+    parser.add_argument(folder, dest="data_dir", help=f"the folder of the data (default: {variable})")
+    parser.add_argument(sets, dest="datasets", nargs="+", choices=names if study.closed else None, default=names)
+    parser.add_argument(parts, dest="parts", nargs="+", choices=list(study.parts), default=list(study.parts))
     parser.add_argument("--seeds", type=int, default=study.seeds)
     parser.add_argument("--out", type=Path, default=file, help="file of the rows; the report goes beside it")
     parser.add_argument("--report-only", action="store_true", help="make the report from the existing rows")
     study.arguments(parser)
     return parser.parse_args(arguments)
+
+
+def folder_name(study: Study) -> str:
+    """Returns the word for the folder of the data in commands and in the environment variable JTREES_..."""
+    return study.flags[0].removesuffix("-dir").upper()
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
@@ -215,7 +224,8 @@ def main(study: Study, arguments: list[str] | None = None) -> None:
     if not options.report_only:
         measure(study, options)
     results = current(study, options, options.out)
-    text = page(study, results, f"python -m experiments.{study.name} --data-dir DATA --seeds {options.seeds}")
+    command = f"python -m experiments.{study.name} --{study.flags[0]} {folder_name(study)} --seeds {options.seeds}"
+    text = page(study, results, command)
     print(text)
     report = options.out.with_suffix(".md")
     report.parent.mkdir(parents=True, exist_ok=True)

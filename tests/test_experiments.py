@@ -25,6 +25,7 @@ import sweeps
 from experiments import (
     bench_kernels,
     benchmark,
+    boosted_splits,
     defaults,
     distillation,
     estimators,
@@ -38,6 +39,7 @@ from experiments import (
     paper_latent,
     paper_nongreedy,
     paper_tel,
+    raw_tables,
     records,
     relaxations,
     rivals,
@@ -53,7 +55,7 @@ from pallas_kernels.config import HEURISTIC
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 SCRIPTS = [path.stem for path in Path(benchmark.__file__).parent.glob("*.py") if "__main__" in path.read_text()]
-STUDIES = [*records.MODULES, estimators, distillation, defaults, log_loss, relaxations, systems]
+STUDIES = [*records.MODULES, estimators, distillation, defaults, log_loss, raw_tables, relaxations, systems]
 
 
 # --- Studies ---------------------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def test_arguments_of_every_script_parse(name, capsys):
     for arguments, status in ((["--help"], 0), (["--no-such-option"], 2)):
         with pytest.raises(SystemExit, match=str(status)):
             run(arguments)
-    assert "--data-dir" in capsys.readouterr().out or not hasattr(script, "STUDY")
+    assert not hasattr(script, "STUDY") or f"--{script.STUDY.flags[0]} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", [defaults, relaxations])
@@ -344,6 +346,79 @@ WHOLE = {
         ["2 sets, 2 random splits", "| kin8nm | 186 x 5 | ", "| segmentation | 186 x 5 | "],
     ),
 }
+
+
+@pytest.fixture
+def raw_folder(tmp_path):
+    """Two raw tables of the names that the study asks for, with text and gaps; a target has a gap and an outlier."""
+    rng = np.random.default_rng(0)
+    sex = rng.choice(["male", "female"], 80)
+    fare, age = rng.uniform(5, 80, 80).round(2), np.where(rng.random(80) < 0.1, np.nan, rng.uniform(1, 70, 80).round())
+    frame = pd.DataFrame({"Survived": (sex == "female") * 1, "Sex": sex, "Fare: [1912]": fare, "Age": age})
+    frame.to_csv(tmp_path / "titanic.csv.gz", index=False)
+    make = rng.choice(["audi", "bmw", "seat"], 80)
+    price = np.char.mod("%.0f", 100 * fare + 1000 * (make == "bmw"))
+    price[:2] = "?", "99999999"
+    pd.DataFrame({"make": make, "size": fare, "price": price}).to_csv(tmp_path / "auto.csv", index=False)
+    return tmp_path
+
+
+def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(raw_folder, monkeypatch, capsys):
+    kinds = {"Boosted()": (estimators.BoostedRegressor, estimators.BoostedClassifier)}
+    monkeypatch.setattr(raw_tables, "KINDS", {name: tuple(map(quick, pair)) for name, pair in kinds.items()})
+    monkeypatch.setattr(benchmark, "installed", lambda package: False)
+    out = raw_folder / "study.jsonl"
+    run = lambda *more: studies.main(raw_tables.STUDY, ["--seeds", "1", "--out", str(out), *more])
+    with pytest.raises(SystemExit, match=r"--tables-dir must have loan\.csv or loan\.csv\.gz: loan prediction"):
+        run("--tables-dir", str(raw_folder), "--tables", "loan", "--models", "Boosted()")
+    select = ["--tables", "titanic", "auto", "--models", "Boosted()", raw_tables.BINS, "CatBoost"]
+    run("--tables-dir", str(raw_folder), *select)
+    rows = studies.read(out)
+    assert list(rows) == [(model, name, 0) for model in ("Boosted()", raw_tables.BINS) for name in ("titanic", "auto")]
+    ours = {name: rows["Boosted()", name, 0] for name in ("titanic", "auto")}
+    assert (ours["titanic"].value["rows"], ours["titanic"].value["columns"]) == (60, 3)
+    assert (ours["auto"].value["rows"], ours["auto"].value["columns"]) == (58, 2)  # no missing and no highest target
+    assert all(row.value["features"] >= row.value["columns"] for row in ours.values())
+    assert "log_loss" in ours["titanic"].value and "log_loss" not in ours["auto"].value
+    assert ours["auto"].settings["recipe"].startswith("DGT(")
+    text = (raw_folder / "study.md").read_text()
+    losses = [rows[model, "titanic", 0].value["log_loss"] for model in ("Boosted()", raw_tables.BINS)]
+    scores = [rows[model, "auto", 0].value["score"] for model in ("Boosted()", raw_tables.BINS)]
+    gaps = scores[0] - scores[1], 100 * (losses[1] - losses[0])
+    assert f"| Boosted() | {np.mean(gaps):+.2f} | {np.mean(gaps):+.2f} | {gaps[0]:+.2f} | {gaps[1]:+.2f} | " in text
+    assert "Without results: " in text and "CatBoost (9 of 9)" in text and "Boosted() (7 of 9)" in text
+    assert "`python -m experiments.raw_tables --tables-dir TABLES --seeds 1`" in text
+    run("--report-only")
+    assert (raw_folder / "study.md").read_text() == text
+
+
+def test_one_kind_of_splits_is_left_where_the_other_is_removed(raw_folder, monkeypatch):
+    split = boosted_splits.split_of("auto", None, str(raw_folder))
+    recipe, results = jtrees.Boosted(rounds=5), {}
+    for name, context in boosted_splits.SPLITS.items():
+        with context():
+            results[name] = boosted_splits.score(recipe, split)
+    scores = {name: value for name, (value, _) in results.items()}
+    value, is_oblique = results["chosen"]
+    assert scores["oblique"] != scores["axis-aligned"]
+    assert value == scores["oblique" if is_oblique else "axis-aligned"]
+    monkeypatch.chdir(raw_folder)
+    monkeypatch.setattr(boosted_splits, "jtrees", SimpleNamespace(Boosted=lambda **options: recipe.replace(**options)))
+    boosted_splits.main(["--tables-dir", str(raw_folder), "--sets", "auto", "--l2", "1"])
+    text = Path("results/boosted_splits.md").read_text()
+    assert "--data-dir DATA --tables-dir TABLES --sets auto --l2 1.0`" in text
+    row = next(line for line in text.splitlines() if line.startswith("| auto | R², % |"))
+    cells = *(f"{score:.2f}" for score in scores.values()), "oblique" if is_oblique else "axis-aligned"
+    assert row.endswith(f" | {' | '.join(cells)} |")
+
+
+@pytest.mark.parametrize("name", rivals.RIVALS)
+def test_rivals_take_text_as_categories(raw_folder, name):
+    if not benchmark.installed(rivals.RIVALS[name].package):
+        pytest.skip(f"needs {rivals.RIVALS[name].package}")
+    for table in ("titanic", "auto"):
+        value = raw_tables.measure(name, table, 0, SimpleNamespace(data_dir=str(raw_folder)))
+        assert value["score"] > (90 if table == "titanic" else 50)  # a column of text decides both targets
 
 
 @pytest.mark.wide
