@@ -335,3 +335,41 @@ def test_a_base_with_a_search_of_its_own_is_searched():
     base = Counted(depth=2, epochs=6, starts=1, cart="binned", halving=False)
     jtrees.fit(jtrees.Boosted(base, rounds=3, patience=None), X, Y, key=KEY)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("is_oblique", [False, True])
+def test_held_out_rows_choose_between_oblique_trees_and_those_of_cart(is_oblique):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(600, 8)).astype(np.float32)
+    steps = np.where(x[:, 0] > 0.3, 2.0 * (x[:, 1] > -0.2), 1.0 * (x[:, 2] > 0.5))
+    y = (np.tanh(x.sum(1)) if is_oblique else steps) + 0.3 * rng.normal(size=600)
+    fit = jtrees.fit(jtrees.Boosted(jtrees.GET(depth=3), rounds=30), x, y, key=KEY)
+    assert fit.report.search.is_oblique == is_oblique
+    features_of_splits = (np.asarray(fit.model.trees.weights) != 0).sum(-1)
+    assert (features_of_splits.max() > 1) == is_oblique
+
+
+def test_a_kind_of_trees_that_is_far_behind_ends():
+    x = np.random.default_rng(1).normal(size=(1200, 6)).astype(np.float32)
+    lengths = []
+
+    class Counted(boosting_sums.Growing):
+        async def add(self, count):
+            await super().add(count)
+            lengths.append(self.length)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boosting_sums, "Growing", Counted)
+        recipe = jtrees.Boosted(jtrees.GET(depth=3), rounds=60, patience=30, learning_rate=0.3)
+        fit = jtrees.fit(recipe, x, np.tanh(2 * x.sum(1)), key=KEY)
+    assert fit.report.search.is_oblique and sum(lengths) < 2 * sum(range(6, 61, 6))
+
+
+def test_a_tree_of_a_wide_table_splits_64_features():
+    x = np.random.default_rng(1).normal(size=(300, 150)).astype(np.float32)
+    y = 2.0 * (x[:, 140] > 0) + np.abs(x[:, 141])
+    fit = jtrees.fit(jtrees.Boosted(jtrees.GET(depth=2, epochs=2), rounds=20), x, y, key=KEY)
+    features = (np.asarray(fit.model.trees.weights) != 0).any(1)
+    assert features.sum(1).max() <= 64
+    # Each tree draws half of the features, and splits those that tell most.
+    assert features[:, 140].mean() > 0.3 and features[:, 141].mean() > 0.3

@@ -9,6 +9,7 @@ import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from jtrees import splitting
+from jtrees.training import Batch
 
 
 @partial(jax.jit, static_argnames=("nodes", "classes"))
@@ -129,3 +130,20 @@ def test_edges_within_a_program_divide_the_samples_inside_equally(values):
 @pytest.mark.slow
 def test_edges_of_no_samples_are_infinite():
     assert np.isinf(splitting.edges_within(jnp.zeros((4, 2)), jnp.zeros(4, bool), 8)).all()
+
+
+def test_columns_by_covariance_are_those_of_the_definition():
+    rng = np.random.default_rng(0)
+    x, y, weight = rng.normal(size=(400, 30)), rng.normal(size=(400, 2)), rng.integers(0, 3, 400).astype(float)
+    y += x[:, :1] + np.square(x[:, 1:2])
+    key, share = jax.random.key(3), weight / weight.sum()
+    centred = lambda a: a - share @ a
+    squares = centred(np.square(centred(x)))
+    correlations = [
+        np.square((share[:, None] * a).T @ centred(y)).sum(1) / (share @ np.square(a)) for a in (centred(x), squares)
+    ]
+    score, first_half = sum(correlations), np.asarray(jax.random.bernoulli(key, shape=(30,)))
+    order = sorted(range(30), key=lambda column: (not first_half[column], -score[column]))
+    arrays = [np.float32(a) for a in (x, y, weight)]
+    actual = splitting.columns_by_covariance(Batch(*arrays), 20, key)
+    assert actual.tolist() == sorted(order[:20])

@@ -99,6 +99,8 @@ def test_derivatives_are_those_of_automatic_and_of_finite_differences(name, x64)
     if name not in ("absolute", "huber", "quantile", "rewards"):
         hessian = jax.vmap(jax.hessian(sample))(outputs, y)
         curve = hessian if outputs.ndim == 1 else jnp.diagonal(hessian, axis1=1, axis2=2)
+        if name == "log":  # three outputs step at once, and a common shift of them changes nothing
+            curve = 3 / 2 * curve
         np.testing.assert_allclose(curvature, curve, rtol=1e-9, atol=1e-12)
         assert (curvature >= 0).all()
     for step in [1e-5] if outputs.ndim == 1 else 1e-5 * np.eye(3):
@@ -394,3 +396,14 @@ def test_leaves_of_smoothed_labels_lose_what_smoothed_labels_do():
     leaf = leaves.Values(jnp.asarray([[0.1, 0.9]]), losses.Frequencies(0.2))
     expected = [[-0.9 * np.log(0.9) - 0.1 * np.log(0.1)]]
     np.testing.assert_allclose(leaf.losses(f32(tables.X[:1]), jnp.asarray([1])), expected, rtol=1e-5)
+
+
+def test_the_step_of_two_classes_is_the_newton_step_of_their_difference(x64):
+    outputs, y = jnp.asarray(rng.normal(size=(N, 2))), jnp.asarray(rng.integers(0, 2, N))
+    step = losses.LogLoss().newton(outputs, y)[0]
+    margin_loss = lambda margin, label: jnp.logaddexp(0, margin) - label * margin
+    margin = outputs[:, 1] - outputs[:, 0]
+    gradient, curvature = (jax.vmap(d)(margin, y) for d in (jax.grad(margin_loss), jax.grad(jax.grad(margin_loss))))
+    inside = jnp.abs(step).max(1) < 4  # longer steps are clipped
+    assert inside.sum() > N / 2
+    np.testing.assert_allclose((step[:, 1] - step[:, 0])[inside], (-gradient / curvature)[inside], rtol=1e-9)

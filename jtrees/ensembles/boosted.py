@@ -54,7 +54,7 @@ class BoostedReport(Report):
       losses: the loss after each round on the held-out rows or the validation set, on scaled targets, ``(rounds,)``. It
         is infinite for rounds not taken, and without ``patience``.
       rows: the number of rows that the splits of each round were fitted to.
-      is_oblique: whether the splits may have several features. False: held-out rows preferred trees of CART.
+      is_oblique: whether the splits may have several features. False: the splits are those of CART.
     """
 
     rounds: int
@@ -92,6 +92,10 @@ class Boosted(Wrapper):
       The model is the mean of the sums (Krogh & Vedelsby 1995). The mean of their losses chooses the number of rounds.
     - In a larger table, boosting holds out a fifth of the rows to find the number of rounds. The leaves of all trees
       are then fitted to all rows, in the order of the rounds. A deadline can prevent that.
+
+    The same losses choose between two kinds of trees, if the base starts from CART over bins, as :class:`jtrees.GET`
+    does by default: the trained trees, whose splits are oblique, and CART, whose splits have a feature each. Oblique
+    trees need a loss that is lower by 1 per cent. A kind ends early if its loss is larger than the other's by half.
 
     The rounds of a table of more than 200,000 rows take a random sample of the rows. The leaves are then fitted to all
     rows.

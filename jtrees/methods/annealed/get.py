@@ -102,7 +102,8 @@ class GET(Annealed):
 
     A tree of :class:`jtrees.Boosted` has other defaults for options that are None: ``starts=1``, ``epochs=20``,
     ``learning_rate=0.03``, ``alpha_ranges=((20, 60),)``, ``cart="binned"``, ``precondition=0``, and no ``ridge``,
-    ``shrink`` or ``halving``. ``rows="auto"`` is then 4000, and at least 60 for each leaf.
+    ``shrink`` or ``halving``. ``rows="auto"`` is then 4000, and at least 60 for each leaf. Such a tree splits at most
+    64 features: of a random half, those that vary most with the targets of the round.
 
     The report is a :class:`jtrees.methods.AnnealedReport`.
 
