@@ -36,6 +36,7 @@ KINDS = {
     "share": options.share(1.0),
     "positive": options.positive(0.01),
     "optional_positive": options.optional_positive(),
+    "optional_not_negative": options.optional_not_negative(),
     "not_negative": options.not_negative(0.0),
     "part": options.part(0.9),
     "ranges": options.ranges((5.0, 25.0)),
@@ -70,6 +71,7 @@ def test_the_table_of_kinds_is_complete():
         ("function", [(huber, huber)]),
         ("share", [(0.5, 0.5), (1, 1.0), (np.float32(0.25), 0.25)]),
         ("optional_positive", [(None, None)]),
+        ("optional_not_negative", [(None, None)]),
         ("base", [(jtrees.CO2(nu=2), jtrees.CO2(nu=np.float32(2)))]),
     ],
 )
@@ -81,7 +83,12 @@ def test_static_options(kind, pairs):
 
 def test_numbers_become_float32_arrays():
     numbers = {"positive": [0.1, 1, np.float64(3), jnp.asarray(2), jnp.bfloat16(0.5)], "not_negative": [0, 0.5]}
-    numbers |= {"optional_positive": [0.1], "part": [0, 0.99], "ranges": [((1, 2), (3, 3)), jnp.ones((1, 2))]}
+    numbers |= {
+        "optional_positive": [0.1],
+        "optional_not_negative": [0.0, 2],
+        "part": [0, 0.99],
+        "ranges": [((1, 2), (3, 3)), jnp.ones((1, 2))],
+    }
     for kind, values in numbers.items():
         for value in values:
             number = check(kind, value)
@@ -113,6 +120,7 @@ def test_numbers_become_float32_arrays():
         ("positive", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber, None, np.datetime64("2020"))),
         ("positive", "must be one number, got shape (2,): sweep or tune over several", ([0.1, 0.2],)),
         ("optional_positive", "must be finite and above 0, got ", (0.0,)),
+        ("optional_not_negative", "must be finite and at least 0, got ", (-1.0,)),
         ("not_negative", "must be finite and not negative, got ", (-0.1, NAN)),
         ("not_negative", "must be one number, got shape ", ([0.0, 0.1], [])),
         ("part", "must be a number from 0 up to but not including 1, got ", (1, -0.1, NAN)),
