@@ -120,7 +120,7 @@ def test_numbers_become_float32_arrays():
         ("positive", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber, None, np.datetime64("2020"))),
         ("positive", "must be one number, got shape (2,): sweep or tune over several", ([0.1, 0.2],)),
         ("optional_positive", "must be finite and above 0, got ", (0.0,)),
-        ("optional_not_negative", "must be finite and at least 0, got ", (-1.0,)),
+        ("optional_not_negative", "must be finite and not negative, got ", (-1.0,)),
         ("not_negative", "must be finite and not negative, got ", (-0.1, NAN)),
         ("not_negative", "must be one number, got shape ", ([0.0, 0.1], [])),
         ("part", "must be a number from 0 up to but not including 1, got ", (1, -0.1, NAN)),
