@@ -227,10 +227,10 @@ def columns_by_covariance(batch: Any, count: int, key: Array) -> Int[Array, " co
         covariance = jnp.matmul(values.T, y, precision="highest")
         return jnp.square(covariance).sum(1) / jnp.where(variance > 0, variance, jnp.inf)
 
-    squares = jnp.square(x)
+    squares, varies = jnp.square(x), x.any(0)
     score = squared_correlations(x) + squared_correlations(squares - mean(squares))
     first_half = jax.random.bernoulli(key, shape=score.shape)
-    score = jnp.where(first_half, score, score - 2 * score.max())
+    score = jnp.where(varies, jnp.where(first_half, score, score - 2 * score.max()), -jnp.inf)
     return jnp.sort(jax.lax.top_k(score, count)[1])
 
 

@@ -208,9 +208,9 @@ def test_importing_the_packages_imports_scikit_learn():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jtrees.report.BehindBaselineWarning")
 def test_leaves_are_constant_if_the_time_is_too_short_for_linear_leaves():
-    x = np.random.default_rng(0).normal(size=(300, 400))
+    x = np.random.default_rng(0).normal(size=(30_000, 64))
     with pytest.warns(UserWarning, match="too short for linear leaves"):
-        fit = jtrees.fit(LINEAR, x, x[:, 0], key=KEY, max_seconds=1)
+        fit = jtrees.fit(LINEAR, x, x[:, 0], key=KEY, max_seconds=0.5)
     assert fit.tree.leaves.is_constant and np.isfinite(fit.loss)
     assert not jtrees.fit(LINEAR, X, Y, key=KEY, max_seconds=60).tree.leaves.is_constant
 

@@ -147,3 +147,10 @@ def test_columns_by_covariance_are_those_of_the_definition():
     arrays = [np.float32(a) for a in (x, y, weight)]
     actual = splitting.columns_by_covariance(Batch(*arrays), 20, key)
     assert actual.tolist() == sorted(order[:20])
+
+
+def test_constant_columns_come_last():
+    x = np.random.default_rng(0).normal(size=(300, 100)).astype(np.float32)
+    x[:, 30:] = 0
+    batch = Batch(x, x[:, 0] + x[:, 1], np.ones(300, np.float32))
+    assert set(range(30)) <= set(splitting.columns_by_covariance(batch, 40, jax.random.key(0)).tolist())

@@ -37,8 +37,8 @@ _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of roun
 _FEW_ROWS, _FOLDS = 1000, 5
 _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
 _SAMPLED = 5  # purpose number of the random generator of these rows: see ``Problem.rng``
-# A kind of trees ends if its loss is larger than the other's by this factor, after equally many rounds.
-_FAR_BEHIND = 1.5
+# A kind of trees ends if its loss is larger than the other's by this fraction, after equally many rounds.
+_FAR_BEHIND = 0.5
 _LEAST_GAIN = 0.01  # oblique trees have a loss that is lower by this fraction than the loss of trees of CART
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
 
@@ -210,28 +210,39 @@ class Boosted(Wrapper):
         The rounds are a :class:`jtrees.ensembles.boosting_sums.Growing` or ``Searching``.
         """
         oblique = _unless_failed(await gather(*(begin(problem) for problem in problems)))
-        growing = [_Candidate(oblique, np.zeros(0))]
+        growing, ended = [_Candidate(oblique, np.zeros(0))], []
         if self.patience is not None and None not in (axis_aligned := [part.axis_aligned() for part in oblique]):
             growing.append(_Candidate(axis_aligned, np.zeros(0)))
-        name, monitor, ended = type(self).__name__, problems[0].monitor, []
+        name, monitor = type(self).__name__, problems[0].monitor
         with monitor.over(self.rounds, name) as show:
             while growing:
                 done = len(growing[0].losses)
                 if monitor.is_rehearsed(done) or (done and not monitor.has_time()):
                     break
-                count = self._rounds_to_add(growing[0].losses)
-                growing = _unless_failed(await gather(*(_grown(old, count, shares) for old in growing)), all_of=False)
-                show(len(growing[0].losses), [candidate.losses[-1:] for candidate in growing])
-                lowest = min(candidate.lowest for candidate in growing)
-                goes_on = [
-                    candidate.lowest <= _FAR_BEHIND * lowest and self._rounds_to_add(candidate.losses) > 0
-                    for candidate in growing
-                ]
-                ended += [candidate for candidate, goes in zip(growing, goes_on, strict=True) if not goes]
-                growing = [candidate for candidate, goes in zip(growing, goes_on, strict=True) if goes]
-        # Trees of CART are simpler, so they need not be better.
-        least = lambda candidate: candidate.lowest * (1 + _LEAST_GAIN * (candidate.parts[0] is oblique[0]))
-        parts, losses = min(ended + growing, key=least)
+                counts = [self._rounds_to_add(candidate.losses) for candidate in growing]
+                results = await gather(
+                    *(_grown(candidate, count, shares) for candidate, count in zip(growing, counts, strict=True))
+                )
+                growing = [result for result in results if isinstance(result, _Candidate)]
+                if not growing:
+                    if not ended:
+                        _unless_failed(results)
+                    break
+                lengths = [len(candidate.losses) for candidate in growing]
+                show(max(lengths), [candidate.losses[-1:] for candidate in growing])
+                rounds = min(lengths)
+                lowest = min(candidate.lowest(rounds) for candidate in growing)
+                most = lowest + _FAR_BEHIND * abs(lowest)
+                goes_on = lambda old, most=most, n=rounds: old.lowest(n) <= most and self._rounds_to_add(old.losses) > 0
+                ended += [candidate for candidate in growing if not goes_on(candidate)]
+                growing = [candidate for candidate in growing if goes_on(candidate)]
+
+        def handicapped(candidate: _Candidate) -> float:
+            """Trees of CART are simpler, so they need not be better."""
+            lowest = candidate.lowest()
+            return lowest + _LEAST_GAIN * abs(lowest) if candidate.parts[0] is oblique[0] else lowest
+
+        parts, losses = min(ended + growing, key=handicapped)
         monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
         return parts, [part.sum(losses) for part in parts], parts[0] is oblique[0]
 
@@ -327,10 +338,9 @@ class _Candidate(NamedTuple):
     parts: list[Any]
     losses: np.ndarray
 
-    @property
-    def lowest(self) -> float:
-        """The lowest loss; infinite if no loss is a number."""
-        return float(np.nan_to_num(self.losses, nan=np.inf, posinf=np.inf).min())
+    def lowest(self, rounds: int | None = None) -> float:
+        """Returns the lowest loss of the first rounds, or of all; infinite if no loss is a number."""
+        return float(np.nan_to_num(self.losses[:rounds], nan=np.inf, posinf=np.inf).min())
 
 
 async def _grown(candidate: _Candidate, count: int, shares: list[float] | None) -> _Candidate:
@@ -341,15 +351,12 @@ async def _grown(candidate: _Candidate, count: int, shares: list[float] | None) 
     return _Candidate(parts, np.average([part.losses[:length] for part in parts], axis=0, weights=shares))
 
 
-def _unless_failed(results: list[Any], all_of: bool = True) -> list[Any]:
-    """Returns the results of procedures, or raises the first error among them.
-
-    ``all_of``: whether all results are needed. If not, an error is raised only if there is no result.
-    """
-    errors = [result for result in results if isinstance(result, Exception)]
-    if errors and (all_of or len(errors) == len(results)):
-        raise errors[0]
-    return [result for result in results if not isinstance(result, Exception)]
+def _unless_failed(results: list[Any]) -> list[Any]:
+    """Returns the results of procedures, or raises the first error among them."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
 
 
 def _forest(data: Data, trees: ObliqueTree, initial: np.ndarray) -> Forest:
