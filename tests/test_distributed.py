@@ -99,6 +99,7 @@ def test_a_process_alone_and_who_speaks(tmp_path):
     assert first[1]["missing"] == [1]
 
 
+@pytest.mark.wide
 def test_the_earliest_deadline_ends_all(tmp_path):
     began = time.monotonic()
     first, second = told(started(2, tmp_path, ["deadline"]), 200)
@@ -111,6 +112,7 @@ def begun(process):
     time.sleep(10)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", ["interruption", "interrupted sweep"])
 def test_ctrl_c_in_one_process_ends_all_with_one_result(tmp_path, case):
     processes = started(2, tmp_path, [case])
@@ -120,6 +122,7 @@ def test_ctrl_c_in_one_process_ends_all_with_one_result(tmp_path, case):
     assert first[1] == second[1]
 
 
+@pytest.mark.wide
 def test_no_process_waits_for_one_that_died(tmp_path):
     processes = started(2, tmp_path, ["interruption"])
     begun(processes[1])

@@ -89,7 +89,7 @@ def test_one_process_trains_as_a_plain_loop_and_resumes_to_the_same_bits(tmp_pat
     same(out, tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(tmp_path):
     processes = pair(out := tmp_path / "run", "--rounds", 400)
     interrupted(processes, processes[1])
@@ -102,7 +102,7 @@ def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(
     same(out, tmp_path / "one")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path):
     first, second = pair(out := tmp_path / "run", "--rounds", 400, "--save-every", 10)
     assert any(line.startswith("round 30: loss") for line in first.stdout)

@@ -30,7 +30,7 @@ def finished(out):
     return {path.name: path.stat().st_mtime_ns for path in (out / "runs").glob("*.json")}
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_sweep_whose_process_is_killed_resumes_and_repeats_no_finished_run(tmp_path):
     out, address = tmp_path / "sweep", free_address()
     first, second = (started(out, address=address, process=i) for i in range(2))
@@ -51,7 +51,7 @@ def test_a_sweep_whose_process_is_killed_resumes_and_repeats_no_finished_run(tmp
     assert len(frame) == 3 and np.isfinite(frame.loss).all() and jtrees.load(out / "best.jtrees").tree is not None
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_hosts_with_shares_make_all_runs(tmp_path):
     for host in range(2):
         ended(started(tmp_path, "--share", host, 2))
