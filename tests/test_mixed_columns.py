@@ -2,7 +2,10 @@
 
 import datetime
 from decimal import Decimal
+import itertools
 import runpy
+import string
+import time
 import warnings
 
 from exported_models import identity_model
@@ -17,6 +20,7 @@ import recipes
 import jtrees
 from jtrees.estimators import TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
+from jtrees.tables.inference import read_as
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
 CELLS = st.one_of(
@@ -110,6 +114,17 @@ def test_the_rule_of_mixed_cells(cells, kind, note, otherwise, library):
     if otherwise:
         requested = schema(library({"c": cells, "size": list(range(len(cells)))}), columns={"c": otherwise})
         assert requested.columns["c"].kind == otherwise
+
+
+def test_a_column_of_many_units_is_read_in_a_time_that_grows_with_its_rows():
+    def seconds(rows):
+        letters = itertools.islice(itertools.product(string.ascii_lowercase, repeat=4), rows)
+        streets = [f"{i} {''.join(name)}" for i, name in enumerate(letters)]
+        start = time.process_time()
+        assert read_as("street", streets, None).reading is None
+        return time.process_time() - start
+
+    assert seconds(40_000) < 80 * min(seconds(1000) for _ in range(3))
 
 
 @pytest.mark.parametrize(

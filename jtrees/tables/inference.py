@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_readings
+from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, readable_groups
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.indicators import with_indicators
 from jtrees.tables.parse import DATES, ISO, level_of
@@ -229,16 +229,20 @@ def read_as(
     expected = None if kind is None else _kind_of_values(kind)
     if result.reading is not None and expected in (None, result.reading.kind):
         return result if kind is None else Interpretation(result.reading)
-    for found, right in find_readings(counts, **how):
-        share = max(sum(counts[text] for text in right) / counts.total(), len(right) / len(counts))
+    total = counts.total()
+    for group in readable_groups(counts):  # streets with a number may have as many units as cells
+        share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
+        if expected is None and (share < _MOSTLY or len(group) == len(counts)):
+            continue
+        found = find_reading(group, **how)
         if expected == "date" and found.otherwise in DATES:
             raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {found.note}")
         if expected is not None and found.reading is not None and found.reading.kind == expected:
             return Interpretation(found.reading)
-        if expected is None and share >= _MOSTLY and len(right) < len(counts) and any(found[:2]):
+        if expected is None and any(found[:2]):
             if found.reading is None or len(counts) > max_levels:
                 return found
-            odd = [text for text in counts if text not in right]
+            odd = [text for text in counts if text not in group]
             note = f"mostly {found.reading.kind}s, and {shown(odd)}; few levels, and therefore text"
             return Interpretation(None, note, found.reading.kind)
     if expected is None:
