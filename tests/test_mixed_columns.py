@@ -7,6 +7,7 @@ import runpy
 import string
 import time
 import warnings
+import zoneinfo
 
 from exported_models import identity_model
 from hypothesis import given, settings, strategies as st
@@ -114,6 +115,31 @@ def test_the_rule_of_mixed_cells(cells, kind, note, otherwise, library):
     if otherwise:
         requested = schema(library({"c": cells, "size": list(range(len(cells)))}), columns={"c": otherwise})
         assert requested.columns["c"].kind == otherwise
+
+
+DAYS = [datetime.date(2024, 1, 1 + i % 28) for i in range(50)]
+MOMENTS = [datetime.datetime(2024, 1, 1 + i % 28, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")) for i in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "other", "zone"),
+    [
+        (DAYS, MOMENTS[0], None),
+        ([np.datetime64(day) for day in DAYS], MOMENTS[0], None),
+        ([moment.replace(tzinfo=None) for moment in MOMENTS], MOMENTS[0], None),
+        (MOMENTS, DAYS[0], "Europe/Berlin"),
+        (MOMENTS, np.datetime64("2024-01-01"), "Europe/Berlin"),
+        (MOMENTS, MOMENTS[0].replace(tzinfo=None), "Europe/Berlin"),
+    ],
+)
+def test_most_dates_decide_whether_a_column_has_a_time_zone(cells, other, zone):
+    encoder, training = TableEncoder.fit(frame([*cells, other]))
+    column = encoder.schema.columns["c"]
+    assert (column.kind, column.zone, column.missing) == ("date", zone, 1)
+    assert column.note.endswith("counts as a missing value")
+    np.testing.assert_array_equal(training[:50, 0], [i % 28 for i in range(50)])
+    utc = frame([cell.astimezone(datetime.UTC) if zone else cell for cell in cells])
+    np.testing.assert_array_equal(encoder.transform(utc)[:, 0], training[:50, 0])
 
 
 def test_a_column_of_many_units_is_read_in_a_time_that_grows_with_its_rows():
