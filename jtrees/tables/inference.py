@@ -73,7 +73,8 @@ def inferred(
       columns: kinds of columns as for :func:`schema`, or a schema, which is returned unchanged.
       missing: as for :func:`schema`.
       decimal: as for :func:`schema`.
-      max_levels: largest number of levels of a column with indicators (:func:`with_indicators`).
+      max_levels: largest number of levels of a column with indicators (:func:`with_indicators`). Missing values count
+        as a level.
       is_file: whether x is the text of a file. Its plain numbers are then unambiguous.
 
     Raises:
