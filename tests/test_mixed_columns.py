@@ -25,7 +25,8 @@ from jtrees.tables.inference import read_as
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
 CELLS = st.one_of(
-    st.sampled_from([None, np.nan, pd.NA, pd.NaT, True, np.False_, 10**400, 2**60, np.float32(0.1), Decimal("1.50")]),
+    st.sampled_from([None, np.nan, pd.NA, pd.NaT, True, np.False_, 10**400, 2**60, np.float32(0.1)]),
+    st.sampled_from([Decimal("1.50"), Decimal("Infinity"), Decimal("NaN"), Decimal("sNaN")]),
     st.sampled_from(["", "?", "N/A", "-", "7", "1,5", "$1,200", "12%", "true", "07", "inf", "3+", "2100 - 2850"]),
     st.sampled_from(["2024-05-31", "31/05/2024", "03/04/2024", "2024-05-31T23:30Z", "May 31, 2024", "\0", "gas"]),
     st.sampled_from([b"bytes", [1, 2], {"a": 1}, (1, 2), {3}, 1j, np.array([1, 2]), pd.Period("2024-05"), object]),
@@ -193,6 +194,20 @@ def test_dates_have_equal_levels_in_any_type():
     encoder = TableEncoder.fit(pd.DataFrame({"c": list(days) * 10}), columns={"c": "text"})[0]
     for values in (days, days.date, days.to_numpy().astype("datetime64[s]"), ["2024-05-31", "2024-06-01"]):
         assert encoder.transform(pd.DataFrame({"c": values})).tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("cell", [Decimal("NaN"), Decimal("-NaN"), Decimal("sNaN"), Decimal("-sNaN")])
+def test_a_decimal_that_is_no_number_is_a_missing_value(cell, tmp_path):
+    cells = [Decimal(i) / 4 for i in range(40)]
+    model = identity_model(frame(cells))
+    jtrees.export.to_numpy(model, tmp_path / "model.py")
+    predict = runpy.run_path(str(tmp_path / "model.py"))["predict"]
+    with pytest.warns(ColumnsWarning, match="missing values"):
+        expected = model.predict(frame([None, 1.5]))
+    with pytest.warns(ColumnsWarning, match="missing values"):
+        np.testing.assert_array_equal(model.predict(frame([cell, 1.5])), expected)
+    np.testing.assert_array_equal(predict(frame([cell, 1.5])), predict(frame([None, 1.5])))
+    assert schema(frame([*cells, cell])).columns["c"].missing == 1
 
 
 def test_a_requested_kind_reads_what_it_can():
