@@ -83,6 +83,7 @@ def test_an_exported_file_reads_every_cell_as_the_model_does(tmp_path_factory, n
 
 
 NUMBERS = [str(i) for i in range(38)]
+HOURS = [datetime.timedelta(hours=i) for i in range(38)]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,12 @@ NUMBERS = [str(i) for i in range(38)]
         ([*np.arange(38.0), np.inf], "number", "'inf' counts as a missing value", ""),
         ([*np.arange(38.0), 1e39, 10**400], "number", "'1e+39', ", ""),
         ([datetime.date(2024, 1, 1 + i % 28) for i in range(38)] + ["soon"], "date", "'soon' counts as", "text"),
+        ([*HOURS, "x"], "number", "'x' counts as a missing value", "text"),
+        ([*HOURS, 5, "3 hours"], "number", "'5', '3 hours' count as missing values", "text"),
+        ([*[np.timedelta64(i, "h") for i in range(38)], "x"], "number", "'x' counts as a missing value", "text"),
+        ([*[datetime.time(i % 24, i) for i in range(38)], "x"], "number", "'x' counts as a missing value", "text"),
+        ([*HOURS[:3] * 9, "x"], "text", "mostly durations, and 'x'", "number"),
+        ([*HOURS[:12], *range(12)] * 4, "text", "", ""),
         ([*range(6), *[datetime.date(2024, 1, 1 + i) for i in range(6)]] * 4, "text", "", ""),
     ],
 )
@@ -208,6 +215,16 @@ def test_a_decimal_that_is_no_number_is_a_missing_value(cell, tmp_path):
         np.testing.assert_array_equal(model.predict(frame([cell, 1.5])), expected)
     np.testing.assert_array_equal(predict(frame([cell, 1.5])), predict(frame([None, 1.5])))
     assert schema(frame([*cells, cell])).columns["c"].missing == 1
+
+
+@pytest.mark.parametrize("cells", [HOURS, [np.timedelta64(i, "h") for i in range(38)], pd.to_timedelta(HOURS)])
+@pytest.mark.parametrize("kind", [None, "number"])
+def test_most_durations_are_days(cells, kind):
+    columns = {"c": kind} if kind else None
+    encoder, training = TableEncoder.fit(frame([*cells, "x"]), columns=columns)
+    assert encoder.schema.columns["c"].durations and encoder.schema.columns["c"].missing == 1
+    np.testing.assert_allclose(training[:38, 0], np.arange(38) / 24, rtol=1e-12)
+    np.testing.assert_array_equal(encoder.transform(frame(HOURS)), training[:38])
 
 
 def test_a_requested_kind_reads_what_it_can():
