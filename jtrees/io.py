@@ -29,8 +29,8 @@ from jtrees.validation import checked_names, listed, quoted, quoted_list
 
 __all__ = ["family", "header", "load", "model", "part", "save", "state"]
 
-FORMAT = 2
-_OLDER = {1: "Columns"}  # older formats that are read, and the class that a file must not hold
+FORMAT = 3
+_OLDER = {1: "Columns", 2: "ColumnSchema"}  # older formats that are read, and the class that a file must not hold
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
 _SECTIONS: dict[str, str] = {}  # for classes with files: the key of the header that holds them, "object" or "state"
 _OPENED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)|/dev/std(out|err)")  # files that this process has open

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jtrees.tables.cells import PLAIN, Reading, find_reading, find_readings
+from jtrees.tables.cells import PLAIN, Reading, find_reading, readable_groups
 from jtrees.tables.parse import level_of, number_of
 
 
@@ -138,7 +138,8 @@ def test_a_plain_decimal_separator_has_no_note(cells):
     ],
 )
 def test_a_part_of_the_cells_is_read_in_each_form(cells, expected):
-    actual = [(found.reading.read(right)[0][0], len(right)) for found, right in find_readings(cells) if found.reading]
+    groups = [(find_reading(group).reading, group) for group in readable_groups(cells)]
+    actual = [(reading.read(group)[0][0], len(group)) for reading, group in groups if reading]
     assert actual[: len(expected)] == expected and bool(actual) == bool(expected)
 
 

@@ -85,6 +85,13 @@ def test_a_table_keeps_within_its_budget_and_the_smallest_columns_have_indicator
     assert full or all(column.by_mean == (size > 10) for size, column in zip(sizes, schemas, strict=True))
 
 
+@pytest.mark.parametrize(("rare", "missing", "indicators"), [(4, 0, 6), (5, 0, 0), (3, 5, 7), (4, 5, 0), (4, 3, 0)])
+def test_rare_levels_count_and_missing_values_count_as_a_level(rare, missing, indicators):
+    cells = [f"level {i}" for i in range(6) for _ in range(20)] + [f"rare {i}" for i in range(rare)] + [None] * missing
+    actual = names({"c": cells}, np.arange(len(cells)))
+    assert len(actual) == (indicators or 1) and (actual[0] == "[mean y by c]") == (not indicators)
+
+
 def test_columns_of_many_rare_levels_have_means():
     tickets = np.array([f"ticket {i // 2 if i < 300 else 0}" for i in range(N)])
     assert names({"ticket": tickets}, np.arange(N)) == ["[mean y by ticket]"]

@@ -2,8 +2,12 @@
 
 import datetime
 from decimal import Decimal
+import itertools
 import runpy
+import string
+import time
 import warnings
+import zoneinfo
 
 from exported_models import identity_model
 from hypothesis import given, settings, strategies as st
@@ -17,10 +21,12 @@ import recipes
 import jtrees
 from jtrees.estimators import TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
+from jtrees.tables.inference import read_as
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
 CELLS = st.one_of(
-    st.sampled_from([None, np.nan, pd.NA, pd.NaT, True, np.False_, 10**400, 2**60, np.float32(0.1), Decimal("1.50")]),
+    st.sampled_from([None, np.nan, pd.NA, pd.NaT, True, np.False_, 10**400, 2**60, np.float32(0.1)]),
+    st.sampled_from([Decimal("1.50"), Decimal("Infinity"), Decimal("NaN"), Decimal("sNaN")]),
     st.sampled_from(["", "?", "N/A", "-", "7", "1,5", "$1,200", "12%", "true", "07", "inf", "3+", "2100 - 2850"]),
     st.sampled_from(["2024-05-31", "31/05/2024", "03/04/2024", "2024-05-31T23:30Z", "May 31, 2024", "\0", "gas"]),
     st.sampled_from([b"bytes", [1, 2], {"a": 1}, (1, 2), {3}, 1j, np.array([1, 2]), pd.Period("2024-05"), object]),
@@ -77,6 +83,7 @@ def test_an_exported_file_reads_every_cell_as_the_model_does(tmp_path_factory, n
 
 
 NUMBERS = [str(i) for i in range(38)]
+HOURS = [datetime.timedelta(hours=i) for i in range(38)]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +105,12 @@ NUMBERS = [str(i) for i in range(38)]
         ([*np.arange(38.0), np.inf], "number", "'inf' counts as a missing value", ""),
         ([*np.arange(38.0), 1e39, 10**400], "number", "'1e+39', ", ""),
         ([datetime.date(2024, 1, 1 + i % 28) for i in range(38)] + ["soon"], "date", "'soon' counts as", "text"),
+        ([*HOURS, "x"], "number", "'x' counts as a missing value", "text"),
+        ([*HOURS, 5, "3 hours"], "number", "'5', '3 hours' count as missing values", "text"),
+        ([*[np.timedelta64(i, "h") for i in range(38)], "x"], "number", "'x' counts as a missing value", "text"),
+        ([*[datetime.time(i % 24, i) for i in range(38)], "x"], "number", "'x' counts as a missing value", "text"),
+        ([*HOURS[:3] * 9, "x"], "text", "mostly durations, and 'x'", "number"),
+        ([*HOURS[:12], *range(12)] * 4, "text", "", ""),
         ([*range(6), *[datetime.date(2024, 1, 1 + i) for i in range(6)]] * 4, "text", "", ""),
     ],
 )
@@ -110,6 +123,42 @@ def test_the_rule_of_mixed_cells(cells, kind, note, otherwise, library):
     if otherwise:
         requested = schema(library({"c": cells, "size": list(range(len(cells)))}), columns={"c": otherwise})
         assert requested.columns["c"].kind == otherwise
+
+
+DAYS = [datetime.date(2024, 1, 1 + i % 28) for i in range(50)]
+MOMENTS = [datetime.datetime(2024, 1, 1 + i % 28, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")) for i in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "other", "zone"),
+    [
+        (DAYS, MOMENTS[0], None),
+        ([np.datetime64(day) for day in DAYS], MOMENTS[0], None),
+        ([moment.replace(tzinfo=None) for moment in MOMENTS], MOMENTS[0], None),
+        (MOMENTS, DAYS[0], "Europe/Berlin"),
+        (MOMENTS, np.datetime64("2024-01-01"), "Europe/Berlin"),
+        (MOMENTS, MOMENTS[0].replace(tzinfo=None), "Europe/Berlin"),
+    ],
+)
+def test_most_dates_decide_whether_a_column_has_a_time_zone(cells, other, zone):
+    encoder, training = TableEncoder.fit(frame([*cells, other]))
+    column = encoder.schema.columns["c"]
+    assert (column.kind, column.zone, column.missing) == ("date", zone, 1)
+    assert column.note.endswith("counts as a missing value")
+    np.testing.assert_array_equal(training[:50, 0], [i % 28 for i in range(50)])
+    utc = frame([cell.astimezone(datetime.UTC) if zone else cell for cell in cells])
+    np.testing.assert_array_equal(encoder.transform(utc)[:, 0], training[:50, 0])
+
+
+def test_a_column_of_many_units_is_read_in_a_time_that_grows_with_its_rows():
+    def seconds(rows):
+        letters = itertools.islice(itertools.product(string.ascii_lowercase, repeat=4), rows)
+        streets = [f"{i} {''.join(name)}" for i, name in enumerate(letters)]
+        start = time.process_time()
+        assert read_as("street", streets, None).reading is None
+        return time.process_time() - start
+
+    assert seconds(40_000) < 80 * min(seconds(1000) for _ in range(3))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +201,30 @@ def test_dates_have_equal_levels_in_any_type():
     encoder = TableEncoder.fit(pd.DataFrame({"c": list(days) * 10}), columns={"c": "text"})[0]
     for values in (days, days.date, days.to_numpy().astype("datetime64[s]"), ["2024-05-31", "2024-06-01"]):
         assert encoder.transform(pd.DataFrame({"c": values})).tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("cell", [Decimal("NaN"), Decimal("-NaN"), Decimal("sNaN"), Decimal("-sNaN")])
+def test_a_decimal_that_is_no_number_is_a_missing_value(cell, tmp_path):
+    cells = [Decimal(i) / 4 for i in range(40)]
+    model = identity_model(frame(cells))
+    jtrees.export.to_numpy(model, tmp_path / "model.py")
+    predict = runpy.run_path(str(tmp_path / "model.py"))["predict"]
+    with pytest.warns(ColumnsWarning, match="missing values"):
+        expected = model.predict(frame([None, 1.5]))
+    with pytest.warns(ColumnsWarning, match="missing values"):
+        np.testing.assert_array_equal(model.predict(frame([cell, 1.5])), expected)
+    np.testing.assert_array_equal(predict(frame([cell, 1.5])), predict(frame([None, 1.5])))
+    assert schema(frame([*cells, cell])).columns["c"].missing == 1
+
+
+@pytest.mark.parametrize("cells", [HOURS, [np.timedelta64(i, "h") for i in range(38)], pd.to_timedelta(HOURS)])
+@pytest.mark.parametrize("kind", [None, "number"])
+def test_most_durations_are_days(cells, kind):
+    columns = {"c": kind} if kind else None
+    encoder, training = TableEncoder.fit(frame([*cells, "x"]), columns=columns)
+    assert encoder.schema.columns["c"].durations and encoder.schema.columns["c"].missing == 1
+    np.testing.assert_allclose(training[:38, 0], np.arange(38) / 24, rtol=1e-12)
+    np.testing.assert_array_equal(encoder.transform(frame(HOURS)), training[:38])
 
 
 def test_a_requested_kind_reads_what_it_can():

@@ -182,11 +182,10 @@ def find_reading(
     return Interpretation(None)
 
 
-def find_readings(cells: Iterable[str | None], **how: Any) -> Iterator[tuple[Interpretation, list[str]]]:
-    """Returns how some cells of a column are read if others are not, each time with the different cells that are read.
+def readable_groups(cells: Iterable[str | None]) -> Iterator[list[str]]:
+    """Yields groups of different cells that may have a reading (:func:`find_reading`) if the whole column has none.
 
-    The cells are plain numbers, numbers with a unit, or dates of one format. Each unit or format comes separately. The
-    arguments are those of :func:`find_reading`.
+    The groups are plain numbers, numbers with a unit, and dates of one format. Each unit or format has its own group.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     dates = [cell for cell in distinct if _DATE.fullmatch(cell)]
@@ -198,9 +197,7 @@ def find_readings(cells: Iterable[str | None], **how: Any) -> Iterator[tuple[Int
     groups += sorted(by_unit.values(), key=len, reverse=True)
     for style, zoned in itertools.product(DATES if dates else (), (False, True)):
         groups.append([cell for cell in dates if days_of(cell, style, zoned, None) is not None])
-    for group in groups:
-        if group:
-            yield find_reading(group, **how), group
+    yield from filter(None, groups)
 
 
 _UNNAMED = [re.sub(r"\(\?P<\w+>", "(?:", pattern + TIME) for pattern in DATES.values()]  # a name may occur once only

@@ -63,7 +63,7 @@ class TableEncoder:
           sample_weight: weights of the rows in target means.
           columns: kinds of columns by name, or a schema, as for :func:`jtrees.fit`.
           missing: as for :func:`jtrees.tables.schema`.
-          max_levels: largest number of levels of a column with indicators.
+          max_levels: largest number of levels of a column with indicators. Missing values count as a level.
 
         Returns:
           The encoder, and the features ``(n, p')`` in float64.

@@ -25,7 +25,8 @@ class RawColumn(NamedTuple):
       kind: ``"number"``, ``"boolean"``, ``"date"`` (days since 1970, in local time) or ``"text"``.
       values: the values, ``(n,)``. Text is str, or cells of any type, and None is a missing value. All other kinds are
         float64, and NaN is a missing value.
-      zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone.
+      zone: time zone of dates, or ``"offsets"`` if each date has its own offset. None: the dates have no time zone. For
+        cells of any type, the time zone of those dates that have a time zone.
       source: ``"levels"`` for text that must not be read as numbers, such as categories. ``"durations"`` is for numbers
         of days.
       merged: whether different whole numbers of the column are equal in float64.
@@ -383,11 +384,11 @@ def _read_objects(values: Any, schema: ColumnSchema, missing: Collection[str]) -
     cells = RawColumn("text", _objects(values))
     if len(kinds) > 1 or not kinds <= PLAIN.keys() - {"text"}:
         return cells
-    zones = {value.tzinfo and zone_name(value.tzinfo) for value in values if hasattr(value, "tzinfo")}
-    if kinds == {"date"} and None in zones and len(zones) > 1:
-        return cells
-    zone = zones.pop() if len(zones) == 1 else OFFSETS if zones else None
-    zone = zone if kinds == {"date"} else None
+    zones = {getattr(value, "tzinfo", None) for value in values if value is not None} if kinds == {"date"} else set()
+    names = {zone_name(zone) for zone in zones - {None}}
+    zone = names.pop() if len(names) == 1 else OFFSETS if names else None
+    if zone and None in zones:
+        return cells._replace(zone=zone)
     return cells.in_kind(dataclasses.replace(PLAIN[kinds.pop()], zoned=zone is not None))._replace(zone=zone)
 
 

@@ -26,15 +26,16 @@ def with_indicators(
        categories, the less common has an indicator. Of more, each has one, except rare levels or missing values in
        fewer than five rows.
     3. A table may have twice as many features as used columns, or 16 or ``max_levels`` if that is more. Columns of text
-       get their indicators in the order of their numbers of categories, while the table keeps within this budget. All
-       other columns of text, and those of more than ``max_levels`` categories, are encoded by target means.
+       get their indicators while the table keeps within this budget, those of the fewest indicators first. All other
+       columns of text are encoded by target means. So are columns of more than ``max_levels`` levels, of which
+       each rare level counts, and missing values count as a level.
     4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
        least one feature.
 
     Args:
       columns: descriptions of the columns. The levels of text are all levels.
       frame: the columns that have features, in the kinds of their descriptions.
-      max_levels: largest number of categories of a column with indicators.
+      max_levels: largest number of levels of a column with indicators. Missing values count as a level.
     """
     used = {name: column for name, column in columns.items() if column.kind != "drop"}
     numbers = [name for name, column in used.items() if column.kind != "text"]

@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 
 from jtrees import validation as checks
-from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, find_readings
+from jtrees.tables.cells import MISSING, PLAIN, Interpretation, find_reading, readable_groups
 from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, requested_kinds
 from jtrees.tables.indicators import with_indicators
-from jtrees.tables.parse import DATES, ISO, level_of
+from jtrees.tables.parse import DATES, ISO, kind_of, level_of
 from jtrees.tables.periods import varying_periods
 from jtrees.tables.schemas import Schema, rows_of, shown
 
@@ -73,7 +74,8 @@ def inferred(
       columns: kinds of columns as for :func:`schema`, or a schema, which is returned unchanged.
       missing: as for :func:`schema`.
       decimal: as for :func:`schema`.
-      max_levels: largest number of levels of a column with indicators (:func:`with_indicators`).
+      max_levels: largest number of levels of a column with indicators (:func:`with_indicators`). Missing values count
+        as a level.
       is_file: whether x is the text of a file. Its plain numbers are then unambiguous.
 
     Raises:
@@ -137,7 +139,7 @@ def _described(
     if reading is None:
         column, raw = _of_levels(raw.as_levels(), kind, max_levels)
         return (dataclasses.replace(column, note=note, otherwise=otherwise) if note else column), raw
-    raw = cells.in_kind(reading)
+    raw = cells.in_kind(reading, cells.zone)
     if kind is not None and raw.missing.all() and raw.odd:
         got = f"got {checks.quoted_list(raw.odd)}"
         raise ValueError(f"x must hold values of the kind {checks.quoted(kind)} in column {checks.quoted(name)}, {got}")
@@ -196,6 +198,10 @@ def _kind_of_values(kind: str) -> str:
     return "number" if kind in DECIMALS else "date" if kind in DATES else kind
 
 
+def _is_duration(cell: Any) -> bool:
+    return not isinstance(cell, str) and kind_of(cell) == "durations"
+
+
 _MOSTLY = 0.9  # least fraction of the cells of mostly numbers or dates
 
 
@@ -207,7 +213,8 @@ def read_as(
     - If all cells are numbers in one form, or dates in one format, the column holds numbers, or dates.
     - The column is mostly numbers if at least 90 % of the cells are numbers, or at least 90 % of the different cells.
       So a text that stands for many missing values is a single cell. If more than ``max_levels`` cells are different,
-      the column holds numbers, and the other cells are missing values. The same goes for dates.
+      the column holds numbers, and the other cells are missing values. The same goes for dates, and for cells that are
+      durations or times of day.
     - Every other column is text. That includes few different cells, such as 0, 1, 2 and "3+", which are levels.
 
     If a kind is requested, the cells that have it decide, however few they are.
@@ -224,23 +231,31 @@ def read_as(
     """
     how: Any = {"decimal": DECIMALS.get(kind or "", decimal), "style": kind if kind in DATES else None}
     texts = [level_of(cell) for cell in cells]
-    result = find_reading(texts, **how)
+    durations = {text for cell, text in zip(cells, texts, strict=True) if text is not None and _is_duration(cell)}
+    result = Interpretation(None) if durations else find_reading(texts, **how)
     counts = Counter(text for text in texts if text is not None)
     expected = None if kind is None else _kind_of_values(kind)
     if result.reading is not None and expected in (None, result.reading.kind):
         return result if kind is None else Interpretation(result.reading)
-    for found, right in find_readings(counts, **how):
-        share = max(sum(counts[text] for text in right) / counts.total(), len(right) / len(counts))
+    total = counts.total()
+    groups = readable_groups(text for text in counts if text not in durations)
+    # A column of streets with numbers has as many groups as cells: only those that may decide are read.
+    for group in itertools.chain(groups, [durations] if durations else []):
+        share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
+        if expected is None and (share < _MOSTLY or len(group) == len(counts)):
+            continue
+        found = Interpretation(PLAIN["durations"]) if group is durations else find_reading(group, **how)
+        kind_read = "" if found.reading is None else "number" if group is durations else found.reading.kind
         if expected == "date" and found.otherwise in DATES:
             raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {found.note}")
-        if expected is not None and found.reading is not None and found.reading.kind == expected:
+        if expected is not None and kind_read == expected:
             return Interpretation(found.reading)
-        if expected is None and share >= _MOSTLY and len(right) < len(counts) and any(found[:2]):
+        if expected is None and any(found[:2]):
             if found.reading is None or len(counts) > max_levels:
                 return found
-            odd = [text for text in counts if text not in right]
-            note = f"mostly {found.reading.kind}s, and {shown(odd)}; few levels, and therefore text"
-            return Interpretation(None, note, found.reading.kind)
+            odd = [text for text in counts if text not in group]
+            note = f"mostly {found.reading.kind.removesuffix('s')}s, and {shown(odd)}; few levels, and therefore text"
+            return Interpretation(None, note, kind_read)
     if expected is None:
         return result
     about = {"example": next(iter(counts), ""), "decimal": how["decimal"] or ".", "style": how["style"] or ISO}

@@ -183,6 +183,8 @@ def is_missing(value):
     """Returns whether a value is None, NaN, or NA or NaT of pandas."""
     if type(value).__name__ in ("NoneType", "NAType", "NaTType"):
         return True
+    if isinstance(value, decimal.Decimal):  # a signaling NaN refuses comparisons
+        return value.is_nan()
     different = value != value  # an array returns an array here
     return type(different).__name__ in ("bool", "bool_") and bool(different)
 
