@@ -172,6 +172,27 @@ def test_a_fit_of_a_wide_table():
     assert report.verdict.startswith("GET is better than a linear model and a constant")
 
 
+@pytest.mark.parametrize("kind", ["near outlier", "far outlier", "codes"])
+def test_clipped_cells_of_a_wide_table_keep_the_slope_of_their_column(kind):
+    """The ridge regression of all rows weighs outliers and codes as the leaves do."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(700, WIDTH))
+    y = 2 * x[:, 0] + 3 * np.abs(x[:, 1]) + 3 * x[:, 2]
+    is_clipped = np.arange(700) % 10 == 0 if kind == "codes" else np.arange(700) == 0
+    x[is_clipped, 0] = {"near outlier": 1e3, "far outlier": 1e9, "codes": 999_999_999}[kind]
+    y[is_clipped] = 8 if kind == "codes" else y[is_clipped]
+    tree = jtrees.fit(RECIPE, x, y, key=jax.random.key(0)).tree
+    assert tree is not None
+    leaf = tree.leaf_index(x)
+    slopes = np.asarray(tree.leaves.coefficients)
+    without = np.setdiff1d(leaf, leaf[is_clipped] if kind == "codes" else [])
+    assert len(without) and np.all(np.abs(slopes[without, 0] - 2) < 0.3)
+    if kind == "codes":
+        assert not slopes[np.unique(leaf[is_clipped]), 0].any()
+    others = ~is_clipped
+    assert r2_score(y[others], tree.predict(x)[others]) > 0.75
+
+
 @pytest.mark.slow
 def test_a_default_fit_of_400_columns_takes_seconds_and_is_no_worse_than_a_linear_model():
     rng = np.random.default_rng(0)
