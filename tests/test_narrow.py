@@ -95,6 +95,14 @@ def test_columns_that_change_slopes_are_selected():
     assert len(selected) == narrow.WIDEST - 1 and {0, 1, 2} < set(selected.tolist())
 
 
+def test_a_direction_along_a_single_feature_selects_this_feature():
+    """The ridge regression of a table with a single feature that varies has such a direction, of either sign."""
+    for slope in (0.5, -0.5):
+        matrix = np.zeros((5, 3))
+        matrix[[2, 4, 3], [0, 1, 2]] = 1, 1, slope
+        assert narrow.selected(matrix).tolist() == [2, 3, 4]
+
+
 def arrays_in(jaxpr):
     """The shapes of all values of a program, with those of its inner programs."""
     for equation in jaxpr.eqns:
