@@ -177,7 +177,8 @@ def test_a_folder_keeps_small_programs_also_after_the_first_compilation(tmp_path
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path):
+def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(caching, "_WRITES", 1)  # every write checks the limits of the folder
     folder = jtrees.cache(tmp_path / "programs")
     double()
     shutil.rmtree(tmp_path / "programs")
@@ -189,10 +190,14 @@ def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path):
 @pytest.mark.usefixtures("no_folder")
 @pytest.mark.parametrize("limits", [{"LARGEST_SIZE": 7500}, {"MOST_ENTRIES": 2}])
 def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_path, monkeypatch):
-    """The entries of all processors count; ``b`` was read last."""
-    folder, other = Path(jtrees.cache(tmp_path)), tmp_path / "other"
-    other.mkdir()
+    """The entries of all processors count; ``b`` was read last. Other programs share the user's folder of caches."""
+    folder, other = Path(jtrees.cache(tmp_path)), tmp_path / f"{'0f' * 6}-64"
+    names = "other", "0f" * 6, f"{'0f' * 6}-x", f"{'0f' * 7}-64", f"{'0F' * 6}-64"
+    foreign = [tmp_path / name for name in names]
+    for new in (other, *foreign):
+        new.mkdir()
     times = {folder / "a-cache": 1, folder / "b-cache": 3, other / "c-cache": 2}
+    times |= {new / "foreign-cache": 0 for new in foreign}
     for file, read in times.items():
         file.write_bytes(bytes(3000))
         os.utime(file, (read, 0))
@@ -200,7 +205,9 @@ def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_p
         monkeypatch.setattr(caching, name, value)
     monkeypatch.setattr(caching, "_WRITES", 1)
     double()
-    assert {entry.name[0] for entry in entries(tmp_path)} == {"b", "j"}  # jit_... is the program of ``double``
+    assert all((new / "foreign-cache").exists() for new in foreign)
+    kept = {entry.name[0] for entry in entries(tmp_path) if entry.parent not in foreign}
+    assert kept == {"b", "j"}  # jit_... is the program of ``double``
 
 
 @pytest.mark.usefixtures("no_folder")
