@@ -12,6 +12,7 @@ import itertools
 import os
 from pathlib import Path
 import platform
+import re
 import sys
 import tempfile
 from typing import Any
@@ -21,6 +22,7 @@ import jax
 from jtrees import processes, validation as checks
 
 _VARIABLE = "JTREES_CACHE"
+_MACHINE = re.compile("[0-9a-f]{12}-[0-9]+")  # names of subfolders, which ``_machine`` returns
 # By default JAX keeps only programs that take a second or more to compile. Most programs of a fit take less.
 _KEEPS_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 # Limits of a folder: the bytes of all entries, and their number, because a check of the limits looks at each entry.
@@ -39,7 +41,8 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
 
     The programs are in a subfolder for the kind and the number of processors, because machine code depends on both.
-    If the subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted.
+    If these subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted. Nothing
+    else in the folder is deleted.
     An entry that cannot be read is replaced. The folder can be deleted at any time. A program is found again only by
     the same versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
 
@@ -178,10 +181,12 @@ def _tolerate_failures() -> None:
 def _delete_old_entries(root: str) -> None:
     """Deletes the entries that were read least recently, if the folder exceeds its limits.
 
-    Where the disk does not note when a file is read, the entries that were written first are deleted.
+    Where the disk does not note when a file is read, the entries that were written first are deleted. Only subfolders
+    of machines count, because other programs may have entries in the same folder, such as ``~/.cache``.
     """
     entries = []
-    for path in glob.iglob(f"{glob.escape(root)}/*/*-cache"):
+    machines = (name for name in glob.iglob(f"{glob.escape(root)}/*") if _MACHINE.fullmatch(os.path.basename(name)))
+    for path in itertools.chain.from_iterable(glob.iglob(f"{glob.escape(name)}/*-cache") for name in machines):
         with contextlib.suppress(OSError):  # another process has deleted it
             status = os.stat(path)
             entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))

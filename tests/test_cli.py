@@ -253,6 +253,15 @@ def test_a_reader_that_goes(folder, tmp_path):
     assert isinstance(jtrees.load(tmp_path / "m.jtrees"), TreeRegressor)
 
 
+def test_an_environment_variable_that_is_refused_is_an_error_of_one_line():
+    """The variable ``JTREES_CACHE`` is read when the commands are imported."""
+    command = [sys.executable, "-m", "jtrees", *FIT]
+    refused = os.environ | {"JTREES_CACHE": os.path.join(__file__, "below")}
+    done = subprocess.run(command, env=refused, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(r"jtrees: JTREES_CACHE: folder must be one that can be made .*, got '.*\n", done.stderr)
+
+
 @pytest.mark.slow
 def test_ctrl_c(folder, tmp_path, monkeypatch, capsys):
     """While it trains, the best until then is written; elsewhere nothing is."""

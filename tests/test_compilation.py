@@ -177,7 +177,8 @@ def test_a_folder_keeps_small_programs_also_after_the_first_compilation(tmp_path
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path):
+def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(caching, "_WRITES", 1)  # every write checks the limits of the folder
     folder = jtrees.cache(tmp_path / "programs")
     double()
     shutil.rmtree(tmp_path / "programs")
@@ -187,12 +188,33 @@ def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("no_folder")
+def test_jax_logs_the_programs_that_a_folder_lacks(tmp_path, caplog):
+    """This is the way to see failures of a folder, which are silent."""
+
+    def is_missing():
+        caplog.clear()
+        double()
+        return "PERSISTENT COMPILATION CACHE MISS" in caplog.text
+
+    folder = jtrees.cache(tmp_path / "programs")
+    with jax.explain_cache_misses(True):
+        assert [is_missing(), is_missing()] == [True, False]
+        shutil.rmtree(folder)
+        assert [is_missing(), is_missing()] == [True, True]
+    assert not is_missing()
+
+
+@pytest.mark.usefixtures("no_folder")
 @pytest.mark.parametrize("limits", [{"LARGEST_SIZE": 7500}, {"MOST_ENTRIES": 2}])
 def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_path, monkeypatch):
-    """The entries of all processors count; ``b`` was read last."""
-    folder, other = Path(jtrees.cache(tmp_path)), tmp_path / "other"
-    other.mkdir()
+    """The entries of all processors count; ``b`` was read last. Other programs share the user's folder of caches."""
+    folder, other = Path(jtrees.cache(tmp_path)), tmp_path / f"{'0f' * 6}-64"
+    names = "other", "0f" * 6, f"{'0f' * 6}-x", f"{'0f' * 7}-64", f"{'0F' * 6}-64"
+    foreign = [tmp_path / name for name in names]
+    for new in (other, *foreign):
+        new.mkdir()
     times = {folder / "a-cache": 1, folder / "b-cache": 3, other / "c-cache": 2}
+    times |= {new / "foreign-cache": 0 for new in foreign}
     for file, read in times.items():
         file.write_bytes(bytes(3000))
         os.utime(file, (read, 0))
@@ -200,7 +222,9 @@ def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_p
         monkeypatch.setattr(caching, name, value)
     monkeypatch.setattr(caching, "_WRITES", 1)
     double()
-    assert {entry.name[0] for entry in entries(tmp_path)} == {"b", "j"}  # jit_... is the program of ``double``
+    assert all((new / "foreign-cache").exists() for new in foreign)
+    kept = {entry.name[0] for entry in entries(tmp_path) if entry.parent not in foreign}
+    assert kept == {"b", "j"}  # jit_... is the program of ``double``
 
 
 @pytest.mark.usefixtures("no_folder")
@@ -264,6 +288,15 @@ def test_settings_of_the_user_for_jax_stay(tmp_path):
     caching.keep_by_default()
     assert folder_of_jax() == str(tmp_path / "of JAX")
     assert [getattr(jax.config, name) for name in LIMITS] == limits
+
+
+@pytest.mark.usefixtures("no_folder")
+def test_a_folder_that_is_set_in_jax_after_the_import_keeps_small_programs_too(tmp_path):
+    caching.keep_by_default()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "of JAX"))
+    compilation_cache.reset_cache()
+    double()
+    assert len(entries(tmp_path / "of JAX")) == 1
 
 
 FIRST_FIT = """

@@ -95,6 +95,14 @@ def test_columns_that_change_slopes_are_selected():
     assert len(selected) == narrow.WIDEST - 1 and {0, 1, 2} < set(selected.tolist())
 
 
+def test_a_direction_along_a_single_feature_selects_this_feature():
+    """The ridge regression of a table with a single feature that varies has such a direction, of either sign."""
+    for slope in (0.5, -0.5):
+        matrix = np.zeros((5, 3))
+        matrix[[2, 4, 3], [0, 1, 2]] = 1, 1, slope
+        assert narrow.selected(matrix).tolist() == [2, 3, 4]
+
+
 def arrays_in(jaxpr):
     """The shapes of all values of a program, with those of its inner programs."""
     for equation in jaxpr.eqns:
@@ -170,6 +178,27 @@ def test_a_fit_of_a_wide_table():
     assert report.baselines["model"] == pytest.approx(result.loss)
     assert result.loss >= np.mean((result.predict(x) - y) ** 2)
     assert report.verdict.startswith("GET is better than a linear model and a constant")
+
+
+@pytest.mark.parametrize("kind", ["near outlier", "far outlier", "codes"])
+def test_clipped_cells_of_a_wide_table_keep_the_slope_of_their_column(kind):
+    """The ridge regression of all rows weighs outliers and codes as the leaves do."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(700, WIDTH))
+    y = 2 * x[:, 0] + 3 * np.abs(x[:, 1]) + 3 * x[:, 2]
+    is_clipped = np.arange(700) % 10 == 0 if kind == "codes" else np.arange(700) == 0
+    x[is_clipped, 0] = {"near outlier": 1e3, "far outlier": 1e9, "codes": 999_999_999}[kind]
+    y[is_clipped] = 8 if kind == "codes" else y[is_clipped]
+    tree = jtrees.fit(RECIPE, x, y, key=jax.random.key(0)).tree
+    assert tree is not None
+    leaf = tree.leaf_index(x)
+    slopes = np.asarray(tree.leaves.coefficients)
+    without = np.setdiff1d(leaf, leaf[is_clipped] if kind == "codes" else [])
+    assert len(without) and np.all(np.abs(slopes[without, 0] - 2) < 0.3)
+    if kind == "codes":
+        assert not slopes[np.unique(leaf[is_clipped]), 0].any()
+    others = ~is_clipped
+    assert r2_score(y[others], tree.predict(x)[others]) > 0.75
 
 
 @pytest.mark.slow

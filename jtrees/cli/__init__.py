@@ -26,4 +26,7 @@ def _run(options: Any) -> int:
     except ImportError as error:
         print(f'jtrees: {error}: the command line needs pip install "jtrees[cli]"', file=sys.stderr)
         return 2
+    except ValueError as error:  # an environment variable of jtrees or JAX
+        print(f"jtrees: {error}", file=sys.stderr)
+        return 2
     return commands.run(options)

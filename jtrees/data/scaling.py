@@ -164,11 +164,6 @@ class Scaling:
         weights = np.where(self.constant, 0, weights * self.x_unit)
         return ObliqueTree(*_in_float32(weights, bias), tree.leaves)
 
-    def clipped(self, x: Any) -> np.ndarray:
-        """Returns which scaled features are clipped, ``(n, p)`` bool."""
-        most = np.float32(self.x_most)
-        return (x >= most) | (x <= -most)
-
     def restore_leaves(self, leaves: Any) -> Any:
         """Returns the same leaves in the user's units, relative to the origin."""
         if self.y_low is None:  # classes
@@ -182,6 +177,33 @@ class Scaling:
         if not isinstance(model, ObliqueTree):
             return model.restored(self)
         return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves)).merged()
+
+
+def rows_for_slopes(batch: Batch, most: Any) -> tuple[Batch, np.ndarray]:
+    """Returns the rows that slopes of linear leaves are fitted to, and which of their cells are codes, ``(n, p)`` bool.
+
+    A prediction does not clip features, so slopes must not be fitted to clipped values. If more values of a column are
+    clipped than can be outliers, they are codes, and are 0 in the returned rows. A row with an outlier has hardly any
+    weight. Its target still extends the range of the outputs.
+
+    Args:
+      batch: scaled rows, in NumPy. Rows of weight 0 have neither codes nor outliers.
+      most: absolute value at which scaled features are clipped, ``()`` or ``(p,)``.
+    """
+    weight = ones_or(batch.weight, batch.x)
+    used = weight > 0
+    clipped = _clipped(batch.x, most) & used[:, None]
+    codes = clipped & (clipped.sum(0) > _rare(int(used.sum())))
+    if codes.any():
+        batch = batch._replace(x=np.where(codes, 0, batch.x))
+    if (outlier := (clipped & ~codes).any(1)).any():
+        batch = batch._replace(weight=np.where(outlier, _CLIPPED * weight, weight).astype(np.float32))
+    return batch, codes
+
+
+def _clipped(x: Any, most: Any) -> np.ndarray:
+    """Returns which scaled features are clipped, ``(n, p)`` bool."""
+    return (x >= np.float32(most)) | (x <= -np.float32(most))
 
 
 def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
@@ -262,7 +284,7 @@ class Data(NamedTuple):
           leaves: kind of the leaves, ``"constant"`` or ``"linear"``.
           shrink: as for :meth:`jtrees.ObliqueTree.refit`.
           strength: strength of the shrinkage; None: the best by generalised cross-validation.
-          few: map to few features for linear leaves, if it is known: :func:`jtrees.leaves.narrowing_of`.
+          few: map to few features for linear leaves, computed from :func:`rows_for_slopes`; None: it is not known.
 
         Returns:
           The tree in the user's units, and the criterion of linear leaves in the user's units of loss. The criterion is
@@ -273,18 +295,14 @@ class Data(NamedTuple):
         empty = kind_of(leaves, task).empty(len(splits.bias) + 1, x.shape[1], task.shape)
         if not empty.is_constant:
             batch = self.scaling.batch(self.table) if self.batch is None else self.batch
-            clipped, rows = self.scaling.clipped(batch.x), np.pad(leaf, (0, len(batch.x) - len(x)), mode="edge")
-            # A prediction does not clip features. A leaf with codes has no slope of their column, and an outlier has
-            # hardly any weight for slopes. Its target still extends the range of the outputs.
+            rows = np.pad(leaf, (0, len(batch.x) - len(x)), mode="edge")
+            batch, codes = rows_for_slopes(batch, self.scaling.x_most)
+            # A leaf with codes has no slope of their column.
             coded = np.zeros((len(splits.bias) + 1, x.shape[1]), bool)
-            for column in np.flatnonzero(clipped[: len(x)].sum(0) > _rare(len(x))):
-                coded[rows[clipped[:, column]], column] = True
-            if coded.any():
-                clipped &= ~coded[rows]
+            if codes.any():
+                row, column = np.nonzero(codes)
+                coded[rows[row], column] = True
                 batch = batch._replace(x=np.where(coded[rows], 0, batch.x))
-            if (outlier := clipped.any(1)).any():
-                weight = ones_or(batch.weight, batch.x)
-                batch = batch._replace(weight=np.where(outlier, _CLIPPED * weight, weight).astype(np.float32))
             fitted, criterion = _refit(empty, rows, batch, few)
             if coded.any():  # a code would multiply rounding errors
                 slopes = np.asarray(fitted.coefficients)
@@ -331,7 +349,7 @@ class Data(NamedTuple):
           tree: the same tree in the user's units.
         """
         x = (self.scaling.batch(self.table) if self.batch is None else self.batch).x[: len(self.table.x)]
-        rows = np.flatnonzero(self.scaling.clipped(x).any(1))
+        rows = np.flatnonzero(_clipped(x, self.scaling.x_most).any(1))
         if not len(rows):  # which would compile a program
             return False
         return bool(np.any(scaled.leaf_index(x[rows]) != tree.leaf_index(self.table.x[rows])))

@@ -185,4 +185,4 @@ def cost_of_selection(p: int) -> float:
 
 def selected(matrix: np.ndarray) -> np.ndarray:
     """Returns the numbers of the features that the map of a :class:`Narrowing` selects."""
-    return np.unique(matrix.argmax(0)[(matrix != 0).sum(0) == 1])
+    return np.unique(np.abs(matrix).argmax(0)[(matrix != 0).sum(0) == 1])

@@ -24,7 +24,7 @@ import numpy as np
 
 from jtrees import blocking, distributed, leaves as kinds, splitting, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
-from jtrees.data.scaling import check_slopes
+from jtrees.data.scaling import check_slopes, rows_for_slopes
 from jtrees.leaves import narrow
 from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, narrowing, train_stages
 from jtrees.methods.annealed.starts import (
@@ -251,7 +251,10 @@ class Annealed(Recipe):
         """Returns the result of :meth:`search`, with all starts."""
         all_rows, few = problem.replace(data=None), None  # a training needs no table
         if self.leaves == "linear" and problem.shape[1] > narrow.WIDEST:
-            few = (await all_rows.map(narrowing)).host
+            rows = problem.batch
+            if problem.data is not None:  # the leaves are refitted to the same rows
+                rows, _ = problem.host(rows_for_slopes, rows, problem.data.scaling.x_most)
+            few = (await all_rows.replace(batch=rows).map(narrowing)).host
             all_rows = all_rows.times(few.matrix).replace(matrix=few.matrix)
         sample = sampled(all_rows, most_rows(self))
         holds_out = self.halves and self.leaves == "constant" and not problem.validates
