@@ -167,7 +167,7 @@ class Boosted(Wrapper):
             loss = fitted.score * data.loss_unit if is_long else loss_of(fitted, model, data)
             return fitted._replace(model=model, loss=loss, left_out=_left_out(problem, boosting, model))
 
-    async def boosted(self, problem: Problem, folds: int = 1) -> "Boosting":
+    async def boosted(self, problem: Problem, folds: int = 1, chooses: bool = True) -> "Boosting":
         """Returns boosted sums. If there is no validation set, held-out rows choose the number of rounds.
 
         Args:
@@ -175,6 +175,7 @@ class Boosted(Wrapper):
           folds: number of sums. Each sum holds out a different fifth of the rows. The mean loss of the sums chooses the
             number of rounds, and the model is the mean of the sums. If there is one sum, the leaves of its trees are
             then fitted to all rows.
+          chooses: whether held-out rows choose between oblique trees and those of CART. If not, trees are oblique.
         """
         scaled = problem.replace(data=None)
         sample = _sample(scaled)
@@ -187,7 +188,7 @@ class Boosted(Wrapper):
             parts = sample.repeat(folds) if folds > 1 else [sample]
             parts = [part.without(mask) for part, mask in zip(parts, masks, strict=True)]
             shares = [np.average(mask, weights=sample.batch.weight) for mask in masks]
-        growths, sums, is_oblique = await self._sums(parts, shares)
+        growths, sums, is_oblique = await self._sums(parts, shares, chooses and self.patience is not None)
         judged = sums[0] if len(sums) == 1 else Sum.mean(sums)
         if sample is not scaled:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
@@ -200,18 +201,18 @@ class Boosted(Wrapper):
         return Boosting(chosen, judged, held_out, count, is_oblique)
 
     async def _sums(
-        self, problems: list[Problem], shares: list[float] | None = None
+        self, problems: list[Problem], shares: list[float] | None, chooses: bool
     ) -> tuple[list[Any], list[Sum], bool]:
         """Returns the rounds and the sum of each problem, and whether their splits may be oblique.
 
-        The loss is the mean over the problems, weighted by ``shares``. If held-out rows can compare losses, and the
-        base has trees with a feature for each split, the rounds are those of the trees with the lower loss.
+        The loss is the mean over the problems, weighted by ``shares``. With ``chooses``, and if the base has trees with
+        a feature for each split, the rounds are those of the trees with the lower loss.
 
         The rounds are a :class:`jtrees.ensembles.boosting_sums.Growing` or ``Searching``.
         """
         oblique = _unless_failed(await gather(*(begin(problem) for problem in problems)))
         growing, ended = [_Candidate(oblique, np.zeros(0))], []
-        if self.patience is not None and None not in (axis_aligned := [part.axis_aligned() for part in oblique]):
+        if chooses and None not in (axis_aligned := [part.axis_aligned() for part in oblique]):
             growing.append(_Candidate(axis_aligned, np.zeros(0)))
         name, monitor = type(self).__name__, problems[0].monitor
         with monitor.over(self.rounds, name) as show:
