@@ -244,7 +244,7 @@ def test_an_output_that_cannot_be_shown_costs_nothing(folder, tmp_path, monkeypa
         assert "GET: R\\xb2 " in text and "written to" in text
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_reader_that_goes(folder, tmp_path):
     arguments = ["fit", folder / "houses.csv", *OUTPUTS["fit"][2:], tmp_path / "m.jtrees"]
     command = f"{sys.executable} -u -m jtrees {shlex.join(map(str, arguments))} | head -1; exit ${{PIPESTATUS[0]}}"

@@ -171,7 +171,7 @@ def test_a_prediction_may_read_numbers_and_gaps_by_other_rules_than_the_fit(tmp_
     assert "x has cells that the model cannot read, and takes as missing: 'a' ('0.5')" in message
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_columns_that_may_mean_something_else_are_named_with_their_options(tmp_path, capsys):
     cells = table().drop(columns="when").assign(when="03/04/2024", price=["$1,200", "$2,300"] * (N // 2))
     cells.loc[::2, "when"] = "05/06/2024"

@@ -201,7 +201,7 @@ def test_clipped_cells_of_a_wide_table_keep_the_slope_of_their_column(kind):
     assert r2_score(y[others], tree.predict(x)[others]) > 0.75
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_default_fit_of_400_columns_takes_seconds_and_is_no_worse_than_a_linear_model():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4000, 400)).astype(np.float32)

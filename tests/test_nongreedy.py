@@ -186,7 +186,7 @@ def accuracy(model, x, y):
     return np.mean(model.predict(x).argmax(1) == y)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_greedy_and_joint_trees_find_oblique_splits():
     (x, y), test = table(), table(1)
     cart = DecisionTreeClassifier(max_depth=3, criterion="entropy", random_state=0).fit(x, y).score(*test)

@@ -133,7 +133,7 @@ def test_ties_of_equal_weights_are_mid_points():
         assert quantiles.tolist() == [round(level * n) - 0.5 for level in levels]
 
 
-@pytest.mark.parametrize("n", [20_000, pytest.param(4_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [20_000, pytest.param(4_000_000, marks=pytest.mark.wide)])
 def test_fits_of_leaves_are_those_of_double_precision(n):
     leaf, y, weight = drawn((n, 4), decades=1)
     y = (y + 3).astype(np.float32)
