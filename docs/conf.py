@@ -66,7 +66,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"jtrees\.(\w+\.)+_\w+|jtrees\.pytree\.T"),
     (
         r"py:class",
-        r"jtrees\.(tables\.(columns|frame|program|cells|inference|means)|data\.constraints|prediction|search\.(recipe|monitor)|ensembles\.boosted)\.\w+",
+        r"jtrees\.(tables\.(columns|frame|program|cells|inference|means)|data\.constraints|prediction|search\.(recipe|monitor)|ensembles\.boosted|leaves\.narrow)\.\w+",
     ),
     # Docstrings mention these names, which are not public.
     (r"py:(func|meth)", r"predict|hardened|linear_text|centre_thresholds|jtrees\.exact\.unit_splits"),

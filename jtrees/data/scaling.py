@@ -284,7 +284,7 @@ class Data(NamedTuple):
           leaves: kind of the leaves, ``"constant"`` or ``"linear"``.
           shrink: as for :meth:`jtrees.ObliqueTree.refit`.
           strength: strength of the shrinkage; None: the best by generalised cross-validation.
-          few: map to few features for linear leaves, computed from :func:`rows_for_slopes`; None: it is not known.
+          few: map to few features for linear leaves, computed from ``rows_for_slopes``; None: it is not known.
 
         Returns:
           The tree in the user's units, and the criterion of linear leaves in the user's units of loss. The criterion is

@@ -133,7 +133,7 @@ class Linear:
     ) -> tuple["Linear", Array]:
         """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit.
 
-        ``few`` is the map to few features, if it is known: :func:`jtrees.leaves.narrowing_of`.
+        ``few`` is the map to few features, if it is known: ``narrowing_of``.
         """
         fitted, error = shrunk_with_error(leaf_index, x, y, len(self.intercept), sample_weight=sample_weight, few=few)
         return Linear(*fitted), error

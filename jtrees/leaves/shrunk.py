@@ -298,7 +298,7 @@ def shrunk_with_error(
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
     """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit.
 
-    ``few`` is the result of :func:`narrowing_of` for the same samples. None: it is computed if x has more features.
+    ``few`` is the result of ``narrowing_of`` for the same samples. None: it is computed if x has more features.
     """
     if few is None and x.shape[1] > WIDEST:
         few = narrowing_of(x, y, sample_weight)
