@@ -205,47 +205,35 @@ class Boosted(Wrapper):
     ) -> tuple[list[Any], list[Sum], bool]:
         """Returns the rounds and the sum of each problem, and whether their splits may be oblique.
 
-        The loss is the mean over the problems, weighted by ``shares``. With ``chooses``, and if the base has trees with
-        a feature for each split, the rounds are those of the trees with the lower loss.
+        The loss is the mean over the problems, weighted by ``shares``. With ``chooses``, the rounds are of the kind of
+        trees with the lowest loss, else of the last kind.
 
         The rounds are a :class:`jtrees.ensembles.boosting_sums.Growing` or ``Searching``.
         """
-        oblique = _unless_failed(await gather(*(begin(problem) for problem in problems)))
-        growing, ended = [_Candidate(oblique, np.zeros(0))], []
-        if chooses and None not in (axis_aligned := [part.axis_aligned() for part in oblique]):
-            growing.append(_Candidate(axis_aligned, np.zeros(0)))
-        name, monitor = type(self).__name__, problems[0].monitor
+        by_problem = _unless_failed(await gather(*(begin(problem) for problem in problems)))
+        kinds = [_Kind(list(parts), np.zeros(0)) for parts in zip(*by_problem, strict=True)]
+        growing, complete = kinds if chooses else kinds[-1:], []
+        oblique, name, monitor = kinds[-1].parts, type(self).__name__, problems[0].monitor
         with monitor.over(self.rounds, name) as show:
             while growing:
                 done = len(growing[0].losses)
                 if monitor.is_rehearsed(done) or (done and not monitor.has_time()):
                     break
-                counts = [self._rounds_to_add(candidate.losses) for candidate in growing]
-                results = await gather(
-                    *(_grown(candidate, count, shares) for candidate, count in zip(growing, counts, strict=True))
-                )
-                growing = [result for result in results if isinstance(result, _Candidate)]
+                results = await gather(*(kind.add(self._rounds_to_add(kind.losses), shares) for kind in growing))
+                growing = [result for result in results if isinstance(result, _Kind)]
                 if not growing:
-                    if not ended:
+                    if not complete:
                         _unless_failed(results)
                     break
-                lengths = [len(candidate.losses) for candidate in growing]
-                show(max(lengths), [candidate.losses[-1:] for candidate in growing])
-                rounds = min(lengths)
-                lowest = min(candidate.lowest(rounds) for candidate in growing)
-                most = lowest + _FAR_BEHIND * abs(lowest)
-                goes_on = lambda old, most=most, n=rounds: old.lowest(n) <= most and self._rounds_to_add(old.losses) > 0
-                ended += [candidate for candidate in growing if not goes_on(candidate)]
-                growing = [candidate for candidate in growing if goes_on(candidate)]
-
-        def handicapped(candidate: _Candidate) -> float:
-            """Trees of CART are simpler, so they need not be better."""
-            lowest = candidate.lowest()
-            return lowest + _LEAST_GAIN * abs(lowest) if candidate.parts[0] is oblique[0] else lowest
-
-        parts, losses = min(ended + growing, key=handicapped)
+                show(max(len(kind.losses) for kind in growing), [kind.losses[-1:] for kind in growing])
+                goes_on = [not behind and self._rounds_to_add(kind.losses) for kind, behind in _far_behind(growing)]
+                complete += [kind for kind, goes in zip(growing, goes_on, strict=True) if not goes]
+                growing = [kind for kind, goes in zip(growing, goes_on, strict=True) if goes]
+        # Simpler trees need not be better.
+        handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind.parts is oblique else 0
+        parts, losses = min(complete + growing, key=lambda kind: kind.lowest() + handicap(kind))
         monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
-        return parts, [part.sum(losses) for part in parts], parts[0] is oblique[0]
+        return parts, [part.sum(losses) for part in parts], parts is oblique
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
         """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end.
@@ -333,23 +321,28 @@ def _sample(problem: Problem) -> Problem:
     return problem.sample(rows, np.where(rows < 0, 0, np.asarray(problem.batch.weight)[rows]))
 
 
-class _Candidate(NamedTuple):
-    """Rounds of a kind of trees for each problem of a boosting, and the mean losses, ``(rounds,)``."""
+class _Kind(NamedTuple):
+    """The rounds of a kind of trees for each problem of a boosting, and their mean losses, ``(rounds,)``."""
 
     parts: list[Any]
     losses: np.ndarray
+
+    async def add(self, count: int, shares: list[float] | None) -> "_Kind":
+        """Returns the kind after ``count`` more rounds, or after fewer."""
+        _unless_failed(await gather(*(part.add(count) for part in self.parts)))
+        length = min(part.length for part in self.parts)
+        return _Kind(self.parts, np.average([part.losses[:length] for part in self.parts], axis=0, weights=shares))
 
     def lowest(self, rounds: int | None = None) -> float:
         """Returns the lowest loss of the first rounds, or of all; infinite if no loss is a number."""
         return float(np.nan_to_num(self.losses[:rounds], nan=np.inf, posinf=np.inf).min())
 
 
-async def _grown(candidate: _Candidate, count: int, shares: list[float] | None) -> _Candidate:
-    """Returns a candidate after ``count`` more rounds, or after fewer."""
-    parts, _ = candidate
-    _unless_failed(await gather(*(part.add(count) for part in parts)))
-    length = min(part.length for part in parts)
-    return _Candidate(parts, np.average([part.losses[:length] for part in parts], axis=0, weights=shares))
+def _far_behind(kinds: list[_Kind]) -> list[tuple[_Kind, bool]]:
+    """Returns each kind, and whether its loss is far above the lowest loss of all kinds after equally many rounds."""
+    rounds = min(len(kind.losses) for kind in kinds)
+    lowest = min(kind.lowest(rounds) for kind in kinds)
+    return [(kind, kind.lowest(rounds) > lowest + _FAR_BEHIND * abs(lowest)) for kind in kinds]
 
 
 def _unless_failed(results: list[Any]) -> list[Any]:

@@ -250,7 +250,7 @@ def grown_rounds(
 
     def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
         round_draws = jax.tree.map(lambda a: a[number - first], draws)
-        tree_draws = jax.tree.map(lambda a: a[number], growth.drawn)
+        tree_draws = jax.tree.map(lambda a: a[number], *growth.drawn)
         batch = target(run, boosted.state, round_draws)
         key = jax.random.wrap_key_data(round_draws.key, impl=jax.random.key_impl(run.key))
         base_run = Run(base, base_task(run.task), batch, batch, key, False, False, False, None, run.monotone)

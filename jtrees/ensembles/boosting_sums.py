@@ -104,14 +104,9 @@ class Growing:
     """Rounds of a base that has ``grow``: a program adds many rounds."""
 
     def __init__(self, problem: Problem, state: DeviceValue, growth: Growth):
-        self._problem, self._state, self._growth = problem, state, growth._replace(axis_aligned=None)
-        self._axis_aligned, self.length = growth.axis_aligned, 0
-
-    def axis_aligned(self) -> "Growing | None":
-        """Returns rounds of trees whose splits have a single feature each; None if the base has no such trees."""
-        if self._axis_aligned is None:
-            return None
-        return Growing(self._problem, self._state, self._growth._replace(drawn=self._axis_aligned))
+        """``growth`` has one kind of trees."""
+        self._problem, self._state, self._growth = problem, state, growth
+        self.length = 0
 
     async def add(self, count: int) -> None:
         """Adds ``count`` rounds, at most :func:`rounds_of_call`. After the deadline it adds none but the first."""
@@ -144,9 +139,6 @@ class Searching:
 
     def __init__(self, problem: Problem, state: DeviceValue):
         self._problem, self._state, self._initial, self._added = problem, state, state.part(0), []
-
-    def axis_aligned(self) -> None:
-        """Returns None: a search has no trees whose splits have a single feature each."""
 
     @property
     def length(self) -> int:
@@ -194,16 +186,20 @@ class Searching:
         return sum_of(self._initial.host, self.rounds, len(losses), losses)
 
 
-async def begin(problem: Problem) -> Growing | Searching:
-    """Returns no rounds yet, for a problem whose recipe is a :class:`jtrees.Boosted`."""
+async def begin(problem: Problem) -> list[Growing] | list[Searching]:
+    """Returns no rounds yet, for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`.
+
+    The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
+    """
     base = problem.recipe.base
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
     recipe, (n, p) = problem.recipe, problem.shape
     growth = await base.growth(problem, recipe.rounds)
     if growth is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
-        return Searching(problem, await problem.map(initial_state))
-    return Growing(problem, await problem.map(before_rounds), growth)
+        return [Searching(problem, await problem.map(initial_state))]
+    state = await problem.map(before_rounds)
+    return [Growing(problem, state, growth._replace(drawn=(drawn,))) for drawn in growth.drawn]
 
 
 async def refitted(problem: Problem, rounds: Any, count: int) -> Sum | None:

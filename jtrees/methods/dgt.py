@@ -255,7 +255,7 @@ class DGT(Recipe):
         products = schedule.steps * schedule.batch_size * sum(a * b for a, b in itertools.pairwise(sizes))
         # A subclass may find other trees than ``grow``.
         can_grow = type(self) is DGT and self.precondition == 0 and products <= MOST_PRODUCTS
-        return Growth((), (), ()) if can_grow else None
+        return Growth((), ()) if can_grow else None
 
     def grow(self, run: Run, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits after the last update, and whether they are finite."""

@@ -36,14 +36,13 @@ class Growth(NamedTuple):
     Attributes:
       shared: arguments of all trees.
       rows: arguments with a leading axis of the rows of the problem. A tree gets those of its rows.
-      drawn: arguments with a leading axis of the trees. A tree gets its own.
-      axis_aligned: the arguments ``drawn`` of trees whose splits have a single feature each; None if there are none.
+      drawn: arguments with a leading axis of the trees, for each kind of trees. A tree gets those of its number. The
+        last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     """
 
     shared: Any
     rows: Any
-    drawn: Any
-    axis_aligned: Any = None
+    drawn: tuple[Any, ...] = ((),)
 
 
 @io.family

@@ -212,8 +212,8 @@ class Annealed(Recipe):
         edges = bin_edges(problem, BINS)
         sharpness = sharpness_of_trees(problem.replace(recipe=self), trees)
         codes = problem.host(bin_codes, problem.batch.x, edges)
-        untrained, trained = np.zeros(trees, bool), np.ones(trees, bool)
-        return Growth(edges, codes, (sharpness, trained), (sharpness, untrained))
+        kinds_of_trees = np.zeros(trees, bool), np.ones(trees, bool)  # CART, and trees that start from CART
+        return Growth(edges, codes, tuple((sharpness, trains) for trains in kinds_of_trees))
 
     def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
         """Returns the splits of the single start from CART over bins, and whether they are finite.

@@ -133,7 +133,7 @@ class CO2(Recipe):
         products = self.depth * schedule.steps * (schedule.batch_size + 2**self.depth) * p
         # A subclass may find other trees than ``grow``.
         can_grow = type(self) is CO2 and self.precondition == 0 and products <= MOST_PRODUCTS
-        return Growth(bin_edges(problem, self.bins), (), ()) if can_grow else None
+        return Growth(bin_edges(problem, self.bins), ()) if can_grow else None
 
     def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits, and whether they are finite."""
