@@ -73,13 +73,13 @@ def models(task: str, seed: int) -> dict[str, Make]:
 
 def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) -> dict[str, Any]:
     """Returns scores and costs of a model: seconds, milliseconds of a single-row prediction, stored numbers."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model = make().fit(x, y)
-    value: dict[str, Any] = {"seconds": time.perf_counter() - begun}
+    value: dict[str, Any] = {"seconds": time.perf_counter() - start}
     if again:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         make().fit(x, y)
-        value["again"] = time.perf_counter() - begun
+        value["again"] = time.perf_counter() - start
     classifies = y.dtype.kind != "f"
     value["score"] = 100 * float(model.score(x_test, y_test))
     if classifies and hasattr(model, "predict_proba"):

@@ -124,9 +124,9 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
     model = model_of(part, source.classifies, seed, x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # readings of columns, models behind a linear model
-        begun = time.perf_counter()
+        start = time.perf_counter()
         model.fit(x, y)
-        value["seconds"] = time.perf_counter() - begun
+        value["seconds"] = time.perf_counter() - start
         if source.classifies:
             probabilities = np.asarray(model.predict_proba(x_test), float)
             probabilities /= probabilities.sum(1, keepdims=True)  # sums of single precision
@@ -142,30 +142,30 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def ahead(results: studies.Results, ours: str, name: str) -> float | None:
+def gap_to_rivals(results: studies.Results, ours: str, name: str) -> float | None:
     """Returns how far a model of ours is ahead of the better strong rival, on the seeds that both have; or None.
 
     The unit is a point of R^2, or a hundredth of log loss.
     """
-    others = [values for rival in STRONGEST if (values := results.by_seed(rival, name))]
+    rival_values = [values for rival in STRONGEST if (values := results.by_seed(rival, name))]
     mine, classifies = results.by_seed(ours, name), SOURCES[name].classifies
     key, scale, best = ("log_loss", -100, min) if classifies else ("score", 1, max)
-    seeds = [seed for seed in mine if others and all(seed in values for values in others)]
+    seeds = [seed for seed in mine if rival_values and all(seed in values for values in rival_values)]
     if not seeds:
         return None
-    return float(np.mean([scale * (mine[s][key] - best(values[s][key] for values in others)) for s in seeds]))
+    return float(np.mean([scale * (mine[s][key] - best(values[s][key] for values in rival_values)) for s in seeds]))
 
 
 def summary(results: studies.Results) -> str:
     """Returns a table of our models: how far ahead, the longest fit, the most features."""
     rows = []
     for ours in KINDS:
-        gaps = {name: gap for name in results.datasets(ours) if (gap := ahead(results, ours, name)) is not None}
+        gaps = {name: gap for name in results.datasets(ours) if (gap := gap_to_rivals(results, ours, name)) is not None}
         if not gaps:
             continue
         rows_of_model = [row.value for row in results.select(ours).rows]
         means = [f"{statistic(list(gaps.values())):+.2f}" for statistic in (np.mean, np.median)]
-        by_task = [
+        task_means = [
             f"{np.mean(values):+.2f}" if values else "-"
             for classifies in (False, True)
             for values in [[gap for name, gap in gaps.items() if SOURCES[name].classifies == classifies]]
@@ -173,7 +173,7 @@ def summary(results: studies.Results) -> str:
         wins = f"{sum(gap > 0 for gap in gaps.values())} of {len(gaps)}"
         longest = max(value["seconds"] for value in rows_of_model)
         features = max(value["features"] / value["columns"] for value in rows_of_model)
-        rows.append([ours, *means, *by_task, wins, f"{longest:.0f}", f"{features:.1f}"])
+        rows.append([ours, *means, *task_means, wins, f"{longest:.0f}", f"{features:.1f}"])
     heads = ["mean", "median", "R², points", "log loss, hundredths", "ahead on", "longest fit, s", "features / columns"]
     return benchmark.markdown(["model", *heads], rows)
 

@@ -268,7 +268,7 @@ class TreeRegressor(_Regressor):
       columns: what columns of a raw table hold, ``{"year": "number", "id": "drop"}``, as for :func:`jtrees.fit`.
       missing: texts that mean a missing value in every column of text of a DataFrame, as for :func:`jtrees.fit`.
       max_seconds: deadline of ``fit``, which then returns the best model so far.
-      progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes 10 to 60 s.
+      progress: whether ``fit`` shows a bar with the loss and the remaining time. The default recipe takes seconds.
       loss: a loss of :mod:`jtrees.losses` or its name: ``"squared_error"``, ``"absolute_error"``, ``"huber"``,
         ``"quantile"``, ``"poisson"``, ``"gamma"``, ``"tweedie"``; or a function ``(outputs, y) -> (n,)`` of targets
         scaled to [0, 1]. The default recipe has constant leaves for every loss except the squared error.

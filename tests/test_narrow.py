@@ -17,7 +17,7 @@ from jtrees.leaves import narrow, shrunk
 from jtrees.report.rivals import LinearModel
 
 WIDTH = narrow.WIDEST + 6  # of most tables here, which share programs
-map_of = jax.jit(shrunk.narrowing_of)
+map_of = jax.jit(shrunk.fit_narrowing)
 
 
 @jax.jit

@@ -45,14 +45,14 @@ class Api(SphinxDirective):
         lines += [".. autosummary::", "   :nosignatures:", ""]
         lines += [f"   {name}" for name in names]
         for name in names:
-            thing = getattr(importlib.import_module(module), name)
-            if inspect.isclass(thing):
+            member = getattr(importlib.import_module(module), name)
+            if inspect.isclass(member):
                 lines += ["", f".. autoclass:: {name}", "   :members:"]
-                if any(base.__name__.startswith("_") for base in thing.__bases__):  # which has the methods
+                if any(base.__name__.startswith("_") for base in member.__bases__):  # which has the methods
                     lines += [f"   :inherited-members: {_OTHERS}"]
-                if issubclass(thing, Exception):
+                if issubclass(member, Exception):
                     lines += ["   :no-members:"]
-            elif callable(thing):
+            elif callable(member):
                 lines += ["", f".. autofunction:: {name}"]
             else:
                 lines += ["", f".. autodata:: {name}", "   :no-value:"]
@@ -60,14 +60,14 @@ class Api(SphinxDirective):
         return self.parse_text_to_nodes(StringList(lines, self.get_source_info()[0]))
 
 
-def skipped(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+def skipped(app: Any, object_type: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:
     """Skips fields of named tuples, which the docstring of the class lists, and methods that other libraries add."""
-    if (inspect.getdoc(thing) or "").startswith(_FIELD_OF_TUPLE) or re.fullmatch(_INHERITED, name):
+    if (inspect.getdoc(member) or "").startswith(_FIELD_OF_TUPLE) or re.fullmatch(_INHERITED, name):
         return True
-    return True if name in ("replace", "search") and what == "class" and callable(thing) else None
+    return True if name in ("replace", "search") and object_type == "class" and callable(member) else None
 
 
-def escaped(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def escaped(app: Any, object_type: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
     """Escapes ``|weight|`` and ``(n, *k)`` outside literals, because reStructuredText would read them as markup."""
     for i, line in enumerate(lines):
         parts = re.split(r"(``.*?``)", line)
@@ -76,12 +76,12 @@ def escaped(app: Any, what: str, name: str, thing: Any, options: Any, lines: lis
         lines[i] = "".join(parts)
 
 
-def escaped_types(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def escaped_types(app: Any, object_type: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
     """Escapes shapes in the types of attributes, which napoleon adds."""
     lines[:] = [line.replace("*", "\\*") if line.startswith(":vartype") else line for line in lines]
 
 
-def shortened(app: Any, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> Any:
+def shortened(app: Any, object_type: str, name: str, member: Any, options: Any, signature: str, returns: str) -> Any:
     """Replaces the union of types that ``ArrayLike`` stands for by the name ``ArrayLike``."""
     short = lambda text: text and re.sub(_ARRAY_LIKE, "ArrayLike", text)
     return short(signature), short(returns)
@@ -91,15 +91,15 @@ def resolved(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     """Resolves a reference by an alias such as ``jtrees.Regression``, or by a bare name such as ``advance``."""
     if node.get("refdomain") != "py" or node.get("reftype") == "mod":
         return None
-    last, found = node["reftarget"].rpartition(".")[2], {}
+    last, entries = node["reftarget"].rpartition(".")[2], {}
     for name, entry in env.domaindata["py"]["objects"].items():
         kind = _KINDS.get(node["reftype"], entry.objtype)
         if name.rpartition(".")[2] == last and not entry.aliased and entry.objtype == kind:
-            found[entry.docname, entry.node_id] = entry
-    own = node["reftarget"].startswith("jtrees.") or "." not in node["reftarget"]
-    if len(found) != 1 or not own or "._" in node["reftarget"]:
+            entries[entry.docname, entry.node_id] = entry
+    is_ours = node["reftarget"].startswith("jtrees.") or "." not in node["reftarget"]
+    if len(entries) != 1 or not is_ours or "._" in node["reftarget"]:
         return None
-    ((page, anchor),) = found
+    ((page, anchor),) = entries
     return make_refnode(app.builder, node["refdoc"], page, anchor, contnode, last)
 
 

@@ -179,7 +179,7 @@ class Scaling:
         return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves)).merged()
 
 
-def rows_for_slopes(batch: Batch, most: Any) -> tuple[Batch, np.ndarray]:
+def rows_for_slopes(batch: Batch, limit: Any) -> tuple[Batch, np.ndarray]:
     """Returns the rows that slopes of linear leaves are fitted to, and which of their cells are codes, ``(n, p)`` bool.
 
     A prediction does not clip features, so slopes must not be fitted to clipped values. If more values of a column are
@@ -188,11 +188,11 @@ def rows_for_slopes(batch: Batch, most: Any) -> tuple[Batch, np.ndarray]:
 
     Args:
       batch: scaled rows, in NumPy. Rows of weight 0 have neither codes nor outliers.
-      most: absolute value at which scaled features are clipped, ``()`` or ``(p,)``.
+      limit: absolute value at which scaled features are clipped, ``()`` or ``(p,)``.
     """
     weight = ones_or(batch.weight, batch.x)
     used = weight > 0
-    clipped = _clipped(batch.x, most) & used[:, None]
+    clipped = _clipped(batch.x, limit) & used[:, None]
     codes = clipped & (clipped.sum(0) > _rare(int(used.sum())))
     if codes.any():
         batch = batch._replace(x=np.where(codes, 0, batch.x))
@@ -201,9 +201,9 @@ def rows_for_slopes(batch: Batch, most: Any) -> tuple[Batch, np.ndarray]:
     return batch, codes
 
 
-def _clipped(x: Any, most: Any) -> np.ndarray:
+def _clipped(x: Any, limit: Any) -> np.ndarray:
     """Returns which scaled features are clipped, ``(n, p)`` bool."""
-    return (x >= np.float32(most)) | (x <= -np.float32(most))
+    return (x >= np.float32(limit)) | (x <= -np.float32(limit))
 
 
 def losses_of(model: Any, table: Table, scaling: Scaling) -> np.ndarray:
@@ -273,7 +273,7 @@ class Data(NamedTuple):
         *,
         shrink: bool = False,
         strength: float | None = None,
-        few: Narrowing | None = None,
+        narrowing: Narrowing | None = None,
     ) -> tuple[ObliqueTree, float]:
         """Returns a tree with leaves fitted to the table, and the criterion of linear leaves.
 
@@ -284,7 +284,7 @@ class Data(NamedTuple):
           leaves: kind of the leaves, ``"constant"`` or ``"linear"``.
           shrink: as for :meth:`jtrees.ObliqueTree.refit`.
           strength: strength of the shrinkage; None: the best by generalised cross-validation.
-          few: map to few features for linear leaves, computed from ``rows_for_slopes``; None: it is not known.
+          narrowing: map to few features for linear leaves, computed from ``rows_for_slopes``; None: it is not known.
 
         Returns:
           The tree in the user's units, and the criterion of linear leaves in the user's units of loss. The criterion is
@@ -303,7 +303,7 @@ class Data(NamedTuple):
                 row, column = np.nonzero(codes)
                 coded[rows[row], column] = True
                 batch = batch._replace(x=np.where(coded[rows], 0, batch.x))
-            fitted, criterion = _refit(empty, rows, batch, few)
+            fitted, criterion = _refit(empty, rows, batch, narrowing)
             if coded.any():  # a code would multiply rounding errors
                 slopes = np.asarray(fitted.coefficients)
                 hidden = coded.reshape(*coded.shape, *[1] * (slopes.ndim - 2))
@@ -373,8 +373,8 @@ class Data(NamedTuple):
 
 
 @compilation.once()
-def _refit(leaves: Any, leaf: jax.Array, batch: Batch, few: Narrowing | None) -> tuple[Any, jax.Array]:
-    return leaves.refit_with_criterion(leaf, *batch, few)
+def _refit(leaves: Any, leaf: jax.Array, batch: Batch, narrowing: Narrowing | None) -> tuple[Any, jax.Array]:
+    return leaves.refit_with_criterion(leaf, *batch, narrowing)
 
 
 def _warn_of_tiny(x: np.ndarray, constant: np.ndarray) -> None:

@@ -129,13 +129,20 @@ class Linear:
         return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
 
     def refit_with_criterion(
-        self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, few: Narrowing | None = None
+        self,
+        leaf_index: Array,
+        x: Array,
+        y: Array,
+        sample_weight: Array | None = None,
+        narrowing: Narrowing | None = None,
     ) -> tuple["Linear", Array]:
         """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit.
 
-        ``few`` is the map to few features, if it is known: ``narrowing_of``.
+        ``narrowing`` is the map to few features of :mod:`jtrees.leaves.shrunk`, if it is known.
         """
-        fitted, error = shrunk_with_error(leaf_index, x, y, len(self.intercept), sample_weight=sample_weight, few=few)
+        fitted, error = shrunk_with_error(
+            leaf_index, x, y, len(self.intercept), sample_weight=sample_weight, narrowing=narrowing
+        )
         return Linear(*fitted), error
 
     def criterion(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> Array:

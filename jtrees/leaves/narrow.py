@@ -117,7 +117,7 @@ def ridge(x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, "
     return Ridge(slopes, df, jnp.where(is_useful, lowest, mean), noise_left)
 
 
-def narrowing(
+def select_features(
     x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, " n"], scale: Float[Array, " p"]
 ) -> Narrowing:
     """Returns a map of p features to ``WIDEST`` features, fewer than p.

@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.leaves import moments
-from jtrees.leaves.narrow import LEAST_FREE, WIDEST, Narrowing, decomposed, narrowing
+from jtrees.leaves.narrow import LEAST_FREE, WIDEST, Narrowing, decomposed, select_features
 from jtrees.segments import floating, ones_or
 
 # The model of a node is its parent's model plus a correction, which is fitted to the parent's residuals. Centre the
@@ -294,29 +294,32 @@ def shrunk_with_error(
     *,
     margin: float = 0.1,
     sample_weight: Array | None = None,
-    few: Narrowing | None = None,
+    narrowing: Narrowing | None = None,
 ) -> tuple[tuple[Array, Array, Array, Array], Array]:
     """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit.
 
-    ``few`` is the result of ``narrowing_of`` for the same samples. None: it is computed if x has more features.
+    ``narrowing`` is the result of ``fit_narrowing`` for the same samples. None: it is computed if x has more features.
     """
-    if few is None and x.shape[1] > WIDEST:
-        few = narrowing_of(x, y, sample_weight)
-    if few is not None:
-        x = jnp.matmul(x, few.matrix, precision="highest")
+    if narrowing is None and x.shape[1] > WIDEST:
+        narrowing = fit_narrowing(x, y, sample_weight)
+    if narrowing is not None:
+        x = jnp.matmul(x, narrowing.matrix, precision="highest")
     p = x.shape[1]
     rows, weight, mean, scale = _standardised(x, y, sample_weight)
     # A direction without variance has no slope, although its scale is infinite.
     root = None
-    if few is not None:
+    if narrowing is not None:
         root = _Root(
-            few.slopes * jnp.where(jnp.isfinite(scale[:p]), scale[:p], 0)[:, None], few.df, len(few.matrix), few.cost
+            narrowing.slopes * jnp.where(jnp.isfinite(scale[:p]), scale[:p], 0)[:, None],
+            narrowing.df,
+            len(narrowing.matrix),
+            narrowing.cost,
         )
     models = _fit_shrunk(rows, p, weight, leaf_index, num_leaves, root)
     coefficients = models.slopes / scale[:p]
     intercept = mean[p:, None] + models.intercept - (coefficients * mean[:p]).sum(2)
-    if few is not None:
-        coefficients = jnp.einsum("pq,klq->klp", few.matrix, coefficients, precision="highest")
+    if narrowing is not None:
+        coefficients = jnp.einsum("pq,klq->klp", narrowing.matrix, coefficients, precision="highest")
     widened = margin * (models.high - models.low)
     lower, upper = mean[p:, None] + models.low - widened, mean[p:, None] + models.high + widened
     last = lambda a: a[0] if y.ndim == 1 else jnp.moveaxis(a, 0, -1)  # outputs last
@@ -324,8 +327,8 @@ def shrunk_with_error(
     return (last(coefficients), last(intercept), last(lower), last(upper)), error
 
 
-def narrowing_of(x: Array, y: Array, sample_weight: Array | None = None) -> Narrowing:
+def fit_narrowing(x: Array, y: Array, sample_weight: Array | None = None) -> Narrowing:
     """Returns the map to the few features that the leaves of :func:`fit_shrunk` use, of more than ``WIDEST``."""
     rows, weight, _, scale = _standardised(x, y, sample_weight)
     p = x.shape[1]
-    return narrowing(rows[:, :p], rows[:, p:], weight, scale[:p])
+    return select_features(rows[:, :p], rows[:, p:], weight, scale[:p])

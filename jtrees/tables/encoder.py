@@ -26,8 +26,7 @@ _MOST_CLASSES = 16  # the most frequent classes, whose indicators may have means
 class TableEncoder:
     """The map from the rows of a raw table to features.
 
-    Target means, medians, deviations and first dates come from training rows. All else comes from the
-    schema.
+    Target means, medians, deviations and first dates come from training rows. All else comes from the schema.
 
     Attributes:
       schema: what the columns hold.

@@ -83,8 +83,11 @@ class LogLoss(Loss):
         return optax.losses.softmax_cross_entropy(outputs, self.labels(y, outputs))
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
-        # A common shift of all outputs changes nothing. Steps of all K outputs at once are K / (K - 1) times too long
-        # without this factor, and twice too long for two classes (Friedman 2001, Algorithm 6).
+        """Returns the gradient, and the curvature of each output times K / (K - 1).
+
+        All K outputs step at once, and a common shift of them changes nothing. Without the factor, their steps would be
+        too long, for two classes twice (Friedman 2001, Algorithm 6).
+        """
         chance, classes = jax.nn.softmax(outputs, axis=-1), outputs.shape[-1]
         return chance - self.labels(y, outputs), classes / max(classes - 1, 1) * chance * (1 - chance)
 

@@ -26,7 +26,7 @@ from jtrees import blocking, distributed, leaves as kinds, splitting, topology, 
 from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import check_slopes, rows_for_slopes
 from jtrees.leaves import narrow
-from jtrees.methods.annealed.stages import StartResult, grown_in_program, held_out_loss, narrowing, train_stages
+from jtrees.methods.annealed.stages import StartResult, find_narrowing, grown_in_program, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
     BINS,
     DEVIATIONS,
@@ -249,13 +249,13 @@ class Annealed(Recipe):
 
     async def _search(self, problem: Problem) -> Fitted:
         """Returns the result of :meth:`search`, with all starts."""
-        all_rows, few = problem.replace(data=None), None  # a training needs no table
+        all_rows, narrowing = problem.replace(data=None), None  # a training needs no table
         if self.leaves == "linear" and problem.shape[1] > narrow.WIDEST:
             rows = problem.batch
             if problem.data is not None:  # the leaves are refitted to the same rows
                 rows, _ = problem.host(rows_for_slopes, rows, problem.data.scaling.x_most)
-            few = (await all_rows.replace(batch=rows).map(narrowing)).host
-            all_rows = all_rows.times(few.matrix).replace(matrix=few.matrix)
+            narrowing = (await all_rows.replace(batch=rows).map(find_narrowing)).host
+            all_rows = all_rows.times(narrowing.matrix).replace(matrix=narrowing.matrix)
         sample = sampled(all_rows, most_rows(self))
         holds_out = self.halves and self.leaves == "constant" and not problem.validates
         masks = held_out_rows(sample) if holds_out else []
@@ -263,7 +263,7 @@ class Annealed(Recipe):
         starts = initial_starts(sample, carts)
         if not self.halves:
             full = await gather(*(train_stages(sample, s.splits, s.long, self.updates, s.matrix) for s in starts))
-            return self._fitted(problem, starts, carts, [[result] for result in full], few=few)
+            return self._fitted(problem, starts, carts, [[result] for result in full], narrowing=narrowing)
 
         folds, epochs = [sample.without(mask) for mask in masks] or [sample], max(1, self.updates // _SHORT)
         stages = (
@@ -289,7 +289,7 @@ class Annealed(Recipe):
             )
             for k, result in zip(chosen, await gather(*stages), strict=True):
                 results[k].append(result)
-        return self._fitted(problem, starts, carts, results, best_cart, few)
+        return self._fitted(problem, starts, carts, results, best_cart, narrowing)
 
     def _in_time(self, problem: Problem) -> "Annealed":
         """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
@@ -306,9 +306,9 @@ class Annealed(Recipe):
             in_time = int(problem.host(_times_left, seconds, monitor=monitor) / 2)
             starts = min(self.starts, max(_FEWEST_KEPT + 1, in_time))
             return self if starts == self.starts else self.replace(starts=starts)
-        few = min(p, narrow.WIDEST)
-        seconds = (rows * (few + 1) ** 2 + 2 * nodes * few**3) / _PRODUCTS_OF_FIT
-        once = n * p * min(n, p) / _PRODUCTS if few < p else 0.0  # seconds of the map to few features
+        width = min(p, narrow.WIDEST)
+        seconds = (rows * (width + 1) ** 2 + 2 * nodes * width**3) / _PRODUCTS_OF_FIT
+        once = n * p * min(n, p) / _PRODUCTS if width < p else 0.0  # seconds of the map to few features
         fits = problem.host(_times_left, seconds, monitor=monitor) - once / seconds
         starts = min(self.starts, int((fits - _REFITS) / 2))
         if starts < 1:
@@ -340,7 +340,7 @@ class Annealed(Recipe):
         carts: Carts,
         results: list[list[StartResult]],
         best_cart: int = -1,
-        few: narrow.Narrowing | None = None,
+        narrowing: narrow.Narrowing | None = None,
     ) -> Fitted:
         """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
 
@@ -350,10 +350,10 @@ class Annealed(Recipe):
           carts: CART's trees.
           results: the results of the short and the long stages of each start.
           best_cart: the number of the CART tree that beats all starts, or -1.
-          few: the map to the few features that the trees split, or None.
+          narrowing: the map to the few features that the trees split, or None.
         """
-        if few is not None:
-            matrix = np.asarray(few.matrix)
+        if narrowing is not None:
+            matrix = np.asarray(narrowing.matrix)
             carts = carts._replace(trees=[tree.composed(matrix) for tree in carts.trees])
             results = [[result.composed(matrix) for result in start_results] for start_results in results]
         pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
@@ -368,12 +368,12 @@ class Annealed(Recipe):
             return fitted
         with problem.finishing():
             refitted = [
-                [(*self._refitted(tree, data, few), -1 - number) for tree in trees]
-                for number, trees in enumerate(self._cart_splits(problem, carts.trees, few))
+                [(*self._refitted(tree, data, narrowing), -1 - number) for tree in trees]
+                for number, trees in enumerate(self._cart_splits(problem, carts.trees, narrowing))
             ]
             candidates = refitted[best_cart] if best_cart >= 0 else [*itertools.chain(*refitted)]
             if is_finite:
-                candidates.append((*self._refitted(data.scaling.restore_splits(splits), data, few), best))
+                candidates.append((*self._refitted(data.scaling.restore_splits(splits), data, narrowing), best))
             tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
             cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted]
             report = self._report(data, starts, results, chosen, cart_losses)
@@ -411,9 +411,11 @@ class Annealed(Recipe):
             rows=rows_used(self, len(data.table.x)),
         )
 
-    def _refitted(self, splits: ObliqueTree, data: Data, few: narrow.Narrowing | None) -> tuple[ObliqueTree, float]:
+    def _refitted(
+        self, splits: ObliqueTree, data: Data, narrowing: narrow.Narrowing | None
+    ) -> tuple[ObliqueTree, float]:
         """Returns the tree refitted in the user's units, and the loss that decides between the trees."""
-        tree, criterion = data.refit(splits, self.leaves, few=few)
+        tree, criterion = data.refit(splits, self.leaves, narrowing=narrowing)
         loss = data.loss(tree)
         if data.validation is not None or self.leaves == "constant":
             return tree, loss
@@ -422,20 +424,20 @@ class Annealed(Recipe):
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
     def _cart_splits(
-        self, problem: Problem, trees: list[ObliqueTree], few: narrow.Narrowing | None
+        self, problem: Problem, trees: list[ObliqueTree], narrowing: narrow.Narrowing | None
     ) -> list[list[ObliqueTree]]:
         """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
 
         CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
-        scaled features, and on raw features if float32 represents them. If there is a map to
-        ``few`` features, the second tree splits the features that it selects.
+        scaled features, and on raw features if float32 represents them. With a ``narrowing``, the second tree splits
+        the features that it selects.
         """
         data: Any = problem.data
         splits = [[data.scaling.restore_splits(tree)] for tree in trees]
         if trees and data.scaling.origin is None and problem.monitor.has_time():
             table, monitor = data.table.replace(encoder=None), problem.monitor.part(0.5)
             options = self.depth, self.leaves, most_rows(self)
-            columns = None if few is None else narrow.selected(np.asarray(few.matrix))
+            columns = None if narrowing is None else narrow.selected(np.asarray(narrowing.matrix))
             splits[0].append(problem.host(cart_of_table, table, *options, columns, monitor=monitor))
         return splits
 

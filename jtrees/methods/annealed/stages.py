@@ -12,7 +12,7 @@ import optax
 
 from jtrees import leaves as kinds, ops, training
 from jtrees.leaves.narrow import Narrowing
-from jtrees.leaves.shrunk import narrowing_of
+from jtrees.leaves.shrunk import fit_narrowing
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import MOST, Problem, Run
 from jtrees.search.minibatch import prediction_loss
@@ -144,9 +144,9 @@ def _evaluations(epochs: int, is_scored: bool) -> list[int]:
 # --- Compiled functions of a start -----------------------------------------------------------------------------------
 
 
-def narrowing(run: Run) -> Narrowing:
+def find_narrowing(run: Run) -> Narrowing:
     """Returns the map to the few features that linear leaves of a wide table use."""
-    return narrowing_of(*run.batch)
+    return fit_narrowing(*run.batch)
 
 
 def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
