@@ -138,7 +138,7 @@ class Linear:
     ) -> tuple["Linear", Array]:
         """Returns the leaves of :meth:`refit` and their :meth:`criterion`, for the cost of one fit.
 
-        ``narrowing`` is the map to few features of :mod:`jtrees.leaves.shrunk`, if it is known.
+        ``narrowing`` is the map to few features, if it is known.
         """
         fitted, error = shrunk_with_error(
             leaf_index, x, y, len(self.intercept), sample_weight=sample_weight, narrowing=narrowing
