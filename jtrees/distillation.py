@@ -190,7 +190,7 @@ def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> 
             f"task must be regression or classification, got {task}: fit it to the rewards that a teacher predicts"
         )
     if ratio is not None:
-        checks.check_not_negative("made", ratio)
+        checks.check_number("made", ratio, least=0)
         if np.ndim(ratio):
             raise ValueError(f"made must be one number, got {checks.quoted(ratio)}")
     if max_seconds is not None:

@@ -75,11 +75,11 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
             f"q must have shape (2**(depth + 1) - 1, n), a row for every node of the whole tree, got {q.shape}"
         )
     validation.check_finite("q", q)
-    validation.check_number("penalty", penalty)
+    validation.check_number("penalty", penalty, above=0)
     if jnp.ndim(penalty):
         raise ValueError(f"penalty must be one number, got shape {jnp.shape(penalty)}: vmap over several")
     if weight is not None:
-        validation.check_not_negative("weight", weight)
+        validation.check_number("weight", weight, least=0)
         if np.shape(weight) != q.shape[1:]:
             raise ValueError(f"weight must have shape {q.shape[1:]}, one a column of q, got {np.shape(weight)}")
     work = np.promote_types(q.dtype, np.float32)
@@ -340,7 +340,7 @@ def tree_isotonic(
     if weights.shape != targets.shape:
         raise ValueError(f"weights must have the shape of targets, {targets.shape}, got {weights.shape}")
     validation.check_finite("targets", targets)
-    validation.check_number("weights", weights)
+    validation.check_number("weights", weights, above=0)
     weights = jnp.maximum(weights, jnp.finfo(work).tiny)  # subnormals may be flushed to zero
     return _pool(weights, targets.astype(work), _checked_parent(parent, len(targets)))[0].astype(targets.dtype)
 

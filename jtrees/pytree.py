@@ -33,7 +33,8 @@ def dataclass(**options: Any) -> Callable[[type[T]], type[T]]: ...
 def dataclass(cls: Any = None, /, **options: Any) -> Any:
     """Returns the class as a frozen dataclass and a pytree, with a method ``replace``.
 
-    Fields are children, except fields of ``field(pytree_node=False)``, which are static. :mod:`flax.serialization`
+    Fields are children, except fields of ``field(pytree_node=False)``, which are static. ``pytree_node`` may also be a
+    function of the annotation. :mod:`flax.serialization`
     supports the class like a class of flax.
 
     Args:
@@ -44,7 +45,8 @@ def dataclass(cls: Any = None, /, **options: Any) -> Any:
         return partial(dataclass, **options)
     cls = dataclasses.dataclass(frozen=True, **options)(cls)
     fields = dataclasses.fields(cls)
-    children = tuple(field.name for field in fields if field.metadata.get("pytree_node", True))
+    is_child = lambda node, field: node(field.type) if callable(node) else node
+    children = tuple(field.name for field in fields if is_child(field.metadata.get("pytree_node", True), field))
     static = tuple(field.name for field in fields if field.name not in children)
 
     def flatten(instance: Any) -> tuple[Sequence[Any], tuple[Any, ...]]:

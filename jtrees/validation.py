@@ -4,7 +4,7 @@ Every check raises ``ValueError``, which names the argument, what was expected, 
 shapes and dtypes are checked. Functions ``as_`` and ``check_`` with a result return the checked value.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import operator
 from typing import Any
 import warnings
@@ -15,6 +15,7 @@ import numpy as np
 
 MAX_DEPTH = 16
 MAX_NUMBERS = 2**31 - 1  # largest number of elements of an array, or of steps, for 32-bit sizes and counters
+Bound = int | float | None
 _LONGEST = 80  # characters of a quoted value
 _MOST = 5  # items of a quoted list
 
@@ -95,11 +96,11 @@ def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
     return value
 
 
-def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
-    """Returns an integer of at least ``minimum`` and at most ``most`` (a limit of 32-bit sizes or counters)."""
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Returns an integer of at least ``least`` and at most ``most`` (a limit of 32-bit sizes or counters)."""
     number = _index(name, value, "a whole number")
-    if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {quoted(number)}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {quoted(number)}")
     if most is not None and number > most:
         raise ValueError(f"{name} must be at most {most}, the limit of 32-bit sizes and counters, got {quoted(number)}")
     return number
@@ -126,50 +127,37 @@ def check_key(key: Any) -> None:
         raise ValueError(f"key must be one random key, got keys of shape {shape}: choose one, such as key[0]")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Checks that the value is a finite number above zero. Traced values and schedules pass."""
-    if not callable(value):
-        check_number(name, value)
-
-
-def check_number(name: str, value: Any) -> None:
-    """Checks that the value holds finite numbers above zero. Traced values pass, but schedules do not."""
-    if not is_traced(value) and (callable(value) or not _is_numeric(value)):
-        raise ValueError(f"{name} must be a number above 0, got {quoted(value)}")
-    _check_values(name, value, lambda number: number > 0, "finite and above 0")
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: Bound = None,
+    above: Bound = None,
+    below: Bound = None,
+    most: Bound = None,
+) -> None:
+    """Checks that the value holds finite numbers within the bounds. Traced values pass."""
+    if is_traced(value):
+        return
+    number = np.asarray(value)  # jax would trace a comparison within a program
+    bounds = (
+        ("of at least", least, np.greater_equal),
+        ("above", above, np.greater),
+        ("below", below, np.less),
+        ("at most", most, np.less_equal),
+    )
+    given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
+    is_valid = _is_numeric(number) and np.all(np.isfinite(number))
+    if not is_valid or not all(np.all(holds(number, bound)) for _, bound, holds in given):
+        expected = " and ".join(f"{words} {bound:g}" for words, bound, _ in given)
+        raise ValueError(f"{name} must be a finite number {expected}".rstrip() + f", got {quoted(value)}")
 
 
 def check_seconds(value: Any) -> None:
     """Checks that ``max_seconds`` is one finite number above zero."""
-    check_number("max_seconds", value)
+    check_number("max_seconds", value, above=0)
     if np.ndim(value):
         raise ValueError(f"max_seconds must be one number above 0, got {quoted(value)}")
-
-
-def check_not_negative(name: str, value: Any) -> None:
-    """Checks that the value is a finite number of at least zero. Traced values pass."""
-    _check_values(name, value, lambda number: number >= 0, "finite and not negative")
-
-
-def check_part(name: str, value: Any) -> None:
-    """Checks that the value is a number in [0, 1). Traced values pass."""
-    holds = lambda number: number.ndim == 0 and 0 <= number < 1
-    _check_values(name, value, holds, "a number from 0 up to but not including 1")
-
-
-def check_share(name: str, value: Any) -> None:
-    """Checks that the value is a number above 0 and at most 1. Traced values pass."""
-    holds = lambda number: number.ndim == 0 and 0 < number <= 1
-    _check_values(name, value, holds, "a number above 0 and at most 1")
-
-
-def _check_values(name: str, value: Any, holds: Callable[[np.ndarray], Any], expected: str) -> None:
-    """Checks that the value holds finite numbers that satisfy a condition. Traced values pass."""
-    if is_traced(value):
-        return
-    number = np.asarray(value)  # jax would trace a comparison within a program
-    if not _is_numeric(number) or not np.all(np.isfinite(number)) or not np.all(holds(number)):
-        raise ValueError(f"{name} must be {expected}, got {quoted(value)}")
 
 
 def _is_numeric(value: Any) -> bool:

@@ -93,7 +93,7 @@ def _sklearn_tree(
     except ImportError as error:
         raise ImportError('the CART warm start needs scikit-learn: pip install "jtrees[sklearn]"') from error
     depth = validation.check_depth(depth)
-    validation.check_not_negative("min_weight", min_weight)
+    validation.check_number("min_weight", min_weight, least=0)
     total = len(x) if sample_weight is None else np.asarray(sample_weight).sum(dtype=np.float64)
     min_weight *= 1 - _ROUNDING
     options: Any = {"monotonic_cst": None if monotone is None else np.asarray(monotone).astype(np.int8)}

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jtrees
-from jtrees import pytree, validation as checks
+from jtrees import pytree
 from jtrees.data import Scaling
-from jtrees.search import Fitted, Problem, Recipe, Run, options as kinds
+from jtrees.search import Fitted, Problem, Recipe, Run, option, options as kinds
 from jtrees.search.engine import MOST
 from jtrees.training.state import NOT_TAKEN
 
@@ -48,7 +48,7 @@ def mse(coefficients: Any, batch: jtrees.Batch) -> jax.Array:
 
 def _checked_momentum(name: str, value: Any) -> Any:
     """None for 0: without momentum there is one program."""
-    return None if value is None or not np.any(value) else kinds.as_scalar(name, value, checks.check_part)
+    return None if value is None or not np.any(value) else kinds.as_scalar(name, value, least=0, below=1)
 
 
 @pytree.dataclass(kw_only=True)
@@ -56,10 +56,10 @@ class Polynomials(Recipe):
     """``depth`` is the degree, fitted by so many updates of gradient descent."""
 
     version = "0.1"  # by which folders of sweeps know the recipe, also where a test replaces its search
-    depth: int = kinds.depth(2)
-    steps: int = kinds.count(103)
-    learning_rate: float = kinds.positive(0.5)
-    momentum: Any = kinds.traced(None, _checked_momentum)
+    depth: int = option(2, most=16)
+    steps: int = option(103)
+    learning_rate: float = option(0.5, above=0)
+    momentum: Any = option(None, check=_checked_momentum, traced=True)
 
     async def search(self, problem: Problem) -> Fitted:
         state = await problem.map(initial)

@@ -19,7 +19,6 @@ from tables import CLASSES as CLASS, X, Y
 
 import jtrees
 from jtrees import Batch, Classification
-from jtrees.search.minibatch import Training
 from jtrees.selection.grid import with_options
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -211,14 +210,15 @@ def test_other_keys_numbers_and_kinds_of_input_compile_nothing(name, count_compi
 @pytest.mark.parametrize("name", sweeps.quick(["DGT", "TEL"], ["DGT"], pytest.mark.wide))
 def test_scores_are_evaluated_once_an_epoch_and_not_in_every_step(name, monkeypatch):
     """Counted by a pure callback, which the compiler may move as it may move any computation."""
-    counter, evaluate = itertools.count(), Training.loss_on
+    kind = type(RECIPES[name])
+    counter, evaluate = itertools.count(), kind.evaluate
 
     def counted(*args):
         count = lambda value: (next(counter), value)[1]
         value = evaluate(*args)
         return jax.pure_callback(count, jax.ShapeDtypeStruct((), value.dtype), value, vmap_method="sequential")
 
-    monkeypatch.setattr(Training, "loss_on", counted)
+    monkeypatch.setattr(kind, "evaluate", counted)
     # Programs that no other test has compiled. With a validation set there is a single training.
     recipe = RECIPES[name].replace(epochs=40, precondition=0, early_stopping=False)
     jtrees.fit(recipe, X, Y, key=KEY, validation=(X[:200], Y[:200]))

@@ -176,7 +176,7 @@ def test_bad_input_is_refused():
     (x, weights, bias, leaf_values), _ = case(7, 2, dtype=np.float32)
     valid = {"x": x, "weights": weights, "bias": bias, "gamma": 1.0}
     for change, message in [
-        ({"gamma": np.nan}, "gamma must be finite and above 0"),
+        ({"gamma": np.nan}, "gamma must be a finite number above 0"),
         ({"gamma": np.ones(2)}, r"gamma must be one number, got shape \(2,\)"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"x": np.full_like(x, np.nan)}, "x must be finite"),

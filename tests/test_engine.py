@@ -19,7 +19,7 @@ import two_devices
 
 import jtrees
 from jtrees import pytree, training
-from jtrees.search import MOST, Engine, Problem, Recipe, Run, engine as search_engine, gather, options
+from jtrees.search import MOST, Engine, Problem, Recipe, Run, engine as search_engine, gather, option
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
 from jtrees.tables import checked_table
@@ -29,7 +29,7 @@ from jtrees.tables import checked_table
 class Walk(Recipe):
     """A recipe whose state moves by a rate in each update."""
 
-    rate: float = options.positive(1.0)
+    rate: float = option(1.0, above=0)
 
 
 def engine_of(stacked: bool = False, monitor: Monitor | None = None, size: int = 4) -> Engine:

@@ -73,5 +73,5 @@ def test_the_best_trial_is_the_result_if_the_time_is_up(example, trainings):
 def test_starts_that_became_non_finite_are_an_error(example):
     with pytest.raises(FloatingPointError, match="smaller learning_rate"):
         jtrees.fit(example.SoftDecisionTree(depth=1, epochs=10, learning_rate=1e30), X, Y, key=KEY)
-    with pytest.raises(ValueError, match="balance must be finite and not negative"):
+    with pytest.raises(ValueError, match="balance must be a finite number of at least 0"):
         jtrees.fit(example.SoftDecisionTree(balance=-1.0), X, Y, key=KEY)

@@ -173,8 +173,8 @@ class Stump:
 class Stumps(jtrees.Recipe):
     """As every recipe, it may be part of a file."""
 
-    depth: int = jtrees.search.options.depth(1)
-    rate: float = jtrees.search.options.positive(0.5)
+    depth: int = jtrees.search.option(1)
+    rate: float = jtrees.search.option(0.5, above=0)
 
 
 def test_classes_of_the_users_own(tmp_path):

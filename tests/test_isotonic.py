@@ -366,12 +366,12 @@ REFUSED = [
     ({"q": np.zeros((7, 3), int)}, "q must be of a floating dtype"),
     ({"q": np.full((7, 3), np.nan)}, "q must be finite, got 21 NaN"),
     ({"q": np.full((7, 3), 1e38, np.float32)}, r"q, also times its weight, must be within \+-4.1e\+36"),
-    *(({"penalty": number}, "penalty must be finite and above 0") for number in (0.0, np.nan)),
+    *(({"penalty": number}, "penalty must be a finite number above 0") for number in (0.0, np.nan)),
     ({"penalty": np.ones(2)}, r"penalty must be one number, got shape \(2,\)"),
     ({"penalty": "much"}, "penalty must be a number above 0"),
     *(({"penalty": number}, "penalty must be a normal number of float32") for number in (1e-40, 1e38)),
     ({"weight": np.ones(7)}, r"weight must have shape \(3,\)"),
-    *(({"weight": np.array([1, w, 1])}, "weight must be finite and not negative") for w in (-1.0, np.nan)),
+    *(({"weight": np.array([1, w, 1])}, "weight must be a finite number of at least 0") for w in (-1.0, np.nan)),
     ({"weight": np.full(3, 1e37)}, "q, also times its weight, must be within"),
 ]
 
@@ -437,7 +437,7 @@ def test_weights_of_any_size(weights, targets, expected):
     [
         (np.ones(3), np.zeros(4), None, r"weights must have the shape of targets, \(4,\), got \(3,\)"),
         (np.ones(4), np.zeros(4), None, r"targets must have 2\*\*\(depth \+ 1\) - 1 entries unless parent"),
-        (np.zeros(3), np.zeros(3), None, "weights must be finite and above 0"),
+        (np.zeros(3), np.zeros(3), None, "weights must be a finite number above 0"),
         (np.ones(3), np.full(3, np.nan), None, "targets must be finite"),
         (np.ones(3), np.zeros(3, int), None, "targets must be floating"),
         (np.ones((3, 1)), np.zeros((3, 1)), None, r"targets must be floating, of shape \(nodes,\)"),

@@ -174,7 +174,7 @@ def test_bad_options():
         jtrees.methods.latent(Architecture(2, "cubic"), 0.1)
     with pytest.raises(ValueError, match="hidden must be at most"):
         jtrees.methods.latent(Architecture(2, hidden=2**40), 0.1)
-    with pytest.raises(ValueError, match="penalty must be a number"):
+    with pytest.raises(ValueError, match="penalty must be a finite number"):
         jtrees.methods.latent(2, optax.constant_schedule(1.0))
 
 

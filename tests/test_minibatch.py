@@ -232,10 +232,10 @@ def test_the_loss_in_blocks_of_rows_is_the_loss_of_all_rows(name, monkeypatch):
     batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(np.abs(x[:, 0])), jnp.asarray(1 + np.abs(x[:, 1])))
     recipe = recipes.RECIPES[name].replace(depth=2)
     run = Run(recipe, Regression(), batch, batch, KEY, True, False, True)
-    params, training = initial(run).params, recipe.training(run)
-    whole = training.loss_on(run, params)
+    params = initial(run).params
+    whole = recipe.evaluate(run, params)
     monkeypatch.setattr(blocking, "evaluation_block", lambda numbers, n: 16)  # the last block is padded
-    np.testing.assert_allclose(training.loss_on(run, params), whole, rtol=1e-6)
+    np.testing.assert_allclose(recipe.evaluate(run, params), whole, rtol=1e-6)
 
 
 # All parameters and all rows are abstract: the program is compiled, but does not run.
@@ -255,6 +255,6 @@ def test_an_evaluation_of_many_rows_needs_little_memory(recipe, gigabytes):
     batch = jtrees.Batch(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, p), (rows,), (rows,))))
     run = lambda batch: Run(recipe, Regression(), batch, batch, KEY, True, False, True)
     params = jax.eval_shape(lambda batch: initial(run(batch)).params, batch)
-    loss = lambda params, batch: recipe.training(run(batch)).loss_on(run(batch), params)
+    loss = lambda params, batch: recipe.evaluate(run(batch), params)
     compiled = jax.jit(loss).lower(params, batch).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < gigabytes * 1e9

@@ -1,6 +1,8 @@
-"""Kinds of options: what each accepts and refuses, in words that name the option. All recipes: test_battery."""
+"""Options: what each annotation accepts and refuses, in words that name the option. All recipes: test_battery."""
 
+from collections.abc import Callable
 import re
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,8 @@ import pytest
 
 import jtrees
 from jtrees import pytree
-from jtrees.search import Recipe, options
-from pallas_kernels import Config
+from jtrees.search import Ranges, Recipe, option, options
+from pallas_kernels import Config, Implementation
 
 NAN, INF = float("nan"), float("inf")
 FAST, SLOW = "fast", "slow"
@@ -21,38 +23,36 @@ def huber(outputs, y):
 
 
 TPU = Config("mosaic_tpu", tile=128, block=8, features=512)
-KINDS = {
-    "depth": options.depth(4, 10),
-    "count": options.count(10, minimum=2, most=50),
-    "unbounded count": options.count(10),
-    "optional_count": options.optional_count(None),
-    "counts": options.counts(240, 240),
-    "flag": options.flag(True),
-    "choice": options.choice(FAST, (FAST, SLOW)),
-    "implementation": options.implementation(),
-    "rows": options.rows(),
-    "optional choice": options.choice(None, (FAST, SLOW), optional=True),
-    "function": options.static(huber, options.check_function),
-    "share": options.share(1.0),
-    "positive": options.positive(0.01),
-    "optional_positive": options.optional_positive(),
-    "optional_not_negative": options.optional_not_negative(),
-    "not_negative": options.not_negative(0.0),
-    "part": options.part(0.9),
-    "ranges": options.ranges((5.0, 25.0)),
-    "precondition": options.precondition(),
-    "base": pytree.field(metadata={"check": options.checked_base}),
-}
+
+
+@pytree.dataclass(kw_only=True)
+class Kinds(Recipe):
+    """A recipe with an option of every kind."""
+
+    depth: int = option(4, most=10)
+    count: int = option(10, least=2)
+    optional_count: int | None = option(None)
+    rows: int | Literal["auto"] | None = option("auto")
+    counts: tuple[int, ...] = option((240, 240))
+    flag: bool = option(True)
+    optional_flag: bool | Literal["binned"] | None = option(None)
+    choice: Literal["fast", "slow"] = option(FAST)
+    optional_choice: Literal["fast", "slow"] | None = option(None)
+    implementation: Implementation = option(None)
+    function: Callable[..., Any] = option(huber)
+    rate: float = option(0.01, above=0)
+    optional_rate: float | None = option(None, above=0)
+    penalty: float | None = option(0.0, least=0)
+    momentum: float = option(0.9, least=0, below=1)
+    share: float = option(1.0, above=0, most=1, traced=False)
+    precondition: float | Literal["auto"] = option("auto", least=0, below=1)
+    ranges: Ranges = option(((5.0, 25.0),))
+    even: int = option(2, check=lambda name, value: 2 * (value // 2))
+    base: Recipe = pytree.field(default=jtrees.DGT(), metadata=options.BASE)
 
 
 def check(kind, value):
-    return KINDS[kind].metadata["check"]("option", value)
-
-
-def test_the_table_of_kinds_is_complete():
-    made = {name for name, fn in vars(options).items() if getattr(fn, "__annotations__", {}).get("return") is not None}
-    public = {name for name in made if not name.startswith(("check", "_"))} - {"as_scalar", "static", "traced"}
-    assert public <= set(KINDS)
+    return options.checked_values(Kinds, **{kind: value})[kind]
 
 
 # A kind, and pairs of a value and what it is then.
@@ -62,16 +62,18 @@ def test_the_table_of_kinds_is_complete():
         ("depth", [(3, 3), (np.int64(10), 10), (jnp.asarray(1), 1)]),
         ("count", [(2, 2), (np.uint8(50), 50)]),
         ("optional_count", [(None, None), (7, 7)]),
+        ("rows", [(None, None), ("auto", "auto"), (np.int64(64), 64)]),
         ("counts", [((), ()), ([8, np.int32(4)], (8, 4))]),
         ("flag", [(False, False), (np.True_, True)]),
+        ("optional_flag", [(None, None), ("binned", "binned"), (False, False)]),
         ("choice", [(SLOW, SLOW)]),
+        ("optional_choice", [(None, None), (SLOW, SLOW)]),
         ("implementation", [(None, None), ("xla", "xla"), (["triton", "xla"], ("triton", "xla")), (TPU, TPU)]),
-        ("rows", [(None, None), ("auto", "auto"), (np.int64(64), 64)]),
-        ("optional choice", [(None, None), (SLOW, SLOW)]),
         ("function", [(huber, huber)]),
         ("share", [(0.5, 0.5), (1, 1.0), (np.float32(0.25), 0.25)]),
-        ("optional_positive", [(None, None)]),
-        ("optional_not_negative", [(None, None)]),
+        ("precondition", [("auto", "auto"), (0, 0.0)]),
+        ("optional_rate", [(None, None)]),
+        ("even", [(5, 4)]),
         ("base", [(jtrees.CO2(nu=2), jtrees.CO2(nu=np.float32(2)))]),
     ],
 )
@@ -82,18 +84,19 @@ def test_static_options(kind, pairs):
 
 
 def test_numbers_become_float32_arrays():
-    numbers = {"positive": [0.1, 1, np.float64(3), jnp.asarray(2), jnp.bfloat16(0.5)], "not_negative": [0, 0.5]}
-    numbers |= {
-        "optional_positive": [0.1],
-        "optional_not_negative": [0.0, 2],
-        "part": [0, 0.99],
-        "ranges": [((1, 2), (3, 3)), jnp.ones((1, 2))],
-    }
+    numbers = {"rate": [0.1, 1, np.float64(3), jnp.asarray(2), jnp.bfloat16(0.5)], "penalty": [0, 0.5]}
+    numbers |= {"optional_rate": [0.1], "momentum": [0, 0.99], "ranges": [((1, 2), (3, 3)), jnp.ones((1, 2))]}
     for kind, values in numbers.items():
         for value in values:
             number = check(kind, value)
             assert isinstance(number, jax.Array) and number.dtype == jnp.float32
             np.testing.assert_array_equal(number, np.asarray(value, np.float32))
+
+
+def test_numbers_are_arguments_of_a_program_and_other_options_are_constants():
+    traced = dict.fromkeys(("rate", "optional_rate", "penalty", "momentum", "ranges"), 1.0)
+    recipe = Kinds(base=jtrees.FromMethod(make=huber), **traced)
+    assert len(jax.tree.leaves(recipe.replace(base=None))) == len(traced)
 
 
 # A kind, the message after the name of the option, and values.
@@ -103,59 +106,66 @@ def test_numbers_become_float32_arrays():
         ("depth", "must be from 1 to 10, got ", (0, 11)),
         ("depth", "must be a whole number from 1 to 10, got ", (2.5, "3", None)),
         ("count", "must be at least 2, got 1", (1,)),
-        ("count", "must be at most 50, the limit of 32-bit sizes and counters, got 51", (51,)),
-        ("unbounded count", "must be at most 2147483646, the limit of 32-bit sizes and counters, got ", (2**40,)),
-        ("optional_count", "must be at least 1, got 0", (0,)),
-        ("counts", "must be whole numbers, such as (240, 240), got ", (240, None)),
+        ("count", "must be at most 2147483646, the limit of 32-bit sizes and counters, got ", (2**40,)),
+        ("optional_count", "must be at least 1, got 0; it may be None", (0,)),
+        ("rows", "must be a whole number, got 'all'; it may be 'auto' or None", ("all",)),
+        ("counts", "must be whole numbers, such as (240, 240), got ", (240, None, "240")),
         ("counts", "must be at least 1, got 0", ((8, 0),)),
         ("flag", "must be True or False, got ", ("False", None, 1)),
+        ("optional_flag", "must be True or False, got 'bins'; it may be 'binned' or None", ("bins",)),
         ("choice", "must be one of 'fast', 'slow', got ", ("medium", None, 3)),
+        ("optional_choice", "must be one of 'fast', 'slow', or None, got ", ("medium", 3)),
         ("implementation", "must be one of 'xla', 'mosaic_tpu', 'triton', 'interpret', a Config, a tuple", ("cuda", 3)),
         ("function", "must be a function, got ", (None, 3, "huber")),
-        ("share", "must be a number above 0 and at most 1, got ", (0, 1.5, NAN, "half", None, [0.5], 1j)),
-        ("share", "must be a number, got ", (True,)),
-        ("rows", "must be a whole number, got 'all'; it may be 'auto' or None", ("all",)),
-        ("precondition", "must be a number from 0 up to but not including 1, got ", (1, -0.1, NAN, "half")),
-        ("positive", "must be finite and above 0, got ", (0, -1.0, NAN, INF)),
-        ("positive", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber, None, np.datetime64("2020"))),
-        ("positive", "must be one number, got shape (2,): sweep or tune over several", ([0.1, 0.2],)),
-        ("optional_positive", "must be finite and above 0, got ", (0.0,)),
-        ("optional_not_negative", "must be finite and not negative, got ", (-1.0,)),
-        ("not_negative", "must be finite and not negative, got ", (-0.1, NAN)),
-        ("not_negative", "must be one number, got shape ", ([0.0, 0.1], [])),
-        ("part", "must be a number from 0 up to but not including 1, got ", (1, -0.1, NAN)),
+        ("share", "must be a finite number above 0 and at most 1, got ", (0, 1.5, NAN, "half", None, 1j)),
+        ("share", "must be a number, got ", (True, [0.5])),
+        ("precondition", "must be a finite number of at least 0 and below 1, got ", (1, -0.1, NAN, "half")),
+        ("rate", "must be a finite number above 0, got ", (0, -1.0, NAN, INF)),
+        ("rate", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber, None, np.datetime64("2020"))),
+        ("rate", "must be one number, got shape (2,): sweep or tune over several", ([0.1, 0.2],)),
+        ("optional_rate", "must be a finite number above 0, got ", (0.0,)),
+        ("penalty", "must be a finite number of at least 0, got ", (-0.1, NAN)),
+        ("penalty", "must be one number, got shape ", ([0.0, 0.1], [])),
+        ("momentum", "must be a finite number of at least 0 and below 1, got ", (1, -0.1, NAN)),
         ("ranges", "must be pairs (low, high), at least one, got ", ((5, 25), ((5, 25), (50,)), (), None, "steep")),
-        ("ranges", "must be finite and above 0, got ", (((0.0, 5.0),),)),
+        ("ranges", "must be a finite number above 0, got ", (((0.0, 5.0),),)),
         ("ranges", "must be pairs (low, high) with low <= high, got ((25, 5),)", (((25, 5),),)),
         ("base", "must be a recipe, such as jtrees.DGT(), got ", (3, jtrees.DGT)),
     ],
 )
 def test_other_values_are_refused_by_name(kind, message, values):
     for value in values:
-        with pytest.raises(ValueError, match=f"^option ?{re.escape(message)}"):
+        with pytest.raises(ValueError, match=f"^{kind} {re.escape(message)}"):
             check(kind, value)
 
 
 @pytree.dataclass(kw_only=True)
-class Ten(Recipe):
-    """A recipe with an option of every sort, one of them unchecked."""
-
-    depth: int = options.depth(2)
-    rate: float = options.positive(0.5)
-    penalty: float = options.not_negative(0)
+class Three(Recipe):
+    depth: int = option(2)
+    rate: float = option(0.5, above=0)
+    penalty: float = option(0, least=0)
 
 
 def test_checked_holds_numbers_as_float32_arrays_and_static_options_as_they_are():
-    recipe = options.checked(Ten(depth=np.int64(3), rate=2))
+    recipe = options.checked(Three(depth=np.int64(3), rate=2))
     assert (recipe.depth, type(recipe.depth), recipe.rate.dtype, float(recipe.rate)) == (3, int, jnp.float32, 2)
-    assert jax.tree.structure(recipe) == jax.tree.structure(options.checked(Ten(depth=3, rate=0.25, penalty=1.0)))
+    assert jax.tree.structure(recipe) == jax.tree.structure(options.checked(Three(depth=3, rate=0.25, penalty=1.0)))
     assert jax.tree.leaves(options.checked(recipe)) == jax.tree.leaves(recipe)  # checked twice is checked once
 
 
 def test_the_first_bad_option_of_a_recipe_is_named():
-    with pytest.raises(ValueError, match=r"^rate must be finite and above 0, got"):
-        options.checked(Ten(rate=0, penalty=-1))
+    with pytest.raises(ValueError, match=r"^rate must be a finite number above 0, got"):
+        options.checked(Three(rate=0, penalty=-1))
     with pytest.raises(TypeError, match="speed"):
-        Ten(speed=3)
+        Three(speed=3)
     with pytest.raises(TypeError, match="positional"):
-        Ten(3)
+        Three(3)
+
+
+def test_an_annotation_that_says_nothing_is_an_error_of_the_author():
+    @pytree.dataclass(kw_only=True)
+    class Anything(Recipe):
+        value: Any = option(2)
+
+    with pytest.raises(TypeError, match="value must be annotated"):
+        options.checked(Anything())

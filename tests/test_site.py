@@ -9,7 +9,7 @@ import pytest
 
 import jtrees
 from jtrees import pytree
-from jtrees.search import options
+from jtrees.search import option
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -36,8 +36,8 @@ def test_every_option_has_a_line(check, monkeypatch):
           gone: an option that was taken out.
         """
 
-        epochs: int = options.count(1)
-        depth: int = options.depth(2)
+        epochs: int = option(1)
+        depth: int = option(2)
 
     monkeypatch.setattr(check, "recipes", lambda: {"Forgetful": Forgetful})
     assert check.options_without_a_line() == [

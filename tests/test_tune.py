@@ -20,7 +20,7 @@ import jtrees
 from jtrees import pytree
 from jtrees.data import Scaling
 from jtrees.data.scaling import losses_of
-from jtrees.search import Fitted, options as kinds
+from jtrees.search import Fitted, option
 from jtrees.selection import halving
 from jtrees.selection.space import draw
 from jtrees.selection.sweep import splits_of
@@ -55,9 +55,9 @@ class RowModel:
 class Prescribed(jtrees.Recipe):
     """Trains nothing: its model has prescribed losses, and a size that grows with depth."""
 
-    depth: int = kinds.depth(1)
-    steps: int = kinds.count(1)
-    rate: float = kinds.positive(1.0)
+    depth: int = option(1, most=16)
+    steps: int = option(1)
+    rate: float = option(1.0, above=0)
 
     async def search(self, problem):
         loss = self.begins(problem)

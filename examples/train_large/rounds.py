@@ -19,14 +19,14 @@ from examples.train_large.blocks import Block, Blocks, Checked, DataError, Shard
 import jtrees
 from jtrees import distributed, sharding, training
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import Engine, FitReport, Fitted, Problem, Run, Training, options as kinds
+from jtrees.search import Engine, FitReport, Fitted, MiniBatchRecipe, Problem, Run, options as kinds
 from jtrees.search.minibatch import Result
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, spectrum
 from jtrees.selection.grid import with_options
 from jtrees.tasks import Classification, Regression, Task
 
-# Recipes that are a single run on mini-batches, which their ``training(run)`` describes.
+# Recipes that are a single run on mini-batches.
 METHODS = {"dgt": jtrees.DGT, "latent": jtrees.LatentTree, "tel": jtrees.TEL}
 SAMPLE = 2**16  # rows in memory: for moments, for the initial parameters, and for the final leaves
 
@@ -41,7 +41,7 @@ class Job(NamedTuple):
       rounds: number of planned rounds.
       updates: steps in a round.
       recipe: the recipe.
-      training: training of the recipe, for the planned number of steps.
+      plan: a run on as many rows as the planned steps take; its rows have no values.
       scaling: scaling of the data.
       sample: rows in memory, in the user's units.
       validation: held-out rows, in the user's units.
@@ -53,12 +53,17 @@ class Job(NamedTuple):
     blocks_per_round: int
     rounds: int
     updates: int
-    recipe: jtrees.Recipe
-    training: Training
+    recipe: MiniBatchRecipe
+    plan: Run
     scaling: Scaling
     sample: Table
     validation: Table
     matrix: jax.Array | None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a mini-batch."""
+        return self.recipe.schedule(len(self.plan.batch.x)).batch_size
 
     def preconditioned(self, x: Any) -> Any:
         """Returns scaled features after preconditioning."""
@@ -166,7 +171,7 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
         raise DataError(f"--set: {error}") from error
     scaling = scaling_of(sample_blocks, task)
     planned = jax.ShapeDtypeStruct(shape, np.float32), jax.ShapeDtypeStruct(shape[:1], np.float32)
-    plan = recipe.training(_run_on(recipe, task, training.Batch(*planned)))  # type: ignore[arg-type]
+    plan = _run_on(recipe, task, training.Batch(*planned))  # type: ignore[arg-type]
     mapping = jnp.asarray(matrix(spectrum(scaling.batch(sample)), strength)) if strength else None
     return Job(checked, order, blocks_per_round, rounds, updates, recipe, plan, scaling, sample, validation, mapping)
 
@@ -268,10 +273,10 @@ def stream(job: Job) -> Any:
 
 def first_state(job: Job, key: jax.Array) -> training.TrainState:
     """Returns the initial state of a run, the same on every device."""
-    plan, scaled = job.training, job.batch(job.sample)
-    rows = job.updates * plan.schedule.batch_size
+    scaled, rows = job.batch(job.sample), job.updates * job.batch_size
     data = jax.tree.map(lambda a: np.resize(a, (rows, *a.shape[1:])), training.Batch(scaled.x, scaled.y))
-    state = jax.jit(lambda data, key: training.start(plan.method, data, key=key, optimizer=plan.optimizer))(data, key)
+    method, optimizer = job.recipe.method(job.plan), job.recipe.optimizer(job.plan)
+    state = jax.jit(lambda data, key: training.start(method, data, key=key, optimizer=optimizer))(data, key)
     # A round donates the previous state. The state must therefore not contain the same buffer twice.
     return jax.device_put(jax.tree.map(jnp.copy, state), _places())
 
@@ -291,12 +296,12 @@ def _places() -> Any:
 
 def round_of(job: Job) -> Any:
     """Returns ``(state, x, y) -> (state, mean loss)``, a jitted round of mini-batches on rows of :func:`stream`."""
-    scaling, plan = scaling_of_counted(job.scaling), job.training
-    options: Any = {"optimizer": plan.optimizer, "steps": job.updates, "batch_size": plan.schedule.batch_size}
+    scaling, method = scaling_of_counted(job.scaling), job.recipe.method(job.plan)
+    options: Any = {"optimizer": job.recipe.optimizer(job.plan), "steps": job.updates, "batch_size": job.batch_size}
 
     def run(state: training.TrainState, x: jax.Array, y: jax.Array) -> tuple[training.TrainState, jax.Array]:
         data = training.Batch(job.preconditioned(scaling.transform(x)), scaling.transform_y(y))
-        state, history = training.advance(plan.method, state, data, **options)
+        state, history = training.advance(method, state, data, **options)
         return state, history.losses.mean()
 
     return jax.jit(run, donate_argnums=0, out_shardings=(_places(), _everywhere()))
@@ -330,18 +335,17 @@ class Evaluator:
         engine, data = Engine(Monitor(), "threefry2x32"), Data(job.sample, job.validation, job.scaling, self._scaled)
         problem = Problem(job.recipe, task, self._scaled, None, np.zeros(2, np.uint32), engine, data)
         fitted = Fitted(result.model, float(result.score), int(result.step), np.zeros(0), report=result.report)
-        done = job.recipe.restored(problem, fitted)
+        done = job.recipe.finish(problem, fitted)
         return jtrees.FitResult(
             done.model, done.tree, done.loss, done.step, done.history, FitReport(search=done.report)
         )
 
     def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> Result:
         """Returns the result of the run; its models take scaled features."""
-        job, plan = self._job, self._job.training
-        run = _run_on(job.recipe, job.sample.task, batch, by, job.matrix)
-        best = training.best(plan.method, state, batch, score=partial(plan.loss_on, run))
-        model = (plan.method.harden if plan.model is None else plan.model)(best.params, batch)
-        report = plan.report(best.params, batch)
+        job, recipe = self._job, self._job.recipe
+        run = _run_on(recipe, job.sample.task, batch, by, job.matrix)
+        best = training.best(recipe.method(run), state, batch, score=partial(recipe.evaluate, run))
+        model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
         return Result(run.on_x(model), best.score, best.step, report)
 
     def score(self, fit: jtrees.FitResult) -> float:

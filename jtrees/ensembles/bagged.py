@@ -12,7 +12,7 @@ from jtrees.data import Data, Table
 from jtrees.data.scaling import row_losses
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest, votes
-from jtrees.search import Fitted, LeftOut, OutOfTimeError, Problem, Recipe, Report, gather, options
+from jtrees.search import Fitted, LeftOut, OutOfTimeError, Problem, Recipe, Report, gather, option, options
 from jtrees.tasks import Classification, Task
 
 _DRAWN = 4  # purpose number of the random generator: see ``Problem.rng``
@@ -65,10 +65,10 @@ class Bagged(Wrapper):
       (3, (40,))
     """
 
-    base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
-    trees: int = options.count(30)
-    fraction: float = options.share(1.0)
-    combine: Literal["mean", "vote"] | None = options.choice(None, ("mean", "vote"), optional=True)
+    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
+    trees: int = option(30)
+    fraction: float = option(1.0, above=0, most=1, traced=False)
+    combine: Literal["mean", "vote"] | None = option(None)
 
     is_tree = False
 

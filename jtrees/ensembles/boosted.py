@@ -25,7 +25,7 @@ from jtrees.ensembles.boosting_sums import Sum, begin, refitted, rounds_of_call,
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, options
+from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, option, options
 from jtrees.search.recipe import check_keeps_splits, loss_of
 from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Task, check_log_loss
@@ -128,13 +128,13 @@ class Boosted(Wrapper):
       5 [-1.  1.]
     """
 
-    base: Recipe = pytree.field(kw_only=False, default=GET(depth=5), metadata={"check": options.checked_base})
-    rounds: int = options.count(300)
-    learning_rate: float = options.positive(0.1)
-    subsample: float = options.share(0.8)
-    columns: float = options.share(1.0)
-    l2: float | None = options.optional_not_negative()
-    patience: int | None = options.optional_count(30)
+    base: Recipe = pytree.field(kw_only=False, default=GET(depth=5), metadata=options.BASE)
+    rounds: int = option(300)
+    learning_rate: float = option(0.1, above=0)
+    subsample: float = option(0.8, above=0, most=1, traced=False)
+    columns: float = option(1.0, above=0, most=1, traced=False)
+    l2: float | None = option(None, least=0)
+    patience: int | None = option(30)
 
     is_tree = False
 

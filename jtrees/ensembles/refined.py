@@ -18,7 +18,7 @@ from jtrees.ensembles.boosting_sums import Sum
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
+from jtrees.search import Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
@@ -96,13 +96,13 @@ class Refined(Wrapper):
     base: Recipe = pytree.field(
         kw_only=False,
         default=Boosted(GET(depth=4, leaves="linear"), rounds=100, subsample=0.5),
-        metadata={"check": options.checked_base},
+        metadata=options.BASE,
     )
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.001)
-    first_sharpness: float = options.positive(10.0)
-    last_sharpness: float = options.positive(100.0)
+    epochs: int | None = option(None)
+    batch_size: int = option(128)
+    learning_rate: float = option(0.001, above=0)
+    first_sharpness: float = option(10.0, above=0)
+    last_sharpness: float = option(100.0, above=0)
 
     is_tree = keeps_order = False
 

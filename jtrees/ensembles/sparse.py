@@ -15,7 +15,7 @@ from jtrees.data import Scaling, Table
 from jtrees.data.constraints import checked_groups, column_of_features
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import get
-from jtrees.search import MOST, Fitted, Problem, Recipe, Report, Run, options
+from jtrees.search import MOST, Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.minibatch import prediction_loss
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -95,12 +95,12 @@ class Sparse(Wrapper):
       [1]
     """
 
-    base: Recipe = pytree.field(kw_only=False, metadata={"check": options.checked_base})
-    terms: int = options.count(5)
-    interactions: Any = options.static(None, _checked_interactions)
-    epochs: int = options.count(300)
-    learning_rate: float = options.positive(0.01)
-    shrink: bool = options.flag(True)
+    base: Recipe = pytree.field(kw_only=False, metadata=options.BASE)
+    terms: int = option(5)
+    interactions: Any = option(None, check=_checked_interactions)
+    epochs: int = option(300)
+    learning_rate: float = option(0.01, above=0)
+    shrink: bool = option(True)
 
     keeps_order = False
 

@@ -89,7 +89,7 @@ def bandit_classifier(
     Raises:
       ValueError: for a number out of range.
     """
-    actions = checks.check_count("actions", actions, minimum=2)
+    actions = checks.check_count("actions", actions, least=2)
     _check_probability("exploration", exploration)
     learner = _Learner(depth, (actions,), two_rates(0.001, 0.3) if optimizer is None else optimizer, accumulate)
 
@@ -201,7 +201,7 @@ class _Learner:
     accumulate: int
 
     def __post_init__(self):
-        if checks.check_count("depth", self.depth, minimum=0):
+        if checks.check_count("depth", self.depth, least=0):
             checks.check_depth(self.depth)
         checks.check_count("accumulate", self.accumulate)
         if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):

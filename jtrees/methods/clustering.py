@@ -7,9 +7,9 @@ import numpy as np
 
 from jtrees import pytree, validation as checks
 from jtrees.data import Scaling, Table
-from jtrees.methods.latent_tree.architecture import INPUTS, MAX_DEPTH
+from jtrees.methods.latent_tree.architecture import MAX_DEPTH
 from jtrees.methods.latent_tree.latent import LatentRecipe
-from jtrees.search import Fitted, Problem, options
+from jtrees.search import Fitted, Problem, option
 from jtrees.search.minibatch import trained
 from jtrees.tasks import Task
 
@@ -50,14 +50,14 @@ class LatentClustering(LatentRecipe):
       True
     """
 
-    target_features: tuple[int, ...] = options.static((0,), lambda _, value: _numbers_of(value))
-    depth: int = options.depth(5, MAX_DEPTH)
-    penalty: float = options.positive(0.1)
-    weight_decay: float = options.not_negative(0.0)
-    inputs: Literal["z", "xz"] = options.choice("z", INPUTS)
-    epochs: int | None = options.optional_count(100)
-    batch_size: int = options.count(8)
-    learning_rate: float = options.positive(1e-3)
+    target_features: tuple[int, ...] = option((0,), check=lambda _, value: _numbers_of(value))
+    depth: int = option(5, most=MAX_DEPTH)
+    penalty: float = option(0.1, above=0)
+    weight_decay: float = option(0.0, least=0)
+    inputs: Literal["z", "xz"] = option("z")
+    epochs: int | None = option(100)
+    batch_size: int = option(8)
+    learning_rate: float = option(1e-3, above=0)
 
     def targets(self, x: Any, y: Any) -> np.ndarray:
         x = np.asarray(checks.check_x(x))
@@ -69,7 +69,7 @@ class LatentClustering(LatentRecipe):
         super().check(task, shape)
 
     async def search(self, problem: Problem) -> Fitted:
-        return self.restored(problem, await trained(problem))
+        return self.finish(problem, await trained(problem))
 
     def scaling(self, table: Table) -> Scaling:
         x, weight = table.x.astype(np.float64), table.weight

@@ -14,12 +14,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
+import optax
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.monotone import ascending, without_negative
-from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Run, fitted_tree, options
-from jtrees.search.minibatch import Schedule, Training, evaluated, trained_in_program
-from jtrees.search.precondition import after_short_trials
+from jtrees.search import (
+    Fitted,
+    MiniBatchRecipe,
+    Preconditioning,
+    Problem,
+    Run,
+    Schedule,
+    checked_values,
+    fitted_tree,
+    option,
+    options,
+)
+from jtrees.search.minibatch import evaluated, trained_in_program
 from jtrees.search.recipe import MOST_PRODUCTS, Growth
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -97,11 +108,8 @@ def dgt(
     Raises:
       ValueError: for a depth, a width or a penalty out of range, or an unknown option.
     """
-    depth, widths = checks.check_depth(depth), options.checked_counts("widths", widths)
-    checks.check_not_negative("l1", l1)
-    checks.check_not_negative("l2", l2)
-    checks.check_choice("window", window, WINDOWS)
-    refit = checks.check_flag("refit", refit)
+    checked = checked_values(DGT, depth=depth, widths=widths, window=window, refit=refit, l1=l1, l2=l2)
+    depth, widths = checked["depth"], checked["widths"]
 
     def init(batch: Batch, *, key: Array) -> ChainedTree:
         task.check(batch.y)
@@ -163,14 +171,14 @@ def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
 def _checked_momentum(name: str, value: Any) -> Any:
     """Returns None for zero momentum, which saves the optimiser a copy of the parameters."""
     none = not checks.is_traced(value) and not np.any(value)
-    return None if none else options.as_scalar(name, value, checks.check_part)
+    return None if none else options.as_scalar(name, value, least=0, below=1)
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 @pytree.dataclass(kw_only=True)
-class DGT(Recipe):
+class DGT(MiniBatchRecipe):
     """DGT's recipe (Algorithm 3).
 
     The search trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The
@@ -210,28 +218,25 @@ class DGT(Recipe):
       ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
-    depth: int = options.depth(4)
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.01)
-    widths: tuple[int, ...] = options.counts(240, 240)
-    window: Literal["mean", "unit"] = options.choice("mean", WINDOWS)
-    refit: bool = options.flag(False)
-    momentum: float | None = options.traced(None, _checked_momentum)
-    cycles: int = options.count(_CYCLES)
-    clip: float = options.positive(0.01)
-    l1: float = options.not_negative(0.0)
-    l2: float = options.not_negative(0.0)
-    implementation: Implementation = options.implementation()
-    early_stopping: bool = options.flag(True)
-    precondition: float | Literal["auto"] = options.precondition()
+    depth: int = option(4, most=16)
+    widths: tuple[int, ...] = option((240, 240))
+    window: Literal["mean", "unit"] = option("mean")
+    refit: bool = option(False)
+    momentum: float | None = option(None, check=_checked_momentum, traced=True)
+    cycles: int = option(_CYCLES)
+    clip: float = option(0.01, above=0)
+    l1: float = option(0.0, least=0)
+    l2: float = option(0.0, least=0)
+    implementation: Implementation = option(None)
+    early_stopping: bool = option(True)
+    precondition: float | Literal["auto"] = option("auto", least=0, below=1)
 
     def keeps_monotone(self, task: Task) -> bool:
         return True
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         n, p = shape
-        steps, sizes = self._schedule(n).steps, self._sizes(p)
+        steps, sizes = self.schedule(n).steps, self._sizes(p)
         if self.cycles > max(steps, _CYCLES):
             raise ValueError(f"cycles must be at most the number of updates, {steps}, got {self.cycles}")
         if max(a * b for a, b in itertools.pairwise(sizes)) > checks.MAX_NUMBERS:
@@ -244,14 +249,11 @@ class DGT(Recipe):
         """Returns the widths of all layers, for p features."""
         return p + 1, *self.widths, topology.num_nodes(self.depth)
 
-    def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size)
-
     # --- A tree of a boosted sum ---
 
     async def growth(self, problem: Problem, trees: int) -> Growth | None:
         n, p = problem.shape
-        schedule, sizes = self._schedule(problem.recipe.rows_of_round(n)), self._sizes(p)
+        schedule, sizes = self.schedule(problem.recipe.rows_of_round(n)), self._sizes(p)
         products = schedule.steps * schedule.batch_size * sum(a * b for a, b in itertools.pairwise(sizes))
         # A subclass may find other trees than ``grow``.
         can_grow = type(self) is DGT and self.precondition == 0 and products <= MOST_PRODUCTS
@@ -264,31 +266,22 @@ class DGT(Recipe):
 
     # --- The procedure ---
 
-    async def search(self, problem: Problem) -> Fitted:
-        result = await after_short_trials(problem, self.precondition)
-        return self.restored(problem, result.fitted, result.preconditioning)
-
-    def restored(self, problem: Problem, fitted: Fitted, how: Preconditioning | None = None) -> Fitted:
-        """Returns the result of a training in the user's units; ``how`` says how the features were preconditioned."""
-        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=how)
-
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        schedule = self._schedule(len(run.batch.x))
-        cycles = min(self.cycles, schedule.steps)
-        rate = training.cosine_cycles(schedule.steps, cycles)
-
-        def loss(params: ChainedTree, batch: Batch, by: Batch) -> Array:
-            tree = signed_tree(params, run.monotone)
-            leaves = _hardened(tree, batch, True).leaves.trainable() if self.refit else tree.leaves
-            return evaluated(run.task, leaves.values[ops.hard(tree.weights, tree.bias, by.x)], by)
-
+    def method(self, run: Run) -> training.Method:
         options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
-        options |= {"monotone": run.monotone, "implementation": self.implementation}
-        return Training(
-            dgt(self.depth, task=run.task, **options),
-            training.rmsprop(lambda step: self.learning_rate * rate(step), self.momentum, self.clip),
-            schedule,
-            loss=loss,
-            patience=schedule.patience(_PATIENCE / cycles) if self.early_stopping else None,
-        )
+        return dgt(self.depth, task=run.task, monotone=run.monotone, implementation=self.implementation, **options)
+
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        steps = self.schedule(len(run.batch.x)).steps
+        rate = training.cosine_cycles(steps, min(self.cycles, steps))
+        return training.rmsprop(lambda step: self.learning_rate * rate(step), self.momentum, self.clip)
+
+    def evaluate(self, run: Run, params: ChainedTree) -> Array:
+        tree = signed_tree(params, run.monotone)
+        leaves = _hardened(tree, run.batch, True).leaves.trainable() if self.refit else tree.leaves
+        return evaluated(run.task, leaves.values[ops.hard(tree.weights, tree.bias, run.by.x)], run.by)
+
+    def patience_of(self, schedule: Schedule) -> int:
+        return schedule.patience(_PATIENCE / min(self.cycles, schedule.steps))
+
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
+        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)

@@ -16,12 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import optax
 
-from jtrees import leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
+from jtrees import leaves as kinds, losses, ops, pytree, routing, topology, training
 from jtrees.data import Scaling, Table
 from jtrees.data.scaling import check_slopes
-from jtrees.search import Fitted, Problem, Recipe, Run, fitted_tree, options
-from jtrees.search.minibatch import Schedule, Training
-from jtrees.search.precondition import after_short_trials
+from jtrees.search import MiniBatchRecipe, Run, checked_values, option
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -93,8 +91,7 @@ def dtsemnet(
     Raises:
       ValueError: for a depth out of range, an unknown kind of leaves or pooling, or linear leaves for another loss.
     """
-    depth = checks.check_depth(depth)
-    checks.check_choice("pooling", pooling, POOLINGS)
+    depth = checked_values(DTSemNet, depth=depth, pooling=pooling)["depth"]
     kind, nodes = kinds.kind_of(leaves, task), topology.num_nodes(depth)
     classes = task.shape[0] if isinstance(task, Classification) and task.shape[0] <= nodes + 1 else None
 
@@ -120,7 +117,7 @@ def dtsemnet(
 
 
 @pytree.dataclass(kw_only=True)
-class DTSemNet(Recipe):
+class DTSemNet(MiniBatchRecipe):
     """DTSemNet's recipe: a hard oblique tree that Adam trains as a network.
 
     The search trains on mini-batches, with a cosine decay of the learning rate. The model is the tree after the last
@@ -146,17 +143,15 @@ class DTSemNet(Recipe):
       ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
-    depth: int = options.depth(4)
-    leaves: Literal["constant", "linear"] = options.choice("constant", kinds.KINDS)
-    pooling: Literal["max", "sum"] = options.choice("max", POOLINGS)
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.03)
-    precondition: float | Literal["auto"] = options.precondition()
+    depth: int = option(4, most=16)
+    leaves: Literal["constant", "linear"] = option("constant")
+    pooling: Literal["max", "sum"] = option("max")
+    learning_rate: float = option(0.03, above=0)
+    precondition: float | Literal["auto"] = option("auto", least=0, below=1)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         kinds.kind_of(self.leaves, task)  # raises for linear leaves with another loss than the squared error
-        self._schedule(shape[0])
+        super().check(task, shape)
 
     def tree_leaves(self, task: Task) -> str:
         return self.leaves
@@ -167,17 +162,9 @@ class DTSemNet(Recipe):
             check_slopes(fitted, 1.0)
         return fitted
 
-    def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size)
+    def method(self, run: Run) -> training.Method:
+        return dtsemnet(self.depth, task=run.task, leaves=self.leaves, pooling=self.pooling)
 
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        schedule = self._schedule(len(run.batch.x))
-        rate = optax.cosine_decay_schedule(1.0, schedule.steps)
-        method = dtsemnet(self.depth, task=run.task, leaves=self.leaves, pooling=self.pooling)
-        optimizer = optax.adam(lambda step: self.learning_rate * rate(step))
-        return Training(method, optimizer, schedule)
-
-    async def search(self, problem: Problem) -> Fitted:
-        result = await after_short_trials(problem, self.precondition)
-        return fitted_tree(problem, result.fitted, refit=True, preconditioning=result.preconditioning)
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        rate = optax.cosine_decay_schedule(1.0, self.schedule(len(run.batch.x)).steps)
+        return optax.adam(lambda step: self.learning_rate * rate(step))

@@ -15,9 +15,8 @@ import optax
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.forest import Forest
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
-from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, output_loss
-from jtrees.search.precondition import stopped_early
+from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, checked_values, option
+from jtrees.search.minibatch import output_loss, stopped_early
 from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
@@ -102,9 +101,8 @@ def grande(
     Raises:
       ValueError: for a number out of range.
     """
-    depth, trees = checks.check_depth(depth), checks.check_count("trees", trees)
-    checks.check_share("selected", selected)
-    checks.check_part("dropout", dropout)
+    checked = checked_values(GRANDE, depth=depth, trees=trees, selected=selected, dropout=dropout)
+    depth, trees = checked["depth"], checked["trees"]
 
     def init(batch: Batch, *, key: Array) -> WeightedTrees:
         task.check(batch.y)
@@ -140,7 +138,7 @@ class GRANDEModel(SoftModel):
 
 
 @pytree.dataclass(kw_only=True)
-class GRANDE(Recipe):
+class GRANDE(MiniBatchRecipe):
     """GRANDE's recipe: hard axis-aligned trees with weights for each sample, trained jointly.
 
     The search trains on mini-batches with Adam. Early stopping chooses the number of updates, as in
@@ -164,15 +162,14 @@ class GRANDE(Recipe):
       GRANDEModel(trees=2, depth=1, features=1, Regression(), parameters=12)
     """
 
-    depth: int = options.depth(5)
-    trees: int = options.count(64)
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(256)
-    learning_rate: float = options.positive(0.02)
-    selected: float = options.share(0.8)
-    dropout: float = options.part(0.2)
-    hard: bool = options.flag(False)
-    early_stopping: bool = options.flag(True)
+    depth: int = option(5, most=16)
+    trees: int = option(64)
+    batch_size: int = option(256)
+    learning_rate: float = option(0.02, above=0)
+    selected: float = option(0.8, above=0, most=1, traced=False)
+    dropout: float = option(0.2, least=0, below=1)
+    hard: bool = option(False)
+    early_stopping: bool = option(True)
     passes = 40
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
@@ -182,19 +179,20 @@ class GRANDE(Recipe):
     def tree_leaves(self, task: Task) -> None:
         return None
 
-    async def search(self, problem: Problem) -> Fitted:
-        kind = None if self.hard else GRANDEModel
-        finish = lambda problem, fitted, _: fitted_joint_trees(problem, fitted, kind, Report())
-        return await stopped_early(problem, 0.0, self.early_stopping, finish)
+    def method(self, run: Run) -> training.Method:
+        return grande(self.depth, self.trees, task=run.task, selected=self.selected, dropout=self.dropout)
 
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        schedule = Schedule.of(len(run.batch.x), self.epochs, self.batch_size, passes=self.passes)
-        return Training(
-            grande(self.depth, self.trees, task=run.task, selected=self.selected, dropout=self.dropout),
-            optax.adam(self.learning_rate),
-            schedule,
-            loss=lambda params, batch, by: output_loss(run.task, WeightedTrees.outputs, params, by),
-            model=(lambda params, batch: additive(params, batch, run.task)) if self.hard else lambda params, _: params,
-            patience=schedule.patience() if self.early_stopping else None,
-        )
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
+    def model(self, run: Run, params: WeightedTrees) -> WeightedTrees | Forest:
+        return additive(params, run.batch, run.task) if self.hard else params
+
+    def evaluate(self, run: Run, params: WeightedTrees) -> Array:
+        return output_loss(run.task, WeightedTrees.outputs, params, run.by)
+
+    async def search(self, problem: Problem) -> Fitted:
+        return await stopped_early(problem)
+
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
+        return fitted_joint_trees(problem, fitted, None if self.hard else GRANDEModel, Report())

@@ -12,9 +12,8 @@ from jaxtyping import Array, Float
 import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
-from jtrees.search import Fitted, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, output_loss
-from jtrees.search.precondition import stopped_early
+from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, checked_values, option
+from jtrees.search.minibatch import output_loss, stopped_early
 from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
@@ -116,8 +115,8 @@ def node(depth: int, trees: int = 64, layers: int = 1, *, task: Task = Regressio
     Raises:
       ValueError: for a number out of range.
     """
-    checks.check_depth(depth)
-    trees, layers = checks.check_count("trees", trees), checks.check_count("layers", layers)
+    checked = checked_values(NODE, depth=depth, trees=trees, layers=layers)
+    depth, trees, layers = checked["depth"], checked["trees"], checked["layers"]
 
     def init(batch: Batch, *, key: Array) -> ObliviousLayers:
         task.check(batch.y)
@@ -145,7 +144,7 @@ class NODEModel(SoftModel):
 
 
 @pytree.dataclass(kw_only=True)
-class NODE(Recipe):
+class NODE(MiniBatchRecipe):
     """NODE's recipe: layers of soft oblivious trees, trained jointly.
 
     The search trains on mini-batches with Adam. Early stopping chooses the number of updates, as in
@@ -167,13 +166,12 @@ class NODE(Recipe):
       NODEModel(layers=1, trees=2, depth=1, features=1, Regression(), parameters=10)
     """
 
-    depth: int = options.depth(5)
-    trees: int = options.count(64)
-    layers: int = options.count(1)
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(256)
-    learning_rate: float = options.positive(0.02)
-    early_stopping: bool = options.flag(True)
+    depth: int = option(5, most=16)
+    trees: int = option(64)
+    layers: int = option(1)
+    batch_size: int = option(256)
+    learning_rate: float = option(0.02, above=0)
+    early_stopping: bool = option(True)
     passes = 40
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
@@ -185,18 +183,20 @@ class NODE(Recipe):
     def tree_leaves(self, task: Task) -> None:
         return None
 
-    async def search(self, problem: Problem) -> Fitted:
-        finish = lambda problem, fitted, _: fitted_joint_trees(problem, fitted, NODEModel, Report())
-        return await stopped_early(problem, 0.0, self.early_stopping, finish)
+    def method(self, run: Run) -> training.Method:
+        return node(self.depth, self.trees, self.layers, task=run.task)
 
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        schedule = Schedule.of(len(run.batch.x), self.epochs, self.batch_size, passes=self.passes)
-        return Training(
-            node(self.depth, self.trees, self.layers, task=run.task),
-            optax.adam(self.learning_rate),
-            schedule,
-            loss=lambda params, batch, by: output_loss(run.task, ObliviousLayers.outputs, params, by),
-            model=lambda params, batch: params,
-            patience=schedule.patience() if self.early_stopping else None,
-        )
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
+    def model(self, run: Run, params: ObliviousLayers) -> ObliviousLayers:
+        return params
+
+    def evaluate(self, run: Run, params: ObliviousLayers) -> Array:
+        return output_loss(run.task, ObliviousLayers.outputs, params, run.by)
+
+    async def search(self, problem: Problem) -> Fitted:
+        return await stopped_early(problem)
+
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
+        return fitted_joint_trees(problem, fitted, NODEModel, Report())

@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jtrees import io, leaves, ops, pytree, routing, topology
-from jtrees.search import Fitted, Problem, Recipe, Run, fitted_tree, gather, options
-from jtrees.search.minibatch import Schedule, Training, trained
-from jtrees.search.precondition import fold_rows
+from jtrees.search import Fitted, MiniBatchRecipe, Problem, Run, fold_rows, gather, option, trained
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, Method
 from jtrees.tree import ObliqueTree
@@ -83,7 +81,7 @@ def soft_decision_tree(depth: int, *, task: Task = Regression(), balance: float 
 
 
 @pytree.dataclass(kw_only=True)
-class SoftDecisionTree(Recipe):
+class SoftDecisionTree(MiniBatchRecipe):
     """The hard tree of a soft decision tree that Adam trains on mini-batches.
 
     Each start first has a trial: a tenth of the updates on four fifths of the rows. The start with the lowest held-out
@@ -106,18 +104,16 @@ class SoftDecisionTree(Recipe):
       ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
-    depth: int = options.depth(4)
-    epochs: int = options.count(100)
-    batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.01)
-    balance: float = options.not_negative(0.1)
-    starts: int = options.count(4)
+    depth: int = option(4, most=16)
+    epochs: int = option(100)
+    balance: float = option(0.1, least=0)
+    starts: int = option(4)
 
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run, as pure functions. Numeric options of the recipe are traced."""
-        method = soft_decision_tree(self.depth, task=run.task, balance=self.balance)
-        schedule = Schedule.of(len(run.batch.x), self.epochs, self.batch_size)
-        return Training(method, optax.adam(self.learning_rate), schedule)
+    def method(self, run: Run) -> Method:
+        return soft_decision_tree(self.depth, task=run.task, balance=self.balance)
+
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
 
     async def search(self, problem: Problem) -> Fitted:
         best = problem
@@ -130,6 +126,6 @@ class SoftDecisionTree(Recipe):
                 raise trials[0]
             k = min(finite, key=lambda k: trials[k].score)
             if not problem.monitor.has_time():
-                return fitted_tree(problem, trials[k], refit=True)
+                return self.finish(problem, trials[k])
             best = starts[k]
-        return fitted_tree(problem, await trained(best), refit=True)
+        return self.finish(problem, await trained(best))

@@ -76,7 +76,7 @@ class TreeEnsemble(nnx.Module):
         """
         features, trees = validation.check_count("features", features), validation.check_count("num_trees", num_trees)
         out_features, depth = validation.check_count("out_features", out_features), validation.check_depth(depth)
-        validation.check_number("gamma", gamma)
+        validation.check_number("gamma", gamma, above=0)
         validation.check_choice("combine", combine, COMBINATIONS)
         conditional.checked_width(width, depth)
         nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)

@@ -155,7 +155,7 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
     for name, array in arrays.items():
         if 0 in array.shape:
             raise ValueError(f"{name} must have no axis of length 0, got shape {array.shape}")
-    validation.check_number("gamma", gamma)
+    validation.check_number("gamma", gamma, above=0)
     if jnp.ndim(gamma):
         raise ValueError(f"gamma must be one number, got shape {jnp.shape(gamma)}")
     validation.check_finite("x", x)

@@ -22,9 +22,10 @@ from jtrees.search.report import (
 from jtrees.search.run import Run as Run
 
 from jtrees.search import options as options  # isort: skip
+from jtrees.search.options import Ranges as Ranges, checked_values as checked_values, option as option  # isort: skip
 from jtrees.search.minibatch import (  # isort: skip
+    MiniBatchRecipe as MiniBatchRecipe,
     Schedule as Schedule,
-    Training as Training,
     trained as trained,
 )
 from jtrees.search.precondition import (  # isort: skip

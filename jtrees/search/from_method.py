@@ -12,11 +12,12 @@ import optax
 
 from jtrees import pytree, training, validation
 from jtrees.leaves import kind_of
-from jtrees.search import options as kinds
 from jtrees.search.fitted import Fitted
-from jtrees.search.minibatch import Schedule, Training, trained
+from jtrees.search.minibatch import MiniBatchRecipe, trained
+from jtrees.search.options import as_scalar, option
 from jtrees.search.problem import Problem
-from jtrees.search.recipe import Recipe, fitted_tree
+from jtrees.search.recipe import fitted_tree
+from jtrees.search.report import Preconditioning
 from jtrees.search.run import Run
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
@@ -27,8 +28,7 @@ def _checked_numbers(name: str, value: Any) -> FrozenDict:
     """Returns finite numbers by name as float32 arrays."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be numbers by name, got {validation.quoted(value)}")
-    finite = lambda name, value: validation.check_finite(name, jnp.atleast_1d(value))
-    return FrozenDict({key: kinds.as_scalar(f"{name}__{key}", number, finite) for key, number in value.items()})
+    return FrozenDict({key: as_scalar(f"{name}__{key}", number) for key, number in value.items()})
 
 
 def _checked_static(name: str, value: Any) -> FrozenDict:
@@ -44,7 +44,7 @@ def _checked_static(name: str, value: Any) -> FrozenDict:
 
 
 @pytree.dataclass(kw_only=True)
-class FromMethod(Recipe):
+class FromMethod(MiniBatchRecipe):
     """Recipe that trains a :class:`jtrees.Method` on mini-batches; it can be fitted to tables, tuned, swept and bagged.
 
     Features are scaled to mean 0 and standard deviation 1, and targets to [0, 1]. The model is the hardened tree after
@@ -70,18 +70,15 @@ class FromMethod(Recipe):
       ObliqueTree(depth=1, features=1, splits=1, leaves=2, parameters=4, Values(SquaredError))
     """
 
-    make: Callable[..., training.Method] = pytree.field(pytree_node=False, metadata={"check": kinds.check_function})
-    options: Any = kinds.traced(FrozenDict(), _checked_numbers)
-    static: Any = kinds.static(FrozenDict(), _checked_static)
-    rule: Callable[..., optax.GradientTransformation] = kinds.static(optax.adam, kinds.check_function)
-    epochs: int | None = kinds.optional_count(None)
-    batch_size: int = kinds.count(128)
-    learning_rate: float = kinds.positive(0.01)
+    make: Callable[..., training.Method] = option()
+    options: Any = option(FrozenDict(), check=_checked_numbers, traced=True)
+    static: Any = option(FrozenDict(), check=_checked_static)
+    rule: Callable[..., optax.GradientTransformation] = option(optax.adam)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         n, p = shape
         method = self._method(task)
-        Schedule.of(n, self.epochs, self.batch_size)
+        super().check(task, shape)
         labels = isinstance(task, Classification)
         y = jax.ShapeDtypeStruct((n,), jnp.int32) if labels else jax.ShapeDtypeStruct((n, *task.shape), jnp.float32)
         batch = Batch(jax.ShapeDtypeStruct((n, p), jnp.float32), y)  # type: ignore[arg-type]
@@ -105,22 +102,21 @@ class FromMethod(Recipe):
         return method
 
     async def search(self, problem: Problem) -> Fitted:
-        return self.restored(problem, await trained(problem))
+        return self.finish(problem, await trained(problem))
 
-    def restored(self, problem: Problem, fitted: Fitted) -> Fitted:
-        """Returns the result of a training in the user's units."""
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         return fitted_tree(problem, fitted, refit=None)
 
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        method, schedule = self._method(run.task), Schedule.of(len(run.batch.x), self.epochs, self.batch_size)
+    def method(self, run: Run) -> training.Method:
+        return self._method(run.task)
 
-        def loss(params: Any, batch: Batch, by: Batch) -> Array:
-            step = jnp.asarray(schedule.steps, jnp.int32)
-            return method.loss(params, training.state.normalised(by), key=jax.random.key(0), step=step)[1]
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        return self.rule(optax.cosine_decay_schedule(self.learning_rate, self.schedule(len(run.batch.x)).steps))
 
-        optimizer = self.rule(optax.cosine_decay_schedule(self.learning_rate, schedule.steps))
-        return Training(method, optimizer, schedule, loss=loss)
+    def evaluate(self, run: Run, params: Any) -> Array:
+        step = jnp.asarray(self.schedule(len(run.batch.x)).steps, jnp.int32)
+        by = training.state.normalised(run.by)
+        return self._method(run.task).loss(params, by, key=jax.random.key(0), step=step)[1]
 
 
 def _shape(leaves: Any) -> tuple[int, ...]:

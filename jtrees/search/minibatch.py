@@ -11,10 +11,14 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import blocking, distributed, losses, training, validation as checks
+from jtrees import blocking, distributed, losses, pytree, training, validation as checks
 from jtrees.search.engine import MOST
 from jtrees.search.fitted import Fitted
+from jtrees.search.options import option
+from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import Problem
+from jtrees.search.recipe import Recipe, fitted_tree
+from jtrees.search.report import Preconditioning
 from jtrees.search.run import Run
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
@@ -24,6 +28,7 @@ from jtrees.training import Batch, TrainState
 # were less accurate on tables of some hundred rows if the least number was 2000 (experiments.defaults).
 _PASSES, _FEWEST, _MOST = 100, 300, 7500
 _USUAL = 128  # samples in a mini-batch; smaller batches may take more updates, for the same number of samples
+_TRIAL = 1 / 6  # part of the updates that a trial of a preconditioner has
 _EVALUATIONS = 100  # number of evaluations of a training if ``epochs`` is None
 
 
@@ -83,43 +88,75 @@ class Schedule(NamedTuple):
         return cls(epochs * per_epoch, per_epoch, batch_size, per_epoch)
 
 
-class Training(NamedTuple):
-    """The training of one run, as pure functions and numbers: the result of ``recipe.training(run)``.
+@pytree.dataclass(kw_only=True)
+class MiniBatchRecipe(Recipe):
+    """A recipe that is a method, an optimiser and a schedule of mini-batches.
+
+    A subclass defines :meth:`method` and :meth:`optimizer`. The search trains on mini-batches. The model has the
+    parameters after the last update. If ``validation`` is given, it has the parameters with the lowest validation loss.
 
     Attributes:
-      method: the method to train.
-      optimizer: the optimiser.
-      schedule: number and size of the mini-batches.
-      loss: ``(params, batch, by) -> scalar``, the loss on ``by`` of the model built from ``params`` and ``batch``.
-        None: the loss of the model that ``method.harden`` returns.
-      model: ``(params, batch) -> model`` of scaled data; None: ``method.harden``.
-      report: ``(params, batch) -> values``, from which the recipe makes its report.
-      patience: number of evaluations in a row without a lower loss after which the run ends; None: no early stopping.
-      vanished: ``opt_state -> whether all further updates are zero``, which ends the run.
+      epochs: number of passes over the data. None: ``passes``, with at least 300 and at most 7500 updates. Batches of
+        fewer than 128 samples may take more updates, up to 960,000 samples in total.
+      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
+        skipped until the next shuffle.
+      learning_rate: initial learning rate.
+      early_stopping: whether a run ends after :meth:`patience` evaluations without a lower loss. A subclass may declare
+        this option.
+      precondition: strength of the preconditioner. A subclass may declare this option.
     """
 
-    method: training.Method
-    optimizer: optax.GradientTransformation
-    schedule: Schedule
-    loss: Callable[[Any, Batch, Batch], Array] | None = None
-    model: Callable[[Any, Batch], Any] | None = None
-    report: Callable[[Any, Batch], Any] = lambda params, batch: None
-    patience: int | None = None
-    vanished: Callable[[Any], Array] = lambda opt_state: jnp.zeros((), bool)
+    epochs: int | None = option(None)
+    batch_size: int = option(128)
+    learning_rate: float = option(0.01, above=0)
 
-    def loss_on(self, run: Run, params: Any) -> Array:
+    early_stopping = False
+    precondition = 0.0
+    passes = _PASSES
+
+    def method(self, run: Run) -> training.Method:
+        """Returns the method to train."""
+        raise NotImplementedError
+
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        """Returns the optimiser."""
+        raise NotImplementedError
+
+    def model(self, run: Run, params: Any) -> Any:
+        """Returns the model of scaled data."""
+        return self.method(run).harden(params, run.batch)
+
+    def evaluate(self, run: Run, params: Any) -> Array:
         """Returns the loss of the parameters on the evaluation rows of a run."""
-        if self.loss is not None:
-            return self.loss(params, run.batch, run.by)
-        return prediction_loss(run.task, self.method.harden(params, run.batch), run.by)
+        return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.by)
 
-    def has_stopped(self, state: TrainState) -> Array:
-        """Returns whether early stopping has ended the run. Its result is then the best state so far."""
-        return jnp.zeros((), bool) if self.patience is None else state.waited >= self.patience
+    def describe(self, run: Run, params: Any) -> Any:
+        """Returns values for the report."""
 
-    def has_ended(self, state: TrainState) -> Array:
-        """Returns whether the run has ended before the last update of its schedule."""
-        return self.has_stopped(state) | self.vanished(state.opt_state)
+    def has_vanished(self, opt_state: Any) -> Array:
+        """Returns whether all further updates are zero, which ends a run."""
+        return jnp.zeros((), bool)
+
+    def patience_of(self, schedule: Schedule) -> int:
+        """Returns the number of evaluations in a row without a lower loss after which a run ends."""
+        return schedule.patience()
+
+    def schedule(self, n: int) -> Schedule:
+        """Returns the number and size of the mini-batches of n samples."""
+        return Schedule.of(n, self.epochs, self.batch_size, passes=self.passes)
+
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        self.schedule(shape[0])
+
+    async def search(self, problem: Problem) -> Fitted:
+        """Trains, with the best strength of the preconditioner in trials with a sixth of the updates."""
+        train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
+        result = await preconditioned(problem, self.precondition, train, trial=trial)
+        return self.finish(problem, result.fitted, result.preconditioning)
+
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
+        """Returns the result of a training in the user's units; ``preconditioning`` is for the report."""
+        return fitted_tree(problem, fitted, refit=True, preconditioning=preconditioning)
 
 
 def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
@@ -151,8 +188,21 @@ def _mean_over_blocks(task: Task, row_losses: Callable[[Array, Array], Array], m
 
 def initial(run: Run) -> TrainState:
     """Returns the initial state of a run."""
-    training_run = run.recipe.training(run)
-    return training.start(training_run.method, run.batch, key=run.key, optimizer=training_run.optimizer)
+    recipe = run.recipe
+    return training.start(recipe.method(run), run.batch, key=run.key, optimizer=recipe.optimizer(run))
+
+
+def has_stopped(run: Run, state: TrainState) -> Array:
+    """Returns whether early stopping has ended the run. Its result is then the best state so far."""
+    recipe = run.recipe
+    if not recipe.early_stopping:
+        return jnp.zeros((), bool)
+    return state.waited >= recipe.patience_of(recipe.schedule(len(run.batch.x)))
+
+
+def has_ended(run: Run, state: TrainState) -> Array:
+    """Returns whether the run has ended before the last update of its schedule."""
+    return has_stopped(run, state) | run.recipe.has_vanished(state.opt_state)
 
 
 def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
@@ -161,16 +211,16 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     A run that evaluates during training is evaluated after each epoch, or 100 times in total if no epochs are given.
     The initial parameters are not evaluated, because they are random.
     """
-    training_run = run.recipe.training(run)
-    method, optimizer, schedule = training_run.method, training_run.optimizer, training_run.schedule
+    recipe, schedule = run.recipe, run.recipe.schedule(len(run.batch.x))
+    method, optimizer = recipe.method(run), recipe.optimizer(run)
     update = training.step.one_step(method, run.batch, optimizer, batch_size=schedule.batch_size)
     score = None
     if run.evaluates is not False:
-        score = partial(training_run.loss_on, run._replace(by=run.rows_during_training))
+        score = partial(recipe.evaluate, run._replace(by=run.rows_during_training))
     is_due = lambda made: run.evaluates & schedule.is_due(made)
-    update = training.step.with_early_stopping(update, score, is_due, training_run.has_ended)
+    update = training.step.with_early_stopping(update, score, is_due, partial(has_ended, run))
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
-    return state, history.losses, training_run.has_ended(state)
+    return state, history.losses, has_ended(run, state)
 
 
 class Result(NamedTuple):
@@ -212,20 +262,18 @@ def result_of(run: Run, state: TrainState) -> Result:
     The result has the parameters with the lowest loss of all evaluations, or the last parameters if there was no
     evaluation. The last parameters are evaluated here if they were not before, unless early stopping ended the run.
     """
-    training_run = run.recipe.training(run)
-    method, dtype = training_run.method, state.best.score.dtype
-    last_loss = lambda params: training_run.loss_on(run, params).astype(dtype)
-    is_known = training_run.has_stopped(state) | (run.evaluates & training_run.schedule.is_due(state.step))
+    recipe, dtype = run.recipe, state.best.score.dtype
+    last_loss = lambda params: recipe.evaluate(run, params).astype(dtype)
+    is_known = has_stopped(run, state) | (run.evaluates & recipe.schedule(len(run.batch.x)).is_due(state.step))
     score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
-    best = training.best(method, state, run.batch, score=score)
-    model = (method.harden if training_run.model is None else training_run.model)(best.params, run.batch)
-    report = training_run.report(best.params, run.batch)
+    best = training.best(recipe.method(run), state, run.batch, score=score)
+    model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
     return Result(run.on_x(model), best.score, best.step, report, state.finite)
 
 
 def trained_in_program(run: Run) -> Result:
     """Returns what :func:`trained` trains, within one program."""
-    return result_of(run, in_parts(advanced, run, initial(run), run.recipe.training(run).schedule.steps))
+    return result_of(run, in_parts(advanced, run, initial(run), run.recipe.schedule(len(run.batch.x)).steps))
 
 
 def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begins: Array | int = 0) -> Any:
@@ -242,10 +290,10 @@ def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begi
 
 
 async def trained(problem: Problem, part: float = 1.0, steps: int | None = None) -> Fitted:
-    """Trains on mini-batches and returns the result on scaled data, with the values of ``Training.report``.
+    """Trains on mini-batches and returns the result on scaled data, with the values of ``describe`` as its report.
 
     Args:
-      problem: the problem; its recipe has a method ``training(run)``.
+      problem: the problem; its recipe is a :class:`MiniBatchRecipe`.
       part: fraction of the updates of the schedule to make.
       steps: number of updates; None: ``part`` of the schedule.
 
@@ -254,8 +302,22 @@ async def trained(problem: Problem, part: float = 1.0, steps: int | None = None)
     """
     recipe = problem.recipe
     if steps is None:
-        schedule = Schedule.of(problem.shape[0], recipe.epochs, recipe.batch_size, passes=recipe.passes)
-        steps = math.ceil(part * schedule.steps)
+        steps = math.ceil(part * recipe.schedule(problem.shape[0]).steps)
     state = await problem.map(initial)
     state, losses = await problem.train(advanced, state, steps, name=type(recipe).__name__)
     return (await problem.map(result_of, state)).host.fitted(losses)
+
+
+async def stopped_early(problem: Problem) -> Fitted:
+    """Returns the result of training on mini-batches, in the user's units.
+
+    With early stopping, a trial on four fifths of the rows chooses the number of updates, at its lowest held-out loss.
+    With a validation set there is no trial: the training itself is evaluated on that set.
+    """
+    recipe = problem.recipe
+
+    async def train(problem: Problem, trial: Fitted | None) -> Fitted:
+        return await trained(problem, steps=None if trial is None or not recipe.early_stopping else trial.step)
+
+    result = await preconditioned(problem, recipe.precondition, train, always_tries=recipe.early_stopping)
+    return result.finished(problem, problem, recipe.finish)

@@ -1,16 +1,17 @@
-"""Kinds of options: each kind declares a default, a check with a message, and whether the option is static or traced.
+"""Options of recipes: a default, and what the option takes. The annotation says which values, and bounds say the range.
 
-    depth: int = options.depth(4)
-    learning_rate: float = options.positive(0.01)
+    depth: int = option(4, most=16)
+    learning_rate: float = option(0.01, above=0)
+    leaves: Literal["constant", "linear"] = option("constant")
 
-Static options are part of the compiled program. Numeric options are arguments of the program: a new value does not
-recompile it, and ``vmap`` maps over numeric options. :func:`checked` checks all options of a recipe.
+Numbers (``float``) are arguments of the compiled program: a new value does not recompile it, and ``vmap`` maps over
+numbers. All other options are static: they are part of the program. :func:`checked` checks all options of a recipe.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 import dataclasses
-from functools import partial
-from typing import Any
+import types
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,95 @@ import numpy as np
 from jtrees import pytree, validation as checks
 from jtrees.search.recipe import Recipe
 import pallas_kernels
+from pallas_kernels import Implementation
 
+Ranges = tuple[tuple[float, float], ...]  # pairs (low, high) of positive numbers
 _LARGEST = checks.MAX_NUMBERS - 1  # an integer is below the largest value of a 32-bit counter
-Check = Callable[[str, Any], Any]  # (name, value) -> the value to store; ValueError naming the option
+
+
+class Option(NamedTuple):
+    """What an option takes, beside its annotation.
+
+    Attributes:
+      bounds: bounds of a number, as keywords of :func:`jtrees.validation.check_number`.
+      traced: whether the option may be traced. None: if its annotation is a number or None.
+      check: ``(name, value) -> the value to store``, or None. It replaces the annotation and the bounds.
+    """
+
+    bounds: dict[str, int | float]
+    traced: bool | None = None
+    check: Callable[[str, Any], Any] | None = None
+
+    def is_traced(self, annotation: Any) -> bool:
+        """Returns whether the option is an argument of the program."""
+        kinds, words = _alternatives(annotation)
+        return kinds in ([float], [Ranges]) and not any(words) if self.traced is None else self.traced
+
+    def checked(self, name: str, value: Any, annotation: Any) -> Any:
+        """Returns the value to store. Numbers that may be traced become float32 arrays.
+
+        Raises:
+          ValueError: for a value that the option does not take. The message names the option.
+        """
+        if self.check is not None:
+            return self.check(name, value)
+        if annotation == Implementation:
+            names = pallas_kernels.named(value, name)
+            return names if isinstance(value, list) else value
+        kinds, words = _alternatives(annotation)
+        if (value is None or isinstance(value, str)) and value in words:
+            return value
+        if not kinds:
+            return checks.check_choice(name, value, [word for word in words if word], "None" if None in words else "")
+        try:
+            return self._checked(name, value, kinds[0], self.is_traced(annotation))
+        except ValueError as error:
+            if not words:
+                raise
+            raise ValueError(f"{error}; it may be {checks.listed(map(checks.quoted, words), ' or ')}") from None
+
+    def _checked(self, name: str, value: Any, kind: Any, traced: bool) -> Any:
+        """Returns the checked value of a kind of values."""
+        if kind is bool:
+            return checks.check_flag(name, value)
+        if kind is int:
+            if "most" in self.bounds:
+                return checks.check_depth(value, int(self.bounds["most"]), name)
+            return checks.check_count(name, value, int(self.bounds.get("least", 1)), _LARGEST)
+        if kind is float:
+            return as_scalar(name, value, **self.bounds) if traced else _host_number(name, value, **self.bounds)
+        if kind == tuple[int, ...]:
+            if not isinstance(value, Iterable) or isinstance(value, str):
+                raise ValueError(f"{name} must be whole numbers, such as (240, 240), got {checks.quoted(value)}")
+            return tuple(checks.check_count(name, number) for number in value)
+        if kind == Ranges:
+            return _checked_ranges(name, value)
+        if get_origin(kind) is Callable:
+            return check_function(name, value)
+        raise TypeError(f"{name} must be annotated by a kind of values that an option can take, got {kind}")
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    check: Callable[[str, Any], Any] | None = None,
+    traced: bool | None = None,
+    **bounds: int | float,
+) -> Any:
+    """Declares an option of a recipe.
+
+    The annotation may be ``bool``, ``int`` (by default at least 1), ``float``, ``tuple[int, ...]``, :data:`Ranges`, a
+    function, :data:`pallas_kernels.Implementation`, or a ``Literal``. It may be joined with words and None, such as
+    ``int | Literal["auto"] | None``.
+
+    Args:
+      default: the default value; without it, the option must be given.
+      check: ``(name, value) -> the value to store``, for all other values.
+      traced: whether the option may be traced. None: if its annotation is a number or None.
+      **bounds: bounds of the numbers: ``least``, ``above``, ``below`` or ``most``.
+    """
+    what = Option(bounds, traced, check)
+    return pytree.field(pytree_node=what.is_traced, metadata={"option": what}, default=default)  # type: ignore[arg-type]
 
 
 def checked(recipe: Any) -> Any:
@@ -35,14 +122,22 @@ def checked(recipe: Any) -> Any:
 
 
 def _checked(recipe: Any) -> Any:
-    values = {}
-    for field in dataclasses.fields(recipe):
-        if (check := field.metadata.get("check")) is not None:
-            values[field.name] = check(field.name, getattr(recipe, field.name))
-    return recipe.replace(**values)
+    declared = [field.name for field in dataclasses.fields(recipe) if "option" in field.metadata]
+    return recipe.replace(**checked_values(recipe, **{name: getattr(recipe, name) for name in declared}))
 
 
-def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array:
+def checked_values(recipe: Any, **values: Any) -> dict[str, Any]:
+    """Returns checked values of options of a recipe or of its class, by name.
+
+    Raises:
+      ValueError: if a value is invalid. The message names the option, what was expected, and the value.
+    """
+    fields = {field.name: field for field in dataclasses.fields(recipe)}
+    check = lambda field, value: field.metadata["option"].checked(field.name, value, field.type)
+    return {name: check(fields[name], value) for name, value in values.items()}
+
+
+def as_scalar(name: str, value: Any, **bounds: int | float) -> Array:
     """Returns a checked number as a float32 array; ``0`` and ``0.0`` would compile to two programs.
 
     Raises:
@@ -50,7 +145,7 @@ def as_scalar(name: str, value: Any, check: Callable[[str, Any], None]) -> Array
     """
     if (array := _numeric(value)) is None:
         raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
-    check(name, array)
+    checks.check_number(name, array, **bounds)
     if array.ndim:
         raise ValueError(f"{name} must be one number, got shape {array.shape}: sweep or tune over several")
     return jnp.asarray(array, jnp.float32)
@@ -68,64 +163,22 @@ def _numeric(value: Any) -> Any:
     return array.astype(np.float32) if real else None
 
 
-def _or(check: Check, *words: str | None) -> Check:
-    """Returns a check that also accepts these words, such as None."""
-    alternatives = checks.listed(map(checks.quoted, words), " or ")
-
-    def check_or_word(name: str, value: Any) -> Any:
-        if (value is None or isinstance(value, str)) and value in words:
-            return value
-        try:
-            return check(name, value)
-        except ValueError as error:
-            raise ValueError(f"{error}; it may be {alternatives}") from None
-
-    return check_or_word
+def _host_number(name: str, value: Any, **bounds: int | float) -> float:
+    if checks.is_traced(value) or isinstance(value, (bool, np.bool_)) or np.ndim(value):
+        raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
+    checks.check_number(name, value, **bounds)
+    return float(value)
 
 
-def static(default: Any, check: Check | None = None) -> Any:
-    """A static option with any check."""
-    return pytree.field(default=default, pytree_node=False, metadata={"check": check})
-
-
-def traced(default: Any, check: Check) -> Any:
-    """An option that may be traced, with any check."""
-    return pytree.field(default=default, metadata={"check": check})
-
-
-# --- Static options --------------------------------------------------------------------------------------------------
-
-
-def depth(default: int, most: int = checks.MAX_DEPTH) -> Any:
-    """Depth of a tree, 1 to ``most``."""
-    return static(default, lambda name, value: checks.check_depth(value, most, name))
-
-
-def count(default: int, minimum: int = 1, most: int | None = None) -> Any:
-    """An integer of at least ``minimum``."""
-    return static(default, partial(checks.check_count, minimum=minimum, most=most or _LARGEST))
-
-
-def optional_count(default: int | None) -> Any:
-    """An integer of at least 1, or None."""
-    return static(default, _or(partial(checks.check_count, most=_LARGEST), None))
-
-
-def rows() -> Any:
-    """Rows that splits are trained on: an integer of at least 1, ``"auto"``, or None for all rows."""
-    return static("auto", _or(partial(checks.check_count, most=_LARGEST), "auto", None))
-
-
-def counts(*default: int) -> Any:
-    """Integers of at least 1, such as widths of layers."""
-    return static(default, checked_counts)
-
-
-def checked_counts(name: str, value: Any) -> tuple[int, ...]:
-    """Returns a checked tuple of integers of at least 1."""
-    if not isinstance(value, Iterable):
-        raise ValueError(f"{name} must be whole numbers, such as (240, 240), got {checks.quoted(value)}")
-    return tuple(checks.check_count(name, number) for number in value)
+def _checked_ranges(name: str, value: Any) -> Array:
+    """Returns checked pairs as a float32 array ``(pairs, 2)``."""
+    pairs = _numeric(value)
+    if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
+        raise ValueError(f"{name} must be pairs (low, high), at least one, got {checks.quoted(value)}")
+    checks.check_number(name, pairs, above=0)
+    if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
+        raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {checks.quoted(value)}")
+    return jnp.asarray(pairs, jnp.float32)
 
 
 def check_function(name: str, value: Any) -> Any:
@@ -135,90 +188,15 @@ def check_function(name: str, value: Any) -> Any:
     return value
 
 
-def flag(default: bool | None) -> Any:
-    """True or False; None is allowed if it is the default."""
-    return static(default, _or(checks.check_flag, None) if default is None else checks.check_flag)
-
-
-def choice(default: Any, choices: Sequence[str], optional: bool = False) -> Any:
-    """One of the names ``choices``; None is allowed if ``optional`` is True."""
-    check = partial(checks.check_choice, choices=choices)
-    return static(default, _or(check, None) if optional else check)
-
-
-def implementation() -> Any:
-    """An implementation of a step, or None for the fastest: see :mod:`jtrees.ops`."""
-
-    def check(name: str, value: Any) -> Any:
-        names = pallas_kernels.named(value, name)
-        return names if isinstance(value, list) else value
-
-    return static(None, check)
-
-
-def _host_number(name: str, value: Any, check: Check) -> float:
-    if checks.is_traced(value) or isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
-    check(name, value)
-    return float(value)
-
-
-def share(default: float) -> Any:
-    """A static number above 0 and at most 1."""
-    return static(default, partial(_host_number, check=checks.check_share))
-
-
-def precondition(default: str | None = "auto") -> Any:
-    """Strength of a preconditioner, in [0, 1), or ``"auto"``; None is allowed if it is the default."""
-    words = ["auto"] if default is not None else ["auto", None]
-    return static(default, _or(partial(_host_number, check=checks.check_part), *words))
-
-
-# --- Numeric options -------------------------------------------------------------------------------------------------
-
-
-def positive(default: float) -> Any:
-    """A finite number above 0."""
-    return traced(default, partial(as_scalar, check=checks.check_number))
-
-
-def optional_positive() -> Any:
-    """A finite number above 0, or None, the default."""
-    return traced(None, _or(partial(as_scalar, check=checks.check_number), None))
-
-
-def optional_not_negative() -> Any:
-    """A finite number of at least 0, or None, the default."""
-    return traced(None, _or(partial(as_scalar, check=checks.check_not_negative), None))
-
-
-def not_negative(default: float) -> Any:
-    """A finite number of at least 0."""
-    return traced(default, partial(as_scalar, check=checks.check_not_negative))
-
-
-def part(default: float) -> Any:
-    """A number in [0, 1)."""
-    return traced(default, partial(as_scalar, check=checks.check_part))
-
-
-def ranges(*default: tuple[float, float]) -> Any:
-    """At least one pair (low, high) of positive numbers; None is allowed if no default pairs are given."""
-    return traced(default or None, _checked_ranges if default else _or(_checked_ranges, None))
-
-
-def _checked_ranges(name: str, value: Any) -> Array:
-    """Returns checked pairs as a float32 array ``(pairs, 2)``."""
-    pairs = _numeric(value)
-    if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
-        raise ValueError(f"{name} must be pairs (low, high), at least one, got {checks.quoted(value)}")
-    checks.check_number(name, pairs)
-    if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
-        raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {checks.quoted(value)}")
-    return jnp.asarray(pairs, jnp.float32)
-
-
-# --- Other recipes ---------------------------------------------------------------------------------------------------
+def _alternatives(annotation: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the kinds of values of an annotation, and its words, such as None and those of a ``Literal``."""
+    kinds, words = [], []
+    for member in get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,):
+        if member is types.NoneType or get_origin(member) is Literal:
+            words += get_args(member) or [None]
+        else:
+            kinds.append(member)
+    return kinds, words
 
 
 def checked_base(name: str, value: Any) -> Recipe:
@@ -226,3 +204,6 @@ def checked_base(name: str, value: Any) -> Recipe:
     if not isinstance(value, Recipe):
         raise ValueError(f"{name} must be a recipe, such as jtrees.DGT(), got {checks.quoted(value)}")
     return _checked(value)
+
+
+BASE = {"option": Option({}, True, checked_base)}  # metadata of a field that is a recipe

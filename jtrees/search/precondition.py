@@ -22,7 +22,6 @@ import numpy as np
 from jtrees import blocking, distributed
 from jtrees.data.table import without_padding
 from jtrees.search.fitted import Fitted
-from jtrees.search.minibatch import trained
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
@@ -37,7 +36,6 @@ _FEWEST = 500  # smaller tables have too few held-out rows to compare strengths
 _UNCORRELATED = 0.3  # strengths are compared if the smallest eigenvalue is below this
 _FEWEST_FOR_TRIAL = 100  # smaller tables have no trial that informs the last training
 _FEW = 1024  # up to this number of rows a fit is short, so a trial that informs the last training is cheap
-_TRIAL = 1 / 6  # part of the updates that a short trial has
 _FOLDS_RNG = 1  # purpose number of the random generator: see ``Problem.rng``
 _PART = 0.2  # part of the time before a deadline for the correlations of the features
 WIDEST = 512  # tables with more features have the default strength 0, because the matrix has p^2 entries
@@ -237,37 +235,6 @@ async def preconditioned(
     if best_trial is None or trial is not None or problem.validates:
         return Preconditioned(fitted, preconditioning)
     return Preconditioned(fitted, preconditioning, best_trial, held_out)
-
-
-async def after_short_trials(problem: Problem, strength: float | str) -> Preconditioned:
-    """Returns the result of training on mini-batches. Trials of strengths have a sixth of the updates.
-
-    Args:
-      problem: the problem; its recipe has a method ``training(run)``.
-      strength: strength of the preconditioner, as in :func:`preconditioned`.
-    """
-    train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
-    return await preconditioned(problem, strength, train, trial=trial)
-
-
-async def stopped_early(problem: Problem, strength: float | str, early_stopping: bool, finish: Finish) -> Fitted:
-    """Returns the result of training on mini-batches, in the user's units.
-
-    With early stopping, a trial on four fifths of the rows chooses the number of updates, at its lowest held-out loss.
-    With a validation set there is no trial: the training itself is evaluated on that set.
-
-    Args:
-      problem: the problem; its recipe has a method ``training(run)``.
-      strength: strength of the preconditioner, as in :func:`preconditioned`.
-      early_stopping: whether there is a trial.
-      finish: returns a result in the user's units.
-    """
-
-    async def train(problem: Problem, trial: Fitted | None) -> Fitted:
-        return await trained(problem, steps=None if trial is None or not early_stopping else trial.step)
-
-    result = await preconditioned(problem, strength, train, always_tries=early_stopping)
-    return result.finished(problem, problem, finish)
 
 
 def _best(losses: np.ndarray, rows: Any) -> int:

@@ -52,8 +52,6 @@ class Recipe:
     Numeric options may be traced. All other options are static. See :mod:`jtrees.search.options`.
     """
 
-    passes = 100  # over the data, for a recipe that trains on mini-batches and whose epochs are None
-
     async def search(self, problem: Problem) -> Fitted:
         """Returns the result for a problem; this is the recipe's procedure.
 

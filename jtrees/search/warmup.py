@@ -73,9 +73,9 @@ def warmup(
     """
     began = time.monotonic()
     processes.require_xla("jtrees.warmup")
-    checks.check_count("rows", rows, minimum=2)
+    checks.check_count("rows", rows, least=2)
     checks.check_count("columns", columns)
-    checks.check_count("validation_rows", validation_rows, minimum=0)
+    checks.check_count("validation_rows", validation_rows, least=0)
     if checked_share(held_out) and validation_rows:
         raise ValueError(f"held_out must be 0 with a validation set, got {checks.quoted(held_out)}")
     recipe = _without_names(recipe)

@@ -164,7 +164,7 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
         return tuple(range(checks.check_count("seeds", seeds)))
     if not len(seeds):
         raise ValueError("seeds must hold at least one seed, got none")
-    return tuple(dict.fromkeys(checks.check_count("seeds", seed, minimum=0) for seed in seeds))
+    return tuple(dict.fromkeys(checks.check_count("seeds", seed, least=0) for seed in seeds))
 
 
 # --- Runs and their evaluation ---------------------------------------------------------------------------------------

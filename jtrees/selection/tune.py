@@ -116,7 +116,7 @@ def tune(
         warmstart.import_packages()
     started = time.monotonic()
     if halving is not None:
-        checks.check_count("halving", halving, minimum=2)
+        checks.check_count("halving", halving, least=2)
     if validation is None:
         raise ValueError("validation must be a pair (x, y), a fraction or a number of folds, got None")
     dataset = dataset_of(recipe, x, y, sample_weight, task, monotone, missing, columns)

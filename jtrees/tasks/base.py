@@ -15,7 +15,6 @@ import numpy as np
 from jtrees import segments
 from jtrees.segments import Array, module_of, ones_or
 from jtrees.tasks.fits import newton_constants
-from jtrees.validation import quoted
 
 Link = Literal["identity", "softmax", "exp", "sorted"]
 SampleLoss = Callable[[jax.Array, jax.Array], jax.Array]  # outputs (n,) or (n, k), targets -> (n,)
@@ -280,14 +279,6 @@ def at_every_sample(values: Float[Array, "leaves *k"], n: int) -> Float[Array, "
     values = jnp.asarray(values)
     flat = jnp.matmul(values.reshape(-1, 1), jnp.ones((1, n), values.dtype), precision="highest")
     return jnp.moveaxis(flat.reshape(*values.shape, -1), -1, 1)
-
-
-def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raises ``ValueError`` if the value is not a number above ``low`` and below ``high``."""
-    number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    if not number or not low < value < high:
-        below = "" if high == np.inf else f" and below {high:g}"
-        raise ValueError(f"{name} must be above {low:g}{below}, got {quoted(value)}")
 
 
 def weighted_mean(sample_losses: Float[Array, " n"], weight: Float[Array, " n"] | None) -> Float[Array, ""]:

@@ -36,7 +36,7 @@ class Classification(TaskOfChoices):
     class_weight: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        checks.check_count("classes", self.classes, minimum=2)
+        checks.check_count("classes", self.classes, least=2)
         object.__setattr__(self, "loss_function", named(self.loss_function))
         if not isinstance(self.loss_function, (LogLoss, CustomLoss)):
             raise ValueError(f"loss_function must be LogLoss or a function, got {checks.quoted(self.loss_function)}")
@@ -165,7 +165,7 @@ class Policy(TaskOfChoices):
     loss_function = Rewards()
 
     def __post_init__(self) -> None:
-        checks.check_count("actions", self.actions, minimum=2)
+        checks.check_count("actions", self.actions, least=2)
 
     @property
     def outputs(self) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 
 from jtrees import io, segments
 from jtrees.segments import Array, module_of
-from jtrees.tasks.base import Link, Loss, check_number
-from jtrees.validation import quoted
+from jtrees.tasks.base import Link, Loss
+from jtrees.validation import check_number, quoted
 
 _WIDEST = 30.0  # largest absolute output under an exponential
 
@@ -122,7 +122,7 @@ class Tweedie(_LogLink):
     measure: ClassVar[str] = "Tweedie deviance"
 
     def __post_init__(self) -> None:
-        check_number("variance_power", self.variance_power, 1, 2)
+        check_number("variance_power", self.variance_power, above=1, below=2)
 
     @property
     def _p(self) -> float:  # type: ignore[override]

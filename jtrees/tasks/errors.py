@@ -10,9 +10,9 @@ import numpy as np
 
 from jtrees import io, segments
 from jtrees.segments import Array, module_of
-from jtrees.tasks.base import Link, Loss, at_every_sample, check_number
+from jtrees.tasks.base import Link, Loss, at_every_sample
 from jtrees.tasks.fits import constant_fit_error, fit_constant, newton_constants, uniform_targets, weighted_quantiles
-from jtrees.validation import quoted
+from jtrees.validation import check_number, quoted
 
 
 @io.part
@@ -104,7 +104,7 @@ class Huber(Loss):
     smooth: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("delta", self.delta, 0, np.inf)
+        check_number("delta", self.delta, above=0)
 
     def power(self) -> float:
         return 2.0
@@ -166,7 +166,7 @@ class Quantile(Loss):
         if np.ndim(levels) > 1 or (several and len(levels) == 0):
             raise ValueError(f"levels must be a number, or several, got {quoted(levels)}")
         for level in levels if several else (levels,):
-            check_number("levels", level, 0, 1)
+            check_number("levels", level, above=0, below=1)
         if several:
             object.__setattr__(self, "levels", tuple(float(level) for level in levels))
             if any(b <= a for a, b in itertools.pairwise(levels)):

@@ -102,7 +102,7 @@ def with_early_stopping(
 
 
 def _check_sizes(n: int, batch_size: int | None, score_every: int) -> None:
-    validation.check_count("score_every", score_every, minimum=0)
+    validation.check_count("score_every", score_every, least=0)
     if batch_size is None:
         return
     if not 1 <= validation.check_count("batch_size", batch_size) <= n:

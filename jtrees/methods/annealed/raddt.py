@@ -15,8 +15,7 @@ from jtrees import ops, pytree, topology, training
 from jtrees.methods.annealed.algorithm import Annealed, Default
 from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.methods.annealed.stages import fitted_leaves
-from jtrees.methods.annealed.starts import cart_option
-from jtrees.search import Run, options
+from jtrees.search import Run, option
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
@@ -85,19 +84,19 @@ class RADDT(Annealed):
       [-1.  1.]
     """
 
-    depth: int = options.depth(4)
-    leaves: Literal["constant", "linear"] = options.choice("constant", ("constant", "linear"))
-    starts: int | None = options.optional_count(None)
-    epochs: int | None = options.optional_count(None)
-    learning_rate: float | None = options.optional_positive()
-    l1: float = options.not_negative(0.0)
-    cart: bool | Literal["binned"] | None = cart_option()
-    ridge: bool | None = options.flag(None)
-    precondition: float | Literal["auto"] | None = options.precondition(None)
-    shrink: bool | None = options.flag(None)
-    halving: bool | None = options.flag(None)
-    rows: int | Literal["auto"] | None = options.rows()
-    implementation: Implementation = options.implementation()
+    depth: int = option(4, most=16)
+    leaves: Literal["constant", "linear"] = option("constant")
+    starts: int | None = option(None)
+    epochs: int | None = option(None)
+    learning_rate: float | None = option(None, above=0)
+    l1: float = option(0.0, least=0)
+    cart: bool | Literal["binned"] | None = option(None)
+    ridge: bool | None = option(None)
+    precondition: float | Literal["auto"] | None = option(None, least=0, below=1)
+    shrink: bool | None = option(None)
+    halving: bool | None = option(None)
+    rows: int | Literal["auto"] | None = option("auto")
+    implementation: Implementation = option(None)
 
     soft = staticmethod(raddt)
     defaults = Annealed.defaults | {"epochs": Default(_EPOCHS, weak=20)}

@@ -31,8 +31,9 @@ def soft_method(
     """
     depth, kind = checks.check_depth(depth), kinds.kind_of(leaves, task)
     check_log_loss(task)
-    checks.check_positive(name, sharpness)
-    checks.check_not_negative("l1", l1)
+    if not callable(sharpness):
+        checks.check_number(name, sharpness, above=0)
+    checks.check_number("l1", l1, least=0)
     for which, value in ((name, sharpness), ("l1", l1)):
         if not callable(value) and np.ndim(value):
             raise ValueError(f"{which} must be one number, got shape {np.shape(value)}")

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import splitting, topology, validation
+from jtrees import splitting, topology
 from jtrees.data.table import Table, without_padding
 from jtrees.monotone import without_negative
-from jtrees.search import Problem, Run, options
+from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges, grown_cart, grown_on_ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import WIDEST, matrix, random_folds, spectrum
@@ -76,20 +76,6 @@ def held_out_rows(problem: Problem) -> list[np.ndarray]:
 
 
 # --- CART ------------------------------------------------------------------------------------------------------------
-
-
-def cart_option() -> Any:
-    """The option ``cart``: True, False, ``"binned"``, or None for the default."""
-
-    def check(name: str, value: Any) -> bool | str | None:
-        if value is None or (isinstance(value, str) and value == "binned"):
-            return value
-        try:
-            return validation.check_flag(name, value)
-        except ValueError:
-            raise ValueError(f'{name} must be True, False or "binned", got {validation.quoted(value)}') from None
-
-    return options.static(None, check)
 
 
 async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:

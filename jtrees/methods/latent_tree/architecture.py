@@ -44,7 +44,7 @@ def checked_architecture(architecture: Architecture) -> Architecture:
     check_split(architecture.split)
     checks.check_choice("predictor", architecture.predictor, PREDICTORS)
     checks.check_choice("inputs", architecture.inputs, INPUTS)
-    checks.check_part("dropout", architecture.dropout)
+    checks.check_number("dropout", architecture.dropout, least=0, below=1)
     depth, hidden = (
         checks.check_depth(architecture.depth, MAX_DEPTH),
         checks.check_count("hidden", architecture.hidden, most=WIDEST),

@@ -18,9 +18,7 @@ import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
 from jtrees.methods.latent_tree.architecture import (
-    INPUTS,
     MAX_DEPTH,
-    PREDICTORS,
     WIDEST,
     Architecture,
     Split,
@@ -28,9 +26,8 @@ from jtrees.methods.latent_tree.architecture import (
     is_tree,
 )
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
-from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, output_loss
-from jtrees.search.precondition import after_short_trials
+from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, option
+from jtrees.search.minibatch import output_loss
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
@@ -63,7 +60,7 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
     from jtrees.methods.latent_tree import modules  # imported here: loading flax.nnx takes a fifth of a second
 
     architecture = checked_architecture(of if isinstance(of, Architecture) else Architecture(of))
-    checks.check_number("penalty", penalty)
+    checks.check_number("penalty", penalty, above=0)
 
     def init(batch: Batch, *, key: Array) -> Any:
         task.check(batch.y)
@@ -127,72 +124,62 @@ class LatentReport(Report):
 
 
 @pytree.dataclass(kw_only=True)
-class LatentRecipe(Recipe):
+class LatentRecipe(MiniBatchRecipe):
     """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share.
 
     The base class has linear splits and a linear predictor.
     """
 
-    depth: int = options.depth(4, MAX_DEPTH)
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.01)
-    penalty: float = options.positive(0.01)
-    weight_decay: float = options.not_negative(0.3)
-    inputs: Literal["z", "xz"] = options.choice("xz", INPUTS)
-    patience: int = options.count(10)
-    early_stopping: bool = options.flag(True)
+    depth: int = option(4, most=MAX_DEPTH)
+    penalty: float = option(0.01, above=0)
+    weight_decay: float = option(0.3, least=0)
+    inputs: Literal["z", "xz"] = option("xz")
+    patience: int = option(10)
+    early_stopping: bool = option(True)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         from jtrees.methods.latent_tree import modules
 
         modules.graph_of(shape[1], self._architecture, task, jnp.dtype(jnp.float32))  # raises for splits with state
-        self._schedule(shape[0])
+        super().check(task, shape)
 
     @property
     def _architecture(self) -> Architecture:
         return checked_architecture(Architecture(self.depth, inputs=self.inputs))
 
-    def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size)
-
     def _bounded(self, task: Task) -> bool:
         """Returns whether predictions are clipped to values near the training targets."""
         return False
 
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        architecture, task, schedule = self._architecture, run.task, self._schedule(len(run.batch.x))
+    def method(self, run: Run) -> training.Method:
+        return latent(self._architecture, self.penalty, task=run.task)
+
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
         plateau = training.reduce_until_vanished(
             factor=0.1,
             least=_LEAST if self.early_stopping else 0.0,
             patience=self.patience,
-            accumulation_size=schedule.every,
+            accumulation_size=self.schedule(len(run.batch.x)).every,
         )
+        return optax.chain(optax.adamw(self.learning_rate, weight_decay=self.weight_decay), plateau)
 
-        def model(params: Any, batch: Batch) -> LatentNetwork:
-            return active_on(training.state.normalised(batch), params, architecture, task, self.penalty)
+    def has_vanished(self, opt_state: Any) -> Array:
+        return opt_state[1].vanished
 
-        def loss(params: Any, batch: Batch, by: Batch) -> Array:
-            bounded = near_targets if self._bounded(task) else lambda outputs: outputs
-            outputs = lambda network, x: bounded(network.outputs(x))
-            return output_loss(task, outputs, model(params, batch), by)
+    def _network(self, run: Run, params: Any) -> LatentNetwork:
+        batch = training.state.normalised(run.batch)
+        return active_on(batch, params, self._architecture, run.task, self.penalty)
 
-        def hardened(params: Any, batch: Batch) -> _Hardened:
-            network = model(params, batch)
-            return _Hardened(network, network.hard_tree(batch))
+    def evaluate(self, run: Run, params: Any) -> Array:
+        bounded = near_targets if self._bounded(run.task) else lambda outputs: outputs
+        outputs = lambda network, x: bounded(network.outputs(x))
+        return output_loss(run.task, outputs, self._network(run, params), run.by)
 
-        return Training(
-            latent(architecture, self.penalty, task=task),
-            optax.chain(optax.adamw(self.learning_rate, weight_decay=self.weight_decay), plateau),
-            schedule,
-            loss=loss,
-            model=hardened,
-            patience=schedule.patience() if self.early_stopping else None,
-            vanished=lambda state: state[1].vanished,
-        )
+    def model(self, run: Run, params: Any) -> _Hardened:
+        network = self._network(run, params)
+        return _Hardened(network, network.hard_tree(run.batch))
 
-    def restored(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
         network, tree = fitted.scaled
         if (data := problem.data) is None:
@@ -253,11 +240,11 @@ class LatentTree(LatentRecipe):
       (True, (3, 40))
     """
 
-    split: Split = options.static("linear")
-    predictor: Literal["linear", "mlp"] = options.choice("linear", PREDICTORS)
-    hidden: int = options.count(64, most=WIDEST)
-    dropout: float = options.static(0.0)
-    precondition: float | Literal["auto"] = options.precondition()
+    split: Split = option("linear")
+    predictor: Literal["linear", "mlp"] = option("linear")
+    hidden: int = option(64, most=WIDEST)
+    dropout: float = option(0.0, least=0, below=1, traced=False)
+    precondition: float | Literal["auto"] = option("auto", least=0, below=1)
 
     @property
     def _architecture(self) -> Architecture:
@@ -271,6 +258,6 @@ class LatentTree(LatentRecipe):
         return "constant" if is_tree(self._architecture) else None
 
     async def search(self, problem: Problem) -> Fitted:
-        strength = 0.0 if callable(self.split) else self.precondition
-        result = await after_short_trials(problem, strength)
-        return self.restored(problem, result.fitted, result.preconditioning)
+        if callable(self.split):  # a preconditioner is for linear functions of the features
+            problem = problem.replace(recipe=self.replace(precondition=0.0))
+        return await MiniBatchRecipe.search(problem.recipe, problem)

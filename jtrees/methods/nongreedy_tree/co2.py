@@ -22,7 +22,7 @@ from jtrees.methods.nongreedy_tree.greedy import (
     result_of,
 )
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, fitted_tree, options
+from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, fitted_tree, option
 from jtrees.search.cart import bin_edges
 from jtrees.search.first_step import is_direct, newton_steps, refitted
 from jtrees.search.minibatch import Result, Schedule
@@ -98,17 +98,17 @@ class CO2(Recipe):
       2
     """
 
-    depth: int = options.depth(8, MAX_DEPTH)
-    epochs: int | None = options.optional_count(10)
-    batch_size: int = options.count(128)
-    learning_rate: float | None = options.optional_positive()
-    nu: float = options.positive(100.0)
-    momentum: float = options.part(0.9)
-    bins: int = options.count(32, minimum=2)
-    ridge: bool = options.flag(True)
-    shrink: bool = options.flag(True)
-    precondition: float | Literal["auto"] = options.precondition()
-    rows: int | Literal["auto"] | None = options.rows()
+    depth: int = option(8, most=MAX_DEPTH)
+    epochs: int | None = option(10)
+    batch_size: int = option(128)
+    learning_rate: float | None = option(None, above=0)
+    nu: float = option(100.0, above=0)
+    momentum: float = option(0.9, least=0, below=1)
+    bins: int = option(32, least=2)
+    ridge: bool = option(True)
+    shrink: bool = option(True)
+    precondition: float | Literal["auto"] = option("auto", least=0, below=1)
+    rows: int | Literal["auto"] | None = option("auto")
 
     def keeps_monotone(self, task: Task) -> bool:
         return True

@@ -25,7 +25,7 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     surrogate_update,
     with_leaves,
 )
-from jtrees.search import Fitted, Problem, Run, options
+from jtrees.search import Fitted, Problem, Run, option
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.tasks import Regression, Task
@@ -72,8 +72,8 @@ def nongreedy(
       ValueError: for a number out of range, or an unknown option.
     """
     depth = checks.check_depth(depth, MAX_DEPTH)
-    checks.check_number("nu", nu)
-    checks.check_part("momentum", momentum)
+    checks.check_number("nu", nu, above=0)
+    checks.check_number("momentum", momentum, least=0, below=1)
     checks.check_choice("inference", inference, INFERENCES)
 
     def init(batch: Batch, *, key: Array) -> ObliqueTree:
@@ -152,10 +152,10 @@ class NonGreedy(CO2):
       2
     """
 
-    epochs: int | None = options.optional_count(100)
-    greedy_epochs: int = options.count(10)
-    inference: Literal["fast", "exact"] = options.choice("fast", INFERENCES)
-    stable: bool = options.flag(True)
+    epochs: int | None = option(100)
+    greedy_epochs: int = option(10)
+    inference: Literal["fast", "exact"] = option("fast")
+    stable: bool = option(True)
 
     def level(self, n: int) -> Schedule:
         return Schedule.of(n, self.greedy_epochs, self.batch_size)

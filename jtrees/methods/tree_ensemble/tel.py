@@ -17,9 +17,8 @@ from jtrees import io, losses, pytree, routing, topology, training, validation a
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
-from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, options
-from jtrees.search.minibatch import Schedule, Training, evaluated
-from jtrees.search.precondition import stopped_early
+from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, checked_values, option
+from jtrees.search.minibatch import evaluated, stopped_early
 from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
@@ -66,10 +65,8 @@ def tel(
     Raises:
       ValueError: for a number out of range, or an unknown option.
     """
-    depth, trees = checks.check_depth(depth), checks.check_count("trees", trees)
-    checks.check_number("gamma", gamma)
-    checks.check_not_negative("l2", l2)
-    checks.check_choice("step", step, STEPS)
+    checked = checked_values(TEL, depth=depth, trees=trees, gamma=gamma, l2=l2, step=step)
+    depth, trees = checked["depth"], checked["trees"]
     width = conditional.checked_width(width, depth)
     if learning_rate is not None and step != "smooth":
         raise ValueError('learning_rate must be None with step="logistic": every number has a gradient')
@@ -169,7 +166,7 @@ class TELReport(Report):
 
 
 @pytree.dataclass(kw_only=True)
-class TEL(Recipe):
+class TEL(MiniBatchRecipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 
     The search trains on mini-batches with Adam. The ensemble soon overfits, so early stopping chooses the number of
@@ -206,67 +203,58 @@ class TEL(Recipe):
       ((40,), False)
     """
 
-    depth: int = options.depth(4)
-    trees: int = options.count(10)
-    epochs: int | None = options.optional_count(None)
-    batch_size: int = options.count(128)
-    learning_rate: float = options.positive(0.01)
-    gamma: float = options.positive(0.5)
-    l2: float = options.not_negative(0.0)
-    step: Literal["smooth", "logistic"] = options.choice("smooth", STEPS)
-    lazy: bool = options.flag(True)
-    hard: bool = options.flag(False)
-    width: int | None = options.optional_count(None)
-    early_stopping: bool = options.flag(True)
-    precondition: float | Literal["auto"] = options.precondition()
+    depth: int = option(4, most=16)
+    trees: int = option(10)
+    gamma: float = option(0.5, above=0)
+    l2: float = option(0.0, least=0)
+    step: Literal["smooth", "logistic"] = option("smooth")
+    lazy: bool = option(True)
+    hard: bool = option(False)
+    width: int | None = option(None)
+    early_stopping: bool = option(True)
+    precondition: float | Literal["auto"] = option("auto", least=0, below=1)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         tree_size = topology.num_leaves(self.depth) * (shape[1] + math.prod(task.shape))
         checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
-        self._schedule(shape[0])
-
-    def _schedule(self, n: int) -> Schedule:
-        return Schedule.of(n, self.epochs, self.batch_size)
+        super().check(task, shape)
 
     def tree_leaves(self, task: Task) -> None:
         return None
 
-    async def search(self, problem: Problem) -> Fitted:
-        return await stopped_early(problem, self.precondition, self.early_stopping, self.restored)
+    @property
+    def _is_lazy(self) -> bool:
+        return self.lazy and self.step == "smooth"  # with logistic steps, a batch touches all rows
 
-    def training(self, run: Run) -> Training:
-        """Returns the training of a run."""
-        lazy = self.lazy and self.step == "smooth"  # with logistic steps, a batch touches all rows
-        schedule = self._schedule(len(run.batch.x))
-
-        def loss(params: Ensemble, batch: Batch, by: Batch) -> Array:
-            return evaluated(run.task, params.outputs(by.x, self.gamma, step=self.step, width=self.width), by)
-
-        def model(params: Ensemble, batch: Batch) -> Any:
-            return hardened(params, batch, run.task) if self.hard else SoftEnsemble(params, self.gamma, self.step)  # type: ignore[arg-type]
-
+    def method(self, run: Run) -> training.Method:
         options: Any = {"step": self.step, "l2": self.l2, "width": self.width}
-        rate = self.learning_rate
-        return Training(
-            tel(self.depth, self.trees, self.gamma, task=run.task, learning_rate=rate if lazy else None, **options),
-            training.lazy_adam(rate) if lazy else optax.adam(rate),
-            schedule,
-            loss=loss,
-            model=model,
-            report=self._reached,
-            patience=schedule.patience() if self.early_stopping else None,
-        )
+        rate = self.learning_rate if self._is_lazy else None
+        return tel(self.depth, self.trees, self.gamma, task=run.task, learning_rate=rate, **options)
 
-    def _reached(self, params: Ensemble, batch: Batch) -> _Reached:
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        return training.lazy_adam(self.learning_rate) if self._is_lazy else optax.adam(self.learning_rate)
+
+    def model(self, run: Run, params: Ensemble) -> Any:
+        return hardened(params, run.batch, run.task) if self.hard else SoftEnsemble(params, self.gamma, self.step)  # type: ignore[arg-type]
+
+    def evaluate(self, run: Run, params: Ensemble) -> Array:
+        outputs = params.outputs(run.by.x, self.gamma, step=self.step, width=self.width)
+        return evaluated(run.task, outputs, run.by)
+
+    def describe(self, run: Run, params: Ensemble) -> _Reached:
         """Returns the number of leaves that the training samples reach, and whether they exceed ``width``."""
         if self.step != "smooth":
             return _Reached(jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool))
         splits = params.weights, params.bias
-        count, overflows = routing.reachable_leaves(batch.x, *splits, self.gamma, width=self.width)
-        real = jnp.ones(len(batch.x)) if batch.weight is None else batch.weight > 0
-        return _Reached(jnp.average(count.mean(0), weights=real.astype(batch.x.dtype)), overflows)
+        x, _, weight = run.batch
+        count, overflows = routing.reachable_leaves(x, *splits, self.gamma, width=self.width)
+        real = jnp.ones(len(x)) if weight is None else weight > 0
+        return _Reached(jnp.average(count.mean(0), weights=real.astype(x.dtype)), overflows)
 
-    def restored(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
+    async def search(self, problem: Problem) -> Fitted:
+        return await stopped_early(problem)
+
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; the report of ``fitted`` is a :class:`_Reached`."""
         report = TELReport(
             reachable_leaves=float(fitted.report.leaves),
