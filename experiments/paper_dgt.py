@@ -293,7 +293,7 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
                 result = jtrees.train(method, batch, key=key, optimizer=optimizer, steps=n, batch_size=BATCH)
                 return method.harden(result.params, batch).apply(new)
 
-            answers = jax.jit(partial(training.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
+            answers = jax.jit(partial(benchmark.map_over_devices, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
             out[kind] += [score(name, scaling.inverse(np.asarray(answer)), y_test) for answer in answers]
     return out
 
