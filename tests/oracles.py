@@ -137,7 +137,7 @@ def best_ridge(x, y, weight):
     is the mean.
     """
     n, found = weight.sum(), [(gcv(weight.sum(), weight @ y**2, 1.0), np.zeros(x.shape[1]), 1.0, 1.0)]
-    for s in 10.0 ** np.arange(5, -2.5, -0.5):
+    for s in 10.0 ** np.arange(5, -3.5, -0.5):
         to_slopes = np.linalg.solve(x.T @ (weight[:, None] * x) + s * np.eye(x.shape[1]), x.T * weight)
         df = 1 + np.trace(x @ to_slopes)
         residual_of = x.T @ (weight[:, None] * (np.eye(len(y)) - x @ to_slopes))  # of noise, along the features
