@@ -4,7 +4,7 @@ python -m experiments.bench_training [--data-dir FOLDER] [--depth 2 4 6 8 10] [-
 python -m experiments.bench_training --sharp [--depth 9 10 12 14] [--sharpness 15 100] [--write]
 
 One run times three things: a step of ``jtrees.train``, the unavoidable part of a step, and a step of the authors'
-package if ``make peers`` has installed it. Our step runs in ``jtrees.training.multi_start`` with one start per device,
+package if ``make peers`` has installed it. Our step runs with one start per device,
 but at least two starts. The unavoidable part is two matrix products, and one sigmoid per node and sample.
 
 ``--sharp`` compares the step that the library chooses where routing is sharp, over the leaves that samples reach, with
@@ -58,7 +58,8 @@ def ours(depth: int, sharpness: float, sharp: bool, data_dir: str | None) -> dic
 
     def train(x, y, keys):
         run = lambda key: jtrees.train(method, jtrees.Batch(x, y), key=key, steps=steps, **how)
-        return jtrees.training.multi_start(run, keys).best
+        runs = benchmark.map_over_devices(run, keys)
+        return jax.tree.map(lambda a: a[runs.score.argmin()], runs)
 
     @jax.jit
     def floor(x, weights):

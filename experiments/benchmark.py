@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def use_all_cores() -> None:
-    """Makes jax use one CPU device per core; starts are spread over the devices.
+    """Makes jax use one CPU device per core, for :func:`map_over_devices`.
 
     Call it before any computation. The environment variable JAX_NUM_CPU_DEVICES takes precedence.
     """
@@ -39,6 +39,23 @@ def use_all_cores() -> None:
 
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+
+def map_over_devices(run: Callable[..., Any], *starts: Any, batch_size: int | None = None) -> Any:
+    """Returns ``run(*start)`` for every start, stacked. Each device has its share of the starts.
+
+    ``batch_size`` is the number of starts side by side on a device; without it they follow each other.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    total, devices = len(jax.tree.leaves(starts)[0]), jax.device_count()
+    padding = -total % devices
+    padded = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[-1:], padding, axis=0)]), starts)
+    share = lambda share: jax.lax.map(lambda start: run(*start), share, batch_size=batch_size)
+    mesh, split = jax.sharding.Mesh(jax.devices(), ("starts",)), jax.P("starts")
+    results = jax.shard_map(share, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)(padded)
+    return jax.tree.map(lambda a: a[:total], results)
 
 
 def compile_all_programs() -> None:

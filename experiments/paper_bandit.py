@@ -89,7 +89,7 @@ def played(name: str, learner: jtrees.methods.Bandit, data: Stream, scaling: Sca
 
     @jax.jit
     def all_seeds(data: Stream) -> jtrees.methods.BanditRun:
-        return jtrees.training.map_starts(partial(run, data), jnp.arange(seeds), data.rows, batch_size=side_by_side)
+        return benchmark.map_over_devices(partial(run, data), jnp.arange(seeds), data.rows, batch_size=side_by_side)
 
     result = all_seeds(data)
     return {

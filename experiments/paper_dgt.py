@@ -263,9 +263,11 @@ def variant(kind: str, depth: int, steps: int) -> jtrees.Method:
         scores, values = ops.scores(tree.weights, tree.bias, x), tree.leaves.values
         scores = scores / routing.mean_size(scores)
         if form == "product":  # a product of hard steps, with the straight-through gradient
-            return values @ routing.leaf_probabilities((1 + routing.straight_through_sign(scores)) / 2)
+            clipped = jnp.clip(scores, -1, 1)
+            sign = clipped + jax.lax.stop_gradient(jnp.where(scores > 0, 1.0, -1.0) - clipped)
+            return values @ routing.leaf_probabilities((1 + sign) / 2)
         # Forward: the hard tree. Backward: the softmax of sums whose signs are sigmoids with a growing slope.
-        agreement = 2 * routing.scaled_sigmoid(scores, slope(step)) - 1
+        agreement = 2 * jax.nn.sigmoid(slope(step) * scores) - 1
         soft = jax.lax.stop_gradient(values) @ routing.leaf_probabilities(jax.nn.sigmoid(2 * agreement))
         return routing.path_sum(jax.lax.stop_gradient(scores), values) + soft - jax.lax.stop_gradient(soft)
 
@@ -293,7 +295,7 @@ def ablations_part(name: str, parts: list[Split], seeds: int) -> dict[str, Any]:
                 result = jtrees.train(method, batch, key=key, optimizer=optimizer, steps=n, batch_size=BATCH)
                 return method.harden(result.params, batch).apply(new)
 
-            answers = jax.jit(partial(training.map_starts, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
+            answers = jax.jit(partial(benchmark.map_over_devices, run))(jax.vmap(jax.random.key)(jnp.arange(seeds)))
             out[kind] += [score(name, scaling.inverse(np.asarray(answer)), y_test) for answer in answers]
     return out
 

@@ -227,8 +227,8 @@ def program(relaxation: str, depth: int, leaves: str, task: Any, features: int) 
             out["soft"] = percent(soft_outputs(relaxation, sharp, test.x), test.y, test.weight)
         return out
 
-    # Runs are sequential within the program. Parallel runs would shuffle the rows anew in each step.
-    compiled = jax.jit(lambda all_runs, data: training.map_starts(partial(scores, data), *all_runs, batch_size=1))
+    # Runs of a device are sequential. Parallel runs would shuffle the rows anew in each step.
+    compiled = jax.jit(lambda all_runs, data: benchmark.map_over_devices(partial(scores, data), *all_runs))
     return lambda all_runs, data: jax.tree.map(np.asarray, compiled(all_runs, data))
 
 

@@ -1,10 +1,9 @@
-"""Isotonic projections ordered by a tree: no node is above its parent.
+"""The isotonic projection ordered by a tree: no node is above its parent.
 
 ``prune`` is LatentTree's pruning layer (Zantedeschi et al., "Learning Binary Decision Trees by Argmin Differentiation",
-ICML 2021, eq. 4), solved exactly and in parallel. ``prune_pav`` is the paper's sequential Algorithm 1, for comparison.
-``tree_isotonic`` is weighted least squares under the order of any tree.
+ICML 2021, eq. 4), solved exactly and in parallel.
 
-Each solution is constant on groups of nodes, and its derivative averages over a group. The tangent of a solution is
+The solution is constant on groups of nodes, and its derivative averages over a group. The tangent of the solution is
 therefore linear in the tangents of the inputs. One rule gives forward mode, reverse mode and second derivatives.
 """
 
@@ -15,13 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import blocking, topology, validation
 
-__all__ = ["prune", "prune_pav", "tree_isotonic"]
+__all__ = ["prune"]
 
 
 def prune(
@@ -93,51 +91,6 @@ def _checked(q: Any, penalty: Any, weight: Any) -> tuple[Any, Array, Array, Arra
         )
     cast = lambda array: jnp.asarray(array).astype(work)
     return q.dtype, cast(q), cast(penalty), None if weight is None else cast(weight)
-
-
-def prune_pav(q: ArrayLike, penalty: float, weight: ArrayLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Computes :func:`prune` by the paper's Algorithm 1, which pools adjacent violators, starting with the largest.
-
-    It runs in NumPy and float64, as a reference for the parallel solver. The arguments are as for :func:`prune`.
-
-    Returns:
-      The values, ``(nodes,)``, and the topmost node of each node's group.
-
-    Raises:
-      ValueError: in the cases of :func:`prune`.
-
-    Example:
-      >>> activity, group = jtrees.isotonic.prune_pav([[1.0, 1.0], [-0.8, -1.0], [0.3, 0.6]], 0.5)
-      >>> print(activity.round(2))
-      [1.   0.   0.76]
-    """
-    _checked(q, penalty, weight)
-    raised = np.asarray(q, np.float64) + 0.5
-    weight = np.ones(raised.shape[1]) if weight is None else np.asarray(weight, np.float64)
-    node = np.arange(len(raised))
-    group, above = node.copy(), np.maximum(node - 1, 0) // 2  # the root is its own parent, so it never violates
-    entries, value = map(list, zip(*(_pooled(np.stack([row, weight]), penalty) for row in raised), strict=True))
-    value = np.array(value)
-    while True:
-        violating = np.where((group == node) & (value > value[group[above]]), value, -np.inf)
-        top = int(np.argmax(violating))
-        if violating[top] == -np.inf:
-            return np.clip(value[group], 0, 1), group
-        target = int(group[above[top]])
-        group[group == top] = target
-        merged = np.hstack([entries[target], entries[top]])
-        entries[target], value[target] = _pooled(merged, penalty * (group == target).sum())
-
-
-def _pooled(entries: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
-    """Returns the entries and weights of a group, ``(2, entries)``, in descending order, and its value (Proposition 2).
-
-    The k largest entries contribute to the value. k is the smallest number for which no other entry is above the value.
-    """
-    entries = entries[:, np.argsort(-entries[0], kind="stable")]  # fast for two sorted runs
-    value, weight = entries
-    pooled = np.cumsum(np.append(0, weight * value)) / (penalty + np.cumsum(np.append(0, weight)))
-    return entries, float(pooled[np.argmax(pooled >= np.append(value, -np.inf))])
 
 
 # --- The parallel solver ---------------------------------------------------------------------------------------------
@@ -303,98 +256,3 @@ def _over_subtrees(per_node: Array) -> Array:
     upwards = reversed(topology.levels(per_node))
     totals = itertools.accumulate(upwards, lambda below, level: level + topology.pairs(below).sum(1))
     return jnp.concatenate([*totals][::-1])
-
-
-# --- Weighted least squares under the order of any tree --------------------------------------------------------------
-
-
-def tree_isotonic(
-    weights: Float[Array, " nodes"], targets: Float[Array, " nodes"], *, parent: ArrayLike | None = None
-) -> Float[Array, " nodes"]:
-    """Returns the minimiser of ``sum_t weights_t (a_t - targets_t)^2`` with no node above its parent.
-
-    This is isotonic regression on a tree (Pardalos & Xue, 1999) or a forest. On a chain it is the usual decreasing
-    regression. The solution is exact: violators are pooled, starting with the largest, in one compiled loop of at most
-    ``nodes`` rounds of O(nodes) work. It is differentiable with respect to weights and targets, in forward and reverse
-    mode and repeatedly.
-
-    Args:
-      weights: weights above 0.
-      targets: targets of the values.
-      parent: parent of each node, or -1 for a root, as a static array. ``np.arange(nodes) - 1`` is a chain. The default
-        is the perfect binary tree, breadth first.
-
-    Raises:
-      ValueError: for different shapes, weights not above 0, targets that are not finite, or an invalid ``parent``.
-
-    Example:
-      >>> chain = np.arange(3) - 1
-      >>> print(jtrees.isotonic.tree_isotonic(jnp.ones(3), jnp.array([1.0, 2.0, 0.0]), parent=chain))
-      [1.5 1.5 0. ]
-    """
-    targets = jnp.asarray(targets)
-    if targets.ndim != 1 or not len(targets) or not jnp.issubdtype(targets.dtype, jnp.floating):
-        raise ValueError(f"targets must be floating, of shape (nodes,), got {targets.dtype} of shape {targets.shape}")
-    work = np.promote_types(targets.dtype, np.float32)
-    weights = jnp.asarray(weights).astype(work)
-    if weights.shape != targets.shape:
-        raise ValueError(f"weights must have the shape of targets, {targets.shape}, got {weights.shape}")
-    validation.check_finite("targets", targets)
-    validation.check_number("weights", weights, above=0)
-    weights = jnp.maximum(weights, jnp.finfo(work).tiny)  # subnormals may be flushed to zero
-    return _pool(weights, targets.astype(work), _checked_parent(parent, len(targets)))[0].astype(targets.dtype)
-
-
-def _checked_parent(parent: Any, nodes: int) -> np.ndarray:
-    if parent is None and nodes & (nodes + 1):
-        raise ValueError(f"targets must have 2**(depth + 1) - 1 entries unless parent is given, got {nodes}")
-    above = np.asarray((np.arange(nodes) - 1) // 2 if parent is None else parent)
-    if above.shape != (nodes,) or above.dtype.kind not in "iu" or (above < -1).any() or (above >= nodes).any():
-        raise ValueError(
-            f"parent must hold a number from -1 to {nodes - 1} for each of {nodes} nodes, "
-            f"got {validation.quoted(parent)}"
-        )
-    climbing = above
-    for _ in range(nodes.bit_length()):  # pointer doubling: afterwards every path has ended, or there is a cycle
-        climbing = np.where(climbing >= 0, climbing[climbing], -1)
-    if (climbing >= 0).any():
-        raise ValueError(f"parent must be a tree, got a cycle through node {int(np.argmax(climbing >= 0))}")
-    return above.astype(np.int32)
-
-
-@jax.custom_jvp
-@jax.jit
-def _pool(weights: Array, targets: Array, parent: Array) -> tuple[Array, Array]:
-    """Returns the values and the groups."""
-    node = jnp.arange(len(targets), dtype=jnp.int32)
-    # Only ratios of weights matter. Scaling the largest weight to just below the overflow of sums keeps small weights
-    # normal. The scaling has two steps because the factor may be out of range.
-    scale = jnp.sqrt(jnp.finfo(weights.dtype).max / (2 * len(targets))) / jnp.sqrt(weights.max())
-    weights = jnp.maximum(weights * scale * scale, jnp.finfo(weights.dtype).tiny)
-
-    def violation(state):
-        group, _, value = state
-        over = (group == node) & (parent >= 0) & (value > value[group[parent]])
-        return over.any(), jnp.argmax(jnp.where(over, value, -jnp.inf)).astype(jnp.int32)
-
-    def merge(state):
-        group, weight, value = state
-        _, top = violation(state)
-        target = group[parent[top]]
-        total = weight[target] + weight[top]
-        mean = weight[target] / total * value[target] + weight[top] / total * value[top]
-        return jnp.where(group == top, target, group), weight.at[target].set(total), value.at[target].set(mean)
-
-    group, _, value = jax.lax.while_loop(lambda state: violation(state)[0], merge, (node, weights, targets))
-    return value[group], group
-
-
-# The value of a group is the weighted mean of its targets: da = sum_G (w dy + (y - a) dw) / sum_G w. Weights are taken
-# relative to the largest of the group, so that they neither overflow nor vanish in sums.
-@_pool.defjvp
-def _pool_jvp(primals, tangents) -> Any:
-    (weights, targets, parent), (dweights, dtargets, _) = primals, tangents
-    values, group = _pool(weights, targets, parent)
-    largest = jax.lax.stop_gradient(jax.ops.segment_max(weights, group, len(group))[group])
-    change = _over_groups(weights / largest * dtargets + (targets - values) * (dweights / largest), group)
-    return (values, group), (change / _over_groups(weights / largest, group), np.zeros(group.shape, jax.dtypes.float0))

@@ -12,7 +12,7 @@ import dataclasses
 from functools import partial
 from typing import Any, TypeVar, dataclass_transform, overload
 
-from flax import serialization, struct
+from flax import struct
 import jax
 
 T = TypeVar("T")
@@ -34,8 +34,7 @@ def dataclass(cls: Any = None, /, **options: Any) -> Any:
     """Returns the class as a frozen dataclass and a pytree, with a method ``replace``.
 
     Fields are children, except fields of ``field(pytree_node=False)``, which are static. ``pytree_node`` may also be a
-    function of the annotation. :mod:`flax.serialization`
-    supports the class like a class of flax.
+    function of the annotation.
 
     Args:
       cls: the class.
@@ -59,16 +58,6 @@ def dataclass(cls: Any = None, /, **options: Any) -> Any:
     def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> Any:
         return cls(**dict(zip(children, values, strict=True)), **dict(zip(static, aux, strict=True)))
 
-    def to_state(instance: Any) -> dict[str, Any]:
-        return {name: serialization.to_state_dict(getattr(instance, name)) for name in children}
-
-    def from_state(instance: Any, state: dict[str, Any]) -> Any:
-        if set(state) != set(children):
-            raise ValueError(f"the state of {cls.__name__} must have {sorted(children)}, got {sorted(state)!s:.80}")
-        values = {n: serialization.from_state_dict(getattr(instance, n), state[n], name=n) for n in children}
-        return dataclasses.replace(instance, **values)
-
     cls.replace = dataclasses.replace
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    serialization.register_serialization_state(cls, to_state, from_state)
     return cls

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int
+from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
@@ -146,10 +146,6 @@ class ObliqueTree:
         x = x if self.origin is None else self.origin.transform(x)
         predictions = self.leaves.at(ops.hard(self.weights, self.bias, x), x)
         return predictions if self.origin is None else self.origin.inverse(predictions)
-
-    def at_leaf(self, leaf_index: Int[Array, " n"], x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-        """Returns predictions of the given leaf for each sample, relative to the origin."""
-        return self.leaves.at(leaf_index, x)
 
     def predict(self, x: ArrayLike) -> Any:
         """Returns predictions. Checks x, and runs compiled code block by block.

@@ -80,7 +80,7 @@ def cart_classifier(
 
 def import_packages() -> None:
     """Imports what CART and the simpler models need, if it is installed, so that no deadline counts the imports."""
-    for name in ("sklearn.tree", "sklearn.linear_model", "sklearn.preprocessing", "scipy.optimize"):
+    for name in ("sklearn.tree", "scipy.optimize"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 

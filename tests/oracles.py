@@ -137,7 +137,7 @@ def best_ridge(x, y, weight):
     is the mean.
     """
     n, found = weight.sum(), [(gcv(weight.sum(), weight @ y**2, 1.0), np.zeros(x.shape[1]), 1.0, 1.0)]
-    for s in 10.0 ** np.arange(5, -2.5, -0.5):
+    for s in 10.0 ** np.arange(5, -3.5, -0.5):
         to_slopes = np.linalg.solve(x.T @ (weight[:, None] * x) + s * np.eye(x.shape[1]), x.T * weight)
         df = 1 + np.trace(x @ to_slopes)
         residual_of = x.T @ (weight[:, None] * (np.eye(len(y)) - x @ to_slopes))  # of noise, along the features
@@ -198,6 +198,39 @@ def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
         lower.append(mean + low - margin * (high - low))
         upper.append(mean + high + margin * (high - low))
     return tuple(map(np.array, (coefficients, intercepts, lower, upper))), lost / weight.sum(), chosen
+
+
+def prune_pav(q, penalty, weight=None):
+    """Returns LatentTree's activities by the paper's Algorithm 1, and the topmost node of each node's group.
+
+    The algorithm pools adjacent violators, starting with the largest.
+    """
+    raised = np.asarray(q, np.float64) + 0.5
+    weight = np.ones(raised.shape[1]) if weight is None else np.asarray(weight, np.float64)
+    node = np.arange(len(raised))
+    group, above = node.copy(), np.maximum(node - 1, 0) // 2  # the root is its own parent, so it never violates
+    entries, value = map(list, zip(*(pooled(np.stack([row, weight]), penalty) for row in raised), strict=True))
+    value = np.array(value)
+    while True:
+        violating = np.where((group == node) & (value > value[group[above]]), value, -np.inf)
+        top = int(np.argmax(violating))
+        if violating[top] == -np.inf:
+            return np.clip(value[group], 0, 1), group
+        target = int(group[above[top]])
+        group[group == top] = target
+        merged = np.hstack([entries[target], entries[top]])
+        entries[target], value[target] = pooled(merged, penalty * (group == target).sum())
+
+
+def pooled(entries, penalty):
+    """Returns the entries and weights of a group, ``(2, entries)``, in descending order, and its value (Proposition 2).
+
+    The k largest entries contribute to the value. k is the smallest number for which no other entry is above the value.
+    """
+    entries = entries[:, np.argsort(-entries[0], kind="stable")]  # fast for two sorted runs
+    value, weight = entries
+    means = np.cumsum(np.append(0, weight * value)) / (penalty + np.cumsum(np.append(0, weight)))
+    return entries, float(means[np.argmax(means >= np.append(value, -np.inf))])
 
 
 def weighted_frequencies(leaf, y, leaves, classes, weight):

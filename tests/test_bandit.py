@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from flax import serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,13 +173,15 @@ def test_a_stream_is_the_papers_algorithm(kind, x64):
     assert run.state.skipped == 3 and run.queries.tolist() == [7, 14, 21] and run.scores.shape == (3,)
 
 
-def test_a_saved_state_is_continued_exactly():
+def test_a_saved_state_is_continued_exactly(tmp_path):
     x, y = contexts(5 * N), targets(5 * N)
     expected = stream("classifier", x, y, state=None)
     empty, state, actions = first_state("classifier"), first_state("classifier"), []
+    path = tmp_path / "state.jtrees"
     for part in range(5):  # 1, 2, 3 and no rounds wait for an update
         rows = slice(part * N, (part + 1) * N)
-        state = serialization.from_bytes(empty, serialization.to_bytes(state))
+        jtrees.save(state, path)
+        state = jtrees.load(path, like=empty)
         run = stream("classifier", x[rows], y[rows], state=state)
         actions, state = [*actions, run.actions], run.state
     np.testing.assert_array_equal(np.concatenate(actions), expected.actions)

@@ -8,7 +8,6 @@ import itertools
 import pickle
 import re
 
-from flax import serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,10 +115,8 @@ def test_methods_keep_double_precision_and_harden_to_trees(name, x64):
 
 
 def written(tree):
-    """By pickle and by flax, and read again."""
+    """By pickle, and read again."""
     same(pickle.loads(pickle.dumps(tree)), tree)
-    empty = jax.tree.map(lambda a: np.zeros_like(np.asarray(a)), tree)
-    same(serialization.from_bytes(empty, serialization.to_bytes(tree)), tree)
 
 
 # The name of a number of each recipe, and two values.

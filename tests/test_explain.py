@@ -74,7 +74,7 @@ def test_parts_add_up(kind, reference):
         np.testing.assert_array_equal(path.prediction, tree.predict(x[None])[0])
         if kind == "linear":
             at = np.zeros(5) if reference is None else reference - tree.origin.x
-            base = tree.at_leaf(jnp.array([path.leaf]), jnp.asarray(at, jnp.float32)[None])[0] + 3
+            base = tree.leaves.at(jnp.array([path.leaf]), jnp.asarray(at, jnp.float32)[None])[0] + 3
             assert base + sum(path.parts.values()) == pytest.approx(float(path.prediction), abs=1e-5)  # float32
         else:
             assert path.parts is None

@@ -1,18 +1,16 @@
-"""The pruning layer and tree-ordered least squares, against sequential pooling, solvers of others, recorded cases."""
+"""The pruning layer, against sequential pooling and recorded cases of the authors' program."""
 
-from fractions import Fraction
 from functools import partial
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from oracles import prune_pav
 import pytest
 from scipy.optimize import approx_fprime
-from sklearn.isotonic import IsotonicRegression
 
 from jtrees import blocking, isotonic
-from jtrees.isotonic import prune, prune_pav, tree_isotonic
+from jtrees.isotonic import prune
 from jtrees.routing.traversal import rewards
 
 
@@ -95,48 +93,6 @@ def test_prune_equals_sequential_pooling(kind, n, depth, x64):
     for penalty in PENALTIES[:: 1 if depth < 10 else 2]:
         # Where values tie but for rounding, groups are a matter of taste.
         assert_solves(q, penalty, groups=kind not in ("alternating", "tied"))
-
-
-def exact(numbers) -> list[Fraction]:
-    return [Fraction(float(number)) for number in np.ravel(numbers)]
-
-
-def best_partition(parent, value_of, cost_of) -> np.ndarray:
-    """The cheapest of all ways to tie nodes to their parents that keeps every node at or below its parent."""
-    below, best = [node for node, above in enumerate(parent) if above >= 0], None
-    for tied in itertools.product((False, True), repeat=len(below)):
-        top = list(range(len(parent)))
-        for node, is_tied in zip(below, tied, strict=True):  # parents come first
-            top[node] = top[parent[node]] if is_tied else node
-        groups = {first: value_of([node for node, of in enumerate(top) if of == first]) for first in set(top)}
-        values = [groups[first] for first in top]
-        if all(values[node] <= values[parent[node]] for node in below):
-            best = min((cost_of(values), values), best or (cost_of(values), values))
-    assert best is not None
-    return np.array(best[1], float)
-
-
-@pytest.mark.parametrize("spread", [0, 8])
-def test_tree_isotonic_is_the_best_of_all_partitions(spread, x64):
-    """Forests, whose parents need not come first, and the perfect tree, which is the default."""
-    rng = np.random.default_rng(spread)
-    for trial in range(12):
-        parent = np.array([-1, *(rng.integers(-1, node) for node in range(1, 7))])
-        place = rng.permutation(7)
-        if trial % 3 == 0:
-            parent, place = np.array([-1, 0, 0, 1, 1, 2, 2]), np.arange(7)
-        weights = 10.0 ** rng.uniform(-spread, spread, 7)
-        targets = rng.choice([-1.0, 0.0, 0.1, 1.0], 7) if trial % 2 else rng.normal(size=7)
-        w, t = exact(weights), exact(targets)
-        value_of = lambda group, w=w, t=t: sum(w[node] * t[node] for node in group) / sum(w[node] for node in group)
-        cost_of = lambda a, w=w, t=t: sum(w[node] * (a[node] - t[node]) ** 2 for node in range(7))
-        expected, moved = best_partition(parent, value_of, cost_of), np.full(7, -1)
-        moved[place] = np.where(parent >= 0, place[parent], -1)
-        arguments = jnp.zeros(7).at[place].set(weights), jnp.zeros(7).at[place].set(targets)
-        result = tree_isotonic(*arguments, parent=moved)
-        np.testing.assert_allclose(result[place], expected, rtol=1e-12, atol=1e-15)
-        if trial % 3 == 0:
-            np.testing.assert_array_equal(result, tree_isotonic(*arguments))
 
 
 @pytest.mark.parametrize(
@@ -378,73 +334,5 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "message"), REFUSED)
 def test_bad_input_to_prune(change, message):
-    for solve in (prune, prune_pav):
-        with pytest.raises(ValueError, match=message):
-            solve(**{"q": np.zeros((7, 3), np.float32), "penalty": 1.0} | change)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float16, jnp.bfloat16])
-def test_tree_isotonic_on_chains_equals_scikit_learn(dtype, x64):
-    """Chains longer than either half precision can count to."""
-    rng, nodes = np.random.default_rng(1), 50 if dtype == jnp.float64 else 4095
-    targets, weights = np.round(rng.normal(size=nodes), 1), rng.uniform(0.1, 3, nodes)
-    result = tree_isotonic(jnp.asarray(weights, dtype), jnp.asarray(targets, dtype), parent=np.arange(nodes) - 1)
-    expected = IsotonicRegression(increasing=False).fit_transform(np.arange(nodes), targets, sample_weight=weights)
-    assert result.dtype == dtype
-    np.testing.assert_allclose(np.asarray(result, float), expected, atol=1e-14 if dtype == jnp.float64 else 0.05)
-
-
-def test_the_derivative_of_tree_isotonic(x64):
-    rng = np.random.default_rng(3)
-    numbers = np.append(rng.uniform(0.5, 2, 15), rng.normal(size=15))
-    fit = lambda numbers: tree_isotonic(numbers[:15], numbers[15:])
-    values, backward = jax.jit(fit), jax.jit(jax.jacrev(fit))
-    assert len(np.unique(values(numbers))) < 15
-    # Central differences with steps of 1e-6: what is left is rounding, 1e-16 / 1e-6.
-    steps = 1e-6 * np.eye(30)
-    slope = lambda fn: np.stack([np.asarray(fn(numbers + e)) - np.asarray(fn(numbers - e)) for e in steps], -1) / 2e-6
-    for jacobian in (backward, jax.jit(jax.jacfwd(fit))):
-        np.testing.assert_allclose(jacobian(numbers), slope(values), rtol=0, atol=1e-8)
-    for jacobian in (jax.jacfwd, jax.jacrev):
-        second = jax.jit(jacobian(jax.jacrev(fit)))(numbers)
-        np.testing.assert_allclose(second, slope(backward), rtol=0, atol=1e-8)
-    stacked = np.stack([numbers, numbers[::-1] + 3])
-    np.testing.assert_array_equal(jax.jit(jax.vmap(fit))(stacked), list(map(values, stacked)))
-
-
-@pytest.mark.parametrize(
-    ("weights", "targets", "expected"),
-    [
-        ([1e20, 1e-20, 1.0], [3, 2, 1], [3, 2, 1]),
-        ([1e20, 1e-20, 3e-20], [3, 1, 2], [3, 1.75, 1.75]),
-        ([1e-38, 3e38, 1e38], [1, 2, 6], [3, 3, 3]),
-        ([3e38, 3e38, 3e38], [1, 2, 6], [3, 3, 3]),
-        ([1e-40, 1.0, 1.0], [1, 2, 3], [2.5, 2.5, 2.5]),
-        ([3e38, 1e-38, 1e-38], [9, 1, 2], [9, 1.5, 1.5]),
-    ],
-)
-def test_weights_of_any_size(weights, targets, expected):
-    weights, targets, chain = jnp.asarray(weights), jnp.asarray(targets, jnp.float32), np.arange(3) - 1
-    fit = partial(tree_isotonic, parent=chain)
-    np.testing.assert_allclose(fit(weights, targets), expected, rtol=1e-6)
-    by_weights, by_targets = jax.jacrev(fit, (0, 1))(weights, targets)
-    np.testing.assert_allclose(by_targets.sum(1), 1, rtol=1e-6)
-    assert np.isfinite(by_weights).all()
-
-
-@pytest.mark.parametrize(
-    ("weights", "targets", "parent", "message"),
-    [
-        (np.ones(3), np.zeros(4), None, r"weights must have the shape of targets, \(4,\), got \(3,\)"),
-        (np.ones(4), np.zeros(4), None, r"targets must have 2\*\*\(depth \+ 1\) - 1 entries unless parent"),
-        (np.zeros(3), np.zeros(3), None, "weights must be a finite number above 0"),
-        (np.ones(3), np.full(3, np.nan), None, "targets must be finite"),
-        (np.ones(3), np.zeros(3, int), None, "targets must be floating"),
-        (np.ones((3, 1)), np.zeros((3, 1)), None, r"targets must be floating, of shape \(nodes,\)"),
-        *((np.ones(3), np.zeros(3), p, "parent must hold a number") for p in ([-1, 0], [-1, 0, 3], [-1.0, 0.0, 0.0])),
-        *((np.ones(3), np.zeros(3), p, "parent must be a tree, got a cycle") for p in ([-1, 2, 1], [0, 0, 0])),
-    ],
-)
-def test_bad_input_to_tree_isotonic(weights, targets, parent, message):
     with pytest.raises(ValueError, match=message):
-        tree_isotonic(weights, targets, parent=parent)
+        prune(**{"q": np.zeros((7, 3), np.float32), "penalty": 1.0} | change)

@@ -5,12 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracles
 import pytest
 from sklearn.metrics import r2_score
 import sweeps
 
 import jtrees
-from jtrees import Batch, LatentTree, isotonic, routing
+from jtrees import Batch, LatentTree, routing
 from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import Network
 from jtrees.methods.latent_tree.network import active_on
@@ -50,7 +51,7 @@ def test_the_loss_is_that_of_the_papers_program(table):
     batch, params = scaled(table, 64), random_params(OF_XZ, 4)
     x, y = np.asarray(batch.x), np.asarray(batch.y)
     q = np.asarray(routing.rewards((x @ params["split"]["kernel"]).T + params["bias"][:, None]))
-    a = isotonic.prune_pav(q, 0.2 * len(x))[0]
+    a = oracles.prune_pav(q, 0.2 * len(x))[0]
     z = np.clip(q.T + 0.5, 0, a)
     layer = params["layers"][0]
     expected = np.concatenate([x, z], axis=1) @ layer["kernel"] + layer["bias"]
@@ -114,7 +115,7 @@ def test_inactive_nodes_do_not_split():
     params["split"]["kernel"] = jnp.zeros((2, 3)).at[0, 1].set(1.0).at[1, 2].set(1.0)
     params["bias"] = jnp.asarray([-3.0, 0.0, 0.0])
     q = np.asarray(routing.rewards((x @ params["split"]["kernel"]).T + params["bias"][:, None]))
-    active = isotonic.prune_pav(q, 50.0)[0]
+    active = oracles.prune_pav(q, 50.0)[0]
     assert (active[[2, 5, 6]] == 0).all() and (active[[0, 1, 3, 4]] > 0).all()
     tree = jax.jit(jtrees.methods.latent(of, 1.0).harden)(params, Batch(x, x[:, 0]))
     np.testing.assert_array_equal(tree.weights[2], 0)
@@ -138,7 +139,7 @@ def test_the_activity_is_that_on_the_training_data(table, of_xz):
     params = of_xz.model.network.params
     scores = (of_xz.model.scaling.transform(x) @ params["split"]["kernel"]).T + params["bias"][:, None]
     q = np.asarray(routing.rewards(scores))
-    active = isotonic.prune_pav(q, float(RECIPE.penalty) * 400)[0]
+    active = oracles.prune_pav(q, float(RECIPE.penalty) * 400)[0]
     np.testing.assert_allclose(of_xz.model.network.active, active, atol=1e-5)  # float32
     np.testing.assert_array_equal(of_xz.model.predict(x[:7]), of_xz.model.predict(x)[:7])
     np.testing.assert_array_equal(of_xz.model.predict(x[3:4]), of_xz.model.predict(x)[3:4])

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracles
 import pytest
 from sklearn.datasets import load_digits
 
-from jtrees import isotonic, nn, routing
+from jtrees import nn, routing
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -38,7 +39,7 @@ def position(q, active):
 
 def test_a_layer_is_a_traversal_of_its_batch_and_in_evaluation_of_its_running_mean(layer, x):
     q = rewards(layer, x)
-    active = isotonic.prune_pav(q, 0.1 * 20)[0]
+    active = oracles.prune_pav(q, 0.1 * 20)[0]
     np.testing.assert_allclose(call(layer, x), position(q, active), atol=1e-6)
     mean = layer.active[...]
     np.testing.assert_allclose(mean, 0.9 + 0.1 * active, rtol=1e-6)  # it started at 1

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import pkgutil
 
-from flax import serialization
 import jax
 import numpy as np
 import pytest
@@ -45,16 +44,6 @@ def test_they_are_frozen_and_replaced_mapped_and_named():
     assert jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path([cat])[0][0]) == "[0].name"
     with pytest.raises(dataclasses.FrozenInstanceError):
         cat.name = 3  # type: ignore[misc]
-
-
-def test_serialization_restores_children_and_refuses_others():
-    cat = Cat({"first": np.arange(3)}, legs=3)
-    back = serialization.from_bytes(cat, serialization.to_bytes(cat))
-    np.testing.assert_array_equal(back.name["first"], np.arange(3))
-    assert back.legs == 3
-    for state in ({}, {"name": {"first": 1}, "age": 2}):
-        with pytest.raises(ValueError, match=r"state of Cat must have \['name'\], got"):
-            serialization.from_state_dict(cat, state)
 
 
 def test_every_dataclass_of_the_library_is_one_of_these():

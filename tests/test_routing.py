@@ -11,7 +11,6 @@ import pytest
 import sweeps
 
 from jtrees import ops
-from jtrees.isotonic import prune_pav
 from jtrees.routing import (
     activity,
     expected_value,
@@ -260,7 +259,7 @@ def test_traverse_is_the_papers_program(x64, weight):
     scores = jnp.asarray(np.random.default_rng(5).normal(size=(7, 6)) / 2)
     z, a = jax.jit(traverse)(scores, 0.7, weight)
     q = by_paths(np.asarray(scores))
-    np.testing.assert_allclose(a, prune_pav(q, 0.7, weight)[0], rtol=0, atol=1e-14)
+    np.testing.assert_allclose(a, oracles.prune_pav(q, 0.7, weight)[0], rtol=0, atol=1e-14)
     np.testing.assert_allclose(z, np.clip(q + 0.5, 0, np.asarray(a)[:, None]), rtol=0, atol=1e-14)
     np.testing.assert_array_equal(position(rewards(scores), a), z)
 

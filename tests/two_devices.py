@@ -6,11 +6,9 @@ python two_devices.py FILE DEVICES NAME...: writes the numbers of the recipes to
 from functools import partial
 import itertools
 import sys
-from typing import NamedTuple
 import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from recipes import DGT, LINEAR, RECIPES as ALL
 from tables import X, Y
@@ -25,22 +23,6 @@ RECIPES |= {"bag of bests": jtrees.Bagged(jtrees.BestOf(LINEAR, runs=2), trees=3
 RATES = {"learning_rate": (0.01, 0.02, 0.03, 0.04, 0.05)}  # five runs, so that the last stack of two is padded
 
 
-class Score(NamedTuple):
-    """The result of a start."""
-
-    score: jax.Array
-    values: jax.Array
-
-
-def starts():
-    """Numbers of starts that are divided among the devices; a share is padded."""
-    choose = jax.jit(partial(jtrees.training.multi_start, lambda x: Score(x.sum(), jnp.cos(x))))
-    best = choose(jnp.asarray([3.0, np.nan, 1.0, np.inf, 2.0]))
-    assert best.index == 2 and best.dropped == 2
-    pairs = jtrees.training.map_starts(lambda a, b: a @ b["b"], X[:3], {"b": X[3:6]}, batch_size=2)
-    return np.concatenate([best.candidates.score, best.candidates.values, pairs])
-
-
 def numbers(fit):
     """Numbers of a fit: its loss, its step, its losses of updates, and its predictions."""
     return [np.ravel(part) for part in (fit.loss, fit.step, np.nan_to_num(fit.history, nan=-1), fit.predict(X))]
@@ -48,8 +30,6 @@ def numbers(fit):
 
 def results(name):
     """Numbers of a fit, and of five runs of a sweep in three folds."""
-    if name == "starts":
-        return starts()
     recipe, base = RECIPES[name], getattr(RECIPES[name], "base", None)
     prefix = "" if base is None else "base__base__" if hasattr(base, "base") else "base__"
     grid = {prefix + option: values for option, values in RATES.items()}

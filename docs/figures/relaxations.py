@@ -32,7 +32,7 @@ def get() -> plt.Figure:
     """GET: products of sigmoids of the scaled scores, which approach the hard tree as the sharpness grows."""
     figure, axes = _axes(2, ("probability of the second leaf", "expected value of the tree"))
     for alpha, grey in zip((5, 25, 100), GREYS, strict=True):
-        right = routing.scaled_sigmoid(SCORES, alpha)
+        right = jax.nn.sigmoid(alpha * SCORES)
         axes[0].plot(X, routing.leaf_probabilities(right)[1], color=grey, label=f"sharpness {alpha}")
         axes[1].plot(X, VALUES @ routing.leaf_probabilities(right), color=grey)
     axes[1].plot(X, VALUES[routing.leaf_index(SCORES)], color="tab:red", lw=0.8, ls="--", label="hard tree")

@@ -14,12 +14,10 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import segments
+from jtrees.ridge import STRENGTHS, principal_components, ridge
 from jtrees.segments import effective
 
 WIDEST = 64  # largest number of features with a slope of their own in each leaf
-
-_STRENGTHS = (*(10.0 ** (5 - exponent / 2) for exponent in range(15)),)  # of the ridge regression, in samples
-LEAST_FREE = 0.1  # minimum of the residual degrees of freedom per sample; GCV approaches 0 / 0 below it
 
 
 class Narrowing(NamedTuple):
@@ -37,84 +35,6 @@ class Narrowing(NamedTuple):
     slopes: Float[Array, "q k"]
     df: Float[Array, " k"]
     cost: Float[Array, " k"]
-
-
-class Ridge(NamedTuple):
-    """A ridge regression: slopes ``(p, k)``; degrees of freedom, GCV error and noise left of each output, ``(k,)``.
-
-    The noise left is the part of the variance of noise along the features that the residuals keep: 0 for least squares.
-    """
-
-    slopes: Float[Array, "p k"]
-    df: Float[Array, " k"]
-    error: Float[Array, " k"]
-    noise_left: Float[Array, " k"]
-
-
-def decomposed(matrices: Float[Array, "m p p"]) -> tuple[Float[Array, "m p"], Float[Array, "m p p"]]:
-    """Returns eigenvalues and eigenvectors of symmetric matrices.
-
-    A CPU decomposes one matrix at a time, even under ``vmap``. A batch could deadlock: a worker of XLA's thread pool
-    distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
-    devices (jaxlib 0.10.2: ``ParallelBatchMap``).
-    """
-    eigh = lambda a: tuple(jnp.linalg.eigh(a))
-    one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(eigh, all_))
-
-    @one_by_one.def_vmap
-    def _(size: int, _: object, batch: Array) -> tuple:  # one loop compiles faster than two
-        parts = one_by_one(batch.reshape(-1, *batch.shape[2:]))
-        return tuple(part.reshape(*batch.shape[:2], *part.shape[1:]) for part in parts), (True, True)
-
-    return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=eigh)
-
-
-def ridge(x: Float[Array, "n p"], y: Float[Array, "n k"], weight: Float[Array, " n"]) -> Ridge:
-    """Returns the ridge regression of centred targets on standardised features.
-
-    The strength of each output is chosen by generalised cross-validation. The shorter side of x is decomposed. Let
-    ``B = x sqrt(w)`` and ``B B' = U diag(a) U'``, or ``B' B = Q diag(a) Q'``. With ``h = U' sqrt(w) y``, strength s has
-    the slopes ``B' U h / (a + s)``. With ``g = Q' B' sqrt(w) y``, they are ``Q g / (a + s)``, and ``g**2`` is
-    ``a h**2``.
-
-    Args:
-      x: standardised features.
-      y: centred targets.
-      weight: weights that count samples.
-    """
-    root, total = jnp.sqrt(weight)[:, None], segments.total(weight)
-    rows, targets, is_wide = root * x, root * y, x.shape[1] > len(x)
-    times = lambda a, b: jnp.matmul(a, b, precision="highest")
-    values, vectors = (a[0] for a in decomposed(times(rows, rows.T)[None] if is_wide else times(rows.T, rows)[None]))
-    values = jnp.maximum(values, 0)[:, None]
-    along = times(vectors.T, targets if is_wide else times(rows.T, targets))
-    # Directions of rounding errors have no slope.
-    along = jnp.where(values > values.max() * max(x.shape) * jnp.finfo(x.dtype).eps, along, 0)
-    squares = jnp.square(along) * (values if is_wide else 1)
-    alone = jnp.square(targets).sum(0)
-    df_of = lambda strength: 1 + (values / (values + strength)).sum()
-
-    def error(strength: Array) -> Array:
-        rss = alone - (squares * (values + 2 * strength) / jnp.square(values + strength)).sum(0)
-        free = total - df_of(strength)
-        enough = free >= LEAST_FREE * total
-        rss = jnp.maximum(rss, jnp.finfo(rss.dtype).eps * alone)
-        return jnp.where(enough, total * rss / jnp.square(jnp.where(enough, free, 1)), jnp.inf)
-
-    strengths = jnp.asarray(_STRENGTHS, x.dtype)
-    errors = jax.lax.map(error, strengths)
-    mean = total * alone / jnp.square(jnp.maximum(total - 1, LEAST_FREE * total))
-    best, lowest = errors.argmin(0), errors.min(0)
-    is_useful = lowest < mean
-    coefficients = jnp.where(is_useful, along / (values + strengths[best]), 0)
-    slopes = times(vectors, coefficients)
-    df = jnp.where(is_useful, jax.vmap(df_of)(strengths[best]), 1)
-    spread = values.sum()
-    kept_of = lambda strength: (values * jnp.square(strength / (values + strength))).sum()
-    noise_left = jax.vmap(kept_of)(strengths[best]) / jnp.where(spread > 0, spread, 1)
-    noise_left = jnp.where(is_useful, noise_left, 1)
-    slopes = times(rows.T, slopes) if is_wide else slopes
-    return Ridge(slopes, df, jnp.where(is_useful, lowest, mean), noise_left)
 
 
 def select_features(
@@ -136,7 +56,7 @@ def select_features(
       scale: deviations of the features in the units that the map takes; infinite for constant features.
     """
     samples: Any = effective(weight)
-    fitted = ridge(x, y, samples)
+    fitted = ridge(x, y, samples, (np.inf, *STRENGTHS))
     times = lambda a, b: jnp.matmul(a, b, precision="highest")
     predicted = times(x, fitted.slopes)
     residual = samples[:, None] * (y - predicted)
@@ -154,7 +74,7 @@ def select_features(
     # The directions are the principal components of the outputs, which are all outputs if there are few.
     components = jnp.eye(y.shape[1], dtype=x.dtype)
     if y.shape[1] > 1:
-        components = decomposed(times(predicted.T, samples[:, None] * predicted)[None])[1][0][:, -directions:]
+        components = principal_components(predicted, samples)[:, -directions:]
     outputs = segments.total(samples[:, None] * jnp.square(times(predicted, components)))
     length = jnp.sqrt(outputs / segments.total(samples))
     unit = jnp.where(varies, scale, 0)[columns].sum() / jnp.maximum(varies[columns].astype(x.dtype).sum(), 1)

@@ -13,7 +13,8 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.leaves import moments
-from jtrees.leaves.narrow import LEAST_FREE, WIDEST, Narrowing, decomposed, select_features
+from jtrees.leaves.narrow import WIDEST, Narrowing, select_features
+from jtrees.ridge import LEAST_FREE, decomposed
 from jtrees.segments import floating, ones_or
 
 # The model of a node is its parent's model plus a correction, which is fitted to the parent's residuals. Centre the

@@ -13,12 +13,7 @@ from jtrees.routing.soft import (
     leaf_probabilities as leaf_probabilities,
     reach_probabilities as reach_probabilities,
 )
-from jtrees.routing.steps import (
-    hard_step as hard_step,
-    scaled_sigmoid as scaled_sigmoid,
-    smooth_step as smooth_step,
-    straight_through_sign as straight_through_sign,
-)
+from jtrees.routing.steps import hard_step as hard_step, smooth_step as smooth_step
 from jtrees.routing.traversal import (
     activity as activity,
     position as position,

@@ -1,4 +1,7 @@
-"""The four steps of the papers. A step maps a split score to the probability of going right.
+"""The hard step and TEL's smooth step. A step maps a split score to the probability of going right.
+
+GET's step is ``jax.nn.sigmoid`` of scaled scores, and DGT's straight-through rule is in
+:mod:`jtrees.routing.path_sum`.
 
 Every function is elementwise, keeps the dtype, and is finite for any finite score. A sample goes right if the score is
 above 0. A score of exactly zero goes left under a hard step, and has probability one half under a soft step. Subnormal
@@ -20,37 +23,6 @@ def hard_step(t: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
       [False False  True]
     """
     return t > 0
-
-
-def scaled_sigmoid(t: Float[Array, "*shape"], alpha: float | Float[Array, "..."]) -> Float[Array, "*shape"]:
-    """Returns ``1 / (1 + exp(-alpha t))``, the smooth step of GET (Mao & Cao 2024, eq. 5).
-
-    The step becomes hard as ``alpha`` grows.
-
-    Args:
-      t: split scores.
-      alpha: scale, above 0. It broadcasts against ``t``.
-
-    Example:
-      >>> print(np.asarray(jtrees.routing.scaled_sigmoid(jnp.array([-1.0, 0.0, 1.0]), 2.0)).round(2))
-      [0.12 0.5  0.88]
-    """
-    return _scaled_sigmoid(t, jnp.asarray(alpha, t.dtype))
-
-
-@jax.custom_jvp
-def _scaled_sigmoid(t: Array, alpha: Array) -> Array:
-    return jax.nn.sigmoid(t * alpha)
-
-
-@_scaled_sigmoid.defjvp
-def _scaled_sigmoid_jvp(primals, tangents):
-    (t, alpha), (dt, dalpha) = primals, tangents
-    s = _scaled_sigmoid(t, alpha)
-    # s (1 - s) is the first factor. If it is 0, the product of the other factors may be infinite, and 0 times infinity
-    # is NaN.
-    slope = s * (1 - s)
-    return s, slope * alpha * dt + slope * t * dalpha
 
 
 # --- The cubic step --------------------------------------------------------------------------------------------------
@@ -105,23 +77,3 @@ def _cubic_parts(t: Array, gamma: Array) -> tuple[Array, Array, Array, Array]:
     t = jnp.clip(t, -half, half)  # clips the score, not the ratio, for |u| <= 1/2 with any gamma
     a, b = (half + t) / gamma, (half - t) / gamma
     return t / gamma, a, b, jnp.minimum(6 * a * b / gamma, info.max)
-
-
-@jax.custom_jvp
-def straight_through_sign(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns ``+1`` if ``t > 0``, else ``-1``. Its derivative is defined as ``1[|t| <= 1]``.
-
-    This is the straight-through rule of DGT (Karthikeyan et al. 2022, eq. 4). The derivative of the clipped identity
-    replaces the derivative of the sign, which is zero almost everywhere.
-
-    Example:
-      >>> jax.grad(jtrees.routing.straight_through_sign)(0.5), jax.grad(jtrees.routing.straight_through_sign)(2.0)
-      (Array(1., dtype=float32...), Array(0., dtype=float32...))
-    """
-    return jnp.where(hard_step(t), 1.0, -1.0).astype(t.dtype)
-
-
-@straight_through_sign.defjvp
-def _straight_through_sign_jvp(primals, tangents):
-    (t,), (dt,) = primals, tangents
-    return straight_through_sign(t), jnp.where(jnp.abs(t) <= 1, dt, jnp.zeros_like(dt))

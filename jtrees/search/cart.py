@@ -8,14 +8,13 @@ over bins of the features.
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
 from jtrees.data.table import without_padding
-from jtrees.leaves.narrow import LEAST_FREE, decomposed
+from jtrees.ridge import principal_components, ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.segments import effective, ones_or
@@ -24,7 +23,6 @@ from jtrees.tasks.labels import shares
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_RIDGES = 10.0 ** np.arange(5, -3.5, -0.5)  # candidate strengths of a ridge regression, in samples
 _LEAST_WEIGHT = 10.0  # least weight of a leaf of CART on ridge outputs, in samples: smaller leaves follow noise
 _ROUNDED = 4.0  # rounding errors of a mean, in units of the last digit
 # In deviations. Scaling clips features at 100 deviations. An outlier there would determine its feature's slope alone.
@@ -117,10 +115,8 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
     indicators divided by the root of the class frequency. The principal components are then linear discriminants
     (Hastie, Tibshirani & Buja 1994). The plain indicators would only separate single classes from the rest.
 
-    Let ``C = sum w x x'`` for centred features, ``C = Q diag(s) Q'`` and ``g = Q' sum w x y``. Ridge strength t has the
-    slopes ``Q g / (s + t)`` and ``sum s / (s + t)`` degrees of freedom. It lowers the sum of squares by
-    ``sum g**2 (s + 2 t) / (s + t)**2``. The strength is chosen by generalised cross-validation. Uneven weights count as
-    fewer samples (Kish's effective sample size). An outlier of a feature is replaced by the mean of the feature.
+    All outputs have the same ridge strength. Uneven weights count as fewer samples (Kish's effective sample size). An
+    outlier of a feature is replaced by the mean of the feature.
 
     Args:
       batch: the samples; features and targets have mean about 0 and deviation about 1.
@@ -131,44 +127,40 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
     """
     times: Any = partial(jnp.matmul, precision="highest")
     weight: Any = effective(ones_or(batch.weight, batch.x))
-    total = segments.total(weight)
     y = jnp.asarray(_targets(batch.y, task), batch.x.dtype).reshape(len(batch.x), -1)
     if isinstance(task, Classification):
-        frequency = times(weight, y) / total
+        frequency = times(weight, y) / segments.total(weight)
         y = y / jnp.sqrt(jnp.where(frequency > 0, frequency, 1))
-    x, size = jnp.where(jnp.abs(batch.x) < _FARTHEST, batch.x, 0), jnp.abs(y).max(0)
-    x, y = (a - times(weight, a) / total for a in (x, y))
-    # A smaller maximum means that the target is constant, and that all its values are rounding errors.
-    y = jnp.where(jnp.abs(y).max(0) > _ROUNDED * jnp.finfo(y.dtype).eps * size, y, 0)
-    weighted, rounding = (weight[:, None] * x).T, x.shape[1] * jnp.finfo(x.dtype).eps
-    values, vectors = (a[0] for a in decomposed(times(weighted, x)[None]))
-    values = jnp.maximum(values, 0)[:, None]
-    along = jnp.where(values > rounding * values.max(), times(vectors.T, times(weighted, y)), 0)
-    sum_of_squares = times(weight, jnp.square(y)).sum()
-
-    def error(strength: Array) -> Array:
-        shrunk = values + strength
-        rss = sum_of_squares - (jnp.square(along / shrunk) * (shrunk + strength)).sum()
-        free = 1 - (1 + (values / shrunk).sum()) / total
-        return jnp.where(free > LEAST_FREE, rss / jnp.square(free), jnp.inf)
-
-    strengths = jnp.asarray(_RIDGES, values.dtype)
-    slopes = along / (values + strengths[jax.lax.map(error, strengths).argmin()])
+    x, y = _centred(batch.x, y, weight, 1.0)
+    slopes = ridge(x, y, weight, shared=True).slopes
     if slopes.shape[1] > 1:
-        components = decomposed(times((values * slopes).T, slopes)[None])[1][0]  # in ascending order
+        components = principal_components(times(x, slopes), weight)
         first = 1 if isinstance(task, Classification) else 0  # indicators sum to 1, so one component is redundant
         slopes = times(slopes, components[:, first:][:, -x.shape[1] :])
     length = jnp.linalg.norm(slopes, axis=0)
-    is_signal = length > rounding * length.max()
-    return times(vectors, jnp.where(is_signal, slopes / jnp.where(is_signal, length, 1), 0))
+    is_signal = length > x.shape[1] * jnp.finfo(x.dtype).eps * length.max()
+    return jnp.where(is_signal, slopes / jnp.where(is_signal, length, 1), 0)
+
+
+def _centred(x: Array, y: Array, weight: Array, unit: float) -> tuple[Array, Array]:
+    """Returns centred features in their unit, and centred targets ``(n, k)``, for a ridge regression.
+
+    An outlier of a feature is replaced by its mean. A constant target is 0.
+    """
+    xp, total = segments.module_of(x, y), segments.total(weight)
+    near = xp.where(xp.abs(x) < _FARTHEST * unit, x / unit, 0)
+    x, centred = (a - segments.total(weight[:, None] * a) / total for a in (near, y))
+    # A smaller maximum means that the target is constant, and that all its values are rounding errors.
+    varies = xp.abs(centred).max(0) > _ROUNDED * xp.finfo(y.dtype).eps * xp.abs(y).max(0)
+    return x, xp.where(varies, centred, 0)
 
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:
     """Returns the splits of CART on the outputs of a ridge regression instead of the features.
 
     The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
-    model. The ridge strength of each target is chosen by leave-one-out cross-validation. Classes, weights and outliers
-    are treated as in :func:`ridge_directions`, except that the indicators of classes are not divided.
+    model. Each target has a ridge strength of its own. Classes, weights and outliers are treated as in
+    :func:`ridge_directions`, except that the indicators of classes are not divided.
 
     Args:
       rows: the samples as NumPy arrays. The features ``(n, p)`` have mean 0. The targets are ``(n,)`` or ``(n, k)``,
@@ -177,21 +169,13 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
       depth: depth of the tree.
       unit: standard deviation of the features, and of the outputs that CART splits.
     """
-    from sklearn.linear_model import RidgeCV
-    from sklearn.preprocessing import StandardScaler
-
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
     weight: Any = effective(ones_or(rows.weight, x))
-    is_used = weight > 0
-    near = np.where(np.abs(x[is_used]) < _FARTHEST * unit, x[is_used], 0).astype(np.float64)
-    scaler: Any = StandardScaler().fit(near, sample_weight=weight[is_used])
-    model: Any = RidgeCV(_RIDGES, alpha_per_target=True)
-    with np.errstate(divide="ignore", invalid="ignore"):  # raised by a sample of leverage 1
-        model.fit(scaler.transform(near), y[is_used], sample_weight=weight[is_used])
-    slopes = (model.coef_.reshape(y.shape[1], -1) / scaler.scale_).T.astype(np.float32)
+    wide: Any = x.astype(np.float64)
+    slopes: Any = np.asarray(ridge(*_centred(wide, y, weight, unit), weight).slopes, np.float32)
     outputs = x @ slopes
-    scaler.fit(outputs.astype(np.float64), sample_weight=weight)
-    scale = (unit / scaler.scale_).astype(np.float32)
+    deviation = np.sqrt(np.cov(outputs.T, aweights=weight, ddof=0).reshape(len(slopes.T), -1).diagonal())
+    scale = np.float32(unit / np.where(deviation > 0, deviation, 1))
     tree = grown_cart(Batch(outputs * scale, rows.y, weight), task, depth, min_weight=_LEAST_WEIGHT)  # type: ignore[arg-type]
     # The product is computed on the host, because JAX would compile it for each new shape.
     return tree.replace(weights=np.asarray(tree.weights) @ (slopes * scale).T)

@@ -1,4 +1,4 @@
-"""The training loop: methods, resumable runs, many runs at once, and optimisers that optax does not have."""
+"""The training loop: methods, resumable runs, and optimisers that optax does not have."""
 
 from jtrees._public import list_public_names as _list_public_names
 from jtrees.training.loop import (
@@ -16,7 +16,6 @@ from jtrees.training.optimizers import (
     reduce_until_vanished as reduce_until_vanished,
     rmsprop as rmsprop,
 )
-from jtrees.training.parallel import MultiStart as MultiStart, map_starts as map_starts, multi_start as multi_start
 from jtrees.training.state import (
     Batch as Batch,
     Best as Best,

@@ -2,7 +2,7 @@
 
 A method is a small tuple of pure functions, like an optimiser in optax. The state of a run is a :class:`TrainState`.
 ``start`` initialises the state, ``advance`` makes updates, and ``best`` returns the best parameters. ``train`` does all
-three. ``multi_start`` runs many starts and chooses the best result.
+three.
 """
 
 from collections.abc import Callable

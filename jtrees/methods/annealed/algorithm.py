@@ -431,6 +431,11 @@ class Annealed(Recipe):
         CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
         scaled features, and on raw features if float32 represents them. With a ``narrowing``, the second tree splits
         the features that it selects.
+
+        Measured on the training rows of 16 tables that float32 represents, at depths 3 and 6: the losses are equal, and
+        on ailerons, whose targets are tiny, linear leaves of the second tree lose 4 to 7 % more. But the first tree
+        loses 2.3 times as much as the second if columns are lognormal with a deviation of 5, and 81 times as much if
+        outliers matter that scaling clips (depth 6).
         """
         data: Any = problem.data
         splits = [[data.scaling.restore_splits(tree)] for tree in trees]
