@@ -324,7 +324,7 @@ REFUSED = [
     ({"q": np.full((7, 3), 1e38, np.float32)}, r"q, also times its weight, must be within \+-4.1e\+36"),
     *(({"penalty": number}, "penalty must be a finite number above 0") for number in (0.0, np.nan)),
     ({"penalty": np.ones(2)}, r"penalty must be one number, got shape \(2,\)"),
-    ({"penalty": "much"}, "penalty must be a number above 0"),
+    ({"penalty": "much"}, "penalty must be a finite number above 0"),
     *(({"penalty": number}, "penalty must be a normal number of float32") for number in (1e-40, 1e38)),
     ({"weight": np.ones(7)}, r"weight must have shape \(3,\)"),
     *(({"weight": np.array([1, w, 1])}, "weight must be a finite number of at least 0") for w in (-1.0, np.nan)),
