@@ -15,7 +15,7 @@ from jtrees import blocking, distributed, losses, training, validation as checks
 from jtrees.search.engine import MOST
 from jtrees.search.fitted import Fitted
 from jtrees.search.problem import Problem
-from jtrees.search.run import Run
+from jtrees.search.run import Evaluation, Run
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -110,8 +110,8 @@ class Training(NamedTuple):
     def loss_on(self, run: Run, params: Any) -> Array:
         """Returns the loss of the parameters on the evaluation rows of a run."""
         if self.loss is not None:
-            return self.loss(params, run.batch, run.by)
-        return prediction_loss(run.task, self.method.harden(params, run.batch), run.by)
+            return self.loss(params, run.batch, run.evaluation)
+        return prediction_loss(run.task, self.method.harden(params, run.batch), run.evaluation)
 
     def has_stopped(self, state: TrainState) -> Array:
         """Returns whether early stopping has ended the run. Its result is then the best state so far."""
@@ -164,10 +164,10 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     training_run = run.recipe.training(run)
     method, optimizer, schedule = training_run.method, training_run.optimizer, training_run.schedule
     update = training.step.one_step(method, run.batch, optimizer, batch_size=schedule.batch_size)
-    score = None
-    if run.evaluates is not False:
-        score = partial(training_run.loss_on, run._replace(by=run.rows_during_training))
-    is_due = lambda made: run.evaluates & schedule.is_due(made)
+    evaluates, score = run.kind >= Evaluation.EARLY_STOPPING, None
+    if evaluates is not False:
+        score = partial(training_run.loss_on, run.replace(evaluation=run.rows_during_training))
+    is_due = lambda made: evaluates & schedule.is_due(made)
     update = training.step.with_early_stopping(update, score, is_due, training_run.has_ended)
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
     return state, history.losses, training_run.has_ended(state)
@@ -215,7 +215,8 @@ def result_of(run: Run, state: TrainState) -> Result:
     training_run = run.recipe.training(run)
     method, dtype = training_run.method, state.best.score.dtype
     last_loss = lambda params: training_run.loss_on(run, params).astype(dtype)
-    is_known = training_run.has_stopped(state) | (run.evaluates & training_run.schedule.is_due(state.step))
+    evaluates = run.kind >= Evaluation.EARLY_STOPPING
+    is_known = training_run.has_stopped(state) | (evaluates & training_run.schedule.is_due(state.step))
     score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
     best = training.best(method, state, run.batch, score=score)
     model = (method.harden if training_run.model is None else training_run.model)(best.params, run.batch)

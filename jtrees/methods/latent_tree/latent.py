@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
+from jtrees.data import Data
 from jtrees.methods.latent_tree.architecture import (
     INPUTS,
     MAX_DEPTH,
@@ -195,15 +196,16 @@ class LatentRecipe(Recipe):
     def restored(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
         network, tree = fitted.scaled
-        if (data := problem.data) is None:
-            return fitted._replace(scaled=tree)
-        with problem.finishing():
-            task = data.table.task
-            network = on_device(network).replace(task=task.of_models)
-            model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
-            tree = None if tree is None else data.scaling.restore(tree)
+
+        def restore(fitted: Fitted, data: Data) -> Fitted:
+            task, scaling = data.table.task, data.scaling
+            restored = on_device(network).replace(task=task.of_models)
+            model = scaling.restore(LatentModel(restored, None, task.of_models, self._bounded(task)))
+            hard = None if tree is None else scaling.restore(tree)
             report = LatentReport(active=np.asarray(network.active), preconditioning=preconditioning)
-            return fitted._replace(model=model, tree=tree, loss=loss_of(fitted, model, data), report=report)
+            return fitted._replace(model=model, tree=hard, loss=loss_of(fitted, model, data), report=report)
+
+        return problem.restored(fitted._replace(scaled=tree), restore)
 
 
 @pytree.dataclass(kw_only=True)
