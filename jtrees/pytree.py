@@ -21,12 +21,12 @@ field = struct.field
 
 
 @overload
-@dataclass_transform(field_specifiers=(struct.field, dataclasses.field))
+@dataclass_transform(frozen_default=True, field_specifiers=(struct.field, dataclasses.field))
 def dataclass(cls: type[T], /) -> type[T]: ...
 
 
 @overload
-@dataclass_transform(field_specifiers=(struct.field, dataclasses.field))
+@dataclass_transform(frozen_default=True, field_specifiers=(struct.field, dataclasses.field))
 def dataclass(**options: Any) -> Callable[[type[T]], type[T]]: ...
 
 

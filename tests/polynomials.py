@@ -8,7 +8,7 @@ import numpy as np
 
 import jtrees
 from jtrees import pytree
-from jtrees.data import Scaling
+from jtrees.data import Data, Scaling
 from jtrees.search import Fitted, Problem, Recipe, Run, option, options as kinds
 from jtrees.search.engine import MOST
 from jtrees.training.state import NOT_TAKEN
@@ -67,12 +67,13 @@ class Polynomials(Recipe):
         coefficients, score, steps = (await problem.map(result, state)).host
         if not np.isfinite(score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-        if problem.data is None:
-            return Fitted(coefficients, float(score), int(steps), losses)
-        with problem.finishing():
-            model = Polynomial(coefficients, problem.data.scaling)
-            loss = problem.data.loss(model)
-        return Fitted(coefficients, float(score), int(steps), losses, model=model, loss=loss)
+        return problem.restored(Fitted(coefficients, float(score), int(steps), losses), restored)
+
+
+def restored(fitted: Fitted, data: Data) -> Fitted:
+    """The polynomial in the user's units."""
+    model = Polynomial(fitted.scaled, data.scaling)
+    return fitted._replace(model=model, loss=data.loss(model))
 
 
 def initial(run: Run):
@@ -97,4 +98,4 @@ def updated(run: Run, state: Any, before: jax.Array, count: jax.Array):
 
 def result(run: Run, state: Any):
     """The coefficients, their score, and the number of updates."""
-    return state[0], mse(state[0], run.by), state[2]
+    return state[0], mse(state[0], run.evaluation), state[2]

@@ -7,7 +7,7 @@ import numpy as np
 
 import jtrees
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import Engine, Problem, options
+from jtrees.search import Engine, Evaluation, Problem, options
 from jtrees.search.monitor import Monitor
 
 
@@ -20,9 +20,8 @@ def problem_of(
     recipe: Any, batch: jtrees.Batch, *, task: Any = None, key: Any = 0, validation: Any = None, **attributes: Any
 ) -> Problem:
     """A problem of scaled rows. ``attributes`` are further attributes of the problem."""
-    validates = validation is not None
-    attributes = {"engine": Engine(Monitor(), "threefry2x32")} | attributes
-    attributes = {"validates": validates, "evaluates": validates, "separate": validates} | attributes
+    kind = Evaluation.TRAINING if validation is None else Evaluation.VALIDATION
+    attributes = {"engine": Engine(Monitor(), "threefry2x32"), "kind": kind} | attributes
     recipe, task = options.checked(recipe), jtrees.Regression() if task is None else task
     return Problem(recipe, task, batch, validation, key_data(key), **attributes)
 

@@ -95,7 +95,7 @@ def problem_of(x, y, recipe=GET):
     scaling = Scaling.fit(table, starts.DEVIATIONS)
     batch, key = scaling.batch(table), np.array([0, 7], np.uint32)
     task = table.task.scaled(scaling.y_unit)
-    return Problem(options.checked(recipe), task, batch, None, key, Engine(Monitor(), "threefry2x32"))
+    return Problem(options.checked(recipe), task, batch, None, key, engine=Engine(Monitor(), "threefry2x32"))
 
 
 def searched(problem):

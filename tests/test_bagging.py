@@ -45,7 +45,7 @@ class OneSplit(jtrees.Recipe):
     async def search(self, problem):
         scaled, weight, key = (await problem.map(stump)).host
         scaling, x = problem.data.scaling, problem.data.table.x
-        with problem.finishing():
+        with problem.restoring():
             tree = scaling.restore_splits(scaled).replace(leaves=scaling.restore_leaves(scaled.leaves))
         options = {"model": tree, "tree": tree, "loss": float(len(x)), "report": SampleReport(x, weight, key)}
         return Fitted(scaled, 0.0, 7, np.zeros(1, np.float32), **options)

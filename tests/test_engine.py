@@ -19,7 +19,7 @@ import two_devices
 
 import jtrees
 from jtrees import pytree, training
-from jtrees.search import MOST, Engine, Problem, Recipe, Run, engine as search_engine, gather, option
+from jtrees.search import MOST, Engine, Evaluation, Problem, Recipe, Run, engine as search_engine, gather, option
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
 from jtrees.tables import checked_table
@@ -77,7 +77,7 @@ def total(run: Run, *values: jax.Array) -> jax.Array:
 def sums(run: Run) -> tuple[jax.Array, jax.Array]:
     """The weighted sums of the rows to train on, and of those to evaluate on."""
     weighted_sum = lambda batch: (batch.weight[:, None] * batch.x).sum(0)
-    return weighted_sum(run.batch), weighted_sum(run.by)
+    return weighted_sum(run.batch), weighted_sum(run.evaluation)
 
 
 stacked_sizes = []  # numbers of calls of the stacks with a copy of the argument of ``watched`` for each call
@@ -418,10 +418,10 @@ def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine, count_c
     problem = problems_of(1.0, engine=engine)[0]
     rest, unchanged = problem.without(np.arange(6) == 0), problem.without(np.zeros(6, bool))
     assert sums_of(rest) == ([30, 35], [0, 1])
-    assert rest.count == 5 and rest.separate and not rest.weighed[0]
+    assert rest.count == 5 and rest.kind is Evaluation.HELD_OUT and not rest.weighed[0]
     assert count_compilations(lambda: sums_of(unchanged)) == 0
     assert sums_of(unchanged) == sums_of(problem) == ([30, 36], [30, 36])
-    assert unchanged.count == 6 and not unchanged.separate
+    assert unchanged.count == 6 and unchanged.kind is Evaluation.TRAINING
 
     smaller = rest.without(np.arange(6) == 5)
     assert smaller.count == 4 and sums_of(smaller) == ([20, 24], [10, 11])
@@ -446,11 +446,11 @@ def test_training_evaluates_on_the_first_fifth_of_the_rows_which_has_all_that_ar
     batch = batch_of(12)
     held_out = np.isin(np.arange(12), (3, 8))
     [problem] = problems_of(1.0, engine=engine, batch=batch)
-    x, y, weight = run(mapped(problem.without(held_out, evaluates=True), early), engine=engine)[0]
+    x, y, weight = run(mapped(problem.without(held_out, Evaluation.EARLY_STOPPING), early), engine=engine)[0]
     assert len(x) == 3 and y[:2].tolist() == [3, 8] and (weight > 0).tolist() == [True, True, False]
     np.testing.assert_array_equal(x, batch.x[y.astype(int)])
     [validated] = problems_of(1.0, engine=engine, batch=batch, validation=batch_of(4))
-    assert len(run(mapped(validated.without(held_out, evaluates=True), early), engine=engine)[0][1]) == 4
+    assert len(run(mapped(validated.without(held_out, Evaluation.EARLY_STOPPING), early), engine=engine)[0][1]) == 4
 
 
 @pytest.fixture
@@ -517,7 +517,7 @@ def test_stacks_that_need_too_much_memory_are_halved(name, monkeypatch):
             return getattr(program, attribute)
 
         def __call__(self, form, values, counts):
-            sizes.append(len(values[1][1]))  # the keys
+            sizes.append(len(values[1].key))
             if sizes[-1] > 3:
                 raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 100 bytes.")
             return program(form, values, counts)

@@ -15,7 +15,7 @@ from jtrees.data import Scaling
 from jtrees.data.table import without_padding
 from jtrees.search.minibatch import Schedule, advanced, initial
 from jtrees.search.monitor import Pace
-from jtrees.search.run import Run
+from jtrees.search.run import Evaluation, Run
 from jtrees.tables import checked_table
 from jtrees.tables.dataset import held_out_table
 
@@ -231,7 +231,7 @@ def test_the_loss_in_blocks_of_rows_is_the_loss_of_all_rows(name, monkeypatch):
     x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(np.abs(x[:, 0])), jnp.asarray(1 + np.abs(x[:, 1])))
     recipe = recipes.RECIPES[name].replace(depth=2)
-    run = Run(recipe, Regression(), batch, batch, KEY, True, False, True)
+    run = Run(recipe, Regression(), batch, batch, KEY, Evaluation.EARLY_STOPPING)
     params = initial(run).params
     whole = recipe.evaluate(run, params)
     monkeypatch.setattr(blocking, "evaluation_block", lambda numbers, n: 16)  # the last block is padded
@@ -253,7 +253,7 @@ def test_the_loss_in_blocks_of_rows_is_the_loss_of_all_rows(name, monkeypatch):
 def test_an_evaluation_of_many_rows_needs_little_memory(recipe, gigabytes):
     rows, p = 102_400, 20  # a hundred thousand with padding
     batch = jtrees.Batch(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, p), (rows,), (rows,))))
-    run = lambda batch: Run(recipe, Regression(), batch, batch, KEY, True, False, True)
+    run = lambda batch: Run(recipe, Regression(), batch, batch, KEY, Evaluation.EARLY_STOPPING)
     params = jax.eval_shape(lambda batch: initial(run(batch)).params, batch)
     loss = lambda params, batch: recipe.evaluate(run(batch), params)
     compiled = jax.jit(loss).lower(params, batch).compile()

@@ -12,7 +12,7 @@ import sweeps
 from tables import X, Y
 
 import jtrees
-from jtrees.search import Fitted, precondition
+from jtrees.search import Evaluation, Fitted, precondition
 from jtrees.search.minibatch import trained
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, preconditioned, spectrum
@@ -140,7 +140,7 @@ def test_the_best_trial_is_the_result_if_the_last_training_became_non_finite(col
 
 def test_with_a_validation_set_the_best_of_the_trainings_on_all_rows_is_the_result(collinear):
     counts, problem = [], problem_of(SMALL["DGT"], *collinear)
-    problem = problem.replace(evaluation=problem.batch, validates=True)
+    problem = problem.replace(evaluation=problem.batch, kind=Evaluation.VALIDATION)
 
     async def train(problem, trial):
         counts.append(problem.count)

@@ -19,7 +19,7 @@ from examples.train_large.blocks import Block, Blocks, Checked, DataError, Shard
 import jtrees
 from jtrees import distributed, sharding, training
 from jtrees.data import Data, Scaling, Table
-from jtrees.search import Engine, FitReport, Fitted, MiniBatchRecipe, Problem, Run, options as kinds
+from jtrees.search import Engine, Evaluation, FitReport, Fitted, MiniBatchRecipe, Problem, Run, options as kinds
 from jtrees.search.minibatch import Result
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, spectrum
@@ -176,9 +176,9 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     return Job(checked, order, blocks_per_round, rounds, updates, recipe, plan, scaling, sample, validation, mapping)
 
 
-def _run_on(recipe: Any, task: Task, batch: training.Batch, by: Any = None, matrix: Any = None) -> Run:
-    """Returns a run that trains on ``batch`` and evaluates its result on ``by``."""
-    return Run(recipe, task, batch, by, jax.random.key(0), False, False, True, matrix)
+def _run_on(recipe: Any, task: Task, batch: training.Batch, evaluation: Any = None, matrix: Any = None) -> Run:
+    """Returns a run that trains on ``batch`` and evaluates its result on ``evaluation``."""
+    return Run(recipe, task, batch, evaluation, jax.random.key(0), Evaluation.HELD_OUT, matrix)
 
 
 def drawn_blocks(blocks: int, held_out: int, seed: int) -> list[int]:
@@ -333,7 +333,7 @@ class Evaluator:
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         task = job.sample.task.scaled(job.scaling.y_unit)
         engine, data = Engine(Monitor(), "threefry2x32"), Data(job.sample, job.validation, job.scaling, self._scaled)
-        problem = Problem(job.recipe, task, self._scaled, None, np.zeros(2, np.uint32), engine, data)
+        problem = Problem(job.recipe, task, self._scaled, None, np.zeros(2, np.uint32), engine=engine, data=data)
         fitted = Fitted(result.model, float(result.score), int(result.step), np.zeros(0), report=result.report)
         done = job.recipe.finish(problem, fitted)
         return jtrees.FitResult(

@@ -97,7 +97,7 @@ class Bagged(Wrapper):
             distributed.warn(
                 f"{len(failed)} of {self.trees} trees became non-finite and are left out: try a smaller learning_rate"
             )
-        with problem.finishing():
+        with problem.restoring():
             return self._forest(problem, *zip(*finished, strict=True))
 
     async def _tree(self, problem: Problem, rows: np.ndarray, begins_late: bool) -> Fitted:

@@ -25,7 +25,7 @@ from jtrees.ensembles.boosting_sums import Sum, begin, refitted, rounds_of_call,
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, option, options
+from jtrees.search import Evaluation, Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, option, options
 from jtrees.search.recipe import check_keeps_splits, loss_of
 from jtrees.search.sample import most_rows
 from jtrees.tasks import Policy, Task, check_log_loss
@@ -157,15 +157,15 @@ class Boosted(Wrapper):
 
     async def search(self, problem: Problem) -> Fitted:
         boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1)
-        fitted, data = self.scaled(problem, boosting), problem.data
-        if data is None:
-            return fitted
-        with problem.finishing():
+
+        def restore(fitted: Fitted, data: Data) -> Fitted:
             model = _forest(data, *fitted.scaled)
             # Predicting all rows of a long table takes half the time of boosting.
-            is_long = problem.count > _MANY_ROWS and not problem.validates
+            is_long = problem.count > _MANY_ROWS and problem.kind is not Evaluation.VALIDATION
             loss = fitted.score * data.loss_unit if is_long else loss_of(fitted, model, data)
             return fitted._replace(model=model, loss=loss, left_out=_left_out(problem, boosting, model))
+
+        return problem.restored(self.scaled(problem, boosting), restore)
 
     async def boosted(self, problem: Problem, folds: int = 1, chooses: bool = True) -> "Boosting":
         """Returns boosted sums. If there is no validation set, held-out rows choose the number of rounds.
@@ -180,7 +180,7 @@ class Boosted(Wrapper):
         scaled = problem.replace(data=None)
         sample = _sample(scaled)
         parts, masks, shares = [sample], [], None
-        if self.patience is not None and not problem.validates:
+        if self.patience is not None and problem.kind is not Evaluation.VALIDATION:
             masks = fold_rows(sample, folds)
             if min(mask.sum() for mask in masks) * folds < _FEWEST_HELD_OUT:
                 needed_rows = -(-_FEWEST_HELD_OUT // folds) * 5
@@ -271,7 +271,8 @@ class Boosted(Wrapper):
         losses = np.full(self.rounds, np.inf, np.float32)
         if self.patience is not None:
             losses[: len(judged)] = judged.rounds.losses
-        scores, dropped = chosen.rounds.losses if problem.validates else chosen.rounds.after, sum(~chosen.rounds.finite)
+        rounds, dropped = chosen.rounds, sum(~chosen.rounds.finite)
+        scores = rounds.losses if problem.kind is Evaluation.VALIDATION else rounds.after
         if not np.isfinite(scores[count - 1]) or dropped == len(chosen):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         rows = self.rows_of_round(boosting.count)

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import ordered_leaves, signs_of
-from jtrees.search import MOST, Run
+from jtrees.search import MOST, Evaluation, Run
 from jtrees.search.recipe import Growth
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -100,7 +100,7 @@ def initial_state(run: Run) -> State:
     curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.is_smooth(shape) else jnp.ones_like(outputs)
     # The curvature at the current outputs would vanish as rows are fitted, and the shrinkage would vanish with it.
     curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
-    return State(initial, curvature, outputs, outputs_on(run.by) if run.validates else None)
+    return State(initial, curvature, outputs, outputs_on(run.evaluation) if run.kind is Evaluation.VALIDATION else None)
 
 
 @compilation.sums_in_order
@@ -129,11 +129,11 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     finite &= jnp.isfinite(state.outputs + fitted.at(leaf, batch.x)).all()
     tree = jax.tree.map(lambda a: jnp.where(finite, a, 0), tree.replace(leaves=fitted))
     outputs = state.outputs + tree.leaves.at(leaf, batch.x)
-    validated = state.validated
-    if run.validates:
-        validated = validated + tree.leaves.at(_leaf_of(tree, run.by.x), run.by.x)
+    validated, evaluation, validates = state.validated, run.evaluation, run.kind is Evaluation.VALIDATION
+    if validates:
+        validated = validated + tree.leaves.at(_leaf_of(tree, evaluation.x), evaluation.x)
     before, after = (losses.mean_loss(loss.samples(total, batch.y), weight) for total in (state.outputs, outputs))
-    evaluated = losses.mean_loss(loss.samples(validated if run.validates else outputs, run.by.y), run.by.weight)
+    evaluated = losses.mean_loss(loss.samples(validated if validates else outputs, evaluation.y), evaluation.weight)
     return state._replace(outputs=outputs, validated=validated), Rounds(
         tree, features, evaluated, before, after, finite
     )
@@ -253,7 +253,7 @@ def grown_rounds(
         tree_draws = jax.tree.map(lambda a: a[number], *growth.drawn)
         batch = target(run, boosted.state, round_draws)
         key = jax.random.wrap_key_data(round_draws.key, impl=jax.random.key_impl(run.key))
-        base_run = Run(base, base_task(run.task), batch, batch, key, False, False, False, None, run.monotone)
+        base_run = Run(base, base_task(run.task), batch, batch, key, monotone=run.monotone)
         rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(growth.rows))
         splits, finite = base.grow(base_run, growth.shared, rows, tree_draws)
         return splits, round_draws.features, finite

@@ -18,7 +18,7 @@ from jtrees.ensembles.boosting_round import (
     refitted_rounds,
     target,
 )
-from jtrees.search import DeviceValue, Problem
+from jtrees.search import DeviceValue, Evaluation, Problem
 from jtrees.search.recipe import Growth
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -152,7 +152,7 @@ class Searching:
         batch = await problem.map(target, self._state, draws, often=True)
         steps: Any = [batch.part(i) for i in range(3)]
         changes: Any = {"recipe": problem.recipe.base, "task": base_task(problem.task), "batch": Batch(*steps)}
-        changes |= {"rows": None, "evaluation": None, "validates": False, "evaluates": False, "separate": False}
+        changes |= {"rows": None, "evaluation": None, "kind": Evaluation.TRAINING}
         try:
             tree, finite = (await problem.recipe.base.search(problem.keyed(number).replace(**changes))).scaled, True
         except FloatingPointError:

@@ -18,7 +18,7 @@ from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import StartResult, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
-from jtrees.search import Fitted, Problem, Ranges, Recipe, Report, gather, option, options
+from jtrees.search import Evaluation, Fitted, Problem, Ranges, Recipe, Report, gather, option, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.recipe import check_keeps_splits
 from jtrees.tasks import Classification, Task
@@ -95,23 +95,23 @@ class Polished(Wrapper):
 
     async def search(self, problem: Problem) -> Fitted:
         base, data = await self.base.search(problem.replace(recipe=self.base)), problem.data
-        if data is None:  # in a larger model, whose leaves replace those of the tree
+        if base.model is None:  # in a larger model, whose leaves replace those of the tree
             return base
-        assert base.tree is not None
-        with problem.finishing():
+        assert base.tree is not None and data is not None
+        with problem.restoring():
             tree = data.refit(base.tree, "constant")[0]
             losses, accepted = [data.loss(tree)], []
         for level in range(min(tree.depth, _LEVELS)):
             if not problem.monitor.has_time():
                 break
             candidate, count = await self._polish_level(problem.keyed(_DRAWN + level), tree, level)
-            with problem.finishing():
+            with problem.restoring():
                 loss = data.loss(candidate)
             better = loss < losses[-1]
             tree = candidate if better else tree
             losses.append(loss if better else losses[-1])
             accepted.append(count if better else 0)
-        with problem.finishing():
+        with problem.restoring():
             if self.shrink:
                 tree = data.refit(tree, "constant", shrink=True)[0]
             tree = tree.merged()
@@ -123,7 +123,7 @@ class Polished(Wrapper):
     async def _polish_level(self, problem: Problem, tree: ObliqueTree, level: int) -> tuple[ObliqueTree, int]:
         """Returns the tree with every improved subtree of a level replaced, and the number of replaced subtrees."""
         data: Any = problem.data
-        with problem.finishing():
+        with problem.restoring():
             reached = np.asarray(tree.decision_path(data.table.x))[level]
             subtrees = _subtrees(tree, level, reached, data)
         if not subtrees:
@@ -141,8 +141,8 @@ class Polished(Wrapper):
                 learning_rate=self.learning_rate,
             )
         )
-        changes: Any = {"task": data.table.task.scaled(data.scaling.y_unit), "evaluation": None, "validates": False}
-        changes |= {"recipe": recipe, "data": None, "rows": None, "monotone": None}
+        changes: Any = {"recipe": recipe, "task": data.table.task.scaled(data.scaling.y_unit), "monotone": None}
+        changes |= {"evaluation": None, "kind": Evaluation.TRAINING, "data": None, "rows": None}
         stages = []
         for subtree, part in zip(subtrees, problem.replace(**changes).repeat(len(subtrees)), strict=True):
             part = part.replace(batch=subtree.padded(width))
@@ -152,7 +152,7 @@ class Polished(Wrapper):
                 stages.append(train_stages(part, splits, sharpness, self.epochs))
         results = await gather(*stages)
         best = [min(starts, key=lambda start: start.score) for starts in zip(results[::2], results[1::2], strict=True)]
-        with problem.finishing():
+        with problem.restoring():
             return self._replaced(tree, level, subtrees, best, data)
 
     def _replaced(

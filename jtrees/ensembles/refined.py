@@ -13,12 +13,13 @@ import numpy as np
 import optax
 
 from jtrees import losses, ops, pytree, training
+from jtrees.data import Data
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
 from jtrees.ensembles.boosting_sums import Sum
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Fitted, Problem, Recipe, Report, Run, option, options
+from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
@@ -125,28 +126,29 @@ class Refined(Wrapper):
         # Joint training trains all splits anyway, and a choice between kinds of trees takes twice the time.
         boosting = await base.boosted(problem.replace(recipe=problem.recipe.base), chooses=False)
         fitted, judged, scaled = base.scaled(problem, boosting), boosting.judged, problem.replace(data=None)
-        on_part = scaled.without(boosting.parts[0][1], evaluates=True) if boosting.parts else scaled
+        on_part = scaled.without(boosting.parts[0][1], Evaluation.EARLY_STOPPING) if boosting.parts else scaled
         last = first = await self._together(on_part, judged, judged.best, self._schedule(problem.shape[0]).steps)
         boosted_loss = float(np.min(judged.rounds.losses))
         is_better = first.losses.min() < boosted_loss
         if is_better and boosting.parts:
-            on_all = scaled.without(np.zeros(problem.shape[0], bool), evaluates=True)
+            on_all = scaled.without(np.zeros(problem.shape[0], bool))
             last = await self._together(on_all, boosting.chosen, judged.best, first.step)
-        refined = is_better and (problem.validates or last.is_complete)
+        refined = is_better and (problem.kind is Evaluation.VALIDATION or last.is_complete)
         report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=fitted.report)
         history = np.append(fitted.history, last.history) if is_better else fitted.history
         fitted = fitted._replace(scaled=_hard(*fitted.scaled), history=history, report=report)
         if refined:
             fitted = fitted._replace(scaled=last.model, score=last.score, step=fitted.step + last.step)
         trial = first.model if refined else _hard(*judged.first(judged.best))
-        return fitted if problem.data is None else _restored(problem, fitted, trial, boosting)
+        return problem.restored(fitted, partial(_restored, problem, trial, boosting))
 
     async def _together(self, problem: Problem, boosted: Sum, count: int, steps: int) -> "_Together":
         """Trains the first ``count`` trees of a boosted sum jointly, with ``steps`` updates."""
         base: Any = self.base
         name, monitor, (trees, initial) = f"{type(self).__name__}, all trees", problem.monitor, boosted.first(count)
         state = await problem.map(_initial_state, _padded(trees, base.rounds), initial, np.int32(len(trees.bias)))
-        parts = max(1, steps // _PART) if problem.evaluates else 1
+        evaluates = problem.kind >= Evaluation.EARLY_STOPPING
+        parts = max(1, steps // _PART) if evaluates else 1
         stops = [-(-steps * part // parts) for part in range(parts + 1)]
         history, losses, patience = [np.zeros(0, np.float32)], [], math.ceil(_PATIENCE * parts)
         with monitor.over(steps, name) as show:
@@ -159,7 +161,7 @@ class Refined(Wrapper):
                 if is_over and not monitor.rehearses:
                     break
                 show(stop, [updates])
-                if problem.evaluates:
+                if evaluates:
                     evaluated = await problem.map(_evaluated, state, np.int32(patience), often=True)
                     state = evaluated.part(0)
                     losses.append(float(evaluated.part(1).host))
@@ -192,15 +194,13 @@ class _Together(NamedTuple):
     is_complete: bool
 
 
-def _restored(problem: Problem, fitted: Fitted, trial: SoftTrees, boosting: Boosting) -> Fitted:
+def _restored(problem: Problem, trial: SoftTrees, boosting: Boosting, fitted: Fitted, data: Data) -> Fitted:
     """Returns the result in the user's units; ``trial`` is the model that was not trained on held-out rows."""
-    data: Any = problem.data
     restored = lambda network: data.scaling.restore(SoftForest(on_device(network), None, data.table.task.of_models))
-    with problem.finishing():
-        model, left_out = restored(fitted.scaled), None
-        if boosting.has_losses and not problem.is_member:
-            left_out = problem.left_out(restored(trial), boosting.parts[0][1])
-        return fitted._replace(model=model, loss=loss_of(fitted, model, data), left_out=left_out)
+    model, left_out = restored(fitted.scaled), None
+    if boosting.has_losses and not problem.is_member:
+        left_out = problem.left_out(restored(trial), boosting.parts[0][1])
+    return fitted._replace(model=model, loss=loss_of(fitted, model, data), left_out=left_out)
 
 
 def _hard(trees: ObliqueTree, initial: np.ndarray) -> SoftTrees:
@@ -296,8 +296,8 @@ def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTre
     return model.replace(lower=lower, upper=upper)
 
 
-def _loss(run: Run, model: SoftTrees, by: Batch) -> Array:
-    return losses.mean_loss(run.task.loss_function.samples(model.outputs(by.x), by.y), by.weight)
+def _loss(run: Run, model: SoftTrees, rows: Batch) -> Array:
+    return losses.mean_loss(run.task.loss_function.samples(model.outputs(rows.x), rows.y), rows.weight)
 
 
 def _evaluated(run: Run, state: _State, patience: Array) -> tuple[_State, Array, Array]:
@@ -316,7 +316,8 @@ def _model_of(run: Run, state: _State) -> tuple[SoftTrees, Array, Array, Array]:
     pairs = (best.params, best.step), (trained.params, trained.step)
     params, step = jax.tree.map(partial(jnp.where, was_evaluated), *pairs)
     model = _model(run, state, params, step)
-    loss = jax.lax.cond(was_evaluated, lambda: best.score, lambda: _loss(run, model, run.by).astype(best.score.dtype))
+    last_loss = lambda: _loss(run, model, run.evaluation).astype(best.score.dtype)
+    loss = jax.lax.cond(was_evaluated, lambda: best.score, last_loss)
     return model, loss, step, trained.finite
 
 

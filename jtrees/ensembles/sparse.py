@@ -15,7 +15,7 @@ from jtrees.data import Scaling, Table
 from jtrees.data.constraints import checked_groups, column_of_features
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import get
-from jtrees.search import MOST, Fitted, Problem, Recipe, Report, Run, option, options
+from jtrees.search import MOST, Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.minibatch import prediction_loss
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -123,7 +123,7 @@ class Sparse(Wrapper):
         table_shape = data.table.columns, data.table.x.shape[1]
         columns, groups = column_of_features(*table_shape), checked_groups(self.interactions, *table_shape)
         trees = await self._thinned(problem, base.tree, columns, groups)
-        with problem.finishing():
+        with problem.restoring():
             tree = trees[-1].merged()
             largest = lambda owner: np.array([_largest_count(np.asarray(tree.weights), owner) for tree in trees])
             losses = np.array([data.loss(tree) for tree in trees])
@@ -167,7 +167,7 @@ class Sparse(Wrapper):
                 state, _ = await problem.train(_advanced, state, self.epochs, mask, name=name)
                 thin = (await problem.map(_best_splits, state, thin, mask)).host
                 weights, bias = np.array(thin.weights, np.float64), np.array(thin.bias, np.float64)
-            with problem.finishing():
+            with problem.restoring():
                 restored = data.scaling.replace(origin=tree.origin).restore_splits(thin)
                 trees.append(data.refit(restored, leaves, shrink=self.shrink and leaves == "constant")[0])
         return trees
@@ -246,7 +246,9 @@ def _optimizer(run: Run) -> optax.GradientTransformation:
 
 def _score(run: Run) -> Any:
     """Returns the loss on the validation set as a function of the parameters; None: the score of the method."""
-    return (lambda params: prediction_loss(run.task, params.refit(*run.batch), run.by)) if run.validates else None
+    if run.kind is not Evaluation.VALIDATION:
+        return None
+    return lambda params: prediction_loss(run.task, params.refit(*run.batch), run.evaluation)
 
 
 def _initial_state(run: Run, splits: ObliqueTree) -> TrainState:
@@ -261,8 +263,9 @@ def _initial_state(run: Run, splits: ObliqueTree) -> TrainState:
 
 def _advanced(run: Run, state: TrainState, mask: Array, before: Array, count: Array) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates, their losses, and whether it is non-finite."""
-    every = 1 if not run.validates and _leaves(run) == "constant" else max(1, run.recipe.epochs // _EVALUATIONS)
-    options: Any = {"score_every": every, "score": _score(run)}
+    score = _score(run)
+    every = 1 if score is None and _leaves(run) == "constant" else max(1, run.recipe.epochs // _EVALUATIONS)
+    options: Any = {"score_every": every, "score": score}
     update = training.step.one_step(_method(run, mask), run.batch, _optimizer(run), **options)
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
     return state, history.losses, ~state.finite

@@ -278,7 +278,7 @@ class DGT(MiniBatchRecipe):
     def evaluate(self, run: Run, params: ChainedTree) -> Array:
         tree = signed_tree(params, run.monotone)
         leaves = _hardened(tree, run.batch, True).leaves.trainable() if self.refit else tree.leaves
-        return evaluated(run.task, leaves.values[ops.hard(tree.weights, tree.bias, run.by.x)], run.by)
+        return evaluated(run.task, leaves.values[ops.hard(tree.weights, tree.bias, run.evaluation.x)], run.evaluation)
 
     def patience_of(self, schedule: Schedule) -> int:
         return schedule.patience(_PATIENCE / min(self.cycles, schedule.steps))

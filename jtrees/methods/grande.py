@@ -189,7 +189,7 @@ class GRANDE(MiniBatchRecipe):
         return additive(params, run.batch, run.task) if self.hard else params
 
     def evaluate(self, run: Run, params: WeightedTrees) -> Array:
-        return output_loss(run.task, WeightedTrees.outputs, params, run.by)
+        return output_loss(run.task, WeightedTrees.outputs, params, run.evaluation)
 
     async def search(self, problem: Problem) -> Fitted:
         return await stopped_early(problem)

@@ -193,7 +193,7 @@ class NODE(MiniBatchRecipe):
         return params
 
     def evaluate(self, run: Run, params: ObliviousLayers) -> Array:
-        return output_loss(run.task, ObliviousLayers.outputs, params, run.by)
+        return output_loss(run.task, ObliviousLayers.outputs, params, run.evaluation)
 
     async def search(self, problem: Problem) -> Fitted:
         return await stopped_early(problem)

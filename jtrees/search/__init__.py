@@ -19,7 +19,7 @@ from jtrees.search.report import (
     Trial as Trial,
     Tuning as Tuning,
 )
-from jtrees.search.run import Run as Run
+from jtrees.search.run import Evaluation as Evaluation, Run as Run
 
 from jtrees.search import options as options  # isort: skip
 from jtrees.search.options import Ranges as Ranges, checked_values as checked_values, option as option  # isort: skip

@@ -30,7 +30,7 @@ from jtrees.search.problem import (
     has_identity,
     identity_of,
 )
-from jtrees.search.run import Form, often_compiled, rarely_compiled
+from jtrees.search.run import Form, handed_over, often_compiled, rarely_compiled
 from jtrees.search.stack import Stack, size_of_survivors, stacked
 from jtrees.training.state import NOT_TAKEN
 
@@ -141,7 +141,7 @@ class Engine:
         batches = filter(None, (call.problem.batch, call.problem.evaluation))
         self._row_counts.update(len(batch.x) for batch in batches)
         shapes = tuple(_shape_of(leaf) for leaf in leaves)
-        return (_form_of(call, self.impl), call.steps is None, structure, shapes), (call.name, call.begins)
+        return (Form(call.fn, self.impl), call.steps is None, structure, shapes), (call.name, call.begins)
 
     def _make(self, calls: list[Call], program: Hashable) -> list[Any]:
         """Returns the results of calls of one program, in smaller stacks if the device has too little memory."""
@@ -225,7 +225,7 @@ class Engine:
 
     def _stacked(self, calls: list[Call], program: Hashable) -> list[Stack]:
         """Returns the calls in stacks of equal size; the last stack is padded with repeats."""
-        form, trains = _form_of(calls[0], self.impl), calls[0].steps is not None
+        form, trains = Form(calls[0].fn, self.impl), calls[0].steps is not None
         size, axes = self._stacks.get(program, (1, ()))
         if self._most == 1 or (len(calls) == 1 and size == 1):
             return [Stack(form, self._single(call), None, [i], trains) for i, call in enumerate(calls)]
@@ -322,11 +322,8 @@ def _history(losses: list[np.ndarray]) -> np.ndarray:
 
 def _values_of(call: Call) -> tuple:
     """Returns the arguments of a program: the state of a training, the run, and further arguments."""
-    problem, trains = call.problem, call.steps is not None
-    run = (problem.recipe, problem.key, problem.batch, problem.evaluation, problem.monotone, problem.matrix)
-    evaluates = None if problem.evaluation is None else np.bool_(problem.evaluates)
-    separate = None if problem.evaluation is None else np.bool_(problem.separate)
-    return call.args[:trains], (*run, evaluates, separate), call.args[trains:]
+    trains = call.steps is not None
+    return call.args[:trains], handed_over(call.problem), call.args[trains:]
 
 
 def _is_value(value: Any) -> bool:
@@ -354,7 +351,3 @@ def _shared(leaves: list[list[Any]], trains: bool, values: Any) -> tuple:
         is_shared = i >= states and all(leaf is column[0] for leaf in column)
         axes += [None if is_shared else 0] * len(jax.tree.leaves(_unwrapped(column[0])))
     return tuple(axes) if 0 in axes else (0, *axes[1:])  # equal calls are a stack, too
-
-
-def _form_of(call: Call, impl: str) -> Form:
-    return Form(call.fn, call.problem.task, call.problem.validates, impl)

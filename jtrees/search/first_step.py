@@ -63,7 +63,7 @@ def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         step, curvature = loss.newton(jnp.broadcast_to(first, (len(rows.x), *task.shape)), rows.y)
         return step, mean_one(ones_or(rows.weight, rows.x) * curvature.reshape(len(rows.x), -1).mean(1))
 
-    (step, weight), (evaluation_step, evaluation_weight) = targets(run.batch), targets(run.by)
+    (step, weight), (evaluation_step, evaluation_weight) = targets(run.batch), targets(run.evaluation)
     inside = wide(run.weight > 0, step)
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
@@ -77,4 +77,4 @@ def _refitted(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
     empty = kind.empty(len(splits.bias) + 1, batch.x.shape[1], run.task.shape, batch.x.dtype)
     leaf = ops.hard(splits.weights, splits.bias, batch.x)
     tree = run.ordered(splits.replace(leaves=empty.refit(leaf, *batch)), leaf)
-    return tree, prediction_loss(run.task, tree, run.by)
+    return tree, prediction_loss(run.task, tree, run.evaluation)

@@ -23,6 +23,7 @@ from jtrees.search.problem import Problem
 from jtrees.search.recipe import Recipe
 from jtrees.search.report import FitReport
 from jtrees.search.result import FitResult, described
+from jtrees.search.run import Evaluation
 from jtrees.tables import Dataset, FrameModel, Schema, checked_dataset
 from jtrees.tables.dataset import held_out_table
 from jtrees.tasks import Classification, Policy, Regression, Task
@@ -320,20 +321,18 @@ def _problem(recipe: Recipe, split: Split, rows: int, engine: Engine) -> Problem
     check_link(table.task, table)
     check_monotone(recipe, table)
     scaling = recipe.scaling(table).oriented(table.monotone)
-    scaled, has_validation = scaling.batch(table, rows), validation is not None
+    scaled = scaling.batch(table, rows)
     return Problem(
         None,
         table.task.scaled(scaling.y_unit),
         scaled,
         None if validation is None else scaling.batch(validation),
         np.zeros(0, np.uint32),
-        engine,
+        Evaluation.TRAINING if validation is None else Evaluation.VALIDATION,
+        engine=engine,
         data=Data(table, validation, scaling, scaled),
         rows=np.append(np.arange(len(table.x)), np.full(rows - len(table.x), -1)),
         monotone=None if table.monotone is None else np.not_equal(table.monotone, 0),
-        validates=has_validation,
-        evaluates=has_validation,
-        separate=has_validation,
         source=scaled,
     )
 

@@ -19,7 +19,7 @@ from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import Problem
 from jtrees.search.recipe import Recipe, fitted_tree
 from jtrees.search.report import Preconditioning
-from jtrees.search.run import Run
+from jtrees.search.run import Evaluation, Run
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -128,7 +128,7 @@ class MiniBatchRecipe(Recipe):
 
     def evaluate(self, run: Run, params: Any) -> Array:
         """Returns the loss of the parameters on the evaluation rows of a run."""
-        return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.by)
+        return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.evaluation)
 
     def describe(self, run: Run, params: Any) -> Any:
         """Returns values for the report."""
@@ -214,10 +214,10 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     recipe, schedule = run.recipe, run.recipe.schedule(len(run.batch.x))
     method, optimizer = recipe.method(run), recipe.optimizer(run)
     update = training.step.one_step(method, run.batch, optimizer, batch_size=schedule.batch_size)
-    score = None
-    if run.evaluates is not False:
-        score = partial(recipe.evaluate, run._replace(by=run.rows_during_training))
-    is_due = lambda made: run.evaluates & schedule.is_due(made)
+    evaluates, score = run.kind >= Evaluation.EARLY_STOPPING, None
+    if evaluates is not False:
+        score = partial(recipe.evaluate, run.replace(evaluation=run.rows_during_training))
+    is_due = lambda made: evaluates & schedule.is_due(made)
     update = training.step.with_early_stopping(update, score, is_due, partial(has_ended, run))
     state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
     return state, history.losses, has_ended(run, state)
@@ -264,7 +264,8 @@ def result_of(run: Run, state: TrainState) -> Result:
     """
     recipe, dtype = run.recipe, state.best.score.dtype
     last_loss = lambda params: recipe.evaluate(run, params).astype(dtype)
-    is_known = has_stopped(run, state) | (run.evaluates & recipe.schedule(len(run.batch.x)).is_due(state.step))
+    evaluates = run.kind >= Evaluation.EARLY_STOPPING
+    is_known = has_stopped(run, state) | (evaluates & recipe.schedule(len(run.batch.x)).is_due(state.step))
     score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
     best = training.best(recipe.method(run), state, run.batch, score=score)
     model, report = recipe.model(run, best.params), recipe.describe(run, best.params)

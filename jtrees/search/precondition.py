@@ -25,7 +25,7 @@ from jtrees.search.fitted import Fitted
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
-from jtrees.search.run import FOLDS
+from jtrees.search.run import FOLDS, Evaluation
 from jtrees.training import Batch
 
 _STRENGTHS = (0.0, 0.9, 0.99)  # candidates
@@ -145,7 +145,7 @@ class Preconditioned(NamedTuple):
           finish: returns a result in the user's units.
         """
         fitted = finish(problem, self.fitted, self.preconditioning)
-        if self.trial is None or self.held_out is None or problem.data is None or problem.is_member:
+        if self.trial is None or self.held_out is None or fitted.model is None or problem.is_member:
             return fitted
         if not problem.monitor.may_be_late(problem.engine.seconds_of_results):
             return fitted
@@ -190,7 +190,8 @@ async def preconditioned(
     n, p = problem.count, problem.shape[1]
     compares = strength == "auto" and p <= WIDEST
     needs_trial = n >= _FEWEST_FOR_TRIAL and (always_tries or (tries_few_rows and compares and n <= _FEW))
-    needs_trial = needs_trial and not problem.validates
+    validates = problem.kind is Evaluation.VALIDATION
+    needs_trial = needs_trial and not validates
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
@@ -198,14 +199,14 @@ async def preconditioned(
     scaled = problem.replace(data=None, rows=None)  # a training needs no table
 
     def mapped(strength: float, held_out: np.ndarray) -> Problem:
-        rows = scaled.without(held_out, evaluates=always_tries)
+        rows = scaled.without(held_out, Evaluation.EARLY_STOPPING if always_tries else Evaluation.HELD_OUT)
         if features is None:
             return rows
         preconditioner = problem.host(matrix, features, strength)
         return rows.times(preconditioner if strength else None).replace(matrix=preconditioner)
 
     no_rows, losses, trials = np.zeros(problem.shape[0], bool), np.full(len(strengths), np.inf), {}
-    [held_out] = [no_rows] if problem.validates else fold_rows(problem)
+    [held_out] = [no_rows] if validates else fold_rows(problem)
     is_correlated = features is not None and features.values[0] < _UNCORRELATED
     candidates = strengths if len(strengths) > 1 and is_correlated else strengths[: int(needs_trial)]
     for k, candidate in enumerate(candidates):
@@ -214,10 +215,10 @@ async def preconditioned(
         with contextlib.suppress(FloatingPointError):
             trials[k] = await (trial or train)(mapped(candidate, held_out), None)
             losses[k] = trials[k].score
-    evaluated_rows: Any = problem.evaluation.weight if problem.validates else held_out  # type: ignore[union-attr]
+    evaluated_rows: Any = problem.evaluation.weight if validates else held_out
     best = _best(losses, np.count_nonzero(evaluated_rows))
     best_trial = trials.get(best)
-    is_complete = trial is None and problem.validates
+    is_complete = trial is None and validates
     if best_trial is not None and (is_complete or not problem.monitor.has_time()):
         # The trial is the best result so far, because a last training would start from scratch.
         fitted = best_trial
@@ -232,7 +233,7 @@ async def preconditioned(
     preconditioning = None
     if candidates or strength != "auto":
         preconditioning = Preconditioning(strength=float(strengths[best]), losses=losses.astype(np.float32))
-    if best_trial is None or trial is not None or problem.validates:
+    if best_trial is None or trial is not None or validates:
         return Preconditioned(fitted, preconditioning)
     return Preconditioned(fitted, preconditioning, best_trial, held_out)
 

@@ -1,8 +1,8 @@
 """A problem: one run of a recipe. A procedure is an ``async`` function of a problem, which an engine runs.
 
 A procedure waits for three things: ``problem.map(fn, ...)``, ``problem.train(fn, ...)`` and ``gather(...)``. ``fn`` is
-a module-level pure function of a :class:`Run`, which is the problem as a compiled function sees it. Everything else is
-plain Python on numbers of the host.
+a module-level pure function of a :class:`Run`, which is the part of the problem that a compiled function sees.
+Everything else is plain Python on numbers of the host.
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
@@ -17,55 +17,34 @@ import numpy as np
 from jtrees import distributed, segments
 from jtrees.data import Data
 from jtrees.data.scaling import losses_of
-from jtrees.search.fitted import LeftOut
-from jtrees.search.run import FOLDS
-from jtrees.tasks import Task
+from jtrees.search.fitted import Fitted, LeftOut
+from jtrees.search.run import FOLDS, Evaluation, Run
 from jtrees.training import Batch
 
 if TYPE_CHECKING:
     from jtrees.search.engine import Engine
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Problem:
-    """One run of a recipe: its rows, task and key. Arrays are in NumPy and must not change, or values on the device.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Problem(Run):
+    """A run, and what only the host knows. Arrays are in NumPy and must not change, or values on the device.
 
     Attributes:
-      recipe: the recipe, whose numeric options compiled functions receive.
-      task: what is predicted, on scaled targets.
-      batch: the training rows, scaled and padded. Padding and held-out rows have weight 0.
-      evaluation: rows to evaluate on: the validation set, or held-out rows. None: the training rows.
-      key: data of the random key.
       engine: the engine that runs the procedure.
       data: the table and its scaling. None: the problem is a part of a larger model, and needs no result in the user's
         units.
       rows: the row of the table for each row of ``batch``, -1 for padding and held-out rows, ``(n,)``.
-      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None.
-      validates: whether ``evaluation`` is the validation set.
-      evaluates: whether training evaluates while it runs, if there are evaluation rows.
-      separate: whether ``evaluation`` has other rows than ``batch``.
       is_member: whether the result is a member of a bag, which needs no losses of held-out rows.
       is_optional: whether the problem is dropped if its result cannot be finished in time, as a tree of a bag is.
-      matrix: matrix that mapped p features to the q features of ``batch`` and ``evaluation``, ``(p, q)``, or None.
       source: all rows of the fit, of which ``batch`` has a part, or None. Values that suit every part are computed from
         them, such as the edges of bins.
     """
 
-    recipe: Any
-    task: Task
-    batch: Batch
-    evaluation: Batch | None
-    key: np.ndarray
     engine: "Engine" = dataclasses.field(repr=False)
     data: Data | None = dataclasses.field(default=None, repr=False)
     rows: np.ndarray | None = None
-    monotone: np.ndarray | None = None
-    validates: bool = False
-    evaluates: bool = False
-    separate: bool = False
     is_member: bool = False
     is_optional: bool = False
-    matrix: np.ndarray | None = None
     source: Batch | None = dataclasses.field(default=None, repr=False)
 
     # --- Other problems ---
@@ -82,37 +61,38 @@ class Problem:
         """Returns the problem with a new key, which is derived from the old key and a number."""
         return self.replace(key=derived(self.key, number))
 
-    def without(self, held_out: np.ndarray, *, evaluates: bool = False) -> "Problem":
+    def without(self, held_out: np.ndarray, kind: Evaluation = Evaluation.HELD_OUT) -> "Problem":
         """Returns the problem without held-out rows, ``(n,)`` bool.
 
         The rows are for evaluation, unless there is a validation set. If no row is held out, the evaluation is on the
         training rows. Such a problem has the compiled programs of the problems that hold rows out.
 
-        With ``evaluates``, training evaluates on the held-out rows while it runs. They are at most a fifth of the rows.
-        The evaluation rows begin with them, so an evaluation takes a fifth (:attr:`Run.rows_during_training`).
+        Rows of the kind ``EARLY_STOPPING`` are at most a fifth of all rows. The evaluation rows begin with them, so an
+        evaluation during training takes a fifth (:attr:`Run.rows_during_training`).
         """
         weight = np.asarray(self.batch.weight)
         inside = self.batch._replace(weight=segments.mean_one(np.where(held_out, 0, weight).astype(weight.dtype)))
-        evaluation = self.evaluation
-        if not self.validates:
+        changes: dict[str, Any] = {"batch": inside} | self._rest(held_out)
+        if self.kind is not Evaluation.VALIDATION:
+            kind = kind if held_out.any() else Evaluation.TRAINING
             evaluation = self.batch._replace(weight=np.where(held_out, weight, 0) if held_out.any() else inside.weight)
-            if evaluates and held_out.any():
+            if kind is Evaluation.EARLY_STOPPING:
                 assert FOLDS * held_out.sum() <= len(held_out), "an evaluation during training would miss rows"
                 evaluation = jax.tree.map(lambda a: np.asarray(a)[np.argsort(~held_out, kind="stable")], evaluation)
-        evaluates = bool(held_out.any()) if evaluates else self.evaluates
-        separate = self.validates or bool(held_out.any())
-        changes = {"evaluates": evaluates, "separate": separate} | self._rest(held_out)
-        return self.replace(batch=inside, evaluation=evaluation, **changes)
+            changes |= {"evaluation": evaluation, "kind": kind}
+        return self.replace(**changes)
 
     def _rest(self, held_out: np.ndarray) -> dict[str, Any]:
         """Returns the data and the row numbers of the problem without the held-out rows."""
-        if self.data is None or self.rows is None or not held_out.any():
+        if not (self.data and held_out.any()):
             return {}
+        assert self.rows is not None
         out = self.rows[held_out & (self.rows >= 0)]
         remaining = np.setdiff1d(np.arange(len(self.data.table.x)), out)
         rows = np.where(held_out | (self.rows < 0), -1, np.searchsorted(remaining, self.rows))
         data = self.data.without(out)
-        return {"data": data._replace(validation=self.data.validation) if self.validates else data, "rows": rows}
+        is_validated = self.kind is Evaluation.VALIDATION
+        return {"data": data._replace(validation=self.data.validation) if is_validated else data, "rows": rows}
 
     def take(self, rows: np.ndarray) -> "Problem":
         """Returns the problem on rows of ``batch``, ``(m,)``, which may repeat.
@@ -120,7 +100,7 @@ class Problem:
         The rows have positive weight, except for padding at the end, which is -1.
         """
         changes: dict[str, Any] = {"batch": _picked(*self.batch, rows), "rows": None}
-        if self.data is not None and self.rows is not None:
+        if self.data and self.rows is not None:
             numbers = self.rows[rows[rows >= 0]]
             data = self.data._replace(table=self.data.table.rows(numbers).normalised(), batch=None)
             changes |= {"data": data, "rows": np.append(np.arange(len(numbers)), np.full((rows < 0).sum(), -1))}
@@ -196,8 +176,19 @@ class Problem:
         losses[rows] = np.nan_to_num(row_losses, nan=np.inf, posinf=np.inf)
         return LeftOut(losses, chose=True, several=False)
 
+    def restored(self, fitted: Fitted, restore: Callable[[Fitted, Data], Fitted]) -> Fitted:
+        """Returns the result in the user's units, ``restore(fitted, data)``; a part of a larger model is unchanged.
+
+        Raises:
+          OutOfTimeError: if the problem is optional and there is no time.
+        """
+        if self.data is None:
+            return fitted
+        with self.restoring():
+            return restore(fitted, self.data)
+
     @contextlib.contextmanager
-    def finishing(self) -> Iterator[None]:
+    def restoring(self) -> Iterator[None]:
         """Context in which a search makes its result in the user's units; each process makes the same result.
 
         Raises:

@@ -143,14 +143,15 @@ def fitted_joint_trees(problem: Problem, fitted: Fitted, kind: Any, report: Repo
       kind: the subclass of :class:`jtrees.SoftModel` of a network; None for a forest.
       report: the recipe's report.
     """
-    if (data := problem.data) is None:
-        return fitted
-    with problem.finishing():
+
+    def restore(fitted: Fitted, data: Data) -> Fitted:
         if kind is None:
             model = data.scaling.restore(fitted.scaled)
             return fitted._replace(model=model, loss=data.loss(model), report=report)
         model = data.scaling.restore(kind(on_device(fitted.scaled), None, data.table.task.of_models))
         return fitted._replace(model=model, loss=loss_of(fitted, model, data), report=report)
+
+    return problem.restored(fitted, restore)
 
 
 def fitted_tree(
@@ -174,9 +175,8 @@ def fitted_tree(
 
     The report is a :class:`TreeReport`.
     """
-    if (data := problem.data) is None:
-        return fitted
-    with problem.finishing():
+
+    def restore(fitted: Fitted, data: Data) -> Fitted:
         tree = data.scaling.restore_splits(fitted.scaled)
         tree = tree.replace(leaves=data.scaling.restore_leaves(fitted.scaled.leaves))
         if refit is None:
@@ -187,3 +187,5 @@ def fitted_tree(
         path = np.asarray(tree.decision_path(data.table.x))[:-1]
         report = TreeReport(reached=len(np.unique(path)), preconditioning=preconditioning)
         return fitted._replace(model=tree, tree=tree, loss=loss_of(fitted, tree, data), report=report)
+
+    return problem.restored(fitted, restore)

@@ -1,6 +1,7 @@
 """One run of a recipe, as the argument of compiled functions, and the programs that call such functions."""
 
 from collections.abc import Callable
+import enum
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import compilation, segments, sharding
+from jtrees import compilation, pytree, segments, sharding
 from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
@@ -18,32 +19,43 @@ from jtrees.training import Batch
 FOLDS = 5  # a training holds out a fold of the rows, or none
 
 
-class Run(NamedTuple):
-    """One run as the argument of a compiled function.
+@jax.tree_util.register_static
+class Evaluation(enum.IntEnum):
+    """The kind of the evaluation rows of a run. Training evaluates while it runs from ``EARLY_STOPPING`` on."""
+
+    TRAINING = 0  # the training rows
+    HELD_OUT = 1  # held-out rows
+    EARLY_STOPPING = 2  # held-out rows, on which training evaluates while it runs
+    VALIDATION = 3  # the validation set
+
+
+_TRACED = tuple(np.int32(kind) for kind in Evaluation)  # the same objects in all calls, so stacked calls share them
+
+
+@pytree.dataclass(eq=False)
+class Run:
+    """One run of a recipe: its rows, task and key. Compiled functions get it as their first argument.
 
     Attributes:
       recipe: the recipe; its numbers are traced.
-      task: what is predicted.
-      batch: the training rows. Rows that the run does not train on have weight 0.
-      by: the evaluation rows: the validation set, else the held-out rows, else the training rows.
-      key: random key.
-      evaluates: whether training evaluates on ``by`` while it runs.
-      validates: whether ``by`` is the validation set.
-      separate: whether ``by`` and the training rows are different rows; it may be traced.
-      matrix: matrix that mapped the features of ``batch`` and ``by``, or None.
+      task: what is predicted, on scaled targets.
+      batch: the training rows, scaled and padded. Padding and rows that the run does not train on have weight 0.
+      evaluation: the evaluation rows, a batch. None in a problem: the training rows.
+      key: random key; its data in a problem.
+      kind: the kind of the evaluation rows, an :class:`Evaluation`. It is a traced number in a program that serves runs
+        with and without held-out rows.
+      matrix: matrix that mapped p features to the q features of ``batch`` and ``evaluation``, ``(p, q)``, or None.
       monotone: the features in which predictions must not fall, ``(p,)`` bool, or None.
     """
 
     recipe: Any
-    task: Task
+    task: Task = pytree.field(pytree_node=False)
     batch: Batch
-    by: Batch
-    key: Array
-    evaluates: bool
-    validates: bool
-    separate: Any
-    matrix: Array | None = None
-    monotone: Array | None = None
+    evaluation: Any
+    key: Any
+    kind: Any = Evaluation.TRAINING
+    matrix: Any = None
+    monotone: Any = None
 
     @property
     def weight(self) -> Array:
@@ -52,14 +64,14 @@ class Run(NamedTuple):
 
     @property
     def rows_during_training(self) -> Batch:
-        """The rows that training evaluates on: the validation set, or the first fifth of ``by``.
+        """The rows that training evaluates on: the validation set, or the first fifth of the evaluation rows.
 
         The fifth has all held-out rows: see :meth:`jtrees.search.Problem.without`. Shards of rows are not cut.
         """
-        if self.validates or sharding.parts() > 1:
-            return self.by
-        count = -(-len(self.by.x) // FOLDS)
-        return jax.tree.map(lambda a: a[:count], self.by)
+        if self.kind is Evaluation.VALIDATION or sharding.parts() > 1:
+            return self.evaluation
+        count = -(-len(self.evaluation.x) // FOLDS)
+        return jax.tree.map(lambda a: a[:count], self.evaluation)
 
     def ordered(self, tree: Any, leaf: Array) -> Any:
         """Returns the tree with leaves that satisfy the monotone constraints; ``leaf`` is the leaf of each row."""
@@ -81,12 +93,18 @@ class Run(NamedTuple):
 # --- Programs --------------------------------------------------------------------------------------------------------
 
 
+def handed_over(problem: Run) -> Run:
+    """Returns the run of a problem as the argument of a program, whose kind is traced where programs are shared."""
+    kind, is_shared = problem.kind, problem.evaluation is not None and problem.kind is not Evaluation.VALIDATION
+    kind = _TRACED[kind] if is_shared else kind
+    run = (problem.recipe, problem.task, problem.batch, problem.evaluation, problem.key)
+    return Run(*run, kind, problem.matrix, problem.monotone)
+
+
 class Form(NamedTuple):
     """The static arguments of a program; the last three are for stacked calls."""
 
     fn: Callable[..., Any]
-    task: Any
-    validates: bool
     impl: str
     axes: tuple | None = None
     shares: int = 1
@@ -98,14 +116,9 @@ def results_of(form: Form, values: Any, counts: tuple) -> Any:
     leaves, structure = jax.tree.flatten(values)
 
     def single(*leaves: Any) -> Any:
-        state, (recipe, key, batch, evaluation, monotone, matrix, evaluates, separate), args = jax.tree.unflatten(
-            structure, leaves
-        )
-        key = jax.random.wrap_key_data(key, impl=form.impl)
-        by, has_rows = (batch, False) if evaluation is None else (evaluation, True)
-        separate = form.validates or (has_rows and separate)
-        evaluates = form.validates or (has_rows and evaluates)
-        run = Run(recipe, form.task, batch, by, key, evaluates, form.validates, separate, matrix, monotone)
+        state, run, args = jax.tree.unflatten(structure, leaves)
+        evaluation = run.batch if run.evaluation is None else run.evaluation
+        run = run.replace(key=jax.random.wrap_key_data(run.key, impl=form.impl), evaluation=evaluation)
         return form.fn(run, *state, *args, *counts)
 
     if form.axes is None:

@@ -40,7 +40,7 @@ from jtrees.methods.annealed.starts import (
     initial_starts,
     sharpness_of_trees,
 )
-from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
+from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, gather
 from jtrees.search.cart import bin_edges
 from jtrees.search.precondition import WIDEST
 from jtrees.search.recipe import MOST_PRODUCTS, Growth
@@ -257,7 +257,8 @@ class Annealed(Recipe):
             narrowing = (await all_rows.replace(batch=rows).map(find_narrowing)).host
             all_rows = all_rows.times(narrowing.matrix).replace(matrix=narrowing.matrix)
         sample = sampled(all_rows, most_rows(self))
-        holds_out = self.halves and self.leaves == "constant" and not problem.validates
+        validates = problem.kind is Evaluation.VALIDATION
+        holds_out = self.halves and self.leaves == "constant" and not validates
         masks = held_out_rows(sample) if holds_out else []
         carts = await grow_carts(sample, masks)
         starts = initial_starts(sample, carts)
@@ -281,7 +282,7 @@ class Annealed(Recipe):
         results = [[result] for result in short]
         if chosen and (masks or problem.monitor.has_time()):
             # If the scores of all stages are compared, all stages must train on one sample of the rows.
-            fresh = sampled(all_rows, most_rows(self), 1 if masks or problem.validates else 0)
+            fresh = sampled(all_rows, most_rows(self), 1 if masks or validates else 0)
             if masks:  # the program of the short stages serves the long stages too
                 fresh = fresh.without(np.zeros(fresh.shape[0], bool))
             stages = (
@@ -363,10 +364,8 @@ class Annealed(Recipe):
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         history = _table([[result.losses for result in start_results] for start_results in results], np.nan)
         splits, step = (result.tree, result.step) if is_finite else (carts.trees[max(best_cart, 0)], 0)
-        fitted, data = Fitted(splits, result.score, step, history), problem.data
-        if data is None:
-            return fitted
-        with problem.finishing():
+
+        def restore(fitted: Fitted, data: Data) -> Fitted:
             refitted = [
                 [(*self._refitted(tree, data, narrowing), -1 - number) for tree in trees]
                 for number, trees in enumerate(self._cart_splits(problem, carts.trees, narrowing))
@@ -385,6 +384,8 @@ class Annealed(Recipe):
             is_expected = self.leaves == "linear" and data.validation is None and result.score < _NONE_EXPECTED
             expected_loss = loss if is_expected else None
             return fitted._replace(model=tree, tree=tree, loss=loss, report=report, expected_loss=expected_loss)
+
+        return problem.restored(Fitted(splits, result.score, step, history), restore)
 
     def _report(
         self,
@@ -494,4 +495,4 @@ def _on_columns(run: Run, columns: Array) -> Run:
     """Returns a run on some of its columns."""
     rows_of = lambda batch: batch._replace(x=batch.x[:, columns])
     monotone = None if run.monotone is None else jnp.asarray(run.monotone)[columns]
-    return run._replace(batch=rows_of(run.batch), by=rows_of(run.by), monotone=monotone)
+    return run.replace(batch=rows_of(run.batch), evaluation=rows_of(run.evaluation), monotone=monotone)

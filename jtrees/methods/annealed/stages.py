@@ -14,7 +14,7 @@ from jtrees import leaves as kinds, ops, training
 from jtrees.leaves.narrow import Narrowing
 from jtrees.leaves.shrunk import fit_narrowing
 from jtrees.monotone import keeping_signs, ordered_leaves
-from jtrees.search import MOST, Problem, Run
+from jtrees.search import MOST, Evaluation, Problem, Run
 from jtrees.search.minibatch import prediction_loss
 from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree
@@ -127,12 +127,12 @@ async def _train_stage(
     return (await problem.map(_best_of_stage, state, often=often)).host, losses
 
 
-def _updates_are_scored(run: Problem | Run) -> bool:
+def _updates_are_scored(run: Run) -> bool:
     """Returns whether an update also computes the score of the hard tree.
 
     It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
     """
-    return not run.validates and run.recipe.leaves == "constant" and run.monotone is None
+    return run.kind is not Evaluation.VALIDATION and run.recipe.leaves == "constant" and run.monotone is None
 
 
 def _evaluations(epochs: int, is_scored: bool) -> list[int]:
@@ -225,16 +225,17 @@ def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
     training rows.
     """
     tree = splits.replace(leaves=_empty_leaves(run, splits))
-    if run.validates or run.monotone is not None:
+    validates = run.kind is Evaluation.VALIDATION
+    if validates or run.monotone is not None:
         tree = tree.refit(*run.batch)
-        return tree.leaves, _loss_in_order(run, tree, run.by if run.validates else run.batch)
+        return tree.leaves, _loss_in_order(run, tree, run.evaluation if validates else run.batch)
     return tree.leaves.refit_with_criterion(ops.hard(tree.weights, tree.bias, run.batch.x), *run.batch)
 
 
 def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
     """Returns the mean loss of the hard tree of splits of the features, on the rows for evaluation."""
     tree = splits.replace(leaves=_empty_leaves(run, splits))
-    return _loss_in_order(run, tree.refit(*run.batch), run.by)
+    return _loss_in_order(run, tree.refit(*run.batch), run.evaluation)
 
 
 def _loss_in_order(run: Run, tree: ObliqueTree, rows: Batch) -> Array:

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
+from jtrees.data import Data
 from jtrees.methods.latent_tree.architecture import (
     MAX_DEPTH,
     WIDEST,
@@ -173,7 +174,7 @@ class LatentRecipe(MiniBatchRecipe):
     def evaluate(self, run: Run, params: Any) -> Array:
         bounded = near_targets if self._bounded(run.task) else lambda outputs: outputs
         outputs = lambda network, x: bounded(network.outputs(x))
-        return output_loss(run.task, outputs, self._network(run, params), run.by)
+        return output_loss(run.task, outputs, self._network(run, params), run.evaluation)
 
     def model(self, run: Run, params: Any) -> _Hardened:
         network = self._network(run, params)
@@ -182,15 +183,16 @@ class LatentRecipe(MiniBatchRecipe):
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
         network, tree = fitted.scaled
-        if (data := problem.data) is None:
-            return fitted._replace(scaled=tree)
-        with problem.finishing():
-            task = data.table.task
-            network = on_device(network).replace(task=task.of_models)
-            model = data.scaling.restore(LatentModel(network, None, network.task, self._bounded(task)))
-            tree = None if tree is None else data.scaling.restore(tree)
+
+        def restore(fitted: Fitted, data: Data) -> Fitted:
+            task, scaling = data.table.task, data.scaling
+            restored = on_device(network).replace(task=task.of_models)
+            model = scaling.restore(LatentModel(restored, None, task.of_models, self._bounded(task)))
+            hard = None if tree is None else scaling.restore(tree)
             report = LatentReport(active=np.asarray(network.active), preconditioning=preconditioning)
-            return fitted._replace(model=model, tree=tree, loss=loss_of(fitted, model, data), report=report)
+            return fitted._replace(model=model, tree=hard, loss=loss_of(fitted, model, data), report=report)
+
+        return problem.restored(fitted._replace(scaled=tree), restore)
 
 
 @pytree.dataclass(kw_only=True)

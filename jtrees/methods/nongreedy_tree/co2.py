@@ -11,7 +11,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Scaling, Table
+from jtrees.data import Data, Scaling, Table
 from jtrees.methods.nongreedy_tree.greedy import (
     Growing,
     advanced,
@@ -160,10 +160,9 @@ class CO2(Recipe):
 
     def finished(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None) -> Fitted:
         """Returns the result in the user's units. Its leaves are fitted to all rows of the table of the problem."""
-        if (data := problem.data) is None:
-            return fitted
-        best, used = map(float, fitted.report)
-        with problem.finishing():
+
+        def restore(fitted: Fitted, data: Data) -> Fitted:
+            best, used = map(float, fitted.report)
             fitted = fitted_tree(problem, fitted, refit=True, shrink=self.shrink, strength=used)
             report = GreedyReport(
                 reached=fitted.report.reached,
@@ -172,7 +171,9 @@ class CO2(Recipe):
                 preconditioning=preconditioning,
                 rows=rows_used(self, len(data.table.x)),
             )
-        return fitted._replace(report=report)
+            return fitted._replace(report=report)
+
+        return problem.restored(fitted, restore)
 
 
 async def grow_levels(problem: Problem) -> tuple[DeviceValue, np.ndarray]:

@@ -18,7 +18,7 @@ from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, projection, surrogate_update, with_leaves
 from jtrees.monotone import without_negative
 from jtrees.routing import inference
-from jtrees.search import Run
+from jtrees.search import Evaluation, Run
 from jtrees.search.cart import ridge_directions
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, evaluated, in_parts
@@ -206,9 +206,9 @@ class Shrinkage(NamedTuple):
 
 def evaluate(run: Run, tree: ObliqueTree) -> Array:
     """Returns the loss on the evaluation rows of the tree with leaves refitted to the training rows."""
-    leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (run.batch, run.by))
+    leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (run.batch, run.evaluation))
     tree = run.ordered(with_leaves(tree, leaf, run.batch, run.task), leaf)
-    return evaluated(run.task, tree.leaves.values[reached], run.by)
+    return evaluated(run.task, tree.leaves.values[reached], run.evaluation)
 
 
 def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, strength: Array) -> Result:
@@ -220,9 +220,9 @@ def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, stren
     not finite is NaN.
     """
     batch, dtype = run.batch, run.batch.x.dtype
-    leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, run.by))
+    leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, run.evaluation))
     ordered = lambda leaves: run.ordered(tree.replace(leaves=leaves), leaf).leaves
-    loss = lambda leaves: evaluated(run.task, ordered(leaves).trainable().values[reached], run.by)
+    loss = lambda leaves: evaluated(run.task, ordered(leaves).trainable().values[reached], run.evaluation)
     leaves = with_leaves(tree, leaf, batch, run.task).leaves.refit(leaf, *batch)
     score, used = loss(leaves), jnp.zeros((), dtype)
     if run.recipe.shrink:
@@ -237,7 +237,7 @@ def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, stren
             losses = jax.lax.map(lambda strength: loss(shrunk(strength=strength)[0]), strengths)
             return losses.min(), strengths[losses.argmin()]
 
-        score, strength = jax.lax.cond(run.separate, best, lambda: (score, strength))
+        score, strength = jax.lax.cond(run.kind >= Evaluation.HELD_OUT, best, lambda: (score, strength))
         leaves, used = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))
     tree, score = run.on_x(tree.replace(leaves=leaves)), jnp.where(state.finite, score, jnp.nan)
     return Result(tree, score, step, Shrinkage(strength, used))

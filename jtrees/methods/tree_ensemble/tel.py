@@ -238,8 +238,8 @@ class TEL(MiniBatchRecipe):
         return hardened(params, run.batch, run.task) if self.hard else SoftEnsemble(params, self.gamma, self.step)  # type: ignore[arg-type]
 
     def evaluate(self, run: Run, params: Ensemble) -> Array:
-        outputs = params.outputs(run.by.x, self.gamma, step=self.step, width=self.width)
-        return evaluated(run.task, outputs, run.by)
+        outputs = params.outputs(run.evaluation.x, self.gamma, step=self.step, width=self.width)
+        return evaluated(run.task, outputs, run.evaluation)
 
     def describe(self, run: Run, params: Ensemble) -> _Reached:
         """Returns the number of leaves that the training samples reach, and whether they exceed ``width``."""
