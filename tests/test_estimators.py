@@ -451,7 +451,7 @@ VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
         ({"max_seconds": [1.0]}, r"max_seconds must be one number above 0, got \[1\.0\]"),
         ({"loss": "cubic"}, "loss must be one of 'squared_error', 'absolute_error'"),
         ({"quantile": 0.9}, "quantile must be None unless loss is \"quantile\", got loss='squared_error'"),
-        ({"loss": "quantile", "quantile": 1}, "levels must be above 0 and below 1, got 1"),
+        ({"loss": "quantile", "quantile": 1}, "levels must be a finite number above 0 and below 1, got 1"),
         ({"loss": "poisson"}, r"y must be at least 0 for Poisson\(\), got .* in row \d+"),
         ({"sample_weight": DAYS}, r"sample_weight must be numeric, got values of type datetime64\[D\]"),
         ({"X": np.full((400, 2), "a")}, "could not convert string to float"),

@@ -86,7 +86,7 @@ def of_three_numbers(**_):
         ({"make": jtrees.methods.get}, r"arguments of make, which are 'depth', .*: get\(\) missing .* 'depth'"),
         ({"static": {"widths": [3]}}, r"static__widths must be hashable, got \[3\]"),
         ({"options": {"alpha": "steep"}}, "options__alpha must be a number, got 'steep'"),
-        ({"options": {"alpha": jnp.nan}}, "options__alpha must be finite"),
+        ({"options": {"alpha": jnp.nan}}, "options__alpha must be a finite number"),
         ({"options": {"alpha": np.ones(2)}}, "options__alpha must be one number"),
     ],
 )

@@ -163,7 +163,7 @@ def small_tree(**options):
         (small_tree, {"features": 0}, "features must be at least 1"),
         (small_tree, {"depth": 11}, "depth must be from 1 to 10"),
         (small_tree, {"penalty": 0.0}, "penalty must be a finite number above 0"),
-        (small_tree, {"momentum": 1.0}, "momentum must be a number from 0"),
+        (small_tree, {"momentum": 1.0}, "momentum must be a finite number of at least 0"),
         (small_tree, {"split": "cubic"}, "split must be one of"),
         (small_tree, {"split": "mlp", "hidden": 0}, "hidden must be at least 1, got 0"),
         (ensemble, {"num_trees": 0}, "num_trees must be at least 1"),

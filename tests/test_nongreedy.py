@@ -157,7 +157,7 @@ def test_steps_of_a_deep_tree_copy_nothing_of_its_size():
     ("options", "message"),
     [
         ({"depth": 21}, "depth must be from 1 to 20, got 21"),
-        ({"momentum": 1.0}, "momentum must be a number from 0"),
+        ({"momentum": 1.0}, "momentum must be a finite number of at least 0"),
         ({"inference": "slow"}, "inference must be"),
     ],
 )

@@ -515,7 +515,7 @@ def test_schedules_are_made_for_all_rows_and_not_for_those_in_memory(monkeypatch
     monkeypatch.setattr(rounds, "SAMPLE", 500)
     data = job("--epochs", "3", "--blocks", "5")
     assert len(data.sample.x) == 2500 and (data.rounds, data.updates) == (22, 50)
-    assert 22 * 50 <= data.training.schedule.steps < 22 * 50 + 3
+    assert 22 * 50 <= data.recipe.schedule(len(data.plan.batch.x)).steps < 22 * 50 + 3
 
 
 @pytest.mark.parametrize("method", sweeps.quick(rounds.METHODS, ["latent"]))

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, opti
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
+from jtrees.search.stage import train_stage
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
@@ -147,31 +147,18 @@ class Refined(Wrapper):
         base: Any = self.base
         name, monitor, (trees, initial) = f"{type(self).__name__}, all trees", problem.monitor, boosted.first(count)
         state = await problem.map(_initial_state, _padded(trees, base.rounds), initial, np.int32(len(trees.bias)))
-        evaluates = problem.kind >= Evaluation.EARLY_STOPPING
-        parts = max(1, steps // _PART) if evaluates else 1
-        stops = [-(-steps * part // parts) for part in range(parts + 1)]
-        history, losses, patience = [np.zeros(0, np.float32)], [], math.ceil(_PATIENCE * parts)
-        with monitor.over(steps, name) as show:
-            for part, (start, stop) in enumerate(itertools.pairwise(stops)):
-                if monitor.is_rehearsed(part):
-                    break
-                state, updates = await problem.train(_advanced, state, stop - start, name=name, begins=start)
-                history.append(updates)
-                is_over = len(updates) < stop - start or not np.isfinite(updates[-1])
-                if is_over and not monitor.rehearses:
-                    break
-                show(stop, [updates])
-                if evaluates:
-                    evaluated = await problem.map(_evaluated, state, np.int32(patience), often=True)
-                    state = evaluated.part(0)
-                    losses.append(float(evaluated.part(1).host))
-                    if evaluated.part(2).host:
-                        break
-        updates = np.concatenate(history)
+        if problem.kind >= Evaluation.EARLY_STOPPING:
+            parts = max(1, steps // _PART)
+            stops = [-(-steps * part // parts) for part in range(parts + 1)]
+            patience = math.ceil(_PATIENCE * parts)
+            stage = await train_stage(problem, _advanced, _evaluated, state, stops, patience=patience, name=name)
+            state, updates, losses = stage
+        else:
+            (state, updates), losses = await problem.train(_advanced, state, steps, name=name), np.array([np.inf])
         monitor.where = f"{name}: {len(updates)} of at most {steps} updates"
         model, score, step, finite = (await problem.map(_model_of, state)).host
         is_complete = bool(finite) and len(updates) == steps
-        return _Together(model, float(score), int(step), np.array(losses or [np.inf]), updates, is_complete)
+        return _Together(model, float(score), int(step), losses, updates, is_complete)
 
 
 class _Together(NamedTuple):
@@ -300,7 +287,7 @@ def _loss(run: Run, model: SoftTrees, rows: Batch) -> Array:
     return losses.mean_loss(run.task.loss_function.samples(model.outputs(rows.x), rows.y), rows.weight)
 
 
-def _evaluated(run: Run, state: _State, patience: Array) -> tuple[_State, Array, Array]:
+def _evaluated(run: Run, state: _State, patience: Any) -> tuple[_State, Array, Array]:
     """Returns the state after an evaluation, its loss, and whether early stopping ends the training."""
     trained = state.training
     loss = _loss(run, _model(run, state, trained.params, trained.step), run.rows_during_training)

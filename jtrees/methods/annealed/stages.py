@@ -1,7 +1,6 @@
 """The stages of a start: a tree trains under one sharpness after another, each time from the best tree so far."""
 
 from functools import partial
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from jtrees.leaves.shrunk import fit_narrowing
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import MOST, Evaluation, Problem, Run
 from jtrees.search.minibatch import prediction_loss
+from jtrees.search.stage import train_stage
 from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree
 
@@ -87,10 +87,10 @@ async def train_stages(
             trees.append(trees[-1].replace(step=np.zeros_like(trees[-1].step)))
             continue
         name = f"{type(problem.recipe).__name__}, stage {stage + 1}"
-        tree, losses = await _train_stage(problem, splits, stage_sharpness, epochs, name)
+        tree, losses = await _train_under(problem, splits, stage_sharpness, epochs, name)
         splits = tree.params
         trees.append(tree)
-        histories += losses
+        histories.append(losses)
     best = min(trees, key=lambda tree: tree.score)
     scores = np.array([tree.score for tree in trees], np.float32)
     score = float(best.score) if np.isfinite(scores).all() else np.inf
@@ -98,33 +98,26 @@ async def train_stages(
     return StartResult(best.params, score, int(best.step), scores, steps, np.concatenate(histories), matrix)
 
 
-async def _train_stage(
+async def _train_under(
     problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, name: str
-) -> tuple[Best, list[np.ndarray]]:
-    """Returns the best hard tree of a stage, and the losses of its updates.
+) -> tuple[Best, np.ndarray]:
+    """Returns the best hard tree under one sharpness, and the losses of its updates.
 
     Hard trees are evaluated after every update if the update computes their score, else about 20 times.
     """
-    is_scored, losses = _updates_are_scored(problem), []
-    often = problem.recipe.cart == "binned"  # in the rounds of boosting
+    recipe, is_scored = problem.recipe, _updates_are_scored(problem)
+    often = recipe.cart == "binned"  # in the rounds of boosting
     # In a short table, the evaluations of a fit take less time than optimised compilation.
     evaluates_often = often or (not is_scored and problem.shape[0] > _FEW_ROWS)
+    can_stop = recipe.halves and recipe.leaves == "linear" and not problem.engine.stacks
+    patience, options = _PATIENCE if can_stop else np.inf, {"often": evaluates_often}
     state = await problem.map(_initial_state, splits, often=often)
-    state = (await problem.map(_evaluated, state, np.bool_(True), often=evaluates_often)).part(0)
-    for part, (begin, end) in enumerate(itertools.pairwise(_evaluations(epochs, is_scored))):
-        arguments = np.float32(sharpness), np.float32(epochs)
-        state, part_losses = await problem.train(
-            _advanced, state, end - begin, *arguments, name=name, begins=begin, total=epochs
-        )
-        losses.append(part_losses)
-        evaluated = await problem.map(_evaluated, state, np.bool_(False), often=evaluates_often)
-        state = evaluated.part(0)
-        if len(part_losses) < end - begin or problem.monitor.is_rehearsed(part + 1):
-            break
-        can_stop = problem.recipe.halves and problem.recipe.leaves == "linear" and not problem.engine.stacks
-        if can_stop and evaluated.part(1).host:
-            break
-    return (await problem.map(_best_of_stage, state, often=often)).host, losses
+    state = (await problem.map(_evaluated, state, np.float32(patience), **options)).part(0)
+    stops, arguments = _evaluations(epochs, is_scored), (np.float32(sharpness), np.float32(epochs))
+    stage = await train_stage(
+        problem, _advanced, _evaluated, state, stops, *arguments, patience=patience, name=name, **options
+    )
+    return (await problem.map(_best_of_stage, stage.state, often=often)).host, stage.losses
 
 
 def _updates_are_scored(run: Run) -> bool:
@@ -162,7 +155,7 @@ def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[O
 
     def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
         def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
-            state, count = _evaluated(run, state, part == 0)[0], ends[part + 1] - ends[part]
+            state, count = _evaluated(run, state, jnp.inf)[0], ends[part + 1] - ends[part]
             return _advanced(run, state, sharpness, jnp.float32(updates), ends[part], count, updates)[0]
 
         best = _best_of_stage(
@@ -199,17 +192,18 @@ def _advanced(
     return state, history.losses, ~state.finite
 
 
-def _evaluated(run: Run, state: TrainState, begins: Array) -> tuple[TrainState, Array]:
-    """Returns the state after an evaluation of the hard tree, and whether early stopping ends the stage.
+def _evaluated(run: Run, state: TrainState, patience: Any) -> tuple[TrainState, Array, Array]:
+    """Returns the state after an evaluation of the hard tree, its score, and whether early stopping ends the stage.
 
     At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
     linear leaves takes long to compile.
     """
     leaves, score = fitted_leaves(run, state.params)
-    fitted = jax.tree.map(partial(jnp.where, begins), leaves.trainable(), state.params.leaves)
+    fitted = jax.tree.map(partial(jnp.where, state.step == 0), leaves.trainable(), state.params.leaves)
     state = state.replace(params=state.params.replace(leaves=fitted))
-    state = state.evaluated(jnp.where(state.finite, score, jnp.inf), _LEAST_GAIN)
-    return state, state.waited >= _PATIENCE
+    score = jnp.where(state.finite, score, jnp.inf)
+    state = state.evaluated(score, _LEAST_GAIN)
+    return state, score, state.waited >= patience
 
 
 def _best_of_stage(run: Run, state: TrainState) -> Best:

@@ -1,0 +1,61 @@
+"""Training that is evaluated after parts of its updates, until early stopping ends it."""
+
+from collections.abc import Callable, Sequence
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jtrees.search.problem import DeviceValue, Problem
+
+
+class Stage(NamedTuple):
+    """A training after its last update.
+
+    Attributes:
+      state: the state, on the device.
+      losses: the loss of each update, ``(updates,)``.
+      evaluations: the loss at each evaluation, ``(evaluations,)``.
+    """
+
+    state: DeviceValue
+    losses: np.ndarray
+    evaluations: np.ndarray
+
+
+async def train_stage(
+    problem: Problem,
+    advance: Callable[..., Any],
+    evaluate: Callable[..., Any],
+    state: Any,
+    stops: Sequence[int],
+    *args: Any,
+    patience: float,
+    name: str,
+    often: bool = True,
+) -> Stage:
+    """Returns the training after its last update. A deadline, early stopping or a rehearsal ends it early.
+
+    Args:
+      problem: the problem.
+      advance: ``fn(run, state, *args, before, count)`` of :meth:`jtrees.search.Problem.train`.
+      evaluate: ``fn(run, state, patience) -> (state, loss, whether early stopping ends the training)``.
+      state: the initial state.
+      stops: numbers of updates after which the state is evaluated, ascending from 0. The last is that of all updates.
+      *args: further arguments of ``advance``.
+      patience: number of evaluations without a lower loss that early stopping waits for; infinite: it ends nothing.
+      name: name of the training, for the progress bar.
+      often: whether the program of ``evaluate`` is compiled with more optimisation.
+    """
+    losses, evaluations = [np.zeros(0, np.float32)], []
+    for number, (begin, end) in enumerate(itertools.pairwise(stops)):
+        progress: Any = {"name": name, "begins": begin, "total": stops[-1]}
+        state, updates = await problem.train(advance, state, end - begin, *args, **progress)
+        evaluated = await problem.map(evaluate, state, np.float32(patience), often=often)
+        state = evaluated.part(0)
+        losses.append(updates)
+        evaluations.append(evaluated.part(1).host)
+        is_over = len(updates) < end - begin or problem.monitor.is_rehearsed(number + 1)
+        if is_over or evaluated.part(2).host:
+            break
+    return Stage(state, np.concatenate(losses), np.array(evaluations))
