@@ -435,7 +435,7 @@ def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine, count_c
     validation = jtrees.Batch(np.ones((3, 2), np.float32), np.zeros(3, np.float32), np.ones(3, np.float32))
     [problem] = problems_of(1.0, engine=engine, validation=validation)
     assert sums_of(problem.without(np.arange(6) == 0)) == ([30, 35], [3, 3])
-    assert sums_of(problem.times(2 * np.eye(2, dtype=np.float32))) == ([60, 72], [6, 6])
+    assert sums_of(problem.preconditioned_by(2 * np.eye(2, dtype=np.float32))) == ([60, 72], [6, 6])
 
 
 def test_training_evaluates_on_the_first_fifth_of_the_rows_which_has_all_that_are_held_out(engine):

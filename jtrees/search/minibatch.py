@@ -269,7 +269,7 @@ def result_of(run: Run, state: TrainState) -> Result:
     score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
     best = training.best(recipe.method(run), state, run.batch, score=score)
     model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
-    return Result(run.on_x(model), best.score, best.step, report, state.finite)
+    return Result(model, best.score, best.step, report, state.finite)
 
 
 def trained_in_program(run: Run) -> Result:

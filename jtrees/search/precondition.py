@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import blocking, distributed
+from jtrees.data.scaling import with_map
 from jtrees.data.table import without_padding
 from jtrees.search.fitted import Fitted
 from jtrees.search.monitor import Monitor
@@ -196,14 +197,14 @@ async def preconditioned(
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
     features = spectrum_of(problem) if any(strengths) else None
-    scaled = problem.replace(data=None, rows=None)  # a training needs no table
+    # A training needs no table. With all strengths that are compared, bins are those of the rows of the training.
+    scaled = problem.replace(data=None, rows=None, source=problem.source if features is None else None)
 
-    def mapped(strength: float, held_out: np.ndarray) -> Problem:
+    async def trained_by(train: Train, strength: float, held_out: np.ndarray, trial: Fitted | None) -> Fitted:
         rows = scaled.without(held_out, Evaluation.EARLY_STOPPING if always_tries else Evaluation.HELD_OUT)
-        if features is None:
-            return rows
-        preconditioner = problem.host(matrix, features, strength)
-        return rows.times(preconditioner if strength else None).replace(matrix=preconditioner)
+        preconditioner = problem.host(matrix, features, strength) if strength else None
+        fitted = await train(rows.preconditioned_by(preconditioner), trial)
+        return fitted._replace(scaled=with_map(fitted.scaled, preconditioner))
 
     no_rows, losses, trials = np.zeros(problem.shape[0], bool), np.full(len(strengths), np.inf), {}
     [held_out] = [no_rows] if validates else fold_rows(problem)
@@ -213,7 +214,7 @@ async def preconditioned(
         if k and not problem.monitor.has_time():
             break
         with contextlib.suppress(FloatingPointError):
-            trials[k] = await (trial or train)(mapped(candidate, held_out), None)
+            trials[k] = await trained_by(trial or train, candidate, held_out, None)
             losses[k] = trials[k].score
     evaluated_rows: Any = problem.evaluation.weight if validates else held_out
     best = _best(losses, np.count_nonzero(evaluated_rows))
@@ -224,7 +225,7 @@ async def preconditioned(
         fitted = best_trial
     else:
         try:
-            fitted = await train(mapped(strengths[best], no_rows), best_trial)
+            fitted = await trained_by(train, strengths[best], no_rows, best_trial)
         except FloatingPointError:
             if best_trial is None:
                 raise

@@ -116,16 +116,16 @@ class Problem(Run):
         batch = self.host(_picked, x, y, weight, rows, weight)
         return self.replace(batch=batch, rows=numbers, source=self.source or self.batch)
 
-    def times(self, matrix: np.ndarray | None) -> "Problem":
+    def preconditioned_by(self, matrix: np.ndarray | None) -> "Problem":
         """Returns the problem on features times a matrix, ``(p, q)``; problems with equal arrays share the product.
 
-        None is the identity matrix.
+        :func:`jtrees.data.scaling.with_map` returns its models as models of the features. None is the identity.
         """
         if matrix is None:
             return self
         product = lambda rows: rows._replace(x=self.host(np.matmul, rows.x, matrix))
         evaluation = None if self.evaluation is None else product(self.evaluation)
-        return self.replace(batch=product(self.batch), evaluation=evaluation)
+        return self.replace(batch=product(self.batch), evaluation=evaluation, source=None)
 
     # --- Numbers on the host ---
 

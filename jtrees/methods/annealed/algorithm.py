@@ -24,7 +24,7 @@ import numpy as np
 
 from jtrees import blocking, distributed, leaves as kinds, splitting, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
-from jtrees.data.scaling import check_slopes, rows_for_slopes
+from jtrees.data.scaling import check_slopes, rows_for_slopes, with_map
 from jtrees.leaves import narrow
 from jtrees.methods.annealed.stages import StartResult, find_narrowing, grown_in_program, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
@@ -255,7 +255,7 @@ class Annealed(Recipe):
             if problem.data is not None:  # the leaves are refitted to the same rows
                 rows, _ = problem.host(rows_for_slopes, rows, problem.data.scaling.x_most)
             narrowing = (await all_rows.replace(batch=rows).map(find_narrowing)).host
-            all_rows = all_rows.times(narrowing.matrix).replace(matrix=narrowing.matrix)
+            all_rows = all_rows.preconditioned_by(narrowing.matrix)
         sample = sampled(all_rows, most_rows(self))
         validates = problem.kind is Evaluation.VALIDATION
         holds_out = self.halves and self.leaves == "constant" and not validates
@@ -353,10 +353,6 @@ class Annealed(Recipe):
           best_cart: the number of the CART tree that beats all starts, or -1.
           narrowing: the map to the few features that the trees split, or None.
         """
-        if narrowing is not None:
-            matrix = np.asarray(narrowing.matrix)
-            carts = carts._replace(trees=[tree.composed(matrix) for tree in carts.trees])
-            results = [[result.composed(matrix) for result in start_results] for start_results in results]
         pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
         best, result = min(pairs, key=lambda pair: pair[1].score)
         is_finite = np.isfinite(result.score)
@@ -364,11 +360,12 @@ class Annealed(Recipe):
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         history = _table([[result.losses for result in start_results] for start_results in results], np.nan)
         splits, step = (result.tree, result.step) if is_finite else (carts.trees[max(best_cart, 0)], 0)
+        splits, cart_trees = with_map((splits, carts.trees), None if narrowing is None else narrowing.matrix)
 
         def restore(fitted: Fitted, data: Data) -> Fitted:
             refitted = [
                 [(*self._refitted(tree, data, narrowing), -1 - number) for tree in trees]
-                for number, trees in enumerate(self._cart_splits(problem, carts.trees, narrowing))
+                for number, trees in enumerate(self._cart_splits(problem, cart_trees, narrowing))
             ]
             candidates = refitted[best_cart] if best_cart >= 0 else [*itertools.chain(*refitted)]
             if is_finite:

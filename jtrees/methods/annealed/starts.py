@@ -7,6 +7,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import splitting, topology
+from jtrees.data.scaling import with_map
 from jtrees.data.table import Table, without_padding
 from jtrees.monotone import without_negative
 from jtrees.search import Problem, Run
@@ -179,7 +180,7 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
         if k < len(cart_trees):
             splits = cart_trees[k]
             if strength:
-                splits = splits.composed(matrix(features, strength, 0.5))  # type: ignore[arg-type]
+                splits = with_map(splits, matrix(features, strength, 0.5))  # type: ignore[arg-type]
         preconditioner = problem.host(matrix, features, float(strength)) if strength else None
         starts.append(Start(splits, short[k], long[k], strength, preconditioner))
     return starts
