@@ -342,10 +342,10 @@ class Evaluator:
             done.model, done.tree, done.loss, done.step, done.history, FitReport(search=done.report)
         )
 
-    def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> Result:
+    def _evaluated(self, state: training.TrainState, batch: training.Batch, rows: training.Batch) -> Result:
         """Returns the result of the run; its models take the features of the batch."""
         job, recipe = self._job, self._job.recipe
-        run = _run_on(recipe, job.sample.task, batch, by)
+        run = _run_on(recipe, job.sample.task, batch, rows)
         best = training.best(recipe.method(run), state, batch, score=partial(recipe.evaluate, run))
         model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
         return Result(model, best.score, best.step, report)

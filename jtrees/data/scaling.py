@@ -287,7 +287,7 @@ class Data(NamedTuple):
         """Returns the mean loss of a model in the user's units on ``validation``, else on the training rows."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
 
-    def without(self, rows: np.ndarray) -> "Data":
+    def holding_out(self, rows: np.ndarray) -> "Data":
         """Returns the data without the rows with the given numbers, which are the validation set; ``batch`` is None."""
         training = self.table.rows(np.setdiff1d(np.arange(len(self.table.x)), rows)).normalised()
         return Data(training, self.table.rows(rows), self.scaling, None)

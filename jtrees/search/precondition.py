@@ -86,7 +86,7 @@ def _correlations(rows: Batch) -> np.ndarray:
 
 def spectrum_of(problem: Problem) -> Spectrum:
     """Returns the spectrum of the rows of a problem, or of a sample of them if a deadline is near."""
-    return problem.host(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.part(_PART))
+    return problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.part(_PART))
 
 
 def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
@@ -150,7 +150,7 @@ class Preconditioned(NamedTuple):
             return fitted
         if not problem.monitor.may_be_late(problem.engine.seconds_of_results):
             return fitted
-        trial = finish(sample.without(self.held_out).replace(is_optional=False), self.trial, self.preconditioning)
+        trial = finish(sample.holding_out(self.held_out).replace(is_optional=False), self.trial, self.preconditioning)
         return fitted._replace(left_out=sample.left_out(trial.model, self.held_out))
 
 
@@ -201,8 +201,8 @@ async def preconditioned(
     scaled = problem.replace(data=None, rows=None, source=problem.source if features is None else None)
 
     async def trained_by(train: Train, strength: float, held_out: np.ndarray, trial: Fitted | None) -> Fitted:
-        rows = scaled.without(held_out, Evaluation.EARLY_STOPPING if always_tries else Evaluation.HELD_OUT)
-        preconditioner = problem.host(matrix, features, strength) if strength else None
+        rows = scaled.holding_out(held_out, Evaluation.EARLY_STOPPING if always_tries else Evaluation.HELD_OUT)
+        preconditioner = problem.computed_once(matrix, features, strength) if strength else None
         fitted = await train(rows.preconditioned_by(preconditioner), trial)
         return fitted._replace(scaled=with_map(fitted.scaled, preconditioner))
 

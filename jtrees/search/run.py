@@ -64,7 +64,7 @@ class Run:
     def rows_during_training(self) -> Batch:
         """The rows that training evaluates on: the validation set, or the first fifth of the evaluation rows.
 
-        The fifth has all held-out rows: see :meth:`jtrees.search.Problem.without`. Shards of rows are not cut.
+        The fifth has all held-out rows: see :meth:`jtrees.search.Problem.holding_out`. Shards of rows are not cut.
         """
         if self.kind is Evaluation.VALIDATION or sharding.parts() > 1:
             return self.evaluation

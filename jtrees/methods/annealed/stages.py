@@ -107,7 +107,7 @@ async def _train_stage(
     # In a short table, the evaluations of a fit take less time than optimised compilation.
     evaluates_often = often or (not is_scored and problem.shape[0] > _FEW_ROWS)
     state = await problem.map(_initial_state, splits, often=often)
-    state = (await problem.map(_evaluated, state, np.bool_(True), often=evaluates_often)).part(0)
+    state = (await problem.map(_evaluated, state, np.bool_(True), often=evaluates_often)).element(0)
     for part, (begin, end) in enumerate(itertools.pairwise(_evaluations(epochs, is_scored))):
         arguments = np.float32(sharpness), np.float32(epochs)
         state, part_losses = await problem.train(
@@ -115,11 +115,11 @@ async def _train_stage(
         )
         losses.append(part_losses)
         evaluated = await problem.map(_evaluated, state, np.bool_(False), often=evaluates_often)
-        state = evaluated.part(0)
+        state = evaluated.element(0)
         if len(part_losses) < end - begin or problem.monitor.is_rehearsed(part + 1):
             break
         can_stop = problem.recipe.halves and problem.recipe.leaves == "linear" and not problem.engine.stacks
-        if can_stop and evaluated.part(1).host:
+        if can_stop and evaluated.element(1).host:
             break
     return (await problem.map(_best_of_stage, state, often=often)).host, losses
 
