@@ -98,6 +98,10 @@ def sum_of_features(run: Run) -> jax.Array:
     return run.recipe.rate + watched(run.batch.x)
 
 
+def watched_kind(run: Run) -> jax.Array:
+    return run.recipe.rate + watched(jnp.full((1, 1), run.kind, jnp.float32))
+
+
 def watched_move(run: Run, state: jax.Array, before: jax.Array, count: jax.Array):
     return move(run, state + 0 * watched(run.batch.x + state), before, count)
 
@@ -292,6 +296,17 @@ def test_calls_are_made_together_in_stacks_of_about_equal_size(count_compilation
         assert count_compilations(lambda rates=rates: results.extend(states(*rates, engine=engine))) == 0
     assert results == [15, 18, 21, *range(3, 30, 3)]
     assert count_compilations(lambda: states(1.0, 2.0, 3.0, 4.0, engine=engine_of(stacked=True))) == 0
+
+
+@pytest.mark.parametrize("different", [False, True])
+def test_stacked_runs_share_the_kind_of_their_evaluation_rows(different):
+    """A branch on a shared kind remains a branch. Runs with and without held-out rows have one program."""
+    problems = problems_of(1.0, 2.0, engine=engine_of(stacked=True))
+    masks = np.arange(6) == 0, np.zeros(6, bool) if different else np.arange(6) == 1
+    parts = [problem.holding_out(mask) for problem, mask in zip(problems, masks, strict=True)]
+    stacked_sizes.clear()
+    results = run(*(mapped(part, watched_kind) for part in parts), engine=problems[0].engine)
+    assert results == [1 + 1, 2 + (0 if different else 1)] and stacked_sizes == ([2] if different else [])
 
 
 @pytest.mark.parametrize("survivors", [[1, 3], []], ids=str)
