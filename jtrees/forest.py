@@ -55,13 +55,6 @@ class Forest:
         out = answers.sum(0) if self.combine == "sum" else answers.mean(0)
         return linked(self.link, out)
 
-    def composed(self, matrix: Any) -> "Forest":
-        """Returns the forest as a function of x instead of ``x @ matrix``, on the host if the trees have an origin."""
-        if getattr(self.trees, "origin", None) is None:
-            return self.replace(trees=jax.vmap(lambda tree: tree.composed(matrix))(self.trees))
-        trees = (self[i].composed(matrix) for i in range(len(self)))
-        return self.replace(trees=jax.tree.map(lambda *a: np.stack(a), *trees))
-
     def apply(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns predictions, as a pure function of arrays."""
         x = prediction.fill_gaps(x, self.medians)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
 from jtrees.leaves.hierarchical import refit_hierarchical
-from jtrees.segments import Array, module_of
+from jtrees.segments import Array
 from jtrees.tasks import Policy
 from jtrees.text import tree_text
 
@@ -70,26 +70,6 @@ class ObliqueTree:
     leaves: Any
     origin: Origin | None = None
     medians: Float[Array, " p"] | None = None
-
-    def composed(self, matrix: Array) -> "ObliqueTree":
-        """Returns the tree as a function of x instead of ``x @ matrix``, on the host if the tree has an origin."""
-        tree = self if self.origin is None else self._with_origin_through(np.asarray(matrix, np.float64))
-        leaves = tree.leaves
-        if leaves is not None and not leaves.is_constant:
-            leaves = leaves.composed(matrix)
-        on_host = module_of(tree.weights, matrix) is np  # no compilation for a new shape
-        times: Any = np.matmul if on_host else partial(jnp.matmul, precision="highest")
-        return tree.replace(weights=times(tree.weights, matrix.T), leaves=leaves, medians=None)
-
-    def _with_origin_through(self, matrix: np.ndarray) -> "ObliqueTree":
-        """Returns the tree with the origin of x whose product with the matrix is nearest to the origin of the tree."""
-        assert self.origin is not None
-        zero = np.asarray(self.origin.x, np.float64)
-        x_zero = np.linalg.lstsq(matrix.T, zero, rcond=None)[0].astype(np.float32)
-        moved = x_zero @ matrix - zero  # in double precision, as both products are large
-        bias = sharding.from_host(self.bias + np.asarray(self.weights, np.float64) @ moved, np.float32)
-        leaves = None if self.leaves is None else self.leaves.moved(moved)
-        return self.replace(bias=bias, leaves=leaves, origin=self.origin.replace(x=x_zero))
 
     def with_medians(self, medians: Any) -> "ObliqueTree":
         """Returns the tree, or stacked trees, with the medians that fill missing values, ``(p,)``."""

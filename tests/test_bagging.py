@@ -114,7 +114,7 @@ def test_held_out_rows_are_not_drawn_wherever_they_lie(table):
     x, y, _ = table
     problem = problem_of_table(jtrees.Bagged(OneSplit(), trees=20), checked_table(x, y, None, "regression"))
     held_out = np.arange(len(problem.batch.x)) % 3 == 0  # the last row is not held out
-    report = search(problem.without(held_out & (problem.rows >= 0))).report
+    report = search(problem.holding_out(held_out & (problem.rows >= 0))).report
     rest = x[np.arange(N) % 3 > 0]
     assert report.in_bag.shape == (20, len(rest)) and (report.in_bag.sum(1) == len(rest)).all()
     for tree, in_bag in zip(report.bases, report.in_bag, strict=True):
@@ -202,16 +202,16 @@ def test_samples_of_large_tables_are_not_in_memory_at_once(table, at_once, monke
     """The forest is the same; after a deadline, trees that have not begun are left out."""
     x, y, _ = table
     fit = lambda **options: jtrees.fit(bagged(DGT), x, y, key=key(), **options)
-    whole, samples, take = fit(), [], Problem.take
+    whole, samples, bootstrap = fit(), [], Problem.bootstrap
     monkeypatch.setattr("jtrees.ensembles.bagged._MEMORY", at_once * 16 * 200 * 3)
 
     def counted(problem, rows):
-        sample = take(problem, rows)
+        sample = bootstrap(problem, rows)
         samples.append(weakref.ref(sample))
         assert sum(reference() is not None for reference in samples) <= at_once
         return sample
 
-    monkeypatch.setattr(Problem, "take", counted)
+    monkeypatch.setattr(Problem, "bootstrap", counted)
     np.testing.assert_array_equal(fit().predict(x), whole.predict(x))
     assert len(samples) == TREES
     late = fit(max_seconds=1e-6)

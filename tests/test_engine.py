@@ -98,6 +98,10 @@ def sum_of_features(run: Run) -> jax.Array:
     return run.recipe.rate + watched(run.batch.x)
 
 
+def watched_kind(run: Run) -> jax.Array:
+    return run.recipe.rate + watched(jnp.full((1, 1), run.kind, jnp.float32))
+
+
 def watched_move(run: Run, state: jax.Array, before: jax.Array, count: jax.Array):
     return move(run, state + 0 * watched(run.batch.x + state), before, count)
 
@@ -251,7 +255,7 @@ def test_work_on_the_host_is_done_once_for_the_same_arrays_of_a_run(engine):
         return array + number
 
     async def procedure(problem):
-        return [problem.host(work, array, number) for array, number in ((a, 1), (a, 2), (b, 1))]
+        return [problem.computed_once(work, array, number) for array, number in ((a, 1), (a, 2), (b, 1))]
 
     problems = problems_of(1.0, 2.0, engine=engine)
     for _ in range(2):  # the second run has forgotten the values of the first
@@ -292,6 +296,17 @@ def test_calls_are_made_together_in_stacks_of_about_equal_size(count_compilation
         assert count_compilations(lambda rates=rates: results.extend(states(*rates, engine=engine))) == 0
     assert results == [15, 18, 21, *range(3, 30, 3)]
     assert count_compilations(lambda: states(1.0, 2.0, 3.0, 4.0, engine=engine_of(stacked=True))) == 0
+
+
+@pytest.mark.parametrize("different", [False, True])
+def test_stacked_runs_share_the_kind_of_their_evaluation_rows(different):
+    """A branch on a shared kind remains a branch. Runs with and without held-out rows have one program."""
+    problems = problems_of(1.0, 2.0, engine=engine_of(stacked=True))
+    masks = np.arange(6) == 0, np.zeros(6, bool) if different else np.arange(6) == 1
+    parts = [problem.holding_out(mask) for problem, mask in zip(problems, masks, strict=True)]
+    stacked_sizes.clear()
+    results = run(*(mapped(part, watched_kind) for part in parts), engine=problems[0].engine)
+    assert results == [1 + 1, 2 + (0 if different else 1)] and stacked_sizes == ([2] if different else [])
 
 
 @pytest.mark.parametrize("survivors", [[1, 3], []], ids=str)
@@ -416,16 +431,16 @@ def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine, count_c
     """Without any, the training rows are evaluated, in the same program. A validation set remains."""
     sums_of = lambda problem: tuple(part.tolist() for part in run(mapped(problem, sums), engine=engine)[0])
     problem = problems_of(1.0, engine=engine)[0]
-    rest, unchanged = problem.without(np.arange(6) == 0), problem.without(np.zeros(6, bool))
+    rest, unchanged = problem.holding_out(np.arange(6) == 0), problem.holding_out(np.zeros(6, bool))
     assert sums_of(rest) == ([30, 35], [0, 1])
     assert rest.count == 5 and rest.kind is Evaluation.HELD_OUT and not rest.weighed[0]
     assert count_compilations(lambda: sums_of(unchanged)) == 0
     assert sums_of(unchanged) == sums_of(problem) == ([30, 36], [30, 36])
     assert unchanged.count == 6 and unchanged.kind is Evaluation.TRAINING
 
-    smaller = rest.without(np.arange(6) == 5)
+    smaller = rest.holding_out(np.arange(6) == 5)
     assert smaller.count == 4 and sums_of(smaller) == ([20, 24], [10, 11])
-    taken = problem.take(np.array([5, 3, 1, 3, -1])).take(np.array([1, 3, 2, -1]))  # rows may repeat
+    taken = problem.bootstrap(np.array([5, 3, 1, 3, -1])).bootstrap(np.array([1, 3, 2, -1]))  # rows may repeat
     np.testing.assert_array_equal(taken.batch.x[:3], [[6, 7], [6, 7], [2, 3]])
     np.testing.assert_allclose(taken.batch.weight, [1, 1, 1, 0])
     assert taken.count == 3 and taken.shape == (4, 2)
@@ -434,8 +449,8 @@ def test_rows_that_are_held_out_are_evaluated_and_not_trained_on(engine, count_c
 
     validation = jtrees.Batch(np.ones((3, 2), np.float32), np.zeros(3, np.float32), np.ones(3, np.float32))
     [problem] = problems_of(1.0, engine=engine, validation=validation)
-    assert sums_of(problem.without(np.arange(6) == 0)) == ([30, 35], [3, 3])
-    assert sums_of(problem.times(2 * np.eye(2, dtype=np.float32))) == ([60, 72], [6, 6])
+    assert sums_of(problem.holding_out(np.arange(6) == 0)) == ([30, 35], [3, 3])
+    assert sums_of(problem.preconditioned_by(2 * np.eye(2, dtype=np.float32))) == ([60, 72], [6, 6])
 
 
 def test_training_evaluates_on_the_first_fifth_of_the_rows_which_has_all_that_are_held_out(engine):
@@ -446,11 +461,11 @@ def test_training_evaluates_on_the_first_fifth_of_the_rows_which_has_all_that_ar
     batch = batch_of(12)
     held_out = np.isin(np.arange(12), (3, 8))
     [problem] = problems_of(1.0, engine=engine, batch=batch)
-    x, y, weight = run(mapped(problem.without(held_out, Evaluation.EARLY_STOPPING), early), engine=engine)[0]
+    x, y, weight = run(mapped(problem.holding_out(held_out, Evaluation.EARLY_STOPPING), early), engine=engine)[0]
     assert len(x) == 3 and y[:2].tolist() == [3, 8] and (weight > 0).tolist() == [True, True, False]
     np.testing.assert_array_equal(x, batch.x[y.astype(int)])
     [validated] = problems_of(1.0, engine=engine, batch=batch, validation=batch_of(4))
-    assert len(run(mapped(validated.without(held_out, Evaluation.EARLY_STOPPING), early), engine=engine)[0][1]) == 4
+    assert len(run(mapped(validated.holding_out(held_out, Evaluation.EARLY_STOPPING), early), engine=engine)[0][1]) == 4
 
 
 @pytest.fixture
@@ -474,21 +489,21 @@ def table_rows(problem: Problem) -> list[int]:
 
 def test_rows_of_other_problems_are_rows_of_their_tables(table_problem):
     assert table_rows(table_problem) == list(range(40))
-    without = table_problem.without(table_problem.rows % 4 == 1)
+    without = table_problem.holding_out(table_problem.rows % 4 == 1)
     rest = [row for row in range(40) if row % 4 != 1]
     assert table_rows(without) == rest == without.data.table.x[:, 0].astype(int).tolist()
     assert without.data.validation.x[:, 0].astype(int).tolist() == list(range(1, 40, 4))
-    smaller = without.without(without.rows % 30 == 2)  # rows of the table without the first rows
+    smaller = without.holding_out(without.rows % 30 == 2)  # rows of the table without the first rows
     assert table_rows(smaller) == rest[:2] + rest[3:]
     bag = np.array([7, 7, 2, 28, 0])
-    bag_problem = smaller.take(np.append(np.flatnonzero(smaller.weighed)[bag], -1))
+    bag_problem = smaller.bootstrap(np.append(np.flatnonzero(smaller.weighed)[bag], -1))
     assert table_rows(bag_problem) == [table_rows(smaller)[row] for row in bag]
     assert bag_problem.data.table.x[:, 0].astype(int).tolist() == table_rows(bag_problem)
     # A sample keeps the table: leaves are fitted to the rows that were not sampled, too.
     weight = np.append(table_problem.data.table.weight[[3, 8, 20]], 0).astype(np.float32)
     sample = table_problem.sample(np.array([3, 8, 20, -1]), weight)
     assert table_rows(sample) == [3, 8, 20] and len(sample.data.table.x) == 40
-    without = sample.without(np.arange(4) == 1)
+    without = sample.holding_out(np.arange(4) == 1)
     assert table_rows(without) == [3, 20] and len(without.data.table.x) == 39
 
 

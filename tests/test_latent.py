@@ -12,9 +12,11 @@ import sweeps
 
 import jtrees
 from jtrees import Batch, LatentTree, routing
+from jtrees.data.scaling import with_map
+from jtrees.methods.latent_tree import modules
 from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import Network
-from jtrees.methods.latent_tree.network import active_on
+from jtrees.methods.latent_tree.network import active_on, centered
 from jtrees.tasks import Regression
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -193,3 +195,16 @@ def stateful_split(features: int, nodes: int, rngs: nnx.Rngs) -> nnx.Module:
 def test_bad_splits(split, message, table):
     with pytest.raises(ValueError, match=message):
         jtrees.fit(RECIPE.replace(split=split), table[0][:400], table[1][:400], key=KEY)
+
+
+@pytest.mark.parametrize("split", ["linear", "elu", "mlp"])
+@pytest.mark.parametrize("inputs", ["z", "xz"])
+def test_a_network_of_mapped_features_is_a_network_of_the_features(split, inputs):
+    rng = np.random.default_rng(0)
+    x, matrix = (rng.normal(size=shape).astype(np.float32) for shape in ((20, 3), (3, 3)))
+    task, architecture = Regression(), Architecture(2, split, "mlp", inputs, hidden=4)
+    params = modules.initial(KEY, jnp.asarray(x), architecture, task, centered, jnp.zeros(()))
+    network = active_on(Batch(jnp.asarray(x @ matrix), jnp.zeros(20)), params, architecture, task, 0.01)
+    expected = network.outputs(jnp.asarray(x @ matrix))
+    np.testing.assert_allclose(with_map(network, matrix).outputs(jnp.asarray(x)), expected, atol=1e-5)
+    assert np.ptp(expected) > 0.01

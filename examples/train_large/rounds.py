@@ -19,6 +19,7 @@ from examples.train_large.blocks import Block, Blocks, Checked, DataError, Shard
 import jtrees
 from jtrees import distributed, sharding, training
 from jtrees.data import Data, Scaling, Table
+from jtrees.data.scaling import with_map
 from jtrees.search import Engine, Evaluation, FitReport, Fitted, MiniBatchRecipe, Problem, Run, options as kinds
 from jtrees.search.minibatch import Result
 from jtrees.search.monitor import Monitor
@@ -176,9 +177,9 @@ def prepared(options: argparse.Namespace, blocks: Blocks) -> Job:
     return Job(checked, order, blocks_per_round, rounds, updates, recipe, plan, scaling, sample, validation, mapping)
 
 
-def _run_on(recipe: Any, task: Task, batch: training.Batch, evaluation: Any = None, matrix: Any = None) -> Run:
+def _run_on(recipe: Any, task: Task, batch: training.Batch, evaluation: Any = None) -> Run:
     """Returns a run that trains on ``batch`` and evaluates its result on ``evaluation``."""
-    return Run(recipe, task, batch, evaluation, jax.random.key(0), Evaluation.HELD_OUT, matrix)
+    return Run(recipe, task, batch, evaluation, jax.random.key(0), Evaluation.HELD_OUT)
 
 
 def drawn_blocks(blocks: int, held_out: int, seed: int) -> list[int]:
@@ -334,19 +335,20 @@ class Evaluator:
         task = job.sample.task.scaled(job.scaling.y_unit)
         engine, data = Engine(Monitor(), "threefry2x32"), Data(job.sample, job.validation, job.scaling, self._scaled)
         problem = Problem(job.recipe, task, self._scaled, None, np.zeros(2, np.uint32), engine=engine, data=data)
-        fitted = Fitted(result.model, float(result.score), int(result.step), np.zeros(0), report=result.report)
+        model = with_map(result.model, None if job.matrix is None else np.asarray(job.matrix))
+        fitted = Fitted(model, float(result.score), int(result.step), np.zeros(0), report=result.report)
         done = job.recipe.finish(problem, fitted)
         return jtrees.FitResult(
             done.model, done.tree, done.loss, done.step, done.history, FitReport(search=done.report)
         )
 
-    def _evaluated(self, state: training.TrainState, batch: training.Batch, by: training.Batch) -> Result:
-        """Returns the result of the run; its models take scaled features."""
+    def _evaluated(self, state: training.TrainState, batch: training.Batch, rows: training.Batch) -> Result:
+        """Returns the result of the run; its models take the features of the batch."""
         job, recipe = self._job, self._job.recipe
-        run = _run_on(recipe, job.sample.task, batch, by, job.matrix)
+        run = _run_on(recipe, job.sample.task, batch, rows)
         best = training.best(recipe.method(run), state, batch, score=partial(recipe.evaluate, run))
         model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
-        return Result(run.on_x(model), best.score, best.step, report)
+        return Result(model, best.score, best.step, report)
 
     def score(self, fit: jtrees.FitResult) -> float:
         """Returns accuracy, or R^2, on the validation set; NaN for R^2 if all its targets are equal."""

@@ -179,6 +179,32 @@ class Scaling:
         return self.restore_splits(model).replace(leaves=self.restore_leaves(model.leaves)).merged()
 
 
+def with_map(model: Any, matrix: Any) -> Any:
+    """Returns models of features x from models of ``x @ matrix``, on the host: the matrix is folded into the weights.
+
+    Args:
+      model: a pytree of models of scaled data: trees, ensembles of trees, and networks.
+      matrix: ``(p, q)``; None: the identity.
+    """
+    if matrix is None:
+        return model
+    is_model = lambda value: hasattr(value, "weights") or hasattr(value, "with_kernels")
+
+    def folded(value: Any) -> Any:
+        if hasattr(value, "with_kernels"):
+            return value.with_kernels(lambda kernel: np.matmul(matrix, kernel))
+        if not hasattr(value, "weights"):
+            return value
+        leaves = getattr(value, "leaves", None)
+        if leaves is not None and not leaves.is_constant:
+            axis = np.ndim(value.bias)  # of the features; stacked trees have one axis more
+            slopes = np.moveaxis(np.tensordot(matrix, leaves.coefficients, (1, axis)), 0, axis)
+            value = value.replace(leaves=leaves.replace(coefficients=slopes))
+        return value.replace(weights=np.matmul(value.weights, matrix.T))
+
+    return jax.tree.map(folded, model, is_leaf=is_model)
+
+
 def rows_for_slopes(batch: Batch, limit: Any) -> tuple[Batch, np.ndarray]:
     """Returns the rows that slopes of linear leaves are fitted to, and which of their cells are codes, ``(n, p)`` bool.
 
@@ -261,7 +287,7 @@ class Data(NamedTuple):
         """Returns the mean loss of a model in the user's units on ``validation``, else on the training rows."""
         return mean_loss(model, self.table if self.validation is None else self.validation, self.scaling)
 
-    def without(self, rows: np.ndarray) -> "Data":
+    def holding_out(self, rows: np.ndarray) -> "Data":
         """Returns the data without the rows with the given numbers, which are the validation set; ``batch`` is None."""
         training = self.table.rows(np.setdiff1d(np.arange(len(self.table.x)), rows)).normalised()
         return Data(training, self.table.rows(rows), self.scaling, None)

@@ -108,7 +108,7 @@ class Bagged(Wrapper):
         """
         if begins_late and not problem.monitor.has_time():
             raise OutOfTimeError("the deadline passed before the search of the tree began")
-        return await self.base.search(problem.take(rows))
+        return await self.base.search(problem.bootstrap(rows))
 
     def _bags(self, problem: Problem) -> np.ndarray:
         """Returns the rows of each bag, ``(trees, m)``, -1 for padding."""

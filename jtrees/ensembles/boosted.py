@@ -186,7 +186,7 @@ class Boosted(Wrapper):
                 needed_rows = -(-_FEWEST_HELD_OUT // folds) * 5
                 raise ValueError(f"patience must be None for fewer than {needed_rows} rows without a validation set")
             parts = sample.repeat(folds) if folds > 1 else [sample]
-            parts = [part.without(mask) for part, mask in zip(parts, masks, strict=True)]
+            parts = [part.holding_out(mask) for part, mask in zip(parts, masks, strict=True)]
             shares = [np.average(mask, weights=sample.batch.weight) for mask in masks]
         growths, sums, is_oblique = await self._sums(parts, shares, chooses and self.patience is not None)
         judged = sums[0] if len(sums) == 1 else Sum.mean(sums)
@@ -196,7 +196,7 @@ class Boosted(Wrapper):
         held_out, count = list(zip(sums, masks, strict=True)) if masks else [], int(parts[0].count)
         if len(sums) > 1 or (sample is scaled and not masks):
             return Boosting(judged, judged, held_out, count, is_oblique)
-        table = scaled.without(np.zeros(scaled.shape[0], bool)) if masks else scaled
+        table = scaled.holding_out(np.zeros(scaled.shape[0], bool)) if masks else scaled
         chosen = await refitted(table, growths[0].rounds, judged.best) or judged
         return Boosting(chosen, judged, held_out, count, is_oblique)
 

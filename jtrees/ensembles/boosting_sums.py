@@ -122,23 +122,23 @@ class Growing:
     @property
     def losses(self) -> np.ndarray:
         """The loss after each round on the rows for evaluation, ``(rounds,)``."""
-        return self.rounds.part(Rounds._fields.index("losses")).host[: self.length]
+        return self.rounds.element(Rounds._fields.index("losses")).host[: self.length]
 
     @property
     def rounds(self) -> DeviceValue:
         """The rounds, and zeros for the rounds that were not made."""
-        return self._state.part(1)
+        return self._state.element(1)
 
     def sum(self, losses: np.ndarray) -> Sum:
         """Returns the sum of the rounds with ``losses``, ``(rounds,)``, on the rows for evaluation."""
-        return sum_of(self._state.part(0).part(0).host, self.rounds.host, len(losses), losses)
+        return sum_of(self._state.element(0).element(0).host, self.rounds.host, len(losses), losses)
 
 
 class Searching:
     """Rounds of any base: a search finds the splits of each round."""
 
     def __init__(self, problem: Problem, state: DeviceValue):
-        self._problem, self._state, self._initial, self._added = problem, state, state.part(0), []
+        self._problem, self._state, self._initial, self._added = problem, state, state.element(0), []
 
     @property
     def length(self) -> int:
@@ -150,7 +150,7 @@ class Searching:
         problem, number = self._problem, self.length
         draws = draws_of_round(problem, number)
         batch = await problem.map(target, self._state, draws, often=True)
-        steps: Any = [batch.part(i) for i in range(3)]
+        steps: Any = [batch.element(i) for i in range(3)]
         changes: Any = {"recipe": problem.recipe.base, "task": base_task(problem.task), "batch": Batch(*steps)}
         changes |= {"rows": None, "evaluation": None, "kind": Evaluation.TRAINING}
         try:
@@ -160,8 +160,8 @@ class Searching:
             tree, finite = ObliqueTree(weights, weights[:, 0], None), False
         splits = ObliqueTree(np.asarray(tree.weights), np.asarray(tree.bias), None)  # type: ignore[arg-type]
         added = await problem.map(added_to, self._state, splits, draws.features, np.bool_(finite), often=True)
-        self._state = added.part(0)
-        self._added.append(added.part(1).host)
+        self._state = added.element(0)
+        self._added.append(added.element(1).host)
 
     @property
     def losses(self) -> np.ndarray:
@@ -214,7 +214,7 @@ async def refitted(problem: Problem, rounds: Any, count: int) -> Sum | None:
     monitor.where = where  # the report tells the number of rounds
     if len(trained.losses) < count:
         return None
-    return sum_of(trained.state.part(0).part(0).host, trained.state.part(1).host, count)
+    return sum_of(trained.state.element(0).element(0).host, trained.state.element(1).host, count)
 
 
 def sum_of(initial: np.ndarray, rounds: Rounds, count: int, losses: np.ndarray | None = None) -> Sum:

@@ -126,12 +126,12 @@ class Refined(Wrapper):
         # Joint training trains all splits anyway, and a choice between kinds of trees takes twice the time.
         boosting = await base.boosted(problem.replace(recipe=problem.recipe.base), chooses=False)
         fitted, judged, scaled = base.scaled(problem, boosting), boosting.judged, problem.replace(data=None)
-        on_part = scaled.without(boosting.parts[0][1], Evaluation.EARLY_STOPPING) if boosting.parts else scaled
+        on_part = scaled.holding_out(boosting.parts[0][1], Evaluation.EARLY_STOPPING) if boosting.parts else scaled
         last = first = await self._together(on_part, judged, judged.best, self._schedule(problem.shape[0]).steps)
         boosted_loss = float(np.min(judged.rounds.losses))
         is_better = first.losses.min() < boosted_loss
         if is_better and boosting.parts:
-            on_all = scaled.without(np.zeros(problem.shape[0], bool))
+            on_all = scaled.holding_out(np.zeros(problem.shape[0], bool))
             last = await self._together(on_all, boosting.chosen, judged.best, first.step)
         refined = is_better and (problem.kind is Evaluation.VALIDATION or last.is_complete)
         report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=fitted.report)

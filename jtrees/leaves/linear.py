@@ -106,11 +106,6 @@ class Linear:
         """Returns the squared error of every leaf on every sample, averaged over the outputs."""
         return SquaredError().of_outputs(self.outputs(x), y)
 
-    def composed(self, matrix: Float[Array, "p p"]) -> "Linear":
-        """Returns the leaves as functions of x instead of ``x @ matrix``."""
-        slopes = jnp.einsum("ij,lj...->li...", matrix, self.coefficients, precision="highest")
-        return Linear(slopes, self.intercept, self.lower, self.upper)
-
     def trainable(self) -> "Linear":
         """Returns leaves without bounds, because the gradient is zero beyond a bound."""
         return Linear(self.coefficients, self.intercept)

@@ -120,7 +120,7 @@ class SoftDecisionTree(MiniBatchRecipe):
         if self.starts > 1:
             starts = problem.repeat(self.starts)
             [held_out] = fold_rows(problem)
-            trials = await gather(*(trained(start.without(held_out), part=0.1) for start in starts))
+            trials = await gather(*(trained(start.holding_out(held_out), part=0.1) for start in starts))
             finite = [k for k, trial in enumerate(trials) if isinstance(trial, Fitted)]
             if not finite:
                 raise trials[0]

@@ -40,8 +40,8 @@ def bin_edges(problem: Problem, bins: int) -> np.ndarray:
     They are edges of the rows of the fit, which also serve its folds, so the trees of an ensemble share them. If a
     preconditioner is compared or given, they are edges of the rows of the problem.
     """
-    x, _, weight = problem.batch if problem.source is None or problem.matrix is not None else problem.source
-    return problem.host(_edges, x, weight, bins, monitor=problem.monitor.part(_PART_OF_BINS))
+    x, _, weight = problem.source or problem.batch
+    return problem.computed_once(_edges, x, weight, bins, monitor=problem.monitor.part(_PART_OF_BINS))
 
 
 def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) -> np.ndarray:

@@ -115,8 +115,8 @@ class FromMethod(MiniBatchRecipe):
 
     def evaluate(self, run: Run, params: Any) -> Array:
         step = jnp.asarray(self.schedule(len(run.batch.x)).steps, jnp.int32)
-        by = training.state.normalised(run.evaluation)
-        return self._method(run.task).loss(params, by, key=jax.random.key(0), step=step)[1]
+        rows = training.state.normalised(run.evaluation)
+        return self._method(run.task).loss(params, rows, key=jax.random.key(0), step=step)[1]
 
 
 def _shape(leaves: Any) -> tuple[int, ...]:

@@ -159,28 +159,28 @@ class MiniBatchRecipe(Recipe):
         return fitted_tree(problem, fitted, refit=True, preconditioning=preconditioning)
 
 
-def evaluated(task: Task, outputs: Array, by: Batch) -> Array:
+def evaluated(task: Task, outputs: Array, rows: Batch) -> Array:
     """Returns the mean loss of a model's outputs on a scaled batch."""
-    return losses.mean_loss(task.loss(outputs, by.y), by.weight)
+    return losses.mean_loss(task.loss(outputs, rows.y), rows.weight)
 
 
-def output_loss(task: Task, outputs: Callable[[Any, Array], Array], model: Any, by: Batch) -> Array:
+def output_loss(task: Task, outputs: Callable[[Any, Array], Array], model: Any, rows: Batch) -> Array:
     """Returns the mean loss of ``outputs(model, x)`` on a scaled batch, in blocks of rows."""
-    return _mean_over_blocks(task, lambda x, y: task.loss(outputs(model, x), y), model, by)
+    return _mean_over_blocks(task, lambda x, y: task.loss(outputs(model, x), y), model, rows)
 
 
-def prediction_loss(task: Task, model: Any, by: Batch) -> Array:
+def prediction_loss(task: Task, model: Any, rows: Batch) -> Array:
     """Returns the mean prediction loss of a model on a scaled batch, such as the mean squared error or log loss."""
-    return _mean_over_blocks(task, lambda x, y: task.prediction_loss(model.apply(x), y), model, by)
+    return _mean_over_blocks(task, lambda x, y: task.prediction_loss(model.apply(x), y), model, rows)
 
 
-def _mean_over_blocks(task: Task, row_losses: Callable[[Array, Array], Array], model: Any, by: Batch) -> Array:
+def _mean_over_blocks(task: Task, row_losses: Callable[[Array, Array], Array], model: Any, rows: Batch) -> Array:
     """Returns the mean of ``row_losses(x, y)``, in blocks of rows that the outputs of all trees of the model need."""
     # About the number of splits and leaves: a split has p numbers. A row has at least its features and its outputs.
-    numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(model)) // by.x.shape[1]
-    block = blocking.evaluation_block(max(numbers, by.x.shape[1], math.prod(task.shape)), len(by.x))
-    weight, in_block = ones_or(by.weight, by.x), lambda _, x, y: ((), row_losses(x, y))
-    return losses.mean_loss(blocking.sum_over_blocks(in_block, weight, by.x, by.y, block=block)[1], by.weight)
+    numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(model)) // rows.x.shape[1]
+    block = blocking.evaluation_block(max(numbers, rows.x.shape[1], math.prod(task.shape)), len(rows.x))
+    weight, in_block = ones_or(rows.weight, rows.x), lambda _, x, y: ((), row_losses(x, y))
+    return losses.mean_loss(blocking.sum_over_blocks(in_block, weight, rows.x, rows.y, block=block)[1], rows.weight)
 
 
 # --- Compiled functions of one run -----------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def result_of(run: Run, state: TrainState) -> Result:
     score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
     best = training.best(recipe.method(run), state, run.batch, score=score)
     model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
-    return Result(run.on_x(model), best.score, best.step, report, state.finite)
+    return Result(model, best.score, best.step, report, state.finite)
 
 
 def trained_in_program(run: Run) -> Result:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import blocking, distributed
+from jtrees.data.scaling import with_map
 from jtrees.data.table import without_padding
 from jtrees.search.fitted import Fitted
 from jtrees.search.monitor import Monitor
@@ -85,7 +86,7 @@ def _correlations(rows: Batch) -> np.ndarray:
 
 def spectrum_of(problem: Problem) -> Spectrum:
     """Returns the spectrum of the rows of a problem, or of a sample of them if a deadline is near."""
-    return problem.host(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.part(_PART))
+    return problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.part(_PART))
 
 
 def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
@@ -149,7 +150,7 @@ class Preconditioned(NamedTuple):
             return fitted
         if not problem.monitor.may_be_late(problem.engine.seconds_of_results):
             return fitted
-        trial = finish(sample.without(self.held_out).replace(is_optional=False), self.trial, self.preconditioning)
+        trial = finish(sample.holding_out(self.held_out).replace(is_optional=False), self.trial, self.preconditioning)
         return fitted._replace(left_out=sample.left_out(trial.model, self.held_out))
 
 
@@ -196,14 +197,14 @@ async def preconditioned(
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
     features = spectrum_of(problem) if any(strengths) else None
-    scaled = problem.replace(data=None, rows=None)  # a training needs no table
+    # A training needs no table. With all strengths that are compared, bins are those of the rows of the training.
+    scaled = problem.replace(data=None, rows=None, source=problem.source if features is None else None)
 
-    def mapped(strength: float, held_out: np.ndarray) -> Problem:
-        rows = scaled.without(held_out, Evaluation.EARLY_STOPPING if always_tries else Evaluation.HELD_OUT)
-        if features is None:
-            return rows
-        preconditioner = problem.host(matrix, features, strength)
-        return rows.times(preconditioner if strength else None).replace(matrix=preconditioner)
+    async def trained_by(train: Train, strength: float, held_out: np.ndarray, trial: Fitted | None) -> Fitted:
+        rows = scaled.holding_out(held_out, Evaluation.EARLY_STOPPING if always_tries else Evaluation.HELD_OUT)
+        preconditioner = problem.computed_once(matrix, features, strength) if strength else None
+        fitted = await train(rows.preconditioned_by(preconditioner), trial)
+        return fitted._replace(scaled=with_map(fitted.scaled, preconditioner))
 
     no_rows, losses, trials = np.zeros(problem.shape[0], bool), np.full(len(strengths), np.inf), {}
     [held_out] = [no_rows] if validates else fold_rows(problem)
@@ -213,7 +214,7 @@ async def preconditioned(
         if k and not problem.monitor.has_time():
             break
         with contextlib.suppress(FloatingPointError):
-            trials[k] = await (trial or train)(mapped(candidate, held_out), None)
+            trials[k] = await trained_by(trial or train, candidate, held_out, None)
             losses[k] = trials[k].score
     evaluated_rows: Any = problem.evaluation.weight if validates else held_out
     best = _best(losses, np.count_nonzero(evaluated_rows))
@@ -224,7 +225,7 @@ async def preconditioned(
         fitted = best_trial
     else:
         try:
-            fitted = await train(mapped(strengths[best], no_rows), best_trial)
+            fitted = await trained_by(train, strengths[best], no_rows, best_trial)
         except FloatingPointError:
             if best_trial is None:
                 raise

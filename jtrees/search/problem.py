@@ -61,7 +61,7 @@ class Problem(Run):
         """Returns the problem with a new key, which is derived from the old key and a number."""
         return self.replace(key=derived(self.key, number))
 
-    def without(self, held_out: np.ndarray, kind: Evaluation = Evaluation.HELD_OUT) -> "Problem":
+    def holding_out(self, held_out: np.ndarray, kind: Evaluation = Evaluation.HELD_OUT) -> "Problem":
         """Returns the problem without held-out rows, ``(n,)`` bool.
 
         The rows are for evaluation, unless there is a validation set. If no row is held out, the evaluation is on the
@@ -74,8 +74,9 @@ class Problem(Run):
         inside = self.batch._replace(weight=segments.mean_one(np.where(held_out, 0, weight).astype(weight.dtype)))
         changes: dict[str, Any] = {"batch": inside} | self._rest(held_out)
         if self.kind is not Evaluation.VALIDATION:
-            kind = kind if held_out.any() else Evaluation.TRAINING
-            evaluation = self.batch._replace(weight=np.where(held_out, weight, 0) if held_out.any() else inside.weight)
+            outside = np.where(held_out, weight, 0)
+            kind, weight = (kind, outside) if held_out.any() else (Evaluation.TRAINING, inside.weight)
+            evaluation = self.batch._replace(weight=weight)
             if kind is Evaluation.EARLY_STOPPING:
                 assert FOLDS * held_out.sum() <= len(held_out), "an evaluation during training would miss rows"
                 evaluation = jax.tree.map(lambda a: np.asarray(a)[np.argsort(~held_out, kind="stable")], evaluation)
@@ -90,11 +91,11 @@ class Problem(Run):
         out = self.rows[held_out & (self.rows >= 0)]
         remaining = np.setdiff1d(np.arange(len(self.data.table.x)), out)
         rows = np.where(held_out | (self.rows < 0), -1, np.searchsorted(remaining, self.rows))
-        data = self.data.without(out)
+        data = self.data.holding_out(out)
         is_validated = self.kind is Evaluation.VALIDATION
         return {"data": data._replace(validation=self.data.validation) if is_validated else data, "rows": rows}
 
-    def take(self, rows: np.ndarray) -> "Problem":
+    def bootstrap(self, rows: np.ndarray) -> "Problem":
         """Returns the problem on rows of ``batch``, ``(m,)``, which may repeat.
 
         The rows have positive weight, except for padding at the end, which is -1.
@@ -113,19 +114,19 @@ class Problem(Run):
         """
         numbers = None if self.rows is None else np.where(rows < 0, -1, self.rows[rows])
         x, y, _ = self.batch
-        batch = self.host(_picked, x, y, weight, rows, weight)
+        batch = self.computed_once(_picked, x, y, weight, rows, weight)
         return self.replace(batch=batch, rows=numbers, source=self.source or self.batch)
 
-    def times(self, matrix: np.ndarray | None) -> "Problem":
+    def preconditioned_by(self, matrix: np.ndarray | None) -> "Problem":
         """Returns the problem on features times a matrix, ``(p, q)``; problems with equal arrays share the product.
 
-        None is the identity matrix.
+        :func:`jtrees.data.scaling.with_map` returns its models as models of the features. None is the identity.
         """
         if matrix is None:
             return self
-        product = lambda rows: rows._replace(x=self.host(np.matmul, rows.x, matrix))
+        product = lambda rows: rows._replace(x=self.computed_once(np.matmul, rows.x, matrix))
         evaluation = None if self.evaluation is None else product(self.evaluation)
-        return self.replace(batch=product(self.batch), evaluation=evaluation)
+        return self.replace(batch=product(self.batch), evaluation=evaluation, source=None)
 
     # --- Numbers on the host ---
 
@@ -153,7 +154,7 @@ class Problem(Run):
         """Returns a random generator; each purpose number has its own generator."""
         return np.random.default_rng([*self.key.ravel().tolist(), purpose])
 
-    def host(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def computed_once(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Returns ``fn(*args, **options)``, which is computed once for the same ``args`` of all problems of the engine.
 
         Arrays are the same if they are the same object. ``fn`` is a module-level function.
@@ -312,9 +313,9 @@ class DeviceValue:
         tree = self.arrays.host
         return tree if self.index is None else jax.tree.map(lambda a: a[self.index], tree)
 
-    def part(self, number: int) -> "DeviceValue":
+    def element(self, number: int) -> "DeviceValue":
         """Returns an element of a tuple, on the device."""
-        return DeviceValue(self.arrays.part(number), self.index)
+        return DeviceValue(self.arrays.element(number), self.index)
 
     # The value of a single array can stand for the array in a problem. It is copied to the host when NumPy needs it.
 
@@ -340,11 +341,11 @@ class Arrays:
 
     def __init__(self, tree: Any, fetch: Callable[[Any], Any]):
         self.tree, self._fetch, self._host = tree, fetch, None
-        self._parts: dict[int, Arrays] = {}
+        self._elements: dict[int, Arrays] = {}
 
-    def part(self, number: int) -> "Arrays":
+    def element(self, number: int) -> "Arrays":
         """Returns an element of a tuple; always the same object."""
-        return self._parts.setdefault(number, Arrays(self.tree[number], self._fetch))
+        return self._elements.setdefault(number, Arrays(self.tree[number], self._fetch))
 
     @property
     def host(self) -> Any:

@@ -44,7 +44,6 @@ class Run:
       key: random key; its data in a problem.
       kind: the kind of the evaluation rows, an :class:`Evaluation`. It is a traced number in a program that serves runs
         with and without held-out rows.
-      matrix: matrix that mapped p features to the q features of ``batch`` and ``evaluation``, ``(p, q)``, or None.
       monotone: the features in which predictions must not fall, ``(p,)`` bool, or None.
     """
 
@@ -54,7 +53,6 @@ class Run:
     evaluation: Any
     key: Any
     kind: Any = Evaluation.TRAINING
-    matrix: Any = None
     monotone: Any = None
 
     @property
@@ -66,7 +64,7 @@ class Run:
     def rows_during_training(self) -> Batch:
         """The rows that training evaluates on: the validation set, or the first fifth of the evaluation rows.
 
-        The fifth has all held-out rows: see :meth:`jtrees.search.Problem.without`. Shards of rows are not cut.
+        The fifth has all held-out rows: see :meth:`jtrees.search.Problem.holding_out`. Shards of rows are not cut.
         """
         if self.kind is Evaluation.VALIDATION or sharding.parts() > 1:
             return self.evaluation
@@ -80,15 +78,6 @@ class Run:
         weight = segments.sums(self.weight, leaf, len(tree.bias) + 1)
         return ordered_leaves(tree, self.monotone, weight, self.task)
 
-    def on_x(self, model: Any) -> Any:
-        """Returns a pytree in which every model takes the features before they were mapped by ``matrix``."""
-        if self.matrix is None:
-            return model
-        is_model = lambda value: hasattr(value, "composed")
-        return jax.tree.map(
-            lambda value: value.composed(self.matrix) if is_model(value) else value, model, is_leaf=is_model
-        )
-
 
 # --- Programs --------------------------------------------------------------------------------------------------------
 
@@ -97,8 +86,7 @@ def handed_over(problem: Run) -> Run:
     """Returns the run of a problem as the argument of a program, whose kind is traced where programs are shared."""
     kind, is_shared = problem.kind, problem.evaluation is not None and problem.kind is not Evaluation.VALIDATION
     kind = _TRACED[kind] if is_shared else kind
-    run = (problem.recipe, problem.task, problem.batch, problem.evaluation, problem.key)
-    return Run(*run, kind, problem.matrix, problem.monotone)
+    return Run(problem.recipe, problem.task, problem.batch, problem.evaluation, problem.key, kind, problem.monotone)
 
 
 class Form(NamedTuple):

@@ -85,7 +85,9 @@ def sampled(problem: Problem, limit: int | None, number: int = 0) -> Problem:
     if limit is None or problem.shape[0] <= bucket(limit):
         return problem
     _, y, weight = problem.batch
-    rows, weight = problem.host(_sample, y, weight, limit, problem.task, problem.key.tobytes(), _DRAWN + number)
+    rows, weight = problem.computed_once(
+        _sample, y, weight, limit, problem.task, problem.key.tobytes(), _DRAWN + number
+    )
     return problem.sample(rows, weight)
 
 

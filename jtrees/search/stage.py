@@ -52,10 +52,10 @@ async def train_stage(
         progress: Any = {"name": name, "begins": begin, "total": stops[-1]}
         state, updates = await problem.train(advance, state, end - begin, *args, **progress)
         evaluated = await problem.map(evaluate, state, np.float32(patience), often=often)
-        state = evaluated.part(0)
+        state = evaluated.element(0)
         losses.append(updates)
-        evaluations.append(evaluated.part(1).host)
+        evaluations.append(evaluated.element(1).host)
         is_over = len(updates) < end - begin or problem.monitor.is_rehearsed(number + 1)
-        if is_over or evaluated.part(2).host:
+        if is_over or evaluated.element(2).host:
             break
     return Stage(state, np.concatenate(losses), np.array(evaluations))

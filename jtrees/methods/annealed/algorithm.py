@@ -24,7 +24,7 @@ import numpy as np
 
 from jtrees import blocking, distributed, leaves as kinds, splitting, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
-from jtrees.data.scaling import check_slopes, rows_for_slopes
+from jtrees.data.scaling import check_slopes, rows_for_slopes, with_map
 from jtrees.leaves import narrow
 from jtrees.methods.annealed.stages import StartResult, find_narrowing, grown_in_program, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
@@ -211,7 +211,7 @@ class Annealed(Recipe):
             return None
         edges = bin_edges(problem, BINS)
         sharpness = sharpness_of_trees(problem.replace(recipe=self), trees)
-        codes = problem.host(bin_codes, problem.batch.x, edges)
+        codes = problem.computed_once(bin_codes, problem.batch.x, edges)
         kinds_of_trees = np.zeros(trees, bool), np.ones(trees, bool)  # CART, and trees that start from CART
         return Growth(edges, codes, tuple((sharpness, trains) for trains in kinds_of_trees))
 
@@ -253,9 +253,9 @@ class Annealed(Recipe):
         if self.leaves == "linear" and problem.shape[1] > narrow.WIDEST:
             rows = problem.batch
             if problem.data is not None:  # the leaves are refitted to the same rows
-                rows, _ = problem.host(rows_for_slopes, rows, problem.data.scaling.x_most)
+                rows, _ = problem.computed_once(rows_for_slopes, rows, problem.data.scaling.x_most)
             narrowing = (await all_rows.replace(batch=rows).map(find_narrowing)).host
-            all_rows = all_rows.times(narrowing.matrix).replace(matrix=narrowing.matrix)
+            all_rows = all_rows.preconditioned_by(narrowing.matrix)
         sample = sampled(all_rows, most_rows(self))
         validates = problem.kind is Evaluation.VALIDATION
         holds_out = self.halves and self.leaves == "constant" and not validates
@@ -266,7 +266,7 @@ class Annealed(Recipe):
             full = await gather(*(train_stages(sample, s.splits, s.long, self.updates, s.matrix) for s in starts))
             return self._fitted(problem, starts, carts, [[result] for result in full], narrowing=narrowing)
 
-        folds, epochs = [sample.without(mask) for mask in masks] or [sample], max(1, self.updates // _SHORT)
+        folds, epochs = [sample.holding_out(mask) for mask in masks] or [sample], max(1, self.updates // _SHORT)
         stages = (
             train_stages(folds[k % len(folds)], start.splits, start.short, epochs, start.matrix)
             for k, start in enumerate(starts)
@@ -284,7 +284,7 @@ class Annealed(Recipe):
             # If the scores of all stages are compared, all stages must train on one sample of the rows.
             fresh = sampled(all_rows, most_rows(self), 1 if masks or validates else 0)
             if masks:  # the program of the short stages serves the long stages too
-                fresh = fresh.without(np.zeros(fresh.shape[0], bool))
+                fresh = fresh.holding_out(np.zeros(fresh.shape[0], bool))
             stages = (
                 train_stages(fresh, short[k].splits, starts[k].long, self.updates, starts[k].matrix) for k in chosen
             )
@@ -304,25 +304,25 @@ class Annealed(Recipe):
         rows = n if (most := most_rows(self)) is None else min(n, most)
         if self.leaves == "constant":
             seconds = rows * p * (min(p, WIDEST) + _PASSES_OF_START * nodes) / _PRODUCTS
-            in_time = int(problem.host(_times_left, seconds, monitor=monitor) / 2)
+            in_time = int(problem.computed_once(_times_left, seconds, monitor=monitor) / 2)
             starts = min(self.starts, max(_FEWEST_KEPT + 1, in_time))
             return self if starts == self.starts else self.replace(starts=starts)
         width = min(p, narrow.WIDEST)
         seconds = (rows * (width + 1) ** 2 + 2 * nodes * width**3) / _PRODUCTS_OF_FIT
         once = n * p * min(n, p) / _PRODUCTS if width < p else 0.0  # seconds of the map to few features
-        fits = problem.host(_times_left, seconds, monitor=monitor) - once / seconds
+        fits = problem.computed_once(_times_left, seconds, monitor=monitor) - once / seconds
         starts = min(self.starts, int((fits - _REFITS) / 2))
         if starts < 1:
             distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
             return self.replace(leaves="constant")._in_time(problem)
         if problem.data is not None and not problem.is_optional:
-            problem.host(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
+            problem.computed_once(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
         return self if starts == self.starts else self.replace(starts=starts)
 
     async def _compared(self, folds: list[Problem], short: list[StartResult], carts: Carts) -> tuple[np.ndarray, int]:
         """Returns the scores of all starts, and the CART tree that beats the starts, of :func:`beside_cart`."""
         trees = [(folds[k % len(folds)], result.tree) for k, result in enumerate(short)]
-        trees += [(fold, tree) for fold, fold_trees in zip(folds, carts.without, strict=True) for tree in fold_trees]
+        trees += [(fold, tree) for fold, fold_trees in zip(folds, carts.fold_trees, strict=True) for tree in fold_trees]
         values = await gather(*(fold.map(held_out_loss, tree) for fold, tree in trees))
         losses = np.array([value.host for value in values])
         scores = np.where([result.finite for result in short], losses[: len(short)], np.inf)
@@ -353,10 +353,6 @@ class Annealed(Recipe):
           best_cart: the number of the CART tree that beats all starts, or -1.
           narrowing: the map to the few features that the trees split, or None.
         """
-        if narrowing is not None:
-            matrix = np.asarray(narrowing.matrix)
-            carts = carts._replace(trees=[tree.composed(matrix) for tree in carts.trees])
-            results = [[result.composed(matrix) for result in start_results] for start_results in results]
         pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
         best, result = min(pairs, key=lambda pair: pair[1].score)
         is_finite = np.isfinite(result.score)
@@ -364,11 +360,12 @@ class Annealed(Recipe):
             raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
         history = _table([[result.losses for result in start_results] for start_results in results], np.nan)
         splits, step = (result.tree, result.step) if is_finite else (carts.trees[max(best_cart, 0)], 0)
+        splits, cart_trees = with_map((splits, carts.trees), None if narrowing is None else narrowing.matrix)
 
         def restore(fitted: Fitted, data: Data) -> Fitted:
             refitted = [
                 [(*self._refitted(tree, data, narrowing), -1 - number) for tree in trees]
-                for number, trees in enumerate(self._cart_splits(problem, carts.trees, narrowing))
+                for number, trees in enumerate(self._cart_splits(problem, cart_trees, narrowing))
             ]
             candidates = refitted[best_cart] if best_cart >= 0 else [*itertools.chain(*refitted)]
             if is_finite:
@@ -444,7 +441,7 @@ class Annealed(Recipe):
             table, monitor = data.table.replace(encoder=None), problem.monitor.part(0.5)
             options = self.depth, self.leaves, most_rows(self)
             columns = None if narrowing is None else narrow.selected(np.asarray(narrowing.matrix))
-            splits[0].append(problem.host(cart_of_table, table, *options, columns, monitor=monitor))
+            splits[0].append(problem.computed_once(cart_of_table, table, *options, columns, monitor=monitor))
         return splits
 
 

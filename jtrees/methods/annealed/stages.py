@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from jtrees import leaves as kinds, ops, training
+from jtrees.data.scaling import with_map
 from jtrees.leaves.narrow import Narrowing
 from jtrees.leaves.shrunk import fit_narrowing
 from jtrees.monotone import keeping_signs, ordered_leaves
@@ -59,11 +60,7 @@ class StartResult(NamedTuple):
     @property
     def tree(self) -> ObliqueTree:
         """The best splits, on features that the matrix did not map."""
-        return self.splits if self.matrix is None else self.splits.composed(self.matrix)
-
-    def composed(self, matrix: np.ndarray) -> "StartResult":
-        """Returns the result on features x instead of ``x @ matrix``."""
-        return self._replace(matrix=matrix if self.matrix is None else matrix @ self.matrix)
+        return with_map(self.splits, self.matrix)
 
 
 async def train_stages(
@@ -81,7 +78,7 @@ async def train_stages(
       epochs: number of updates in each stage.
       matrix: the preconditioner, ``(p, p)``. None: the identity.
     """
-    problem, trees, histories = problem.times(matrix), [], []
+    problem, trees, histories = problem.preconditioned_by(matrix), [], []
     for stage, stage_sharpness in enumerate(sharpness):
         if stage and not problem.monitor.has_time():
             trees.append(trees[-1].replace(step=np.zeros_like(trees[-1].step)))
@@ -112,7 +109,7 @@ async def _train_under(
     can_stop = recipe.halves and recipe.leaves == "linear" and not problem.engine.stacks
     patience, options = _PATIENCE if can_stop else np.inf, {"often": evaluates_often}
     state = await problem.map(_initial_state, splits, often=often)
-    state = (await problem.map(_evaluated, state, np.float32(patience), **options)).part(0)
+    state = (await problem.map(_evaluated, state, np.float32(patience), **options)).element(0)
     stops, arguments = _evaluations(epochs, is_scored), (np.float32(sharpness), np.float32(epochs))
     stage = await train_stage(
         problem, _advanced, _evaluated, state, stops, *arguments, patience=patience, name=name, **options

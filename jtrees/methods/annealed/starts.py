@@ -7,6 +7,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import splitting, topology
+from jtrees.data.scaling import with_map
 from jtrees.data.table import Table, without_padding
 from jtrees.monotone import without_negative
 from jtrees.search import Problem, Run
@@ -57,11 +58,11 @@ class Carts(NamedTuple):
 
     Attributes:
       trees: the trees grown on all rows. They are candidates for the result.
-      without: for each fold, the trees grown without its rows. If there are no folds, the trees grown on all rows.
+      fold_trees: for each fold, the trees grown without its rows. If there are no folds, the trees grown on all rows.
     """
 
     trees: list[ObliqueTree]
-    without: list[list[ObliqueTree]]
+    fold_trees: list[list[ObliqueTree]]
 
 
 def held_out_rows(problem: Problem) -> list[np.ndarray]:
@@ -83,17 +84,17 @@ async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
     recipe, monitor = problem.recipe, problem.monitor.part(_PREPARATION)
     if recipe.cart == "binned":
         edges = bin_edges(problem, BINS)
-        parts = [problem.without(fold) for fold in folds] or [problem]
+        parts = [problem.holding_out(fold) for fold in folds] or [problem]
         return Carts([], [[(await part.map(binned_cart, edges, often=True)).host] for part in parts])
     if not recipe.cart:
         return Carts([], [[]])
     arguments = problem.task, problem.monotone, recipe.depth, recipe.leaves, _has_ridge(problem)
-    trees = problem.host(_grow, problem.batch, *arguments, monitor=monitor.part(0.5))
-    without = []
+    trees = problem.computed_once(_grow, problem.batch, *arguments, monitor=monitor.part(0.5))
+    fold_trees = []
     for number, fold in enumerate(folds):
         arrays: Any = [np.asarray(array)[~fold] for array in problem.batch]
-        without.append(_grow(Batch(*arrays), *arguments, monitor=monitor.part(1 / (len(folds) - number))))
-    return Carts(trees, without or [trees])
+        fold_trees.append(_grow(Batch(*arrays), *arguments, monitor=monitor.part(1 / (len(folds) - number))))
+    return Carts(trees, fold_trees or [trees])
 
 
 def _has_ridge(problem: Problem) -> bool:
@@ -167,7 +168,7 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
     short, long = (low + (high - low) * part for part in np.split(uniform[:, :numbers], 2, axis=1))
     random_splits = 2 * uniform[:, numbers:].reshape(-1, nodes, p + 1) - 1
     strengths = _strengths(problem)
-    features = None if strengths is None else problem.host(spectrum, problem.batch, monotone)
+    features = None if strengths is None else problem.computed_once(spectrum, problem.batch, monotone)
     starts = []
     for k in range(recipe.starts):
         strength, weights = None if strengths is None else strengths[k], random_splits[k, :, :-1]
@@ -175,12 +176,12 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
             ordering = problem.rng(_ORDERING + k).random(nodes) < 0.5
             weights = np.where(monotone, np.where(ordering[:, None], np.abs(weights), 0), weights)
         splits = ObliqueTree(weights, random_splits[k, :, -1], None)  # type: ignore[arg-type]
-        cart_trees = carts.without[k % len(carts.without)]
+        cart_trees = carts.fold_trees[k % len(carts.fold_trees)]
         if k < len(cart_trees):
             splits = cart_trees[k]
             if strength:
-                splits = splits.composed(matrix(features, strength, 0.5))  # type: ignore[arg-type]
-        preconditioner = problem.host(matrix, features, float(strength)) if strength else None
+                splits = with_map(splits, matrix(features, strength, 0.5))  # type: ignore[arg-type]
+        preconditioner = problem.computed_once(matrix, features, float(strength)) if strength else None
         starts.append(Start(splits, short[k], long[k], strength, preconditioner))
     return starts
 

@@ -126,14 +126,3 @@ def initial(key: Array, x: Array, architecture: Architecture, task: Task, center
     last.bias[...] = outputs.reshape(-1).astype(x.dtype)
     last.kernel[...] = _NEAR * last.kernel[...]
     return nnx.to_pure_dict(nnx.state(network, nnx.Param))
-
-
-def composed(params: Any, matrix: Array, architecture: Architecture, task: Task) -> Any:
-    """Returns the parameters of the network as a function of x instead of ``x @ matrix``."""
-    network = network_of(params, matrix, architecture, task)
-    first = network.split if architecture.split == "linear" else network.split.layers[0]
-    first.kernel[...] = jnp.matmul(matrix, first.kernel[...], precision="highest")
-    if architecture.inputs == "xz":
-        kernel, p = network.layers[0].kernel, matrix.shape[1]
-        kernel[...] = kernel[...].at[:p].set(jnp.matmul(matrix, kernel[:p], precision="highest"))
-    return nnx.to_pure_dict(nnx.state(network, nnx.Param))

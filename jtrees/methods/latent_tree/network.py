@@ -1,9 +1,12 @@
 """LatentTree's trained network: its parameters, and the activity of its nodes."""
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 
 from jtrees import io, leaves as kinds, pytree, routing, topology
 from jtrees.methods.latent_tree.architecture import Architecture, is_tree
@@ -49,11 +52,18 @@ class LatentNetwork:
 
         return modules.network_of(self.params, x, self.architecture, self.task)
 
-    def composed(self, matrix: Array) -> "LatentNetwork":
-        """Returns the network as a function of x instead of ``x @ matrix``."""
-        from jtrees.methods.latent_tree import modules
+    def with_kernels(self, change: Callable[[Any], Any]) -> "LatentNetwork":
+        """Returns the network with a function applied to the kernels that multiply x, ``(p, width)``."""
 
-        return self.replace(params=modules.composed(self.params, matrix, self.architecture, self.task))
+        def changed(path: tuple[Any, ...], kernel: Any) -> Any:
+            match [entry.key for entry in path]:
+                case ["split", "kernel"] | ["split", "layers", 0, "kernel"]:
+                    return change(kernel)
+                case ["layers", 0, "kernel"] if self.architecture.inputs == "xz":
+                    return np.concatenate([change(kernel[: self.features]), kernel[self.features :]])
+            return kernel
+
+        return self.replace(params=jax.tree_util.tree_map_with_path(changed, self.params))
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the outputs of the predictor."""

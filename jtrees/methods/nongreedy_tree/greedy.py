@@ -239,8 +239,8 @@ def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, stren
 
         score, strength = jax.lax.cond(run.kind >= Evaluation.HELD_OUT, best, lambda: (score, strength))
         leaves, used = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))
-    tree, score = run.on_x(tree.replace(leaves=leaves)), jnp.where(state.finite, score, jnp.nan)
-    return Result(tree, score, step, Shrinkage(strength, used))
+    score = jnp.where(state.finite, score, jnp.nan)
+    return Result(tree.replace(leaves=leaves), score, step, Shrinkage(strength, used))
 
 
 # --- Nodes and splits of a level -------------------------------------------------------------------------------------

@@ -48,10 +48,6 @@ class Ensemble:
         tree = lambda weights, bias, values: ops.soft(alpha * weights, alpha * bias, values, x)
         return jax.vmap(tree)(self.weights, self.bias, self.leaf_values).sum(0)
 
-    def composed(self, matrix: Array) -> "Ensemble":
-        """Returns the ensemble as a function of x instead of ``x @ matrix``."""
-        return self.replace(weights=jnp.matmul(self.weights, matrix.T, precision="highest"))
-
     def hard_leaves(self, x: Float[Array, "n p"]) -> Array:
         """Returns the leaf of each sample in each tree in the limit of gamma to 0, ``(trees, n)``."""
         return jax.vmap(lambda weights, bias: ops.hard(weights, bias, x))(self.weights, self.bias)
