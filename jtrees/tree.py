@@ -11,7 +11,6 @@ from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
-from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.segments import Array, module_of
 from jtrees.tasks import Policy
 from jtrees.text import tree_text
@@ -111,7 +110,7 @@ class ObliqueTree:
             cross-validation chooses the shrinkage (:func:`jtrees.leaves.fit_hierarchical`).
         """
         arrays = [array for array in (x, y, sample_weight) if array is not None]
-        refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
+        refit = (lambda *rows: self.leaves.refit_shrunk(*rows)[0]) if shrink else self.leaves.refit
         x = prediction.fill_gaps(x, self.medians)
         on_host = all(isinstance(array, np.ndarray) for array in arrays) and not validation.is_traced(self)
         if on_host and self.leaves.is_constant:

@@ -1,6 +1,5 @@
 """Scaling: the map from the user's units to the scaled data of searches, and of models back to the user's units."""
 
-from functools import partial
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from jtrees import blocking, compilation, distributed, io, pytree, segments, sharding, tasks
 from jtrees.data.table import Table, bucket
-from jtrees.leaves import kind_of, refit_hierarchical
+from jtrees.leaves import kind_of
 from jtrees.leaves.narrow import Narrowing
 from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
@@ -310,7 +309,7 @@ class Data(NamedTuple):
                 fitted = fitted.replace(coefficients=np.where(hidden, 0, slopes))
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
-        fit = partial(refit_hierarchical, empty, strength=strength) if shrink else empty.refit
+        fit = (lambda *rows: empty.refit_shrunk(*rows, strength=strength)[0]) if shrink else empty.refit
         if task.in_units:
             return self.ordered(splits.with_absolute(fit(leaf, x, y, weight)), leaf), np.nan
         scaled = (y - self.scaling.y_low) / self.scaling.y_unit

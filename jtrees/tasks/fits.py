@@ -110,50 +110,17 @@ def class_counts(
     return segments.sums(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
 
 
-def fit_frequencies(
-    leaf_index: Int[Array, " n"],
-    y: Int[Array, " n"] | Float[Array, "n k"],
-    num_leaves: int,
-    classes: int,
-    *,
-    smoothing: float | Array = 1.0,
-    sample_weight: Float[Array, " n"] | None = None,
-) -> Float[Array, "leaves k"]:
-    """Returns class frequencies in each leaf with Laplace smoothing: ``(N_lk + s q_k) / (N_l + s)``.
-
-    The prior ``q`` holds the class frequencies of all samples plus one sample of each class, so no frequency is 0.
-    Empty leaves hold the prior. (Laplace's rule, ``q_k = 1 / k`` and ``s = k``, adds one sample of each class to each
-    leaf. The added samples dominate small leaves if there are many classes.)
-
-    Args:
-      leaf_index: leaf of each sample.
-      y: classes from 0 to ``classes - 1``, or their probabilities, ``(n, classes)``.
-      num_leaves: number of leaves.
-      classes: number of classes, k.
-      smoothing: weight s of the prior q in samples, above 0.
-      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
-
-    Returns:
-      Frequencies ``(leaves, k)``. Each row sums to one.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
-      >>> print(np.asarray(jtrees.losses.fit_frequencies(leaf, y, 2, 2)).round(2))
-      [[0.89 0.11]
-       [0.56 0.44]]
-    """
-    counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
-    return smoothed(counts, prior_of(counts), smoothing)
-
-
 def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
     """Returns the class frequencies of all samples plus one sample of each class."""
     return (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
 
 
-def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Float[Array, "leaves k"]:
-    """Returns class frequencies after adding ``smoothing`` samples with the prior's frequencies to the counts."""
-    return (counts + smoothing * prior) / (counts.sum(1, keepdims=True) + smoothing)
+def smoothed(counts: Array, prior: Array) -> Float[Array, "leaves k"]:
+    """Returns class frequencies after adding a sample with the frequencies of the prior to the counts of each leaf.
+
+    Laplace's rule adds one sample of each class, which would dominate small leaves if there are many classes.
+    """
+    return (counts + prior) / (counts.sum(1, keepdims=True) + 1)
 
 
 def effective_counts(
