@@ -223,7 +223,7 @@ def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling
     A user-defined loss is computed on scaled targets. Logits of classes are the logarithms of their probabilities.
     """
     if task.in_units:
-        return task.host_losses(predictions, y, scaling.y_unit)
+        return task.prediction_loss(predictions, y, scaling.y_unit)
     if isinstance(task, tasks.Classification):
         outputs = np.log(np.maximum(predictions, np.finfo(np.float32).tiny)).astype(np.float32)
     else:

@@ -22,13 +22,14 @@ _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
 def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"] | Float[Array, "n k"]) -> Float[Array, " n"]:
     """Returns ``-log p_y`` of each sample, or for soft labels ``(n, k)`` the cross-entropy ``-sum_k y_k log p_k``.
 
-    Probabilities below the smallest normal number are raised to it.
+    Probabilities below the smallest normal number of float32 are raised to it. The precision of NumPy arrays is kept.
     """
-    tiny = jnp.finfo(probabilities.dtype).tiny
+    xp = module_of(probabilities)
+    tiny = max(float(xp.finfo(probabilities.dtype).tiny), float(xp.finfo(xp.float32).tiny))
     if is_soft(y):
-        return -(y.astype(probabilities.dtype) * jnp.log(jnp.maximum(probabilities, tiny))).sum(1)
-    chosen = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
-    return -jnp.log(jnp.maximum(chosen, tiny))
+        return -(y.astype(probabilities.dtype) * xp.log(xp.maximum(probabilities, tiny))).sum(1)
+    chosen = xp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
+    return -xp.log(xp.maximum(chosen, tiny))
 
 
 @io.part
