@@ -146,7 +146,7 @@ def best_ridge(x, y, weight):
     return min(found, key=lambda candidate: candidate[0])[1:]
 
 
-def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
+def shrunk_leaves(leaf, x, y, leaves, weight=None, root=None):
     """Linear leaves that shrink towards their ancestors, node by node from the root.
 
     ``root``: slopes of the model of the root, its degrees of freedom, its number of features, and the cost of a degree
@@ -195,8 +195,8 @@ def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
     for slopes, intercept, _, _, (low, high) in models[leaves - 1 :]:
         coefficients.append(slopes / spread)
         intercepts.append(mean + intercept - (slopes / spread) @ centre)
-        lower.append(mean + low - margin * (high - low))
-        upper.append(mean + high + margin * (high - low))
+        lower.append(mean + low - 0.1 * (high - low))
+        upper.append(mean + high + 0.1 * (high - low))
     return tuple(map(np.array, (coefficients, intercepts, lower, upper))), lost / weight.sum(), chosen
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import io, pytree, sharding, validation
 from jtrees.leaves.narrow import Narrowing
-from jtrees.leaves.shrunk import shrunk_with_error
+from jtrees.leaves.shrunk import fit_shrunk
 from jtrees.segments import Array, common, module_of
 from jtrees.tasks.errors import SquaredError
 from jtrees.tasks.fits import uniform_targets
@@ -140,7 +140,7 @@ class Linear:
 
         ``narrowing`` is the map to few features, if it is known.
         """
-        fitted, error = shrunk_with_error(
+        fitted, error = fit_shrunk(
             leaf_index, x, y, len(self.intercept), sample_weight=sample_weight, narrowing=narrowing
         )
         return Linear(*fitted), error

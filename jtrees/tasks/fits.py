@@ -24,16 +24,16 @@ def fit_constant(
     y: Num[Array, "n *k"],
     num_leaves: int,
     *,
-    default: float | Array | None = None,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves *k"]:
     """Returns the mean of the targets in each leaf (GET, Algorithm 1: deterministic leaves).
+
+    As in GET, a leaf without samples or weight has the mid-range of ``y``.
 
     Args:
       leaf_index: leaf of each sample.
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves.
-      default: value of a leaf without samples or weight. If None, the mid-range of ``y``.
       sample_weight: nonnegative weights.
 
     Returns:
@@ -45,10 +45,8 @@ def fit_constant(
       [2. 6.]
     """
     y = floating(y)
-    # The mid-range is GET's value of an empty leaf.
-    default = (y.min(0) + y.max(0)) / 2 if default is None else default
-    default = module_of(y).asarray(default, y.dtype)
-    return segments.means(leaf_index, y, num_leaves, ones_or(sample_weight, y), default=default)
+    middle = (y.min(0) + y.max(0)) / 2
+    return segments.means(leaf_index, y, num_leaves, ones_or(sample_weight, y), default=middle)
 
 
 def constant_fit_error(
