@@ -183,7 +183,7 @@ class Linear:
         if self.lower is None or self.upper is None:
             return self
         lower, upper = _double(self.lower), _double(self.upper)
-        value = common(leaf_index, y, len(lower), weight, np.full(lower.shape, np.nan))
+        value = common(leaf_index, y, weight, np.full(lower.shape, np.nan))
         is_common = (np.abs(value - lower) <= rounding) & (np.abs(value - upper) <= rounding)
         return self.replace(lower=np.where(is_common, value, lower), upper=np.where(is_common, value, upper))
 

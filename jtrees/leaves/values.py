@@ -165,7 +165,7 @@ class Values:
         A value changes only if it equals the common target up to ``rounding``.
         """
         values = np.asarray(self.values)
-        exact = common(leaf_index, y, len(values), weight, values)
+        exact = common(leaf_index, y, weight, values)
         return self.replace(values=np.where(np.abs(exact - values) <= rounding, exact, values))
 
     def count(self, reached: np.ndarray) -> int:

@@ -72,7 +72,7 @@ class Classification(TaskOfChoices):
         Raises:
           ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
-        y = labels.checked_classes(y, self.classes)[0]
+        y = labels.checked_classes(y, self.classes)
         checks.check_rows(y, n)
         return y
 
@@ -82,7 +82,7 @@ class Classification(TaskOfChoices):
         Raises:
           ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
-        y = labels.checked_classes(y, self.classes)[0]
+        y = labels.checked_classes(y, self.classes)
         if len(y) != n:
             raise ValueError(f"y must have shape {(n, *y.shape[1:])}, got {y.shape}")
         return y

@@ -130,7 +130,7 @@ class Huber(Loss):
         if module_of(start) is not np:
             return newton_constants(*arguments)
         values = newton_constants(*arguments, longest=np.inf)
-        return segments.common(leaf_index, y, num_leaves, weight, values)
+        return segments.common(leaf_index, y, weight, values)
 
 
 @io.part
