@@ -174,13 +174,11 @@ def means(
         default = (mean + total(wide(weight, y) * (y - mean)) / total(weight))[0]
     default = None if default is None else xp.broadcast_to(default, values.shape)
     if xp is np:
-        values = common(leaf_index, y, num_leaves, weight, values)
+        values = common(leaf_index, y, weight, values)
     return values if default is None else xp.where(count > 0, values, default)
 
 
-def common(
-    leaf_index: np.ndarray, y: np.ndarray, num_leaves: int, weight: np.ndarray, values: np.ndarray
-) -> np.ndarray:
+def common(leaf_index: np.ndarray, y: np.ndarray, weight: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Returns leaf values, replaced by y where all rows with weight in a leaf have the same y. Runs on the host."""
     rows = np.flatnonzero(weight > 0)
     order = rows[np.argsort(leaf_index[rows], kind="stable")]

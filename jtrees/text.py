@@ -275,7 +275,7 @@ def measured(
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
             texts += [f"mean reward of {best}"] if best else []
         return deviations, rows
-    y, classes = check_labels(y, classes)
+    y = check_labels(y, classes)
     validation.check_rows(y, len(leaf))
     labels = class_labels(tree, class_names)
     leaf_counts = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)

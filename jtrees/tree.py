@@ -1,7 +1,6 @@
 """ObliqueTree, the hard tree of all methods."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
-from jtrees.leaves.hierarchical import refit_hierarchical
 from jtrees.segments import Array
 from jtrees.tasks import Policy
 from jtrees.text import tree_text
@@ -91,7 +89,7 @@ class ObliqueTree:
             cross-validation chooses the shrinkage (:func:`jtrees.leaves.fit_hierarchical`).
         """
         arrays = [array for array in (x, y, sample_weight) if array is not None]
-        refit = partial(refit_hierarchical, self.leaves) if shrink else self.leaves.refit
+        refit = (lambda *rows: self.leaves.refit_shrunk(*rows)[0]) if shrink else self.leaves.refit
         x = prediction.fill_gaps(x, self.medians)
         on_host = all(isinstance(array, np.ndarray) for array in arrays) and not validation.is_traced(self)
         if on_host and self.leaves.is_constant:

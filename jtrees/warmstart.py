@@ -72,7 +72,7 @@ def cart_classifier(
     x, y = validation.check_x(x), np.asarray(y)
     if is_soft(y):
         # The variance of the probabilities, summed over classes, decreases like their expected Gini impurity.
-        y = checked_classes(y)[0]
+        y = checked_classes(y)
         tree = _sklearn_tree("DecisionTreeRegressor", x, y, depth, seed, sample_weight, min_weight, None)
         return tree.replace(leaves=Values(tree.leaves.values, Frequencies()))
     return _sklearn_tree("DecisionTreeClassifier", x, y, depth, seed, sample_weight, min_weight, monotone)

@@ -75,8 +75,8 @@ def constant_loss(leaf, y, leaves, weight):
     return np.average((np.asarray(y, np.float64) - means[leaf]) ** 2, weights=weight)
 
 
-def class_frequencies(leaf, y, leaves, classes, smoothing, weight):
-    """Weight of each class in each leaf, and ``(N_lk + s q_k) / (N_l + s)``, sample by sample."""
+def class_frequencies(leaf, y, leaves, classes, weight):
+    """Weight of each class in each leaf, and ``(N_lk + q_k) / (N_l + 1)``, sample by sample."""
     counts = np.zeros((leaves, classes))
     for k, label, w in zip(leaf, y, weight, strict=True):
         counts[k, label] += w
@@ -84,7 +84,7 @@ def class_frequencies(leaf, y, leaves, classes, smoothing, weight):
         [1 + sum(w for label, w in zip(y, weight, strict=True) if label == k) for k in range(classes)]
     )
     q = everywhere / everywhere.sum()
-    rows = [(counts[k] + smoothing * q) / (counts[k].sum() + smoothing) for k in range(leaves)]
+    rows = [(counts[k] + q) / (counts[k].sum() + 1) for k in range(leaves)]
     return counts, np.array(rows)
 
 
@@ -146,7 +146,7 @@ def best_ridge(x, y, weight):
     return min(found, key=lambda candidate: candidate[0])[1:]
 
 
-def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
+def shrunk_leaves(leaf, x, y, leaves, weight=None, root=None):
     """Linear leaves that shrink towards their ancestors, node by node from the root.
 
     ``root``: slopes of the model of the root, its degrees of freedom, its number of features, and the cost of a degree
@@ -195,8 +195,8 @@ def shrunk_leaves(leaf, x, y, leaves, margin=0.1, weight=None, root=None):
     for slopes, intercept, _, _, (low, high) in models[leaves - 1 :]:
         coefficients.append(slopes / spread)
         intercepts.append(mean + intercept - (slopes / spread) @ centre)
-        lower.append(mean + low - margin * (high - low))
-        upper.append(mean + high + margin * (high - low))
+        lower.append(mean + low - 0.1 * (high - low))
+        upper.append(mean + high + 0.1 * (high - low))
     return tuple(map(np.array, (coefficients, intercepts, lower, upper))), lost / weight.sum(), chosen
 
 

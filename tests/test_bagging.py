@@ -75,7 +75,7 @@ def by_hand(x, y, in_bag, weight=None, classes=None):
     if classes is None:
         return np.array([oracles.leaf_means(leaf, y, 2, np.nan, times * weight)[leaf] for times in in_bag])
     # An even weight of mean 1 each: whole numbers of samples.
-    return np.array([oracles.class_frequencies(leaf, y, 2, classes, 1.0, times)[1][leaf] for times in in_bag])
+    return np.array([oracles.class_frequencies(leaf, y, 2, classes, times)[1][leaf] for times in in_bag])
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_rivals_of_quantiles_minimise_the_pinball_loss(loss, level):
     for rows in (1000, 10_000):  # a linear program, and least squares
         models, other_loss = rivals(task, rows, depth=2, seed=0, forests=False)
         predicted = models["linear model"].fit(x[:1000], y[:1000]).predict(x[1000:])
-        lost[rows] = task.host_losses(predicted, y[1000:], 1.0).mean()
+        lost[rows] = task.prediction_loss(predicted, y[1000:]).mean()
         assert ("linear model" in other_loss) == (rows > 5000)
         constant = models["constant"].fit(x[:1000], y[:1000]).predict(x)
         np.testing.assert_allclose(constant, np.quantile(y[:1000], level), rtol=0.02)

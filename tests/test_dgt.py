@@ -136,7 +136,7 @@ def test_leaves_are_refitted_or_kept(data, classes):
     else:
         odds = np.exp(params.leaves.values)
         np.testing.assert_allclose(learnt.leaves.values, odds / odds.sum(1, keepdims=True), rtol=1e-5)
-        _, expected = oracles.class_frequencies(leaf, y, 4, classes, 1.0, np.ones(len(y)))
+        _, expected = oracles.class_frequencies(leaf, y, 4, classes, np.ones(len(y)))
     np.testing.assert_allclose(refit.leaves.values, expected, rtol=1e-5)
 
 

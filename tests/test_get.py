@@ -82,7 +82,7 @@ def test_loss_of_classes_is_the_expected_log_loss(data):
     expected = np.mean(oracles.expected_value(right, -np.log(softmax[:, y])))
     assert float(loss) == pytest.approx(expected, rel=1e-4)
     leaf = params.leaf_index(x)
-    smoothed = oracles.class_frequencies(leaf, y, 4, 3, 1.0, np.ones(len(y)))[1]
+    smoothed = oracles.class_frequencies(leaf, y, 4, 3, np.ones(len(y)))[1]
     assert float(score) == pytest.approx(-np.log(smoothed[leaf, y]).mean(), rel=1e-4)
     # While training leaves hold logits, in the hard tree frequencies.
     np.testing.assert_allclose(params.predict(x), softmax[leaf], rtol=1e-5)

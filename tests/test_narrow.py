@@ -24,7 +24,7 @@ map_of = jax.jit(shrunk.fit_narrowing)
 @jax.jit
 def fit_with_error(leaf, x, y, sample_weight=None):
     """Returns four leaves and their error."""
-    return shrunk.shrunk_with_error(leaf, x, y, 4, sample_weight=sample_weight)
+    return leaves.fit_shrunk(leaf, x, y, 4, sample_weight=sample_weight)
 
 
 def draw(n, p=WIDTH, seed=0):

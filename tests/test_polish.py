@@ -116,7 +116,7 @@ def test_classes(data, depth):
 
     def log_loss(tree):
         leaf = tree.leaf_index(x)
-        return -np.log(oracles.class_frequencies(leaf, y, 2**depth, 3, 1.0, np.ones(200))[1][leaf, y]).mean()
+        return -np.log(oracles.class_frequencies(leaf, y, 2**depth, 3, np.ones(200))[1][leaf, y]).mean()
 
     for tree in (random_tree(0, 3, depth), from_sklearn(DecisionTreeClassifier(max_depth=depth).fit(x, y))):
         result = polish(tree, x, y.astype(float), task="classification")

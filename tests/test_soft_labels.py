@@ -64,25 +64,25 @@ def test_smoothed_labels_are_those_of_criterion_held_out_loss_and_report(soft):
     chances, task = rng.dirichlet(np.ones(K), N), Classification(K, losses.LogLoss(0.2))
     expected = -((0.8 * (SOFT if soft else np.eye(K)[y]) + 0.2 / K) * np.log(chances)).sum(1)
     alike, rows = {"rtol": 1e-5}, (jnp.asarray(chances, jnp.float32), jnp.asarray(y, jnp.float32 if soft else int))
-    np.testing.assert_allclose(task.host_losses(chances, y, None), expected, rtol=1e-12)
+    np.testing.assert_allclose(task.prediction_loss(chances, y), expected, rtol=1e-12)
     np.testing.assert_allclose(task.prediction_loss(*rows), expected, **alike)
     np.testing.assert_allclose(task.loss(jnp.log(rows[0]), rows[1]), expected, **alike)
     leaf, empty = jnp.arange(N) % 4, jtrees.leaves.Values(jnp.zeros((4, K)), losses.LogLoss(0.2))
     fitted, criterion = empty.refit_with_criterion(leaf, None, rows[1], None)
     assert criterion == pytest.approx(float(task.prediction_loss(fitted.at(leaf, None), rows[1]).mean()), rel=1e-5)
     fit = jtrees.fit(TREE, X, y, task=task, validation=(X, y), key=KEY)
-    assert fit.loss == pytest.approx(task.host_losses(fit.predict(X), y, None).mean(), rel=1e-5)
+    assert fit.loss == pytest.approx(task.prediction_loss(fit.predict(X), y).mean(), rel=1e-5)
     shares = SOFT if soft else np.eye(K)[y]
     best = 0.8 * shares.mean(0) + 0.2 / K
     assert fit.report.baselines["constant"] == pytest.approx(-(best * np.log(best)).sum(), abs=1e-3)
 
 
-def test_leaves_hold_expected_frequencies():
+def test_leaves_count_expected_classes():
     leaf = rng.integers(0, 4, N)
     leaf_of, weight, label, chance = repeated(leaf, WEIGHT)
-    for fitted in (losses.class_counts, losses.fit_frequencies):
-        found = fitted(leaf, SOFT, 4, K, sample_weight=WEIGHT)
-        np.testing.assert_allclose(found, fitted(leaf_of, label, 4, K, sample_weight=weight * chance), rtol=1e-6)
+    found = losses.class_counts(leaf, SOFT, 4, K, sample_weight=WEIGHT)
+    expected = losses.class_counts(leaf_of, label, 4, K, sample_weight=weight * chance)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     initial = losses.LogLoss().initial
     found = initial(jnp.asarray(SOFT, jnp.float32), jnp.asarray(WEIGHT, jnp.float32), K)
     expected = initial(jnp.asarray(label), jnp.asarray(weight * chance, jnp.float32), K)
@@ -102,8 +102,8 @@ def test_a_loss_of_the_users_is_of_labels_and_its_expectation_is_taken():
 
 def test_scores_are_expectations():
     task, chances = Classification(K), rng.dirichlet(np.ones(K), N)
-    expected = expectation(lambda k: task.host_losses(chances, k, 1.0))
-    np.testing.assert_allclose(task.host_losses(chances, SOFT, 1.0), expected)
+    expected = expectation(lambda k: task.prediction_loss(chances, k))
+    np.testing.assert_allclose(task.prediction_loss(chances, SOFT), expected)
     on_device = task.prediction_loss(jnp.asarray(chances, jnp.float32), jnp.asarray(SOFT, jnp.float32))
     np.testing.assert_allclose(on_device, expected, rtol=1e-5)
     hits = expectation(lambda k: chances.argmax(1) == k)
@@ -114,9 +114,9 @@ def test_class_weights_are_factors_of_the_terms_of_the_loss():
     factors, chances = (1.0, 2.0, 5.0), rng.dirichlet(np.ones(K), N)
     task = Classification(K, class_weight=factors)
     y, weight = task.weighed(SOFT)
-    expected = sum(factors[k] * SOFT[:, k] * task.host_losses(chances, labels(k), 1.0) for k in range(K))
+    expected = sum(factors[k] * SOFT[:, k] * task.prediction_loss(chances, labels(k)) for k in range(K))
     assert weight is not None
-    np.testing.assert_allclose(weight * task.host_losses(chances, y, 1.0), expected)
+    np.testing.assert_allclose(weight * task.prediction_loss(chances, y), expected)
 
 
 def test_samples_keep_the_share_of_each_most_probable_class():

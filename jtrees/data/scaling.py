@@ -1,6 +1,5 @@
 """Scaling: the map from the user's units to the scaled data of searches, and of models back to the user's units."""
 
-from functools import partial
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from jtrees import blocking, compilation, distributed, io, pytree, segments, sharding, tasks
 from jtrees.data.table import Table, bucket
-from jtrees.leaves import kind_of, refit_hierarchical
+from jtrees.leaves import kind_of
 from jtrees.leaves.narrow import Narrowing
 from jtrees.monotone import ordered_leaves
 from jtrees.segments import ones_or
@@ -250,7 +249,7 @@ def row_losses(task: tasks.Task, predictions: np.ndarray, y: np.ndarray, scaling
     A user-defined loss is computed on scaled targets. Logits of classes are the logarithms of their probabilities.
     """
     if task.in_units:
-        return task.host_losses(predictions, y, scaling.y_unit)
+        return task.prediction_loss(predictions, y, scaling.y_unit)
     if isinstance(task, tasks.Classification):
         outputs = np.log(np.maximum(predictions, np.finfo(np.float32).tiny)).astype(np.float32)
     else:
@@ -336,7 +335,7 @@ class Data(NamedTuple):
                 fitted = fitted.replace(coefficients=np.where(hidden, 0, slopes))
             restored = splits.replace(leaves=self.scaling.restore_leaves(fitted))
             return self.with_common(restored, leaf), float(criterion) * self.loss_unit
-        fit = partial(refit_hierarchical, empty, strength=strength) if shrink else empty.refit
+        fit = (lambda *rows: empty.refit_shrunk(*rows, strength=strength)[0]) if shrink else empty.refit
         if task.in_units:
             return self.ordered(splits.with_absolute(fit(leaf, x, y, weight)), leaf), np.nan
         scaled = (y - self.scaling.y_low) / self.scaling.y_unit

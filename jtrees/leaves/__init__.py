@@ -18,9 +18,9 @@ In every array the first axis is the leaf.
 from typing import Any, NamedTuple
 
 from jtrees._public import list_public_names as _list_public_names
-from jtrees.leaves.hierarchical import fit_hierarchical as fit_hierarchical, refit_hierarchical as refit_hierarchical
+from jtrees.leaves.hierarchical import fit_hierarchical as fit_hierarchical
 from jtrees.leaves.linear import Linear as Linear
-from jtrees.leaves.shrunk import fit_shrunk as fit_shrunk, shrunk_fit_error as shrunk_fit_error
+from jtrees.leaves.shrunk import fit_shrunk as fit_shrunk
 from jtrees.leaves.values import Values as Values
 from jtrees.tasks import Classification, Task
 from jtrees.validation import check_choice

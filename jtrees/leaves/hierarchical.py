@@ -126,25 +126,3 @@ def _mapped(fn: Any, numbers: Array) -> tuple[Array, ...]:
 def _ratio(numerator: Array, denominator: Array) -> Array:
     """Returns the ratio, or the numerator where the denominator is 0. The numerator is then 0 too."""
     return numerator / module_of(denominator).where(denominator > 0, denominator, 1)
-
-
-def refit_hierarchical(
-    leaves: Any, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
-) -> Any:
-    """Returns leaves refitted to samples, with shrinkage of target means and class frequencies.
-
-    Only means and frequencies are shrunk. Values of other losses are refitted without shrinkage. Linear leaves are
-    refitted with their own shrinkage.
-
-    Uneven weights count as fewer samples (Kish's effective sample size of each node). Class frequencies are smoothed as
-    in :func:`jtrees.losses.fit_frequencies`. ``options`` are ``strength`` and ``cost`` of
-    :func:`jtrees.leaves.fit_hierarchical`.
-
-    Example:
-      >>> leaf = jnp.repeat(jnp.arange(3), 20)  # of 4 leaves, so the last one is empty
-      >>> y = 4.0 * leaf + jnp.tile(jnp.array([0.0, 1.0]), 30)
-      >>> zero = jtrees.leaves.Values(jnp.zeros(4))
-      >>> print(np.asarray(jtrees.leaves.refit_hierarchical(zero, leaf, y[:, None], y).values).round(1))
-      [0.5 4.5 8.5 8.5]
-    """
-    return leaves.refit_shrunk(leaf_index, x, y, sample_weight, **options)[0]

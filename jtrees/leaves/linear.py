@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import io, pytree, sharding, validation
 from jtrees.leaves.narrow import Narrowing
-from jtrees.leaves.shrunk import shrunk_with_error
+from jtrees.leaves.shrunk import fit_shrunk
 from jtrees.segments import Array, common, module_of
 from jtrees.tasks.errors import SquaredError
 from jtrees.tasks.fits import uniform_targets
@@ -135,7 +135,7 @@ class Linear:
 
         ``narrowing`` is the map to few features, if it is known.
         """
-        fitted, error = shrunk_with_error(
+        fitted, error = fit_shrunk(
             leaf_index, x, y, len(self.intercept), sample_weight=sample_weight, narrowing=narrowing
         )
         return Linear(*fitted), error
@@ -178,7 +178,7 @@ class Linear:
         if self.lower is None or self.upper is None:
             return self
         lower, upper = _double(self.lower), _double(self.upper)
-        value = common(leaf_index, y, len(lower), weight, np.full(lower.shape, np.nan))
+        value = common(leaf_index, y, weight, np.full(lower.shape, np.nan))
         is_common = (np.abs(value - lower) <= rounding) & (np.abs(value - upper) <= rounding)
         return self.replace(lower=np.where(is_common, value, lower), upper=np.where(is_common, value, upper))
 

@@ -51,6 +51,7 @@ from jtrees.segments import floating, ones_or
 _SLOPES = np.array([np.inf, *10.0 ** np.arange(4, -2.5, -0.5)])  # s, in samples
 _LEVELS = np.array([np.inf, 30.0, 10.0, 3.0, 0.0])  # t, in samples
 _COST_OF_SPLIT = 2  # degrees of freedom for each of its p + 1 parameters
+_MARGIN = 0.1  # extension of the range of outputs on both sides, as a fraction of its width
 
 
 class _Models(NamedTuple):
@@ -214,39 +215,16 @@ def _corrected(node: _Node, parents: _Models, *, split: Array, width: Any, cost:
     )
 
 
-def shrunk_fit_error(
-    leaf_index: Int[Array, " n"],
-    x: Float[Array, "n p"],
-    y: Num[Array, "n *k"],
-    num_leaves: int,
-    *,
-    sample_weight: Float[Array, " n"] | None = None,
-) -> Float[Array, ""]:
-    """Returns the expected mean squared error of :func:`fit_shrunk` on *new* samples, averaged over the outputs.
-
-    The estimate is generalised cross-validation. No gradient flows through it.
-
-    Example:
-      >>> x = jnp.linspace(-1, 1, 20)[:, None]
-      >>> leaf = (x[:, 0] > 0).astype(int)
-      >>> print(jtrees.leaves.shrunk_fit_error(leaf, x, jnp.abs(x[:, 0]), 2) < 1e-4)
-      True
-    """
-    return shrunk_with_error(leaf_index, x, y, num_leaves, sample_weight=sample_weight)[1]
-
-
 def fit_shrunk(
     leaf_index: Int[Array, " n"],
     x: Float[Array, "n p"],
     y: Num[Array, "n *k"],
     num_leaves: int,
     *,
-    margin: float = 0.1,
     sample_weight: Float[Array, " n"] | None = None,
-) -> tuple[
-    Float[Array, "leaves p *k"], Float[Array, "leaves *k"], Float[Array, "leaves *k"], Float[Array, "leaves *k"]
-]:
-    """Returns linear leaves shrunk towards the models of their ancestors by generalised cross-validation.
+    narrowing: Narrowing | None = None,
+) -> tuple[tuple[Array, Array, Array, Array], Float[Array, ""]]:
+    """Returns linear leaves that are shrunk towards the models of their ancestors, and their error on new samples.
 
     The root has a ridge regression. Every other node has its parent's model plus a ridge correction. Generalised
     cross-validation (Golub, Heath & Wahba 1979) selects the strength of each correction, for each output separately.
@@ -262,44 +240,28 @@ def fit_shrunk(
     fit is one decomposition of a matrix of the shorter side of x, and one of a ``(64, 64)`` matrix for each node.
 
     Outputs are clipped to the range of the training targets in the node where the leaf's model was fitted. This node is
-    the leaf itself, or the nearest ancestor whose model the leaf shares. The range is extended on both sides by
-    ``margin`` times its width.
+    the leaf itself, or the nearest ancestor whose model the leaf shares. The range is extended on both sides by a tenth
+    of its width.
 
     Args:
       leaf_index: leaf of each sample.
       x: samples, in any units.
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves, a power of two.
-      margin: extension of the range of outputs, as a fraction of its width, at least 0.
       sample_weight: nonnegative weights, of which only the ratios matter. Uneven weights count as fewer samples: a node
         has ``(sum w)^2 / sum w^2`` samples (Kish).
+      narrowing: the map to 64 features of these samples. None: it is computed if x has more features.
 
     Returns:
-      Coefficients, intercepts, lower and upper bounds: the fields of :class:`jtrees.leaves.Linear`.
+      Coefficients, intercepts, lower and upper bounds: the fields of :class:`jtrees.leaves.Linear`. And the expected
+      mean squared error on new samples by generalised cross-validation, averaged over the outputs.
 
     Example:
       >>> x = jnp.linspace(-1, 1, 20)[:, None]
       >>> leaf = (x[:, 0] > 0).astype(int)
-      >>> coefficients, *_ = jtrees.leaves.fit_shrunk(leaf, x, jnp.abs(x[:, 0]), 2)
-      >>> print(np.asarray(coefficients).round(1).T)
-      [[-1.  1.]]
-    """
-    return shrunk_with_error(leaf_index, x, y, num_leaves, margin=margin, sample_weight=sample_weight)[0]
-
-
-def shrunk_with_error(
-    leaf_index: Array,
-    x: Array,
-    y: Array,
-    num_leaves: int,
-    *,
-    margin: float = 0.1,
-    sample_weight: Array | None = None,
-    narrowing: Narrowing | None = None,
-) -> tuple[tuple[Array, Array, Array, Array], Array]:
-    """Returns the leaves of :func:`fit_shrunk` and the error of :func:`shrunk_fit_error`, for the cost of one fit.
-
-    ``narrowing`` is the result of ``fit_narrowing`` for the same samples. None: it is computed if x has more features.
+      >>> (coefficients, *_), error = jtrees.leaves.fit_shrunk(leaf, x, jnp.abs(x[:, 0]), 2)
+      >>> print(np.asarray(coefficients).round(1).T, error < 1e-4)
+      [[-1.  1.]] True
     """
     if narrowing is None and x.shape[1] > WIDEST:
         narrowing = fit_narrowing(x, y, sample_weight)
@@ -321,7 +283,7 @@ def shrunk_with_error(
     intercept = mean[p:, None] + models.intercept - (coefficients * mean[:p]).sum(2)
     if narrowing is not None:
         coefficients = jnp.einsum("pq,klq->klp", narrowing.matrix, coefficients, precision="highest")
-    widened = margin * (models.high - models.low)
+    widened = _MARGIN * (models.high - models.low)
     lower, upper = mean[p:, None] + models.low - widened, mean[p:, None] + models.high + widened
     last = lambda a: a[0] if y.ndim == 1 else jnp.moveaxis(a, 0, -1)  # outputs last
     error = models.error.sum() / (segments.total(weight) * len(models.error))

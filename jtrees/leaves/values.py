@@ -107,22 +107,22 @@ class Values:
 
     def refit(self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None) -> "Values":
         """Returns leaves fitted to samples: see :meth:`jtrees.losses.Loss.fitted`."""
-        return Values(*self.loss.fitted(self.values, leaf_index, y, sample_weight))
+        return Values(self.loss.fitted(self.values, leaf_index, y, sample_weight), self.loss.hard_loss)
 
     def refit_shrunk(
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None, **options: Any
     ) -> tuple["Values", Any]:
         """Returns leaves fitted to samples and shrunk towards their ancestors, and the strength of the shrinkage.
 
-        Values that are not means are fitted without shrinkage, and their strength is 0. ``options`` are ``strength``
-        and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
+        Values that are neither means nor class frequencies are fitted without shrinkage, and their strength is 0.
+        ``options`` are ``strength`` and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
         """
         averaged = self.loss.averaged(self.values, y)
         if averaged is None:
             return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
         options["sample_weight"] = sample_weight
         means, strength = fit_hierarchical(leaf_index, averaged, len(self.values), **options)
-        return Values(*self.loss.of_means(means, leaf_index, y, sample_weight)), strength
+        return Values(self.loss.of_means(means, leaf_index, y, sample_weight), self.loss.hard_loss), strength
 
     def refit_with_criterion(
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None
@@ -137,11 +137,11 @@ class Values:
 
     def trainable(self) -> "Values":
         """Returns leaves with trainable parameters."""
-        return Values(*self.loss.trainable(self.values))
+        return Values(self.loss.trainable(self.values), self.loss.trainable_loss)
 
     def hardened(self) -> "Values":
         """Returns leaves for a hard tree: logits become class frequencies, other values do not change."""
-        return Values(*self.loss.hardened(self.values))
+        return Values(self.loss.hardened(self.values), self.loss.hard_loss)
 
     def moved(self, change: np.ndarray) -> "Values":
         """Returns the leaves unchanged, because values do not depend on the origin of the features."""
@@ -152,8 +152,8 @@ class Values:
 
         The values are in double precision. The squared error replaces a loss that is defined for scaled targets only.
         """
-        values, loss = self.loss.rescaled(self.values, y_zero, y_unit)
-        return Values(values, loss if loss.in_units else _SQUARED)
+        loss = self.loss.scaled(1 / np.asarray(y_unit)) if self.loss.in_units else _SQUARED
+        return Values(self.loss.rescaled(self.values, y_zero, y_unit), loss)
 
     def with_outputs(self, fn: Any) -> "Values":
         """Returns the leaves with a function applied to their values."""
@@ -165,7 +165,7 @@ class Values:
         A value changes only if it equals the common target up to ``rounding``.
         """
         values = np.asarray(self.values)
-        exact = common(leaf_index, y, len(values), weight, values)
+        exact = common(leaf_index, y, weight, values)
         return self.replace(values=np.where(np.abs(exact - values) <= rounding, exact, values))
 
     def count(self, reached: np.ndarray) -> int:

@@ -22,7 +22,6 @@ from jtrees.tasks.errors import (
 from jtrees.tasks.fits import (
     class_counts as class_counts,
     fit_constant as fit_constant,
-    fit_frequencies as fit_frequencies,
     newton_constants as newton_constants,
     weighted_quantiles as weighted_quantiles,
 )

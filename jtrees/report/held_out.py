@@ -137,7 +137,7 @@ class HeldOut:
         """Returns the loss on each row; infinite if the loss has a log link and a prediction is not positive."""
         if self.task.link_name == "exp" and predicted.min() <= 0:
             return np.full(len(y), np.inf)
-        return self.task.host_losses(predicted, y, 1.0)
+        return self.task.prediction_loss(predicted, y)
 
     def comparison(self) -> Comparison:
         """Returns the mean losses of all models on the held-out rows."""

@@ -217,12 +217,20 @@ class Loss:
         """Returns the loss of every leaf's values on every sample."""
         return jax.vmap(self.samples, (0, None))(at_every_sample(values, len(y)), y)
 
+    @property
+    def hard_loss(self) -> "Loss":
+        """The loss of fitted and hard leaves."""
+        return self
+
+    @property
+    def trainable_loss(self) -> "Loss":
+        """The loss of trainable leaves."""
+        return self
+
     def fitted(
         self, values: Float[Array, "leaves *k"], leaf_index: Int[Array, " n"], y: Array, sample_weight: Array | None
-    ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
-        """Returns values fitted to samples, and the loss of leaves that hold them.
-
-        The values are best constants.
+    ) -> Float[Array, "leaves *k"]:
+        """Returns values fitted to samples: best constants of ``hard_loss``.
 
         Args:
           values: the old values. Only their shape and dtype matter.
@@ -231,14 +239,14 @@ class Loss:
           sample_weight: nonnegative weights, or None.
         """
         weight = ones_or(sample_weight, y, values.dtype)
-        return self.constants(leaf_index, y, len(values), weight), self
+        return self.constants(leaf_index, y, len(values), weight)
 
     def criterion(
         self, values: Float[Array, "leaves *k"], leaf_index: Int[Array, " n"], y: Array, sample_weight: Array | None
     ) -> Float[Array, ""]:
         """Returns the mean loss of the samples after :meth:`fitted`, which has the same arguments."""
         weight = ones_or(sample_weight, y, values.dtype)
-        outputs = self.fitted(values, leaf_index, y, sample_weight)[0][leaf_index]
+        outputs = self.fitted(values, leaf_index, y, sample_weight)[leaf_index]
         return segments.total(weight * self.samples(outputs, y)) / segments.total(weight)
 
     def averaged(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "n *k"] | None:
@@ -247,29 +255,27 @@ class Loss:
 
     def of_means(
         self, means: Float[Array, "leaves *k"], leaf_index: Array, y: Array, sample_weight: Array | None
-    ) -> "tuple[Float[Array, 'leaves *k'], Loss]":
-        """Returns the values for given leaf means of :meth:`averaged`, and the loss of leaves that hold them."""
-        return means, self
+    ) -> Float[Array, "leaves *k"]:
+        """Returns the values of ``hard_loss`` for given leaf means of :meth:`averaged`."""
+        return means
 
-    def trainable(self, values: Float[Array, "leaves *k"]) -> "tuple[Float[Array, 'leaves *k'], Loss]":
-        """Returns values that have gradients, and the loss of leaves that hold them."""
-        return values, self
+    def trainable(self, values: Float[Array, "leaves *k"]) -> Float[Array, "leaves *k"]:
+        """Returns values of ``trainable_loss``, which have gradients."""
+        return values
 
-    def hardened(self, values: Float[Array, "leaves *k"]) -> "tuple[Float[Array, 'leaves *k'], Loss]":
-        """Returns the values of a hard tree, given trained values, and the loss of leaves that hold them."""
-        return values, self
+    def hardened(self, values: Float[Array, "leaves *k"]) -> Float[Array, "leaves *k"]:
+        """Returns the values of ``hard_loss``, given trained values."""
+        return values
 
-    def rescaled(self, values: Any, zero: Any, unit: Any) -> "tuple[np.ndarray, Loss]":
-        """Returns the values for predictions ``zero + unit * prediction``, and the loss of leaves that hold them.
+    def rescaled(self, values: Any, zero: Any, unit: Any) -> np.ndarray:
+        """Returns the values for predictions ``zero + unit * prediction``, in double precision.
 
-        The values are in double precision. An exponential link uses only the unit. Probabilities have no units.
+        An exponential link uses only the unit. Probabilities have no units.
         """
         values = np.asarray(values, np.float64)
         if self.link == "exp":
-            values = values + np.log(unit)
-        elif self.link != "softmax":
-            values = np.asarray(zero + unit * values)
-        return values, self.scaled(1 / np.asarray(unit))
+            return values + np.log(unit)
+        return values if self.link == "softmax" else np.asarray(zero + unit * values)
 
 
 def at_every_sample(values: Float[Array, "leaves *k"], n: int) -> Float[Array, "leaves n *k"]:

@@ -72,7 +72,7 @@ class Classification(TaskOfChoices):
         Raises:
           ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
-        y = labels.checked_classes(y, self.classes)[0]
+        y = labels.checked_classes(y, self.classes)
         checks.check_rows(y, n)
         return y
 
@@ -82,7 +82,7 @@ class Classification(TaskOfChoices):
         Raises:
           ValueError: for labels that are not 0..K-1, invalid soft labels, or a wrong number of rows.
         """
-        y = labels.checked_classes(y, self.classes)[0]
+        y = labels.checked_classes(y, self.classes)
         if len(y) != n:
             raise ValueError(f"y must have shape {(n, *y.shape[1:])}, got {y.shape}")
         return y
@@ -104,20 +104,10 @@ class Classification(TaskOfChoices):
             return self.loss_function.samples(outputs, y)
         return labels.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
-    def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Returns the log loss of probabilities for each sample."""
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+        """Returns the log loss of probabilities for each sample. The precision of NumPy arrays is kept."""
         smooths = self.leaf_loss.smoothing > 0
         return log_loss(predictions, self.leaf_loss.labels(y, predictions) if smooths else y)
-
-    def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Returns the log loss of each sample, in double precision.
-
-        Probabilities are clipped at the smallest normal number of float32.
-        """
-        tiny, loss = np.finfo(np.float32).tiny, self.leaf_loss
-        if labels.is_soft(y) or loss.smoothing:
-            return -(loss.labels(y, predictions) * np.log(np.maximum(predictions, tiny))).sum(1)
-        return -np.log(np.maximum(predictions[np.arange(len(y)), y], tiny))
 
     def hits(self, predictions: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Returns 1 for each sample whose predicted class is right, else 0, ``(n,)``.
@@ -204,12 +194,8 @@ class Policy(TaskOfChoices):
             raise ValueError(f"y must hold the rewards of {self.actions} actions, {(n, self.actions)}, got {y.shape}")
         return y
 
-    def prediction_loss(self, predictions: Float[Array, "n k"], y: Num[Array, "n k"]) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
         """Returns minus the expected reward of each sample."""
-        return -(predictions * y).sum(-1)
-
-    def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Returns minus the expected reward of each sample, in the user's units."""
         return -(predictions * y).sum(-1)
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:

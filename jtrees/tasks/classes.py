@@ -23,13 +23,14 @@ _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
 def log_loss(probabilities: Float[Array, "n k"], y: Int[Array, " n"] | Float[Array, "n k"]) -> Float[Array, " n"]:
     """Returns ``-log p_y`` of each sample, or for soft labels ``(n, k)`` the cross-entropy ``-sum_k y_k log p_k``.
 
-    Probabilities below the smallest normal number are raised to it.
+    Probabilities below the smallest normal number of float32 are raised to it. The precision of NumPy arrays is kept.
     """
-    tiny = jnp.finfo(probabilities.dtype).tiny
+    xp = module_of(probabilities)
+    tiny = max(float(xp.finfo(probabilities.dtype).tiny), float(xp.finfo(xp.float32).tiny))
     if is_soft(y):
-        return -(y.astype(probabilities.dtype) * jnp.log(jnp.maximum(probabilities, tiny))).sum(1)
-    chosen = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
-    return -jnp.log(jnp.maximum(chosen, tiny))
+        return -(y.astype(probabilities.dtype) * xp.log(xp.maximum(probabilities, tiny))).sum(1)
+    chosen = xp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
+    return -xp.log(xp.maximum(chosen, tiny))
 
 
 @io.part
@@ -106,11 +107,14 @@ class LogLoss(Loss):
             chances = (1 - self.smoothing) * chances + self.smoothing / classes
         return -jnp.matmul(jax.nn.log_softmax(values, axis=1), chances, precision="highest")
 
-    def fitted(
-        self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
-    ) -> "tuple[Array, Frequencies]":
+    @property
+    def hard_loss(self) -> "Frequencies":
+        """The loss of class frequencies."""
+        return Frequencies(self.smoothing)
+
+    def fitted(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         _, samples, prior = _counts(values, leaf_index, y, sample_weight)
-        return self.smooth_labels(smoothed(samples, prior)), Frequencies(self.smoothing)
+        return self.smooth_labels(smoothed(samples, prior))
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
@@ -119,20 +123,18 @@ class LogLoss(Loss):
     def averaged(self, values: Array, y: Array) -> Array:
         return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
 
-    def of_means(
-        self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None
-    ) -> "tuple[Array, Frequencies]":
+    def of_means(self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         weight = mean_one(ones_or(sample_weight, y, means.dtype))
         prior = _counts(means, leaf_index, y, sample_weight)[2]
         samples = samples_of_leaves(leaf_index, weight, len(means))
         shrunk = module_of(leaf_index, y).maximum(means, 0) * samples[:, None]
-        return self.smooth_labels(smoothed(shrunk, prior)), Frequencies(self.smoothing)
+        return self.smooth_labels(smoothed(shrunk, prior))
 
     def rescaled(self, values: Any, zero: Any, unit: Any) -> Any:
-        return values, self  # classes have no units
+        return values  # classes have no units
 
-    def hardened(self, values: Array) -> "tuple[Array, Frequencies]":
-        return linked("softmax", values), Frequencies(self.smoothing)
+    def hardened(self, values: Array) -> Array:
+        return linked("softmax", values)
 
 
 def _counts(values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> tuple[Array, Array, Array]:
@@ -159,20 +161,23 @@ class Frequencies(LogLoss):
     link: ClassVar[Link] = "identity"
     kernel: ClassVar[None] = None  # type: ignore[override]
 
+    @property
+    def trainable_loss(self) -> LogLoss:
+        """The loss of logits."""
+        return LogLoss(self.smoothing)
+
     def samples(self, outputs: Array, y: Array) -> Array:
-        logits, loss = self.trainable(outputs)
-        return loss.samples(logits, y)
+        return super().samples(self.trainable(outputs), y)
 
     def of_leaves(self, values: Array, y: Array) -> Array:
-        logits, loss = self.trainable(values)
-        return loss.of_leaves(logits, y)
+        return super().of_leaves(self.trainable(values), y)
 
-    def trainable(self, values: Array) -> tuple[Array, LogLoss]:
+    def trainable(self, values: Array) -> Array:
         values = jnp.asarray(values)
-        return jnp.log(jnp.maximum(values, jnp.finfo(values.dtype).tiny)), LogLoss(self.smoothing)
+        return jnp.log(jnp.maximum(values, jnp.finfo(values.dtype).tiny))
 
-    def hardened(self, values: Array) -> "tuple[Array, Frequencies]":
-        return values, self
+    def hardened(self, values: Array) -> Array:
+        return values
 
 
 @io.part
@@ -204,5 +209,5 @@ class Rewards(Loss):
         best = segments.means(leaf_index, y, num_leaves, weight).argmax(1)
         return _CERTAIN * (best[:, None] == np.arange(y.shape[1])).astype(y.dtype)
 
-    def trainable(self, values: Array) -> "tuple[Array, Rewards]":
-        return jnp.clip(values, -_TRAINABLE, _TRAINABLE), self  # an action is preferred, but not certain
+    def trainable(self, values: Array) -> Array:
+        return jnp.clip(values, -_TRAINABLE, _TRAINABLE)  # an action is preferred, but not certain

@@ -50,10 +50,8 @@ class SquaredError(Loss):
         error = jnp.square(outputs - y)
         return error if y.ndim == 1 else error.mean(-1)
 
-    def fitted(
-        self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None
-    ) -> tuple[Array, "SquaredError"]:
-        return fit_constant(leaf_index, y, len(values), sample_weight=sample_weight), self
+    def fitted(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
+        return fit_constant(leaf_index, y, len(values), sample_weight=sample_weight)
 
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         return constant_fit_error(leaf_index, y, len(values), sample_weight=sample_weight)
@@ -132,7 +130,7 @@ class Huber(Loss):
         if module_of(start) is not np:
             return newton_constants(*arguments)
         values = newton_constants(*arguments, longest=np.inf)
-        return segments.common(leaf_index, y, num_leaves, weight, values)
+        return segments.common(leaf_index, y, weight, values)
 
 
 @io.part

@@ -24,16 +24,16 @@ def fit_constant(
     y: Num[Array, "n *k"],
     num_leaves: int,
     *,
-    default: float | Array | None = None,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves *k"]:
     """Returns the mean of the targets in each leaf (GET, Algorithm 1: deterministic leaves).
+
+    As in GET, a leaf without samples or weight has the mid-range of ``y``.
 
     Args:
       leaf_index: leaf of each sample.
       y: targets, ``(n,)`` or ``(n, k)``.
       num_leaves: number of leaves.
-      default: value of a leaf without samples or weight. If None, the mid-range of ``y``.
       sample_weight: nonnegative weights.
 
     Returns:
@@ -45,10 +45,8 @@ def fit_constant(
       [2. 6.]
     """
     y = floating(y)
-    # The mid-range is GET's value of an empty leaf.
-    default = (y.min(0) + y.max(0)) / 2 if default is None else default
-    default = module_of(y).asarray(default, y.dtype)
-    return segments.means(leaf_index, y, num_leaves, ones_or(sample_weight, y), default=default)
+    middle = (y.min(0) + y.max(0)) / 2
+    return segments.means(leaf_index, y, num_leaves, ones_or(sample_weight, y), default=middle)
 
 
 def constant_fit_error(
@@ -110,50 +108,17 @@ def class_counts(
     return segments.sums(weight, leaf_index * classes + y, num_leaves * classes).reshape(num_leaves, classes)
 
 
-def fit_frequencies(
-    leaf_index: Int[Array, " n"],
-    y: Int[Array, " n"] | Float[Array, "n k"],
-    num_leaves: int,
-    classes: int,
-    *,
-    smoothing: float | Array = 1.0,
-    sample_weight: Float[Array, " n"] | None = None,
-) -> Float[Array, "leaves k"]:
-    """Returns class frequencies in each leaf with Laplace smoothing: ``(N_lk + s q_k) / (N_l + s)``.
-
-    The prior ``q`` holds the class frequencies of all samples plus one sample of each class, so no frequency is 0.
-    Empty leaves hold the prior. (Laplace's rule, ``q_k = 1 / k`` and ``s = k``, adds one sample of each class to each
-    leaf. The added samples dominate small leaves if there are many classes.)
-
-    Args:
-      leaf_index: leaf of each sample.
-      y: classes from 0 to ``classes - 1``, or their probabilities, ``(n, classes)``.
-      num_leaves: number of leaves.
-      classes: number of classes, k.
-      smoothing: weight s of the prior q in samples, above 0.
-      sample_weight: nonnegative weights. A weight of 2 counts as two samples.
-
-    Returns:
-      Frequencies ``(leaves, k)``. Each row sums to one.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
-      >>> print(np.asarray(jtrees.losses.fit_frequencies(leaf, y, 2, 2)).round(2))
-      [[0.89 0.11]
-       [0.56 0.44]]
-    """
-    counts = class_counts(leaf_index, y, num_leaves, classes, sample_weight=sample_weight)
-    return smoothed(counts, prior_of(counts), smoothing)
-
-
 def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
     """Returns the class frequencies of all samples plus one sample of each class."""
     return (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
 
 
-def smoothed(counts: Array, prior: Array, smoothing: float | Array = 1.0) -> Float[Array, "leaves k"]:
-    """Returns class frequencies after adding ``smoothing`` samples with the prior's frequencies to the counts."""
-    return (counts + smoothing * prior) / (counts.sum(1, keepdims=True) + smoothing)
+def smoothed(counts: Array, prior: Array) -> Float[Array, "leaves k"]:
+    """Returns class frequencies after adding a sample with the frequencies of the prior to the counts of each leaf.
+
+    Laplace's rule adds one sample of each class, which would dominate small leaves if there are many classes.
+    """
+    return (counts + prior) / (counts.sum(1, keepdims=True) + 1)
 
 
 def effective_counts(

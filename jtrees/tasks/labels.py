@@ -24,8 +24,8 @@ def is_soft(y: Any) -> bool:
     return y.ndim == 2
 
 
-def checked_classes(y: Any, classes: int | None = None) -> tuple[np.ndarray, int]:
-    """Returns checked labels in int32, or soft labels in float64 with rows that sum to 1; and the number of classes.
+def checked_classes(y: Any, classes: int | None = None) -> np.ndarray:
+    """Returns checked labels in int32, or soft labels in float64 with rows that sum to 1.
 
     Args:
       y: labels, or soft labels. The rows of soft labels must sum to 1 within a tolerance of 0.001.
@@ -49,11 +49,11 @@ def checked_classes(y: Any, classes: int | None = None) -> tuple[np.ndarray, int
         row = int(np.argmax(wrong))
         got = f"got the sum {sums[row, 0]:.6g} in row {row}"
         raise ValueError(f"y must hold probabilities of the classes in rows that sum to 1, {got}")
-    return y / sums, y.shape[1]
+    return y / sums
 
 
-def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
-    """Returns checked class labels 0..K-1 as int32, and the number of classes K, at least two.
+def check_labels(y: Any, classes: int | None = None) -> np.ndarray:
+    """Returns checked class labels 0..K-1 as int32; K is at least two.
 
     Args:
       y: labels, ``(n,)``.
@@ -82,10 +82,9 @@ def check_labels(y: Any, classes: int | None = None) -> tuple[Any, int]:
         absent = np.flatnonzero(present != np.arange(len(present)))
         if len(absent):
             raise ValueError(f"y must hold every class 0..{high}, got no sample of class {absent[0]}: {encode}")
-        classes = high + 1
-    if classes < 2:
-        raise ValueError("y must hold at least two classes to learn from, got one")
-    return y.astype(np.int32), classes
+        if high == 0:
+            raise ValueError("y must hold at least two classes to learn from, got one")
+    return y.astype(np.int32)
 
 
 def label_array(y: Any) -> tuple[np.ndarray, str]:

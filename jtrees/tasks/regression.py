@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, validation as checks
@@ -89,25 +89,19 @@ class Regression(Task):
         """Returns whether every column of targets varies."""
         return bool(np.ptp(y, axis=0).all())
 
-    def prediction_loss(self, predictions: Float[Array, "n *k"], y: Num[Array, "n *k"]) -> Float[Array, " n"]:
-        """Returns the loss of each prediction of scaled targets, or the squared error if the loss is user-defined."""
-        loss = self.loss_function if self.in_units else SquaredError()
-        values = loss.of_predictions(predictions, loss.aligned(y))
-        return values if values.ndim == 1 else values.mean(axis=1)
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+        """Returns the loss of each sample, or its squared error if the loss is user-defined.
 
-    def loss_unit(self, unit: Any) -> float:
-        """Returns a scaled loss of 1 in the user's units, or 1 for several targets, whose losses remain scaled."""
-        return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.power()
-
-    def host_losses(self, predictions: np.ndarray, y: np.ndarray, unit: Any) -> np.ndarray:
-        """Returns the loss of each sample in double precision, or the squared error if the loss is user-defined.
-
-        If there are several targets, targets and predictions are divided by ``unit``, and the losses are averaged over
-        the targets.
+        If there are several targets, targets and predictions are divided by ``unit``, ``(k,)``, and the losses are
+        averaged over the targets. The precision of NumPy arrays is kept.
         """
         loss = self.loss_function if self.in_units else SquaredError()
         values = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
         return (values if np.size(unit) == 1 else values / np.power(unit, loss.power())).mean(1)
+
+    def loss_unit(self, unit: Any) -> float:
+        """Returns a scaled loss of 1 in the user's units, or 1 for several targets, whose losses remain scaled."""
+        return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.power()
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Returns 1 minus the ratio of the loss to the loss of the best constant, averaged over targets.

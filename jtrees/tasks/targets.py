@@ -28,7 +28,8 @@ def checked_targets(task: str | Task, y: Any, n: int) -> tuple[Task, np.ndarray]
         return task, task.targets(y, n)
     checks.check_choice("task", task, ("regression", "classification"), "a task such as jtrees.Classification(3)")
     if task == "classification":
-        task = Classification(labels.checked_classes(y)[1])
+        y = labels.checked_classes(y)
+        task = Classification(y.shape[1] if labels.is_soft(y) else int(y.max()) + 1)
     else:
         task = Regression(*checks.check_targets(y, n).shape[1:])
     return task, task.targets(y, n)

@@ -39,7 +39,7 @@ def get(
     Hardening refits its leaves by hard routing. The ``score`` is the loss of the hard tree:
 
     - the mean squared error, for constant leaves;
-    - the expected mean squared error on new samples (:func:`jtrees.leaves.shrunk_fit_error`), for linear leaves;
+    - the expected mean squared error on new samples (:func:`jtrees.leaves.fit_shrunk`), for linear leaves;
     - the log loss, for classes.
 
     The method assumes that x and regression targets are scaled to about [0, 1]. Targets are ``(n,)`` or ``(n, k)``.
