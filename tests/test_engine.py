@@ -421,8 +421,10 @@ def test_repeats_have_different_keys(impl):
     problem = problem_of(Walk(), batch_of(), engine=engine).replace(key=np.asarray(jax.random.key_data(key)))
     assert run(mapped(problem, bits), engine=engine) == [jax.random.bits(key)]
     repeats, again = problem.repeat(3), problem.repeat(9)
-    assert len({start.key.tobytes() for start in repeats}) == len({start.rng().random() for start in repeats}) == 3
-    assert problem.rng(1).random() != problem.rng().random()
+    assert (
+        len({start.key.tobytes() for start in repeats}) == len({start.rng("folds").random() for start in repeats}) == 3
+    )
+    assert problem.rng("folds").random() != problem.rng("starts").random()
     assert [start.key.tolist() for start in repeats] == [start.key.tolist() for start in again[:3]]
     assert repeats[0].key.shape == problem.key.shape
 

@@ -15,7 +15,6 @@ from jtrees.forest import Forest, votes
 from jtrees.search import Fitted, LeftOut, OutOfTimeError, Problem, Recipe, Report, gather, option, options
 from jtrees.tasks import Classification, Task
 
-_DRAWN = 4  # purpose number of the random generator: see ``Problem.rng``
 # The samples of the trees that are trained at a time take at most about this number of bytes. A sample has its features
 # in float32, on the device too, and in the user's units in double precision.
 _MEMORY, _COPIES = 2**30, 4
@@ -113,7 +112,7 @@ class Bagged(Wrapper):
     def _bags(self, problem: Problem) -> np.ndarray:
         """Returns the rows of each bag, ``(trees, m)``, -1 for padding."""
         real, size = np.flatnonzero(problem.weighed), self._size(problem.shape[0])
-        bags = problem.rng(_DRAWN).choice(real, (self.trees, size)).astype(np.int32)
+        bags = problem.rng("bags").choice(real, (self.trees, size)).astype(np.int32)
         bags[:, self._size(len(real)) :] = -1  # a bag of a padded batch has the same fraction of padding
         return bags
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from jtrees import pytree
 from jtrees.data import Data
-from jtrees.data.table import bucket
 from jtrees.ensembles.boosting_round import base_task
 from jtrees.ensembles.boosting_sums import Sum, begin, refitted, rounds_of_call, since_lowest
 from jtrees.ensembles.wrapper import Wrapper
@@ -27,7 +26,7 @@ from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Evaluation, Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, option, options
 from jtrees.search.recipe import check_keeps_splits, loss_of
-from jtrees.search.sample import most_rows
+from jtrees.search.sample import most_rows, sampled
 from jtrees.tasks import Policy, Task, check_log_loss
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
@@ -36,7 +35,6 @@ _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of roun
 # In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
 _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all rows
-_SAMPLED = 5  # purpose number of the random generator of these rows: see ``Problem.rng``
 # A kind of trees ends if its loss is larger than the other's by this fraction, after equally many rounds.
 _FAR_BEHIND = 0.5
 _LEAST_GAIN = 0.01  # oblique trees have a loss that is lower by this fraction than the loss of trees of CART
@@ -178,7 +176,7 @@ class Boosted(Wrapper):
           chooses: whether held-out rows choose between oblique trees and those of CART. If not, trees are oblique.
         """
         scaled = problem.replace(data=None)
-        sample = _sample(scaled)
+        sample = scaled if problem.rows is None else sampled(scaled, _MOST_ROWS)
         parts, masks, shares = [sample], [], None
         if self.patience is not None and problem.kind is not Evaluation.VALIDATION:
             masks = fold_rows(sample, folds)
@@ -310,16 +308,6 @@ class Boosting(NamedTuple):
     def has_losses(self) -> bool:
         """Whether there are losses of held-out rows."""
         return bool(self.parts) and bool(np.isfinite(self.judged.rounds.losses).any())
-
-
-def _sample(problem: Problem) -> Problem:
-    """Returns a long problem on a sample of its rows. All rows are drawn equally often, so their weights remain."""
-    if problem.rows is None or problem.shape[0] <= (size := bucket(_MOST_ROWS)):
-        return problem
-    real, rows = np.flatnonzero(problem.weighed), np.full(size, -1, np.int32)
-    count = min(len(real), _MOST_ROWS)
-    rows[:count] = np.sort(problem.rng(_SAMPLED).choice(real, count, replace=False, shuffle=False))
-    return problem.sample(rows, np.where(rows < 0, 0, np.asarray(problem.batch.weight)[rows]))
 
 
 class _Kind(NamedTuple):

@@ -20,10 +20,10 @@ from jtrees.ensembles.boosting_round import (
 )
 from jtrees.search import DeviceValue, Evaluation, Problem
 from jtrees.search.recipe import Growth
+from jtrees.search.sample import random_rows
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_DRAWN = 1000  # this plus the round is the purpose number of the random generator of a round: see ``Problem.rng``
 _CALLS = 10  # fewest calls for all rounds
 _MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of all rounds of a program
 
@@ -74,9 +74,9 @@ def since_lowest(losses: Any) -> int:
 def draws_of_round(problem: Problem, number: int) -> Draws:
     """Returns the random draws of a round; every round draws the same number of rows."""
     recipe, (n, p) = problem.recipe, problem.shape
-    rng, real = problem.rng(_DRAWN + number), np.flatnonzero(problem.weighed)
+    rng, real = problem.rng("rounds", number), np.flatnonzero(problem.weighed)
     rows, count = np.full(recipe.rows_of_round(n), -1, np.int32), recipe.rows_of_round(len(real))
-    rows[:count] = np.sort(rng.choice(real, count, replace=False, shuffle=False))
+    rows[:count] = random_rows(real, count, rng)
     features = np.zeros(p, np.float32)
     features[rng.permutation(p)[: max(1, round(recipe.columns * p))]] = 1
     outputs, targets = (math.prod(task.shape) for task in (problem.task, base_task(problem.task)))

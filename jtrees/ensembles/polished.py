@@ -148,7 +148,7 @@ class Polished(Wrapper):
             part = part.replace(batch=subtree.padded(width))
             for start, splits in enumerate((subtree.cart, subtree.current)):
                 low, high = np.asarray(self.alpha_ranges, np.float32).T
-                sharpness = part.rng(start).uniform(low, high).astype(np.float32)
+                sharpness = part.rng("subtrees", start).uniform(low, high).astype(np.float32)
                 stages.append(train_stages(part, splits, sharpness, self.epochs))
         results = await gather(*stages)
         best = [min(starts, key=lambda start: start.score) for starts in zip(results[::2], results[1::2], strict=True)]

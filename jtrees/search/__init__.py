@@ -30,8 +30,9 @@ from jtrees.search.minibatch import (  # isort: skip
 )
 from jtrees.search.precondition import (  # isort: skip
     Preconditioned as Preconditioned,
-    fold_rows as fold_rows,
     preconditioned as preconditioned,
 )
+
+from jtrees.search.sample import fold_rows as fold_rows  # isort: skip
 
 _list_public_names(__name__)

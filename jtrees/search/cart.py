@@ -17,6 +17,7 @@ from jtrees.data.table import without_padding
 from jtrees.ridge import principal_components, ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
+from jtrees.search.sample import random_rows
 from jtrees.segments import effective, ones_or
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.tasks.labels import shares
@@ -48,7 +49,7 @@ def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) ->
     def edges(rows: Batch) -> np.ndarray:
         x = np.asarray(rows.x)
         if len(x) > (most_rows := _ROWS_OF_BIN * bins):
-            x = x[np.random.default_rng(0).choice(len(x), most_rows, replace=False, shuffle=False)]
+            x = x[random_rows(np.arange(len(x)), most_rows, np.random.default_rng(0))]
         return splitting.edges_of(x, bins)
 
     return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]

@@ -26,7 +26,8 @@ from jtrees.search.fitted import Fitted
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning
-from jtrees.search.run import FOLDS, Evaluation
+from jtrees.search.run import Evaluation
+from jtrees.search.sample import fold_rows
 from jtrees.training import Batch
 
 _STRENGTHS = (0.0, 0.9, 0.99)  # candidates
@@ -37,7 +38,6 @@ _FEWEST = 500  # smaller tables have too few held-out rows to compare strengths
 _UNCORRELATED = 0.3  # strengths are compared if the smallest eigenvalue is below this
 _FEWEST_FOR_TRIAL = 100  # smaller tables have no trial that informs the last training
 _FEW = 1024  # up to this number of rows a fit is short, so a trial that informs the last training is cheap
-_FOLDS_RNG = 1  # purpose number of the random generator: see ``Problem.rng``
 _PART = 0.2  # part of the time before a deadline for the correlations of the features
 WIDEST = 512  # tables with more features have the default strength 0, because the matrix has p^2 entries
 
@@ -95,26 +95,6 @@ def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarr
         return np.eye(len(features.values), dtype=np.float32)
     root = np.asarray((1 - strength + strength * np.asarray(features.values)) ** power, np.float32)
     return (np.asarray(features.vectors) * root) @ np.asarray(features.vectors).T
-
-
-def random_folds(batch: Batch, rng: np.random.Generator, folds: int) -> list[np.ndarray]:
-    """Returns the rows of folds of a NumPy batch, each ``(n,)`` bool: fifths of the rows of positive weight.
-
-    Rows repeat in a bootstrap sample, so training may include copies of held-out rows. Trees of a bag are therefore
-    regularised less than single trees, which suits the average of the trees. When equal rows were put in one fold,
-    bagged CO2 trees had a lower R^2 on all of four data sets.
-    """
-    rows = np.arange(len(batch.x)) if batch.weight is None else np.flatnonzero(np.asarray(batch.weight) > 0)
-    shuffled, size = rng.permutation(rows), len(rows) // FOLDS
-    masks = np.zeros((folds, len(batch.x)), bool)
-    for number, mask in enumerate(masks):
-        mask[shuffled[number * size : (number + 1) * size]] = True
-    return list(masks)
-
-
-def fold_rows(problem: Problem, folds: int = 1) -> list[np.ndarray]:
-    """Returns the rows of at most five folds, each ``(n,)`` bool: fifths of the rows of positive weight."""
-    return random_folds(problem.batch, problem.rng(_FOLDS_RNG), folds)
 
 
 Train = Callable[[Problem, Fitted | None], Awaitable[Fitted]]  # (problem, result of the best trial) -> result

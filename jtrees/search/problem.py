@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from jtrees.search.engine import Engine
 
 
+# What a search draws on the host, and the first of the numbers that seed its generators.
+_PURPOSES = {
+    "folds": 1,
+    "starts": 2,
+    "folds of starts": 3,
+    "bags": 4,
+    "sample": 7,
+    "monotone splits": 1000,
+    "rounds": 1000,
+    "subtrees": 0,
+}
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem(Run):
     """A run, and what only the host knows. Arrays are in NumPy and must not change, or values on the device.
@@ -150,9 +163,9 @@ class Problem(Run):
         """Number of rows of positive weight."""
         return int(np.count_nonzero(self.weighed))
 
-    def rng(self, purpose: int = 0) -> np.random.Generator:
-        """Returns a random generator; each purpose number has its own generator."""
-        return np.random.default_rng([*self.key.ravel().tolist(), purpose])
+    def rng(self, purpose: str, number: int = 0) -> np.random.Generator:
+        """Returns a random generator; each purpose and each number has its own generator."""
+        return generator(self.key, purpose, number)
 
     def computed_once(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Returns ``fn(*args, **options)``, which is computed once for the same ``args`` of all problems of the engine.
@@ -367,6 +380,11 @@ def _picked(x: Any, y: Any, weight: Any, rows: np.ndarray, new_weight: np.ndarra
     weight = np.asarray(weight)[rows] if new_weight is None else new_weight
     weight = segments.mean_one(np.where(rows < 0, 0, weight).astype(np.float32))
     return Batch(np.asarray(x)[rows], np.asarray(y)[rows], weight)  # type: ignore[arg-type]
+
+
+def generator(key: np.ndarray, purpose: str, number: int = 0) -> np.random.Generator:
+    """Returns a random generator from the data of a key; each purpose and each number has its own generator."""
+    return np.random.default_rng([*key.ravel().tolist(), _PURPOSES[purpose] + number])
 
 
 def derived(key: np.ndarray, number: int) -> np.ndarray:

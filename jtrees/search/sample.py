@@ -1,4 +1,4 @@
-"""Samples of the rows of long tables: splits are trained on a sample, leaves are fitted to all rows."""
+"""Random rows: samples of long tables, whose splits are trained on a sample, and folds that searches hold out."""
 
 import math
 from typing import Any
@@ -7,13 +7,33 @@ import numpy as np
 
 from jtrees import segments
 from jtrees.data.table import bucket
-from jtrees.search.problem import Problem
+from jtrees.search.problem import Problem, generator
+from jtrees.search.run import FOLDS
 from jtrees.tasks import Task
 
 # ``rows="auto"``: number of rows, and least number of rows per leaf. No alternatives were compared.
 _ROWS, _OF_LEAF = 20_000, 16
 _FEWEST = 2  # a class of which fewer rows would be drawn keeps all of its rows, up to a limit
-_DRAWN = 7  # purpose number of the random generator: see ``Problem.rng``
+
+
+def random_rows(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns ``count`` of the rows in ascending order, drawn without replacement."""
+    return np.sort(rng.choice(rows, count, replace=False, shuffle=False))
+
+
+def fold_rows(problem: Problem, folds: int = 1, purpose: str = "folds") -> list[np.ndarray]:
+    """Returns the rows of at most five folds, each ``(n,)`` bool: fifths of the rows of positive weight.
+
+    Rows repeat in a bootstrap sample, so training may include copies of held-out rows. Trees of a bag are therefore
+    regularised less than single trees, which suits the average of the trees. When equal rows were put in one fold,
+    bagged CO2 trees had a lower R^2 on all of four data sets.
+    """
+    rows = np.flatnonzero(problem.weighed)
+    shuffled, size = problem.rng(purpose).permutation(rows), len(rows) // FOLDS
+    masks = np.zeros((folds, problem.shape[0]), bool)
+    for number, mask in enumerate(masks):
+        mask[shuffled[number * size : (number + 1) * size]] = True
+    return list(masks)
 
 
 def drawn_rows(
@@ -62,8 +82,7 @@ def _priority_sample(
     if count >= len(rows):
         return rows, weight
     if np.all(weight == weight[0]):
-        chosen = rng.choice(len(rows), count, replace=False, shuffle=False)
-        return rows[chosen], np.full(count, weight.sum() / count)
+        return random_rows(rows, count, rng), np.full(count, weight.sum() / count)
     priority = weight / (1 - rng.random(len(rows)))
     last = np.argpartition(priority, -count - 1)[-count - 1 :]  # the rows of the count + 1 highest priorities
     threshold = last[priority[last].argmin()]
@@ -85,17 +104,15 @@ def sampled(problem: Problem, limit: int | None, number: int = 0) -> Problem:
     if limit is None or problem.shape[0] <= bucket(limit):
         return problem
     _, y, weight = problem.batch
-    rows, weight = problem.computed_once(
-        _sample, y, weight, limit, problem.task, problem.key.tobytes(), _DRAWN + number
-    )
+    rows, weight = problem.computed_once(_sample, y, weight, limit, problem.task, problem.key.tobytes(), number)
     return problem.sample(rows, weight)
 
 
 def _sample(
-    y: np.ndarray, weight: np.ndarray, limit: int, task: Task, key: bytes, purpose: int
+    y: np.ndarray, weight: np.ndarray, limit: int, task: Task, key: bytes, number: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of a sample, -1 for padding, and their weights, 0 for padding."""
-    rng = np.random.default_rng([*np.frombuffer(key, np.uint32).tolist(), purpose])
+    rng = generator(np.frombuffer(key, np.uint32), "sample", number)
     rows, weight = drawn_rows(y, weight, limit, task, rng)
     padding = 0, bucket(len(rows)) - len(rows)
     return np.pad(rows.astype(np.int32), padding, constant_values=-1), np.pad(segments.mean_one(weight), padding)

@@ -13,8 +13,8 @@ from jtrees.monotone import without_negative
 from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges, grown_cart, grown_on_ridge
 from jtrees.search.monitor import Monitor
-from jtrees.search.precondition import WIDEST, matrix, random_folds, spectrum
-from jtrees.search.sample import drawn_rows
+from jtrees.search.precondition import WIDEST, matrix, spectrum
+from jtrees.search.sample import drawn_rows, fold_rows
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -31,7 +31,6 @@ _MOST_OUTPUTS = 256  # most outputs or classes of a ridge regression: CART on k 
 # Short stages hold out a fifth of the rows. In tables with at most _FEW_ROWS rows, different starts hold out different
 # fifths: a single fifth is too small to compare the starts with CART.
 _FOLDS, _FEW_ROWS = 5, 1000
-_STARTS, _FOLDS_RNG, _ORDERING = 2, 3, 1000  # purpose numbers of the random generators: see ``Problem.rng``
 _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 
@@ -72,7 +71,7 @@ def held_out_rows(problem: Problem) -> list[np.ndarray]:
     """
     recipe = problem.recipe
     count = min(_FOLDS, recipe.starts) if problem.count <= _FEW_ROWS and recipe.cart is True else 1
-    folds = random_folds(problem.batch, problem.rng(_FOLDS_RNG), count)
+    folds = fold_rows(problem, count, "folds of starts")
     return folds if folds[0].any() else []
 
 
@@ -164,7 +163,7 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
     """Returns the starts: those from CART first, then the random starts (GET, Algorithm 1, lines 4 to 6)."""
     recipe, monotone, p = problem.recipe, problem.monotone, problem.shape[1]
     nodes, numbers, (low, high) = topology.num_nodes(recipe.depth), 2 * recipe.stages, recipe.sharpness_ranges.T
-    uniform = problem.rng(_STARTS).random((recipe.starts, numbers + nodes * (p + 1)), np.float32)
+    uniform = problem.rng("starts").random((recipe.starts, numbers + nodes * (p + 1)), np.float32)
     short, long = (low + (high - low) * part for part in np.split(uniform[:, :numbers], 2, axis=1))
     random_splits = 2 * uniform[:, numbers:].reshape(-1, nodes, p + 1) - 1
     strengths = _strengths(problem)
@@ -173,7 +172,7 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
     for k in range(recipe.starts):
         strength, weights = None if strengths is None else strengths[k], random_splits[k, :, :-1]
         if monotone is not None:  # half of the splits ignores the monotone features, so it orders no leaves
-            ordering = problem.rng(_ORDERING + k).random(nodes) < 0.5
+            ordering = problem.rng("monotone splits", k).random(nodes) < 0.5
             weights = np.where(monotone, np.where(ordering[:, None], np.abs(weights), 0), weights)
         splits = ObliqueTree(weights, random_splits[k, :, -1], None)  # type: ignore[arg-type]
         cart_trees = carts.fold_trees[k % len(carts.fold_trees)]
@@ -189,7 +188,7 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
 def sharpness_of_trees(problem: Problem, trees: int) -> np.ndarray:
     """Returns the sharpness of the single start of each tree, ``(trees, stages)``: see :func:`initial_starts`."""
     stages, (low, high) = problem.recipe.stages, problem.recipe.sharpness_ranges.T
-    draws = [problem.keyed(number).rng(_STARTS).random(2 * stages, np.float32) for number in range(trees)]
+    draws = [problem.keyed(number).rng("starts").random(2 * stages, np.float32) for number in range(trees)]
     return low + (high - low) * np.array(draws)[:, stages:]
 
 
