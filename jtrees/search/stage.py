@@ -8,6 +8,8 @@ import numpy as np
 
 from jtrees.search.problem import DeviceValue, Problem
 
+ENDLESS = np.iinfo(np.int32).max  # a patience that ends no training
+
 
 class Stage(NamedTuple):
     """A training after its last update.
@@ -30,7 +32,7 @@ async def train_stage(
     state: Any,
     stops: Sequence[int],
     *args: Any,
-    patience: float,
+    patience: int = ENDLESS,
     name: str,
     often: bool = True,
 ) -> Stage:
@@ -43,7 +45,7 @@ async def train_stage(
       state: the initial state.
       stops: numbers of updates after which the state is evaluated, ascending from 0. The last is that of all updates.
       *args: further arguments of ``advance``.
-      patience: number of evaluations without a lower loss that early stopping waits for; infinite: it ends nothing.
+      patience: number of evaluations without a lower loss that early stopping waits for.
       name: name of the training, for the progress bar.
       often: whether the program of ``evaluate`` is compiled with more optimisation.
     """
@@ -51,7 +53,7 @@ async def train_stage(
     for number, (begin, end) in enumerate(itertools.pairwise(stops)):
         progress: Any = {"name": name, "begins": begin, "total": stops[-1]}
         state, updates = await problem.train(advance, state, end - begin, *args, **progress)
-        evaluated = await problem.map(evaluate, state, np.float32(patience), often=often)
+        evaluated = await problem.map(evaluate, state, np.int32(patience), often=often)
         state = evaluated.element(0)
         losses.append(updates)
         evaluations.append(evaluated.element(1).host)

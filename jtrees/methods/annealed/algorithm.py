@@ -9,41 +9,38 @@ sharpnesses.
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
 4. At the end, the best tree is refitted in the user's units and compared with CART (line 15).
+
+Not in the paper: trees of a boosted sum (boosted_tree.py), linear leaves of wide tables (wide.py), and fewer starts
+before a near deadline (deadline.py).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 import itertools
-import math
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import blocking, distributed, leaves as kinds, splitting, topology, training, validation as checks
+from jtrees import leaves as kinds, topology, training, validation as checks
 from jtrees.data import Data, Scaling, Table
-from jtrees.data.scaling import check_slopes, rows_for_slopes, with_map
-from jtrees.leaves import narrow
-from jtrees.methods.annealed.stages import StartResult, find_narrowing, grown_in_program, held_out_loss, train_stages
+from jtrees.data.scaling import check_slopes, with_map
+from jtrees.leaves.narrow import Narrowing, selected
+from jtrees.methods.annealed import boosted_tree
+from jtrees.methods.annealed.deadline import in_time, seconds_of_shrinkage
+from jtrees.methods.annealed.stages import StartResult, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
-    BINS,
     DEVIATIONS,
     Carts,
     Start,
-    bin_codes,
-    binned_cart,
     cart_of_table,
     grow_carts,
     held_out_rows,
     initial_starts,
-    sharpness_of_trees,
 )
+from jtrees.methods.annealed.wide import narrowed
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, gather
-from jtrees.search.cart import bin_edges
-from jtrees.search.precondition import WIDEST
-from jtrees.search.recipe import MOST_PRODUCTS, Growth
+from jtrees.search.recipe import Growth
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
@@ -51,15 +48,7 @@ from jtrees.tree import ObliqueTree
 _NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
 # With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
-# Estimates of time on one core. Products of a fit of linear leaves in a second: from two timings, with
-# 100 and 400 features. Refits of the results. Products of updates in a second, and products of each split for a start:
-# not measured, but chosen so that GET at 20,000 x 500 has fewer starts under two seconds.
-_PRODUCTS_OF_FIT, _REFITS = 1e9, 4
-_PRODUCTS, _PASSES_OF_START = 2e10, 6
-_LATE = 0.25  # seconds that all starts may take in any case
-_OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output: from one profile, of 5,000 classes
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
-_WIDEST_TREE = 64  # largest number of features that a tree of a sum splits
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -202,37 +191,12 @@ class Annealed(Recipe):
     # --- A tree of a boosted sum ---
 
     async def growth(self, problem: Problem, trees: int) -> Growth | None:
-        n, p = problem.shape
-        width = min(p, _WIDEST_TREE)
-        products = self.stages * self.updates * problem.recipe.rows_of_round(n) * 2**self.depth * width
         # A subclass with another ``search`` finds other trees than ``grow``.
-        can_grow = products <= MOST_PRODUCTS and type(self).search is Annealed.search
-        if not can_grow or self.cart != "binned" or self.starts != 1 or self.precondition not in (0, "auto"):
-            return None
-        edges = bin_edges(problem, BINS)
-        sharpness = sharpness_of_trees(problem.replace(recipe=self), trees)
-        codes = problem.computed_once(bin_codes, problem.batch.x, edges)
-        kinds_of_trees = np.zeros(trees, bool), np.ones(trees, bool)  # CART, and trees that start from CART
-        return Growth(edges, codes, tuple((sharpness, trains) for trains in kinds_of_trees))
+        return boosted_tree.growth(self, problem, trees) if type(self).search is Annealed.search else None
 
     def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
-        """Returns the splits of the single start from CART over bins, and whether they are finite.
-
-        ``drawn`` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
-        """
-        sharpness, trains = drawn
-        p, is_wide = run.batch.x.shape[1], run.batch.x.shape[1] > _WIDEST_TREE
-        if is_wide:
-            columns = splitting.columns_by_covariance(run.batch, _WIDEST_TREE, run.key)
-            run, edges, codes = _on_columns(run, columns), edges[columns], codes[:, columns]
-        is_drawn = jnp.any(run.batch.x != 0, axis=0)  # features that a tree leaves out are zero, and have one bin
-        cart = binned_cart(run, edges, jnp.where(is_drawn, codes, 0))
-        untrained = lambda: (cart, jnp.bool_(True))
-        splits, finite = jax.lax.cond(trains, lambda: grown_in_program(run, cart, sharpness), untrained)
-        if is_wide:
-            weights = jnp.zeros((len(splits.bias), p), splits.weights.dtype).at[:, columns].set(splits.weights)
-            splits = splits.replace(weights=weights)
-        return splits, finite
+        """Returns the splits of the single start from CART over bins: see :func:`boosted_tree.grow`."""
+        return boosted_tree.grow(run, edges, codes, drawn)
 
     # --- The procedure ---
 
@@ -243,19 +207,12 @@ class Annealed(Recipe):
         CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
         is an expected error on new data.
         """
-        if (recipe := self._in_time(problem)) is not self:
-            return await recipe._search(problem.replace(recipe=recipe))
-        return await self._search(problem)
+        recipe = in_time(self, problem)
+        return await recipe._search(problem.replace(recipe=recipe))
 
     async def _search(self, problem: Problem) -> Fitted:
         """Returns the result of :meth:`search`, with all starts."""
-        all_rows, narrowing = problem.replace(data=None), None  # a training needs no table
-        if self.leaves == "linear" and problem.shape[1] > narrow.WIDEST:
-            rows = problem.batch
-            if problem.data is not None:  # the leaves are refitted to the same rows
-                rows, _ = problem.computed_once(rows_for_slopes, rows, problem.data.scaling.x_most)
-            narrowing = (await all_rows.replace(batch=rows).map(find_narrowing)).host
-            all_rows = all_rows.preconditioned_by(narrowing.matrix)
+        all_rows, narrowing = await narrowed(problem)
         sample = sampled(all_rows, most_rows(self))
         validates = problem.kind is Evaluation.VALIDATION
         holds_out = self.halves and self.leaves == "constant" and not validates
@@ -292,33 +249,6 @@ class Annealed(Recipe):
                 results[k].append(result)
         return self._fitted(problem, starts, carts, results, best_cart, narrowing)
 
-    def _in_time(self, problem: Problem) -> "Annealed":
-        """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
-
-        The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs
-        them at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
-        """
-        monitor, (n, p), nodes = problem.monitor, problem.shape, topology.num_nodes(self.depth)
-        if monitor.left() == np.inf or blocking.platform() != "cpu":
-            return self
-        rows = n if (most := most_rows(self)) is None else min(n, most)
-        if self.leaves == "constant":
-            seconds = rows * p * (min(p, WIDEST) + _PASSES_OF_START * nodes) / _PRODUCTS
-            in_time = int(problem.computed_once(_times_left, seconds, monitor=monitor) / 2)
-            starts = min(self.starts, max(_FEWEST_KEPT + 1, in_time))
-            return self if starts == self.starts else self.replace(starts=starts)
-        width = min(p, narrow.WIDEST)
-        seconds = (rows * (width + 1) ** 2 + 2 * nodes * width**3) / _PRODUCTS_OF_FIT
-        once = n * p * min(n, p) / _PRODUCTS if width < p else 0.0  # seconds of the map to few features
-        fits = problem.computed_once(_times_left, seconds, monitor=monitor) - once / seconds
-        starts = min(self.starts, int((fits - _REFITS) / 2))
-        if starts < 1:
-            distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
-            return self.replace(leaves="constant")._in_time(problem)
-        if problem.data is not None and not problem.is_optional:
-            problem.computed_once(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
-        return self if starts == self.starts else self.replace(starts=starts)
-
     async def _compared(self, folds: list[Problem], short: list[StartResult], carts: Carts) -> tuple[np.ndarray, int]:
         """Returns the scores of all starts, and the CART tree that beats the starts, of :func:`beside_cart`."""
         trees = [(folds[k % len(folds)], result.tree) for k, result in enumerate(short)]
@@ -341,7 +271,7 @@ class Annealed(Recipe):
         carts: Carts,
         results: list[list[StartResult]],
         best_cart: int = -1,
-        narrowing: narrow.Narrowing | None = None,
+        narrowing: Narrowing | None = None,
     ) -> Fitted:
         """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
 
@@ -373,8 +303,8 @@ class Annealed(Recipe):
             tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
             cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted]
             report = self._report(data, starts, results, chosen, cart_losses)
-            seconds = _OF_SHRINKAGE * len(data.table.x) * math.prod(data.table.task.shape)
-            if self.shrink and self.leaves == "constant" and problem.monitor.may_be_late(seconds):
+            is_shrunk = self.shrink and self.leaves == "constant"
+            if is_shrunk and problem.monitor.may_be_late(seconds_of_shrinkage(data.table)):
                 tree = data.refit(tree, "constant", shrink=True)[0]
                 loss = data.loss(tree)
             tree = tree.merged()
@@ -409,9 +339,7 @@ class Annealed(Recipe):
             rows=rows_used(self, len(data.table.x)),
         )
 
-    def _refitted(
-        self, splits: ObliqueTree, data: Data, narrowing: narrow.Narrowing | None
-    ) -> tuple[ObliqueTree, float]:
+    def _refitted(self, splits: ObliqueTree, data: Data, narrowing: Narrowing | None) -> tuple[ObliqueTree, float]:
         """Returns the tree refitted in the user's units, and the loss that decides between the trees."""
         tree, criterion = data.refit(splits, self.leaves, narrowing=narrowing)
         loss = data.loss(tree)
@@ -422,7 +350,7 @@ class Annealed(Recipe):
         return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
 
     def _cart_splits(
-        self, problem: Problem, trees: list[ObliqueTree], narrowing: narrow.Narrowing | None
+        self, problem: Problem, trees: list[ObliqueTree], narrowing: Narrowing | None
     ) -> list[list[ObliqueTree]]:
         """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
 
@@ -440,19 +368,9 @@ class Annealed(Recipe):
         if trees and data.scaling.origin is None and problem.monitor.has_time():
             table, monitor = data.table.replace(encoder=None), problem.monitor.part(0.5)
             options = self.depth, self.leaves, most_rows(self)
-            columns = None if narrowing is None else narrow.selected(np.asarray(narrowing.matrix))
+            columns = None if narrowing is None else selected(np.asarray(narrowing.matrix))
             splits[0].append(problem.computed_once(cart_of_table, table, *options, columns, monitor=monitor))
         return splits
-
-
-def _times_left(seconds: float, *, monitor: Any) -> float:
-    """Returns how many times ``seconds`` remain; the trees of a bag ask once, so that they are of one kind."""
-    return max(monitor.left(), _LATE) / seconds
-
-
-def _reserve(seconds: float, *, monitor: Any) -> None:
-    """Reserves time for the refits of the result, once for all runs side by side."""
-    monitor.keep(seconds)
 
 
 def beside_cart(
@@ -486,10 +404,3 @@ def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
     for row, numbers in zip(table, joined, strict=True):
         row[: len(numbers)] = numbers
     return table
-
-
-def _on_columns(run: Run, columns: Array) -> Run:
-    """Returns a run on some of its columns."""
-    rows_of = lambda batch: batch._replace(x=batch.x[:, columns])
-    monotone = None if run.monotone is None else jnp.asarray(run.monotone)[columns]
-    return run.replace(batch=rows_of(run.batch), evaluation=rows_of(run.evaluation), monotone=monotone)

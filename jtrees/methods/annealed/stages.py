@@ -11,12 +11,10 @@ import optax
 
 from jtrees import leaves as kinds, ops, training
 from jtrees.data.scaling import with_map
-from jtrees.leaves.narrow import Narrowing
-from jtrees.leaves.shrunk import fit_narrowing
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import MOST, Evaluation, Problem, Run
 from jtrees.search.minibatch import prediction_loss
-from jtrees.search.stage import train_stage
+from jtrees.search.stage import ENDLESS, train_stage
 from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree
 
@@ -102,22 +100,22 @@ async def _train_under(
 
     Hard trees are evaluated after every update if the update computes their score, else about 20 times.
     """
-    recipe, is_scored = problem.recipe, _updates_are_scored(problem)
+    recipe, is_scored = problem.recipe, updates_are_scored(problem)
     often = recipe.cart == "binned"  # in the rounds of boosting
     # In a short table, the evaluations of a fit take less time than optimised compilation.
     evaluates_often = often or (not is_scored and problem.shape[0] > _FEW_ROWS)
     can_stop = recipe.halves and recipe.leaves == "linear" and not problem.engine.stacks
-    patience, options = _PATIENCE if can_stop else np.inf, {"often": evaluates_often}
-    state = await problem.map(_initial_state, splits, often=often)
-    state = (await problem.map(_evaluated, state, np.float32(patience), **options)).element(0)
-    stops, arguments = _evaluations(epochs, is_scored), (np.float32(sharpness), np.float32(epochs))
+    patience, options = _PATIENCE if can_stop else ENDLESS, {"often": evaluates_often}
+    state = await problem.map(initial_state, splits, often=often)
+    state = (await problem.map(evaluated, state, np.int32(patience), **options)).element(0)
+    stops, arguments = evaluation_steps(epochs, is_scored), (np.float32(sharpness), np.float32(epochs))
     stage = await train_stage(
-        problem, _advanced, _evaluated, state, stops, *arguments, patience=patience, name=name, **options
+        problem, advanced, evaluated, state, stops, *arguments, patience=patience, name=name, **options
     )
-    return (await problem.map(_best_of_stage, stage.state, often=often)).host, stage.losses
+    return (await problem.map(best_of_stage, stage.state, often=often)).host, stage.losses
 
 
-def _updates_are_scored(run: Run) -> bool:
+def updates_are_scored(run: Run) -> bool:
     """Returns whether an update also computes the score of the hard tree.
 
     It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
@@ -125,7 +123,7 @@ def _updates_are_scored(run: Run) -> bool:
     return run.kind is not Evaluation.VALIDATION and run.recipe.leaves == "constant" and run.monotone is None
 
 
-def _evaluations(epochs: int, is_scored: bool) -> list[int]:
+def evaluation_steps(epochs: int, is_scored: bool) -> list[int]:
     """Returns the numbers of updates after which the hard tree is evaluated separately; the first is 0."""
     parts = 1 if is_scored else max(1, min(_EVALUATIONS, epochs // _FEWEST_UPDATES))
     return [-(-epochs * part // parts) for part in range(parts + 1)]
@@ -134,53 +132,22 @@ def _evaluations(epochs: int, is_scored: bool) -> list[int]:
 # --- Compiled functions of a start -----------------------------------------------------------------------------------
 
 
-def find_narrowing(run: Run) -> Narrowing:
-    """Returns the map to the few features that linear leaves of a wide table use."""
-    return fit_narrowing(*run.batch)
-
-
-def grown_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
-    """Returns what :func:`train_stages` returns, within one program: the best splits, and whether they are finite.
-
-    Args:
-      run: the run, whose recipe makes ``updates`` updates in each stage.
-      splits: the initial splits.
-      sharpness: sharpness of each stage, ``(stages,)``.
-    """
-    updates = run.recipe.updates
-    ends = jnp.asarray([*_evaluations(updates, _updates_are_scored(run)), updates], jnp.int32)
-
-    def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
-        def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
-            state, count = _evaluated(run, state, jnp.inf)[0], ends[part + 1] - ends[part]
-            return _advanced(run, state, sharpness, jnp.float32(updates), ends[part], count, updates)[0]
-
-        best = _best_of_stage(
-            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, _initial_state(run, splits))
-        )
-        return best.params, best
-
-    trees = jax.lax.scan(stage, splits, sharpness)[1]
-    best = trees.score.argmin()
-    return jax.tree.map(lambda a: a[best], trees.params), jnp.isfinite(trees.score).all()
-
-
-def _initial_state(run: Run, splits: ObliqueTree) -> TrainState:
-    """Returns the initial training state of a stage; :func:`_evaluated` fits its leaves."""
+def initial_state(run: Run, splits: ObliqueTree) -> TrainState:
+    """Returns the initial training state of a stage; :func:`evaluated` fits its leaves."""
     params = splits.replace(leaves=_empty_leaves(run, splits).trainable())
     # The key has no effect: the batch is full, and the loss is not random.
     state = training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
     return state.replace(order=state.order[:1])  # unused: there is only one batch
 
 
-def _advanced(
+def advanced(
     run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array, limit: int = MOST
 ) -> tuple[TrainState, Array, Array]:
     """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite.
 
     ``limit`` is the largest ``count``.
     """
-    is_scored = _updates_are_scored(run)
+    is_scored = updates_are_scored(run)
     plain = run.recipe.method(sharpness, run.task, scored=is_scored)
     loss = lambda params, *data, **options: plain.loss(_in_order(run, params), *data, **options)
     method = plain._replace(loss=loss)
@@ -189,7 +156,7 @@ def _advanced(
     return state, history.losses, ~state.finite
 
 
-def _evaluated(run: Run, state: TrainState, patience: Any) -> tuple[TrainState, Array, Array]:
+def evaluated(run: Run, state: TrainState, patience: Any) -> tuple[TrainState, Array, Array]:
     """Returns the state after an evaluation of the hard tree, its score, and whether early stopping ends the stage.
 
     At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
@@ -203,7 +170,7 @@ def _evaluated(run: Run, state: TrainState, patience: Any) -> tuple[TrainState, 
     return state, score, state.waited >= patience
 
 
-def _best_of_stage(run: Run, state: TrainState) -> Best:
+def best_of_stage(run: Run, state: TrainState) -> Best:
     """Returns the best splits of a stage, with an infinite score if the stage became non-finite."""
     splits, score = run.recipe.between(run, state.best.params.replace(leaves=None), state.best.score)
     return Best(splits, jnp.where(state.finite, score, jnp.inf), state.best.step)

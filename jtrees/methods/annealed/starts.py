@@ -148,14 +148,6 @@ def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTr
     return ObliqueTree(*splitting.binned_cart(run.batch, edges, run.task, run.recipe.depth, codes), None)
 
 
-def bin_codes(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Returns the bin of each value of the features, ``(n, p)``: :func:`jtrees.splitting.codes_of` on the host."""
-    codes = np.empty(x.shape, np.uint8)  # there are at most 256 bins
-    for feature, column in enumerate(np.asarray(x).T):
-        codes[:, feature] = np.searchsorted(edges[feature], column)
-    return codes
-
-
 # --- The starts ------------------------------------------------------------------------------------------------------
 
 
@@ -183,13 +175,6 @@ def initial_starts(problem: Problem, carts: Carts) -> list[Start]:
         preconditioner = problem.computed_once(matrix, features, float(strength)) if strength else None
         starts.append(Start(splits, short[k], long[k], strength, preconditioner))
     return starts
-
-
-def sharpness_of_trees(problem: Problem, trees: int) -> np.ndarray:
-    """Returns the sharpness of the single start of each tree, ``(trees, stages)``: see :func:`initial_starts`."""
-    stages, (low, high) = problem.recipe.stages, problem.recipe.sharpness_ranges.T
-    draws = [problem.keyed(number).rng("starts").random(2 * stages, np.float32) for number in range(trees)]
-    return low + (high - low) * np.array(draws)[:, stages:]
 
 
 def _strengths(problem: Problem) -> np.ndarray | None:

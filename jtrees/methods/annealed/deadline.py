@@ -1,0 +1,65 @@
+"""Fewer starts, or constant leaves, where a deadline is too near for the options of a recipe."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jtrees import blocking, distributed, topology
+from jtrees.data import Table
+from jtrees.leaves import narrow
+from jtrees.search import Problem
+from jtrees.search.precondition import WIDEST
+from jtrees.search.sample import most_rows
+
+# Estimates of time on one core. Products of a fit of linear leaves in a second: from two timings, with
+# 100 and 400 features. Refits of the results. Products of updates in a second, and products of each split for a start:
+# not measured, but chosen so that GET at 20,000 x 500 has fewer starts under two seconds.
+_PRODUCTS_OF_FIT, _REFITS = 1e9, 4
+_PRODUCTS, _PASSES_OF_START = 2e10, 6
+_LATE = 0.25  # seconds that all starts may take in any case
+_OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output: from one profile, of 5,000 classes
+_FEWEST_STARTS = 3  # of constant leaves
+
+
+def in_time(recipe: Any, problem: Problem) -> Any:
+    """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
+
+    The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs
+    them at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
+    """
+    monitor, (n, p), nodes = problem.monitor, problem.shape, topology.num_nodes(recipe.depth)
+    if monitor.left() == np.inf or blocking.platform() != "cpu":
+        return recipe
+    rows = n if (most := most_rows(recipe)) is None else min(n, most)
+    if recipe.leaves == "constant":
+        seconds = rows * p * (min(p, WIDEST) + _PASSES_OF_START * nodes) / _PRODUCTS
+        most_starts = int(problem.computed_once(_times_left, seconds, monitor=monitor) / 2)
+        starts = min(recipe.starts, max(_FEWEST_STARTS, most_starts))
+        return recipe if starts == recipe.starts else recipe.replace(starts=starts)
+    width = min(p, narrow.WIDEST)
+    seconds = (rows * (width + 1) ** 2 + 2 * nodes * width**3) / _PRODUCTS_OF_FIT
+    once = n * p * min(n, p) / _PRODUCTS if width < p else 0.0  # seconds of the map to few features
+    fits = problem.computed_once(_times_left, seconds, monitor=monitor) - once / seconds
+    starts = min(recipe.starts, int((fits - _REFITS) / 2))
+    if starts < 1:
+        distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
+        return in_time(recipe.replace(leaves="constant"), problem)
+    if problem.data is not None and not problem.is_optional:
+        problem.computed_once(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
+    return recipe if starts == recipe.starts else recipe.replace(starts=starts)
+
+
+def seconds_of_shrinkage(table: Table) -> float:
+    """Returns the estimated seconds of the shrinkage of leaves."""
+    return _OF_SHRINKAGE * len(table.x) * math.prod(table.task.shape)
+
+
+def _times_left(seconds: float, *, monitor: Any) -> float:
+    """Returns how many times ``seconds`` remain; the trees of a bag ask once, so that they are of one kind."""
+    return max(monitor.left(), _LATE) / seconds
+
+
+def _reserve(seconds: float, *, monitor: Any) -> None:
+    """Reserves time for the refits of the result, once for all runs side by side."""
+    monitor.keep(seconds)
