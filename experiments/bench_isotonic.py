@@ -76,7 +76,7 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
 def in_double_precision(q: Any) -> np.ndarray:
     """Returns the solution in float64. The tests compare the solver with sequential pooling."""
     with jax.enable_x64(True):
-        return np.asarray(isotonic.prune(np.asarray(q, np.float64), PENALTY))
+        return np.asarray(isotonic.prune(jnp.asarray(q, jnp.float64), PENALTY))
 
 
 def times(repeats: int, **calls: Any) -> list[list[float]]:

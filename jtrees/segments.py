@@ -129,15 +129,13 @@ def mean_one(weight: Array) -> Float[Array, " n"]:
     return weight / xp.maximum(mean, tiny)
 
 
-def effective(sample_weight: Array | None) -> Array | None:
+def effective(sample_weight: Array) -> Float[Array, " n"]:
     """Returns weights rescaled to effective numbers of samples. Only the ratios of the given weights matter.
 
     The result sums to Kish's effective sample size, which is below the number of samples to which :func:`mean_one`
     sums. A cross-validation that treats a weight as a number of samples, as of a ridge regression, is then not
     overconfident.
     """
-    if sample_weight is None:
-        return None
     xp, tiny = module_of(sample_weight), np.finfo(sample_weight.dtype).tiny
     weight = sample_weight / xp.maximum(sample_weight.max(), tiny)
     return weight * total(weight) / xp.maximum(total(weight * weight), tiny)

@@ -6,7 +6,7 @@ cube of the number of features. So all leaves share a ridge regression of all sa
 """
 
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def select_features(
       weight: weights with mean 1.
       scale: deviations of the features in the units that the map takes; infinite for constant features.
     """
-    samples: Any = effective(weight)
+    samples = effective(weight)
     fitted = ridge(x, y, samples, (np.inf, *STRENGTHS))
     times = lambda a, b: jnp.matmul(a, b, precision="highest")
     predicted = times(x, fitted.slopes)

@@ -127,7 +127,7 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
       At most p directions, and at most K - 1 for K classes. A direction that would be a rounding error is zero.
     """
     times: Any = partial(jnp.matmul, precision="highest")
-    weight: Any = effective(ones_or(batch.weight, batch.x))
+    weight = effective(ones_or(batch.weight, batch.x))
     y = jnp.asarray(_targets(batch.y, task), batch.x.dtype).reshape(len(batch.x), -1)
     if isinstance(task, Classification):
         frequency = times(weight, y) / segments.total(weight)
@@ -171,7 +171,7 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
       unit: standard deviation of the features, and of the outputs that CART splits.
     """
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
-    weight: Any = effective(ones_or(rows.weight, x))
+    weight = effective(ones_or(rows.weight, x))
     wide: Any = x.astype(np.float64)
     slopes: Any = np.asarray(ridge(*_centred(wide, y, weight, unit), weight).slopes, np.float32)
     outputs = x @ slopes
