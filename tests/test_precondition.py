@@ -84,8 +84,9 @@ def test_a_fixed_strength_is_the_search_on_mapped_features(name, collinear):
     problem, plain = (problem_of(SMALL[name].replace(precondition=p, **short), *collinear) for p in (0.5, 0.0))
     x, m = problem.batch.x, matrix(spectrum(problem.batch), 0.5)
     mapped = plain.replace(batch=plain.batch._replace(x=x @ m))
-    fitted, expected = (search(part).scaled for part in (problem, mapped))
-    apply = lambda model, x: model.apply(x) if isinstance(model, jtrees.ObliqueTree) else model.network.outputs(x)
+    results = [search(part) for part in (problem, mapped)]
+    fitted, expected = (result.scaled if result.scaled is not None else result.model.network for result in results)
+    apply = lambda model, x: model.apply(x) if isinstance(model, jtrees.ObliqueTree) else model.outputs(x)
     outputs = lambda model, x: np.asarray(apply(*jax.tree.map(jnp.asarray, (model, x))))
     ours, theirs = outputs(fitted, x), outputs(expected, x @ m)
     # A sample at a split may fall to its other side.
