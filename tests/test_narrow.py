@@ -62,6 +62,7 @@ def test_the_ridge_regression_has_the_strength_of_the_least_gcv(x64, n):
         assert float(fitted.noise_left[j]) == pytest.approx(left, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_wide_leaves_correct_the_ridge_regression_along_few_features(x64):
     leaf, x, y, weight = draw(700)
     few = map_of(x, y, weight)
