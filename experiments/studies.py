@@ -299,7 +299,9 @@ def recipe_text(recipe: Any) -> str:
     omitted. A tuple of recipes of one kind gives a single text: an option that differs between the recipes is a tuple.
     """
     recipes = recipe if isinstance(recipe, tuple) else (recipe,)
-    recipes = [candidate.settled() if isinstance(candidate, jtrees.Recipe) else candidate for candidate in recipes]
+    recipes = [
+        candidate.with_defaults() if isinstance(candidate, jtrees.Recipe) else candidate for candidate in recipes
+    ]
     texts = []
     for name in sorted(option.name for option in fields(recipes[0])):
         values = tuple(getattr(candidate, name) for candidate in recipes)

@@ -155,7 +155,7 @@ DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkeypatch):
     async def only_search(self, problem, trees):
-        """The ``growth`` of a base that has no ``grow``."""
+        """The ``arguments_of_grow`` of a base that has no ``grow``."""
         return None
 
     targets, options = (Y, {}) if task == "regression" else (CLASSES, {"task": task})
@@ -164,7 +164,7 @@ def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkey
     recipe = jtrees.Boosted(base, rounds=3, learning_rate=0.5, columns=0.5)
     fit = lambda: jtrees.fit(recipe, X, targets, key=KEY, sample_weight=np.linspace(0.1, 3, 256), **options)
     grown = fit()
-    monkeypatch.setattr(type(base), "growth", only_search)
+    monkeypatch.setattr(type(base), "arguments_of_grow", only_search)
     searched = fit()
     np.testing.assert_allclose(grown.report.search.losses[:3], searched.report.search.losses[:3], rtol=1e-4)
     np.testing.assert_allclose(grown.predict(X), searched.predict(X), rtol=1e-3, atol=1e-3)
@@ -353,13 +353,13 @@ def test_a_kind_of_trees_that_is_far_behind_ends():
     x = np.random.default_rng(1).normal(size=(1200, 6)).astype(np.float32)
     lengths = []
 
-    class Counted(boosting_sums.Growing):
+    class Counted(boosting_sums.CompiledRounds):
         async def add(self, count):
             await super().add(count)
             lengths.append(self.length)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boosting_sums, "Growing", Counted)
+        patch.setattr(boosting_sums, "CompiledRounds", Counted)
         recipe = jtrees.Boosted(jtrees.GET(depth=3), rounds=60, patience=30, learning_rate=0.3)
         fit = jtrees.fit(recipe, x, np.tanh(2 * x.sum(1)), key=KEY)
     assert fit.report.search.is_oblique and sum(lengths) < 2 * sum(range(6, 61, 6))

@@ -74,19 +74,19 @@ def test_steps_end_before_the_deadline(clock):
 
 def test_parts_of_the_time_end_alone_and_with_the_whole(clock):
     whole = Monitor(deadline=10.0)
-    part = whole.part(0.5).part(0.5)
+    part = whole.within(0.5).within(0.5)
     clock.now = 3.0
     assert part.left() == -0.5 and not part.has_time() and whole.has_time()
-    other = whole.part(0.5)
+    other = whole.within(0.5)
     whole.ended = "interrupted"
     assert not other.has_time() and other.ended == "interrupted"
-    assert Monitor().part(0.5).left() == np.inf
+    assert Monitor().within(0.5).left() == np.inf
 
 
 def test_the_end_of_a_fit_may_be_late_by_a_tenth(clock):
     late, capped = Monitor(deadline=10.0, seconds=10.0), Monitor(deadline=10.0, seconds=10.0)
-    late.keep(3.0)
-    capped.keep(100.0)
+    late.reserve(3.0)
+    capped.reserve(100.0)
     assert late.left() == 7.0 and capped.left() == 5.0  # at most half of the time is kept
     clock.now = 11.0
     assert not late.has_time() and late.may_be_late()

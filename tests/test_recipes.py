@@ -100,7 +100,7 @@ def test_a_second_ctrl_c_raises_and_the_handler_is_restored(table):
         with pytest.raises(FloatingPointError):
             fit(table, Polynomials(learning_rate=1e30))
         assert signal.getsignal(signal.SIGINT) is ours
-        with pytest.raises(KeyboardInterrupt), watched.listening():
+        with pytest.raises(KeyboardInterrupt), watched.interruptible():
             signal.raise_signal(signal.SIGINT)
             assert watched.ended == "interrupted" and not watched.has_time()
             signal.raise_signal(signal.SIGINT)

@@ -145,8 +145,8 @@ class Boosted(Wrapper):
         if self.base.tree_leaves(base_task(task)) is None:
             raise ValueError(f"base must end in a single tree, got {quoted(self.base)}")
 
-    def settled(self) -> Any:
-        return self.weak()
+    def with_defaults(self) -> Any:
+        return self.with_boosting_defaults()
 
     def keeps_monotone(self, task: Task) -> bool:
         return super().keeps_monotone(base_task(task))
@@ -186,17 +186,17 @@ class Boosted(Wrapper):
             parts = sample.repeat(folds) if folds > 1 else [sample]
             parts = [part.holding_out(mask) for part, mask in zip(parts, masks, strict=True)]
             shares = [np.average(mask, weights=sample.batch.weight) for mask in masks]
-        growths, sums, is_oblique = await self._sums(parts, shares, chooses and self.patience is not None)
-        judged = sums[0] if len(sums) == 1 else Sum.mean(sums)
+        rounds, sums, is_oblique = await self._sums(parts, shares, chooses and self.patience is not None)
+        evaluated = sums[0] if len(sums) == 1 else Sum.mean(sums)
         if sample is not scaled:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
             masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]
         held_out, count = list(zip(sums, masks, strict=True)) if masks else [], int(parts[0].count)
         if len(sums) > 1 or (sample is scaled and not masks):
-            return Boosting(judged, judged, held_out, count, is_oblique)
+            return Boosting(evaluated, evaluated, held_out, count, is_oblique)
         table = scaled.holding_out(np.zeros(scaled.shape[0], bool)) if masks else scaled
-        chosen = await refitted(table, growths[0].rounds, judged.best) or judged
-        return Boosting(chosen, judged, held_out, count, is_oblique)
+        final = await refitted(table, rounds[0].rounds, evaluated.best) or evaluated
+        return Boosting(final, evaluated, held_out, count, is_oblique)
 
     async def _sums(
         self, problems: list[Problem], shares: list[float] | None, chooses: bool
@@ -206,13 +206,13 @@ class Boosted(Wrapper):
         The loss is the mean over the problems, weighted by ``shares``. With ``chooses``, the rounds are of the kind of
         trees with the lowest loss, else of the last kind.
 
-        The rounds are a :class:`jtrees.ensembles.boosting_sums.Growing` or ``Searching``.
+        The rounds are a :class:`jtrees.ensembles.boosting_sums.CompiledRounds` or ``SearchedRounds``.
         """
         by_problem = _unless_failed(await gather(*(begin(problem) for problem in problems)))
         kinds = [_Kind(list(parts), np.zeros(0)) for parts in zip(*by_problem, strict=True)]
         growing, complete = kinds if chooses else kinds[-1:], []
-        oblique, name, monitor = kinds[-1].parts, type(self).__name__, problems[0].monitor
-        with monitor.over(self.rounds, name) as show:
+        oblique, name, monitor = kinds[-1].rounds, type(self).__name__, problems[0].monitor
+        with monitor.progress_of(self.rounds, name) as show:
             while growing:
                 done = len(growing[0].losses)
                 if monitor.is_rehearsed(done) or (done and not monitor.has_time()):
@@ -228,7 +228,7 @@ class Boosted(Wrapper):
                 complete += [kind for kind, goes in zip(growing, goes_on, strict=True) if not goes]
                 growing = [kind for kind, goes in zip(growing, goes_on, strict=True) if goes]
         # Simpler trees need not be better.
-        handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind.parts is oblique else 0
+        handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind.rounds is oblique else 0
         parts, losses = min(complete + growing, key=lambda kind: kind.lowest() + handicap(kind))
         monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
         return parts, [part.sum(losses) for part in parts], parts is oblique
@@ -265,62 +265,62 @@ class Boosted(Wrapper):
         Raises:
           FloatingPointError: if the loss is not finite, or if no tree is.
         """
-        chosen, judged, count = boosting.chosen, boosting.judged, boosting.judged.best
+        final, evaluated, count = boosting.final, boosting.evaluated, boosting.evaluated.best
         losses = np.full(self.rounds, np.inf, np.float32)
         if self.patience is not None:
-            losses[: len(judged)] = judged.rounds.losses
-        rounds, dropped = chosen.rounds, sum(~chosen.rounds.finite)
+            losses[: len(evaluated)] = evaluated.rounds.losses
+        rounds, dropped = final.rounds, sum(~final.rounds.finite)
         scores = rounds.losses if problem.kind is Evaluation.VALIDATION else rounds.after
-        if not np.isfinite(scores[count - 1]) or dropped == len(chosen):
+        if not np.isfinite(scores[count - 1]) or dropped == len(final):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         rows = self.rows_of_round(boosting.count)
         report = BoostedReport(
             rounds=count, dropped=int(dropped), losses=losses, rows=rows, is_oblique=boosting.is_oblique
         )
-        return Fitted(chosen.first(count), float(scores[count - 1]), count, chosen.rounds.before, report=report)
+        return Fitted(final.first(count), float(scores[count - 1]), count, final.rounds.before, report=report)
 
 
 class Boosting(NamedTuple):
     """The sums of a boosting.
 
     Attributes:
-      chosen: the sum of the model.
-      judged: the sum whose losses chose the number of rounds: ``chosen``, or ``chosen`` before its leaves were fitted
+      final: the sum of the model.
+      evaluated: the sum whose losses chose the number of rounds: ``final``, or ``final`` before its leaves were fitted
         to all rows.
-      parts: the sums that held out rows, with these rows, ``(n,)`` bool. If there are several, ``chosen`` is their
-        mean.
+      held_out_sums: the sums that held out rows, with these rows, ``(n,)`` bool. If there are several, ``final`` is
+        their mean.
       count: number of rows from which a round draws.
       is_oblique: whether the splits of the trees may have several features.
     """
 
-    chosen: Sum
-    judged: Sum
-    parts: list[tuple[Sum, np.ndarray]]
+    final: Sum
+    evaluated: Sum
+    held_out_sums: list[tuple[Sum, np.ndarray]]
     count: int
     is_oblique: bool
 
     @property
     def is_mean(self) -> bool:
         """Whether the model is the mean of several sums."""
-        return len(self.parts) > 1
+        return len(self.held_out_sums) > 1
 
     @property
     def has_losses(self) -> bool:
         """Whether there are losses of held-out rows."""
-        return bool(self.parts) and bool(np.isfinite(self.judged.rounds.losses).any())
+        return bool(self.held_out_sums) and bool(np.isfinite(self.evaluated.rounds.losses).any())
 
 
 class _Kind(NamedTuple):
     """The rounds of a kind of trees for each problem of a boosting, and their mean losses, ``(rounds,)``."""
 
-    parts: list[Any]
+    rounds: list[Any]
     losses: np.ndarray
 
     async def add(self, count: int, shares: list[float] | None) -> "_Kind":
         """Returns the kind after ``count`` more rounds, or after fewer."""
-        _unless_failed(await gather(*(part.add(count) for part in self.parts)))
-        length = min(part.length for part in self.parts)
-        return _Kind(self.parts, np.average([part.losses[:length] for part in self.parts], axis=0, weights=shares))
+        _unless_failed(await gather(*(part.add(count) for part in self.rounds)))
+        length = min(part.length for part in self.rounds)
+        return _Kind(self.rounds, np.average([part.losses[:length] for part in self.rounds], axis=0, weights=shares))
 
     def lowest(self, rounds: int | None = None) -> float:
         """Returns the lowest loss of the first rounds, or of all; infinite if no loss is a number."""
@@ -353,12 +353,12 @@ def _left_out(problem: Problem, boosting: Boosting, model: Forest) -> LeftOut | 
     if not boosting.has_losses or problem.is_member:
         return None
     data: Any = problem.data
-    chosen, judged, parts, losses = boosting.chosen, boosting.judged, boosting.parts, []
+    final, evaluated, parts, losses = boosting.final, boosting.evaluated, boosting.held_out_sums, []
     for number, (part, held_out) in enumerate(parts):
-        trees, initial = part.first(judged.best)
+        trees, initial = part.first(evaluated.best)
         if boosting.is_mean:
-            trees = _part_of_mean(chosen.first(judged.best)[0], len(parts), number)
-        without = model if chosen is part else _forest(data, trees, initial)
+            trees = _part_of_mean(final.first(evaluated.best)[0], len(parts), number)
+        without = model if final is part else _forest(data, trees, initial)
         left_out = problem.left_out(without, held_out)
         if left_out is None:
             return None

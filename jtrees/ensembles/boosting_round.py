@@ -12,7 +12,7 @@ from jaxtyping import Array
 from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import ordered_leaves, signs_of
 from jtrees.search import MOST, Evaluation, Run
-from jtrees.search.recipe import Growth
+from jtrees.search.recipe import GrowArguments
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.training.state import NOT_TAKEN
@@ -60,13 +60,13 @@ class Draws(NamedTuple):
     Attributes:
       rows: numbers of the rows, ``(m,)``, -1 for padding.
       features: factors of the features, 1 or 0, ``(p,)``.
-      mixes: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
+      combinations: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
       key: data of the key of the tree.
     """
 
     rows: Any
     features: Any
-    mixes: Any
+    combinations: Any
     key: Any
 
 
@@ -106,13 +106,13 @@ def initial_state(run: Run) -> State:
 @compilation.sums_in_order
 def target(run: Run, state: State, draws: Draws) -> Batch:
     """Returns the drawn rows of a round, with their targets and weights."""
-    rows, features, mixes, _ = draws
+    rows, features, combinations, _ = draws
     every_row = sharding.keep_rows((run.batch.x, run.batch.y, state.outputs, run.weight))
     x, y, outputs, weight = jax.tree.map(lambda a: a[rows], every_row)
     step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
     if run.monotone is not None:  # the base keeps all targets non-decreasing in the monotone features
         step = step * jnp.asarray(signs_of(run.task), step.dtype).reshape(run.task.shape)
-    step = step if mixes is None else jnp.matmul(step, mixes, precision="highest")
+    step = step if combinations is None else jnp.matmul(step, combinations, precision="highest")
     inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
@@ -233,7 +233,13 @@ def before_rounds(run: Run) -> BoostedState:
 
 @compilation.sums_in_order
 def grown_rounds(
-    run: Run, boosted: BoostedState, draws: Draws, first: Array, growth: Growth, before: Array, count: Array
+    run: Run,
+    boosted: BoostedState,
+    draws: Draws,
+    first: Array,
+    grow_arguments: GrowArguments,
+    before: Array,
+    count: Array,
 ) -> tuple[BoostedState, Array, bool]:
     """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early.
 
@@ -242,7 +248,7 @@ def grown_rounds(
       boosted: the state after the rounds so far.
       draws: the draws of the rounds from ``first`` on.
       first: number of rounds before those of ``draws``.
-      growth: the arguments of ``grow`` of the base.
+      grow_arguments: the arguments of ``grow`` of the base.
       before: number of rounds so far.
       count: number of rounds to add.
     """
@@ -250,12 +256,12 @@ def grown_rounds(
 
     def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
         round_draws = jax.tree.map(lambda a: a[number - first], draws)
-        tree_draws = jax.tree.map(lambda a: a[number], *growth.drawn)
+        tree_draws = jax.tree.map(lambda a: a[number], *grow_arguments.drawn)
         batch = target(run, boosted.state, round_draws)
         key = jax.random.wrap_key_data(round_draws.key, impl=jax.random.key_impl(run.key))
         base_run = Run(base, base_task(run.task), batch, batch, key, monotone=run.monotone)
-        rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(growth.rows))
-        splits, finite = base.grow(base_run, growth.shared, rows, tree_draws)
+        rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(grow_arguments.rows))
+        splits, finite = base.grow(base_run, grow_arguments.shared, rows, tree_draws)
         return splits, round_draws.features, finite
 
     return _with_rounds(run, boosted, splits_of, before, count)

@@ -19,7 +19,7 @@ from jtrees.ensembles.boosting_round import (
     target,
 )
 from jtrees.search import DeviceValue, Evaluation, Problem
-from jtrees.search.recipe import Growth
+from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import random_rows
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -83,9 +83,9 @@ def draws_of_round(problem: Problem, number: int) -> Draws:
     key = problem.keyed(number).key
     if targets == outputs:
         return Draws(rows, features, None, key)
-    mixes = rng.normal(size=(outputs, targets)).astype(np.float32)
+    combinations = rng.normal(size=(outputs, targets)).astype(np.float32)
     # Nonnegative combinations keep the order of the outputs.
-    return Draws(rows, features, mixes if problem.monotone is None else np.abs(mixes), key)
+    return Draws(rows, features, combinations if problem.monotone is None else np.abs(combinations), key)
 
 
 def rounds_of_call(recipe: Any) -> int:
@@ -100,12 +100,12 @@ def draws_of_rounds(problem: Problem, first: int, count: int) -> Draws:
     return jax.tree.map(lambda *arrays: np.stack(arrays), *draws)
 
 
-class Growing:
+class CompiledRounds:
     """Rounds of a base that has ``grow``: a program adds many rounds."""
 
-    def __init__(self, problem: Problem, state: DeviceValue, growth: Growth):
-        """``growth`` has one kind of trees."""
-        self._problem, self._state, self._growth = problem, state, growth
+    def __init__(self, problem: Problem, state: DeviceValue, grow_arguments: GrowArguments):
+        """``grow_arguments`` has one kind of trees."""
+        self._problem, self._state, self._grow_arguments = problem, state, grow_arguments
         self.length = 0
 
     async def add(self, count: int) -> None:
@@ -115,7 +115,7 @@ class Growing:
             "begins": self.length,
             "least": int(not self.length),
         }
-        arguments = draws_of_rounds(self._problem, self.length, count), np.int32(self.length), self._growth
+        arguments = draws_of_rounds(self._problem, self.length, count), np.int32(self.length), self._grow_arguments
         trained = await self._problem.train(grown_rounds, self._state, count, *arguments, **progress)
         self._state, self.length = trained.state, self.length + len(trained.losses)
 
@@ -134,7 +134,7 @@ class Growing:
         return sum_of(self._state.element(0).element(0).host, self.rounds.host, len(losses), losses)
 
 
-class Searching:
+class SearchedRounds:
     """Rounds of any base: a search finds the splits of each round."""
 
     def __init__(self, problem: Problem, state: DeviceValue):
@@ -186,7 +186,7 @@ class Searching:
         return sum_of(self._initial.host, self.rounds, len(losses), losses)
 
 
-async def begin(problem: Problem) -> list[Growing] | list[Searching]:
+async def begin(problem: Problem) -> list[CompiledRounds] | list[SearchedRounds]:
     """Returns no rounds yet, for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`.
 
     The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
@@ -195,17 +195,17 @@ async def begin(problem: Problem) -> list[Growing] | list[Searching]:
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))
     recipe, (n, p) = problem.recipe, problem.shape
-    growth = await base.growth(problem, recipe.rounds)
-    if growth is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
-        return [Searching(problem, await problem.map(initial_state))]
+    grow_arguments = await base.grow_arguments(problem, recipe.rounds)
+    if grow_arguments is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
+        return [SearchedRounds(problem, await problem.map(initial_state))]
     state = await problem.map(before_rounds)
-    return [Growing(problem, state, growth._replace(drawn=(drawn,))) for drawn in growth.drawn]
+    return [CompiledRounds(problem, state, grow_arguments._replace(drawn=(drawn,))) for drawn in grow_arguments.drawn]
 
 
 async def refitted(problem: Problem, rounds: Any, count: int) -> Sum | None:
     """Returns the sum of the first ``count`` rounds with leaves fitted to the rows of a problem; None after a deadline.
 
-    ``rounds`` are the rounds of a :class:`Growing` or a :class:`Searching`.
+    ``rounds`` are the rounds of a :class:`CompiledRounds` or a :class:`SearchedRounds`.
     """
     state: Any = BoostedState(await problem.map(initial_state), rounds)  # type: ignore[arg-type]
     monitor, where = problem.monitor, problem.monitor.where

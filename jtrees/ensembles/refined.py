@@ -32,7 +32,7 @@ _PART = 50  # updates from one evaluation to the next
 _PATIENCE = 0.2  # patience of joint training, as a part of all evaluations
 _PASSES, _FEWEST = 12, 2000  # passes over the data, and fewest updates, if no epochs are given
 _MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outputs for the training rows
-_HARD = 1e6  # sharpness at which soft trees equal hard trees in practice
+_HARD_SHARPNESS = 1e6  # sharpness at which soft trees equal hard trees in practice
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
@@ -125,21 +125,25 @@ class Refined(Wrapper):
         base: Any = self.base
         # Joint training trains all splits anyway, and a choice between kinds of trees takes twice the time.
         boosting = await base.boosted(problem.replace(recipe=problem.recipe.base), chooses=False)
-        fitted, judged, scaled = base.scaled(problem, boosting), boosting.judged, problem.replace(data=None)
-        on_part = scaled.holding_out(boosting.parts[0][1], Evaluation.EARLY_STOPPING) if boosting.parts else scaled
-        last = first = await self._together(on_part, judged, judged.best, self._schedule(problem.shape[0]).steps)
-        boosted_loss = float(np.min(judged.rounds.losses))
+        fitted, evaluated, scaled = base.scaled(problem, boosting), boosting.evaluated, problem.replace(data=None)
+        on_part = (
+            scaled.holding_out(boosting.held_out_sums[0][1], Evaluation.EARLY_STOPPING)
+            if boosting.held_out_sums
+            else scaled
+        )
+        last = first = await self._together(on_part, evaluated, evaluated.best, self._schedule(problem.shape[0]).steps)
+        boosted_loss = float(np.min(evaluated.rounds.losses))
         is_better = first.losses.min() < boosted_loss
-        if is_better and boosting.parts:
+        if is_better and boosting.held_out_sums:
             on_all = scaled.holding_out(np.zeros(problem.shape[0], bool))
-            last = await self._together(on_all, boosting.chosen, judged.best, first.step)
+            last = await self._together(on_all, boosting.final, evaluated.best, first.step)
         refined = is_better and (problem.kind is Evaluation.VALIDATION or last.is_complete)
         report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=fitted.report)
         history = np.append(fitted.history, last.history) if is_better else fitted.history
         fitted = fitted._replace(scaled=_hard(*fitted.scaled), history=history, report=report)
         if refined:
             fitted = fitted._replace(scaled=last.model, score=last.score, step=fitted.step + last.step)
-        trial = first.model if refined else _hard(*judged.first(judged.best))
+        trial = first.model if refined else _hard(*evaluated.first(evaluated.best))
         return problem.restored(fitted, partial(_restored, problem, trial, boosting))
 
     async def _together(self, problem: Problem, boosted: Sum, count: int, steps: int) -> "_Together":
@@ -186,7 +190,7 @@ def _restored(problem: Problem, trial: SoftTrees, boosting: Boosting, fitted: Fi
     restored = lambda network: data.scaling.restore(SoftForest(on_device(network), None, data.table.task.of_models))
     model, left_out = restored(fitted.scaled), None
     if boosting.has_losses and not problem.is_member:
-        left_out = problem.left_out(restored(trial), boosting.parts[0][1])
+        left_out = problem.left_out(restored(trial), boosting.held_out_sums[0][1])
     return fitted._replace(model=model, loss=loss_of(fitted, model, data), left_out=left_out)
 
 
@@ -194,7 +198,7 @@ def _hard(trees: ObliqueTree, initial: np.ndarray) -> SoftTrees:
     """Returns the boosted trees as soft trees that are as sharp as hard trees."""
     endless = np.full(initial.shape, np.inf, initial.dtype)
     unit = _of_unit_length(jax.tree.map(np.asarray, trees))
-    return SoftTrees(unit, initial, np.asarray(_HARD, initial.dtype), -endless, endless)  # type: ignore[arg-type]
+    return SoftTrees(unit, initial, np.asarray(_HARD_SHARPNESS, initial.dtype), -endless, endless)  # type: ignore[arg-type]
 
 
 def _padded(trees: ObliqueTree, count: int) -> ObliqueTree:

@@ -114,7 +114,7 @@ class Sparse(Wrapper):
         return super().scaling(table)
 
     @property
-    def thins_splits(self) -> bool:
+    def removes_terms(self) -> bool:
         return True
 
     async def search(self, problem: Problem) -> Fitted:

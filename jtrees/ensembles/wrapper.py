@@ -30,8 +30,8 @@ class Wrapper(Recipe):
         return self.base.scaling(table)
 
     @property
-    def thins_splits(self) -> bool:
-        return self.base.thins_splits
+    def removes_terms(self) -> bool:
+        return self.base.removes_terms
 
     def keeps_monotone(self, task: Task) -> bool:
         return self.keeps_order and self.base.keeps_monotone(task)

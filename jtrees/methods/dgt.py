@@ -31,7 +31,7 @@ from jtrees.search import (
     options,
 )
 from jtrees.search.minibatch import evaluated, trained_in_program
-from jtrees.search.recipe import MOST_PRODUCTS, Growth
+from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -251,13 +251,13 @@ class DGT(MiniBatchRecipe):
 
     # --- A tree of a boosted sum ---
 
-    async def growth(self, problem: Problem, trees: int) -> Growth | None:
+    async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         n, p = problem.shape
         schedule, sizes = self.schedule(problem.recipe.rows_of_round(n)), self._sizes(p)
         products = schedule.steps * schedule.batch_size * sum(a * b for a, b in itertools.pairwise(sizes))
         # A subclass may find other trees than ``grow``.
-        can_grow = type(self) is DGT and self.precondition == 0 and products <= MOST_PRODUCTS
-        return Growth((), ()) if can_grow else None
+        can_grow = type(self) is DGT and self.precondition == 0 and products <= LARGEST_PROGRAM
+        return GrowArguments((), ()) if can_grow else None
 
     def grow(self, run: Run, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits after the last update, and whether they are finite."""

@@ -42,7 +42,7 @@ def bin_edges(problem: Problem, bins: int) -> np.ndarray:
     preconditioner is compared or given, they are edges of the rows of the problem.
     """
     x, _, weight = problem.source or problem.batch
-    return problem.computed_once(_edges, x, weight, bins, monitor=problem.monitor.part(_PART_OF_BINS))
+    return problem.computed_once(_edges, x, weight, bins, monitor=problem.monitor.within(_PART_OF_BINS))
 
 
 def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) -> np.ndarray:

@@ -197,7 +197,7 @@ class Engine:
         for stack in active:
             stack.keep_finished(steps, done)
         total = int(max(first.total or 0, first.begins + longest))
-        with monitor.over(total, first.name) as show:
+        with monitor.progress_of(total, first.name) as show:
             while active:
                 is_optional = self._began and done >= first.least
                 if monitor.is_rehearsed(turns) or (is_optional and not monitor.has_time(pace.step_seconds)):

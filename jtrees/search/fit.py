@@ -133,7 +133,7 @@ def fit(
     evaluated = None if out is None else out.evaluated_by(table)
     chosen_by = None if validation is None else validation_of(recipe, validation, table)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
-    with compilation.default_settings(), distributed.together("jtrees.fit"), monitor.listening():
+    with compilation.default_settings(), distributed.together("jtrees.fit"), monitor.interruptible():
         [fitted] = fits_of([recipe], [key], [Split(table, chosen_by)], monitor)
     if isinstance(fitted.result, FloatingPointError):
         raise fitted.result
@@ -287,7 +287,7 @@ def fits_of(
     engine = Engine(monitor, impl, max(_AT_ONCE, sharding.share_of_starts() or 1) if batch == "auto" else batch)
     before = time.monotonic()
     folds = [_problem(recipes[0], split, rows, engine) for split in splits]
-    monitor.keep(_END * (time.monotonic() - before) / len(folds))  # reserves the time to evaluate results on all rows
+    monitor.reserve(_END * (time.monotonic() - before) / len(folds))  # the time to evaluate results on all rows
     if cells is None:
         cells = list(itertools.product(range(len(recipes)), range(len(keys)), range(len(folds))))
     size = _concurrent_runs(len(cells), batch)
@@ -351,7 +351,7 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
         updates=is_update.sum(-1),
         held_out_loss=float(np.average(left_out.losses[rows], weights=weight)) if left_out and len(rows) else None,
         held_out_rows=table.numbers_of(rows) if left_out and not left_out.several else None,
-        recipe=described(recipe.settled()),
+        recipe=described(recipe.with_defaults()),
         search=fitted.report,
     )
     model, tree = fitted.model, fitted.tree

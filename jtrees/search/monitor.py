@@ -50,7 +50,7 @@ class Monitor:
         self._root = parent._root if parent is not None else self
 
     @contextlib.contextmanager
-    def listening(self) -> Any:
+    def interruptible(self) -> Any:
         """Context in which Ctrl-C stops the search, and a second Ctrl-C raises KeyboardInterrupt.
 
         Only Python's main thread receives signals. If the process ignores Ctrl-C, the context does not change that.
@@ -66,7 +66,7 @@ class Monitor:
             signal.signal(signal.SIGINT, handler)
 
     @contextlib.contextmanager
-    def over(self, total: int, name: str) -> Any:
+    def progress_of(self, total: int, name: str) -> Any:
         """Context that shows the progress of ``total`` updates or rounds; a nested context shows nothing.
 
         Yields ``(done, losses) -> None``, which shows the number of finished updates or rounds and the lowest loss.
@@ -115,12 +115,12 @@ class Monitor:
         """Returns the monitor of the end of a fit, whose deadline is the latest time of :meth:`may_be_late`."""
         return Monitor(deadline=self._latest)
 
-    def keep(self, seconds: float) -> None:
+    def reserve(self, seconds: float) -> None:
         """Reserves ``seconds`` for the end of a fit: brings the deadline forward by at most half of the time left."""
         if self.deadline is not None:
             self.deadline -= max(0.0, min(seconds, self.left() / 2))
 
-    def part(self, share: float) -> "Monitor":
+    def within(self, share: float) -> "Monitor":
         """Returns the monitor of work that may take the fraction ``share`` of the time left."""
         if self.deadline is None:
             return Monitor(parent=self)

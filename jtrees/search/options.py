@@ -118,7 +118,7 @@ def checked(recipe: Any) -> Any:
     Raises:
       ValueError: if an option is invalid. The message names the option, what was expected, and the value.
     """
-    return _checked(_checked(recipe).settled())  # the second check is for the values that ``settled`` sets
+    return _checked(_checked(recipe).with_defaults())  # the second check is for the values that ``with_defaults`` sets
 
 
 def _checked(recipe: Any) -> Any:

@@ -86,7 +86,7 @@ def _correlations(rows: Batch) -> np.ndarray:
 
 def spectrum_of(problem: Problem) -> Spectrum:
     """Returns the spectrum of the rows of a problem, or of a sample of them if a deadline is near."""
-    return problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.part(_PART))
+    return problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.within(_PART))
 
 
 def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:

@@ -27,10 +27,10 @@ def loss_of(result: Any, model: Any, data: Data) -> float:
 
 # Largest number of products of a tree that grows in one program, which takes about a second. Neither a deadline nor
 # Ctrl-C ends a program.
-MOST_PRODUCTS = 2**34
+LARGEST_PROGRAM = 2**34
 
 
-class Growth(NamedTuple):
+class GrowArguments(NamedTuple):
     """The arguments of ``grow`` for the trees of a boosted sum.
 
     Attributes:
@@ -78,16 +78,16 @@ class Recipe:
         """
         return "constant"
 
-    def settled(self) -> Any:
+    def with_defaults(self) -> Any:
         """Returns the recipe with values for a single tree in the options that are None and mean a default."""
-        return self._with_recipes(lambda recipe: recipe.settled())
+        return self._with_recipes(lambda recipe: recipe.with_defaults())
 
-    def weak(self) -> Any:
+    def with_boosting_defaults(self) -> Any:
         """Returns the recipe with values for a tree of a boosted sum, which needs less training, in such options.
 
         A tree of a sum has no trials of preconditioners, so ``precondition="auto"`` of a recipe with trials is 0.
         """
-        recipe = self._with_recipes(lambda recipe: recipe.weak())
+        recipe = self._with_recipes(lambda recipe: recipe.with_boosting_defaults())
         return recipe.replace(precondition=0.0) if getattr(recipe, "precondition", 0) == "auto" else recipe
 
     def _with_recipes(self, change: Callable[["Recipe"], Any]) -> Any:
@@ -95,7 +95,7 @@ class Recipe:
         options = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return self.replace(**{name: change(value) for name, value in options if isinstance(value, Recipe)})
 
-    async def growth(self, problem: Problem, trees: int) -> "Growth | None":
+    async def grow_arguments(self, problem: Problem, trees: int) -> "GrowArguments | None":
         """Returns the arguments of ``grow`` for the trees of a boosted sum, or None if only :meth:`search` finds trees.
 
         A recipe may have ``grow(run, shared, rows, drawn) -> (splits, finite)``. It returns the splits that
@@ -111,7 +111,7 @@ class Recipe:
         return None
 
     @property
-    def thins_splits(self) -> bool:
+    def removes_terms(self) -> bool:
         """Whether the end of the search removes columns from splits. A part of a larger model would skip that step."""
         return False
 
@@ -130,7 +130,7 @@ class Recipe:
 
 def check_keeps_splits(base: Recipe) -> None:
     """Raises ``ValueError`` for a base that thins its splits at the end, because parts of a model have no end."""
-    if base.thins_splits:
+    if base.removes_terms:
         raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
 
 

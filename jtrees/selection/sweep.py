@@ -138,8 +138,8 @@ def sweep(
     with (
         compilation.default_settings(),
         distributed.together("jtrees.selection.sweep"),
-        monitor.listening(),
-        monitor.over(result.losses.size, "runs") as show,
+        monitor.interruptible(),
+        monitor.progress_of(result.losses.size, "runs") as show,
     ):
         for group in groups_of(recipe, combinations):
             if finished and not monitor.has_time():

@@ -126,7 +126,7 @@ def tune(
         splits = splits_of(recipe, dataset, validation, split_key)
         files = folder_of(folder, (0, 1), recipe, key, splits, "row losses", combinations)
     monitor = Monitor(progress, None if max_seconds is None else started + (1 - _KEPT) * max_seconds)
-    with compilation.default_settings(), distributed.together("jtrees.tune"), monitor.listening():
+    with compilation.default_settings(), distributed.together("jtrees.tune"), monitor.interruptible():
         if halving is None:
             evaluated, left = _evaluate(recipe, combinations, splits, search_key, monitor, folder=files), []
         else:

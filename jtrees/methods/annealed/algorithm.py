@@ -40,7 +40,7 @@ from jtrees.methods.annealed.starts import (
 )
 from jtrees.methods.annealed.wide import narrowed
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, gather
-from jtrees.search.recipe import Growth
+from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
@@ -86,7 +86,7 @@ class Default(NamedTuple):
     """The value of an option that is None: for a single tree, and for a tree of a boosted sum."""
 
     single: Any
-    weak: Any
+    boosted: Any
 
 
 class Annealed(Recipe):
@@ -103,14 +103,14 @@ class Annealed(Recipe):
 
     # The values for a boosted sum were chosen for GET, by its losses on held-out rows.
     defaults: ClassVar[dict[str, Default]] = {
-        "starts": Default(10, weak=1),
-        "epochs": Default(None, weak=20),
-        "learning_rate": Default(0.01, weak=0.03),
-        "cart": Default(True, weak="binned"),
-        "ridge": Default(True, weak=False),
-        "precondition": Default("auto", weak=0.0),
-        "shrink": Default(True, weak=False),
-        "halving": Default(True, weak=False),
+        "starts": Default(10, boosted=1),
+        "epochs": Default(None, boosted=20),
+        "learning_rate": Default(0.01, boosted=0.03),
+        "cart": Default(True, boosted="binned"),
+        "ridge": Default(True, boosted=False),
+        "precondition": Default("auto", boosted=0.0),
+        "shrink": Default(True, boosted=False),
+        "halving": Default(True, boosted=False),
     }
 
     depth: Any
@@ -170,15 +170,15 @@ class Annealed(Recipe):
     def keeps_monotone(self, task: Task) -> bool:
         return self.leaves == "constant"
 
-    def settled(self) -> Any:
-        return self._with_defaults("single")
+    def with_defaults(self) -> Any:
+        return self._filled("single")
 
-    def weak(self) -> Any:
+    def with_boosting_defaults(self) -> Any:
         rows = max(_WEAK_ROWS, _WEAK_ROWS_OF_LEAF * 2**self.depth) if self.rows == "auto" else self.rows
-        return self._with_defaults("weak").replace(rows=rows)
+        return self._filled("boosted").replace(rows=rows)
 
-    def _with_defaults(self, tree: str) -> Any:
-        """Returns the recipe with the values for a single or a weak tree in the options that are None."""
+    def _filled(self, tree: str) -> Any:
+        """Returns the recipe with the values for a single tree or a tree of a sum in the options that are None."""
         missing = [name for name in self.defaults if getattr(self, name) is None]
         return self.replace(**{name: getattr(self.defaults[name], tree) for name in missing})
 
@@ -190,9 +190,9 @@ class Annealed(Recipe):
 
     # --- A tree of a boosted sum ---
 
-    async def growth(self, problem: Problem, trees: int) -> Growth | None:
+    async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         # A subclass with another ``search`` finds other trees than ``grow``.
-        return boosted_tree.growth(self, problem, trees) if type(self).search is Annealed.search else None
+        return boosted_tree.grow_arguments(self, problem, trees) if type(self).search is Annealed.search else None
 
     def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
         """Returns the splits of the single start from CART over bins: see :func:`boosted_tree.grow`."""
@@ -366,7 +366,7 @@ class Annealed(Recipe):
         data: Any = problem.data
         splits = [[data.scaling.restore_splits(tree)] for tree in trees]
         if trees and data.scaling.origin is None and problem.monitor.has_time():
-            table, monitor = data.table.replace(encoder=None), problem.monitor.part(0.5)
+            table, monitor = data.table.replace(encoder=None), problem.monitor.within(0.5)
             options = self.depth, self.leaves, most_rows(self)
             columns = None if narrowing is None else selected(np.asarray(narrowing.matrix))
             splits[0].append(problem.computed_once(cart_of_table, table, *options, columns, monitor=monitor))

@@ -19,7 +19,7 @@ from jtrees.methods.annealed.stages import (
 from jtrees.methods.annealed.starts import BINS, binned_cart
 from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges
-from jtrees.search.recipe import MOST_PRODUCTS, Growth
+from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
 from jtrees.search.stage import ENDLESS
 from jtrees.training import Best, TrainState
 from jtrees.tree import ObliqueTree
@@ -27,7 +27,7 @@ from jtrees.tree import ObliqueTree
 _WIDEST = 64  # largest number of features that a tree splits
 
 
-def growth(recipe: Any, problem: Problem, trees: int) -> Growth | None:
+def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments | None:
     """Returns the arguments of :func:`grow` for the trees of a sum; None if only the search finds such trees.
 
     There are two kinds of trees: CART, and trees that start from CART.
@@ -35,12 +35,14 @@ def growth(recipe: Any, problem: Problem, trees: int) -> Growth | None:
     n, p = problem.shape
     products = recipe.stages * recipe.updates * problem.recipe.rows_of_round(n) * 2**recipe.depth * min(p, _WIDEST)
     has_single_start = recipe.cart == "binned" and recipe.starts == 1 and recipe.precondition in (0, "auto")
-    if products > MOST_PRODUCTS or not has_single_start:
+    if products > LARGEST_PROGRAM or not has_single_start:
         return None
     edges = bin_edges(problem, BINS)
     sharpness = _sharpness(problem.replace(recipe=recipe), trees)
     codes = problem.computed_once(_bin_codes, problem.batch.x, edges)
-    return Growth(edges, codes, tuple((sharpness, trains) for trains in (np.zeros(trees, bool), np.ones(trees, bool))))
+    return GrowArguments(
+        edges, codes, tuple((sharpness, trains) for trains in (np.zeros(trees, bool), np.ones(trees, bool)))
+    )
 
 
 def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:

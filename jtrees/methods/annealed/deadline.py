@@ -62,4 +62,4 @@ def _times_left(seconds: float, *, monitor: Any) -> float:
 
 def _reserve(seconds: float, *, monitor: Any) -> None:
     """Reserves time for the refits of the result, once for all runs side by side."""
-    monitor.keep(seconds)
+    monitor.reserve(seconds)

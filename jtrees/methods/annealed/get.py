@@ -160,7 +160,7 @@ class GET(Annealed):
 
     soft = staticmethod(get)
     defaults = Annealed.defaults | {
-        "alpha_ranges": Default(((5.0, 25.0), (50.0, 150.0)), weak=((20.0, 60.0),)),
+        "alpha_ranges": Default(((5.0, 25.0), (50.0, 150.0)), boosted=((20.0, 60.0),)),
     }
 
     @property

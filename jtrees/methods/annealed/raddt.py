@@ -99,7 +99,7 @@ class RADDT(Annealed):
     implementation: Implementation = option(None)
 
     soft = staticmethod(raddt)
-    defaults = Annealed.defaults | {"epochs": Default(_EPOCHS, weak=20)}
+    defaults = Annealed.defaults | {"epochs": Default(_EPOCHS, boosted=20)}
 
     @property
     def sharpness_ranges(self) -> np.ndarray:

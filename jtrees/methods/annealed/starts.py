@@ -80,7 +80,7 @@ def held_out_rows(problem: Problem) -> list[np.ndarray]:
 
 async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
     """Returns the CART trees of a problem, as in the authors' program; ``folds`` are of :func:`held_out_rows`."""
-    recipe, monitor = problem.recipe, problem.monitor.part(_PREPARATION)
+    recipe, monitor = problem.recipe, problem.monitor.within(_PREPARATION)
     if recipe.cart == "binned":
         edges = bin_edges(problem, BINS)
         parts = [problem.holding_out(fold) for fold in folds] or [problem]
@@ -88,11 +88,11 @@ async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
     if not recipe.cart:
         return Carts([], [[]])
     arguments = problem.task, problem.monotone, recipe.depth, recipe.leaves, _has_ridge(problem)
-    trees = problem.computed_once(_grow, problem.batch, *arguments, monitor=monitor.part(0.5))
+    trees = problem.computed_once(_grow, problem.batch, *arguments, monitor=monitor.within(0.5))
     fold_trees = []
     for number, fold in enumerate(folds):
         arrays: Any = [np.asarray(array)[~fold] for array in problem.batch]
-        fold_trees.append(_grow(Batch(*arrays), *arguments, monitor=monitor.part(1 / (len(folds) - number))))
+        fold_trees.append(_grow(Batch(*arrays), *arguments, monitor=monitor.within(1 / (len(folds) - number))))
     return Carts(trees, fold_trees or [trees])
 
 
@@ -110,7 +110,7 @@ def _grow(
     """Returns CART of the features and, with ``ridge``, CART of the outputs of a ridge regression."""
     real, outputs = without_padding(rows), math.prod(task.shape)
     grow = lambda rows: grown_cart(rows, task, depth, leaves, monotone=monotone)
-    trees = [monitor.part(0.5 if ridge else 1).on_rows(grow, real, outputs)]
+    trees = [monitor.within(0.5 if ridge else 1).on_rows(grow, real, outputs)]
     if ridge:
         grow = lambda rows: grown_on_ridge(rows, task, depth, 1 / DEVIATIONS)
         trees.append(monitor.on_rows(grow, real, outputs))

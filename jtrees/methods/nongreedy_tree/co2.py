@@ -13,7 +13,7 @@ import numpy as np
 from jtrees import pytree
 from jtrees.data import Data, Scaling, Table
 from jtrees.methods.nongreedy_tree.greedy import (
-    Growing,
+    GreedyState,
     advanced,
     finished_level,
     first_level,
@@ -28,7 +28,7 @@ from jtrees.search.first_step import is_direct, newton_steps, refitted
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import DeviceValue
-from jtrees.search.recipe import MOST_PRODUCTS, Growth
+from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task, check_log_loss
 from jtrees.tree import ObliqueTree
@@ -126,14 +126,14 @@ class CO2(Recipe):
 
     # --- A tree of a boosted sum ---
 
-    async def growth(self, problem: Problem, trees: int) -> Growth | None:
+    async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         n, p = problem.shape
         schedule = self.level(problem.recipe.rows_of_round(n))
         # An update writes all splits.
         products = self.depth * schedule.steps * (schedule.batch_size + 2**self.depth) * p
         # A subclass may find other trees than ``grow``.
-        can_grow = type(self) is CO2 and self.precondition == 0 and products <= MOST_PRODUCTS
-        return Growth(bin_edges(problem, self.bins), ()) if can_grow else None
+        can_grow = type(self) is CO2 and self.precondition == 0 and products <= LARGEST_PROGRAM
+        return GrowArguments(bin_edges(problem, self.bins), ()) if can_grow else None
 
     def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits, and whether they are finite."""
@@ -177,7 +177,7 @@ class CO2(Recipe):
 
 
 async def grow_levels(problem: Problem) -> tuple[DeviceValue, np.ndarray]:
-    """Grows a tree level by level; returns its state, a ``Growing``, and the losses of all updates."""
+    """Grows a tree level by level; returns its state, a ``GreedyState``, and the losses of all updates."""
     recipe, losses = problem.recipe, []
     steps = recipe.level(problem.shape[0]).steps
     state = await problem.map(first_level, bin_edges(problem, recipe.bins))
@@ -197,6 +197,6 @@ def strength_of(trial: Fitted | None) -> np.float32:
     return np.float32(-1 if trial is None else trial.report.best)
 
 
-def _result(run: Run, state: Growing, strength: Array) -> Result:
+def _result(run: Run, state: GreedyState, strength: Array) -> Result:
     tree, _ = finished_level(run, state)
     return result_of(run, state.training, tree, state.training.step, strength)

@@ -42,7 +42,7 @@ _WIDEST = 1024  # largest number of features for a ridge regression, which costs
 
 
 @pytree.dataclass
-class Growing:
+class GreedyState:
     """The state of a greedy tree, which grows level by level.
 
     Attributes:
@@ -91,7 +91,7 @@ def restarted(state: TrainState, tree: Any) -> TrainState:
 # --- Levels ----------------------------------------------------------------------------------------------------------
 
 
-def first_level(run: Run, edges: Array) -> Growing:
+def first_level(run: Run, edges: Array) -> GreedyState:
     """Returns the initial state of the first level; ``edges`` are the edges of the bins of each feature."""
     batch, depth = standardised(run), run.recipe.depth
     (n, p), dtype, nodes = batch.x.shape, batch.x.dtype, topology.num_nodes(depth)
@@ -105,17 +105,17 @@ def first_level(run: Run, edges: Array) -> Growing:
     tree = with_leaves(splits, root, batch, run.task)
     state = training.loop.init_state(tree, batch, key=run.key, optimizer=_OPTIMIZER)
     none = splits.weights[:0], splits.bias[:0]
-    return _with_initial_splits(run, Growing(state, root[0], root, none, directions, edges))
+    return _with_initial_splits(run, GreedyState(state, root[0], root, none, directions, edges))
 
 
-def next_level(run: Run, state: Growing) -> Growing:
+def next_level(run: Run, state: GreedyState) -> GreedyState:
     """Returns the initial state of the next level."""
     tree, place = finished_level(run, state)
     trained = state.training.replace(params=tree)
     return _with_initial_splits(run, state.replace(training=trained, level=state.level + 1, place=place))
 
 
-def _with_initial_splits(run: Run, state: Growing) -> Growing:
+def _with_initial_splits(run: Run, state: GreedyState) -> GreedyState:
     """Returns the state with initial splits, and two leaves for each split, in the nodes of the level."""
     data, half, place, level = standardised(run), _half(run), state.place, state.level
     node = place - _first(level)
@@ -134,7 +134,7 @@ def _with_initial_splits(run: Run, state: Growing) -> Growing:
     return state.replace(training=restarted(state.training, tree), initial=initial)
 
 
-def advanced(run: Run, state: Growing, before: Array, count: Array) -> tuple[Growing, Array, Array]:
+def advanced(run: Run, state: GreedyState, before: Array, count: Array) -> tuple[GreedyState, Array, Array]:
     """Returns the state after ``count`` updates on the level, their losses, and False."""
     recipe, data, schedule = run.recipe, standardised(run), run.recipe.level(len(run.batch.x))
     rates, data = rate(run, schedule.steps), data._replace(y=(data.y, state.place))
@@ -156,7 +156,7 @@ def _stump_surrogate(run: Run, tree: ObliqueTree, batch: Batch, level: Array) ->
     return Surrogate(jnp.where(flips, sibling, leaf), node[None], scores, slopes, reached)
 
 
-def finished_level(run: Run, state: Growing) -> tuple[ObliqueTree, Array]:
+def finished_level(run: Run, state: GreedyState) -> tuple[ObliqueTree, Array]:
     """Returns the tree after the training of a level, and the child that each sample reaches.
 
     Each node of the level has the better of its initial and its trained split.
@@ -178,11 +178,11 @@ def finished_level(run: Run, state: Growing) -> tuple[ObliqueTree, Array]:
     return _with_rows(tree, rows, (weights, bias)), 2 * place + 1 + right((weights, bias))
 
 
-def grown_in_program(run: Run, edges: Array) -> Growing:
+def grown_in_program(run: Run, edges: Array) -> GreedyState:
     """Returns the state after the updates of the last level, which :func:`finished_level` ends, within one program."""
     steps = run.recipe.level(len(run.batch.x)).steps
 
-    def level_of(level: Array, state: Growing) -> Growing:
+    def level_of(level: Array, state: GreedyState) -> GreedyState:
         state = jax.lax.cond(level > 0, partial(next_level, run), lambda state: state, state)
         return in_parts(advanced, run, state, steps, level * steps)
 

@@ -15,7 +15,7 @@ import numpy as np
 from jtrees import blocking, losses, ops, pytree, topology, training, validation as checks
 from jtrees.methods.nongreedy_tree import greedy
 from jtrees.methods.nongreedy_tree.co2 import CO2, grow_levels, strength_of
-from jtrees.methods.nongreedy_tree.greedy import Growing, standardised
+from jtrees.methods.nongreedy_tree.greedy import GreedyState, standardised
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
@@ -176,7 +176,7 @@ class NonGreedy(CO2):
 # --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
-def _initial(run: Run, state: Growing) -> Joint:
+def _initial(run: Run, state: GreedyState) -> Joint:
     """Returns the initial state of the joint stage: CO2's tree is the best tree so far."""
     tree, place = greedy.finished_level(run, state)
     leaf = place - topology.num_nodes(run.recipe.depth)
