@@ -88,11 +88,11 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values))
 
 
-def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth") -> int:
-    """Returns the depth as an integer from 1 to ``most``, by default 16."""
-    value = _index(name, depth, f"a whole number from 1 to {most}")
-    if not 1 <= value <= most:
-        raise ValueError(f"{name} must be from 1 to {most}, got {quoted(value)}")
+def check_depth(depth: Any, most: int = MAX_DEPTH, name: str = "depth", least: int = 1) -> int:
+    """Returns the depth as an integer from ``least`` to ``most``, by default from 1 to 16."""
+    value = _index(name, depth, f"a whole number from {least} to {most}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, got {quoted(value)}")
     return value
 
 

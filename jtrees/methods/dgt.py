@@ -30,7 +30,7 @@ from jtrees.search import (
     option,
     options,
 )
-from jtrees.search.minibatch import evaluated, trained_in_program
+from jtrees.search.minibatch import output_loss, trained_in_program
 from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -277,8 +277,10 @@ class DGT(MiniBatchRecipe):
 
     def evaluate(self, run: Run, params: ChainedTree) -> Array:
         tree = signed_tree(params, run.monotone)
-        leaves = _hardened(tree, run.batch, True).leaves.trainable() if self.refit else tree.leaves
-        return evaluated(run.task, leaves.values[ops.hard(tree.weights, tree.bias, run.evaluation.x)], run.evaluation)
+        if self.refit:
+            tree = tree.replace(leaves=tree.refit(*run.batch).leaves.trainable())
+        outputs = lambda tree, x: tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
+        return output_loss(run.task, outputs, tree, run.evaluation)
 
     def patience_of(self, schedule: Schedule) -> int:
         return schedule.patience(_PATIENCE / min(self.cycles, schedule.steps))

@@ -159,11 +159,6 @@ class MiniBatchRecipe(Recipe):
         return fitted_tree(problem, fitted, refit=True, preconditioning=preconditioning)
 
 
-def evaluated(task: Task, outputs: Array, rows: Batch) -> Array:
-    """Returns the mean loss of a model's outputs on a scaled batch."""
-    return losses.mean_loss(task.loss(outputs, rows.y), rows.weight)
-
-
 def output_loss(task: Task, outputs: Callable[[Any, Array], Array], model: Any, rows: Batch) -> Array:
     """Returns the mean loss of ``outputs(model, x)`` on a scaled batch, in blocks of rows."""
     return _mean_over_blocks(task, lambda x, y: task.loss(outputs(model, x), y), model, rows)

@@ -73,9 +73,10 @@ class Option(NamedTuple):
         if kind is bool:
             return checks.check_flag(name, value)
         if kind is int:
+            least = int(self.bounds.get("least", 1))
             if "most" in self.bounds:
-                return checks.check_depth(value, int(self.bounds["most"]), name)
-            return checks.check_count(name, value, int(self.bounds.get("least", 1)), _LARGEST)
+                return checks.check_depth(value, int(self.bounds["most"]), name, least)
+            return checks.check_count(name, value, least, _LARGEST)
         if kind is float:
             return as_scalar(name, value, **self.bounds) if traced else _host_number(name, value, **self.bounds)
         if kind == tuple[int, ...]:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from jtrees.search.engine import Engine
 
 
-# What a search draws on the host, and the first of the numbers that seed its generators.
+# What the library's searches draw on the host, and the first of the numbers that seed the generators. The letters of any
+# other purpose are the numbers.
 _PURPOSES = {
     "folds": 1,
     "starts": 2,
@@ -384,7 +385,8 @@ def _picked(x: Any, y: Any, weight: Any, rows: np.ndarray, new_weight: np.ndarra
 
 def generator(key: np.ndarray, purpose: str, number: int = 0) -> np.random.Generator:
     """Returns a random generator from the data of a key; each purpose and each number has its own generator."""
-    return np.random.default_rng([*key.ravel().tolist(), _PURPOSES[purpose] + number])
+    numbers = [_PURPOSES[purpose] + number] if purpose in _PURPOSES else [*purpose.encode(), number]
+    return np.random.default_rng([*key.ravel().tolist(), *numbers])
 
 
 def derived(key: np.ndarray, number: int) -> np.ndarray:

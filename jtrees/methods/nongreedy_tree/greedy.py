@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import optax
 
-from jtrees import ops, pytree, splitting, topology, training
+from jtrees import losses, ops, pytree, splitting, topology, training
 from jtrees.leaves.hierarchical import STRENGTHS
 from jtrees.methods.nongreedy_tree.surrogate import Surrogate, flip_slope, projection, surrogate_update, with_leaves
 from jtrees.monotone import without_negative
@@ -21,7 +21,7 @@ from jtrees.routing import inference
 from jtrees.search import Evaluation, Run
 from jtrees.search.cart import ridge_directions
 from jtrees.search.engine import MOST
-from jtrees.search.minibatch import Result, evaluated, in_parts
+from jtrees.search.minibatch import Result, in_parts
 from jtrees.segments import wide
 from jtrees.splitting import Thresholds
 from jtrees.tasks import Classification
@@ -208,7 +208,12 @@ def evaluate(run: Run, tree: ObliqueTree) -> Array:
     """Returns the loss on the evaluation rows of the tree with leaves refitted to the training rows."""
     leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (run.batch, run.evaluation))
     tree = run.ordered(with_leaves(tree, leaf, run.batch, run.task), leaf)
-    return evaluated(run.task, tree.leaves.values[reached], run.evaluation)
+    return _mean_loss(run, tree.leaves.values[reached])
+
+
+def _mean_loss(run: Run, outputs: Array) -> Array:
+    """Returns the mean loss of outputs for the evaluation rows."""
+    return losses.mean_loss(run.task.loss(outputs, run.evaluation.y), run.evaluation.weight)
 
 
 def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, strength: Array) -> Result:
@@ -222,7 +227,7 @@ def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, stren
     batch, dtype = run.batch, run.batch.x.dtype
     leaf, reached = (ops.hard(tree.weights, tree.bias, rows.x) for rows in (batch, run.evaluation))
     ordered = lambda leaves: run.ordered(tree.replace(leaves=leaves), leaf).leaves
-    loss = lambda leaves: evaluated(run.task, ordered(leaves).trainable().values[reached], run.evaluation)
+    loss = lambda leaves: _mean_loss(run, ordered(leaves).trainable().values[reached])
     leaves = with_leaves(tree, leaf, batch, run.task).leaves.refit(leaf, *batch)
     score, used = loss(leaves), jnp.zeros((), dtype)
     if run.recipe.shrink:
@@ -234,8 +239,8 @@ def result_of(run: Run, state: TrainState, tree: ObliqueTree, step: Array, stren
         strengths = jnp.asarray(STRENGTHS, dtype)
 
         def best() -> tuple[Array, Array]:
-            losses = jax.lax.map(lambda strength: loss(shrunk(strength=strength)[0]), strengths)
-            return losses.min(), strengths[losses.argmin()]
+            scores = jax.lax.map(lambda strength: loss(shrunk(strength=strength)[0]), strengths)
+            return scores.min(), strengths[scores.argmin()]
 
         score, strength = jax.lax.cond(run.kind >= Evaluation.HELD_OUT, best, lambda: (score, strength))
         leaves, used = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))

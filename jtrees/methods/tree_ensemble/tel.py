@@ -18,7 +18,7 @@ from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ens
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
 from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, checked_values, option
-from jtrees.search.minibatch import evaluated, stopped_early
+from jtrees.search.minibatch import output_loss, stopped_early
 from jtrees.search.recipe import fitted_joint_trees
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
@@ -238,8 +238,8 @@ class TEL(MiniBatchRecipe):
         return hardened(params, run.batch, run.task) if self.hard else SoftEnsemble(params, self.gamma, self.step)  # type: ignore[arg-type]
 
     def evaluate(self, run: Run, params: Ensemble) -> Array:
-        outputs = params.outputs(run.evaluation.x, self.gamma, step=self.step, width=self.width)
-        return evaluated(run.task, outputs, run.evaluation)
+        outputs = lambda params, x: params.outputs(x, self.gamma, step=self.step, width=self.width)
+        return output_loss(run.task, outputs, params, run.evaluation)
 
     def describe(self, run: Run, params: Ensemble) -> _Reached:
         """Returns the number of leaves that the training samples reach, and whether they exceed ``width``."""
