@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from jtrees.search.engine import Engine
 
 
-# What the library's searches draw on the host, and the first of the numbers that seed the generators. The letters of any
-# other purpose are the numbers.
+# What the library's searches draw on the host, and the first of the numbers that seed the generators. The letters of
+# any other purpose are the numbers.
 _PURPOSES = {
     "folds": 1,
     "starts": 2,
