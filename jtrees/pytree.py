@@ -10,12 +10,18 @@ compares the classes if they are registered with their own flatten functions, as
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from functools import partial
-from typing import Any, TypeVar, dataclass_transform, overload
+from typing import Any, TypeVar, dataclass_transform, get_type_hints, overload
 
 from flax import struct
 import jax
 
 T = TypeVar("T")
+
+
+def annotation_of(cls: type, field: dataclasses.Field) -> Any:
+    """Returns the annotation of a field, which a module may postpone: it is then text."""
+    return get_type_hints(cls)[field.name] if isinstance(field.type, str) else field.type
+
 
 field = struct.field
 
@@ -44,7 +50,7 @@ def dataclass(cls: Any = None, /, **options: Any) -> Any:
         return partial(dataclass, **options)
     cls = dataclasses.dataclass(frozen=True, **options)(cls)
     fields = dataclasses.fields(cls)
-    is_child = lambda node, field: node(field.type) if callable(node) else node
+    is_child = lambda node, field: node(annotation_of(cls, field)) if callable(node) else node
     children = tuple(field.name for field in fields if is_child(field.metadata.get("pytree_node", True), field))
     static = tuple(field.name for field in fields if field.name not in children)
 

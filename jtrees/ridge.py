@@ -85,7 +85,7 @@ def ridge(
     values = xp.maximum(values, 0)
     # Directions of rounding errors have no slope.
     eps = xp.finfo(x.dtype).eps
-    is_signal = values > values.max() * max(x.shape) * eps
+    is_signal = values > values.max() * min(x.shape) * eps
     along = xp.where(is_signal[:, None], times(vectors.T, targets if is_wide else times(rows.T, targets)), 0)
     squares, alone = xp.square(along) * (values[:, None] if is_wide else 1), xp.square(targets).sum(0)
     solve = 1 / (values + xp.asarray(strengths, x.dtype)[:, None])

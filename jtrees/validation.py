@@ -139,7 +139,7 @@ def check_number(
     """Checks that the value holds finite numbers within the bounds. Traced values pass."""
     if is_traced(value):
         return
-    number = np.asarray(value)  # jax would trace a comparison within a program
+    number = _as_array(value)  # jax would trace a comparison within a program
     bounds = (
         ("of at least", least, np.greater_equal),
         ("above", above, np.greater),
@@ -153,11 +153,27 @@ def check_number(
         raise ValueError(f"{name} must be a finite number {expected}".rstrip() + f", got {quoted(value)}")
 
 
+def check_scalar(name: str, value: Any, **bounds: Bound) -> float:
+    """Returns a number of the host, checked by :func:`check_number`. It is neither traced nor a truth value."""
+    if is_traced(value) or isinstance(value, (bool, np.bool_)) or _as_array(value).ndim:
+        raise ValueError(f"{name} must be a number, got {quoted(value)}")
+    check_number(name, value, **bounds)
+    return float(value)
+
+
 def check_seconds(value: Any) -> None:
     """Checks that ``max_seconds`` is one finite number above zero."""
     check_number("max_seconds", value, above=0)
     if np.ndim(value):
         raise ValueError(f"max_seconds must be one number above 0, got {quoted(value)}")
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """Returns a value in NumPy; rows of different lengths are one object."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return np.asarray(value, object)
 
 
 def _is_numeric(value: Any) -> bool:

@@ -302,3 +302,5 @@ def test_trees_of_mapped_features_are_trees_of_the_features(x64, kind):
     apply = lambda model, x: jax.tree.map(jnp.asarray, model).apply(jnp.asarray(x))
     for model in (first, forest):
         np.testing.assert_allclose(apply(with_map(model, matrix), x), apply(model, x @ matrix))
+    with pytest.raises(TypeError, match="a model must have weights or with_kernels to take other features, got dict"):
+        with_map({"kernel": splits}, matrix)

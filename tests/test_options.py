@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import postponed
 import pytest
 
 import jtrees
@@ -109,7 +110,7 @@ def test_numbers_are_arguments_of_a_program_and_other_options_are_constants():
         ("count", "must be at most 2147483646, the limit of 32-bit sizes and counters, got ", (2**40,)),
         ("optional_count", "must be at least 1, got 0; it may be None", (0,)),
         ("rows", "must be a whole number, got 'all'; it may be 'auto' or None", ("all",)),
-        ("counts", "must be whole numbers, such as (240, 240), got ", (240, None, "240")),
+        ("counts", "must be whole numbers, such as (240, 240), got ", (240, None, "240", b"ab", np.array(3))),
         ("counts", "must be at least 1, got 0", ((8, 0),)),
         ("flag", "must be True or False, got ", ("False", None, 1)),
         ("optional_flag", "must be True or False, got 'bins'; it may be 'binned' or None", ("bins",)),
@@ -118,7 +119,7 @@ def test_numbers_are_arguments_of_a_program_and_other_options_are_constants():
         ("implementation", "must be one of 'xla', 'mosaic_tpu', 'triton', 'interpret', a Config, a tuple", ("cuda", 3)),
         ("function", "must be a function, got ", (None, 3, "huber")),
         ("share", "must be a finite number above 0 and at most 1, got ", (0, 1.5, NAN, "half", None, 1j)),
-        ("share", "must be a number, got ", (True, [0.5])),
+        ("share", "must be a number, got ", (True, [0.5], [[1], [1, 2]])),
         ("precondition", "must be a finite number of at least 0 and below 1, got ", (1, -0.1, NAN, "half")),
         ("rate", "must be a finite number above 0, got ", (0, -1.0, NAN, INF)),
         ("rate", "must be a number, got ", ("0.1", 1j, {}, [0.1, [0.2]], huber, None, np.datetime64("2020"))),
@@ -162,10 +163,41 @@ def test_the_first_bad_option_of_a_recipe_is_named():
         Three(3)
 
 
-def test_an_annotation_that_says_nothing_is_an_error_of_the_author():
-    @pytree.dataclass(kw_only=True)
-    class Anything(Recipe):
-        value: Any = option(2)
+@pytest.mark.parametrize(
+    ("annotation", "bounds", "message"),
+    [
+        (Any, {}, "an option must be annotated by values that it can check, got typing.Any"),
+        (float | int, {}, "an option must be annotated by values"),
+        (Literal[1, 2], {}, "an option must be annotated by values"),
+        (int, {"below": 3}, "an option of <class 'int'> must have no bound 'below'"),
+        (bool, {"least": 0}, "an option of <class 'bool'> must have no bound 'least'"),
+    ],
+)
+def test_a_declaration_that_cannot_be_checked_is_an_error_of_the_author(annotation, bounds, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
 
-    with pytest.raises(TypeError, match="value must be annotated"):
-        options.checked(Anything())
+        @pytree.dataclass(kw_only=True)
+        class Undecided(Recipe):
+            value: annotation = option(2, **bounds)
+
+    with pytest.raises(TypeError, match="bounds must be least, above, below, most, got 'maximum'"):
+        option(2, maximum=3)
+
+
+def test_whole_numbers_have_both_bounds():
+    @pytree.dataclass(kw_only=True)
+    class Bounded(Recipe):
+        value: int = option(2, least=2, most=8)
+
+    assert options.checked(Bounded(value=8)).value == 8
+    for value in (1, 9):
+        with pytest.raises(ValueError, match=f"^value must be from 2 to 8, got {value}"):
+            options.checked(Bounded(value=value))
+
+
+def test_annotations_may_be_postponed():
+    recipe = options.checked(postponed.Postponed(rate=2, depth=np.int64(3)))
+    assert (recipe.rate.dtype, recipe.depth, recipe.mode) == (jnp.float32, 3, "fast")
+    assert len(jax.tree.leaves(recipe)) == 1
+    with pytest.raises(ValueError, match=r"^rate must be a finite number above 0"):
+        options.checked(recipe.replace(rate=-1))

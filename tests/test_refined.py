@@ -72,6 +72,12 @@ def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
     np.testing.assert_allclose(both.predict(x), boosted.predict(x), atol=1e-4)
 
 
+def test_a_deadline_before_the_first_update_leaves_the_trees_of_boosting():
+    options = {"epochs": 100, "first_sharpness": 40.0, "last_sharpness": 100.0}  # soft trees are better untrained
+    both = fit(options=options, max_seconds=1e-3)
+    assert not both.report.search.refined and both.report.search.losses.tolist() == [np.inf]
+
+
 @pytest.mark.slow
 def test_rows_held_out_choose_the_updates_of_a_training_on_all_rows():
     both = fit()

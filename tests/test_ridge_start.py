@@ -71,6 +71,13 @@ def test_the_directions_of_weights_are_those_of_repeated_samples_and_their_scale
     assert np.abs(without - found(x, y, np.float32(weight))).max() > 1e-2
 
 
+def test_a_direction_of_little_variance_counts_in_a_long_table():
+    z, e = np.random.default_rng(0).normal(size=(2, 20_000)).astype(np.float32)
+    x = np.stack([z, z + np.float32(0.05) * e], 1)
+    outputs = x @ np.asarray(directions(Batch(x, np.sign(e), None), Regression()))
+    assert abs(np.corrcoef(outputs[:, 0], e)[0, 1]) > 0.99
+
+
 def test_directions_of_classes_are_linear_discriminants():
     rng = np.random.default_rng(0)
     y = rng.choice(4, 5000, p=[0.6, 0.25, 0.1, 0.05])

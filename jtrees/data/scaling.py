@@ -184,6 +184,9 @@ def with_map(model: Any, matrix: Any) -> Any:
     Args:
       model: a pytree of models of scaled data: trees, ensembles of trees, and networks.
       matrix: ``(p, q)``; None: the identity.
+
+    Raises:
+      TypeError: if there is no model that takes features.
     """
     if matrix is None:
         return model
@@ -201,6 +204,8 @@ def with_map(model: Any, matrix: Any) -> Any:
             value = value.replace(leaves=leaves.replace(coefficients=slopes))
         return value.replace(weights=np.matmul(value.weights, matrix.T))
 
+    if not any(map(is_model, jax.tree.leaves(model, is_leaf=is_model))):
+        raise TypeError(f"a model must have weights or with_kernels to take other features, got {type(model).__name__}")
     return jax.tree.map(folded, model, is_leaf=is_model)
 
 

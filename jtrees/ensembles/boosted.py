@@ -24,7 +24,7 @@ from jtrees.ensembles.boosting_sums import Sum, begin, refitted, rounds_of_call,
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
-from jtrees.search import Evaluation, Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, option, options
+from jtrees.search import Fitted, LeftOut, Problem, Recipe, Report, fold_rows, gather, option, options
 from jtrees.search.recipe import check_keeps_splits, loss_of
 from jtrees.search.sample import most_rows, sampled
 from jtrees.tasks import Policy, Task, check_log_loss
@@ -95,8 +95,8 @@ class Boosted(Wrapper):
     does by default: the trained trees, whose splits are oblique, and CART, whose splits have a feature each. Oblique
     trees need a loss that is lower by 1 per cent. A kind ends early if its loss is larger than the other's by half.
 
-    The rounds of a table of more than 200,000 rows take a random sample of the rows. The leaves are then fitted to all
-    rows.
+    The rounds of a table of more than 200,000 rows take a random sample of the rows, by class and weight. The leaves
+    are then fitted to all rows.
 
     Tables with fewer than 10 rows and no ``validation`` need ``patience=None``.
 
@@ -159,7 +159,7 @@ class Boosted(Wrapper):
         def restore(fitted: Fitted, data: Data) -> Fitted:
             model = _forest(data, *fitted.scaled)
             # Predicting all rows of a long table takes half the time of boosting.
-            is_long = problem.count > _MANY_ROWS and problem.kind is not Evaluation.VALIDATION
+            is_long = problem.count > _MANY_ROWS and not problem.has_validation_set
             loss = fitted.score * data.loss_unit if is_long else loss_of(fitted, model, data)
             return fitted._replace(model=model, loss=loss, left_out=_left_out(problem, boosting, model))
 
@@ -178,7 +178,7 @@ class Boosted(Wrapper):
         scaled = problem.replace(data=None)
         sample = scaled if problem.rows is None else sampled(scaled, _MOST_ROWS)
         parts, masks, shares = [sample], [], None
-        if self.patience is not None and problem.kind is not Evaluation.VALIDATION:
+        if self.patience is not None and not problem.has_validation_set:
             masks = fold_rows(sample, folds)
             if min(mask.sum() for mask in masks) * folds < _FEWEST_HELD_OUT:
                 needed_rows = -(-_FEWEST_HELD_OUT // folds) * 5
@@ -270,7 +270,7 @@ class Boosted(Wrapper):
         if self.patience is not None:
             losses[: len(evaluated)] = evaluated.rounds.losses
         rounds, dropped = final.rounds, sum(~final.rounds.finite)
-        scores = rounds.losses if problem.kind is Evaluation.VALIDATION else rounds.after
+        scores = rounds.losses if problem.has_validation_set else rounds.after
         if not np.isfinite(scores[count - 1]) or dropped == len(final):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         rows = self.rows_of_round(boosting.count)

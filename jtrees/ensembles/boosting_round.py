@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import ordered_leaves, signs_of
-from jtrees.search import MOST, Evaluation, Run
+from jtrees.search import MOST, Run
 from jtrees.search.recipe import GrowArguments
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -100,7 +100,7 @@ def initial_state(run: Run) -> State:
     curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.is_smooth(shape) else jnp.ones_like(outputs)
     # The curvature at the current outputs would vanish as rows are fitted, and the shrinkage would vanish with it.
     curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
-    return State(initial, curvature, outputs, outputs_on(run.evaluation) if run.kind is Evaluation.VALIDATION else None)
+    return State(initial, curvature, outputs, outputs_on(run.evaluation) if run.has_validation_set else None)
 
 
 @compilation.sums_in_order
@@ -129,7 +129,7 @@ def added_to(run: Run, state: State, splits: ObliqueTree, features: Array, finit
     finite &= jnp.isfinite(state.outputs + fitted.at(leaf, batch.x)).all()
     tree = jax.tree.map(lambda a: jnp.where(finite, a, 0), tree.replace(leaves=fitted))
     outputs = state.outputs + tree.leaves.at(leaf, batch.x)
-    validated, evaluation, validates = state.validated, run.evaluation, run.kind is Evaluation.VALIDATION
+    validated, evaluation, validates = state.validated, run.evaluation, run.has_validation_set
     if validates:
         validated = validated + tree.leaves.at(_leaf_of(tree, evaluation.x), evaluation.x)
     before, after = (losses.mean_loss(loss.samples(total, batch.y), weight) for total in (state.outputs, outputs))

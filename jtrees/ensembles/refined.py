@@ -137,7 +137,7 @@ class Refined(Wrapper):
         if is_better and boosting.held_out_sums:
             on_all = scaled.holding_out(np.zeros(problem.shape[0], bool))
             last = await self._together(on_all, boosting.final, evaluated.best, first.step)
-        refined = is_better and (problem.kind is Evaluation.VALIDATION or last.is_complete)
+        refined = is_better and (problem.has_validation_set or last.is_complete)
         report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=fitted.report)
         history = np.append(fitted.history, last.history) if is_better else fitted.history
         fitted = fitted._replace(scaled=_hard(*fitted.scaled), history=history, report=report)
@@ -151,7 +151,7 @@ class Refined(Wrapper):
         base: Any = self.base
         name, monitor, (trees, initial) = f"{type(self).__name__}, all trees", problem.monitor, boosted.first(count)
         state = await problem.map(_initial_state, _padded(trees, base.rounds), initial, np.int32(len(trees.bias)))
-        if problem.kind >= Evaluation.EARLY_STOPPING:
+        if problem.evaluates:
             parts = max(1, steps // _PART)
             stops = [-(-steps * part // parts) for part in range(parts + 1)]
             patience = math.ceil(_PATIENCE * parts)

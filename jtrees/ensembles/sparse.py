@@ -15,7 +15,7 @@ from jtrees.data import Scaling, Table
 from jtrees.data.constraints import checked_groups, column_of_features
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import get
-from jtrees.search import MOST, Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
+from jtrees.search import MOST, Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.minibatch import prediction_loss
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -246,7 +246,7 @@ def _optimizer(run: Run) -> optax.GradientTransformation:
 
 def _score(run: Run) -> Any:
     """Returns the loss on the validation set as a function of the parameters; None: the score of the method."""
-    if run.kind is not Evaluation.VALIDATION:
+    if not run.has_validation_set:
         return None
     return lambda params: prediction_loss(run.task, params.refit(*run.batch), run.evaluation)
 

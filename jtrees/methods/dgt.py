@@ -19,14 +19,11 @@ import optax
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.monotone import ascending, without_negative
 from jtrees.search import (
-    Fitted,
     MiniBatchRecipe,
-    Preconditioning,
     Problem,
     Run,
     Schedule,
     checked_values,
-    fitted_tree,
     option,
     options,
 )
@@ -39,7 +36,6 @@ from pallas_kernels import Implementation
 
 _CYCLES = 3
 _PATIENCE = 1.1  # cycles without a lower validation loss before a run ends; the loss is lowest at the end of a cycle
-WINDOWS = ("mean", "unit")
 
 
 @io.model
@@ -284,6 +280,3 @@ class DGT(MiniBatchRecipe):
 
     def patience_of(self, schedule: Schedule) -> int:
         return schedule.patience(_PATIENCE / min(self.cycles, schedule.steps))
-
-    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
-        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)

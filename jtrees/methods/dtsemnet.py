@@ -24,8 +24,6 @@ from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-POOLINGS = ("max", "sum")
-
 
 def class_logits(
     scores: Float[Array, "nodes n"], classes: int, pooling: Literal["max", "sum"] = "max"
@@ -148,6 +146,8 @@ class DTSemNet(MiniBatchRecipe):
     pooling: Literal["max", "sum"] = option("max")
     learning_rate: float = option(0.03, above=0)
     precondition: float | Literal["auto"] = option("auto", least=0, below=1)
+
+    refit = True
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         kinds.kind_of(self.leaves, task)  # raises for linear leaves with another loss than the squared error

@@ -109,6 +109,8 @@ class SoftDecisionTree(MiniBatchRecipe):
     balance: float = option(0.1, least=0)
     starts: int = option(4)
 
+    refit = True
+
     def method(self, run: Run) -> Method:
         return soft_decision_tree(self.depth, task=run.task, balance=self.balance)
 

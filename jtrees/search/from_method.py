@@ -12,12 +12,8 @@ import optax
 
 from jtrees import pytree, training, validation
 from jtrees.leaves import kind_of
-from jtrees.search.fitted import Fitted
-from jtrees.search.minibatch import MiniBatchRecipe, trained
+from jtrees.search.minibatch import MiniBatchRecipe
 from jtrees.search.options import as_scalar, option
-from jtrees.search.problem import Problem
-from jtrees.search.recipe import fitted_tree
-from jtrees.search.report import Preconditioning
 from jtrees.search.run import Run
 from jtrees.tasks import Classification, Task
 from jtrees.training import Batch
@@ -100,12 +96,6 @@ class FromMethod(MiniBatchRecipe):
         if not isinstance(method, training.Method):
             raise ValueError(f"make must give a jtrees.Method, got {type(method).__name__}")
         return method
-
-    async def search(self, problem: Problem) -> Fitted:
-        return self.finish(problem, await trained(problem))
-
-    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
-        return fitted_tree(problem, fitted, refit=None)
 
     def method(self, run: Run) -> training.Method:
         return self._method(run.task)

@@ -19,7 +19,7 @@ from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import Problem
 from jtrees.search.recipe import Recipe, fitted_tree
 from jtrees.search.report import Preconditioning
-from jtrees.search.run import Evaluation, Run
+from jtrees.search.run import Run
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
@@ -92,8 +92,10 @@ class Schedule(NamedTuple):
 class MiniBatchRecipe(Recipe):
     """A recipe that is a method, an optimiser and a schedule of mini-batches.
 
-    A subclass defines :meth:`method` and :meth:`optimizer`. The search trains on mini-batches. The model has the
-    parameters after the last update. If ``validation`` is given, it has the parameters with the lowest validation loss.
+    A subclass defines :meth:`method` and :meth:`optimizer`. Compiled functions call them, :meth:`model`,
+    :meth:`evaluate`, :meth:`describe` and :meth:`has_vanished` with the run; the host calls the other methods. The
+    search trains on mini-batches. The model has the parameters after the last update. If ``validation`` is given, it
+    has the parameters with the lowest validation loss.
 
     Attributes:
       epochs: number of passes over the data. None: ``passes``, with at least 300 and at most 7500 updates. Batches of
@@ -101,9 +103,12 @@ class MiniBatchRecipe(Recipe):
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
         skipped until the next shuffle.
       learning_rate: initial learning rate.
-      early_stopping: whether a run ends after :meth:`patience` evaluations without a lower loss. A subclass may declare
-        this option.
+      early_stopping: whether a run ends after :meth:`patience_of` evaluations without a lower loss. A run is evaluated
+        on the validation set, and in :func:`stopped_early` also on held-out rows. A subclass may declare this option.
       precondition: strength of the preconditioner. A subclass may declare this option.
+      refit: whether the leaves are fitted to the rows at the end, as in :func:`fitted_tree`. A subclass may declare
+        this option.
+      passes: number of passes if ``epochs`` is None.
     """
 
     epochs: int | None = option(None)
@@ -112,6 +117,7 @@ class MiniBatchRecipe(Recipe):
 
     early_stopping = False
     precondition = 0.0
+    refit = None
     passes = _PASSES
 
     def method(self, run: Run) -> training.Method:
@@ -137,6 +143,11 @@ class MiniBatchRecipe(Recipe):
         """Returns whether all further updates are zero, which ends a run."""
         return jnp.zeros((), bool)
 
+    @property
+    def strength(self) -> float | str:
+        """Strength of the preconditioner of the search, or ``"auto"``."""
+        return self.precondition
+
     def patience_of(self, schedule: Schedule) -> int:
         """Returns the number of evaluations in a row without a lower loss after which a run ends."""
         return schedule.patience()
@@ -151,12 +162,12 @@ class MiniBatchRecipe(Recipe):
     async def search(self, problem: Problem) -> Fitted:
         """Trains, with the best strength of the preconditioner in trials with a sixth of the updates."""
         train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
-        result = await preconditioned(problem, self.precondition, train, trial=trial)
+        result = await preconditioned(problem, self.strength, train, trial=trial)
         return self.finish(problem, result.fitted, result.preconditioning)
 
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result of a training in the user's units; ``preconditioning`` is for the report."""
-        return fitted_tree(problem, fitted, refit=True, preconditioning=preconditioning)
+        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)
 
 
 def output_loss(task: Task, outputs: Callable[[Any, Array], Array], model: Any, rows: Batch) -> Array:
@@ -209,7 +220,7 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     recipe, schedule = run.recipe, run.recipe.schedule(len(run.batch.x))
     method, optimizer = recipe.method(run), recipe.optimizer(run)
     update = training.step.one_step(method, run.batch, optimizer, batch_size=schedule.batch_size)
-    evaluates, score = run.kind >= Evaluation.EARLY_STOPPING, None
+    evaluates, score = run.evaluates, None
     if evaluates is not False:
         score = partial(recipe.evaluate, run.replace(evaluation=run.rows_during_training))
     is_due = lambda made: evaluates & schedule.is_due(made)
@@ -259,7 +270,7 @@ def result_of(run: Run, state: TrainState) -> Result:
     """
     recipe, dtype = run.recipe, state.best.score.dtype
     last_loss = lambda params: recipe.evaluate(run, params).astype(dtype)
-    evaluates = run.kind >= Evaluation.EARLY_STOPPING
+    evaluates = run.evaluates
     is_known = has_stopped(run, state) | (evaluates & recipe.schedule(len(run.batch.x)).is_due(state.step))
     score = lambda params: jax.lax.cond(is_known, lambda: jnp.full((), jnp.inf, dtype), lambda: last_loss(params))
     best = training.best(recipe.method(run), state, run.batch, score=score)
@@ -315,5 +326,5 @@ async def stopped_early(problem: Problem) -> Fitted:
     async def train(problem: Problem, trial: Fitted | None) -> Fitted:
         return await trained(problem, steps=None if trial is None or not recipe.early_stopping else trial.step)
 
-    result = await preconditioned(problem, recipe.precondition, train, always_tries=recipe.early_stopping)
+    result = await preconditioned(problem, recipe.strength, train, always_tries=recipe.early_stopping)
     return result.finished(problem, problem, recipe.finish)

@@ -4,8 +4,9 @@
     learning_rate: float = option(0.01, above=0)
     leaves: Literal["constant", "linear"] = option("constant")
 
-Numbers (``float``) are arguments of the compiled program: a new value does not recompile it, and ``vmap`` maps over
-numbers. All other options are static: they are part of the program. :func:`checked` checks all options of a recipe.
+Options that may be traced are arguments of the compiled program: a new value does not recompile it, and ``vmap`` maps
+over them. These are numbers (``float``) and ranges, unless they may be a word or are declared ``traced=False``. All
+other options are static: they are part of the program. :func:`checked` checks all options of a recipe.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ import pallas_kernels
 from pallas_kernels import Implementation
 
 Ranges = tuple[tuple[float, float], ...]  # pairs (low, high) of positive numbers
+_BOUNDS = "least", "above", "below", "most"
 _LARGEST = checks.MAX_NUMBERS - 1  # an integer is below the largest value of a 32-bit counter
 
 
@@ -31,8 +33,8 @@ class Option(NamedTuple):
     """What an option takes, beside its annotation.
 
     Attributes:
-      bounds: bounds of a number, as keywords of :func:`jtrees.validation.check_number`.
-      traced: whether the option may be traced. None: if its annotation is a number or None.
+      bounds: bounds of numbers, as keywords of :func:`jtrees.validation.check_number`.
+      traced: whether the option may be traced. None: if it is annotated as a number, or as :data:`Ranges`.
       check: ``(name, value) -> the value to store``, or None. It replaces the annotation and the bounds.
     """
 
@@ -41,8 +43,20 @@ class Option(NamedTuple):
     check: Callable[[str, Any], Any] | None = None
 
     def is_traced(self, annotation: Any) -> bool:
-        """Returns whether the option is an argument of the program."""
+        """Returns whether the option is an argument of the program.
+
+        Raises:
+          TypeError: for an annotation that says nothing about the values, or bounds that do not suit it.
+        """
+        if self.check is not None:
+            return bool(self.traced)
         kinds, words = _alternatives(annotation)
+        is_known = annotation == Implementation or (not kinds and words) or (len(kinds) == 1 and _is_known(kinds[0]))
+        if not is_known or not all(word is None or isinstance(word, str) for word in words):
+            raise TypeError(f"an option must be annotated by values that it can check, got {annotation}: give check=")
+        possible = {float: _BOUNDS, int: ("least", "most")}.get(kinds[0] if kinds else None, ())
+        if unused := set(self.bounds) - set(possible):
+            raise TypeError(f"an option of {annotation} must have no bound {checks.quoted_list(sorted(unused))}")
         return kinds in ([float], [Ranges]) and not any(words) if self.traced is None else self.traced
 
     def checked(self, name: str, value: Any, annotation: Any) -> Any:
@@ -78,16 +92,16 @@ class Option(NamedTuple):
                 return checks.check_depth(value, int(self.bounds["most"]), name, least)
             return checks.check_count(name, value, least, _LARGEST)
         if kind is float:
-            return as_scalar(name, value, **self.bounds) if traced else _host_number(name, value, **self.bounds)
+            return as_scalar(name, value, **self.bounds) if traced else checks.check_scalar(name, value, **self.bounds)
         if kind == tuple[int, ...]:
-            if not isinstance(value, Iterable) or isinstance(value, str):
+            if (
+                isinstance(value, (str, bytes))
+                or not isinstance(value, Iterable)
+                or getattr(value, "shape", None) == ()
+            ):
                 raise ValueError(f"{name} must be whole numbers, such as (240, 240), got {checks.quoted(value)}")
             return tuple(checks.check_count(name, number) for number in value)
-        if kind == Ranges:
-            return _checked_ranges(name, value)
-        if get_origin(kind) is Callable:
-            return check_function(name, value)
-        raise TypeError(f"{name} must be annotated by a kind of values that an option can take, got {kind}")
+        return _checked_ranges(name, value) if kind == Ranges else check_function(name, value)
 
 
 def option(
@@ -99,18 +113,25 @@ def option(
 ) -> Any:
     """Declares an option of a recipe.
 
-    The annotation may be ``bool``, ``int`` (by default at least 1), ``float``, ``tuple[int, ...]``, :data:`Ranges`, a
-    function, :data:`pallas_kernels.Implementation`, or a ``Literal``. It may be joined with words and None, such as
-    ``int | Literal["auto"] | None``.
+    The annotation is ``bool``, ``int`` (by default at least 1), ``float``, ``tuple[int, ...]``, :data:`Ranges`, a
+    function, :data:`pallas_kernels.Implementation`, or a ``Literal`` of words. It may be joined with words and None,
+    such as ``int | Literal["auto"] | None``.
 
     Args:
       default: the default value; without it, the option must be given.
-      check: ``(name, value) -> the value to store``, for all other values.
-      traced: whether the option may be traced. None: if its annotation is a number or None.
-      **bounds: bounds of the numbers: ``least``, ``above``, ``below`` or ``most``.
+      check: ``(name, value) -> the value to store``, instead of the annotation and the bounds. It raises
+        ``ValueError``.
+      traced: whether the option may be traced. None: if it is annotated as a number, or as :data:`Ranges`.
+      **bounds: bounds of the numbers: ``least``, ``above``, ``below`` or ``most``; of whole numbers: ``least`` or
+        ``most``.
+
+    Raises:
+      TypeError: in the declaration of the recipe, for an annotation that says nothing about the values.
     """
-    what = Option(bounds, traced, check)
-    return pytree.field(pytree_node=what.is_traced, metadata={"option": what}, default=default)  # type: ignore[arg-type]
+    if unknown := set(bounds) - set(_BOUNDS):
+        raise TypeError(f"bounds must be {checks.listed(_BOUNDS)}, got {checks.quoted_list(sorted(unknown))}")
+    declared = Option(bounds, traced, check)
+    return pytree.field(pytree_node=declared.is_traced, metadata={"option": declared}, default=default)  # type: ignore[arg-type]
 
 
 def checked(recipe: Any) -> Any:
@@ -134,7 +155,11 @@ def checked_values(recipe: Any, **values: Any) -> dict[str, Any]:
       ValueError: if a value is invalid. The message names the option, what was expected, and the value.
     """
     fields = {field.name: field for field in dataclasses.fields(recipe)}
-    check = lambda field, value: field.metadata["option"].checked(field.name, value, field.type)
+    cls = recipe if isinstance(recipe, type) else type(recipe)
+
+    def check(field: dataclasses.Field, value: Any) -> Any:
+        return field.metadata["option"].checked(field.name, value, pytree.annotation_of(cls, field))
+
     return {name: check(fields[name], value) for name, value in values.items()}
 
 
@@ -164,13 +189,6 @@ def _numeric(value: Any) -> Any:
     return array.astype(np.float32) if real else None
 
 
-def _host_number(name: str, value: Any, **bounds: int | float) -> float:
-    if checks.is_traced(value) or isinstance(value, (bool, np.bool_)) or np.ndim(value):
-        raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
-    checks.check_number(name, value, **bounds)
-    return float(value)
-
-
 def _checked_ranges(name: str, value: Any) -> Array:
     """Returns checked pairs as a float32 array ``(pairs, 2)``."""
     pairs = _numeric(value)
@@ -187,6 +205,11 @@ def check_function(name: str, value: Any) -> Any:
     if not callable(value):
         raise ValueError(f"{name} must be a function, got {checks.quoted(value)}")
     return value
+
+
+def _is_known(kind: Any) -> bool:
+    """Returns whether an option can check a kind of values."""
+    return kind in (bool, int, float, Callable, tuple[int, ...], Ranges) or get_origin(kind) is Callable
 
 
 def _alternatives(annotation: Any) -> tuple[list[Any], list[Any]]:

@@ -87,7 +87,7 @@ class Problem(Run):
         weight = np.asarray(self.batch.weight)
         inside = self.batch._replace(weight=segments.mean_one(np.where(held_out, 0, weight).astype(weight.dtype)))
         changes: dict[str, Any] = {"batch": inside} | self._rest(held_out)
-        if self.kind is not Evaluation.VALIDATION:
+        if not self.has_validation_set:
             outside = np.where(held_out, weight, 0)
             kind, weight = (kind, outside) if held_out.any() else (Evaluation.TRAINING, inside.weight)
             evaluation = self.batch._replace(weight=weight)
@@ -106,7 +106,7 @@ class Problem(Run):
         remaining = np.setdiff1d(np.arange(len(self.data.table.x)), out)
         rows = np.where(held_out | (self.rows < 0), -1, np.searchsorted(remaining, self.rows))
         data = self.data.holding_out(out)
-        is_validated = self.kind is Evaluation.VALIDATION
+        is_validated = self.has_validation_set
         return {"data": data._replace(validation=self.data.validation) if is_validated else data, "rows": rows}
 
     def bootstrap(self, rows: np.ndarray) -> "Problem":
@@ -165,7 +165,7 @@ class Problem(Run):
         return int(np.count_nonzero(self.weighed))
 
     def rng(self, purpose: str, number: int = 0) -> np.random.Generator:
-        """Returns a random generator; each purpose and each number has its own generator."""
+        """Returns the random generator of a purpose of the search, such as ``"folds"``, and a number of it."""
         return generator(self.key, purpose, number)
 
     def computed_once(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -384,7 +384,7 @@ def _picked(x: Any, y: Any, weight: Any, rows: np.ndarray, new_weight: np.ndarra
 
 
 def generator(key: np.ndarray, purpose: str, number: int = 0) -> np.random.Generator:
-    """Returns a random generator from the data of a key; each purpose and each number has its own generator."""
+    """Returns the random generator of a purpose, from the data of a key."""
     numbers = [_PURPOSES[purpose] + number] if purpose in _PURPOSES else [*purpose.encode(), number]
     return np.random.default_rng([*key.ravel().tolist(), *numbers])
 

@@ -61,6 +61,16 @@ class Run:
         return ones_or(self.batch.weight, self.batch.x)
 
     @property
+    def has_validation_set(self) -> bool:
+        """Whether the evaluation rows are the validation set."""
+        return self.kind is Evaluation.VALIDATION
+
+    @property
+    def evaluates(self) -> Any:
+        """Whether training evaluates while it runs; may be traced."""
+        return self.kind >= Evaluation.EARLY_STOPPING
+
+    @property
     def rows_during_training(self) -> Batch:
         """The rows that training evaluates on: the validation set, or the first fifth of the evaluation rows.
 

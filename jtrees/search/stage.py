@@ -17,7 +17,8 @@ class Stage(NamedTuple):
     Attributes:
       state: the state, on the device.
       losses: the loss of each update, ``(updates,)``.
-      evaluations: the loss at each evaluation, ``(evaluations,)``.
+      evaluations: the loss at each evaluation, ``(evaluations,)``. A part without an update
+        is not evaluated; the loss is infinite if no part was.
     """
 
     state: DeviceValue
@@ -53,11 +54,13 @@ async def train_stage(
     for number, (begin, end) in enumerate(itertools.pairwise(stops)):
         progress: Any = {"name": name, "begins": begin, "total": stops[-1]}
         state, updates = await problem.train(advance, state, end - begin, *args, **progress)
+        losses.append(updates)
+        if not len(updates):
+            break
         evaluated = await problem.map(evaluate, state, np.int32(patience), often=often)
         state = evaluated.element(0)
-        losses.append(updates)
-        evaluations.append(evaluated.element(1).host)
+        evaluations.append(float(evaluated.element(1).host))
         is_over = len(updates) < end - begin or problem.monitor.is_rehearsed(number + 1)
         if is_over or evaluated.element(2).host:
             break
-    return Stage(state, np.concatenate(losses), np.array(evaluations))
+    return Stage(state, np.concatenate(losses), np.array(evaluations or [np.inf]))

@@ -14,7 +14,7 @@ from jtrees.segments import Array, mean_one, module_of, ones_or
 from jtrees.tasks.base import Link, Loss, linked
 from jtrees.tasks.fits import class_counts, effective_counts, frequencies_error, samples_of_leaves, smoothed
 from jtrees.tasks.labels import is_soft, shares
-from jtrees.validation import check_number
+from jtrees.validation import check_scalar
 
 _CERTAIN = 1e4  # an output with a softmax of exactly 1 if all other outputs are 0
 _TRAINABLE = 1.0  # output of the chosen action in leaves for further training
@@ -61,8 +61,7 @@ class LogLoss(Loss):
     choice: ClassVar[Literal["class", "action"] | None] = "class"
 
     def __post_init__(self) -> None:
-        if self.smoothing != 0:
-            check_number("smoothing", self.smoothing, above=0, below=1)
+        object.__setattr__(self, "smoothing", check_scalar("smoothing", self.smoothing, least=0, below=1))
 
     @property
     def kernel(self) -> str | None:

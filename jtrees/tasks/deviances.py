@@ -13,7 +13,7 @@ import numpy as np
 from jtrees import io, segments
 from jtrees.segments import Array, module_of
 from jtrees.tasks.base import Link, Loss
-from jtrees.validation import check_number, quoted
+from jtrees.validation import check_scalar, quoted
 
 _WIDEST = 30.0  # largest absolute output under an exponential
 
@@ -122,7 +122,8 @@ class Tweedie(_LogLink):
     measure: ClassVar[str] = "Tweedie deviance"
 
     def __post_init__(self) -> None:
-        check_number("variance_power", self.variance_power, above=1, below=2)
+        power = check_scalar("variance_power", self.variance_power, above=1, below=2)
+        object.__setattr__(self, "variance_power", power)
 
     @property
     def _p(self) -> float:  # type: ignore[override]

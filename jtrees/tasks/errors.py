@@ -12,7 +12,7 @@ from jtrees import io, segments
 from jtrees.segments import Array, module_of
 from jtrees.tasks.base import Link, Loss, at_every_sample
 from jtrees.tasks.fits import constant_fit_error, fit_constant, newton_constants, uniform_targets, weighted_quantiles
-from jtrees.validation import check_number, quoted
+from jtrees.validation import check_scalar, quoted
 
 
 @io.part
@@ -102,7 +102,7 @@ class Huber(Loss):
     smooth: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("delta", self.delta, above=0)
+        object.__setattr__(self, "delta", check_scalar("delta", self.delta, above=0))
 
     def power(self) -> float:
         return 2.0
@@ -163,12 +163,10 @@ class Quantile(Loss):
         several = np.ndim(levels) == 1
         if np.ndim(levels) > 1 or (several and len(levels) == 0):
             raise ValueError(f"levels must be a number, or several, got {quoted(levels)}")
-        for level in levels if several else (levels,):
-            check_number("levels", level, above=0, below=1)
-        if several:
-            object.__setattr__(self, "levels", tuple(float(level) for level in levels))
-            if any(b <= a for a, b in itertools.pairwise(levels)):
-                raise ValueError(f"levels must increase, got {quoted(tuple(levels))}")
+        check = lambda level: check_scalar("levels", level, above=0, below=1)
+        object.__setattr__(self, "levels", tuple(map(check, levels)) if several else check(levels))
+        if several and any(b <= a for a, b in itertools.pairwise(levels)):
+            raise ValueError(f"levels must increase, got {quoted(tuple(levels))}")
 
     @property
     def link(self) -> Link:  # type: ignore[override]

@@ -39,7 +39,7 @@ from jtrees.methods.annealed.starts import (
     initial_starts,
 )
 from jtrees.methods.annealed.wide import narrowed
-from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, gather
+from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
 from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task
@@ -214,7 +214,7 @@ class Annealed(Recipe):
         """Returns the result of :meth:`search`, with all starts."""
         all_rows, narrowing = await narrowed(problem)
         sample = sampled(all_rows, most_rows(self))
-        validates = problem.kind is Evaluation.VALIDATION
+        validates = problem.has_validation_set
         holds_out = self.halves and self.leaves == "constant" and not validates
         masks = held_out_rows(sample) if holds_out else []
         carts = await grow_carts(sample, masks)
@@ -358,10 +358,10 @@ class Annealed(Recipe):
         scaled features, and on raw features if float32 represents them. With a ``narrowing``, the second tree splits
         the features that it selects.
 
-        Measured on the training rows of 16 tables that float32 represents, at depths 3 and 6: the losses are equal, and
-        on ailerons, whose targets are tiny, linear leaves of the second tree lose 4 to 7 % more. But the first tree
-        loses 2.3 times as much as the second if columns are lognormal with a deviation of 5, and 81 times as much if
-        outliers matter that scaling clips (depth 6).
+        On the training rows of 16 tables that float32 represents, the losses were equal at depths 3 and 6. On ailerons,
+        whose targets are tiny, linear leaves of the second tree lost 4 to 7 % more. The first tree lost 2.3 times as
+        much as the second in lognormal columns of deviation 5. It lost 81 times as much where scaling clipped outliers
+        that matter (depth 6).
         """
         data: Any = problem.data
         splits = [[data.scaling.restore_splits(tree)] for tree in trees]

@@ -13,13 +13,13 @@ from jtrees.search.precondition import WIDEST
 from jtrees.search.sample import most_rows
 
 # Estimates of time on one core. Products of a fit of linear leaves in a second: from two timings, with
-# 100 and 400 features. Refits of the results. Products of updates in a second, and products of each split for a start:
-# not measured, but chosen so that GET at 20,000 x 500 has fewer starts under two seconds.
+# 100 and 400 features. Refits of the results. Products of updates in a second, and products of each split for a start.
+# The last two were not measured. They were chosen so that GET at 20,000 x 500 has fewer starts under two seconds.
 _PRODUCTS_OF_FIT, _REFITS = 1e9, 4
 _PRODUCTS, _PASSES_OF_START = 2e10, 6
 _LATE = 0.25  # seconds that all starts may take in any case
 _OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and output: from one profile, of 5,000 classes
-_FEWEST_STARTS = 3  # of constant leaves
+_FEWEST_STARTS = 3  # of constant leaves: with two, there would be no halving
 
 
 def in_time(recipe: Any, problem: Problem) -> Any:

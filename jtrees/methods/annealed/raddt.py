@@ -15,7 +15,7 @@ from jtrees import ops, pytree, topology, training
 from jtrees.methods.annealed.algorithm import Annealed, Default
 from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.methods.annealed.stages import fitted_leaves
-from jtrees.search import Evaluation, Run, option
+from jtrees.search import Run, option
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
@@ -108,7 +108,7 @@ class RADDT(Annealed):
 
     def between(self, run: Run, splits: ObliqueTree, score: Array) -> tuple[ObliqueTree, Array]:
         splits = splits.replace(bias=centre_thresholds(splits, run.batch.x, run.batch.weight).bias)
-        if run.kind is not Evaluation.VALIDATION:
+        if not run.has_validation_set:
             return splits, score
         # The moved thresholds can change the leaf of a validation row, so the score is computed again.
         return splits, jnp.where(jnp.isfinite(score), fitted_leaves(run, splits)[1], jnp.inf)

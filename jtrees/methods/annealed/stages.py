@@ -12,7 +12,7 @@ import optax
 from jtrees import leaves as kinds, ops, training
 from jtrees.data.scaling import with_map
 from jtrees.monotone import keeping_signs, ordered_leaves
-from jtrees.search import MOST, Evaluation, Problem, Run
+from jtrees.search import MOST, Problem, Run
 from jtrees.search.minibatch import prediction_loss
 from jtrees.search.stage import ENDLESS, train_stage
 from jtrees.training import Batch, Best, TrainState
@@ -120,7 +120,7 @@ def updates_are_scored(run: Run) -> bool:
 
     It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
     """
-    return run.kind is not Evaluation.VALIDATION and run.recipe.leaves == "constant" and run.monotone is None
+    return not run.has_validation_set and run.recipe.leaves == "constant" and run.monotone is None
 
 
 def evaluation_steps(epochs: int, is_scored: bool) -> list[int]:
@@ -183,7 +183,7 @@ def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
     training rows.
     """
     tree = splits.replace(leaves=_empty_leaves(run, splits))
-    validates = run.kind is Evaluation.VALIDATION
+    validates = run.has_validation_set
     if validates or run.monotone is not None:
         tree = tree.refit(*run.batch)
         return tree.leaves, _loss_in_order(run, tree, run.evaluation if validates else run.batch)

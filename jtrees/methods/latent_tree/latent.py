@@ -259,7 +259,6 @@ class LatentTree(LatentRecipe):
     def tree_leaves(self, task: Task) -> str | None:
         return "constant" if is_tree(self._architecture) else None
 
-    async def search(self, problem: Problem) -> Fitted:
-        if callable(self.split):  # a preconditioner is for linear functions of the features
-            problem = problem.replace(recipe=self.replace(precondition=0.0))
-        return await MiniBatchRecipe.search(problem.recipe, problem)
+    @property
+    def strength(self) -> float | str:
+        return 0.0 if callable(self.split) else self.precondition  # a preconditioner is for linear functions

@@ -25,7 +25,7 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     surrogate_update,
     with_leaves,
 )
-from jtrees.search import Evaluation, Fitted, Problem, Run, option
+from jtrees.search import Fitted, Problem, Run, option
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.tasks import Regression, Task
@@ -184,7 +184,7 @@ def _initial(run: Run, state: GreedyState) -> Joint:
     tree = with_leaves(tree, leaf, standardised(run), run.task)
     key, zero = jax.random.fold_in(run.key, _JOINT), jnp.zeros((), jnp.int32)
     joint = greedy.restarted(state.training, tree).replace(key=key, step=zero)
-    if run.kind is not Evaluation.VALIDATION:  # with a validation set, the first evaluation evaluates CO2's tree
+    if not run.has_validation_set:  # with a validation set, the first evaluation evaluates CO2's tree
         joint = joint.replace(best=training.Best(tree, _mean_surrogate(run, tree), zero))
     return Joint(joint, leaf, jnp.asarray([0, jnp.inf], run.batch.x.dtype))
 
@@ -211,7 +211,7 @@ def _advanced(run: Run, state: Joint, before: Array, count: Array) -> tuple[Join
             data._replace(y=(data.y, place)) if recipe.stable else data,
             training.lazy_momentum(rates, recipe.momentum),
             batch_size=schedule.batch_size,
-            score_every=every if run.kind is Evaluation.VALIDATION else 0,
+            score_every=every if run.has_validation_set else 0,
             score=partial(greedy.evaluate, run),
         )
         state, (loss, _) = one_step(state, step)
@@ -232,7 +232,7 @@ def _reassigned(tree: ObliqueTree, place: Array, sums: Array, x: Array, steps_pe
 
 def _result(run: Run, joint: Joint, strength: Array) -> Result:
     """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
-    score = partial(greedy.evaluate if run.kind is Evaluation.VALIDATION else _mean_surrogate, run)
+    score = partial(greedy.evaluate if run.has_validation_set else _mean_surrogate, run)
     best = training.best(_method(run), joint.training, standardised(run), score=score)
     state = joint.training.replace(finite=jnp.isfinite(best.score))
     result = greedy.result_of(run, state, best.params, best.step, strength)

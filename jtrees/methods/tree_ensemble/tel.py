@@ -24,9 +24,6 @@ from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
 
-STEPS = ("smooth", "logistic")
-
-
 # --- The method ------------------------------------------------------------------------------------------------------
 
 
