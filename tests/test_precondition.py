@@ -134,11 +134,11 @@ def test_the_best_trial_is_the_result_if_the_last_training_became_non_finite(col
     async def train(problem, trial):
         if trial is not None:
             raise FloatingPointError
-        return Fitted("the trial's", 0.5, 3, None)
+        return Fitted(None, 0.5, 3, None, report="the trial's")
 
     with pytest.warns(UserWarning, match="the last training became non-finite, so the trial is kept"):
         result = preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
-    assert result.fitted.scaled == "the trial's"
+    assert result.fitted.report == "the trial's"
 
 
 def test_with_a_validation_set_the_best_of_the_trainings_on_all_rows_is_the_result(collinear):
@@ -147,10 +147,10 @@ def test_with_a_validation_set_the_best_of_the_trainings_on_all_rows_is_the_resu
 
     async def train(problem, trial):
         counts.append(problem.count)
-        return Fitted(len(counts), (1.0, 0.5, 0.7)[len(counts) - 1], 3, None)
+        return Fitted(None, (1.0, 0.5, 0.7)[len(counts) - 1], 3, None, report=len(counts))
 
     result = preconditioned_by(train, problem)
-    assert counts == [problem.count] * 3 and result.fitted.scaled == 2
+    assert counts == [problem.count] * 3 and result.fitted.report == 2
     assert result.preconditioning.strength == 0.9 and result.trial is None
 
 
@@ -160,10 +160,10 @@ def test_the_best_trial_is_the_result_if_the_time_is_up_after_it(collinear):
     async def train(problem, trial):
         problem.monitor.ended = "max_seconds"
         trained_on.append(problem)
-        return Fitted("the trial's", 0.5, 3, None)
+        return Fitted(None, 0.5, 3, None, report="the trial's")
 
     result = preconditioned_by(train, problem_of(SMALL["DGT"], *collinear))
-    assert len(trained_on) == 1 and result.fitted.scaled == "the trial's"
+    assert len(trained_on) == 1 and result.fitted.report == "the trial's"
     np.testing.assert_array_equal(result.preconditioning.losses, np.float32([0.5, np.inf, np.inf]))
 
 

@@ -272,7 +272,7 @@ def test_scores_are_those_of_sklearn():
         (lambda: losses.Quantile((0.5, 0.2)), r"levels must increase, got \(0.5, 0.2\)"),
         (lambda: losses.Huber(0), "delta must be a finite number above 0, got 0"),
         (lambda: losses.Tweedie(2.5), "variance_power must be a finite number above 1 and below 2, got 2.5"),
-        (lambda: losses.LogLoss(1.5), "smoothing must be a finite number above 0 and below 1, got 1.5"),
+        (lambda: losses.LogLoss(1.5), "smoothing must be a finite number of at least 0 and below 1, got 1.5"),
         (lambda: Regression(loss_function="cubic"), "loss must be one of 'squared_error', .*got 'cubic'"),
         (lambda: Regression(loss_function=3), r"loss must be a function \(outputs, y\) -> \(n,\), got 3"),
         (lambda: Regression(0), "outputs must be at least 1, got 0"),

@@ -182,13 +182,13 @@ def with_map(model: Any, matrix: Any) -> Any:
     """Returns models of features x from models of ``x @ matrix``, on the host: the matrix is folded into the weights.
 
     Args:
-      model: a pytree of models of scaled data: trees, ensembles of trees, and networks.
+      model: a pytree of models of scaled data: trees, ensembles of trees, and networks; None is returned.
       matrix: ``(p, q)``; None: the identity.
 
     Raises:
       TypeError: if there is no model that takes features.
     """
-    if matrix is None:
+    if matrix is None or model is None:
         return model
     is_model = lambda value: hasattr(value, "weights") or hasattr(value, "with_kernels")
 
