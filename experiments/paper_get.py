@@ -95,6 +95,7 @@ def tuned_get(split: Split, seed: int, options: argparse.Namespace, leaves: Any 
     grid |= {"l1": options.l1} if leaves == "linear" else {"alpha_ranges": SCALES}
     recipe = lambda budget: base.replace(starts=budget[0], epochs=budget[1])
     tuned = jtrees.tune(recipe(tuning), split[0], split[2], key=keys[0], grid=grid)
+    polish: Any
     chosen, polish = tuned.report.tuning.options, {} if leaves is None else {"shrink": False}
     fitted: Any = recipe(final).replace(**chosen)
     if leaves != "linear":

@@ -6,6 +6,7 @@ the recipe.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -185,10 +186,10 @@ class GRANDE(MiniBatchRecipe):
     def optimizer(self, run: Run) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
 
-    def model(self, run: Run, params: WeightedTrees) -> WeightedTrees | Forest:
+    def model(self, run: Run, params: Any) -> Any:
         return additive(params, run.batch, run.task) if self.hard else params
 
-    def evaluate(self, run: Run, params: WeightedTrees) -> Array:
+    def evaluate(self, run: Run, params: Any) -> Array:
         return output_loss(run.task, WeightedTrees.outputs, params, run.evaluation)
 
     async def search(self, problem: Problem) -> Fitted:

@@ -5,6 +5,7 @@ The source is Popov, Morozov & Babenko, "Neural Oblivious Decision Ensembles for
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -189,10 +190,10 @@ class NODE(MiniBatchRecipe):
     def optimizer(self, run: Run) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
 
-    def model(self, run: Run, params: ObliviousLayers) -> ObliviousLayers:
+    def model(self, run: Run, params: Any) -> Any:
         return params
 
-    def evaluate(self, run: Run, params: ObliviousLayers) -> Array:
+    def evaluate(self, run: Run, params: Any) -> Array:
         return output_loss(run.task, ObliviousLayers.outputs, params, run.evaluation)
 
     async def search(self, problem: Problem) -> Fitted:

@@ -104,10 +104,10 @@ class MiniBatchRecipe(Recipe):
         skipped until the next shuffle.
       learning_rate: initial learning rate.
       early_stopping: whether a run ends after :meth:`patience_of` evaluations without a lower loss. A run is evaluated
-        on the validation set, and in :func:`stopped_early` also on held-out rows. A subclass may declare this option.
+        on the validation set, and in ``stopped_early`` also on held-out rows. A subclass may declare this option.
       precondition: strength of the preconditioner. A subclass may declare this option.
-      refit: whether the leaves are fitted to the rows at the end, as in :func:`fitted_tree`. A subclass may declare
-        this option.
+      refit: whether the leaves are fitted to the rows at the end, as in :func:`jtrees.search.fitted_tree`. A subclass
+        may declare this option.
       passes: number of passes if ``epochs`` is None.
     """
 

@@ -33,7 +33,7 @@ class Option(NamedTuple):
     """What an option takes, beside its annotation.
 
     Attributes:
-      bounds: bounds of numbers, as keywords of :func:`jtrees.validation.check_number`.
+      bounds: bounds of numbers, as keywords of ``jtrees.validation.check_number``.
       traced: whether the option may be traced. None: if it is annotated as a number, or as :data:`Ranges`.
       check: ``(name, value) -> the value to store``, or None. It replaces the annotation and the bounds.
     """

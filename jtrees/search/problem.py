@@ -134,7 +134,7 @@ class Problem(Run):
     def preconditioned_by(self, matrix: np.ndarray | None) -> "Problem":
         """Returns the problem on features times a matrix, ``(p, q)``; problems with equal arrays share the product.
 
-        :func:`jtrees.data.scaling.with_map` returns its models as models of the features. None is the identity.
+        ``jtrees.data.scaling.with_map`` returns its models as models of the features. None is the identity.
         """
         if matrix is None:
             return self

@@ -195,7 +195,7 @@ class Annealed(Recipe):
         return boosted_tree.grow_arguments(self, problem, trees) if type(self).search is Annealed.search else None
 
     def grow(self, run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
-        """Returns the splits of the single start from CART over bins: see :func:`boosted_tree.grow`."""
+        """Returns the splits of the single start from CART over bins: see ``boosted_tree.grow``."""
         return boosted_tree.grow(run, edges, codes, drawn)
 
     # --- The procedure ---
