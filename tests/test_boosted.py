@@ -155,7 +155,7 @@ DGT = jtrees.DGT(depth=2, epochs=4, batch_size=64, widths=(8,))
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkeypatch):
     async def only_search(self, problem, trees):
-        """The ``arguments_of_grow`` of a base that has no ``grow``."""
+        """The ``grow_arguments`` of a base that has no ``grow``."""
         return None
 
     targets, options = (Y, {}) if task == "regression" else (CLASSES, {"task": task})
@@ -164,7 +164,7 @@ def test_a_program_of_many_rounds_grows_the_trees_of_searches(base, task, monkey
     recipe = jtrees.Boosted(base, rounds=3, learning_rate=0.5, columns=0.5)
     fit = lambda: jtrees.fit(recipe, X, targets, key=KEY, sample_weight=np.linspace(0.1, 3, 256), **options)
     grown = fit()
-    monkeypatch.setattr(type(base), "arguments_of_grow", only_search)
+    monkeypatch.setattr(type(base), "grow_arguments", only_search)
     searched = fit()
     np.testing.assert_allclose(grown.report.search.losses[:3], searched.report.search.losses[:3], rtol=1e-4)
     np.testing.assert_allclose(grown.predict(X), searched.predict(X), rtol=1e-3, atol=1e-3)

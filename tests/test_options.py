@@ -89,9 +89,14 @@ def test_numbers_become_float32_arrays():
     numbers |= {"optional_rate": [0.1], "momentum": [0, 0.99], "ranges": [((1, 2), (3, 3)), jnp.ones((1, 2))]}
     for kind, values in numbers.items():
         for value in values:
-            number = check(kind, value)
+            number = getattr(options.checked(Kinds(**{kind: value})), kind)
             assert isinstance(number, jax.Array) and number.dtype == jnp.float32
             np.testing.assert_array_equal(number, np.asarray(value, np.float32))
+
+
+def test_a_check_puts_no_number_on_a_device():
+    """A method can be made before the processes of a pod meet."""
+    assert isinstance(check("rate", 2), np.ndarray) and isinstance(check("ranges", ((1, 2),)), np.ndarray)
 
 
 def test_numbers_are_arguments_of_a_program_and_other_options_are_constants():

@@ -1,9 +1,9 @@
 """One module or package for each paper, with its method for :func:`jtrees.train` and its recipe."""
 
 from jtrees._public import list_public_names as _list_public_names
-from jtrees.methods.annealed.algorithm import AnnealedReport as AnnealedReport
 from jtrees.methods.annealed.get import GET as GET, get as get
 from jtrees.methods.annealed.raddt import RADDT as RADDT, raddt as raddt
+from jtrees.methods.annealed.result import AnnealedReport as AnnealedReport
 from jtrees.methods.bandit import (
     Bandit as Bandit,
     BanditState as BanditState,

@@ -30,7 +30,7 @@ from jtrees.search.problem import (
     has_identity,
     identity_of,
 )
-from jtrees.search.run import Form, handed_over, often_compiled, rarely_compiled
+from jtrees.search.run import Form, argument_of_program, often_compiled, rarely_compiled
 from jtrees.search.stack import Stack, size_of_survivors, stacked
 from jtrees.training.state import NOT_TAKEN
 
@@ -323,7 +323,7 @@ def _history(losses: list[np.ndarray]) -> np.ndarray:
 def _values_of(call: Call) -> tuple:
     """Returns the arguments of a program: the state of a training, the run, and further arguments."""
     trains = call.steps is not None
-    return call.args[:trains], handed_over(call.problem), call.args[trains:]
+    return call.args[:trains], argument_of_program(call.problem), call.args[trains:]
 
 
 def _is_value(value: Any) -> bool:

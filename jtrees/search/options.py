@@ -60,7 +60,7 @@ class Option(NamedTuple):
         return kinds in ([float], [Ranges]) and not any(words) if self.traced is None else self.traced
 
     def checked(self, name: str, value: Any, annotation: Any) -> Any:
-        """Returns the value to store. Numbers that may be traced become float32 arrays.
+        """Returns the value to store. Numbers that may be traced become arrays, of NumPy if they are not of JAX.
 
         Raises:
           ValueError: for a value that the option does not take. The message names the option.
@@ -92,7 +92,7 @@ class Option(NamedTuple):
                 return checks.check_depth(value, int(self.bounds["most"]), name, least)
             return checks.check_count(name, value, least, _LARGEST)
         if kind is float:
-            return as_scalar(name, value, **self.bounds) if traced else checks.check_scalar(name, value, **self.bounds)
+            return _number(name, value, **self.bounds) if traced else checks.check_scalar(name, value, **self.bounds)
         if kind == tuple[int, ...]:
             if (
                 isinstance(value, (str, bytes))
@@ -145,11 +145,14 @@ def checked(recipe: Any) -> Any:
 
 def _checked(recipe: Any) -> Any:
     declared = [field.name for field in dataclasses.fields(recipe) if "option" in field.metadata]
-    return recipe.replace(**checked_values(recipe, **{name: getattr(recipe, name) for name in declared}))
+    values = checked_values(recipe, **{name: getattr(recipe, name) for name in declared})
+    is_array = lambda value: isinstance(value, (np.ndarray, jax.Array))
+    on_device = lambda value: jnp.asarray(value, jnp.float32) if is_array(value) else value
+    return recipe.replace(**{name: on_device(value) for name, value in values.items()})
 
 
 def checked_values(recipe: Any, **values: Any) -> dict[str, Any]:
-    """Returns checked values of options of a recipe or of its class, by name.
+    """Returns checked values of options of a recipe or of its class, by name. Numbers are not put on a device.
 
     Raises:
       ValueError: if a value is invalid. The message names the option, what was expected, and the value.
@@ -169,12 +172,17 @@ def as_scalar(name: str, value: Any, **bounds: int | float) -> Array:
     Raises:
       ValueError: if the number is invalid. The message names the option.
     """
+    return jnp.asarray(_number(name, value, **bounds), jnp.float32)
+
+
+def _number(name: str, value: Any, **bounds: int | float) -> Any:
+    """Returns a checked number as a float32 array of NumPy, or as the given array of JAX."""
     if (array := _numeric(value)) is None:
         raise ValueError(f"{name} must be a number, got {checks.quoted(value)}")
     checks.check_number(name, array, **bounds)
     if array.ndim:
         raise ValueError(f"{name} must be one number, got shape {array.shape}: sweep or tune over several")
-    return jnp.asarray(array, jnp.float32)
+    return array
 
 
 def _numeric(value: Any) -> Any:
@@ -189,15 +197,15 @@ def _numeric(value: Any) -> Any:
     return array.astype(np.float32) if real else None
 
 
-def _checked_ranges(name: str, value: Any) -> Array:
-    """Returns checked pairs as a float32 array ``(pairs, 2)``."""
+def _checked_ranges(name: str, value: Any) -> Any:
+    """Returns checked pairs as a float32 array ``(pairs, 2)``, of NumPy if it is not of JAX."""
     pairs = _numeric(value)
     if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
         raise ValueError(f"{name} must be pairs (low, high), at least one, got {checks.quoted(value)}")
     checks.check_number(name, pairs, above=0)
     if not checks.is_traced(pairs) and np.any(np.asarray(pairs)[:, 0] > np.asarray(pairs)[:, 1]):
         raise ValueError(f"{name} must be pairs (low, high) with low <= high, got {checks.quoted(value)}")
-    return jnp.asarray(pairs, jnp.float32)
+    return pairs
 
 
 def check_function(name: str, value: Any) -> Any:

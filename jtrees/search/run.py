@@ -92,7 +92,7 @@ class Run:
 # --- Programs --------------------------------------------------------------------------------------------------------
 
 
-def handed_over(problem: Run) -> Run:
+def argument_of_program(problem: Run) -> Run:
     """Returns the run of a problem as the argument of a program, whose kind is traced where programs are shared."""
     kind, is_shared = problem.kind, problem.evaluation is not None and problem.kind is not Evaluation.VALIDATION
     kind = _TRACED[kind] if is_shared else kind

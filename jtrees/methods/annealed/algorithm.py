@@ -8,78 +8,42 @@ sharpnesses.
 2. ``train_stages`` (stages.py) trains a start under one sharpness after another (lines 7-14).
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
-4. At the end, the best tree is refitted in the user's units and compared with CART (line 15).
+4. ``best_tree`` (result.py) refits the best tree in the user's units and compares it with CART (line 15).
 
 Not in the paper: trees of a boosted sum (boosted_tree.py), linear leaves of wide tables (wide.py), and fewer starts
 before a near deadline (deadline.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-import itertools
 from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Array
 import numpy as np
 
 from jtrees import leaves as kinds, topology, training, validation as checks
-from jtrees.data import Data, Scaling, Table
-from jtrees.data.scaling import check_slopes, with_map
-from jtrees.leaves.narrow import Narrowing, selected
+from jtrees.data import Scaling, Table
+from jtrees.data.scaling import check_slopes
 from jtrees.methods.annealed import boosted_tree
-from jtrees.methods.annealed.deadline import in_time, seconds_of_shrinkage
+from jtrees.methods.annealed.deadline import limited_by_deadline
+from jtrees.methods.annealed.result import best_tree
 from jtrees.methods.annealed.stages import StartResult, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import (
     DEVIATIONS,
     Carts,
-    Start,
-    cart_of_table,
     grow_carts,
     held_out_rows,
     initial_starts,
 )
 from jtrees.methods.annealed.wide import narrowed
-from jtrees.search import Fitted, Problem, Recipe, Report, Run, gather
+from jtrees.search import Fitted, Problem, Recipe, Run, gather
 from jtrees.search.recipe import GrowArguments
-from jtrees.search.sample import most_rows, rows_used, sampled
+from jtrees.search.sample import most_rows, sampled
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
 
-_NONE_EXPECTED = 1e30  # a criterion above it, for targets in [0, 1], means that no expected error is defined
 # With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
 _WEAK_ROWS, _WEAK_ROWS_OF_LEAF = 4000, 60  # rows of a round of boosting, and fewest rows of a round for each leaf
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class AnnealedReport(Report):
-    """The report of :class:`jtrees.GET` and :class:`jtrees.RADDT`.
-
-    The short stages of halving come first. In the long stages, the losses of the starts that did not continue are
-    infinite, and their history is NaN.
-
-    Attributes:
-      chosen: the index of the best start. It is -1 if the tree is CART on the features, and -2 if the tree is CART on
-        the outputs of the ridge regression.
-      dropped: the number of starts that became non-finite.
-      cart_loss: the loss of CART on the features, or NaN.
-      ridge_loss: the loss of CART on the outputs of the ridge regression, or NaN.
-      sharpness: the sharpness of each start in each stage, ``(starts, stages)``.
-      losses: the loss of the best hard tree of each start in each stage, ``(starts, stages)``.
-      steps: the epoch of that tree, ``(starts, stages)``.
-      strengths: the strength of the preconditioner of each start, ``(starts,)``, or None without preconditioning.
-      rows: the number of rows that each stage was trained on.
-    """
-
-    chosen: int
-    dropped: int
-    cart_loss: float
-    ridge_loss: float
-    sharpness: np.ndarray
-    losses: np.ndarray
-    steps: np.ndarray
-    strengths: np.ndarray | None = None
-    rows: int | None = None
 
 
 class Default(NamedTuple):
@@ -207,7 +171,7 @@ class Annealed(Recipe):
         CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
         is an expected error on new data.
         """
-        recipe = in_time(self, problem)
+        recipe = limited_by_deadline(self, problem)
         return await recipe._search(problem.replace(recipe=recipe))
 
     async def _search(self, problem: Problem) -> Fitted:
@@ -221,7 +185,7 @@ class Annealed(Recipe):
         starts = initial_starts(sample, carts)
         if not self.halves:
             full = await gather(*(train_stages(sample, s.splits, s.long, self.updates, s.matrix) for s in starts))
-            return self._fitted(problem, starts, carts, [[result] for result in full], narrowing=narrowing)
+            return best_tree(problem, starts, carts, [[result] for result in full], narrowing=narrowing)
 
         folds, epochs = [sample.holding_out(mask) for mask in masks] or [sample], max(1, self.updates // _SHORT)
         stages = (
@@ -247,7 +211,7 @@ class Annealed(Recipe):
             )
             for k, result in zip(chosen, await gather(*stages), strict=True):
                 results[k].append(result)
-        return self._fitted(problem, starts, carts, results, best_cart, narrowing)
+        return best_tree(problem, starts, carts, results, best_cart, narrowing)
 
     async def _compared(self, folds: list[Problem], short: list[StartResult], carts: Carts) -> tuple[np.ndarray, int]:
         """Returns the scores of all starts, and the CART tree that beats the starts, of :func:`beside_cart`."""
@@ -261,116 +225,6 @@ class Annealed(Recipe):
         evaluations: Any = [fold.evaluation for fold in folds]
         share = np.array([np.sum(rows.weight, dtype=np.float64) for rows in evaluations])
         return beside_cart(scores, losses[len(short) :].reshape(len(folds), -1), share, self._continuing)
-
-    # --- The result ---
-
-    def _fitted(
-        self,
-        problem: Problem,
-        starts: list[Start],
-        carts: Carts,
-        results: list[list[StartResult]],
-        best_cart: int = -1,
-        narrowing: Narrowing | None = None,
-    ) -> Fitted:
-        """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
-
-        Args:
-          problem: the problem.
-          starts: the starts.
-          carts: CART's trees.
-          results: the results of the short and the long stages of each start.
-          best_cart: the number of the CART tree that beats all starts, or -1.
-          narrowing: the map to the few features that the trees split, or None.
-        """
-        pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]
-        best, result = min(pairs, key=lambda pair: pair[1].score)
-        is_finite = np.isfinite(result.score)
-        if not is_finite and not carts.trees:
-            raise FloatingPointError(f"all {self.starts} starts became non-finite: try a smaller learning_rate")
-        history = _table([[result.losses for result in start_results] for start_results in results], np.nan)
-        splits, step = (result.tree, result.step) if is_finite else (carts.trees[max(best_cart, 0)], 0)
-        splits, cart_trees = with_map((splits, carts.trees), None if narrowing is None else narrowing.matrix)
-
-        def restore(fitted: Fitted, data: Data) -> Fitted:
-            refitted = [
-                [(*self._refitted(tree, data, narrowing), -1 - number) for tree in trees]
-                for number, trees in enumerate(self._cart_splits(problem, cart_trees, narrowing))
-            ]
-            candidates = refitted[best_cart] if best_cart >= 0 else [*itertools.chain(*refitted)]
-            if is_finite:
-                candidates.append((*self._refitted(data.scaling.restore_splits(splits), data, narrowing), best))
-            tree, loss, chosen = min(candidates, key=lambda candidate: candidate[1])  # CART wins a tie
-            cart_losses = [min(loss for _, loss, _ in trees) for trees in refitted]
-            report = self._report(data, starts, results, chosen, cart_losses)
-            is_shrunk = self.shrink and self.leaves == "constant"
-            if is_shrunk and problem.monitor.may_be_late(seconds_of_shrinkage(data.table)):
-                tree = data.refit(tree, "constant", shrink=True)[0]
-                loss = data.loss(tree)
-            tree = tree.merged()
-            is_expected = self.leaves == "linear" and data.validation is None and result.score < _NONE_EXPECTED
-            expected_loss = loss if is_expected else None
-            return fitted._replace(model=tree, tree=tree, loss=loss, report=report, expected_loss=expected_loss)
-
-        return problem.restored(Fitted(splits, result.score, step, history), restore)
-
-    def _report(
-        self,
-        data: Data,
-        starts: list[Start],
-        results: list[list[StartResult]],
-        chosen: int,
-        cart_losses: list[float],
-    ) -> AnnealedReport:
-        """Returns the report; ``cart_losses`` are the losses of CART's trees in the user's units."""
-        cart_loss, ridge_loss = (*cart_losses, np.nan, np.nan)[:2]
-        scores = _table([[result.scores for result in start_results] for start_results in results], np.inf)
-        sharpness = np.array([np.append(start.short, start.long) if self.halves else start.long for start in starts])
-        strengths = None if starts[0].strength is None else np.array([start.strength for start in starts])
-        return AnnealedReport(
-            chosen=chosen,
-            dropped=sum(not all(result.finite for result in start_results) for start_results in results),
-            cart_loss=float(cart_loss),
-            ridge_loss=float(ridge_loss),
-            sharpness=sharpness[:, : scores.shape[1]],
-            losses=scores.astype(np.float64) * data.loss_unit,
-            steps=_table([[result.steps for result in start_results] for start_results in results], 0),
-            strengths=strengths,
-            rows=rows_used(self, len(data.table.x)),
-        )
-
-    def _refitted(self, splits: ObliqueTree, data: Data, narrowing: Narrowing | None) -> tuple[ObliqueTree, float]:
-        """Returns the tree refitted in the user's units, and the loss that decides between the trees."""
-        tree, criterion = data.refit(splits, self.leaves, narrowing=narrowing)
-        loss = data.loss(tree)
-        if data.validation is not None or self.leaves == "constant":
-            return tree, loss
-        # The loss is at least the tree's training loss, which can exceed the criterion in rows with outliers.
-        # If too few rows have weight for an expected error, the loss is the training loss alone.
-        return tree, max(criterion if criterion < _NONE_EXPECTED * data.loss_unit else 0.0, loss)
-
-    def _cart_splits(
-        self, problem: Problem, trees: list[ObliqueTree], narrowing: Narrowing | None
-    ) -> list[list[ObliqueTree]]:
-        """Returns the splits of CART's trees in the user's units: a list of candidates for each tree.
-
-        CART's tolerances are absolute, and its thresholds are exact on raw features only. So CART is grown twice: on
-        scaled features, and on raw features if float32 represents them. With a ``narrowing``, the second tree splits
-        the features that it selects.
-
-        On the training rows of 16 tables that float32 represents, the losses were equal at depths 3 and 6. On ailerons,
-        whose targets are tiny, linear leaves of the second tree lost 4 to 7 % more. The first tree lost 2.3 times as
-        much as the second in lognormal columns of deviation 5. It lost 81 times as much where scaling clipped outliers
-        that matter (depth 6).
-        """
-        data: Any = problem.data
-        splits = [[data.scaling.restore_splits(tree)] for tree in trees]
-        if trees and data.scaling.origin is None and problem.monitor.has_time():
-            table, monitor = data.table.replace(encoder=None), problem.monitor.within(0.5)
-            options = self.depth, self.leaves, most_rows(self)
-            columns = None if narrowing is None else selected(np.asarray(narrowing.matrix))
-            splits[0].append(problem.computed_once(cart_of_table, table, *options, columns, monitor=monitor))
-        return splits
 
 
 def beside_cart(
@@ -395,12 +249,3 @@ def beside_cart(
     lowest = lowest[np.isfinite(lowest)]
     is_better = len(lowest) > 0 and lowest.mean() < 0
     return differences if several else losses, -1 if is_better else best
-
-
-def _table(rows: list[list[np.ndarray]], gap: float) -> np.ndarray:
-    """Returns a table with the numbers of each start in a row; short rows are filled with ``gap``."""
-    joined = [np.concatenate(parts) if parts else np.zeros(0) for parts in rows]
-    table = np.full((len(joined), max(map(len, joined))), gap, joined[0].dtype)
-    for row, numbers in zip(table, joined, strict=True):
-        row[: len(numbers)] = numbers
-    return table

@@ -22,7 +22,7 @@ _OF_SHRINKAGE = 2.5e-7  # seconds of the shrinkage of leaves for each row and ou
 _FEWEST_STARTS = 3  # of constant leaves: with two, there would be no halving
 
 
-def in_time(recipe: Any, problem: Problem) -> Any:
+def limited_by_deadline(recipe: Any, problem: Problem) -> Any:
     """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
 
     The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs
@@ -44,7 +44,7 @@ def in_time(recipe: Any, problem: Problem) -> Any:
     starts = min(recipe.starts, int((fits - _REFITS) / 2))
     if starts < 1:
         distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")
-        return in_time(recipe.replace(leaves="constant"), problem)
+        return limited_by_deadline(recipe.replace(leaves="constant"), problem)
     if problem.data is not None and not problem.is_optional:
         problem.computed_once(_reserve, (starts + _REFITS) * seconds, monitor=monitor)
     return recipe if starts == recipe.starts else recipe.replace(starts=starts)
