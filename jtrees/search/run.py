@@ -76,7 +76,7 @@ class Run:
 
         The fifth has all held-out rows: see :meth:`jtrees.search.Problem.holding_out`. Shards of rows are not cut.
         """
-        if self.kind is Evaluation.VALIDATION or sharding.parts() > 1:
+        if self.has_validation_set or sharding.parts() > 1:
             return self.evaluation
         count = -(-len(self.evaluation.x) // FOLDS)
         return jax.tree.map(lambda a: a[:count], self.evaluation)
@@ -94,7 +94,7 @@ class Run:
 
 def argument_of_program(problem: Run) -> Run:
     """Returns the run of a problem as the argument of a program, whose kind is traced where programs are shared."""
-    kind, is_shared = problem.kind, problem.evaluation is not None and problem.kind is not Evaluation.VALIDATION
+    kind, is_shared = problem.kind, problem.evaluation is not None and not problem.has_validation_set
     kind = _TRACED[kind] if is_shared else kind
     return Run(problem.recipe, problem.task, problem.batch, problem.evaluation, problem.key, kind, problem.monotone)
 

@@ -17,8 +17,8 @@ class Stage(NamedTuple):
     Attributes:
       state: the state, on the device.
       losses: the loss of each update, ``(updates,)``.
-      evaluations: the loss at each evaluation, ``(evaluations,)``. A part without an update
-        is not evaluated; the loss is infinite if no part was.
+      evaluations: the loss at each evaluation, ``(evaluations,)``. A part without an update is not
+        evaluated; the loss is infinite if no part was.
     """
 
     state: DeviceValue

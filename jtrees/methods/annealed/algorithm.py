@@ -15,12 +15,12 @@ before a near deadline (deadline.py).
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxtyping import Array
 import numpy as np
 
-from jtrees import leaves as kinds, topology, training, validation as checks
+from jtrees import leaves as kinds, pytree, topology, training, validation as checks
 from jtrees.data import Scaling, Table
 from jtrees.data.scaling import check_slopes
 from jtrees.methods.annealed import boosted_tree
@@ -35,11 +35,12 @@ from jtrees.methods.annealed.starts import (
     initial_starts,
 )
 from jtrees.methods.annealed.wide import narrowed
-from jtrees.search import Fitted, Problem, Recipe, Run, gather
+from jtrees.search import Fitted, Problem, Recipe, Run, gather, option
 from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, sampled
 from jtrees.tasks import Task
 from jtrees.tree import ObliqueTree
+from pallas_kernels import Implementation
 
 # With halving, all starts first train for a tenth of the epochs. A fifth of the starts continues, and at least two.
 _SHORT, _KEPT, _FEWEST_KEPT = 10, 5, 2
@@ -53,10 +54,9 @@ class Default(NamedTuple):
     boosted: Any
 
 
+@pytree.dataclass(kw_only=True)
 class Annealed(Recipe):
-    """A recipe of the annealed algorithm.
-
-    A subclass has the options below, and the options in ``defaults``.
+    """A recipe of the annealed algorithm. :class:`jtrees.GET` describes the options.
 
     Attributes:
       soft: the function that returns the method, with the arguments of :func:`jtrees.methods.get`.
@@ -77,16 +77,19 @@ class Annealed(Recipe):
         "halving": Default(True, boosted=False),
     }
 
-    depth: Any
-    leaves: Any
-    starts: Any
-    epochs: Any
-    l1: Any
-    implementation: Any
-    precondition: Any
-    shrink: Any
-    halving: Any
-    rows: Any
+    depth: int = option(4, most=16)
+    leaves: Literal["constant", "linear"] = option("constant")
+    starts: int | None = option(None)
+    epochs: int | None = option(None)
+    learning_rate: float | None = option(None, above=0)
+    l1: float = option(0.0, least=0)
+    cart: bool | Literal["binned"] | None = option(None)
+    ridge: bool | None = option(None)
+    precondition: float | Literal["auto"] | None = option(None, least=0, below=1)
+    shrink: bool | None = option(None)
+    halving: bool | None = option(None)
+    rows: int | Literal["auto"] | None = option("auto")
+    implementation: Implementation = option(None)
 
     def method(self, sharpness: Array, task: Task, *, scored: bool) -> training.Method:
         """Returns the method under a sharpness. If ``scored``, its loss also returns the score of the hard tree."""
@@ -106,17 +109,17 @@ class Annealed(Recipe):
     @property
     def updates(self) -> int:
         """Number of updates in each stage."""
-        return self.epochs
+        return self.epochs  # type: ignore[return-value]
 
     @property
     def _continuing(self) -> int:
         """Number of starts that continue after the short stages."""
-        return max(_FEWEST_KEPT, self.starts // _KEPT)
+        return max(_FEWEST_KEPT, self.starts // _KEPT)  # type: ignore[operator]
 
     @property
     def halves(self) -> bool:
         """Whether there are short stages."""
-        return self.halving and self.starts > self._continuing
+        return bool(self.halving) and self.starts > self._continuing  # type: ignore[operator]
 
     def between(self, run: Run, splits: ObliqueTree, score: Array) -> tuple[ObliqueTree, Array]:
         """Returns the initial splits of the next stage and their score."""

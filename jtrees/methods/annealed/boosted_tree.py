@@ -58,14 +58,14 @@ def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tu
     is_drawn = jnp.any(run.batch.x != 0, axis=0)  # features that a tree leaves out are zero, and have one bin
     cart = binned_cart(run, edges, jnp.where(is_drawn, codes, 0))
     untrained = lambda: (cart, jnp.bool_(True))
-    splits, finite = jax.lax.cond(trains, lambda: _grown(run, cart, sharpness), untrained)
+    splits, finite = jax.lax.cond(trains, lambda: _trained_in_program(run, cart, sharpness), untrained)
     if is_wide:
         weights = jnp.zeros((len(splits.bias), p), splits.weights.dtype).at[:, columns].set(splits.weights)
         splits = splits.replace(weights=weights)
     return splits, finite
 
 
-def _grown(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
+def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
     """Returns what ``train_stages`` returns, within one program: the best splits, and whether they are finite.
 
     Args:

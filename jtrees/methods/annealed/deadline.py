@@ -31,7 +31,7 @@ def limited_by_deadline(recipe: Any, problem: Problem) -> Any:
     monitor, (n, p), nodes = problem.monitor, problem.shape, topology.num_nodes(recipe.depth)
     if monitor.left() == np.inf or blocking.platform() != "cpu":
         return recipe
-    rows = n if (most := most_rows(recipe)) is None else min(n, most)
+    rows = n if (limit := most_rows(recipe)) is None else min(n, limit)
     if recipe.leaves == "constant":
         seconds = rows * p * (min(p, WIDEST) + _PASSES_OF_START * nodes) / _PRODUCTS
         most_starts = int(problem.computed_once(_times_left, seconds, monitor=monitor) / 2)
@@ -39,8 +39,8 @@ def limited_by_deadline(recipe: Any, problem: Problem) -> Any:
         return recipe if starts == recipe.starts else recipe.replace(starts=starts)
     width = min(p, narrow.WIDEST)
     seconds = (rows * (width + 1) ** 2 + 2 * nodes * width**3) / _PRODUCTS_OF_FIT
-    once = n * p * min(n, p) / _PRODUCTS if width < p else 0.0  # seconds of the map to few features
-    fits = problem.computed_once(_times_left, seconds, monitor=monitor) - once / seconds
+    narrowing = n * p * min(n, p) / _PRODUCTS if width < p else 0.0  # seconds of the map to few features
+    fits = problem.computed_once(_times_left, seconds, monitor=monitor) - narrowing / seconds
     starts = min(recipe.starts, int((fits - _REFITS) / 2))
     if starts < 1:
         distributed.warn("max_seconds is too short for linear leaves of so many features: leaves are constant")

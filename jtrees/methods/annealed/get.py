@@ -143,20 +143,7 @@ class GET(Annealed):
       [-1.  1.]
     """
 
-    depth: int = option(4, most=16)
-    leaves: Literal["constant", "linear"] = option("constant")
-    starts: int | None = option(None)
-    epochs: int | None = option(None)
-    learning_rate: float | None = option(None, above=0)
     alpha_ranges: Ranges | None = option(None)
-    l1: float = option(0.0, least=0)
-    cart: bool | Literal["binned"] | None = option(None)
-    ridge: bool | None = option(None)
-    precondition: float | Literal["auto"] | None = option(None, least=0, below=1)
-    shrink: bool | None = option(None)
-    halving: bool | None = option(None)
-    rows: int | Literal["auto"] | None = option("auto")
-    implementation: Implementation = option(None)
 
     soft = staticmethod(get)
     defaults = Annealed.defaults | {

@@ -15,7 +15,7 @@ from jtrees import ops, pytree, topology, training
 from jtrees.methods.annealed.algorithm import Annealed, Default
 from jtrees.methods.annealed.soft_method import soft_method
 from jtrees.methods.annealed.stages import fitted_leaves
-from jtrees.search import Run, option
+from jtrees.search import Run
 from jtrees.tasks import Regression, Task
 from jtrees.tree import ObliqueTree
 from pallas_kernels import Implementation
@@ -83,20 +83,6 @@ class RADDT(Annealed):
       >>> print(fit.predict([[-0.5], [0.5]]))
       [-1.  1.]
     """
-
-    depth: int = option(4, most=16)
-    leaves: Literal["constant", "linear"] = option("constant")
-    starts: int | None = option(None)
-    epochs: int | None = option(None)
-    learning_rate: float | None = option(None, above=0)
-    l1: float = option(0.0, least=0)
-    cart: bool | Literal["binned"] | None = option(None)
-    ridge: bool | None = option(None)
-    precondition: float | Literal["auto"] | None = option(None, least=0, below=1)
-    shrink: bool | None = option(None)
-    halving: bool | None = option(None)
-    rows: int | Literal["auto"] | None = option("auto")
-    implementation: Implementation = option(None)
 
     soft = staticmethod(raddt)
     defaults = Annealed.defaults | {"epochs": Default(_EPOCHS, boosted=20)}
