@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 import time
 
-import compiled
 from hypothesis import settings
 import jax
 import jaxtyping
 import numpy as np
 import pytest
+
+from tests import compiled
 
 # Shapes in signatures are checked in tests only, and the hook must be in place before jtrees is imported. Left out are
 # modules whose data classes jax rebuilds with placeholders or with batch axes (tree, forest, leaves, training, search,
@@ -151,9 +152,8 @@ def fitted():
 
     Tests share the result, so they must not change its arrays.
     """
-    import tables
-
     import jtrees
+    from tests import tables
 
     @functools.cache
     def fit(recipe, targets="regression"):
@@ -185,7 +185,7 @@ def golden_dir(data_dir) -> Path:
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory) -> Path:
     """The folder of a run of examples.train_large, from its beginning to its end."""
-    from large_runs import SMALL, STEPS, ended, script
+    from tests.large_runs import SMALL, STEPS, ended, script
 
     out = tmp_path_factory.mktemp("runs") / "whole"
     assert f"{STEPS} steps, all that was planned" in ended(script(out, *SMALL))

@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
-import sweeps
-from test_battery import METHODS
 
 import jtrees
 from jtrees import blocking, ops, sharding
 from jtrees.routing import sharp
 from jtrees.training import Batch, step
+from tests import sweeps
+from tests.test_battery import METHODS
 
 N, FEATURES = 512, 3
 RNG = np.random.default_rng(0)

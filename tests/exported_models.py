@@ -14,12 +14,10 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-import nasty
 import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
-import recipes
 
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, export, losses
@@ -27,6 +25,7 @@ from jtrees.export import encoding
 from jtrees.export.program import program_of
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
+from tests import nasty, recipes
 
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 NODE = shutil.which("node")

@@ -13,12 +13,12 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import recipes
-from tables import CLASSES as CLASS, X, Y
 
 import jtrees
 from jtrees import explain, selection
 from jtrees.report import BehindBaselineWarning
+from tests import recipes
+from tests.tables import CLASSES as CLASS, X, Y
 
 new_key = partial(jax.random.key, 0)  # each case has a key of its own: jax_debug_key_reuse
 TRAINING, HELD_OUT = slice(0, 60), slice(60, 90)

@@ -4,13 +4,11 @@ import contextlib
 import io
 import json
 import os
-from pathlib import Path
 import signal
 import socket
 import subprocess
 import sys
 
-import compiled
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -18,8 +16,8 @@ import orbax.checkpoint as ocp
 from examples.train_large import command
 from examples.train_large.blocks import Synthetic
 import jtrees
+from tests import ROOT, compiled
 
-ROOT = Path(__file__).parents[1]
 SMALL = ["--synthetic", "rows=20000,p=4", "--block", "500", "--batch", "50", "--held-out", "4", "--epochs", "2"]
 SMALL += ["--evaluate-every", "100", "--save-every", "100", "--set", "depth=3", "widths=[]"]
 STEPS = 720  # 36 blocks, twice, of 10 mini-batches

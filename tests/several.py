@@ -14,11 +14,11 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 import optax
-from recipes import DGT, LINEAR, RECIPES as ALL, STARTS, WEAK
-from tables import X, Y
 
 import jtrees
 from jtrees import distributed, sharding
+from tests.recipes import DGT, LINEAR, RECIPES as ALL, STARTS, WEAK
+from tests.tables import X, Y
 
 X, Y = X.astype(np.float32), Y.astype(np.float32)
 CLASSES = np.digitize(Y, (-1.0, 2.0)).astype(np.int32)

@@ -2,10 +2,8 @@
 
 import jax
 import numpy as np
-import oracles
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
-import sweeps
 
 import jtrees
 from jtrees.data import Scaling
@@ -15,6 +13,7 @@ from jtrees.methods.annealed.stages import train_stages
 from jtrees.search import Engine, Problem, options
 from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_table
+from tests import oracles, sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipes train with AdamW
 

@@ -7,8 +7,6 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
-from problems import problem_of_table, search
 import pytest
 
 import jtrees
@@ -17,6 +15,8 @@ from jtrees.search import Fitted, Problem, Run
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import OutOfTimeError
 from jtrees.tables import checked_table
+from tests import oracles
+from tests.problems import problem_of_table, search
 
 SLOW = pytest.mark.slow
 N, TREES = 197, 4  # padded to 200 rows, bags of 138 to 140

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import sweeps
 
 import jtrees
 from jtrees.methods.dgt import random_chain
 from jtrees.routing import path_sum
 from jtrees.training import rmsprop
+from tests import sweeps
 
 P, K, N, EVERY = 4, 3, 25, 7
 KEY = jax.random.key(0)

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recipes import RECIPES
-import sweeps
-from tables import CLASSES as CLASS, X, Y
 
 import jtrees
 from jtrees import Batch, Classification
 from jtrees.selection.grid import with_options
+from tests import sweeps
+from tests.recipes import RECIPES
+from tests.tables import CLASSES as CLASS, X, Y
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import Classification, Policy, Regression, losses, pytree, training
@@ -15,6 +14,7 @@ from jtrees.ensembles import boosting_sums
 from jtrees.search import Fitted, Run, options
 from jtrees.tables import checked_table
 from jtrees.tasks.base import linked
+from tests import sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

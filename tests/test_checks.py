@@ -1,11 +1,11 @@
 """Scikit-learn's own checks of the estimators. Other recipes: ``test_properties.py`` and ``test_battery.py``."""
 
-from estimator_checks import COMBINATORS, OTHERS, QUICK
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import jtrees
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
+from tests.estimator_checks import COMBINATORS, OTHERS, QUICK
 
 pytestmark = [
     # The checks warn of labels (n, 1), and of another version of pandas.

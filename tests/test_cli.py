@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 
-from houses import TREE, dated, houses, run
 import jax
 import numpy as np
 import pandas as pd
@@ -21,6 +20,7 @@ from jtrees.cli import arguments
 from jtrees.cli.parser import LOSSES, parse
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 from jtrees.tasks.custom import named
+from tests.houses import TREE, dated, houses, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 

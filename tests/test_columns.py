@@ -11,11 +11,11 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-import recipes
 
 import jtrees
 from jtrees.tables import ColumnsWarning, FrameModel, TableEncoder, read_frame
 from jtrees.tables.frame import requested_kinds
+from tests import recipes
 
 KEY = jax.random.key(0)
 N = 240

@@ -11,12 +11,12 @@ from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recipes import DGT, GET, RECIPES
-import sweeps
 
 import jtrees
 from jtrees import caching, compilation
 from jtrees.processes import processors
+from tests import sweeps
+from tests.recipes import DGT, GET, RECIPES
 
 KEY = jax.random.key(1)
 ROWS, COLUMNS = 66, 3

@@ -6,12 +6,11 @@ from hypothesis import given, strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-import sweeps
 
 from jtrees import blocking, routing
 from jtrees.routing import conditional
+from tests import oracles, sweeps
 
 
 def plain(x, weights, bias, leaf_values, gamma):

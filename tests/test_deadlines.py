@@ -9,15 +9,15 @@ import types
 import jax
 import numpy as np
 import pytest
-from recipes import DGT, GET, LINEAR, RECIPES
-import sweeps
-from tables import X, Y
 
 import jtrees
 from jtrees import warmstart
 from jtrees.search import monitor
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.training import Batch
+from tests import sweeps
+from tests.recipes import DGT, GET, LINEAR, RECIPES
+from tests.tables import X, Y
 
 search_fit = sys.modules["jtrees.search.fit"]
 

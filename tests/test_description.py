@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-import recipes
 
 import jtrees
 from jtrees.description import kind_of
 from jtrees.leaves import Linear, Values
 from jtrees.search import FitReport, Report
+from tests import recipes
 
 DIRECTION = np.random.default_rng(0).normal(size=5)
 

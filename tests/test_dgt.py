@@ -6,7 +6,6 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 import jtrees
@@ -16,6 +15,7 @@ from jtrees.methods.dgt import ChainedTree, random_chain
 from jtrees.routing import path_sum
 from jtrees.search import options
 from jtrees.tasks import Classification, Regression
+from tests import oracles
 
 RECIPE = jtrees.DGT(depth=3, epochs=30, batch_size=50, widths=(16, 16))
 

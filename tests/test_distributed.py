@@ -2,21 +2,20 @@
 
 import json
 import os
-from pathlib import Path
 import signal
 import socket
 import subprocess
 import sys
 import time
 
-import compiled
 import numpy as np
 import pytest
-from several import CASES
+
+from tests import ROOT, compiled
+from tests.several import CASES
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
 # Cases in which processes differ.
 APART = ("without a seed", "alone", "warnings", "progress", "deadline", "folders", "missing")
 APART += ("interruption", "interrupted sweep")
@@ -31,9 +30,9 @@ def started(count, folder, cases):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         where = f"localhost:{free.getsockname()[1]}"
-    command = [sys.executable, str(HERE / "several.py"), where, str(count)]
+    command = [sys.executable, "-m", "tests.several", where, str(count)]
     pipes: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    pipes["env"] = os.environ | compiled.environment()
+    pipes |= {"env": os.environ | compiled.environment(), "cwd": ROOT}
     return [subprocess.Popen([*command, str(i), str(folder), *cases], **pipes) for i in range(count)]
 
 

@@ -9,13 +9,10 @@ from typing import Any
 import warnings
 import weakref
 
-import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
-from problems import problem_of, problem_of_table, run
 import pytest
-import two_devices
 
 import jtrees
 from jtrees import pytree, training
@@ -23,6 +20,8 @@ from jtrees.search import MOST, Engine, Evaluation, Problem, Recipe, Run, engine
 from jtrees.search.monitor import Monitor, Pace
 from jtrees.search.problem import OutOfTimeError
 from jtrees.tables import checked_table
+from tests import ROOT, compiled, two_devices
+from tests.problems import problem_of, problem_of_table, run
 
 
 @pytree.dataclass(kw_only=True)
@@ -402,8 +401,8 @@ OTHERS = tuple(name for name in two_devices.RECIPES if name not in SOME)
 def test_two_devices_have_the_bits_of_one(names, tmp_path):
     """Fits, and sweeps of five runs in three folds; a second fit compiles nothing."""
     file = tmp_path / "two.npz"
-    command = [sys.executable, two_devices.__file__, str(file), "2", *names]
-    subprocess.run(command, check=True, timeout=900, env=os.environ | compiled.environment())
+    command = [sys.executable, "-m", "tests.two_devices", str(file), "2", *names]
+    subprocess.run(command, check=True, timeout=900, cwd=ROOT, env=os.environ | compiled.environment())
     numbers = dict(np.load(file))
     for name in names:
         np.testing.assert_array_equal(two_devices.results(name), numbers[name], err_msg=name)

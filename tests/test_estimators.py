@@ -16,17 +16,15 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-import recipes
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
 from sklearn.tree import DecisionTreeRegressor
-import sweeps
-import tables
 
 import jtrees
 from jtrees import warmstart
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
+from tests import recipes, sweeps, tables
 
 # optax's Adam raises a float to an int32 power, and users have jax's own promotion.
 pytestmark = pytest.mark.usefixtures("standard_promotion")

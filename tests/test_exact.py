@@ -4,12 +4,12 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-import nasty
 import numpy as np
 import pytest
 
 from jtrees import Forest, ObliqueTree, Origin, exact, ops
 from jtrees.leaves import Linear
+from tests import nasty
 
 
 def walked(tree, x):

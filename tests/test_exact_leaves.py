@@ -4,20 +4,17 @@ from functools import partial
 import itertools
 import runpy
 
-import exported_models
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recipes import BOOSTED, DGT, GET, LINEAR, RECIPES
-import rules
-import sweeps
-import tables
 
 import jtrees
 from jtrees import export, losses
 from jtrees.leaves import Linear, Values
 from jtrees.tree import ObliqueTree, Origin
+from tests import exported_models, rules, sweeps, tables
+from tests.recipes import BOOSTED, DGT, GET, LINEAR, RECIPES
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 X = tables.X + np.eye(1, 4) * np.sign(tables.X)  # a gap at 0

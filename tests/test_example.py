@@ -5,10 +5,10 @@ import importlib
 import jax
 import numpy as np
 import pytest
-import tables
 
 import jtrees
 from jtrees.search import Problem
+from tests import tables
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

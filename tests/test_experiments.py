@@ -14,13 +14,11 @@ import jax.numpy as jnp
 from matplotlib.figure import Figure
 import numpy as np
 import optax
-import oracles
 import pandas as pd
 import pytest
 from scipy import stats
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
-import sweeps
 
 from experiments import (
     bench_kernels,
@@ -50,6 +48,7 @@ import jtrees
 from jtrees.methods.dgt import random_chain
 from jtrees.search.monitor import Monitor
 from pallas_kernels.config import HEURISTIC
+from tests import oracles, sweeps
 
 # optax's schedules divide an integer step by an integer, and its Adam raises a float to one.
 pytestmark = pytest.mark.usefixtures("standard_promotion")

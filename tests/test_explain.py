@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-import recipes
 from sklearn.metrics import accuracy_score, r2_score
-import sweeps
-import tables
 
 import jtrees
 from jtrees import explain, losses
 from jtrees.estimators import TreeRegressor
+from tests import recipes, sweeps, tables
 
 
 def random_tree(kind="constant", depth=3, p=5, seed=0, origin=False):

@@ -6,7 +6,18 @@ import runpy
 import subprocess
 import sys
 
-from exported_models import (
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import jtrees
+from jtrees import Forest, ObliqueTree, export
+from jtrees.leaves import Values
+from jtrees.tables import FrameModel, TableEncoder
+from tests import recipes, sweeps, tables
+from tests.exported_models import (
     COMPILER,
     FEW,
     FITTED,
@@ -30,19 +41,6 @@ from exported_models import (
     stacked,
     through_rows,
 )
-import jax
-import jax.numpy as jnp
-import numpy as np
-import pandas as pd
-import pytest
-import recipes
-import sweeps
-import tables
-
-import jtrees
-from jtrees import Forest, ObliqueTree, export
-from jtrees.leaves import Values
-from jtrees.tables import FrameModel, TableEncoder
 
 
 @pytest.mark.parametrize("form", forms())

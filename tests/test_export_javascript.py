@@ -2,7 +2,6 @@
 
 import json
 
-from exported_models import as_json, expected_of, identity_model, needs_node, node_result, raw_model
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ import pytest
 from jtrees import ObliqueTree
 from jtrees.leaves import Values
 from jtrees.tables.parse import level_of
+from tests.exported_models import as_json, expected_of, identity_model, needs_node, node_result, raw_model
 
 pytestmark = needs_node
 MESSAGES = "rows.map((row) => { try { return leaf(row); } catch (error) { return error.message; } })"

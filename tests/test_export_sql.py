@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import tempfile
 
-from exported_models import MODELS, expected_of, fitted_model, frame_of, identity_model, random_tree, sqlite_result
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -15,6 +14,15 @@ import pytest
 
 from jtrees import ObliqueTree, export
 from jtrees.leaves import Linear, Values
+from tests.exported_models import (
+    MODELS,
+    expected_of,
+    fitted_model,
+    frame_of,
+    identity_model,
+    random_tree,
+    sqlite_result,
+)
 
 SERVER = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path(shutil.which("initdb") or "").parent)
 

@@ -8,14 +8,14 @@ import subprocess
 import time
 
 import jax
-from large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
 import pytest
-import sweeps
 
 from examples.train_large import command as large, identity, rounds, run
 from examples.train_large.checkpoints import CheckpointError, Checkpoints
 from jtrees import distributed
+from tests import sweeps
+from tests.large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 
 
 @pytest.mark.wide

@@ -8,8 +8,6 @@ from hypothesis import given, settings, strategies as st
 import numpy as np
 import pandas as pd
 import pytest
-import recipes
-import tables
 
 import jtrees
 from jtrees import cli
@@ -19,6 +17,7 @@ from jtrees.estimators import TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
 from jtrees.tables.cells import MISSING
 from jtrees.tables.inference import inferred
+from tests import recipes, tables
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam

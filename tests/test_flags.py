@@ -2,19 +2,17 @@
 
 import json
 import os
-from pathlib import Path
 import subprocess
 import sys
 
-import compiled
 import jax
 import numpy as np
 import pytest
-import recipes
-from tables import BINARY, X, Y
 
 import jtrees
 from jtrees.estimators import TreeClassifier
+from tests import ROOT, compiled, recipes
+from tests.tables import BINARY, X, Y
 
 # A flag and its value in the environment. What is not here, docs/explanation/precision.md says why.
 FLAGS = {
@@ -33,10 +31,9 @@ SECONDS = 900
 
 def ended(words, **flags):
     """The error that each case whose name holds the words ended with, by name."""
-    script = Path(__file__).parent / "flag_cases.py"
     environment = os.environ | compiled.environment() | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
-    command = [sys.executable, script, *words]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    command = [sys.executable, "-m", "tests.flag_cases", *words]
+    made = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert made.returncode == 0, made.stderr[-2000:]
     return dict(map(json.loads, made.stdout.splitlines()))
 

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from scipy.special import softmax
 
 import jtrees
 from jtrees import losses
 from jtrees.leaves import Values
+from tests import oracles
 
 TREES, N = 5, 200
 

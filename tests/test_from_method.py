@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recipes import get_of_depth_2
 
 import jtrees
+from tests.recipes import get_of_depth_2
 
 KEY = jax.random.key(0)
 rng = np.random.default_rng(0)

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
 import pytest
 from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
 from jtrees.tasks import Classification
 from jtrees.training import Batch
+from tests import oracles
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # the recipe trains with AdamW
 

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import leaves, losses
 from jtrees.leaves.hierarchical import STRENGTHS
+from tests import sweeps
 
 DEPTH, LEAVES, N = 3, 8, 60
 

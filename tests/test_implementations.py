@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import losses, ops, routing
 from jtrees.leaves import Linear, Values
 import pallas_kernels as kernels
 from pallas_kernels import Config, Unsupported, config
+from tests import sweeps
 
 SMALL = Config("triton", tile=16, block=8, features=16, subtree=2, steps=2, programs=1, interpret=True)
 

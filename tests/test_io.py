@@ -115,10 +115,10 @@ def test_functions_and_recipes_that_were_tuned(tmp_path):
     trials = [jtrees.search.Trial(options, 0.5, 0.1, 3.0) for options in grid]
     fit = FIT.replace(report=FitReport(tuning=jtrees.search.Tuning(options=grid[0], trials=trials)))
     read = jtrees.load(saved(fit, tmp_path)).report.tuning
-    kept = {"base": jtrees.GET(depth=2), "options": {"loss": "test_io.huber"}}
+    kept = {"base": jtrees.GET(depth=2), "options": {"loss": "tests.test_io.huber"}}
     assert read.options == read.trials[0].options == kept and read.trials[0].loss == 0.5
     described = read.trials[1].options["base"]
-    assert (described["name"], described["make"]) == ("FromMethod", "test_io.huber")
+    assert (described["name"], described["make"]) == ("FromMethod", "tests.test_io.huber")
 
 
 def test_double_precision_is_not_lost(tmp_path):
@@ -218,7 +218,7 @@ def test_a_class_that_is_defined_again_takes_its_own_place(tmp_path, base):
 def test_a_file_of_a_class_that_is_not_known_says_where_it_is(tmp_path):
     path = saved(FIT.replace(report=holding([Stumps()])), tmp_path)
     text = json.dumps(json.loads(zipfile.ZipFile(path).read("header.json"))["object"])
-    renamed = json.loads(text.replace("test_io.Stumps", "elsewhere.Stumps"))
+    renamed = json.loads(text.replace("tests.test_io.Stumps", "elsewhere.Stumps"))
     with pytest.raises(ValueError, match=r"its class 'elsewhere.Stumps' is unknown: import the module"):
         jtrees.load(rewritten(path, object=renamed))
 

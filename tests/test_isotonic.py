@@ -5,13 +5,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles import prune_pav
 import pytest
 from scipy.optimize import approx_fprime
 
 from jtrees import blocking, isotonic
 from jtrees.isotonic import prune
 from jtrees.routing.traversal import rewards
+from tests.oracles import prune_pav
 
 
 def nodes_of(depth: int) -> int:

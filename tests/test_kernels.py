@@ -10,13 +10,12 @@ import jax
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-import sweeps
 
 import pallas_kernels as kernels
 from pallas_kernels import Config, Unsupported, config
 from pallas_kernels.config import HEURISTIC
+from tests import oracles, sweeps
 
 # Blocks as small as they may be, so that small samples fill several, as each backend would have them. Those of Triton
 # have subtrees below a path, two tiles a program, several blocks of features and products of parts in bfloat16.

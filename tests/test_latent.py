@@ -5,10 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
 import pytest
 from sklearn.metrics import r2_score
-import sweeps
 
 import jtrees
 from jtrees import Batch, LatentTree, routing
@@ -18,6 +16,7 @@ from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import Network
 from jtrees.methods.latent_tree.network import active_on, centered
 from jtrees.tasks import Regression
+from tests import oracles, sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

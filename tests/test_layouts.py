@@ -1,6 +1,5 @@
 """A table gives the same model, bit for bit, however it lies in memory, and whatever holds it."""
 
-from nasty import LAYOUTS as IN_MEMORY
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +8,7 @@ import jtrees
 from jtrees.leaves import Values
 from jtrees.tables import checked_table
 from jtrees.tables.dataset import held_out_table
+from tests.nasty import LAYOUTS as IN_MEMORY
 
 NAMES = ["flag", "size", "age"]
 

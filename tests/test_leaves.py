@@ -5,7 +5,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 from jtrees import Forest, ObliqueTree, leaves, losses
@@ -13,6 +12,7 @@ from jtrees.data.scaling import with_map
 from jtrees.leaves import Linear, Values
 from jtrees.segments import effective
 from jtrees.tasks import Classification, Regression, fits
+from tests import oracles
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
 

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from recipes import DGT, RECIPES
 
 import jtrees
 from jtrees.search import options
 from jtrees.tables import FrameModel
 from jtrees.tables.dataset import checked_dataset
 import pallas_kernels
+from tests.recipes import DGT, RECIPES
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(40, 2))

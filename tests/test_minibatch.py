@@ -4,10 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
-from problems import problem_of, run
 import pytest
-import recipes
 
 import jtrees
 from jtrees import Classification, Regression, blocking
@@ -18,6 +15,8 @@ from jtrees.search.monitor import Pace
 from jtrees.search.run import Evaluation, Run
 from jtrees.tables import checked_table
 from jtrees.tables.dataset import held_out_table
+from tests import oracles, recipes
+from tests.problems import problem_of, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

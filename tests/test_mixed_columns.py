@@ -9,19 +9,19 @@ import time
 import warnings
 import zoneinfo
 
-from exported_models import identity_model
 from hypothesis import given, settings, strategies as st
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-import recipes
 
 import jtrees
 from jtrees.estimators import TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
 from jtrees.tables.inference import read_as
+from tests import recipes
+from tests.exported_models import identity_model
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
 CELLS = st.one_of(

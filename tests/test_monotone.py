@@ -6,17 +6,17 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles import path_to
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
 from scipy.optimize import minimize
-import sweeps
 
 import jtrees
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.monotone import ordered_values
+from tests import sweeps
+from tests.oracles import path_to
 
 KEY = jax.random.key(0)
 SIGNS = {0: 1, 1: -1}

@@ -4,7 +4,6 @@ import runpy
 import shutil
 import subprocess
 
-from exported_models import COMPILER, as_json, needs_compiler, needs_node, node_result, onnx_session
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import jtrees
 from jtrees import export
 from jtrees.tables import FrameModel, TableEncoder
+from tests.exported_models import COMPILER, as_json, needs_compiler, needs_node, node_result, onnx_session
 
 PLUS = shutil.which("g++") or shutil.which("c++")
 

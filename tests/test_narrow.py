@@ -7,7 +7,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from sklearn.metrics import r2_score
 
@@ -16,6 +15,7 @@ from jtrees import leaves, ridge
 from jtrees.estimators import TreeRegressor
 from jtrees.leaves import narrow, shrunk
 from jtrees.report.rivals import LinearModel
+from tests import oracles
 
 WIDTH = narrow.WIDEST + 6  # of most tables here, which share programs
 map_of = jax.jit(shrunk.fit_narrowing)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
 import pytest
 from sklearn.datasets import load_digits
 
 from jtrees import nn, routing
+from tests import oracles
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

@@ -7,13 +7,8 @@ from hypothesis import given, strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
-from problems import problem_of_table, run
 import pytest
-import recipes
 from sklearn.tree import DecisionTreeClassifier
-import sweeps
-import tables
 
 import jtrees
 from jtrees import Batch, leaves as kinds, losses
@@ -21,6 +16,8 @@ from jtrees.methods.nongreedy_tree.greedy import PUSHING, pushing_lengths
 from jtrees.search.first_step import newton_steps
 from jtrees.tables import checked_table
 from jtrees.tasks import Classification, Regression
+from tests import oracles, recipes, sweeps, tables
+from tests.problems import problem_of_table, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
 import pytest
-import sweeps
 
 from jtrees import ObliqueTree, blocking, losses, ops, routing
 from jtrees.leaves import Linear, Values
 from pallas_kernels import Unsupported
+from tests import oracles, sweeps
 
 DEPTH, N, P = 3, 50, 3
 NODES = 2**DEPTH - 1

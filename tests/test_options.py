@@ -7,13 +7,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import postponed
 import pytest
 
 import jtrees
 from jtrees import pytree
 from jtrees.search import Ranges, Recipe, option, options
 from pallas_kernels import Config, Implementation
+from tests import postponed
 
 NAN, INF = float("nan"), float("inf")
 FAST, SLOW = "fast", "slow"

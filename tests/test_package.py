@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-import recipes as small
 
 import jtrees
+from tests import recipes as small
 
 KINDS = ["Values", "Linear"]
 ROOMS = {"jtrees": jtrees} | {

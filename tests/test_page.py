@@ -11,13 +11,11 @@ import shlex
 import shutil
 import subprocess
 
-from houses import QUICK, TREE, dated, houses, run
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn import ensemble
-import sweeps
 
 import jtrees
 from jtrees.cli.parser import LOSSES
@@ -26,6 +24,8 @@ from jtrees.report.held_out import HeldOut, divided
 from jtrees.report.page import write_report
 from jtrees.report.rivals import rivals
 from jtrees.tasks.custom import named
+from tests import sweeps
+from tests.houses import QUICK, TREE, dated, houses, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
 

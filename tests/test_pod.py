@@ -12,7 +12,6 @@ from etils import epath
 from etils.epath import testing
 import grain
 import jax
-from large_runs import ROOT, SMALL, ended, free_address, script
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +22,8 @@ from examples.train_large import checkpoints, command, logs
 from examples.train_large.blocks import DataError, Shards
 import jtrees
 from jtrees import distributed
+from tests import ROOT
+from tests.large_runs import SMALL, ended, free_address, script
 
 ROUNDS = 40
 

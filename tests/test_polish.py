@@ -6,11 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
-from problems import problem_of_table, search
 import pytest
 from sklearn.tree import DecisionTreeClassifier
-import sweeps
 
 import jtrees
 from jtrees import losses, pytree
@@ -20,6 +17,8 @@ from jtrees.search import Engine, Fitted
 from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_table
 from jtrees.warmstart import cart_regressor, from_sklearn
+from tests import oracles, sweeps
+from tests.problems import problem_of_table, search
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

@@ -7,11 +7,11 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recipes import LINEAR, RECIPES
-import sweeps
-from tables import BINARY, X, Y
 
 import jtrees
+from tests import sweeps
+from tests.recipes import LINEAR, RECIPES
+from tests.tables import BINARY, X, Y
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_promotion")]  # Adam; see the fixture
 OURS = ("/jtrees/", "/pallas_kernels/", "/tests/")

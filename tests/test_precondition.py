@@ -5,11 +5,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from problems import problem_of_table, run, search
 import pytest
-import recipes
-import sweeps
-from tables import X, Y
 
 import jtrees
 from jtrees.search import Evaluation, Fitted, precondition
@@ -18,6 +14,9 @@ from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import matrix, preconditioned, spectrum
 from jtrees.tables import checked_table
 from jtrees.training import Batch
+from tests import recipes, sweeps
+from tests.problems import problem_of_table, run, search
+from tests.tables import X, Y
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

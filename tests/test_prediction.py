@@ -7,17 +7,15 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pandas as pd
 import pytest
-import recipes
-import tables
 
 import jtrees
 from jtrees import Forest, ObliqueTree, Origin, blocking, cli
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Linear
 from jtrees.tables import FrameModel, TableEncoder
+from tests import oracles, recipes, tables
 
 slow = pytest.mark.slow
 P, FAR = 5, 1e6

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ import pytest
 import jtrees
 from jtrees import leaves as kinds, losses
 from jtrees.estimators import TreeClassifier
+from tests import ROOT
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -88,8 +88,8 @@ def found(tmp_path_factory):
     TABLE.to_pickle(folder / "table.pickle")
     for name, one in made.items():
         jtrees.save(one, folder / f"{name}.jtrees")
-    script = Path(__file__).parent / "forked.py"
-    ended = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=SECONDS)
+    command = [sys.executable, "-m", "tests.forked", folder]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
     return {name: result for line in ended.stdout.splitlines() for name, result in json.loads(line).items()}
 

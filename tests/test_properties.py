@@ -6,19 +6,17 @@ import zlib
 
 import jax
 import jax.numpy as jnp
-import nasty
 import numpy as np
 import pytest
-import recipes
 from sklearn.utils import check_random_state
-import sweeps
-from test_battery import CLASS, METHODS
 
 import jtrees
 from jtrees import training
 from jtrees.data import Scaling
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.tables import checked_table
+from tests import nasty, recipes, sweeps
+from tests.test_battery import CLASS, METHODS
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

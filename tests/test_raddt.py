@@ -5,12 +5,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 import jtrees
 from jtrees.leaves import Values
 from jtrees.methods.annealed.raddt import centre_thresholds
+from tests import oracles
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

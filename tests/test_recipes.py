@@ -12,8 +12,6 @@ import types
 
 import jax
 import numpy as np
-from polynomials import Polynomials, initial, mse
-from problems import problem_of, run as results_of
 import pytest
 
 import jtrees
@@ -21,6 +19,8 @@ from jtrees.data import Scaling
 from jtrees.search import engine as loop, fit as driver, monitor, result
 from jtrees.search.monitor import Monitor
 from jtrees.tables import checked_table
+from tests.polynomials import Polynomials, initial, mse
+from tests.problems import problem_of, run as results_of
 
 KEY = jax.random.key(0)
 ENDLESS = Polynomials(steps=10_000_000)
@@ -193,5 +193,5 @@ def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message)
 
 def test_functions_are_described_by_their_names_and_arguments():
     of = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
-    expected = "jtrees.methods.annealed.get.get(3, task=Classification(classes=3), rule=polynomials.mse)"
-    assert result.plain({"make": of, "others": (mse, None)}) == {"make": expected, "others": ["polynomials.mse", None]}
+    expected = "jtrees.methods.annealed.get.get(3, task=Classification(classes=3), rule=tests.polynomials.mse)"
+    assert result.plain({"make": of, "others": (mse, None)}) == {"make": expected, "others": ["tests.polynomials.mse", None]}

@@ -2,11 +2,10 @@
 
 import jax
 import numpy as np
-import oracles
 import pytest
-import sweeps
 
 import jtrees
+from tests import oracles, sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam
 

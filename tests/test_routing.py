@@ -6,9 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-import sweeps
 
 from jtrees import ops
 from jtrees.routing import (
@@ -28,6 +26,7 @@ from jtrees.routing import (
 )
 from jtrees.routing.inference import augmented_leaf, flips, flips_of
 from jtrees.routing.soft import leaf_weights
+from tests import oracles, sweeps
 
 
 def draw_soft(depth, trailing=(), seed=0):

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from recipes import RECIPES, STARTS, WEAK
 
 import jtrees
 from jtrees.search.sample import drawn_rows
+from tests.recipes import RECIPES, STARTS, WEAK
 
 N = 5000
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 import jtrees
@@ -12,6 +11,7 @@ from jtrees.data import Data, Scaling, Table
 from jtrees.data.scaling import losses_of, mean_loss
 from jtrees.leaves import Linear, Values
 from jtrees.tasks import Classification, Regression
+from tests import oracles
 
 N = 200
 rng = np.random.default_rng(0)

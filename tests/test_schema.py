@@ -1,16 +1,16 @@
 """Schemas: the kinds of columns, requests for other kinds, and equal kinds in every fit and file."""
 
-from exported_models import identity_model
 import jax
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-import recipes
 
 import jtrees
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.tables import ColumnsWarning, TableEncoder, schema
+from tests import recipes
+from tests.exported_models import identity_model
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import segments
 from jtrees.losses import Huber, Poisson, weighted_quantiles
+from tests import sweeps
 
 SIZES = sweeps.quick([(70_000, 3), (70_000, 14_000), (1_000_000, 200_000)], [(70_000, 3)])
 SIZES.append(pytest.param((4_000_000, 2), marks=pytest.mark.wide))

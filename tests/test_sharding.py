@@ -1,7 +1,6 @@
 """Many devices and processes have the result of one."""
 
 import os
-from pathlib import Path
 import socket
 import subprocess
 import sys
@@ -9,20 +8,18 @@ import sys
 import jax
 import numpy as np
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import sharding
-
-HERE = Path(__file__).parent
+from tests import ROOT, sweeps
 
 
 @pytest.mark.parametrize("which", sweeps.slow(["not wide", "wide"], ["not wide"]))
 def test_eight_devices(which):
     """The tests of eight_devices.py, in a process that has so many."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-m", which, "eight_devices.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-m", which, "tests/eight_devices.py"]
     many = os.environ | {"JAX_NUM_CPU_DEVICES": "8"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, env=many)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=many)
     assert done.returncode == 0, done.stdout
 
 
@@ -103,7 +100,7 @@ def test_two_processes_end_with_the_parameters_of_one(tmp_path):
 
     def started(name, count, i):
         command = [sys.executable, "-c", ONE_OF, str(tmp_path / name), where, str(count), str(i)]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=HERE)
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
     for name, count in (("one.npz", 1), ("two.npz", 2)):
         for process in [started(name, count, i) for i in range(count)]:

@@ -5,12 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-import sweeps
 
 from jtrees import blocking, leaves as kinds, losses, ops, topology
 from jtrees.routing import sharp
+from tests import oracles, sweeps
 
 N, P, DEPTH = 60, 3, 5
 NODES = topology.num_nodes(DEPTH)

@@ -4,12 +4,11 @@ import itertools
 
 import jax
 import numpy as np
-import oracles
 import pytest
-import sweeps
 
 from jtrees import blocking, leaves
 from jtrees.leaves import Linear
+from tests import oracles, sweeps
 
 # It takes two seconds to compile, so tests share shapes: 200 x 4 and three targets in float64, worked on in blocks.
 fit_linear = lambda *data, **options: Linear(*leaves.fit_shrunk(*data, **options)[0])

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-import sweeps
 
 import jtrees
 from jtrees.data.constraints import checked_groups
+from tests import sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

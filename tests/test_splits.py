@@ -2,13 +2,13 @@
 
 import warnings
 
-from exported_models import raw_table
 import jax
 import numpy as np
 import pytest
 
 import jtrees
 from jtrees.tables import TableEncoder
+from tests.exported_models import raw_table
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),  # fits with Adam

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 from jtrees.routing import hard_step, smooth_step
+from tests import oracles
 
 # Programs that tests share, of scores and widths of one shape: most of the time here is compilation.
 VALUE = jax.jit(smooth_step)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
-from polynomials import Polynomials
 import pytest
 
 import jtrees
 from jtrees import LogUniform, Uniform
+from tests.polynomials import Polynomials
 
 KEY = jax.random.key(3)
 

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
-import polynomials
-from polynomials import Polynomials
 import pytest
 
 import jtrees
 from jtrees.selection.definition import definition
+from tests import polynomials
+from tests.polynomials import Polynomials
 
 KEY = jax.random.key(3)
 rng = np.random.default_rng(0)
@@ -316,7 +316,7 @@ def reads_module(outputs, y):
 
 
 def imports(outputs, y):
-    import polynomials
+    from tests import polynomials
 
     return polynomials.values([1.0], outputs)
 
@@ -472,10 +472,10 @@ def test_tune_continues_and_chooses_the_same(tmp_path, searches, halving):
 SCRIPT = """
 import sys, warnings
 import jax, numpy as np
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {root!r})
 warnings.simplefilter("ignore")
 import jtrees
-from polynomials import Polynomials
+from tests.polynomials import Polynomials
 search = Polynomials.search
 async def counted(self, problem):
     fitted = await search(self, problem)
@@ -496,8 +496,7 @@ print("done")
 def test_killed_sweeps_lose_only_the_runs_in_progress(tmp_path):
     folder, log = tmp_path / "runs", tmp_path / "log"
     log.write_text("")
-    tests = str(Path(__file__).parent)
-    script = SCRIPT.format(tests=tests, log=str(log), folder=str(folder))
+    script = SCRIPT.format(root=str(Path(__file__).parents[1]), log=str(log), folder=str(folder))
     command = [sys.executable, "-c", script]
     draw, kills = random.Random(0), 0
     while kills < 4:

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 
-from large_runs import ROOT, ended, free_address
 import numpy as np
 import pandas as pd
 import pytest
 
 import jtrees
+from tests import ROOT
+from tests.large_runs import ended, free_address
 
 SIZE = ("--samples", 3, "--seeds", 2, "--epochs", 1)
 

@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recipes
 from sklearn import metrics
-import sweeps
-import tables
 
 import jtrees
 from jtrees import Classification, Policy, Regression, leaves, losses
@@ -18,6 +15,7 @@ from jtrees.tasks import checked_targets
 from jtrees.tasks.base import linked
 from jtrees.tasks.custom import check_without_link
 from jtrees.tasks.fits import newton_constants
+from tests import recipes, sweeps, tables
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
-import sweeps
 
 import jtrees
 from jtrees import Batch
@@ -13,6 +12,7 @@ from jtrees.data.scaling import with_map
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
 from jtrees.segments import mean_one
 from jtrees.tasks import Classification, Regression
+from tests import sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles import path_to
 import pytest
 
 from jtrees import topology
+from tests.oracles import path_to
 
 
 def test_sizes_are_those_of_perfect_trees():

@@ -9,13 +9,11 @@ import shutil
 from types import SimpleNamespace
 
 import jax
-from large_runs import ROOT, SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import sweeps
 
 from examples.train_large import command, logs, rounds, run
 from examples.train_large.blocks import DataError, Shards, Synthetic
@@ -23,6 +21,8 @@ from examples.train_large.checkpoints import CheckpointError, Checkpoints
 from experiments import scaling
 import jtrees
 from jtrees.tasks import Classification, Regression
+from tests import ROOT, sweeps
+from tests.large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 
 TARGET = {"npy": None, "parquet": "price"}
 TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import sweeps
 
 import jtrees
 from jtrees import training
 from jtrees.training import Batch, Method
+from tests import sweeps
 
 DEPTH = 2
 GET = jtrees.methods.get(DEPTH, 5.0)

@@ -6,13 +6,12 @@ from hypothesis import given, strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-import rules
 
 from jtrees import ObliqueTree, Origin, losses
 from jtrees.leaves import Linear, Values
 from jtrees.text import names_of, with_short_origin
+from tests import oracles, rules
 
 DEPTH, P = 3, 3
 ROWS = 256  # a block: whatever fewer rows compile is compiled once

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import optax
-from polynomials import Polynomials
 import pytest
 
 import jtrees
@@ -26,6 +25,7 @@ from jtrees.selection.space import draw
 from jtrees.selection.sweep import splits_of
 from jtrees.tables import checked_dataset, checked_table
 from jtrees.tasks import Regression
+from tests.polynomials import Polynomials
 
 KEY = jax.random.key(0)
 # A polynomial of degree 3 with noise; the second feature is for nothing.

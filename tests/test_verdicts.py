@@ -2,7 +2,6 @@
 
 import re
 
-from estimator_checks import COMBINATORS, OTHERS, QUICK
 import jax
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ from sklearn import metrics
 import jtrees
 from jtrees import Classification, Regression, losses
 from jtrees.tables import checked_dataset
+from tests.estimator_checks import COMBINATORS, OTHERS, QUICK
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),

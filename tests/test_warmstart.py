@@ -2,11 +2,11 @@
 
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from jtrees import losses, warmstart
+from tests import oracles
 
 N, P = 2000, 4  # as many rows everywhere: one program a depth
 

@@ -2,16 +2,13 @@
 
 from types import SimpleNamespace
 
-from estimator_checks import COMBINATORS, OTHERS, QUICK
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
 import pytest
-import recipes
 from sklearn.metrics import r2_score
-import tables
 
 import jtrees
 from jtrees import losses, segments
@@ -19,6 +16,8 @@ from jtrees.estimators import TreeClassifier
 from jtrees.report import compared
 from jtrees.report.comparison import Comparison
 from jtrees.tables import TableEncoder, checked_dataset, checked_table
+from tests import recipes, tables
+from tests.estimator_checks import COMBINATORS, OTHERS, QUICK
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),

@@ -10,11 +10,11 @@ import warnings
 
 import jax
 import numpy as np
-from recipes import DGT, LINEAR, RECIPES as ALL
-from tables import X, Y
 
 import jtrees
 from jtrees import compilation
+from tests.recipes import DGT, LINEAR, RECIPES as ALL
+from tests.tables import X, Y
 
 RECIPES = {name: recipe for name, recipe in ALL.items() if name != "LatentClustering"}
 RECIPES |= {"DGT": DGT.replace(precondition=0.9), "GET, linear": LINEAR.replace(starts=4)}
