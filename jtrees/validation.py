@@ -106,6 +106,11 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
     return number
 
 
+def check_size(name: str, count: Any, numbers: int) -> int:
+    """Returns a number of parts that have together at most :data:`MAX_NUMBERS` numbers."""
+    return check_count(name, count, most=MAX_NUMBERS // numbers)
+
+
 def _index(name: str, value: Any, expected: str) -> int:
     try:
         return operator.index(value)

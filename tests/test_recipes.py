@@ -194,4 +194,7 @@ def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message)
 def test_functions_are_described_by_their_names_and_arguments():
     of = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
     expected = "jtrees.methods.annealed.get.get(3, task=Classification(classes=3), rule=tests.polynomials.mse)"
-    assert result.plain({"make": of, "others": (mse, None)}) == {"make": expected, "others": ["tests.polynomials.mse", None]}
+    assert result.plain({"make": of, "others": (mse, None)}) == {
+        "make": expected,
+        "others": ["tests.polynomials.mse", None],
+    }

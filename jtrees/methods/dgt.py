@@ -25,7 +25,6 @@ from jtrees.search import (
     Schedule,
     checked_values,
     option,
-    options,
 )
 from jtrees.search.minibatch import output_loss, trained_in_program
 from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
@@ -168,12 +167,6 @@ def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
     return tree.replace(leaves=tree.leaves.hardened())
 
 
-def _checked_momentum(name: str, value: Any) -> Any:
-    """Returns None for zero momentum, which saves the optimiser a copy of the parameters."""
-    none = not checks.is_traced(value) and not np.any(value)
-    return None if none else options.as_scalar(name, value, least=0, below=1)
-
-
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +215,7 @@ class DGT(MiniBatchRecipe):
     widths: tuple[int, ...] = option((240, 240))
     window: Literal["mean", "unit"] = option("mean")
     refit: bool = option(False)
-    momentum: float | None = option(None, check=_checked_momentum, traced=True)
+    momentum: float | None = option(None, least=0, below=1)
     cycles: int = option(_CYCLES)
     clip: float = option(0.01, above=0)
     l1: float = option(0.0, least=0)

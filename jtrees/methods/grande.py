@@ -16,9 +16,7 @@ import optax
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.forest import Forest
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
-from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, checked_values, option
-from jtrees.search.minibatch import output_loss, stopped_early
-from jtrees.search.recipe import fitted_joint_trees
+from jtrees.search import MiniBatchRecipe, Run, checked_values, option
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -171,14 +169,11 @@ class GRANDE(MiniBatchRecipe):
     dropout: float = option(0.2, least=0, below=1)
     hard: bool = option(False)
     early_stopping: bool = option(True)
-    passes = 40
+    passes, chooses_updates, model_type = 40, True, GRANDEModel
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         tree_size = topology.num_leaves(self.depth) * (2 * shape[1] + math.prod(task.shape))
-        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
-
-    def tree_leaves(self, task: Task) -> None:
-        return None
+        checks.check_size("trees", self.trees, tree_size)
 
     def method(self, run: Run) -> training.Method:
         return grande(self.depth, self.trees, task=run.task, selected=self.selected, dropout=self.dropout)
@@ -188,12 +183,3 @@ class GRANDE(MiniBatchRecipe):
 
     def model(self, run: Run, params: Any) -> Any:
         return additive(params, run.batch, run.task) if self.hard else params
-
-    def evaluate(self, run: Run, params: Any) -> Array:
-        return output_loss(run.task, WeightedTrees.outputs, params, run.evaluation)
-
-    async def search(self, problem: Problem) -> Fitted:
-        return await stopped_early(problem)
-
-    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
-        return fitted_joint_trees(problem, fitted, None if self.hard else GRANDEModel, Report())

@@ -5,7 +5,6 @@ The source is Popov, Morozov & Babenko, "Neural Oblivious Decision Ensembles for
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,7 @@ from jaxtyping import Array, Float
 import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
-from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, checked_values, option
-from jtrees.search.minibatch import output_loss, stopped_early
-from jtrees.search.recipe import fitted_joint_trees
+from jtrees.search import MiniBatchRecipe, Run, checked_values, option
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -173,31 +170,16 @@ class NODE(MiniBatchRecipe):
     batch_size: int = option(256)
     learning_rate: float = option(0.02, above=0)
     early_stopping: bool = option(True)
-    passes = 40
+    passes, chooses_updates, model_type = 40, True, NODEModel
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         outputs = math.prod(task.shape)
         widest = shape[1] + (self.layers - 1) * self.trees * outputs  # features that the last layer sees
         tree_size = topology.num_leaves(self.depth) * outputs + self.depth * widest
-        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
-
-    def tree_leaves(self, task: Task) -> None:
-        return None
+        checks.check_size("trees", self.trees, tree_size)
 
     def method(self, run: Run) -> training.Method:
         return node(self.depth, self.trees, self.layers, task=run.task)
 
     def optimizer(self, run: Run) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
-
-    def model(self, run: Run, params: Any) -> Any:
-        return params
-
-    def evaluate(self, run: Run, params: Any) -> Array:
-        return output_loss(run.task, ObliviousLayers.outputs, params, run.evaluation)
-
-    async def search(self, problem: Problem) -> Fitted:
-        return await stopped_early(problem)
-
-    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
-        return fitted_joint_trees(problem, fitted, NODEModel, Report())

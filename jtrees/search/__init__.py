@@ -15,6 +15,7 @@ from jtrees.search.report import (
     FitReport as FitReport,
     Preconditioning as Preconditioning,
     Report as Report,
+    TrainingReport as TrainingReport,
     TreeReport as TreeReport,
     Trial as Trial,
     Tuning as Tuning,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from jtrees.search.fitted import Fitted
 from jtrees.search.options import option
 from jtrees.search.precondition import preconditioned
 from jtrees.search.problem import Problem
-from jtrees.search.recipe import Recipe, fitted_tree
-from jtrees.search.report import Preconditioning
+from jtrees.search.recipe import Recipe, fitted_network, fitted_tree
+from jtrees.search.report import Preconditioning, TrainingReport
 from jtrees.search.run import Run
 from jtrees.segments import ones_or
 from jtrees.tasks import Task
@@ -95,7 +95,7 @@ class MiniBatchRecipe(Recipe):
     A subclass defines :meth:`method` and :meth:`optimizer`. Compiled functions call them, :meth:`model`,
     :meth:`evaluate`, :meth:`describe` and :meth:`has_vanished` with the run; the host calls the other methods. The
     search trains on mini-batches. The model has the parameters after the last update. If ``validation`` is given, it
-    has the parameters with the lowest validation loss.
+    has the parameters with the lowest validation loss. A recipe that ends in a network has a ``model_type``.
 
     Attributes:
       epochs: number of passes over the data. None: ``passes``, with at least 300 and at most 7500 updates. Batches of
@@ -104,11 +104,17 @@ class MiniBatchRecipe(Recipe):
         skipped until the next shuffle.
       learning_rate: initial learning rate.
       early_stopping: whether a run ends after :meth:`patience_of` evaluations without a lower loss. A run is evaluated
-        on the validation set, and in ``stopped_early`` also on held-out rows. A subclass may declare this option.
+        on the validation set, or on held-out rows if the recipe ``chooses_updates``. A subclass may declare this
+        option.
       precondition: strength of the preconditioner. A subclass may declare this option.
       refit: whether the leaves are fitted to the rows at the end, as in :func:`jtrees.search.fitted_tree`. A subclass
         may declare this option.
       passes: number of passes if ``epochs`` is None.
+      chooses_updates: whether early stopping chooses the number of updates if there is no validation set. A trial on
+        four fifths of the rows is then evaluated on the other rows, and the last training takes the updates of the
+        lowest loss. Trials of preconditioners have all updates, else a sixth of them.
+      model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network. None: the model is a tree.
+      report_type: the class of the report of a recipe that ends in a network.
     """
 
     epochs: int | None = option(None)
@@ -119,6 +125,9 @@ class MiniBatchRecipe(Recipe):
     precondition = 0.0
     refit = None
     passes = _PASSES
+    chooses_updates = False
+    model_type: ClassVar[Any] = None
+    report_type: ClassVar[Any] = TrainingReport
 
     def method(self, run: Run) -> training.Method:
         """Returns the method to train."""
@@ -129,15 +138,18 @@ class MiniBatchRecipe(Recipe):
         raise NotImplementedError
 
     def model(self, run: Run, params: Any) -> Any:
-        """Returns the model of scaled data."""
-        return self.method(run).harden(params, run.batch)
+        """Returns the model of scaled data: the hardened tree, or the network with its parameters."""
+        return self.method(run).harden(params, run.batch) if self.model_type is None else params
 
     def evaluate(self, run: Run, params: Any) -> Array:
-        """Returns the loss of the parameters on the evaluation rows of a run."""
-        return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.evaluation)
+        """Returns the loss of the hardened tree or of the network on the evaluation rows of a run."""
+        if self.model_type is None:
+            return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.evaluation)
+        return output_loss(run.task, lambda network, x: network.outputs(x), params, run.evaluation)
 
-    def describe(self, run: Run, params: Any) -> Any:
-        """Returns values for the report."""
+    def describe(self, run: Run, params: Any) -> dict[str, Any]:
+        """Returns values of the report by name."""
+        return {}
 
     def has_vanished(self, opt_state: Any) -> Array:
         """Returns whether all further updates are zero, which ends a run."""
@@ -159,15 +171,28 @@ class MiniBatchRecipe(Recipe):
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         self.schedule(shape[0])
 
+    def tree_leaves(self, task: Task) -> str | None:
+        return "constant" if self.model_type is None else None
+
+    def is_bounded(self, task: Task) -> bool:
+        """Returns whether predictions of a network are clipped to values near the training targets."""
+        return False
+
     async def search(self, problem: Problem) -> Fitted:
-        """Trains, with the best strength of the preconditioner in trials with a sixth of the updates."""
-        train, trial = (lambda problem, _, part=part: trained(problem, part) for part in (1.0, _TRIAL))
-        result = await preconditioned(problem, self.strength, train, trial=trial)
-        return self.finish(problem, result.fitted, result.preconditioning)
+        """Trains with the best strength of the preconditioner and, if it is chosen, the best number of updates."""
+        chooses = self.chooses_updates and self.early_stopping
+        last = lambda problem, trial: trained(problem, steps=trial.step if chooses and trial is not None else None)
+        short = None if self.chooses_updates else lambda problem, _: trained(problem, _TRIAL)
+        result = await preconditioned(problem, self.strength, last, trial=short, always_tries=chooses)
+        return result.finished(problem, problem, self.finish)
 
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result of a training in the user's units; ``preconditioning`` is for the report."""
-        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)
+        if self.model_type is None:
+            return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)
+        values = {name: value if np.ndim(value) else value.item() for name, value in fitted.report.items()}
+        report = self.report_type(**values, preconditioning=preconditioning)
+        return fitted_network(problem, fitted, self.model_type, report, self.is_bounded(problem.task))
 
 
 def output_loss(task: Task, outputs: Callable[[Any, Array], Array], model: Any, rows: Batch) -> Array:
@@ -313,18 +338,3 @@ async def trained(problem: Problem, part: float = 1.0, steps: int | None = None)
     state = await problem.map(initial)
     state, losses = await problem.train(advanced, state, steps, name=type(recipe).__name__)
     return (await problem.map(result_of, state)).host.fitted(losses)
-
-
-async def stopped_early(problem: Problem) -> Fitted:
-    """Returns the result of training on mini-batches, in the user's units.
-
-    With early stopping, a trial on four fifths of the rows chooses the number of updates, at its lowest held-out loss.
-    With a validation set there is no trial: the training itself is evaluated on that set.
-    """
-    recipe = problem.recipe
-
-    async def train(problem: Problem, trial: Fitted | None) -> Fitted:
-        return await trained(problem, steps=None if trial is None or not recipe.early_stopping else trial.step)
-
-    result = await preconditioned(problem, recipe.strength, train, always_tries=recipe.early_stopping)
-    return result.finished(problem, problem, recipe.finish)

@@ -9,6 +9,7 @@ import numpy as np
 
 from jtrees import io, sharding, validation as checks
 from jtrees.data import Data, Scaling, Table
+from jtrees.forest import Forest
 from jtrees.search.fitted import Fitted
 from jtrees.search.problem import Problem
 from jtrees.search.report import Preconditioning, Report, TreeReport
@@ -134,21 +135,22 @@ def check_keeps_splits(base: Recipe) -> None:
         raise ValueError(f"base must not thin its splits at the end, as Sparse does, got {checks.quoted(base)}")
 
 
-def fitted_joint_trees(problem: Problem, fitted: Fitted, kind: Any, report: Report) -> Fitted:
+def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Report, bounded: bool = False) -> Fitted:
     """Returns the result with its model in the user's units; a part of a larger model is returned unchanged.
 
     Args:
       problem: the problem.
-      fitted: the result, with a network or a forest of scaled data.
-      kind: the subclass of :class:`jtrees.SoftModel` of a network; None for a forest.
+      fitted: the result, with a network or a :class:`jtrees.Forest` of scaled data.
+      model_type: the subclass of :class:`jtrees.SoftModel` that holds a network.
       report: the recipe's report.
+      bounded: whether predictions are clipped to values near the training targets.
     """
 
     def restore(fitted: Fitted, data: Data) -> Fitted:
-        if kind is None:
+        if isinstance(fitted.scaled, Forest):
             model = data.scaling.restore(fitted.scaled)
             return fitted._replace(model=model, loss=data.loss(model), report=report)
-        model = data.scaling.restore(kind(on_device(fitted.scaled), None, data.table.task.of_models))
+        model = data.scaling.restore(model_type(on_device(fitted.scaled), None, data.table.task.of_models, bounded))
         return fitted._replace(model=model, loss=loss_of(fitted, model, data), report=report)
 
     return problem.restored(fitted, restore)

@@ -40,8 +40,9 @@ class Report:
         return names
 
     def _present(self) -> Iterator[tuple[str, Any]]:
-        """Yields the name and the value of each attribute that is not None."""
-        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        """Yields the name and the value of each attribute that is not None, nested reports last."""
+        values = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        values.sort(key=lambda item: isinstance(item[1], Report))
         return ((name, value) for name, value in values if value is not None)
 
     def _rows(self, depth: int = 1) -> Iterator[tuple[str, str]]:
@@ -101,7 +102,18 @@ class Preconditioning(Report):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TreeReport(Report):
+class TrainingReport(Report):
+    """The report of a recipe that trains by gradient descent.
+
+    Attributes:
+      preconditioning: how the features were preconditioned. None: no strength was tried or given.
+    """
+
+    preconditioning: Preconditioning | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TreeReport(TrainingReport):
     """The report of a recipe that ends in one tree.
 
     Attributes:
@@ -111,7 +123,6 @@ class TreeReport(Report):
     """
 
     reached: int
-    preconditioning: Preconditioning | None = None
 
 
 # --- The report of a fit ---------------------------------------------------------------------------------------------

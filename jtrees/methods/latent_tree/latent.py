@@ -17,7 +17,6 @@ import numpy as np
 import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
-from jtrees.data import Data
 from jtrees.methods.latent_tree.architecture import (
     MAX_DEPTH,
     WIDEST,
@@ -27,9 +26,8 @@ from jtrees.methods.latent_tree.architecture import (
     is_tree,
 )
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
-from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, option
+from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Run, TrainingReport, option
 from jtrees.search.minibatch import output_loss
-from jtrees.search.recipe import loss_of, on_device
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -112,7 +110,7 @@ class _Hardened(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LatentReport(Report):
+class LatentReport(TrainingReport):
     """The report of :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering`.
 
     Attributes:
@@ -121,7 +119,6 @@ class LatentReport(Report):
     """
 
     active: np.ndarray
-    preconditioning: Preconditioning | None = None
 
 
 @pytree.dataclass(kw_only=True)
@@ -138,6 +135,8 @@ class LatentRecipe(MiniBatchRecipe):
     patience: int = option(10)
     early_stopping: bool = option(True)
 
+    model_type, report_type = LatentModel, LatentReport
+
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         from jtrees.methods.latent_tree import modules
 
@@ -147,10 +146,6 @@ class LatentRecipe(MiniBatchRecipe):
     @property
     def _architecture(self) -> Architecture:
         return checked_architecture(Architecture(self.depth, inputs=self.inputs))
-
-    def _bounded(self, task: Task) -> bool:
-        """Returns whether predictions are clipped to values near the training targets."""
-        return False
 
     def method(self, run: Run) -> training.Method:
         return latent(self._architecture, self.penalty, task=run.task)
@@ -172,7 +167,7 @@ class LatentRecipe(MiniBatchRecipe):
         return active_on(batch, params, self._architecture, run.task, self.penalty)
 
     def evaluate(self, run: Run, params: Any) -> Array:
-        bounded = near_targets if self._bounded(run.task) else lambda outputs: outputs
+        bounded = near_targets if self.is_bounded(run.task) else lambda outputs: outputs
         outputs = lambda network, x: bounded(network.outputs(x))
         return output_loss(run.task, outputs, self._network(run, params), run.evaluation)
 
@@ -183,16 +178,12 @@ class LatentRecipe(MiniBatchRecipe):
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result in the user's units; ``fitted`` has a :class:`_Hardened`."""
         network, tree = fitted.scaled
-
-        def restore(fitted: Fitted, data: Data) -> Fitted:
-            task, scaling = data.table.task, data.scaling
-            restored = on_device(network).replace(task=task.of_models)
-            model = scaling.restore(LatentModel(restored, None, task.of_models, self._bounded(task)))
-            hard = None if tree is None else scaling.restore(tree)
-            report = LatentReport(active=np.asarray(network.active), preconditioning=preconditioning)
-            return fitted._replace(model=model, tree=hard, loss=loss_of(fitted, model, data), report=report)
-
-        return problem.restored(fitted._replace(scaled=tree), restore)
+        network = network.replace(task=problem.task.of_models)
+        fitted = fitted._replace(scaled=network, report={"active": np.asarray(network.active)})
+        fitted = super().finish(problem, fitted, preconditioning)._replace(scaled=tree)
+        if tree is None or fitted.model is None:
+            return fitted
+        return fitted._replace(tree=fitted.model.scaling.restore(tree))
 
 
 @pytree.dataclass(kw_only=True)
@@ -253,7 +244,7 @@ class LatentTree(LatentRecipe):
         parts = self.depth, self.split, self.predictor, self.inputs, self.hidden, self.dropout
         return checked_architecture(Architecture(*parts))
 
-    def _bounded(self, task: Task) -> bool:
+    def is_bounded(self, task: Task) -> bool:
         return task.in_units and task.link_name in ("identity", "sorted")
 
     def tree_leaves(self, task: Task) -> str | None:

@@ -7,7 +7,7 @@ The source is Hazimeh et al., "The Tree Ensemble Layer: Differentiability meets 
 
 from dataclasses import dataclass
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -17,9 +17,8 @@ from jtrees import io, losses, pytree, routing, topology, training, validation a
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
-from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Report, Run, checked_values, option
-from jtrees.search.minibatch import output_loss, stopped_early
-from jtrees.search.recipe import fitted_joint_trees
+from jtrees.search import MiniBatchRecipe, Run, TrainingReport, checked_values, option
+from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
@@ -140,15 +139,8 @@ class EnsembleModel(SoftModel):
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-class _Reached(NamedTuple):
-    """The mean number of leaves that a sample reaches in a tree, and whether ``width`` overflows."""
-
-    leaves: Array
-    overflows: Array
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TELReport(Report):
+class TELReport(TrainingReport):
     """The report of :class:`jtrees.TEL`.
 
     Attributes:
@@ -159,7 +151,6 @@ class TELReport(Report):
 
     reachable_leaves: float
     overflows: bool
-    preconditioning: Preconditioning | None = None
 
 
 @pytree.dataclass(kw_only=True)
@@ -211,13 +202,12 @@ class TEL(MiniBatchRecipe):
     early_stopping: bool = option(True)
     precondition: float | Literal["auto"] = option("auto", least=0, below=1)
 
-    def check(self, task: Task, shape: tuple[int, int]) -> None:
-        tree_size = topology.num_leaves(self.depth) * (shape[1] + math.prod(task.shape))
-        checks.check_count("trees", self.trees, most=checks.MAX_NUMBERS // tree_size)
-        super().check(task, shape)
+    chooses_updates = True
+    model_type, report_type = EnsembleModel, TELReport
 
-    def tree_leaves(self, task: Task) -> None:
-        return None
+    def check(self, task: Task, shape: tuple[int, int]) -> None:
+        checks.check_size("trees", self.trees, topology.num_leaves(self.depth) * (shape[1] + math.prod(task.shape)))
+        super().check(task, shape)
 
     @property
     def _is_lazy(self) -> bool:
@@ -238,24 +228,13 @@ class TEL(MiniBatchRecipe):
         outputs = lambda params, x: params.outputs(x, self.gamma, step=self.step, width=self.width)
         return output_loss(run.task, outputs, params, run.evaluation)
 
-    def describe(self, run: Run, params: Ensemble) -> _Reached:
-        """Returns the number of leaves that the training samples reach, and whether they exceed ``width``."""
+    def describe(self, run: Run, params: Ensemble) -> dict[str, Array]:
+        """Returns the mean number of leaves that a training sample reaches, and whether ``width`` overflows."""
         if self.step != "smooth":
-            return _Reached(jnp.asarray(topology.num_leaves(self.depth)), jnp.zeros((), bool))
+            return {"reachable_leaves": jnp.asarray(topology.num_leaves(self.depth)), "overflows": jnp.zeros((), bool)}
         splits = params.weights, params.bias
         x, _, weight = run.batch
         count, overflows = routing.reachable_leaves(x, *splits, self.gamma, width=self.width)
         real = jnp.ones(len(x)) if weight is None else weight > 0
-        return _Reached(jnp.average(count.mean(0), weights=real.astype(x.dtype)), overflows)
-
-    async def search(self, problem: Problem) -> Fitted:
-        return await stopped_early(problem)
-
-    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
-        """Returns the result in the user's units; the report of ``fitted`` is a :class:`_Reached`."""
-        report = TELReport(
-            reachable_leaves=float(fitted.report.leaves),
-            overflows=bool(fitted.report.overflows),
-            preconditioning=preconditioning,
-        )
-        return fitted_joint_trees(problem, fitted, None if self.hard else EnsembleModel, report)
+        mean = jnp.average(count.mean(0), weights=real.astype(x.dtype))
+        return {"reachable_leaves": mean, "overflows": overflows}
