@@ -6,6 +6,7 @@ over bins of the features.
 """
 
 from functools import partial
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,11 +14,11 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
-from jtrees.data.table import without_padding
+from jtrees.data.table import Table, without_padding
 from jtrees.ridge import principal_components, ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
-from jtrees.search.sample import random_rows
+from jtrees.search.sample import drawn_rows, random_rows
 from jtrees.segments import effective, ones_or
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.tasks.labels import shares
@@ -154,6 +155,31 @@ def _centred(x: Array, y: Array, weight: Array, unit: float) -> tuple[Array, Arr
     # A smaller maximum means that the target is constant, and that all its values are rounding errors.
     varies = xp.abs(centred).max(0) > _ROUNDED * xp.finfo(y.dtype).eps * xp.abs(y).max(0)
     return x, xp.where(varies, centred, 0)
+
+
+def cart_of_table(
+    table: Table, depth: int, leaves: str, limit: int | None, columns: np.ndarray | None, *, monitor: Monitor
+) -> ObliqueTree:
+    """Returns CART of a table in the user's units, grown on at most about ``limit`` rows.
+
+    CART splits only the features ``columns``, by number; None: all features.
+    """
+    x, y, weight = table.x, table.y, table.weight
+    if limit is not None and limit < len(x):
+        rows, weight = drawn_rows(y, weight, limit, table.task, np.random.default_rng(0))
+        x, y = x[rows], y[rows]
+    p = x.shape[1]
+    x = x if columns is None else x[:, columns]
+    # As in scaled data, a feature with a non-increasing effect changes its sign.
+    monotone, factors = None, np.ones(x.shape[1], np.float32)
+    if table.monotone is not None:
+        monotone, factors = np.not_equal(table.monotone, 0), np.where(np.less(table.monotone, 0), -factors, factors)
+        x = x * factors.astype(x.dtype)
+    grow = lambda rows: grown_cart(rows, table.task, depth, leaves, monotone=monotone)
+    tree = monitor.on_rows(grow, Batch(x, y, weight), math.prod(table.task.shape))  # type: ignore[arg-type]
+    weights = np.zeros((len(tree.bias), p), np.float32)
+    weights[:, slice(None) if columns is None else columns] = np.asarray(tree.weights) * factors
+    return tree.replace(weights=weights)
 
 
 def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueTree:

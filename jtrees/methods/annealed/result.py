@@ -11,8 +11,9 @@ from jtrees.data.scaling import with_map
 from jtrees.leaves.narrow import Narrowing, selected
 from jtrees.methods.annealed.deadline import seconds_of_shrinkage
 from jtrees.methods.annealed.stages import StartResult
-from jtrees.methods.annealed.starts import Carts, Start, cart_of_table
+from jtrees.methods.annealed.starts import Carts, Start
 from jtrees.search import Fitted, Problem, Report
+from jtrees.search.cart import cart_of_table
 from jtrees.search.sample import most_rows, rows_used
 from jtrees.tree import ObliqueTree
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from jtrees import splitting, topology
 from jtrees.data.scaling import with_map
-from jtrees.data.table import Table, without_padding
+from jtrees.data.table import without_padding
 from jtrees.monotone import without_negative
 from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges, grown_cart, grown_on_ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.precondition import WIDEST, matrix, spectrum
-from jtrees.search.sample import drawn_rows, fold_rows
+from jtrees.search.sample import fold_rows
 from jtrees.tasks import Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -116,31 +116,6 @@ def _grow(
         trees.append(monitor.on_rows(grow, real, outputs))
     signed = lambda tree: without_negative(np.asarray(tree.weights), monotone)
     return [ObliqueTree(signed(tree), np.asarray(tree.bias), None) for tree in trees]  # type: ignore[arg-type]
-
-
-def cart_of_table(
-    table: Table, depth: int, leaves: str, limit: int | None, columns: np.ndarray | None, *, monitor: Monitor
-) -> ObliqueTree:
-    """Returns CART of a table in the user's units, grown on at most about ``limit`` rows.
-
-    CART splits only the features ``columns``, by number; None: all features.
-    """
-    x, y, weight = table.x, table.y, table.weight
-    if limit is not None and limit < len(x):
-        rows, weight = drawn_rows(y, weight, limit, table.task, np.random.default_rng(0))
-        x, y = x[rows], y[rows]
-    p = x.shape[1]
-    x = x if columns is None else x[:, columns]
-    # As in scaled data, a feature with a non-increasing effect changes its sign.
-    monotone, factors = None, np.ones(x.shape[1], np.float32)
-    if table.monotone is not None:
-        monotone, factors = np.not_equal(table.monotone, 0), np.where(np.less(table.monotone, 0), -factors, factors)
-        x = x * factors.astype(x.dtype)
-    grow = lambda rows: grown_cart(rows, table.task, depth, leaves, monotone=monotone)
-    tree = monitor.on_rows(grow, Batch(x, y, weight), math.prod(table.task.shape))  # type: ignore[arg-type]
-    weights = np.zeros((len(tree.bias), p), np.float32)
-    weights[:, slice(None) if columns is None else columns] = np.asarray(tree.weights) * factors
-    return tree.replace(weights=weights)
 
 
 def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTree:
