@@ -74,7 +74,7 @@ def test_losses(name: str, seed: int, rows: int, data_dir: str | None) -> dict[s
     x, y = made[source](seed) if loaded is None else (loaded.x, loaded.y.astype(np.float64))
     split = data.split(x, y, seed, share=min(rows, int(0.75 * len(y))))
     task = jtrees.Regression(loss_function=loss)
-    score = lambda outputs: float(loss.of_predictions(outputs, loss.aligned(split[3])).mean())
+    score = lambda outputs: float(loss.of_predictions(outputs, loss.with_output_axis(split[3])).mean())
     fits = {label: studies.fit(recipe, split, seed, task=task) for label, recipe in OURS.items()}
     ours = {label: score(np.asarray(fit.predict(split[1]), np.float64)) for label, fit in fits.items()}
     constant = np.broadcast_to(loss.best(split[2], None), (len(split[3]), *task.shape))

@@ -281,7 +281,7 @@ def test_texts(kind, options, text):
 
 def test_kinds_by_name():
     assert leaves.kind_of("constant", Regression()) == (Values, {"loss": losses.SquaredError()})
-    assert leaves.kind_of("linear", Regression()).of is Linear
+    assert leaves.kind_of("linear", Regression()).leaf_type is Linear
     assert leaves.kind_of("constant", Classification(3)) == (Values, {"loss": losses.LogLoss()})
     for name, task, message in (
         ("linear", Regression(loss_function="poisson"), r'"constant" for Regression\(loss_function=Poisson\(\)\)'),

@@ -32,20 +32,20 @@ class Kind(NamedTuple):
     """A class of trainable leaves, with the fields that do not depend on data.
 
     Attributes:
-      of: the class.
+      leaf_type: the class.
       fixed: static fields of the class, by name.
     """
 
-    of: Any
+    leaf_type: Any
     fixed: dict[str, Any]
 
     def start(self, *arguments: Any) -> Any:
         """Returns random initial leaves. The arguments are ``(key, num_leaves, x, y, outputs)``."""
-        return self.of.start(*arguments, **self.fixed)
+        return self.leaf_type.start(*arguments, **self.fixed)
 
     def empty(self, *arguments: Any) -> Any:
         """Returns leaves to be refitted. The arguments are ``(num_leaves, features, outputs, dtype)``."""
-        return self.of.empty(*arguments, **self.fixed)
+        return self.leaf_type.empty(*arguments, **self.fixed)
 
 
 def kind_of(leaves: str, task: Task) -> Kind:
@@ -59,7 +59,7 @@ def kind_of(leaves: str, task: Task) -> Kind:
       ValueError: for an unknown name, or for linear leaves if the loss is not the squared error.
 
     Example:
-      >>> jtrees.leaves.kind_of("linear", jtrees.Regression()).of.__name__
+      >>> jtrees.leaves.kind_of("linear", jtrees.Regression()).leaf_type.__name__
       'Linear'
       >>> jtrees.leaves.kind_of("constant", jtrees.Regression(loss_function="poisson")).fixed
       {'loss': Poisson()}

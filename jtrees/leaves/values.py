@@ -117,12 +117,12 @@ class Values:
         Values that are neither means nor class frequencies are fitted without shrinkage, and their strength is 0.
         ``options`` are ``strength`` and ``cost`` of :func:`jtrees.leaves.fit_hierarchical`.
         """
-        averaged = self.loss.averaged(self.values, y)
-        if averaged is None:
+        terms = self.loss.mean_terms(self.values, y)
+        if terms is None:
             return self.refit(leaf_index, x, y, sample_weight), np.zeros((), np.float32)
         options["sample_weight"] = sample_weight
-        means, strength = fit_hierarchical(leaf_index, averaged, len(self.values), **options)
-        return Values(self.loss.of_means(means, leaf_index, y, sample_weight), self.loss.hard_loss), strength
+        means, strength = fit_hierarchical(leaf_index, terms, len(self.values), **options)
+        return Values(self.loss.values_from_means(means, leaf_index, y, sample_weight), self.loss.hard_loss), strength
 
     def refit_with_criterion(
         self, leaf_index: Array, x: Array, y: Array, sample_weight: Array | None = None

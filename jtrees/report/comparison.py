@@ -229,7 +229,7 @@ def _charged(task: Task, loss: float, count: float, rows: int) -> float:
     if isinstance(task, Classification):
         return loss + count / rows  # Akaike
     left = 1 - count / rows
-    power = 1.0 if task.loss_function.power() == 1 and task.loss_function.link != "exp" else 2.0
+    power = 1.0 if task.loss_function.unit_exponent() == 1 and task.loss_function.link != "exp" else 2.0
     return loss / left**power if left > 0 else np.inf
 
 

@@ -114,7 +114,7 @@ class LinearModel:
         if self.link == "exp":
             outputs = self._scale * np.exp(outputs.clip(-_WIDEST, _WIDEST))
         outputs = outputs[:, 0] if self.task.outputs is None else outputs
-        return outputs if self.link == "exp" else self.task.loss_function.aligned(outputs) + self._constant
+        return outputs if self.link == "exp" else self.task.loss_function.with_output_axis(outputs) + self._constant
 
     def _with_ones(self, x: np.ndarray) -> np.ndarray:
         """Returns standardised features and a column of ones, ``(n, p + 1)``."""
@@ -168,7 +168,7 @@ def _deviance(loss: losses.Loss, outputs: np.ndarray, y: np.ndarray) -> tuple[np
     """Returns half the deviance of logarithms of means, and its gradient, ``(n, k)`` each."""
     # Let d be half the deviance, of a variance m^p. Then dd/dm = (m - y) m^-p and dm/do = m. The power is 2 - p.
     mean = np.exp(outputs.clip(-_WIDEST, _WIDEST))
-    return loss.of_predictions(mean, y) / 2, (mean - y) * mean ** (loss.power() - 1)
+    return loss.of_predictions(mean, y) / 2, (mean - y) * mean ** (loss.unit_exponent() - 1)
 
 
 # --- The list --------------------------------------------------------------------------------------------------------

@@ -87,20 +87,20 @@ class Loss:
         """Returns the loss of targets divided by ``unit``."""
         return self
 
-    def power(self) -> float:
+    def unit_exponent(self) -> float:
         """Returns the exponent k if the unit of the loss is the k-th power of the targets' unit."""
         return 1.0
 
     def samples(self, outputs: Float[Array, "n *k"], y: Float[Array, "n *k"]) -> Float[Array, " n"]:
         """Returns the loss of each sample."""
-        values = self.each(outputs, self.aligned(y))
+        values = self.elementwise(outputs, self.with_output_axis(y))
         return values if values.ndim == 1 else values.mean(axis=1)
 
-    def aligned(self, y: Any) -> Any:
+    def with_output_axis(self, y: Any) -> Any:
         """Returns targets that broadcast against outputs."""
         return y if self.outputs is None else y[..., None]
 
-    def each(self, outputs: Array, y: Array) -> Array:
+    def elementwise(self, outputs: Array, y: Array) -> Array:
         """Returns the loss of each output."""
         return self.of_predictions(outputs, y)
 
@@ -186,7 +186,7 @@ class Loss:
 
         Here, the loss is a function of ``outputs - y``, so the number is the best constant of the residuals.
         """
-        return self.constants(leaf_index, self.aligned(y) - outputs, num_leaves, weight)
+        return self.constants(leaf_index, self.with_output_axis(y) - outputs, num_leaves, weight)
 
     def factors(
         self, leaf_index: Array, outputs: Array, direction: Array, y: Array, num_leaves: int, weight: Array
@@ -197,7 +197,9 @@ class Loss:
         median of ratios.
         """
         flat = lambda a: a.reshape(len(a), -1).T
-        columns = zip(flat(jnp.broadcast_to(self.aligned(y) - outputs, outputs.shape)), flat(direction), strict=True)
+        columns = zip(
+            flat(jnp.broadcast_to(self.with_output_axis(y) - outputs, outputs.shape)), flat(direction), strict=True
+        )
         medians = []
         for residual, along in columns:
             ratio, length = residual / jnp.where(along == 0, 1, along), weight * jnp.abs(along)
@@ -249,14 +251,14 @@ class Loss:
         outputs = self.fitted(values, leaf_index, y, sample_weight)[leaf_index]
         return segments.total(weight * self.samples(outputs, y)) / segments.total(weight)
 
-    def averaged(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "n *k"] | None:
+    def mean_terms(self, values: Float[Array, "leaves *k"], y: Array) -> Float[Array, "n *k"] | None:
         """Returns the numbers of the samples whose means are the fitted values; None if the values are not means."""
         return None
 
-    def of_means(
+    def values_from_means(
         self, means: Float[Array, "leaves *k"], leaf_index: Array, y: Array, sample_weight: Array | None
     ) -> Float[Array, "leaves *k"]:
-        """Returns the values of ``hard_loss`` for given leaf means of :meth:`averaged`."""
+        """Returns the values of ``hard_loss`` for given leaf means of :meth:`mean_terms`."""
         return means
 
     def trainable(self, values: Float[Array, "leaves *k"]) -> Float[Array, "leaves *k"]:

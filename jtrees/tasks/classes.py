@@ -119,10 +119,10 @@ class LogLoss(Loss):
         counts, samples, prior = _counts(values, leaf_index, y, sample_weight)
         return frequencies_error(self.smooth_labels(counts), self.smooth_labels(smoothed(samples, prior)))
 
-    def averaged(self, values: Array, y: Array) -> Array:
+    def mean_terms(self, values: Array, y: Array) -> Array:
         return shares(y, values.shape[1], None if module_of(y) is np else values.dtype)
 
-    def of_means(self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
+    def values_from_means(self, means: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         weight = mean_one(ones_or(sample_weight, y, means.dtype))
         prior = _counts(means, leaf_index, y, sample_weight)[2]
         samples = samples_of_leaves(leaf_index, weight, len(means))

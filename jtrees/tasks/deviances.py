@@ -44,10 +44,10 @@ class _LogLink(Loss):
     def units(self, y: np.ndarray) -> tuple[Any, Any]:
         return np.zeros_like(y[0]), y.mean(0)
 
-    def power(self) -> float:
+    def unit_exponent(self) -> float:
         return 2.0 - self._p
 
-    def each(self, outputs: Array, y: Array) -> Array:
+    def elementwise(self, outputs: Array, y: Array) -> Array:
         return self.of_predictions(_mean(outputs), y)
 
     def of_predictions(self, predictions: Any, y: Any) -> Any:

@@ -26,7 +26,7 @@ class SquaredError(Loss):
     measure: ClassVar[str] = "mean squared error"
     kernel: ClassVar[str] = "squared"  # type: ignore[override]
 
-    def power(self) -> float:
+    def unit_exponent(self) -> float:
         return 2.0
 
     def of_predictions(self, predictions: Any, y: Any) -> Any:
@@ -56,7 +56,7 @@ class SquaredError(Loss):
     def criterion(self, values: Array, leaf_index: Array, y: Array, sample_weight: Array | None) -> Array:
         return constant_fit_error(leaf_index, y, len(values), sample_weight=sample_weight)
 
-    def averaged(self, values: Array, y: Array) -> Array:
+    def mean_terms(self, values: Array, y: Array) -> Array:
         return y
 
 
@@ -104,7 +104,7 @@ class Huber(Loss):
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", check_scalar("delta", self.delta, above=0))
 
-    def power(self) -> float:
+    def unit_exponent(self) -> float:
         return 2.0
 
     def scaled(self, unit: Any) -> "Huber":
@@ -187,7 +187,7 @@ class Quantile(Loss):
         return module_of(like).asarray(self.levels, like.dtype)
 
     def derivatives(self, outputs: Array, y: Array) -> tuple[Array, Array]:
-        gradient = (outputs >= self.aligned(y)).astype(outputs.dtype) - self._levels(outputs)
+        gradient = (outputs >= self.with_output_axis(y)).astype(outputs.dtype) - self._levels(outputs)
         return gradient, jnp.ones_like(outputs)
 
     def constants(self, leaf_index: Array, y: Array, num_leaves: int, weight: Array) -> Array:

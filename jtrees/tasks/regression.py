@@ -96,12 +96,12 @@ class Regression(Task):
         averaged over the targets. The precision of NumPy arrays is kept.
         """
         loss = self.loss_function if self.in_units else SquaredError()
-        values = loss.of_predictions(predictions, loss.aligned(y)).reshape(len(y), -1)
-        return (values if np.size(unit) == 1 else values / np.power(unit, loss.power())).mean(1)
+        values = loss.of_predictions(predictions, loss.with_output_axis(y)).reshape(len(y), -1)
+        return (values if np.size(unit) == 1 else values / np.power(unit, loss.unit_exponent())).mean(1)
 
     def loss_unit(self, unit: Any) -> float:
         """Returns a scaled loss of 1 in the user's units, or 1 for several targets, whose losses remain scaled."""
-        return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.power()
+        return 1.0 if np.size(unit) > 1 else float(np.sum(unit)) ** self.loss_function.unit_exponent()
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Returns 1 minus the ratio of the loss to the loss of the best constant, averaged over targets.
@@ -111,7 +111,9 @@ class Regression(Task):
         if not self.varies(y):
             return float("nan")
         loss = self.loss_function if self.in_units else SquaredError()
-        mean = lambda predictions: np.average(loss.of_predictions(predictions, loss.aligned(y)), axis=0, weights=weight)
+        mean = lambda predictions: np.average(
+            loss.of_predictions(predictions, loss.with_output_axis(y)), axis=0, weights=weight
+        )
         return float(np.mean(1 - mean(predictions) / mean(loss.best(y, weight))))
 
     def indicators(self, y: np.ndarray) -> np.ndarray:
