@@ -20,14 +20,11 @@ from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, 
 from jtrees.monotone import ascending, without_negative
 from jtrees.search import (
     MiniBatchRecipe,
-    Problem,
     Run,
-    Schedule,
     checked_values,
     option,
 )
-from jtrees.search.minibatch import output_loss, trained_in_program
-from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
+from jtrees.search.minibatch import output_loss
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -242,22 +239,9 @@ class DGT(MiniBatchRecipe):
         """Returns the widths of all layers, for p features."""
         return p + 1, *self.widths, topology.num_nodes(self.depth)
 
-    # --- A tree of a boosted sum ---
-
-    async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
-        n, p = problem.shape
-        schedule, sizes = self.schedule(problem.recipe.rows_of_round(n)), self._sizes(p)
-        products = schedule.steps * schedule.batch_size * sum(a * b for a, b in itertools.pairwise(sizes))
-        # A subclass may find other trees than ``grow``.
-        can_grow = type(self) is DGT and self.precondition == 0 and products <= LARGEST_PROGRAM
-        return GrowArguments((), ()) if can_grow else None
-
-    def grow(self, run: Run, *_: Any) -> tuple[ObliqueTree, Array]:
-        """Returns the splits after the last update, and whether they are finite."""
-        result = trained_in_program(run)
-        return result.model.replace(leaves=None), jnp.isfinite(result.score)
-
-    # --- The procedure ---
+    def products(self, n: int, p: int) -> int:
+        schedule = self.schedule(n)
+        return schedule.steps * schedule.batch_size * sum(a * b for a, b in itertools.pairwise(self._sizes(p)))
 
     def method(self, run: Run) -> training.Method:
         options: Any = {"widths": self.widths, "window": self.window, "refit": self.refit, "l1": self.l1, "l2": self.l2}
@@ -275,5 +259,6 @@ class DGT(MiniBatchRecipe):
         outputs = lambda tree, x: tree.leaves.values[ops.hard(tree.weights, tree.bias, x)]
         return output_loss(run.task, outputs, tree, run.evaluation)
 
-    def patience_of(self, schedule: Schedule) -> int:
-        return schedule.patience(_PATIENCE / min(self.cycles, schedule.steps))
+    @property
+    def patience_part(self) -> float:
+        return _PATIENCE / self.cycles

@@ -56,7 +56,7 @@ class Schedule(NamedTuple):
         """Returns whether a run that evaluates is evaluated after this number of updates, which is not 0."""
         return (made > 0) & ((made % self.every == 0) | (made == self.steps))
 
-    def patience(self, part: float = 0.25) -> int:
+    def patience(self, part: float) -> int:
         """Returns the patience of early stopping, which is at least 1: a part of all evaluations."""
         return max(1, int(part * self.evaluations))
 
@@ -103,9 +103,9 @@ class MiniBatchRecipe(Recipe):
       batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
         skipped until the next shuffle.
       learning_rate: initial learning rate.
-      early_stopping: whether a run ends after :meth:`patience_of` evaluations without a lower loss. A run is evaluated
-        on the validation set, or on held-out rows if the recipe ``chooses_updates``. A subclass may declare this
-        option.
+      early_stopping: whether a run ends if a part of all evaluations, ``patience_part``, does not lower the loss. A run
+        is evaluated on the validation set, or on held-out rows if the recipe ``chooses_updates``. A subclass may
+        declare this option.
       precondition: strength of the preconditioner. A subclass may declare this option.
       refit: whether the leaves are fitted to the rows at the end, as in :func:`jtrees.search.fitted_tree`. A subclass
         may declare this option.
@@ -123,6 +123,7 @@ class MiniBatchRecipe(Recipe):
 
     early_stopping = False
     precondition = 0.0
+    patience_part = 0.25
     refit = None
     passes = _PASSES
     chooses_updates = False
@@ -160,16 +161,17 @@ class MiniBatchRecipe(Recipe):
         """Strength of the preconditioner of the search, or ``"auto"``."""
         return self.precondition
 
-    def patience_of(self, schedule: Schedule) -> int:
-        """Returns the number of evaluations in a row without a lower loss after which a run ends."""
-        return schedule.patience()
-
     def schedule(self, n: int) -> Schedule:
         """Returns the number and size of the mini-batches of n samples."""
         return Schedule.of(n, self.epochs, self.batch_size, passes=self.passes)
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         self.schedule(shape[0])
+
+    def grow(self, run: Run, *_: Any) -> tuple[Any, Array]:
+        """Returns the splits after the last update, and whether they are finite, within one program."""
+        result = result_of(run, in_parts(advanced, run, initial(run), self.schedule(len(run.batch.x)).steps))
+        return result.model.replace(leaves=None), jnp.isfinite(result.score)
 
     def tree_leaves(self, task: Task) -> str | None:
         return "constant" if self.model_type is None else None
@@ -228,7 +230,7 @@ def has_stopped(run: Run, state: TrainState) -> Array:
     recipe = run.recipe
     if not recipe.early_stopping:
         return jnp.zeros((), bool)
-    return state.waited >= recipe.patience_of(recipe.schedule(len(run.batch.x)))
+    return state.waited >= recipe.schedule(len(run.batch.x)).patience(recipe.patience_part)
 
 
 def has_ended(run: Run, state: TrainState) -> Array:
@@ -301,11 +303,6 @@ def result_of(run: Run, state: TrainState) -> Result:
     best = training.best(recipe.method(run), state, run.batch, score=score)
     model, report = recipe.model(run, best.params), recipe.describe(run, best.params)
     return Result(model, best.score, best.step, report, state.finite)
-
-
-def trained_in_program(run: Run) -> Result:
-    """Returns what :func:`trained` trains, within one program."""
-    return result_of(run, in_parts(advanced, run, initial(run), run.recipe.schedule(len(run.batch.x)).steps))
 
 
 def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begins: Array | int = 0) -> Any:

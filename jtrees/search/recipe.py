@@ -109,7 +109,15 @@ class Recipe:
             ``problem.recipe.rows_of_round(n)`` of the n rows.
           trees: number of trees.
         """
-        return None
+        n, p = problem.shape
+        # A subclass without ``products`` may find other trees than ``grow``.
+        can_grow = "products" in vars(type(self)) and getattr(self, "precondition", 0) == 0
+        can_grow = can_grow and self.products(problem.recipe.rows_of_round(n), p) <= LARGEST_PROGRAM
+        return GrowArguments((), ()) if can_grow else None
+
+    def products(self, n: int, p: int) -> int:
+        """Returns the number of products of ``grow`` for n rows of p features, from which its time follows."""
+        raise NotImplementedError
 
     @property
     def removes_terms(self) -> bool:
