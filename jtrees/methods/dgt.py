@@ -28,7 +28,7 @@ from jtrees.search import (
     options,
 )
 from jtrees.search.minibatch import output_loss, trained_in_program
-from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
+from jtrees.search.recipe import GrowArguments
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
@@ -255,9 +255,7 @@ class DGT(MiniBatchRecipe):
         n, p = problem.shape
         schedule, sizes = self.schedule(problem.recipe.rows_of_round(n)), self._sizes(p)
         products = schedule.steps * schedule.batch_size * sum(a * b for a, b in itertools.pairwise(sizes))
-        # A subclass may find other trees than ``grow``.
-        can_grow = type(self) is DGT and self.precondition == 0 and products <= LARGEST_PROGRAM
-        return GrowArguments((), ()) if can_grow else None
+        return GrowArguments((), ()) if self.can_grow(products) else None
 
     def grow(self, run: Run, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits after the last update, and whether they are finite."""

@@ -50,7 +50,13 @@ class Recipe:
     """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
     Numeric options may be traced. All other options are static. See :mod:`jtrees.search.options`.
+
+    Attributes:
+      clips_codes_near: whether codes such as 999,999,999 are clipped near the other values of their feature:
+        see :meth:`jtrees.data.Scaling.fit`.
     """
+
+    clips_codes_near = True
 
     async def search(self, problem: Problem) -> Fitted:
         """Returns the result for a problem; this is the recipe's procedure.
@@ -69,7 +75,7 @@ class Recipe:
 
     def scaling(self, table: Table) -> Scaling:
         """Returns the scaling of a table for the training of the recipe."""
-        return Scaling.fit(table, near=True)
+        return Scaling.fit(table, near=self.clips_codes_near)
 
     def tree_leaves(self, task: Task) -> str | None:
         """Returns the kind of leaves if the model is a single tree, ``"constant"`` or ``"linear"``, else None.
@@ -109,6 +115,14 @@ class Recipe:
           trees: number of trees.
         """
         return None
+
+    def can_grow(self, products: float) -> bool:
+        """Returns whether a program can grow a tree of a boosted sum, by the number of products that it takes.
+
+        A recipe that inherits ``grow`` cannot, because its search may find other trees.
+        """
+        has_trials = getattr(self, "precondition", 0) != 0
+        return "grow" in vars(type(self)) and not has_trials and products <= LARGEST_PROGRAM
 
     @property
     def removes_terms(self) -> bool:
@@ -160,6 +174,7 @@ def fitted_tree(
     *,
     refit: bool | None,
     preconditioning: Preconditioning | None = None,
+    report: Callable[[np.ndarray], Report] | None = None,
     **shrinkage: Any,
 ) -> Fitted:
     """Returns the result with its hard tree in the user's units; a part of a larger model is returned unchanged.
@@ -171,10 +186,13 @@ def fitted_tree(
         leaves are learnt. None: not known; leaves that equal fitted leaves up to rounding are replaced by the fitted
         leaves. Leaves are fitted in any case if rows with clipped features reach other leaves than in training.
       preconditioning: how the features were preconditioned.
+      report: returns the report for the nodes on the paths of the rows of the table, ``(depth + 1, n)``: see
+        :meth:`jtrees.ObliqueTree.decision_path`. None: the report is a :class:`TreeReport`.
       **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
-
-    The report is a :class:`TreeReport`.
     """
+
+    def tree_report(path: np.ndarray) -> TreeReport:
+        return TreeReport(reached=len(np.unique(path[:-1])), preconditioning=preconditioning)
 
     def restore(fitted: Fitted, data: Data) -> Fitted:
         tree = data.scaling.restore_splits(fitted.scaled)
@@ -184,8 +202,8 @@ def fitted_tree(
         if refit or data.moves_clipped(fitted.scaled, tree):
             tree = data.refit(tree, "constant" if tree.leaves.is_constant else "linear", **shrinkage)[0]
         tree = data.ordered(tree).merged()
-        path = np.asarray(tree.decision_path(data.table.x))[:-1]
-        report = TreeReport(reached=len(np.unique(path)), preconditioning=preconditioning)
-        return fitted._replace(model=tree, tree=tree, loss=loss_of(fitted, tree, data), report=report)
+        path = np.asarray(tree.decision_path(data.table.x))
+        new = {"loss": loss_of(fitted, tree, data), "report": (report or tree_report)(path)}
+        return fitted._replace(model=tree, tree=tree, **new)
 
     return problem.restored(fitted, restore)
