@@ -24,7 +24,7 @@ from jtrees.routing import (
     traverse,
     violation,
 )
-from jtrees.routing.inference import augmented_leaf, flips, flips_of
+from jtrees.routing.inference import Scores, augmented_leaf, flips_of
 from jtrees.routing.soft import leaf_weights
 from tests import oracles, sweeps
 
@@ -310,7 +310,7 @@ def test_paths_are_followed_as_if_all_splits_were_scored(x64, depth):
     rng = np.random.default_rng(depth)
     weights, bias = rng.normal(size=(2**depth - 1, 4)), rng.normal(size=2**depth - 1)
     x = rng.normal(size=(50, 4))
-    followed, scored = jax.jit(flips)(weights, bias, x), jax.jit(flips_of)(weights @ x.T + bias[:, None])
+    followed, scored = jax.jit(Scores.flips)(Scores(weights, bias, x)), jax.jit(flips_of)(weights @ x.T + bias[:, None])
     assert followed.leaf.shape == (depth + 1, 50) and followed.leaf.dtype == jnp.int32
     for a, b in zip(followed, scored, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ The best decisions that lead to leaf l differ from h only where the path to l re
 therefore the maximum of ``loss at l - 2 v_l`` over the leaves.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -40,27 +40,6 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
 
 
-def scores_at(
-    weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"], nodes: Int[Array, "r n"]
-) -> Float[Array, "r n"]:
-    """Returns the scores of each sample at r splits, by gathering the rows of the splits.
-
-    Args:
-      weights: split weights.
-      bias: split biases.
-      x: samples.
-      nodes: indices of the splits of each sample.
-
-    Example:
-      >>> from jtrees.routing import inference
-      >>> weights, bias, x = jnp.array([[1.0], [0.0], [2.0]]), jnp.array([0.0, -2.0, 0.5]), jnp.array([[1.0], [3.0]])
-      >>> nodes = jnp.array([[0, 2]])  # the root, and its right child
-      >>> print(inference.scores_at(weights, bias, x, nodes))
-      [[1.  6.5]]
-    """
-    return jnp.einsum("rnp,np->rn", weights[nodes], x, precision="highest") + bias[nodes]
-
-
 class Flips(NamedTuple):
     """The path of each sample, and the leaves that it would reach with one flipped decision on the path.
 
@@ -82,31 +61,56 @@ class Flips(NamedTuple):
         return jnp.concatenate([jnp.zeros_like(self.scores[:1]), jnp.abs(self.scores)])
 
 
-def flips(weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]) -> Flips:
-    """Returns the flips. Scores only the splits on the ``depth + 1`` paths, in O(depth^2 p) per sample.
+class Scores(NamedTuple):
+    """The scores of samples at the splits of a tree, of which inference needs only some.
 
-    Args:
-      weights: split weights; right if ``weights x + bias > 0``, else left.
-      bias: split biases.
-      x: samples.
-
-    Example:
-      >>> from jtrees.routing import inference
-      >>> weights, bias = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([0.0, -2.0, 0.5])
-      >>> flips = inference.flips(weights, bias, jnp.array([[1.0]]))
-      >>> print(flips.leaf.T)  # reached, root flipped, child flipped
-      [[3 0 2]]
+    Attributes:
+      weights: split weights, ``(nodes, p)``; right if ``weights x + bias > 0``, else left.
+      bias: split biases, ``(nodes,)``.
+      x: samples, ``(n, p)``.
+      all: scores of all splits, ``(nodes, n)``. None: scores are computed where they are needed.
     """
-    # Row 0 is the path of the sample. Each level adds the path that leaves it at this level.
-    node, path, scores = jnp.zeros((1, len(x)), jnp.int32), [], []
-    for _ in range(topology.depth_of(len(bias))):
-        z = scores_at(weights, bias, x, node)
-        path.append(node[0])
-        scores.append(z[0])
-        left, right = 2 * node + 1, 2 * node + 2
-        on, off = jnp.where(z > 0, right, left), jnp.where(z[:1] > 0, left[:1], right[:1])
-        node = jnp.concatenate([on, off])
-    return Flips(jnp.stack(path), jnp.stack(scores), node - len(bias))
+
+    weights: Float[Array, "nodes p"]
+    bias: Float[Array, " nodes"]
+    x: Float[Array, "n p"]
+    all: Any = None
+
+    def at(self, nodes: Int[Array, "r n"]) -> Float[Array, "r n"]:
+        """Returns the scores of each sample at r splits. Gathers the weights of the splits, or the scores.
+
+        Example:
+          >>> from jtrees.routing.inference import Scores
+          >>> weights, bias = jnp.array([[1.0], [0.0], [2.0]]), jnp.array([0.0, -2.0, 0.5])
+          >>> scores = Scores(weights, bias, jnp.array([[1.0], [3.0]]))
+          >>> print(scores.at(jnp.array([[0, 2]])))  # the root, and its right child
+          [[1.  6.5]]
+        """
+        if self.all is not None:
+            return jnp.take_along_axis(self.all, nodes, axis=0)
+        return jnp.einsum("rnp,np->rn", self.weights[nodes], self.x, precision="highest") + self.bias[nodes]
+
+    def flips(self) -> Flips:
+        """Returns the flips, from all scores, or from the scores on the ``depth + 1`` paths, O(depth^2 p) per sample.
+
+        Example:
+          >>> from jtrees.routing.inference import Scores
+          >>> weights, bias = jnp.array([[1.0], [0.0], [0.0]]), jnp.array([0.0, -2.0, 0.5])
+          >>> print(Scores(weights, bias, jnp.array([[1.0]])).flips().leaf.T)  # reached, root flipped, child flipped
+          [[3 0 2]]
+        """
+        if self.all is not None:
+            return flips_of(self.all)
+        # Row 0 is the path of the sample. Each level adds the path that leaves it at this level.
+        node, path, scores = jnp.zeros((1, len(self.x)), jnp.int32), [], []
+        for _ in range(topology.depth_of(len(self.bias))):
+            z = self.at(node)
+            path.append(node[0])
+            scores.append(z[0])
+            left, right = 2 * node + 1, 2 * node + 2
+            on, off = jnp.where(z > 0, right, left), jnp.where(z[:1] > 0, left[:1], right[:1])
+            node = jnp.concatenate([on, off])
+        return Flips(jnp.stack(path), jnp.stack(scores), node - len(self.bias))
 
 
 def flips_of(scores: Float[Array, "nodes n"]) -> Flips:

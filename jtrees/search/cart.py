@@ -15,6 +15,7 @@ import numpy as np
 
 from jtrees import segments, splitting, topology, warmstart
 from jtrees.data.table import Table, without_padding
+from jtrees.monotone import without_negative
 from jtrees.ridge import principal_components, ridge
 from jtrees.search.monitor import Monitor
 from jtrees.search.problem import Problem
@@ -110,7 +111,7 @@ def _targets(y: Any, task: Task) -> Any:
     return y
 
 
-def ridge_directions(batch: Batch, task: Task) -> Array:
+def ridge_directions(batch: Batch, task: Task, monotone: Array | None = None) -> Array:
     """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``; it can be compiled.
 
     If there are several outputs, the directions are the slopes of their principal components. Classes are regressed as
@@ -123,6 +124,7 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
     Args:
       batch: the samples; features and targets have mean about 0 and deviation about 1.
       task: what is predicted.
+      monotone: features whose negative slopes become 0, ``(p,)`` bool, or None.
 
     Returns:
       At most p directions, and at most K - 1 for K classes. A direction that would be a rounding error is zero.
@@ -141,7 +143,12 @@ def ridge_directions(batch: Batch, task: Task) -> Array:
         slopes = times(slopes, components[:, first:][:, -x.shape[1] :])
     length = jnp.linalg.norm(slopes, axis=0)
     is_signal = length > x.shape[1] * jnp.finfo(x.dtype).eps * length.max()
-    return jnp.where(is_signal, slopes / jnp.where(is_signal, length, 1), 0)
+    directions = jnp.where(is_signal, slopes / jnp.where(is_signal, length, 1), 0)
+    if monotone is None:
+        return directions
+    positive = without_negative(directions.T, monotone).T
+    length = jnp.linalg.norm(positive, axis=0)
+    return positive / jnp.where(length > 0, length, 1)
 
 
 def _centred(x: Array, y: Array, weight: Array, unit: float) -> tuple[Array, Array]:

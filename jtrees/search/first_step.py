@@ -25,28 +25,35 @@ from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 
-def is_direct(task: Task) -> bool:
+def _is_direct(task: Task) -> bool:
     """Returns whether searches learn the task directly: a squared error or a classification."""
     return task.is_least_squares or isinstance(task, Classification)
 
 
 async def newton_steps(problem: Problem) -> Problem:
-    """Returns the problem of the Newton steps, which has no result in the user's units."""
+    """Returns the problem of the Newton steps, or the same problem for a squared error and a classification.
+
+    The new problem has no result in the user's units. Its recipe has the option ``shrink=False``.
+    """
     task = problem.task
+    if _is_direct(task):
+        return problem
     (y, weight), (evaluation_y, evaluation_weight) = (await problem.map(_newton_steps)).host
     batch, evaluation = problem.batch._replace(y=y, weight=weight), problem.evaluation
     if evaluation is not None:
         evaluation = evaluation._replace(y=evaluation_y, weight=evaluation_weight)
-    steps = Regression(task.shape[0] if task.shape else None)
-    return problem.replace(task=steps, batch=batch, evaluation=evaluation, data=None)
+    steps = {"task": Regression(task.shape[0] if task.shape else None), "batch": batch, "evaluation": evaluation}
+    return problem.replace(recipe=problem.recipe.replace(shrink=False), data=None, **steps)
 
 
 async def refitted(problem: Problem, fitted: Fitted) -> Fitted:
-    """Returns the result of a search on Newton steps with leaves and a score of the task itself.
+    """Returns the result of a search for :func:`newton_steps` with leaves and a score of the loss itself.
 
     Raises:
       FloatingPointError: if the score is not finite.
     """
+    if _is_direct(problem.task):
+        return fitted
     tree, score = (await problem.map(_refitted, fitted.scaled.replace(leaves=None))).host
     return Result(tree, score, fitted.step, fitted.report).fitted(fitted.history)  # type: ignore[arg-type]
 

@@ -51,7 +51,13 @@ class Recipe:
     """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
     Numeric options may be traced. All other options are static. See :mod:`jtrees.search.options`.
+
+    Attributes:
+      clips_codes_near: whether codes such as 999,999,999 are clipped near the other values of their feature:
+        see :meth:`jtrees.data.Scaling.fit`.
     """
+
+    clips_codes_near = True
 
     async def search(self, problem: Problem) -> Fitted:
         """Returns the result for a problem; this is the recipe's procedure.
@@ -70,7 +76,7 @@ class Recipe:
 
     def scaling(self, table: Table) -> Scaling:
         """Returns the scaling of a table for the training of the recipe."""
-        return Scaling.fit(table, near=True)
+        return Scaling.fit(table, near=self.clips_codes_near)
 
     def tree_leaves(self, task: Task) -> str | None:
         """Returns the kind of leaves if the model is a single tree, ``"constant"`` or ``"linear"``, else None.
@@ -109,15 +115,20 @@ class Recipe:
             ``problem.recipe.rows_of_round(n)`` of the n rows.
           trees: number of trees.
         """
-        n, p = problem.shape
-        # A subclass without ``products`` may find other trees than ``grow``.
-        can_grow = "products" in vars(type(self)) and getattr(self, "precondition", 0) == 0
-        can_grow = can_grow and self.products(problem.recipe.rows_of_round(n), p) <= LARGEST_PROGRAM
-        return GrowArguments((), ()) if can_grow else None
+        return GrowArguments((), ()) if self.can_grow(problem) else None
 
     def products(self, n: int, p: int) -> int:
         """Returns the number of products of ``grow`` for n rows of p features, from which its time follows."""
         raise NotImplementedError
+
+    def can_grow(self, problem: Problem) -> bool:
+        """Returns whether a program may grow a tree of a boosted sum.
+
+        A recipe that inherits ``products`` has no such program, because its search may find other trees than ``grow``.
+        """
+        n, p = problem.shape
+        has_program = "products" in vars(type(self)) and getattr(self, "precondition", 0) == 0
+        return has_program and self.products(problem.recipe.rows_of_round(n), p) <= LARGEST_PROGRAM
 
     @property
     def removes_terms(self) -> bool:
@@ -170,6 +181,7 @@ def fitted_tree(
     *,
     refit: bool | None,
     preconditioning: Preconditioning | None = None,
+    report: Callable[[np.ndarray], Report] | None = None,
     **shrinkage: Any,
 ) -> Fitted:
     """Returns the result with its hard tree in the user's units; a part of a larger model is returned unchanged.
@@ -181,10 +193,13 @@ def fitted_tree(
         leaves are learnt. None: not known; leaves that equal fitted leaves up to rounding are replaced by the fitted
         leaves. Leaves are fitted in any case if rows with clipped features reach other leaves than in training.
       preconditioning: how the features were preconditioned.
+      report: returns the report for the nodes on the paths of the rows of the table, ``(depth + 1, n)``: see
+        :meth:`jtrees.ObliqueTree.decision_path`. None: the report is a :class:`TreeReport`.
       **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
-
-    The report is a :class:`TreeReport`.
     """
+
+    def tree_report(path: np.ndarray) -> TreeReport:
+        return TreeReport(reached=len(np.unique(path[:-1])), preconditioning=preconditioning)
 
     def restore(fitted: Fitted, data: Data) -> Fitted:
         tree = data.scaling.restore_splits(fitted.scaled)
@@ -194,8 +209,8 @@ def fitted_tree(
         if refit or data.moves_clipped(fitted.scaled, tree):
             tree = data.refit(tree, "constant" if tree.leaves.is_constant else "linear", **shrinkage)[0]
         tree = data.ordered(tree).merged()
-        path = np.asarray(tree.decision_path(data.table.x))[:-1]
-        report = TreeReport(reached=len(np.unique(path)), preconditioning=preconditioning)
-        return fitted._replace(model=tree, tree=tree, loss=loss_of(fitted, tree, data), report=report)
+        path = np.asarray(tree.decision_path(data.table.x))
+        new = {"loss": loss_of(fitted, tree, data), "report": (report or tree_report)(path)}
+        return fitted._replace(model=tree, tree=tree, **new)
 
     return problem.restored(fitted, restore)

@@ -66,6 +66,11 @@ class Run:
         return self.kind is Evaluation.VALIDATION
 
     @property
+    def has_separate_rows(self) -> Any:
+        """Whether the evaluation rows are not the training rows; may be traced."""
+        return self.kind >= Evaluation.HELD_OUT
+
+    @property
     def evaluates(self) -> Any:
         """Whether training evaluates while it runs; may be traced."""
         return self.kind >= Evaluation.EARLY_STOPPING

@@ -11,45 +11,52 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Data, Scaling, Table
 from jtrees.methods.nongreedy_tree.greedy import (
     GreedyState,
-    advanced,
-    finished_level,
-    first_level,
     grown_in_program,
-    next_level,
+    initial_state,
     result_of,
+    split_features,
+    updated,
+    with_better_splits,
+    with_initial_splits,
 )
 from jtrees.methods.nongreedy_tree.surrogate import MAX_DEPTH
-from jtrees.search import Fitted, Preconditioning, Problem, Recipe, Report, Run, fitted_tree, option
+from jtrees.search import (
+    Fitted,
+    Preconditioning,
+    Problem,
+    Recipe,
+    Run,
+    Trained,
+    TreeReport,
+    fitted_tree,
+    option,
+    preconditioned,
+)
 from jtrees.search.cart import bin_edges
-from jtrees.search.first_step import is_direct, newton_steps, refitted
+from jtrees.search.first_step import newton_steps, refitted
 from jtrees.search.minibatch import Result, Schedule
-from jtrees.search.precondition import preconditioned
-from jtrees.search.problem import DeviceValue
-from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
+from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, rows_used, sampled
 from jtrees.tasks import Task, check_log_loss
 from jtrees.tree import ObliqueTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class GreedyReport(Report):
+class GreedyReport(TreeReport):
     """The report of :class:`jtrees.CO2` and :class:`jtrees.NonGreedy`.
 
     Attributes:
-      reached: the number of internal nodes that at least one training row reaches.
+      reached: see :class:`jtrees.search.TreeReport`.
+      preconditioning: see :class:`jtrees.search.TreeReport`.
       active_leaves: the number of leaves that at least one training row reaches.
       shrinkage: the strength of the shrinkage with the lowest loss on held-out rows or the validation set, else NaN.
-      preconditioning: how the features were preconditioned. None: no strength was tried or given.
       rows: the number of rows that the splits were trained on.
     """
 
-    reached: int
     active_leaves: int
     shrinkage: float
-    preconditioning: Preconditioning | None = None
     rows: int | None = None
 
 
@@ -110,15 +117,14 @@ class CO2(Recipe):
     precondition: float | Literal["auto"] = option("auto", least=0, below=1)
     rows: int | Literal["auto"] | None = option("auto")
 
+    clips_codes_near = False
+
     def keeps_monotone(self, task: Task) -> bool:
         return True
 
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         check_log_loss(task)
         most_rows(self)
-
-    def scaling(self, table: Table) -> Scaling:
-        return Scaling.fit(table)
 
     def level(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of a level, for n samples."""
@@ -127,69 +133,63 @@ class CO2(Recipe):
     # --- A tree of a boosted sum ---
 
     async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
-        n, p = problem.shape
-        schedule = self.level(problem.recipe.rows_of_round(n))
-        # An update writes all splits.
-        products = self.depth * schedule.steps * (schedule.batch_size + 2**self.depth) * p
-        # A subclass may find other trees than ``grow``.
-        can_grow = type(self) is CO2 and self.precondition == 0 and products <= LARGEST_PROGRAM
-        return GrowArguments(bin_edges(problem, self.bins), ()) if can_grow else None
+        return GrowArguments(bin_edges(problem, self.bins), ()) if self.can_grow(problem) else None
+
+    def products(self, n: int, p: int) -> int:
+        schedule = self.level(n)
+        return self.depth * schedule.steps * (schedule.batch_size + 2**self.depth) * p  # an update writes all splits
 
     def grow(self, run: Run, edges: Array, *_: Any) -> tuple[ObliqueTree, Array]:
         """Returns the splits, and whether they are finite."""
-        state = grown_in_program(run, edges)
-        return finished_level(run, state)[0].replace(leaves=None), state.training.finite
+        state = grown_in_program(run, edges).training
+        return state.params.replace(leaves=None), state.finite
 
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
-        direct = is_direct(problem.task)
-        recipe = self.replace(shrink=self.shrink and direct)
-        problem = problem.replace(recipe=recipe)
         sample = sampled(problem, most_rows(self))
-        steps = sample if direct else await newton_steps(sample)
+        steps = await newton_steps(sample)
+        recipe = steps.recipe
         result = await preconditioned(steps, recipe.precondition, recipe.trained, tries_few_rows=recipe.shrink)
-        if not direct:
-            result = result._replace(fitted=await refitted(sample, result.fitted))
-        return result.finished(problem, sample, recipe.finished)
+        result = result._replace(fitted=await refitted(sample, result.fitted))
+        return result.finished(problem, sample, self.finish)
 
     async def trained(self, problem: Problem, trial: Fitted | None) -> Fitted:
         """Returns the tree of scaled data. The report is a ``Shrinkage``, whose strength the trial gives, if any."""
         state, losses = await grow_levels(problem)
         return (await problem.map(_result, state, strength_of(trial))).host.fitted(losses)
 
-    def finished(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None) -> Fitted:
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None) -> Fitted:
         """Returns the result in the user's units. Its leaves are fitted to all rows of the table of the problem."""
+        best, used = map(float, fitted.report)
 
-        def restore(fitted: Fitted, data: Data) -> Fitted:
-            best, used = map(float, fitted.report)
-            fitted = fitted_tree(problem, fitted, refit=True, shrink=self.shrink, strength=used)
-            report = GreedyReport(
-                reached=fitted.report.reached,
-                active_leaves=len(np.unique(fitted.model.leaf_index(data.table.x))),
-                shrinkage=best if best >= 0 else np.nan,
+        def report(path: np.ndarray) -> GreedyReport:
+            return GreedyReport(
+                reached=len(np.unique(path[:-1])),
                 preconditioning=preconditioning,
-                rows=rows_used(self, len(data.table.x)),
+                active_leaves=len(np.unique(path[-1])),
+                shrinkage=best if best >= 0 else np.nan,
+                rows=rows_used(self, path.shape[1]),
             )
-            return fitted._replace(report=report)
 
-        return problem.restored(fitted, restore)
+        return fitted_tree(problem, fitted, refit=True, report=report, shrink=self.shrink, strength=used)
 
 
-async def grow_levels(problem: Problem) -> tuple[DeviceValue, np.ndarray]:
+async def grow_levels(problem: Problem) -> Trained:
     """Grows a tree level by level; returns its state, a ``GreedyState``, and the losses of all updates."""
     recipe, losses = problem.recipe, []
     steps = recipe.level(problem.shape[0]).steps
-    state = await problem.map(first_level, bin_edges(problem, recipe.bins))
+    features = await problem.map(split_features, bin_edges(problem, recipe.bins))
+    state = await problem.map(initial_state)
     for level in range(recipe.depth):
-        if level:
-            if not problem.monitor.has_time():
-                break
-            state = await problem.map(next_level, state)
+        if level and not problem.monitor.has_time():
+            break
         name = f"{type(recipe).__name__}, level {level}"
-        state, level_losses = await problem.train(advanced, state, steps, name=name, begins=level * steps)
+        state = await problem.map(with_initial_splits, state, features)
+        state, level_losses = await problem.train(updated, state, steps, name=name, begins=level * steps)
+        state = await problem.map(with_better_splits, state)
         losses.append(level_losses)
-    return state, np.concatenate(losses)
+    return Trained(state, np.concatenate(losses))
 
 
 def strength_of(trial: Fitted | None) -> np.float32:
@@ -198,5 +198,5 @@ def strength_of(trial: Fitted | None) -> np.float32:
 
 
 def _result(run: Run, state: GreedyState, strength: Array) -> Result:
-    tree, _ = finished_level(run, state)
-    return result_of(run, state.training, tree, state.training.step, strength)
+    trained = state.training
+    return result_of(run, trained.params, trained.step, trained.finite, strength)

@@ -13,13 +13,19 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import blocking, losses, ops, pytree, topology, training, validation as checks
-from jtrees.methods.nongreedy_tree import greedy
 from jtrees.methods.nongreedy_tree.co2 import CO2, grow_levels, strength_of
-from jtrees.methods.nongreedy_tree.greedy import GreedyState, standardised
+from jtrees.methods.nongreedy_tree.greedy import (
+    GreedyState,
+    evaluate,
+    learning_rate,
+    optimizer,
+    result_of,
+    standardised,
+)
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
-    projection,
+    into_ball,
     split,
     surrogate_loss,
     surrogate_update,
@@ -29,11 +35,11 @@ from jtrees.search import Fitted, Problem, Run, option
 from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.tasks import Regression, Task
-from jtrees.training import Batch, TrainState
+from jtrees.training import Batch, History, TrainState
 from jtrees.tree import ObliqueTree
 
 _JOINT = 1  # derives the key of the joint stage from the key of the run
-_SETTLED = 0.01  # training has converged if an epoch lowers the mean surrogate loss by a smaller fraction
+_CONVERGED = 0.01  # training has converged if an epoch lowers the mean surrogate loss by a smaller fraction
 
 
 # --- The method ------------------------------------------------------------------------------------------------------
@@ -80,41 +86,40 @@ def nongreedy(
         batch = batch._replace(y=split(batch.y)[0])
         task.check(batch.y)
         rows = jax.random.normal(key, (topology.num_nodes(depth), batch.x.shape[1] + 1), batch.x.dtype)
-        tree = ObliqueTree(*in_bounds((rows[:, 1:], rows[:, 0])), None)
+        tree = project(ObliqueTree(rows[:, 1:], rows[:, 0], None))
         return with_leaves(tree, ops.hard(tree.weights, tree.bias, batch.x), batch, task)
 
     def total(params: ObliqueTree, batch: Batch, *, key: Array, step: Array) -> tuple[Array, Array]:
-        z = ops.scores(params.weights, params.bias, batch.x)
-        surrogate = surrogate_loss(jax.lax.stop_gradient(params), batch, inference, task, jax.lax.stop_gradient(z))
+        z = ops.scores(params.weights, params.bias, batch.x)  # the compiler computes equal scores once
+        surrogate = surrogate_loss(jax.lax.stop_gradient(params), batch, inference, task)
         leaf_loss = task.loss(params.leaves.values[surrogate.leaf], split(batch.y)[0])
         value = leaf_loss + (surrogate.slopes * jnp.take_along_axis(z, surrogate.nodes, axis=0)).sum(0)
         return losses.weighted_mean(value, batch.weight), losses.weighted_mean(surrogate.reached, batch.weight)
 
-    def project(params: ObliqueTree) -> ObliqueTree:
-        weights, bias = in_bounds((params.weights, params.bias))
-        return params.replace(weights=weights, bias=bias)
-
-    in_bounds = projection(nu, monotone)
+    project = partial(into_ball, nu=nu, monotone=monotone)
     harden = lambda params, batch: params.refit(batch.x, split(batch.y)[0], batch.weight)
+    method = training.Method(init, total, harden, project)
+    if learning_rate is None:
+        return method
     surrogate_of = lambda params, batch: surrogate_loss(params, batch, inference, task)
-    update = surrogate_update(surrogate_of, learning_rate, momentum, in_bounds, task)
-    return training.Method(init, total, harden, project, None if learning_rate is None else update)
+    lazy = training.lazy_momentum(learning_rate, momentum)
+    return method._replace(update=surrogate_update(surrogate_of, lazy, project, task))
 
 
 # --- The recipe ------------------------------------------------------------------------------------------------------
 
 
-class Joint(NamedTuple):
-    """The state of the joint stage.
+class StableState(NamedTuple):
+    """The state of the optimiser in the joint stage.
 
     Attributes:
-      training: training state of the tree.
-      place: the leaf that each sample is assigned to.
+      momentum: state of the momentum.
+      leaf: the leaf that each sample is assigned to.
       surrogate: sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch.
     """
 
-    training: TrainState
-    place: Int[Array, " n"]
+    momentum: Any
+    leaf: Int[Array, " n"]
     surrogate: Float[Array, "2"]
 
 
@@ -165,9 +170,9 @@ class NonGreedy(CO2):
         return Schedule.of(n, self.epochs, self.batch_size)
 
     async def trained(self, problem: Problem, trial: Fitted | None) -> Fitted:
-        growing, losses = await grow_levels(problem)
-        state, steps = await problem.map(_initial, growing), self.joint(problem.shape[0]).steps
-        state, joint_losses = await problem.train(_advanced, state, steps, name="NonGreedy, all levels")
+        grown, losses = await grow_levels(problem)
+        state, steps = await problem.map(_initial, grown), self.joint(problem.shape[0]).steps
+        state, joint_losses = await problem.train(_updated, state, steps, name="NonGreedy, all levels")
         result = (await problem.map(_result, state, strength_of(trial))).host
         fitted = result.fitted(np.concatenate([losses, joint_losses]))
         return fitted._replace(step=fitted.step + len(losses))
@@ -176,67 +181,71 @@ class NonGreedy(CO2):
 # --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
-def _initial(run: Run, state: GreedyState) -> Joint:
+def _initial(run: Run, grown: GreedyState) -> TrainState:
     """Returns the initial state of the joint stage: CO2's tree is the best tree so far."""
-    tree, place = greedy.finished_level(run, state)
-    leaf = place - topology.num_nodes(run.recipe.depth)
-    leaf = jnp.where(leaf < 0, ops.hard(tree.weights, tree.bias, run.batch.x), leaf)  # if the deadline cut levels off
-    tree = with_leaves(tree, leaf, standardised(run), run.task)
-    key, zero = jax.random.fold_in(run.key, _JOINT), jnp.zeros((), jnp.int32)
-    joint = greedy.restarted(state.training, tree).replace(key=key, step=zero)
-    if not run.has_validation_set:  # with a validation set, the first evaluation evaluates CO2's tree
-        joint = joint.replace(best=training.Best(tree, _mean_surrogate(run, tree), zero))
-    return Joint(joint, leaf, jnp.asarray([0, jnp.inf], run.batch.x.dtype))
+    state, leaf = grown.training, grown.node << (run.recipe.depth - grown.level)
+    data, zero = standardised(run).batch, jnp.zeros((), jnp.int32)
+    tree = with_leaves(state.params, leaf, data, run.task)
+    at_rest = jax.tree.map(jnp.zeros_like, state.opt_state)
+    stable = StableState(at_rest, leaf, jnp.asarray([0, jnp.inf], data.x.dtype))
+    state = state.replace(params=tree, opt_state=stable, key=jax.random.fold_in(run.key, _JOINT), step=zero)
+    if run.has_validation_set:  # the first evaluation evaluates CO2's tree
+        return state
+    return state.replace(best=training.Best(tree, _mean_surrogate(run, tree), zero))
 
 
-def _method(run: Run, **options: Any) -> training.Method:
-    return nongreedy(run.recipe.depth, run.recipe.nu, task=run.task, inference=run.recipe.inference, **options)
-
-
-def _advanced(run: Run, state: Joint, before: Array, count: Array) -> tuple[Joint, Array, Array]:
+def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, bool]:
     """Returns the state after ``count`` updates, their losses, and False."""
-    recipe, data, schedule = run.recipe, standardised(run), run.recipe.joint(len(run.batch.x))
-    rates, every = greedy.rate(run, schedule.steps), schedule.steps_per_epoch
-    method = _method(run, learning_rate=rates, momentum=recipe.momentum, monotone=run.monotone)
+    recipe, data, schedule = run.recipe, standardised(run).batch, run.recipe.joint(len(run.batch.x))
+    steps: Any = {"learning_rate": learning_rate(run, schedule), "momentum": recipe.momentum, "monotone": run.monotone}
+    method = nongreedy(recipe.depth, recipe.nu, task=run.task, inference=recipe.inference, **steps)
+    evaluation: Any = {"score_every": schedule.steps_per_epoch, "score": partial(evaluate, run)}
 
-    def update(j: Array, carry: tuple[Joint, Array]) -> tuple[Joint, Array]:
-        (state, place, sums), losses = carry
-        step = before + j
+    def update(state: TrainState, step: Array) -> tuple[TrainState, History]:
+        stable, batch = state.opt_state, data
         if recipe.stable:
-            # A branch keeps the routing in the loop: the compiler would move it out of a loop of at most one step.
-            assign = lambda: _reassigned(state.params, place, sums, run.batch.x, every)
-            place, sums = jax.lax.cond((step > 0) & (step % every == 0), assign, lambda: (place, sums))
+            stable = _reassigned(run, stable, state.params, step, schedule)
+            batch = data._replace(y=(data.y, stable.leaf))
         one_step = training.step.one_step(
             method,
-            data._replace(y=(data.y, place)) if recipe.stable else data,
-            training.lazy_momentum(rates, recipe.momentum),
+            batch,
+            optimizer(run, schedule),
             batch_size=schedule.batch_size,
-            score_every=every if run.has_validation_set else 0,
-            score=partial(greedy.evaluate, run),
+            **(evaluation if run.has_validation_set else {}),
         )
-        state, (loss, _) = one_step(state, step)
-        return Joint(state, place, sums.at[0].add(loss)), losses.at[j].set(loss)
+        state, history = one_step(state.replace(opt_state=stable.momentum), step)
+        surrogate = stable.surrogate.at[0].add(history.losses)
+        return state.replace(opt_state=StableState(state.opt_state, stable.leaf, surrogate)), history
 
-    empty = jnp.full(MOST, training.state.NOT_TAKEN, data.x.dtype)
-    state, losses = jax.lax.fori_loop(0, count, update, (state, empty))
-    return state, losses, jnp.array(False)
-
-
-def _reassigned(tree: ObliqueTree, place: Array, sums: Array, x: Array, steps_per_epoch: int) -> tuple[Array, Array]:
-    """Returns the assignment after an epoch: the leaves that samples reach, if the surrogate loss has converged."""
-    mean, previous = sums[0] / steps_per_epoch, sums[1]
-    settled = mean > (1 - _SETTLED) * previous
-    place = jax.lax.cond(settled, lambda: ops.hard(tree.weights, tree.bias, x), lambda: place)
-    return place, jnp.stack([jnp.zeros_like(mean), jnp.where(settled, jnp.inf, mean)])
+    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    return state, history.losses, False
 
 
-def _result(run: Run, joint: Joint, strength: Array) -> Result:
+def _reassigned(run: Run, stable: StableState, tree: ObliqueTree, step: Array, schedule: Schedule) -> StableState:
+    """Returns the state at an update: at the end of an epoch, samples are assigned to the leaves that they reach.
+
+    They keep their leaves after an epoch that lowers the mean surrogate loss by at least one percent.
+    """
+
+    def after_epoch() -> tuple[Array, Array]:
+        mean, previous = stable.surrogate[0] / schedule.steps_per_epoch, stable.surrogate[1]
+        has_converged = mean > (1 - _CONVERGED) * previous
+        reached = lambda: ops.hard(tree.weights, tree.bias, run.batch.x)
+        leaf = jax.lax.cond(has_converged, reached, lambda: stable.leaf)
+        return leaf, jnp.stack([jnp.zeros_like(mean), jnp.where(has_converged, jnp.inf, mean)])
+
+    # A branch keeps the routing in the loop: the compiler would move it out of a loop of at most one step.
+    ends_epoch = (step > 0) & (step % schedule.steps_per_epoch == 0)
+    leaf, surrogate = jax.lax.cond(ends_epoch, after_epoch, lambda: (stable.leaf, stable.surrogate))
+    return StableState(stable.momentum, leaf, surrogate)
+
+
+def _result(run: Run, state: TrainState, strength: Array) -> Result:
     """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
-    score = partial(greedy.evaluate if run.has_validation_set else _mean_surrogate, run)
-    best = training.best(_method(run), joint.training, standardised(run), score=score)
-    state = joint.training.replace(finite=jnp.isfinite(best.score))
-    result = greedy.result_of(run, state, best.params, best.step, strength)
-    return result._replace(finite=joint.training.finite)
+    score = evaluate if run.has_validation_set else _mean_surrogate
+    best = state.evaluated(jnp.where(state.finite, score(run, state.params), jnp.inf)).best
+    result = result_of(run, best.params, best.step, best.finite, strength)
+    return result._replace(finite=state.finite)
 
 
 def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:
@@ -245,7 +254,7 @@ def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:
     Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1).
     So the scaling makes the comparison of trees independent of the lengths of their splits.
     """
-    recipe, data, weight = run.recipe, standardised(run), run.weight
+    recipe, data, weight = run.recipe, standardised(run).batch, run.weight
     norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
     factor = jnp.where(norm > 0, jnp.sqrt(recipe.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
     tree = tree.replace(weights=factor[:, None] * tree.weights, bias=factor * tree.bias)

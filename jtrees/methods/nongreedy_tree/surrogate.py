@@ -1,21 +1,19 @@
-"""The surrogate loss of CO2 and non-greedy trees, and an update of the rows that a batch touches.
-
-The surrogate loss is an upper bound of the loss of the hard tree.
-"""
+"""The surrogate loss of CO2 and non-greedy trees, an upper bound of the loss of the hard tree, and steps on it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import optax
 
 from jtrees import leaves as kinds, ops, routing, topology
 from jtrees.monotone import without_negative
-from jtrees.routing import inference as loss_augmented
+from jtrees.routing.inference import Scores, augmented_leaf
 from jtrees.tasks import Task
-from jtrees.training import Batch, LazyMomentumState, at_step
-from jtrees.training.optimizers import momentum_step
+from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
 MAX_DEPTH = 20
@@ -51,10 +49,15 @@ def flip_slope(scores: Array) -> Array:
     return jnp.where(scores > 0, -2, 2).astype(scores.dtype)
 
 
+def fitted_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> Any:
+    """Returns fitted leaves of the tree: means of targets, or smoothed class frequencies."""
+    empty = kinds.kind_of("constant", task).empty(len(tree.bias) + 1, 0, task.shape, batch.x.dtype)
+    return empty.refit(leaf, *batch)
+
+
 def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> ObliqueTree:
-    """Returns the tree with initial trainable leaves: means of targets, or smoothed class frequencies as logits."""
-    empty = kinds.kind_of("constant", task).empty(topology.num_leaves(tree.depth), 0, task.shape, batch.x.dtype)
-    return tree.replace(leaves=empty.refit(leaf, *batch).trainable())
+    """Returns the tree with the trainable form of fitted leaves: class frequencies become logits."""
+    return tree.replace(leaves=fitted_leaves(tree, leaf, batch, task).trainable())
 
 
 def split(y: Any) -> tuple[Array, Array | None]:
@@ -62,45 +65,43 @@ def split(y: Any) -> tuple[Array, Array | None]:
     return y if isinstance(y, tuple) else (y, None)
 
 
-def surrogate_loss(
-    params: ObliqueTree, batch: Batch, inference: str, task: Task, scores: Float[Array, "nodes n"] | None = None
-) -> Surrogate:
+def surrogate_loss(params: ObliqueTree, batch: Batch, inference: str, task: Task) -> Surrogate:
     """Returns the surrogate loss of each sample.
+
+    It is the maximum of ``loss at l - 2 v_l`` over the leaves l, where ``v_l`` is the violation of the path to l, which
+    is 0 for the leaf that the sample reaches. If samples are assigned to leaves, ``2 v`` of the path to the assigned
+    leaf is added (stable SGD, eq. 14). See :mod:`jtrees.routing.inference`.
 
     Args:
       params: the tree.
       batch: samples with targets, or with targets and assigned leaves.
-      inference: ``"fast"`` or ``"exact"``.
+      inference: ``"fast"``, over leaves one decision away; or ``"exact"``, over all leaves.
       task: what is predicted.
-      scores: scores of all splits. None: computed here. Fast inference in a large tree computes only those it needs.
     """
     (y, assigned), values, (nodes, features) = split(batch.y), params.leaves.values, params.weights.shape
     leaf_loss = lambda leaf: task.loss(values[leaf], y)
-    splits = params.weights, params.bias
-    if scores is None and (inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features)):
-        scores = ops.scores(*splits, batch.x)
-    scores_at = lambda nodes: (
-        loss_augmented.scores_at(*splits, batch.x, nodes) if scores is None else _rows_of(scores, nodes)
-    )
+    scores = Scores(params.weights, params.bias, batch.x)
+    if inference == "exact" or nodes <= min(_SCORED, _SCORED_A_FEATURE * features):
+        scores = scores._replace(all=ops.scores(*scores[:3]))
 
     def against_path(leaf: Array) -> tuple[Array, Array, Array]:
         """Returns the nodes on the path to a leaf, their scores, and slopes of minus twice the violation."""
         nodes = topology.ancestors(leaf, params.depth)
         level = jnp.arange(params.depth - 1, -1, -1)[:, None]
-        right, path_scores = (leaf >> level) & 1 == 1, scores_at(nodes)
+        right, path_scores = (leaf >> level) & 1 == 1, scores.at(nodes)
         return nodes, path_scores, jnp.where((path_scores > 0) != right, flip_slope(path_scores), 0)
 
     if inference == "exact":
-        assert scores is not None
-        leaf = loss_augmented.augmented_leaf(scores, params.leaves.losses(batch.x, y))
+        leaf = augmented_leaf(scores.all, params.leaves.losses(batch.x, y))
         nodes, node_scores, slopes = against_path(leaf)
-        reached = leaf_loss(routing.leaf_index(scores))
+        reached = leaf_loss(routing.leaf_index(scores.all))
     else:
-        alternatives = loss_augmented.flips(*splits, batch.x) if scores is None else loss_augmented.flips_of(scores)
-        leaf_losses = jax.vmap(leaf_loss)(alternatives.leaf)
-        best = jnp.argmax(leaf_losses - 2 * alternatives.violations(), axis=0)[None]
-        leaf, flipped = _rows_of(alternatives.leaf, best)[0], jnp.maximum(best - 1, 0)
-        nodes, node_scores = (_rows_of(values, flipped) for values in (alternatives.path, alternatives.scores))
+        flips = scores.flips()
+        leaf_losses = jax.vmap(leaf_loss)(flips.leaf)
+        best = jnp.argmax(leaf_losses - 2 * flips.violations(), axis=0)[None]
+        row_of = lambda array, row: jnp.take_along_axis(array, row, axis=0)
+        leaf, flipped = row_of(flips.leaf, best)[0], jnp.maximum(best - 1, 0)
+        nodes, node_scores = row_of(flips.path, flipped), row_of(flips.scores, flipped)
         slopes, reached = jnp.where(best > 0, flip_slope(node_scores), 0), leaf_losses[0]
     if assigned is not None:
         # Subtracts the maximum of ``h.z`` over the decisions h that lead to the assigned leaf.
@@ -111,103 +112,84 @@ def surrogate_loss(
     return Surrogate(leaf, nodes, node_scores, slopes, reached)
 
 
-def _rows_of(array: Array, rows: Array) -> Array:
-    return jnp.take_along_axis(array, rows, axis=0)
+def into_ball(tree: ObliqueTree, nu: Any, monotone: Array | None) -> ObliqueTree:
+    """Returns the tree with rows of splits projected to ``|w|^2 + b^2 <= nu``.
 
-
-def projection(nu: Any, monotone: Array | None) -> Callable[[tuple[Array, Array]], tuple[Array, Array]]:
-    """Returns the projection of rows of splits after a step: it removes negative weights of monotone features."""
-    return lambda rows: into_ball((without_negative(rows[0], monotone), rows[1]), nu)
-
-
-def into_ball(rows: tuple[Array, Array], nu: Any) -> tuple[Array, Array]:
-    """Returns split weights ``(m, p)`` and biases ``(m,)`` projected to ``|w|^2 + b^2 <= nu`` row by row."""
-    weights, bias = rows
+    Negative weights of the monotone features become 0 before.
+    """
+    weights, bias = without_negative(tree.weights, monotone), tree.bias
     square = jnp.square(weights).sum(1) + jnp.square(bias)
-    shrunk = jnp.sqrt(nu / jnp.where(square > nu, square, nu)).astype(bias.dtype)
-    return weights * shrunk[:, None], bias * shrunk
+    factor = jnp.sqrt(nu / jnp.where(square > nu, square, nu)).astype(bias.dtype)
+    return tree.replace(weights=weights * factor[:, None], bias=bias * factor)
 
 
 def surrogate_update(
     surrogate_of: Callable[[ObliqueTree, Batch], Surrogate],
-    rate: Any,
-    momentum: Any,
-    project: Callable[[tuple[Array, Array]], tuple[Array, Array]],
+    optimizer: optax.GradientTransformation,
+    project: Callable[[ObliqueTree], ObliqueTree],
     task: Task,
 ) -> Callable[..., Any]:
-    """Returns the update of a :class:`jtrees.training.Method` that takes steps of lazy momentum on a surrogate loss.
+    """Returns the update of a :class:`jtrees.training.Method` that takes steps on a surrogate loss.
+
+    In a large tree, the update takes a step on the rows that the samples touch, and leaves the other rows unchanged.
+    The gradient in the other rows is 0.
 
     Args:
       surrogate_of: returns the surrogate loss of a tree on a batch, whose ``y`` may be a pair: see :func:`split`.
-      rate: learning rate, a number or a schedule.
-      momentum: decay of the velocity.
-      project: projection of the moved rows of splits: see :func:`projection`.
+      optimizer: :func:`jtrees.training.lazy_momentum`, which changes no parameter whose gradient is 0.
+      project: projection of a tree after a step, row by row.
       task: what is predicted.
     """
 
     def update(
-        params: ObliqueTree, state: LazyMomentumState, batch: Batch, *, key: Array, step: Array
-    ) -> tuple[ObliqueTree, LazyMomentumState, tuple[Array, Array]]:
-        """Returns parameters, state, and the previous surrogate loss and loss."""
+        params: ObliqueTree, state: Any, batch: Batch, *, key: Array, step: Array
+    ) -> tuple[ObliqueTree, Any, tuple[Array, Array]]:
+        """Returns parameters, state of the optimiser, and the previous surrogate loss and loss."""
         surrogate, y, n = surrogate_of(params, batch), split(batch.y)[0], len(batch.x)
-        share = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
-        leaf_loss = lambda values: (share * task.loss(values, y)).sum()
+        weight = jnp.full(n, 1 / n, batch.x.dtype) if batch.weight is None else batch.weight / n
+        leaf_loss = lambda values: (weight * task.loss(values, y)).sum()
         loss, d_values = jax.value_and_grad(leaf_loss)(params.leaves.values[surrogate.leaf])
-        value = loss + (share * (surrogate.slopes * surrogate.scores).sum(0)).sum()
-        weighted = surrogate._replace(slopes=share * surrogate.slopes)
-        move = lambda gradient, velocity: momentum_step(gradient, velocity, at_step(rate, state.count), momentum)
-        is_dense = len(params.bias) <= _DENSE * surrogate.nodes.size
-        take_step = _step_in_all if is_dense else _step_in_rows
-        updated, velocity = take_step(params, state.velocity, batch.x, weighted, d_values, move, project)
-        return updated, LazyMomentumState(state.count + 1, velocity), (value, (share * surrogate.reached).sum())
+        value = loss + (weight * (surrogate.slopes * surrogate.scores).sum(0)).sum()
+
+        slopes, node, leaf, touched = weight * surrogate.slopes, surrogate.nodes, surrogate.leaf, None
+        if (count := len(params.bias)) > _DENSE * node.size:
+            nodes, node = _distinct(jnp.where(slopes != 0, node, count), count)
+            leaves, leaf = _distinct(leaf, count + 1)
+            touched = nodes, leaves
+        part, velocity = _rows(params, touched), _rows(state.velocity, touched)
+        shares = jnp.zeros((len(part.bias), n), slopes.dtype).at[node, jnp.arange(n)].add(slopes)
+        d_weights = jnp.matmul(shares, batch.x, precision="highest")
+        d_leaves = part.leaves.with_outputs(lambda values: jnp.zeros_like(values).at[leaf].add(d_values))
+        gradient: Any = ObliqueTree(d_weights, shares.sum(1), d_leaves)
+        change, moved = optimizer.update(gradient, state._replace(velocity=velocity))
+        part = project(jax.tree.map(jnp.add, part, change))
+        state = moved._replace(velocity=_with_rows(state.velocity, touched, moved.velocity))
+        return _with_rows(params, touched, part), state, (value, (weight * surrogate.reached).sum())
 
     return update
 
 
-def _step_in_all(params, velocity, x, surrogate, d_values, move, project):
-    shares = (
-        jnp.zeros((len(params.bias), len(x)), x.dtype).at[surrogate.nodes, jnp.arange(len(x))].add(surrogate.slopes)
-    )
-    weights = jnp.matmul(shares, x, precision="highest")
-    leaves = params.leaves.replace(values=jnp.zeros_like(params.leaves.values).at[surrogate.leaf].add(d_values))
-    updates, velocity = move(ObliqueTree(weights, shares.sum(1), leaves), velocity)
-    moved: Any = jax.tree.map(jnp.add, params, updates)
-    weights, bias = project((moved.weights, moved.bias))
-    return moved.replace(weights=weights, bias=bias), velocity
+def _distinct(indices: Int[Array, "*n"], count: int) -> tuple[Int[Array, " u"], Int[Array, "*n"]]:
+    """Returns the distinct indices below ``count``, padded with ``count``, and the position of each index in them."""
+    size = min(indices.size, count + 1)
+    distinct, position = jnp.unique(indices, size=size, fill_value=count, return_inverse=True)
+    return distinct, position.reshape(indices.shape)
 
 
-def _step_in_rows(params, velocity, x, surrogate, d_values, move, project):
-    """Takes the step of :func:`_step_in_all` on the rows that the samples touch, for trees with many other rows."""
-    product = lambda shares, sample_rows: jnp.tensordot(shares, sample_rows, ((1,), (0,)), precision="highest")
-    rows, shares = _touched(surrogate.nodes, surrogate.slopes, len(params.bias))
-    splits, speed = (params.weights, params.bias), (velocity.weights, velocity.bias)
-    splits, speed = _moved_rows(splits, speed, rows, (product(shares, x), shares.sum(1)), move, project)
-    values, leaf_velocity = params.leaves.values, velocity.leaves.values
-    rows, shares = _touched(surrogate.leaf[None], jnp.ones_like(surrogate.slopes[:1]), len(values))
-    values, leaf_velocity = _moved_rows(values, leaf_velocity, rows, product(shares, d_values), move)
-    tree = lambda splits, values: ObliqueTree(splits[0], splits[1], params.leaves.replace(values=values))
-    return tree(splits, values), tree(speed, leaf_velocity)
+def _rows(tree: ObliqueTree, touched: tuple[Array, Array] | None) -> ObliqueTree:
+    """Returns the touched splits and leaves of a tree; None: the whole tree."""
+    if touched is None:
+        return tree
+    take = lambda rows, values: values.at[rows].get(mode="fill", fill_value=0)
+    nodes, leaves = (partial(take, rows) for rows in touched)
+    return tree.replace(weights=nodes(tree.weights), bias=nodes(tree.bias), leaves=tree.leaves.with_outputs(leaves))
 
 
-def _touched(
-    rows: Int[Array, "r n"], slopes: Float[Array, "r n"], count: int
-) -> tuple[Int[Array, " u"], Float[Array, "u n"]]:
-    """Returns the distinct rows that samples touch, padded with ``count``, and the sum of coefficients of each sample.
-
-    ``rows`` are indices of an array of ``count`` rows, r for each sample. ``slopes`` are the coefficients of the
-    samples in their rows. A coefficient of 0 touches no row. The product of the summed coefficients with the features
-    of the samples is the gradient of the rows.
-    """
-    rows = jnp.where(slopes != 0, rows, count).ravel()
-    distinct, position = jnp.unique(rows, size=min(rows.size, count + 1), fill_value=count, return_inverse=True)
-    sample = jnp.broadcast_to(jnp.arange(slopes.shape[1]), slopes.shape).ravel()
-    shares = jnp.zeros((len(distinct), slopes.shape[1]), slopes.dtype)
-    return distinct, shares.at[position.ravel(), sample].add(slopes.ravel())
-
-
-def _moved_rows(params, velocity, rows, gradient, move, project=lambda rows: rows):
-    """Returns pytrees of arrays and velocities after a step on distinct rows alone; other indices are ignored."""
-    gather = lambda tree: jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), tree)
-    scatter = lambda tree, new: jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), tree, new)
-    updates, new_velocity = move(gradient, gather(velocity))
-    return scatter(params, project(jax.tree.map(jnp.add, gather(params), updates))), scatter(velocity, new_velocity)
+def _with_rows(tree: ObliqueTree, touched: tuple[Array, Array] | None, part: ObliqueTree) -> ObliqueTree:
+    """Returns the tree with new touched splits and leaves; None: ``part`` is the whole tree."""
+    if touched is None:
+        return part
+    put = lambda rows, values, new: values.at[rows].set(new, mode="drop")
+    nodes, leaves = (partial(put, rows) for rows in touched)
+    weights, bias = nodes(tree.weights, part.weights), nodes(tree.bias, part.bias)
+    return ObliqueTree(weights, bias, tree.leaves.replace(values=leaves(tree.leaves.values, part.leaves.values)))
