@@ -167,8 +167,8 @@ def trained(job, rounds=2):
     return job.evaluated(state)
 
 
-@pytest.mark.parametrize("method", ["dgt", "tel"])
-@pytest.mark.parametrize("task", sweeps.slow(["regression", "classification"], ["classification"]))
+@pytest.mark.parametrize("method", sweeps.quick(["dgt", "tel"], ["dgt"]))
+@pytest.mark.parametrize("task", sweeps.quick(["regression", "classification"], ["regression"]))
 @pytest.mark.usefixtures("standard_promotion")
 def test_each_method_learns_numbers_and_classes(tmp_path, job, method, task):
     rows = table(20_000)
@@ -371,7 +371,8 @@ def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(dat
     first, second = pair(out := tmp_path / "two", *command)
     assert any(line.startswith("of ") for line in first.stdout)  # until it trains
     second.send_signal(signal.SIGTERM)
-    assert [ended(process, status=os.EX_TEMPFAIL) for process in (first, second)][1] == ""
+    texts = [ended(process, status=os.EX_TEMPFAIL) for process in (first, second)]
+    assert all(line.startswith("[Gloo]") for line in texts[1].splitlines())
     steps = 20 * round_of(out)
     assert 1000 <= steps < 14_400 and not (out / "model.jtrees").exists()
     shutil.copytree(out, other := tmp_path / "other")
@@ -387,7 +388,8 @@ def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(dat
 def test_a_process_whose_partner_is_killed_or_fails_ends_and_the_run_resumes(data, tmp_path):
     command = [*data, "--epochs", 1000, "--save-every", 1000]
     first, second = pair(out := tmp_path / "killed", *command)
-    assert any(line.startswith("of ") for line in first.stdout)
+    while first.poll() is None and not list(out.glob("checkpoints/[0-9]*[0-9]")):
+        time.sleep(0.05)  # until there is a checkpoint
     second.kill()
     second.communicate()
     _, errors = first.communicate(timeout=100)
@@ -415,9 +417,10 @@ def test_the_page_has_the_figures_of_the_tables(capsys):
     page = (ROOT / "docs" / "scaling.md").read_text()
     text, measured = " ".join(page.split()), (Path(scaling.__file__).parent / "results/bench_streaming.md").read_text()
     cells = {row.split(" | ")[0][2:]: row.strip(" |").split(" | ") for row in measured.splitlines() if row[:2] == "| "}
+    [many] = [row[-1] for name, row in cells.items() if name.startswith("1e+07 rows")]
     for statement in (
         f"reaches {cells['4 shards, parquet'][2]} (Parquet, row groups of a block) to {cells['4 shards, npy'][2]} ",
-        f"10^7 rows needs {cells['1e+07 rows, npy'][3]} GB, and over 2.6 10^5 rows {cells['4 shards, npy'][3]} GB",
+        f"10^7 rows needs {many} GB, and over 2.6 10^5 rows {cells['4 shards, npy'][-1]} GB",
     ):
         assert statement in text
     scaling.main()
