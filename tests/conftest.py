@@ -180,13 +180,3 @@ def golden_dir(data_dir) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no recorded cases: {folder} is missing")
     return folder
-
-
-@pytest.fixture(scope="session")
-def uninterrupted(tmp_path_factory) -> Path:
-    """The folder of a run of examples.train_large, from its beginning to its end."""
-    from tests.large_runs import SMALL, STEPS, ended, script
-
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    assert f"{STEPS} steps, all that was planned" in ended(script(out, *SMALL))
-    return out

@@ -1,91 +1,113 @@
-"""Runs of examples.train_large, in this process and in others, and what is left of them."""
+"""Runs of examples.train_large, in this process and in others, and their shards."""
 
 import contextlib
 import io
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from examples.train_large import command
-from examples.train_large.blocks import Synthetic
+from examples import train_large
 import jtrees
 from tests import ROOT, compiled
 
-SMALL = ["--synthetic", "rows=20000,p=4", "--block", "500", "--batch", "50", "--held-out", "4", "--epochs", "2"]
-SMALL += ["--evaluate-every", "100", "--save-every", "100", "--set", "depth=3", "widths=[]"]
+SMALL = ["--block", "500", "--blocks", "2", "--batch", "50", "--held-out", "4", "--epochs", "2"]
+SMALL += ["--save-every", "100", "--set", "depth=3"]
 STEPS = 720  # 36 blocks, twice, of 10 mini-batches
 
 
+def table(rows, seed=0):
+    """Rows of four features, with the target last."""
+    x = np.random.default_rng(seed).standard_normal((rows, 4), np.float32)
+    return np.column_stack([x, np.where(x[:, 0] > 0, np.abs(x[:, 1]), x[:, 2])])
+
+
+def write(file, rows, **options):
+    """Writes rows as a shard; in Parquet the target, "price", comes first."""
+    if file.suffix == ".npy":
+        np.save(aside := file.with_suffix(".new.npy"), rows)
+        os.replace(aside, file)  # threads of an earlier run may still have the file mapped
+        return
+    columns = {"price": rows[:, -1]} | {f"x{i}": rows[:, i] for i in range(rows.shape[1] - 1)}
+    pq.write_table(pa.table(columns), file, **options)
+
+
+def shards(folder, kind="npy"):
+    """Writes two shards of 20 blocks of 500 rows and 10 more rows each; returns the options that name them."""
+    folder.mkdir()
+    for k in range(2):
+        write(folder / f"{k}.{kind}", table(10_010, k), **({} if kind == "npy" else {"row_group_size": 300}))
+    return ["--data", str(folder), *([] if kind == "npy" else ["--target", "price"])]
+
+
 def within(out, *more, status=0):
-    """What the script says in this process, from its beginning to its end."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    said, wrong = io.StringIO(), io.StringIO()
+    """Returns what the example prints in this process: its errors if its status is 1."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
+    printed, errors, found = io.StringIO(), io.StringIO(), 0
     try:
         with (
             jax.numpy_dtype_promotion("standard"),
-            contextlib.redirect_stdout(said),
-            contextlib.redirect_stderr(wrong),
+            mock.patch("jtrees.distributed.initialize"),  # it must precede all computation
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(errors),
         ):
-            ended_with = command.main(["--out", str(out), *map(str, more)])
+            train_large.main(["--out", str(out), *map(str, more)])
+    except SystemExit as end:
+        found = end.code
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    sys.stderr.write(wrong.getvalue())
-    assert ended_with == status, (said.getvalue(), wrong.getvalue())
-    return wrong.getvalue() if status == 1 else said.getvalue()
+    assert found == status, (printed.getvalue(), errors.getvalue())
+    return printed.getvalue() if status in (0, os.EX_TEMPFAIL) else errors.getvalue()
 
 
-def script(out, *more, devices=1):
-    """The script in a process of its own, which has begun; all of them share compiled programs."""
-    told = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    told |= compiled.environment()
+def script(out, *more, devices=1, address=None, process=0):
+    """Starts the example in its own process; with an address, it is one of two processes. All share programs."""
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment |= compiled.environment()
+    if address is not None:
+        environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
     program = [sys.executable, "-m", "examples.train_large", "--out", str(out), *map(str, more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(program, **pipes, env=told, cwd=out.parent)
+    return subprocess.Popen(program, **pipes, env=environment, cwd=out.parent)
+
+
+def pair(out, *more):
+    """Starts two processes of one run, with a device each."""
+    address = free_address()
+    return [script(out, *more, address=address, process=i) for i in range(2)]
 
 
 def free_address():
-    """Where the first of several processes can listen."""
+    """Returns an address where the first of several processes can listen."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return f"localhost:{free.getsockname()[1]}"
 
 
 def ended(process, status=0):
-    """What it said."""
+    """Waits for a process; returns what it printed, or its errors if its status is 1."""
     out, err = process.communicate(timeout=200)
     assert process.returncode == status, (out, err)
     return err if status == 1 else out
 
 
-def parameters(out):
-    """The last checkpoint: all of its arrays, bit for bit."""
-    step = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit())
-    with ocp.StandardCheckpointer() as reader:
-        file = out / "checkpoints" / str(step) / "tree"
-        shapes = reader.metadata(file).item_metadata
-        tree = reader.restore(file, {name: np.zeros(a.shape, a.dtype) for name, a in shapes.items()})
-    assert len(tree) > 10
-    return step, tree
+def round_of(out):
+    """Returns the round of the newest checkpoint."""
+    return max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit())
 
 
-def same_run(one, other, steps=STEPS, features=4):
-    """Bit-identical parameters, and the same model."""
-    (step, a), (other_step, b) = parameters(one), parameters(other)
-    assert step == other_step == steps and a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-    x, _ = Synthetic(rows=100, p=features, block=100, seed=1)[0]
-    answers = [jtrees.load(out / "model.jtrees").model.predict(x) for out in (one, other)]
-    np.testing.assert_array_equal(*answers)
-
-
-def steps_of(out):
-    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+def same_run(out, other):
+    """Checks that two runs have the same rounds and the same model, bit for bit."""
+    assert round_of(out) == round_of(other)
+    models = [jtrees.load(folder / "model.jtrees") for folder in (out, other)]
+    for a, b in zip(*map(jax.tree.leaves, models), strict=True):
+        np.testing.assert_array_equal(a, b)

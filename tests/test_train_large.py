@@ -1,556 +1,427 @@
-"""Training on tables larger than memory: data, script, parts. Faults are in test_faults.py."""
+"""examples/train_large.py: shards, a run, and what a stopped, killed or faulty run leaves."""
 
-import itertools
 import json
 import os
 from pathlib import Path
 import re
 import shutil
-from types import SimpleNamespace
+import signal
+import subprocess
+import time
 
+from etils import epath
 import jax
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from examples.train_large import command, logs, rounds, run
-from examples.train_large.blocks import DataError, Shards, Synthetic
-from examples.train_large.checkpoints import CheckpointError, Checkpoints
+from examples import train_large
+from examples.train_large import Job, Shards
 from experiments import scaling
 import jtrees
-from jtrees.tasks import Classification, Regression
 from tests import ROOT, sweeps
-from tests.large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
+from tests.large_runs import SMALL, STEPS, ended, pair, round_of, same_run, script, shards, table, within, write
 
 TARGET = {"npy": None, "parquet": "price"}
-TABLE = Synthetic(rows=1000, p=3, block=100, seed=1)
 both_kinds = pytest.mark.parametrize("kind", ["npy", "parquet"])
 
 
-# --- Blocks ----------------------------------------------------------------------------------------------------------
+# --- Shards ----------------------------------------------------------------------------------------------------------
 
 
-def rewritten(file, change):
-    """Writes a shard again, its rows (target last) as ``change`` returns them."""
-    if file.suffix == ".npy":
-        np.save(file, change(np.load(file)))
-    else:
-        frame = pq.read_table(file).to_pandas()[["x0", "x1", "x2", "price"]]
-        pq.write_table(pa.Table.from_pandas(pd.DataFrame(change(frame.to_numpy()), columns=frame.columns)), file)
-
-
-def shards(folder, kind, parts=((0, 4), (4, 10))):
-    """The table as shards, 30 more rows in each; in Parquet the target comes first."""
-    folder.mkdir()
-    for k, (low, high) in enumerate(parts):
-        x, y = (np.concatenate(arrays) for arrays in zip(*(TABLE[i] for i in range(low, high)), strict=True))
-        x, y = np.concatenate([x, x[:30]]), np.concatenate([y, y[:30]])
-        if kind == "npy":
-            np.save(folder / f"{k}.npy", np.concatenate([x, y[:, None]], 1))
-        else:
-            columns = {"price": y} | {f"x{i}": x[:, i] for i in range(3)}
-            pq.write_table(pa.table(columns), folder / f"{k}.parquet", row_group_size=70)
-    return folder
-
-
-def same_as_table(blocks):
-    assert len(blocks) == len(TABLE)
-    for i in reversed(range(len(TABLE))):
-        for a, b in zip(blocks[i], TABLE[i], strict=True):
-            np.testing.assert_array_equal(a, b)
+def read(folder, kind, block=500):
+    return Shards(epath.Path(folder), block, TARGET[kind])
 
 
 @both_kinds
-def test_shards_are_read_in_any_order_and_shards_of_no_row_or_one_fill_no_block(tmp_path, kind):
-    folder = shards(tmp_path / "data", kind)
-    read = Shards(folder, 100, target=TARGET[kind])
-    note = "60 rows at the ends of shards fill no block of 100: they are not used (5.7 % of all)"
-    assert read.notes == [note] and read.names == ["x0", "x1", "x2"]
-    same_as_table(read)
-    advice = "; with --block 70 it is 0.94 %"
-    assert Shards(folder, 100, target=TARGET[kind], batch=10).notes == [note + advice]
-    for rows in (0, 1):
-        shutil.copy(folder / f"0.{kind}", file := folder / f"0{rows}.{kind}")
-        rewritten(file, lambda table, rows=rows: table[:rows])
-    read = Shards(folder, 100, target=TARGET[kind])
-    assert read.notes[0].startswith("61 rows at the ends of shards fill no block of 100")
-    same_as_table(read)
-
-
-@both_kinds
-@pytest.mark.parametrize(
-    ("column", "value", "classes", "message"),
-    [
-        (1, np.nan, False, "every number must be finite, got NaN or infinity"),
-        (1, 1e300, False, r"every number must be within the range of float32, got 1e\+300"),
-        (3, 0.5, True, "classes must be 0, 1, ..., got 0.5"),
-        (3, 3e9, True, "classes must be 0, 1, ..., got 3000000000"),
-    ],
-)
-def test_a_wrong_number_is_named_by_file_and_row(tmp_path, kind, column, value, classes, message):
-    def change(rows):
-        rows = rows.astype(np.float64)
-        rows[:, 3] = 1
-        rows[217, column] = value
-        return rows
-
-    folder = shards(tmp_path / "data", kind)
-    for file in folder.iterdir():
-        rewritten(file, change if file.stem == "1" else np.ones_like)
-    read = Shards(folder, 100, target=TARGET[kind], classes=classes)
-    assert len(read[5][0]) == 100 and read[5][1].dtype == (np.int32 if classes else np.float64)
-    with pytest.raises(DataError, match=rf"1\.{kind}, row 217 \(from 0\): {message}"):
-        read[6]
-
-
-def test_columns_of_parquet_are_read_by_name_whatever_their_order_and_type(tmp_path):
-    folder = shards(tmp_path / "data", "parquet")
-    table = pq.read_table(folder / "1.parquet").select(["x2", "price", "x0", "x1"])
-    types = pa.schema([(name, pa.float64()) for name in table.column_names])
-    pq.write_table(table.cast(types), folder / "1.parquet")
-    same_as_table(Shards(folder, 100, target="price"))
-    pq.write_table(table.rename_columns(["x3", "price", "x0", "x1"]), folder / "1.parquet")
-    with pytest.raises(DataError, match=r"but 1.parquet has 3 features, x3, x0, x1 and .*: not in both is x2, x3"):
-        Shards(folder, 100, target="price")
-
-
-@both_kinds
-def test_shards_that_are_missing_cut_or_of_another_width(tmp_path, kind):
-    folder = shards(tmp_path / "data", kind)
-    read, file = Shards(folder, 100, target=TARGET[kind]), folder / f"1.{kind}"
-    content = file.read_bytes()
-    file.unlink()
-    with pytest.raises(DataError, match=rf"the shard .*1\.{kind} is missing"):
-        read[9]
-    for length in (0, len(content) // 2):
-        file.write_bytes(content[:length])
-        for use in (lambda: read[8], lambda: Shards(folder, 100, target=TARGET[kind])):
-            with pytest.raises(DataError, match=rf"the shard .*1\.{kind} cannot be read"):
-                use()
-    file.write_bytes(content)
-    if kind == "npy":
-        np.save(file, np.zeros((300, 5)))
-    else:
-        pq.write_table(pq.read_table(file).drop_columns(["x1"]), file)
-    with pytest.raises(DataError, match=rf"shards must have the same columns, but 1\.{kind} has \d features"):
-        Shards(folder, 100, target=TARGET[kind])
-
-
-def test_folders_and_columns_that_are_refused(tmp_path):
-    npy, parquet = shards(tmp_path / "npy", "npy"), shards(tmp_path / "parquet", "parquet")
-    (flat := tmp_path / "flat").mkdir()
-    np.save(flat / "flat.npy", np.zeros(5))
-    (text := tmp_path / "text").mkdir()
-    pq.write_table(pa.table({"price": [1.0], "town": ["Kiel"]}), text / "0.parquet")
-    for folder, target, message in (
-        (tmp_path / "nowhere", None, r"cannot read .*nowhere"),
-        (tmp_path, None, "has no shards"),
-        (parquet, "cost", r"--target must be a column of 0.parquet, 4 features, .*; got 'cost'"),
-        (text, "price", "every column must hold numbers, got string in 'town'"),
-        (npy, "y", r"--target is for Parquet: in .*0.npy the last column is the target, got 'y'"),
-        (flat, None, r"must hold numbers .* got float64 of shape"),
-    ):
-        with pytest.raises(DataError, match=message):
-            Shards(folder, 10, target=target)
-
-
-def test_few_row_groups_stay_in_memory_whatever_the_number_of_shards(tmp_path, monkeypatch):
-    groups, read_group = [], pq.ParquetFile.read_row_group
-
-    def counted(file, i, **options):
-        groups.append(i)
-        return read_group(file, i, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
-    read = Shards(shards(tmp_path / "data", "parquet", [(i, i + 1) for i in range(10)]), 10, target="price")
-    assert "row groups of up to 70 rows are read whole for each block of 10" in read.notes[-1]
-    for i in range(len(read)):
-        read[i]
-    assert len(groups) == 20  # two of each shard, each read once in this order
-    assert len(read[0][0]) == 10 and len(groups) == 21  # the first group did not stay
-
-
-# --- Checkpoints and the log -----------------------------------------------------------------------------------------
-
-
-def test_checkpoints_hold_keys_and_a_cut_checkpoint_gives_way_to_the_one_before(tmp_path):
-    tree = {"key": jax.random.key(3), "a": np.arange(4.0, dtype=np.float32)}
-    kept = Checkpoints(tmp_path / "kept")
-    assert kept.newest(tree) is None
-    for step in (1, 2, 3, 4):
-        kept.save(step, tree | {"a": tree["a"] + step}, {"data": {"next": step}})
-    kept.wait()
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir() if path.name.isdigit()) == ["2", "3", "4"]
-    for file in (tmp_path / "kept" / "4").rglob("*"):
-        if file.is_file():
-            os.truncate(file, file.stat().st_size // 2)
-    kept.close()
-    kept = Checkpoints(tmp_path / "kept")
-    step, saved, told, [wrong] = kept.newest(tree)
-    assert step == 3 and told == {"data": {"next": 3}} and "the checkpoint of step 4" in wrong
-    np.testing.assert_array_equal(saved["a"], tree["a"] + 3)
-    assert saved["key"] == tree["key"]
-    kept.save(4, tree, {"data": {}})  # in the place of the one that was cut
-    assert kept.newest(tree)[0] == 4
-    with pytest.raises(CheckpointError, match=r"step 4 .* cannot be read"):
-        kept.newest(tree | {"a": np.zeros(5, np.float32)})
-    kept.close()
-
-
-def test_sums_of_the_log_outlive_the_process(tmp_path):
-    file, names = tmp_path / "metrics.jsonl", logs.NAMES["classification"]
-    log = logs.Log(file, 0, True, names)
-    log.round(np.float32(2.0), 100, 1.0, 0.25)
-    log.write(10, 0.5, 0.9)
-    log.round(np.float32(4.0), 100, 1.0, 0.5)
-    log = logs.Log(file, 20, True, names, log.sums())
-    log.round(np.float32(8.0), 100, 3.0, 0.0)
-    for _ in range(2):
-        log.write(30, 0.4, 0.95)
-    first, second = (json.loads(line) for line in file.read_text().splitlines())
-    assert (first["step"], first["rows"], first["training loss (nats)"]) == (10, 100, 2.0)
-    assert (second["step"], second["rows"], second["training loss (nats)"], second["waited"]) == (30, 200, 6.0, 0.5)
-    assert second["rows_per_second"] == 50
-    assert (second["validation log loss (nats)"], second["validation accuracy"]) == (0.4, 0.95)
-    file.write_text('{"step": 10}\nfoo\n')
-    with pytest.raises(DataError, match=r"metrics.jsonl is not what a run wrote"):
-        logs.Log(file, 20, True, names)
-
-
-def test_lines_during_training(monkeypatch, capsys):
-    """At most one a second, after hours one a minute, and one when the last round is done; the first process alone."""
-    now, names = [100.0], logs.NAMES["regression"]
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
-    options = SimpleNamespace(batch=50, max_seconds=None)
-    state = SimpleNamespace(done=4, last=44, lead=True, began=90.0, names=names, options=options)
-    state.job, state.step = SimpleNamespace(updates=10), 0
-    lines = logs.Lines(state)
-    for state.done in range(5, 45):
-        now[0], state.step = now[0] + 0.3, 10 * state.done
-        lines.show(None if state.done == 5 else 0.25)
-    texts = capsys.readouterr().err.splitlines()
-    loss = "training loss (scaled targets) 0.25"
-    assert texts[0] == f"step 80 of 440, 4000 rows, {loss}, 1667 rows/s, 0:00:11 left" and len(texts) == 10
-    assert texts[-1] == f"step 440 of 440, 22000 rows, {loss}, 1667 rows/s, 0:00:00 left"
-    state.done, state.began, options.max_seconds = 4, now[0], 50_000
-    lines = logs.Lines(state)
-    for state.done, passed in ((5, 36_000), (6, 50), (7, 50)):
-        now[0] += passed
-        lines.show(0.25)
-    texts = capsys.readouterr().err.splitlines()
-    assert [line[-12:] for line in texts] == ["3:53:20 left", "3:51:40 left"]  # what --max-seconds leaves
-    state.lead, state.done = False, 44
-    lines.show(0.25)
-    assert not capsys.readouterr().err
-
-
-# --- The script ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_run(uninterrupted, tmp_path):
-    lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 100, 200, 300, 400, 500, 600, 700, 720]
-    assert sum(line["rows"] for line in lines) == 36_000
-    assert lines[-1]["validation R2"] > 0.3 > 0 > lines[0]["validation R2"]
-    loss, *_ = losses = [name for name in lines[-1] if "loss" in name or "error" in name]
-    assert losses == ["training loss (scaled targets)", "validation mean squared error (target units squared)"]
-    assert all(line[loss] < 0.1 for line in lines[1:])
-    header = jtrees.io.header(uninterrupted / "model.jtrees")
-    assert header["feature_names"] == ["x0", "x1", "x2", "x3"] and header["kind"] == "FitResult"
-    # The same command again changes nothing; another is refused.
-    shutil.copytree(uninterrupted, out := tmp_path / "run")
-    assert "resumes at step 720" in within(out, *SMALL)
-    assert steps_of(out) == steps_of(uninterrupted)
-    same_run(out, uninterrupted)
-    message = within(out, *SMALL, "--batch", 100, status=1)
-    assert "holds a run of another batch: 50, not 100; give another --out" in message
-
-
-@pytest.mark.slow
-def test_a_run_stops_at_its_steps_or_seconds_and_resumes(uninterrupted, tmp_path):
-    out = tmp_path / "run"
-    within(out, *SMALL, "--max-steps", 205)
-    assert parameters(out)[0] == 210 and jtrees.load(out / "model.jtrees").tree is not None
-    # Time for the first evaluation, and for nothing else: a model, and status 75 until the run is finished.
-    output = within(out, *SMALL, "--max-seconds", 0.01, status=75)
-    assert output.splitlines()[-1].startswith("210 steps, as far as --max-seconds allows: ")
-    assert parameters(out)[0] == 210
-    within(out, *SMALL)
-    same_run(out, uninterrupted)
-
-
-@pytest.mark.slow
-def test_wrong_data_and_commands_are_refused_and_not_remembered(tmp_path):
-    def change(rows):
-        rows[105, 0] = np.inf
-        return rows
-
-    folder, out = shards(tmp_path / "data", "npy"), tmp_path / "run"
-    rewritten(file := folder / "0.npy", change)
-    options = ["--data", folder, "--block", 50, "--batch", 10, "--held-out", 2, "--set", "depth=2", "widths=[]"]
-    message = within(tmp_path / "wrong", *options, status=1)
-    assert message == f"train_large: {file}, row 105 (from 0): every number must be finite, got NaN or infinity\n"
-    assert "--batch must divide" in within(out, *SMALL, "--batch", 51, status=1)
-    (out / "config.json").write_text("")
-    assert "config.json is not what a run wrote" in within(out, *SMALL, status=1)
-    (out / "config.json").unlink()
-    within(out, *SMALL, "--max-steps", 10)
-
-
-@pytest.mark.wide
-def test_two_processes_train_as_two_devices_of_one(tmp_path, monkeypatch):
-    """One process then resumes the run of two, to the same bits; with one device it says so, with four it refuses."""
-    where, one, two = free_address(), tmp_path / "one", tmp_path / "two"
-    half = [*SMALL, "--max-steps", 300]
-    both = [script(two, *half, "--coordinator", where, "--processes", 2, "--process", i) for i in range(2)]
-    texts = [[line for line in ended(process).splitlines() if not line.startswith("[Gloo]")] for process in both]
-    assert len(texts[0]) == 1 and texts[0][0].startswith("300 steps, as far as") and texts[1] == []
-    shutil.copytree(two, other := tmp_path / "other")
-    ended(script(one, *SMALL, devices=2))
-    assert "resumes at step 300" in ended(script(two, *SMALL, devices=2))
-    same_run(one, two)
-    message = "started on 2 devices, resumes on 1: rows are shuffled differently from here on"
-    assert message in ended(script(other, *SMALL)) and steps_of(other)[-1] == STEPS
-    monkeypatch.setattr(jax, "device_count", lambda: 4)
-    assert "--blocks must be a multiple of the 4 devices, got 2" in within(other, *SMALL, status=1)
-
-
-# --- Its parts -------------------------------------------------------------------------------------------------------
-
-
-def job(*more, table=None):
-    options = command.parse(["--out", "x", *SMALL, "--blocks", "1", *more])
-    return rounds.prepared(options, table or rounds.source(options))
-
-
-def trained(job, count=2):
-    """The model after some rounds, and the last rows."""
-    with jax.set_mesh(jtrees.sharding.mesh()):
-        state, program = rounds.first_state(job, jax.random.key(0)), rounds.round_of(job)
-        for rows in itertools.islice(rounds.stream(job), count):
-            state, loss = program(state, *jtrees.sharding.join_rows(rows))
-    assert np.isfinite(float(loss))
-    return rounds.Evaluator(job).fit(state), rows
-
-
-def test_the_scaling_is_that_of_the_rows():
-    """Merged moments of blocks against those of all rows; constants are found, and a mean of 1e6 costs no digits."""
-    plain, rng = job(), np.random.default_rng(0)
-    x = np.stack([1e6 + 10 * rng.standard_normal(4000), np.full(4000, 0.1), rng.standard_normal(4000)], 1)
-    x, y = x.astype(np.float32), (1e5 + rng.standard_normal(4000)).astype(np.float32)
-    far = rounds.scaling_of([(x[:1000], y[:1000]), (x[1000:], y[1000:])], Regression())
-    assert far.constant.tolist() == [False, True, False]
-    for scaled, rows, targets in ((far, x, y), (plain.scaling, plain.sample.x, plain.sample.y)):
-        rows, kept = rows.astype(float), ~scaled.constant
-        np.testing.assert_allclose(scaled.x_center[kept], rows.mean(0)[kept], rtol=1e-7, atol=1e-5)
-        np.testing.assert_allclose(scaled.x_unit[kept], rows.std(0)[kept], rtol=1e-5)
-        np.testing.assert_allclose((scaled.y_low, scaled.y_unit), (targets.min(), np.ptp(targets)), rtol=1e-6)
+def test_blocks_have_the_rows_of_the_shards_in_order(tmp_path, kind):
+    shards(tmp_path / "data", kind)
+    if kind == "parquet":  # columns are read by name
+        rows = pq.read_table(file := tmp_path / "data" / "1.parquet").select(["x2", "price", "x3", "x0", "x1"])
+        pq.write_table(rows.cast(pa.schema([(name, pa.float64()) for name in rows.column_names])), file)
+    write(tmp_path / "data" / f"2.{kind}", table(499))  # too short for a block
+    blocks = read(tmp_path / "data", kind)
+    assert len(blocks) == 40 and blocks.unused == 519 and blocks.names == ["x0", "x1", "x2", "x3"]
+    for i in (39, 0, 20, 19):
+        rows = table(10_010, i // 20)[i % 20 * 500 :][:500]
+        for found, expected in zip(blocks[i], (rows[:, :-1], rows[:, -1]), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 @both_kinds
 def test_integers_beyond_float32_are_read_exactly(tmp_path, kind):
     """Times in nanoseconds; a float64 holds them to 256 ns."""
     times = 17 * 10**17 + np.arange(100) * 10**9
-    if kind == "npy":
-        np.save(tmp_path / "0.npy", np.stack([times, times], 1))
-    else:
-        pq.write_table(pa.table({"time": times, "price": times.astype(float)}), tmp_path / "0.parquet")
-    x, y = Shards(tmp_path, 50, target=TARGET[kind])[1]
-    np.testing.assert_array_equal(x[:, 0], times[50:].astype(float))
-    np.testing.assert_array_equal(y, times[50:].astype(float))
+    write(tmp_path / f"0.{kind}", np.column_stack([times, times]))
+    for numbers in read(tmp_path, kind, 50)[1]:
+        np.testing.assert_array_equal(numbers.ravel().astype(float), times[50:].astype(float))
 
 
-def test_rows_are_centred_in_double_precision():
-    """The rows that the device gets, in its units, against the formula in float64: features, targets, validation."""
-    far = np.array([1.7e9, -3e9, 0.0, 0.0])
-
-    class Far(Synthetic):
-        def __getitem__(self, i):
-            x, y = super().__getitem__(i)
-            return x + far, y + np.float64(1e9)
-
-    plain, moved = job(), job(table=Far(rows=20000, p=4, block=500))
-    (x, y), (plain_x, plain_y) = (next(rounds.stream(each)) for each in (moved, plain))
-    near = rounds.scaling_of_counted(moved.scaling)
-    assert x.dtype == y.dtype == np.float32
-    np.testing.assert_allclose(jax.jit(near.transform)(x), plain.scaling.transform(plain_x), atol=2e-5)
-    np.testing.assert_allclose(jax.jit(near.transform_y)(y), plain.scaling.transform_y(plain_y), atol=1e-6)
-    np.testing.assert_allclose(moved.validation.y - 1e9, plain.validation.y, atol=1e-6)
-    np.testing.assert_allclose(moved.validation.x - far, plain.validation.x, atol=1e-6)
-
-
-def table_job(folder, columns, classes=False):
-    """The job of a folder with a shard of 1030 rows, some of its columns replaced; blocks of 100, two held out."""
-
-    def change(rows):
-        rows = rows.astype(np.float64)
-        for column, values in columns.items():
-            rows[:, column] = values
-        return rows
-
-    rewritten(shards(folder, "npy", [(0, 10)]) / "0.npy", change)
-    options = ["--data", str(folder), "--block", "100", "--batch", "50", "--held-out", "2", "--blocks", "1"]
-    options = command.parse(["--out", "x", *options, "--task", "classification" if classes else "regression"])
-    return rounds.prepared(options, rounds.source(options))
+@both_kinds
+@pytest.mark.parametrize(
+    ("column", "value", "classes", "message"),
+    [
+        (1, np.nan, None, "be finite and within the range of float32, got "),
+        (1, 1e300, None, "be finite and within the range of float32, got "),
+        (4, 0.5, np.inf, "have a class of the first blocks, got "),
+        (4, 2, 2, "have a class of the first blocks, got "),
+    ],
+)
+def test_a_wrong_number_is_named_by_file_and_row(tmp_path, kind, column, value, classes, message):
+    rows = np.ones((300, 5))
+    rows[217, column] = value
+    write(file := tmp_path / f"0.{kind}", rows)
+    blocks = read(tmp_path, kind, 100)
+    blocks.classes = classes
+    assert len(blocks[1][0]) == 100
+    with pytest.raises(ValueError, match=rf"{re.escape(str(file))}: row 217 \(from 0\) must {message}"):
+        blocks[2]
 
 
-def test_a_class_of_the_validation_rows_alone_is_named_by_file_and_row(tmp_path):
-    targets, row = np.arange(1030) % 2, 100 * rounds.drawn_blocks(10, 2, 0)[1] + 37
-    targets[row] = 2
-    message = rf"classes must be among the 2 of .*, got 2 in .*0.npy, row {row} \(from 0\): spread"
-    with pytest.raises(DataError, match=message):
-        table_job(tmp_path / "data", {3: targets}, classes=True)
+@both_kinds
+def test_a_missing_cut_or_short_shard_is_named(tmp_path, kind):
+    shards(tmp_path / "data", kind)
+    blocks, file = read(tmp_path / "data", kind), tmp_path / "data" / f"1.{kind}"
+    content = file.read_bytes()
+    message = rf"the shard .*1\.{kind} cannot be read"
+    file.unlink()
+    with pytest.raises(ValueError, match=message):
+        blocks[39]
+    for length in (0, len(content) // 2):
+        file.write_bytes(content[:length])
+        for use in (lambda: blocks[39], lambda: read(tmp_path / "data", kind)):
+            with pytest.raises(ValueError, match=message):
+                use()
+    write(file, table(700))
+    with pytest.raises(ValueError, match=message):
+        blocks[39]
 
 
-def test_validation_rows_of_one_target_and_constant_features(tmp_path):
-    y = np.random.default_rng(0).normal(size=1030)
-    held_out = np.isin(np.arange(1030) // 100, rounds.drawn_blocks(10, 2, 0))
-    y[held_out] = 0.1
-    data = table_job(tmp_path / "data", {3: y, 1: np.full(1030, 1e9 + 0.1)})
-    assert run.notes(data) == [
-        "constant in the first 800 rows of the shuffled order, and not used: x1 (1 in all)",
-        "the target is 0.1 in all validation rows: validation R2 is not defined",
-    ]
-    evaluator = rounds.Evaluator(data)
-    fit = SimpleNamespace(model=SimpleNamespace(predict=lambda x: np.zeros(len(x))))
-    assert np.isnan(evaluator.score(fit))
-    np.testing.assert_allclose(evaluator.constant_loss, np.square(0.1 - y[:1000][~held_out[:1000]].mean()))
+def test_folders_and_columns_that_are_refused(tmp_path):
+    folders = {name: tmp_path / name for name in ("empty", "flat", "text", "wide")}
+    for folder in folders.values():
+        folder.mkdir()
+    np.save(folders["flat"] / "0.npy", np.zeros(5))
+    pq.write_table(pa.table({"price": [1.0], "town": ["Kiel"]}), folders["text"] / "0.parquet")
+    for i in range(2):
+        write(folders["wide"] / f"{i}.npy", np.zeros((10, 3 + i)))
+    for name, target, message in (
+        ("empty", None, "--data must be a folder of .parquet or .npy shards, got "),
+        ("flat", None, "0.npy cannot be read: not enough values"),
+        ("text", "cost", r"--target must be one of its columns, \['price', 'town'\], got 'cost'"),
+        ("text", "price", "0.parquet cannot be read"),
+        ("wide", None, r"shards must have the same columns, but .*1.npy differs in {'x2'}"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Shards(epath.Path(folders[name]), 1, target)[0]
 
 
-def test_the_loss_of_a_constant_in_classification(tmp_path):
-    """That of the frequencies of the training rows, of which none is 0."""
-    data = table_job(tmp_path / "data", {3: np.where(np.arange(1030) % 4 == 0, 2, 0)}, classes=True)
-    assert data.sample.task == Classification(3)
-    shares = np.array([601, 1, 201]) / 803
-    expected = -(0.75 * np.log(shares[0]) + 0.25 * np.log(shares[2]))
-    np.testing.assert_allclose(rounds.Evaluator(data).constant_loss, expected)
+# --- The job ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(monkeypatch):
-    data, numbers, read = job(), [], Synthetic.__getitem__
-    monkeypatch.setattr(Synthetic, "__getitem__", lambda self, i: (numbers.append(i), read(self, i))[1])
-    order = [data.order[i] for i in range(72)]
-    trained_on = sorted(set(range(40)) - set(rounds.drawn_blocks(40, 4, 0)))
-    assert sorted(order[:36]) == sorted(order[36:]) == trained_on and order[:36] != order[36:]
-    assert len(list(rounds.stream(data))) == 72 and sorted(numbers) == sorted(order)
+@pytest.fixture
+def job(monkeypatch):
+    """A function that returns the job of a command, and the numbers of the blocks that it reads."""
+    parsed, numbers, inner = [], [], Shards.__getitem__
+    monkeypatch.setattr(train_large, "train", lambda options, requests: parsed.append(options))
+    monkeypatch.setattr(Shards, "__getitem__", lambda self, i: (numbers.append(i), inner(self, i))[1])
+
+    def made(*arguments):
+        within("run", *SMALL, *arguments)
+        return Job(parsed[-1]), numbers
+
+    return made
 
 
-def test_validation_blocks_are_drawn_by_the_seed_from_all_parts(tmp_path):
-    drawn = [rounds.drawn_blocks(41, 8, seed) for seed in range(20)]
-    assert drawn == [rounds.drawn_blocks(41, 8, seed) for seed in range(20)] and len(set(map(tuple, drawn))) == 20
-    assert set(np.concatenate(drawn)) == set(range(41))
-    for blocks in drawn:
-        assert [np.searchsorted(blocks, end) for end in (5, 10, 20, 41)] == [1, 2, 4, 8]
-    data = table_job(tmp_path / "data", {3: np.arange(1030.0)})  # sorted shards
-    first, second = np.unique(data.validation.y // 100)
-    assert first < 5 <= second and len(data.validation.y) == 200
-    assert not np.isin(data.validation.y, data.sample.y).any()
+def test_rows_are_centred_in_double_precision(tmp_path, job):
+    """The rows of the method, against the formula in float64."""
+    rows = np.add(table(2000), [1.7e9, -3e9, 0, 0, 1e9])
+    write(tmp_path / "0.npy", rows)
+    made, numbers = job("--data", tmp_path, "--block", 100, "--blocks", 1)
+    found = jax.jit(made.batch)(*made.stream[0])
+    x, y = made.table[numbers[-1]]
+    np.testing.assert_allclose(made.scaling.x_center, rows[:, :-1].mean(0), rtol=0, atol=0.1)
+    np.testing.assert_allclose(found.x, (x - made.scaling.x_center) / made.scaling.x_unit, atol=2e-5)
+    np.testing.assert_allclose(found.y, (y - made.scaling.y_low) / made.scaling.y_unit, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "note"), [(20_000, "(18 % of all); with --block 6656 it is 0.16 %"), (4100, "")])
-def test_rows_that_fill_no_block_are_counted_and_a_better_block_is_named(tmp_path, rows, note):
-    for i in range(3):
-        np.save(tmp_path / f"{i}.npy", np.zeros((rows, 2), np.float32))
-    assert Shards(tmp_path, 4096, batch=256).notes[0].endswith(note or "(0.098 % of all)")
+def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(tmp_path, job):
+    made, numbers = job(*shards(tmp_path / "data"))
+    held_out = numbers[36:]
+    assert [i // 10 for i in held_out] == [0, 1, 2, 3]  # a block of each quarter of the table
+    numbers.clear()
+    assert len([made.stream[k] for k in range(made.rounds)]) == 36 and made.steps == 20
+    assert sorted(numbers[:36]) == sorted(numbers[36:]) == sorted({*range(40)} - {*held_out})
+    assert numbers[:36] != numbers[36:]
+    drawn = {tuple(job("--data", tmp_path / "data", "--seed", seed)[1][-4:]) for seed in range(5)}
+    assert len(drawn) == 5
+
+
+def trained(job, rounds=2):
+    """The model after some rounds, and its validation loss."""
+    with jax.set_mesh(jtrees.sharding.mesh()):
+        state, advance = job.begin(*job.stream[0]), jax.jit(job.advance)
+        for k in range(rounds):
+            state, _ = advance(state, *job.stream[k])
+    return job.evaluated(state)
+
+
+@pytest.mark.parametrize("method", sweeps.quick(["dgt", "tel"], ["dgt"]))
+@pytest.mark.parametrize("task", sweeps.quick(["regression", "classification"], ["regression"]))
+@pytest.mark.usefixtures("standard_promotion")
+def test_each_method_learns_numbers_and_classes(tmp_path, job, method, task):
+    rows = table(20_000)
+    rows[:, -1] = rows[:, -1] > 0 if task == "classification" else 7 + 5 * rows[:, -1]
+    write(tmp_path / "0.npy", rows)
+    made, _ = job("--data", tmp_path, "--method", method, "--task", task)
+    model, loss = trained(made, 18)
+    constant = np.log(2) if task == "classification" else rows[:, -1].var()
+    assert loss < 0.8 * constant
+    if task == "regression":
+        x, y = made.validation.x, made.validation.y
+        np.testing.assert_allclose(loss, np.square(np.asarray(model.predict(x)) - y).mean(), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_preconditioned_run_is_a_run_on_preconditioned_features(tmp_path, job):
+    """The oracle: the rows of the shards are mapped before they are read. The models differ by that map alone."""
+    rows, mixing = table(20_000), np.eye(4)
+    mixing[:2, 1] = 0.6, 0.8
+    rows[:, :-1] = rows[:, :-1] @ mixing
+    (tmp_path / "mixed").mkdir(), (tmp_path / "mapped").mkdir()
+    write(tmp_path / "mixed" / "0.npy", rows)
+    mixed, _ = job("--data", tmp_path / "mixed", "--precondition", 0.9)
+    mapped = (rows[:, :-1] - mixed.scaling.x_center) / mixed.scaling.x_unit @ mixed.matrix
+    assert np.abs(np.corrcoef(mapped.T) - np.eye(4)).max() < 0.2 < np.abs(np.corrcoef(rows[:, :-1].T) - np.eye(4)).max()
+    write(tmp_path / "mapped" / "0.npy", np.column_stack([mapped, rows[:, -1]]))
+    other, _ = job("--data", tmp_path / "mapped")
+    # The mapped features as they are, because they would be standardised once more.
+    other.scaling = other.scaling.replace(x_center=np.zeros(4), x_unit=np.ones(4), x_most=np.inf)
+    answers = [trained(made)[0].predict(x) for made, x in ((mixed, rows[:, :-1]), (other, mapped))]
+    np.testing.assert_allclose(*answers, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "status", "message"),
     [
-        (["--batch", "300"], "--batch must divide 500, the rows of a round, and be a multiple of 1, the devices; got"),
-        (["--synthetic", "rows=-5,p=2"], "--synthetic must be like rows=1e8,p=64"),
-        (["--synthetic", "rows=many"], "--synthetic must be like rows=1e8,p=64"),
-        (["--set", "epochs=3"], "--set: epochs is given by --batch and --epochs"),
-        (["--target", "y"], "--target is for --data, got 'y'"),
-        (["--held-out", "40"], "40 blocks of 500 rows are too few: 40 held out, 1 a round"),
-        (["--data", "x"], "give either --data FOLDER or --synthetic"),
-        (["--set", "deep=3"], "--set: options of DGT are .*, got 'deep'"),
-        (["--set", "depth=0"], "--set: depth must be"),
-        (["--set", "precondition=auto"], '--set: precondition must be a number, as "auto" needs all rows in memory'),
-        (["--set", "precondition=1"], "--set: precondition must be"),
-        (["--set", "early_stopping=true"], "--set: early_stopping needs all rows in memory"),
+        (["--batch", "0"], 2, "must be at least 1, and precondition at least 0 and below 1"),
+        (["--precondition", "1"], 2, "must be at least 1, and precondition at least 0 and below 1"),
+        (["--max-steps", "1.5"], 2, "argument --max-steps: invalid int value: '1.5'"),
+        (["--batch", "300"], 1, "--batch a divisor of 1000, the rows of a round; got 2 and 300"),
+        (["--held-out", "40"], 1, "--block must give 42 blocks, --held-out and --blocks, got 40"),
+        (["--set", "deep=3"], 1, "--set must be arguments of jtrees.methods.dgt: "),
+        (["--set", "depth=0"], 1, "--set must be arguments of jtrees.methods.dgt: depth must be"),
+        (["--set", "depth"], 1, "--set must be arguments of jtrees.methods.dgt: "),
+        (["--data", "nowhere"], 1, "nowhere"),
     ],
 )
-def test_options_that_data_or_recipes_do_not_allow(more, message):
-    with pytest.raises(DataError, match=message):
-        job(*more)
+def test_arguments_that_are_refused(tmp_path, more, status, message):
+    assert message in within(tmp_path / "run", *shards(tmp_path / "data"), *SMALL, *more, status=status)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--max-seconds", "0"], "--max-seconds: a number above 0 was expected, got '0'"),
-        (["--max-seconds", "nan"], "--max-seconds: a number above 0 was expected, got 'nan'"),
-        (["--max-steps", "1.5"], "--max-steps: a whole number of at least 1 was expected, got '1.5'"),
-        (["--processes", "2"], "--coordinator, --processes and --process go together"),
-        (["--coordinator", "a:1", "--processes", "2", "--process", "2"], "--process must be from 0 to 1, got 2"),
-    ],
-)
-def test_commands_that_cannot_be_parsed(more, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command.parse(["--out", "x", *more])
-    assert message in capsys.readouterr().err
+# --- A run -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_docs_have_the_figures_of_the_tables(capsys):
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The options of a command, without its folder."""
+    return [*shards(tmp_path_factory.mktemp("runs") / "data"), *SMALL]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, data):
+    """The folder of a run in its own process, from its beginning to its end."""
+    out = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    assert ended(script(out, *data)).endswith(f"{STEPS} steps: {out / 'model.jtrees'}\n")
+    return out
+
+
+@pytest.mark.slow
+def test_a_run(uninterrupted, data, tmp_path):
+    lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(100, 701, 100), 720]
+    assert lines[-1]["validation_loss"] < min(0.4, lines[0]["validation_loss"])
+    assert all(line["training_loss"] < 0.1 and line["rows_per_second"] > 0 for line in lines)
+    header = jtrees.io.header(uninterrupted / "model.jtrees")
+    assert header["feature_names"] == ["x0", "x1", "x2", "x3"]
+    # The same command again changes nothing; another is refused.
+    shutil.copytree(uninterrupted, out := tmp_path / "run")
+    assert "not used: 20 rows at the ends of shards; constant features: none" in within(out, *data)
+    assert (out / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
+    same_run(out, uninterrupted)
+    assert "holds a run of other options, " in within(out, *data, "--batch", 100, status=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "--max-seconds"])
+def test_a_run_stops_and_resumes_to_the_same_bits(uninterrupted, data, tmp_path, monkeypatch, by):
+    out, inner, more = tmp_path / "run", Job.evaluated, []
+
+    def stop(*args):
+        os.kill(os.getpid(), getattr(signal, by))
+        return inner(*args)
+
+    within(out, *data, "--max-steps", 205)
+    assert round_of(out) == 11 and jtrees.load(out / "model.jtrees").depth == 3
+    (out / "model.jtrees").unlink()
+    if by == "--max-seconds":
+        more = ["--max-seconds", 0.01]
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "evaluated", inner if more else stop)
+        assert "resumes from step 220" in within(out, *data, *more, status=os.EX_TEMPFAIL)
+    assert 11 < round_of(out) < 36 and not (out / "model.jtrees").exists()
+    within(out, *data)
+    same_run(out, uninterrupted)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == STEPS and lines == sorted(lines, key=lambda line: line["step"])
+
+
+@pytest.mark.wide
+def test_a_run_that_is_killed_four_times_ends_with_the_same_bits(uninterrupted, data, tmp_path):
+    """It is killed at random moments, some of them while it writes a checkpoint."""
+    out, rng, kills = tmp_path / "run", np.random.default_rng(0), 0
+    often = [*data, "--save-every", "20"]
+    while kills < 4:
+        before = set(out.glob("checkpoints/*"))
+        process = script(out, *often)
+        while kills % 2 and set(out.glob("checkpoints/*")) <= before and process.poll() is None:
+            time.sleep(0.01)  # until it trains and saves
+        time.sleep(rng.uniform(0, 0.2 if kills % 2 else 3))
+        if process.poll() is not None:
+            shutil.rmtree(out)  # it has reached its end, so it begins again
+        else:
+            kills += 1
+        process.kill()
+        process.communicate()
+    ended(script(out, *often))
+    same_run(out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_cut_checkpoint_is_named_and_the_one_before_resumes(uninterrupted, data, tmp_path):
+    shutil.copytree(uninterrupted, out := tmp_path / "run")
+    newest = out / "checkpoints" / str(round_of(out))
+    for file in newest.rglob("*"):
+        if file.is_file():
+            os.truncate(file, file.stat().st_size // 2)
+    assert f"train_large: {newest} cannot be read; delete it to go back: " in within(out, *data, status=1)
+    shutil.rmtree(newest)
+    assert "resumes from step 700" in within(out, *data)
+    same_run(out, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_row_that_is_wrong_is_named_and_when_it_is_corrected_the_run_resumes(tmp_path, job, monkeypatch):
+    monkeypatch.setattr(train_large, "SAMPLE", 1000)
+    command = [*shards(tmp_path / "data"), *SMALL]
+    made, numbers = job(*command[:2])
+    numbers.clear()
+    made.stream[7]
+    monkeypatch.undo()
+    monkeypatch.setattr(train_large, "SAMPLE", 1000)
+    within(tmp_path / "original", *command)
+    k, row = numbers[1] // 20, numbers[1] % 20 * 500 + 7
+    write(file := tmp_path / "data" / f"{k}.npy", broken := table(10_010, k))
+    broken[row, 4] = np.nan
+    write(file, broken)
+    output = within(tmp_path / "run", *command, status=1)
+    assert f"train_large: {file}: row {row} (from 0) must be finite" in output and round_of(tmp_path / "run") == 5
+    write(file, table(10_010, k))
+    assert "resumes from step 100" in within(tmp_path / "run", *command)
+    same_run(tmp_path / "run", tmp_path / "original")
+
+
+@pytest.mark.slow
+def test_training_that_diverges_ends_with_an_error_and_without_a_model(tmp_path, data):
+    output = within(tmp_path / "run", *data, "--learning-rate", 1e38, status=1)
+    assert "training became non-finite: try a smaller --learning-rate in another --out" in output
+    assert not (tmp_path / "run" / "model.jtrees").exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk(uninterrupted, data, tmp_path):
+    """The run prints the reason and ends; when there is room, the same command resumes."""
+    (small := tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no permission to mount a small tmpfs")
+    try:
+        out = small / "run"
+        within(out, *data, "--max-steps", 200)
+        room = os.statvfs(small)
+        (small / "filler").write_bytes(b"0" * (room.f_bavail * room.f_frsize - 4096))
+        # This is in its own process, because Orbax leaves unfinished work to the end of a process.
+        assert "No space left on device" in ended(script(out, *data), status=1)
+        (small / "filler").unlink()
+        within(out, *data)
+        same_run(out, uninterrupted)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+# --- Several processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.wide
+def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(data, tmp_path):
+    """SIGTERM to the second stops both at the same round. A process with another number of devices also resumes."""
+    command = [*data, "--epochs", 40, "--save-every", 1000]
+    first, second = pair(out := tmp_path / "two", *command)
+    assert any(line.startswith("of ") for line in first.stdout)  # until it trains
+    second.send_signal(signal.SIGTERM)
+    texts = [ended(process, status=os.EX_TEMPFAIL) for process in (first, second)]
+    assert all(line.startswith("[Gloo]") for line in texts[1].splitlines())
+    steps = 20 * round_of(out)
+    assert 1000 <= steps < 14_400 and not (out / "model.jtrees").exists()
+    shutil.copytree(out, other := tmp_path / "other")
+    end = ["--max-steps", steps + 100]
+    first, second = map(ended, pair(out, *command, *end))
+    assert f"resumes from step {steps}" in first and "resumes" not in second
+    ended(script(tmp_path / "one", *command, *end, devices=2))
+    same_run(out, tmp_path / "one")
+    assert f"{steps + 100} steps" in ended(script(other, *command, *end, devices=1))
+
+
+@pytest.mark.wide
+def test_a_process_whose_partner_is_killed_or_fails_ends_and_the_run_resumes(data, tmp_path):
+    command = [*data, "--epochs", 1000, "--save-every", 1000]
+    first, second = pair(out := tmp_path / "killed", *command)
+    while first.poll() is None and not list(out.glob("checkpoints/[0-9]*[0-9]")):
+        time.sleep(0.05)  # until there is a checkpoint
+    second.kill()
+    second.communicate()
+    _, errors = first.communicate(timeout=100)
+    assert first.returncode == os.EX_TEMPFAIL, errors
+    assert errors.splitlines()[-1] == "another process has ended: the same command resumes the run"
+    steps = 20 * round_of(out)
+    assert f"resumes from step {steps}" in ended(script(out, *command, "--max-steps", steps + 20, devices=2))
+    first, second = pair(tmp_path / "wrong", *command)
+    assert any(line.startswith("of ") for line in first.stdout)
+    for k in range(2):
+        write(Path(data[1]) / f"{k}.npy", np.full((10_010, 5), np.nan))
+    errors = [process.communicate(timeout=100)[1] for process in (first, second)]
+    assert {first.returncode, second.returncode} <= {1, os.EX_TEMPFAIL} and 1 in (first.returncode, second.returncode)
+    assert any("must be finite" in text for text in errors)
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_short_enough_to_be_copied():
+    assert len(Path(train_large.__file__).read_text().splitlines()) <= 250
+
+
+def test_the_page_has_the_figures_of_the_tables(capsys):
     page = (ROOT / "docs" / "scaling.md").read_text()
     text, measured = " ".join(page.split()), (Path(scaling.__file__).parent / "results/bench_streaming.md").read_text()
     cells = {row.split(" | ")[0][2:]: row.strip(" |").split(" | ") for row in measured.splitlines() if row[:2] == "| "}
-    [resumes] = re.findall(r"Resuming takes ([\d.]+) ", measured)
+    [many] = [row[-1] for name, row in cells.items() if name.startswith("1e+07 rows")]
     for statement in (
         f"reaches {cells['4 shards, parquet'][2]} (Parquet, row groups of a block) to {cells['4 shards, npy'][2]} ",
-        f"10^7 synthetic rows needs {cells['1e+07 rows, made'][4]} GB, and over 2.6 10^5 rows ",
-        f"{cells['made as needed'][4]} GB",
-        f"resumes within {resumes} s",
+        f"10^7 rows needs {many} GB, and over 2.6 10^5 rows {cells['4 shards, npy'][-1]} GB",
     ):
         assert statement in text
     scaling.main()
     assert capsys.readouterr().out.strip() in page
-
-
-def test_schedules_are_made_for_all_rows_and_not_for_those_in_memory(monkeypatch):
-    monkeypatch.setattr(rounds, "SAMPLE", 500)
-    data = job("--epochs", "3", "--blocks", "5")
-    assert len(data.sample.x) == 2500 and (data.rounds, data.updates) == (22, 50)
-    assert 22 * 50 <= data.recipe.schedule(len(data.plan.batch.x)).steps < 22 * 50 + 3
-
-
-@pytest.mark.parametrize("method", sweeps.quick(rounds.METHODS, ["latent"]))
-@pytest.mark.usefixtures("standard_promotion")
-def test_every_method_takes_rounds(method):
-    data = job("--method", method, "--set", "depth=2")
-    fit, rows = trained(data)
-    assert np.isfinite(rounds.Evaluator(data).score(fit)) and fit.predict(rows[0]).shape == (500,) and fit.step == 20
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("method", rounds.METHODS)
-@pytest.mark.usefixtures("standard_promotion")
-def test_a_preconditioned_run_is_a_run_on_preconditioned_features(method):
-    """The oracle: the same rows, mapped before they are read. The models differ by that map alone."""
-    given, table = ["--method", method, "--set", "depth=2"], {"rows": 20000, "p": 4, "block": 500}
-    mixing = np.eye(4)
-    mixing[:2, 1] = 0.6, 0.8
-
-    class Mixed(Synthetic):
-        def __getitem__(self, i):
-            x, y = super().__getitem__(i)
-            return x @ mixing, y
-
-    class Mapped(Mixed):
-        def __getitem__(self, i):
-            x, y = super().__getitem__(i)
-            return np.asarray(mixed.preconditioned(mixed.scaling.transform(x)), np.float64), y
-
-    mixed = job(*given, "precondition=0.9", table=Mixed(**table))
-    correlations = np.corrcoef(mixed.batch(mixed.sample).x.T)
-    assert np.abs(correlations - np.eye(4)).max() < 0.2 < np.abs(np.corrcoef(mixed.sample.x.T) - np.eye(4)).max()
-    mapped = job(*given, table=Mapped(**table))
-    # The mapped features as they are, as they would be standardised once more.
-    same = mapped.scaling.replace(x_center=np.zeros(4), x_unit=np.ones(4), x_most=np.inf)
-    fits = [trained(each)[0] for each in (mixed, mapped._replace(scaling=same))]
-    answers = fits[0].predict(mixed.validation.x), fits[1].predict(mapped.validation.x)
-    np.testing.assert_allclose(*answers, rtol=1e-3, atol=1e-3)
