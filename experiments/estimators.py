@@ -24,8 +24,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from experiments import benchmark, data, rivals, studies
-from experiments.outcome import size
 from experiments.paper_get import PAPER
+from experiments.sizes import size
 import jtrees
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 
@@ -89,19 +89,9 @@ def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) 
     times = [benchmark.seconds(lambda row=row: model.predict(row), 1)[0] for row in rows]
     value["row"] = 1e3 * float(np.median(times))
     inner = getattr(model, "model_", getattr(model, "best_estimator_", model))
-    value["numbers"] = numbers_of(inner, x)
+    # Models of jtrees keep splits that divide no row.
+    value["numbers"] = int(inner.num_parameters if hasattr(inner, "num_parameters") else size(inner, x)[1])
     return value
-
-
-def numbers_of(model: Any, x: np.ndarray) -> int:
-    """Returns how many numbers a model stores."""
-    if hasattr(model, "num_parameters"):  # models of jtrees
-        return int(model.num_parameters)
-    if hasattr(model, "_predictors"):  # HistGradientBoosting
-        nodes = [tree.nodes for trees in model._predictors for tree in trees]
-        leaves = sum(int(table["is_leaf"].sum()) for table in nodes)
-        return 2 * (sum(map(len, nodes)) - leaves) + leaves
-    return int(size(model, x)[1])
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:

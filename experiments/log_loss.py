@@ -16,8 +16,8 @@ import numpy as np
 from sklearn import metrics
 
 from experiments import benchmark, data, estimators, rivals, studies
-from experiments.outcome import size
 from experiments.paper_forest import WEAK as _OF, best_way, in_ways
+from experiments.sizes import size
 from experiments.studies import Split
 import jtrees
 

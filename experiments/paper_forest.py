@@ -19,8 +19,8 @@ import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
 from experiments import benchmark, data, rivals, studies
-from experiments.outcome import size
 from experiments.paper_get import PAPER
+from experiments.sizes import size
 from experiments.studies import Split, percent
 import jtrees
 

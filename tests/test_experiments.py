@@ -29,7 +29,6 @@ from experiments import (
     estimators,
     log_loss,
     losses as other_losses,
-    outcome,
     paper_bandit,
     paper_dgt,
     paper_forest,
@@ -41,6 +40,7 @@ from experiments import (
     records,
     relaxations,
     rivals,
+    sizes,
     studies,
     systems,
 )
@@ -682,7 +682,7 @@ def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
     y = np.where(x[:, 0] > 0, 1, -1).astype(np.float32)
     for target in (y, (y > 0).astype(np.int32)):
         model, found = rivals.tuned(name, (x[:200], x[200:], target[:200], target[200:]), seed=0)
-        leaves, numbers = outcome.size(model, x)
+        leaves, numbers = sizes.size(model, x)
         assert np.mean((model.predict(x[200:]) > 0) == (target[200:] > 0)) > 0.95
         assert 1 <= found["trees"] <= 20 and len(found["options"]) == 7
         assert found["trees"] <= leaves < numbers
@@ -691,7 +691,7 @@ def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
 def test_linear_leaves_of_lightgbm_are_counted():
     leaf = lambda *coefficients: {"leaf_value": 1.0, "leaf_coeff": list(coefficients)}
     tree = {"left_child": leaf(0.5), "right_child": {"left_child": leaf(), "right_child": leaf(1.0, 2.0)}}
-    assert outcome.lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
+    assert sizes.lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
 
 
 # --- Made data, and recipes with defaults ----------------------------------------------------------------------------
