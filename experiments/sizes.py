@@ -49,6 +49,11 @@ def size(model: Any, x: np.ndarray) -> tuple[int, int]:
     return int((active[len(active) // 2 :] > 0).sum()), model.num_parameters
 
 
+def numbers_of(model: Any, x: np.ndarray) -> int:
+    """Returns how many numbers a model stores; a model of jtrees also stores the splits that divide no row of x."""
+    return int(model.num_parameters if hasattr(model, "num_parameters") else size(model, x)[1])
+
+
 def lightgbm_size(node: dict[str, Any]) -> tuple[int, int]:
     """Returns leaves and numbers of a tree of LightGBM; a linear leaf counts coefficients, features and a constant."""
     if "left_child" not in node:
