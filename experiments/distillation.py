@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from experiments import benchmark, data, rivals, studies
+from experiments import benchmark, data, packages, studies
 import jtrees
 
 SETS = {
@@ -26,13 +26,13 @@ SETS = {
     "classification": ("vehicle", "segmentation", "churn", "satimage"),
 }
 RECIPE = jtrees.GET(depth=5)
-TEACHER = "CatBoost" if benchmark.installed(rivals.RIVALS["CatBoost"].package) else "HistGradientBoosting"
+TEACHER = "CatBoost" if benchmark.installed(packages.PACKAGES["CatBoost"].package) else "HistGradientBoosting"
 
 
 def teacher_of(classifies: bool, seed: int) -> Any:
     """Returns the teacher with its defaults."""
-    if TEACHER in rivals.RIVALS:
-        return rivals.default(TEACHER, classifies, seed)
+    if TEACHER in packages.PACKAGES:
+        return packages.default(TEACHER, classifies, seed)
     return (HistGradientBoostingClassifier if classifies else HistGradientBoostingRegressor)(random_state=seed)
 
 

@@ -23,9 +23,9 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from experiments import benchmark, data, rivals, studies
-from experiments.outcome import size
+from experiments import benchmark, data, packages, studies
 from experiments.paper_get import PAPER
+from experiments.sizes import numbers_of
 import jtrees
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 
@@ -42,7 +42,7 @@ OURS = {
     "regression": ("BoostedRegressor()", "TreeRegressor()", "Refined()"),
     "classification": ("BoostedClassifier()", "TreeClassifier()"),
 }
-OTHERS = ("CART", "random forest", "HistGradientBoosting", *rivals.RIVALS)
+OTHERS = ("CART", "random forest", "HistGradientBoosting", *packages.PACKAGES)
 KINDS: dict[str, tuple[Any, ...]] = {
     "regression": (DecisionTreeRegressor, RandomForestRegressor, HistGradientBoostingRegressor),
     "classification": (DecisionTreeClassifier, RandomForestClassifier, HistGradientBoostingClassifier),
@@ -65,9 +65,9 @@ def models(task: str, seed: int) -> dict[str, Make]:
     make["CART"] = lambda: GridSearchCV(cart(**chance), DEPTHS, cv=5)
     make["random forest"] = lambda: forest(100, n_jobs=-1, **chance)
     make["HistGradientBoosting"] = lambda: bins(**chance)
-    for name, rival in rivals.RIVALS.items():
+    for name, rival in packages.PACKAGES.items():
         if benchmark.installed(rival.package):
-            make[name] = lambda name=name: rivals.default(name, not numbers, seed)
+            make[name] = lambda name=name: packages.default(name, not numbers, seed)
     return make
 
 
@@ -91,17 +91,6 @@ def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) 
     inner = getattr(model, "model_", getattr(model, "best_estimator_", model))
     value["numbers"] = numbers_of(inner, x)
     return value
-
-
-def numbers_of(model: Any, x: np.ndarray) -> int:
-    """Returns how many numbers a model stores."""
-    if hasattr(model, "num_parameters"):  # models of jtrees
-        return int(model.num_parameters)
-    if hasattr(model, "_predictors"):  # HistGradientBoosting
-        nodes = [tree.nodes for trees in model._predictors for tree in trees]
-        leaves = sum(int(table["is_leaf"].sum()) for table in nodes)
-        return 2 * (sum(map(len, nodes)) - leaves) + leaves
-    return int(size(model, x)[1])
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:

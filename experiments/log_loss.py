@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from sklearn import metrics
 
-from experiments import benchmark, data, estimators, rivals, studies
-from experiments.outcome import size
+from experiments import benchmark, data, estimators, packages, studies
 from experiments.paper_forest import WEAK as _OF, best_way, in_ways
+from experiments.sizes import size
 from experiments.studies import Split
 import jtrees
 
@@ -64,7 +64,7 @@ TITLES = OURS | RIVALS
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns our recipes, or the budget of the rivals."""
     if part in RIVALS:
-        return {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
+        return {"trials": packages.TRIALS, "rounds": packages.ROUNDS}
     return {"recipes": [studies.recipe_text(recipe) for recipe in {"refined": REFINED, "boosted": BOOSTED}[part]]}
 
 
@@ -72,7 +72,7 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
     """Fits our recipes, or tunes a rival; linear leaves are tried on few features only."""
     split = data.split_of(name, seed, options.data_dir, most=ROWS)
     if part in RIVALS:
-        model, details = rivals.tuned(RIVALS[part], split, seed)
+        model, details = packages.tuned(RIVALS[part], split, seed)
         return scores(model.predict_proba(split[1]), split) | {"numbers": size(model, split[0])[1], **details}
     skipped = int(part == "refined" and split[0].shape[1] > FEATURES)
     value = chosen((REFINED if part == "refined" else BOOSTED)[skipped:], split, seed)
@@ -112,8 +112,8 @@ def report(results: studies.Results, command: str) -> str:
         "all trees together. The loss on a held-out fifth of the training rows chooses candidate and recipe. Boosted "
         "GET is the better of two recipes by the same loss. Both have up to 400 trees with constant leaves, on half of "
         "the rows and features: depth 3 with a learning rate of 0.05, and depth 5 with 0.1. The rivals have seven "
-        f"options each, chosen by {rivals.TRIALS} trials of Optuna's TPE by log loss, and up to {rivals.ROUNDS} trees "
-        "with early stopping. Two methods are compared on the splits that both have."
+        f"options each, chosen by {packages.TRIALS} trials of Optuna's TPE by log loss, and up to {packages.ROUNDS} "
+        "trees with early stopping. Two methods are compared on the splits that both have."
     )
     header = ["set", *(TITLES[part] for part in parts)]
     return f"# Log loss of classes\n\n{about}\n\n{benchmark.markdown(header, rows)}\n" + "\n".join(lines) + "\n"

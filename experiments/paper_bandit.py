@@ -168,7 +168,7 @@ def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any
 # --- The report ------------------------------------------------------------------------------------------------------
 
 
-def by_set(results: studies.Results) -> dict[str, dict[str, studies.Row]]:
+def by_set(results: studies.Results) -> dict[str, dict[str, studies.Measurement]]:
     """Returns the rows by set and label."""
     return {
         name: {label(part, name): row for part in PARTS for row in results.select(part, name).rows}

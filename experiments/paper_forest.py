@@ -18,9 +18,9 @@ import jax
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
-from experiments import benchmark, data, rivals, studies
-from experiments.outcome import size
+from experiments import benchmark, data, packages, studies
 from experiments.paper_get import PAPER
+from experiments.sizes import size
 from experiments.studies import Split, percent
 import jtrees
 
@@ -119,7 +119,7 @@ def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
 
 def rival(name: str, split: Split, seed: int) -> dict[str, Any]:
     """Tunes a package of boosted trees."""
-    model, details = rivals.tuned(name, split, seed)
+    model, details = packages.tuned(name, split, seed)
     return result(model, split) | details
 
 
@@ -129,7 +129,7 @@ def random_forest(split: Split, seed: int) -> dict[str, Any]:
 
 
 # Title, function and settings of each part.
-_BUDGET = {"trials": rivals.TRIALS, "rounds": rivals.ROUNDS}
+_BUDGET = {"trials": packages.TRIALS, "rounds": packages.ROUNDS}
 _TEXTS = {name: [*map(studies.recipe_text, recipes)] for name, recipes in (("boosted", BOOSTED), ("refined", REFINED))}
 _FOREST = {"recipe": studies.recipe_text(GET_FOREST), "depths": GET_DEPTHS}
 PARTS: dict[str, tuple[str, Callable[[Split, int], dict[str, Any]], dict[str, Any]]] = {
@@ -205,8 +205,8 @@ def report(results: studies.Results, command: str) -> str:
         "number of rounds. Refined GET: the better of two recipes (100 trees, of depth 4 with linear leaves or of "
         "depth 5 with constant leaves). Each recipe has four candidates of training all trees together, and the same "
         "held-out loss chooses. XGBoost, LightGBM (also with linear leaves) and CatBoost: seven options each, chosen "
-        f"by {rivals.TRIALS} trials of Optuna's TPE, up to {rivals.ROUNDS} trees with early stopping. Random forest: "
-        "500 trees. Number of splits, at most: "
+        f"by {packages.TRIALS} trials of Optuna's TPE, up to {packages.ROUNDS} trees with early stopping. Random "
+        "forest: 500 trees. Number of splits, at most: "
         + ", ".join(f"{title} {splits(part)}" for part, title in TITLES.items())
         + "; differences use the common splits. Targets are scaled to mean 0 and standard deviation 1 for all methods. "
         "The machine was busy with other work at times: seconds are upper bounds."

@@ -31,7 +31,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from experiments import benchmark, data, studies
-from experiments.outcome import size
+from experiments.sizes import size
 import jtrees
 from jtrees import routing
 

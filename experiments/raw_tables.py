@@ -5,7 +5,7 @@ python -m experiments.raw_tables --tables-dir FOLDER --seeds 3 [--tables titanic
 The result of a (model, table, seed) is a row of --out. A table is what ``pd.read_csv`` returns, and nothing else. Three
 quarters of the rows are training rows, stratified by class. Regression omits the highest half per cent of the targets,
 because a few typing errors would decide R^2. The models of jtrees take the table unchanged; the rivals take text as
-categories (``rivals.CATEGORIES``). The report names rivals that are not installed (``make peers``).
+categories (``packages.CATEGORIES``). The report names rivals that are not installed (``make peers``).
 
 The folder has NAME.csv or NAME.csv.gz of each table. The tables are not shipped; SOURCES says where they come from.
 """
@@ -23,7 +23,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
-from experiments import benchmark, rivals, studies
+from experiments import benchmark, packages, studies
 import jtrees
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 
@@ -65,7 +65,7 @@ KINDS: dict[str, tuple[Any, Any]] = {  # for numbers, for classes
     ),
 }
 BINS = "HistGradientBoosting"
-MODELS = (*KINDS, BINS, *rivals.RIVALS)
+MODELS = (*KINDS, BINS, *packages.PACKAGES)
 STRONGEST = (BINS, "CatBoost")  # the rivals that our models are compared with
 
 
@@ -99,7 +99,7 @@ def model_of(name: str, classifies: bool, seed: int, x: pd.DataFrame) -> Any:
     if name == BINS:
         kind = HistGradientBoostingClassifier if classifies else HistGradientBoostingRegressor
         return kind(categorical_features="from_dtype", random_state=seed)
-    return rivals.default(name, classifies, seed, x)
+    return packages.default(name, classifies, seed, x)
 
 
 def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
     x, x_test, y, y_test = split_of(read(options.data_dir, name), source, seed)
     value: dict[str, Any] = {"rows": len(x), "columns": x.shape[1]}
     if part not in KINDS:
-        x, x_test = rivals.with_categories(part, x, x_test)
+        x, x_test = packages.with_categories(part, x, x_test)
         if source.classifies:  # XGBoost takes numbers of classes only
             classes, y = np.unique(y, return_inverse=True)
             y_test = np.searchsorted(classes, y_test)
@@ -236,7 +236,7 @@ def report(results: studies.Results, command: str) -> str:
 STUDY = studies.Study(
     *("raw_tables", __doc__, MODELS, SOURCES, 3, measure, report, settings),
     closed=True,
-    packages={name: rival.package for name, rival in rivals.RIVALS.items()},
+    packages={name: package.package for name, package in packages.PACKAGES.items()},
     flags=("tables-dir", "tables", "models"),
 )
 

@@ -97,7 +97,7 @@ class Ours(NamedTuple):
     seconds: float | None = None
 
 
-class Row(NamedTuple):
+class PaperFigure(NamedTuple):
     """A figure of a paper.
 
     Attributes:
@@ -198,14 +198,14 @@ def command(script: str, part: str, name: str) -> str:
 # --- The papers ------------------------------------------------------------------------------------------------------
 
 
-def get_rows(results: Results) -> Iterator[Row]:
+def get_rows(results: Results) -> Iterator[PaperFigure]:
     """Yields the rows of Table 8."""
     script = "paper_get"
     for name, (_, constant, linear, _) in paper_get.PAPER.items():
         for part, method, paper in (("get", "GET", constant), ("get_linear", "GET-Linear", linear)):
             test, numbers = (results.values(script, part, name, key) for key in ("test", "parameters"))
             ours = results.figure(script, part, name, test, numbers)
-            yield Row("8", name, method, R2, paper, *ours, "no: 75/25 at random", tree=True)
+            yield PaperFigure("8", name, method, R2, paper, *ours, "no: 75/25 at random", tree=True)
 
 
 def metric_of(name: str) -> str:
@@ -213,7 +213,7 @@ def metric_of(name: str) -> str:
     return RMSE_E4 if name == "ailerons" else RMSE if name in paper_dgt.REGRESSION else ACCURACY
 
 
-def dgt_rows(results: Results) -> Iterator[Row]:
+def dgt_rows(results: Results) -> Iterator[PaperFigure]:
     """Yields the rows of Tables 1, 2, 4, 6 and 7, and the final accuracy on MNIST in Figure 2."""
     same, script = lambda name: SPLITS.get(name, OWN_PARTS), "paper_dgt"
     for part, method in (("trees", "DGT"), ("forests", f"{paper_dgt.TREES} trees of DGT")):
@@ -222,31 +222,31 @@ def dgt_rows(results: Results) -> Iterator[Row]:
             if paper is not None:
                 ours = results.figure(script, part, name, flat(results.values(script, part, name, "test")))
                 table = "4" if part == "forests" else "1" if name in paper_dgt.REGRESSION else "2"
-                yield Row(table, name, method, metric_of(name), paper, *ours, same(name), tree=part == "trees")
+                yield PaperFigure(table, name, method, metric_of(name), paper, *ours, same(name), tree=part == "trees")
     for name, (_, *papers) in paper_dgt.ABLATED.items():
         for kind, paper in zip(paper_dgt.ABLATIONS[1:], papers, strict=True):
             values = flat(results.values(script, "ablations", name, kind))
             ours = results.figure(script, "ablations", name, values)
-            yield Row("7", name, kind, metric_of(name), paper, *ours, same(name), variant=True)
+            yield PaperFigure("7", name, kind, metric_of(name), paper, *ours, same(name), variant=True)
     bandits = [("6", name, "bandit, two-point", tree) for name, (tree, _) in paper_bandit.PAPER.items()]
     first = {paper_dgt.SHUFFLES: "yes: the first of the paper's five", "cpu-act": "no: at random, 60/40"}
     for table, name, method, paper in [*bandits, ("Figure 2", "mnist", "bandit", float(paper_bandit.PAPER_MNIST))]:
         curves = flat(results.values("paper_bandit", "tree", name, "scores"))
         ours = results.figure("paper_bandit", "tree", name, [curve[-1] for curve in curves])
-        yield Row(table, name, method, metric_of(name), paper, *ours, first.get(name, same(name)))
+        yield PaperFigure(table, name, method, metric_of(name), paper, *ours, first.get(name, same(name)))
 
 
-def dtsemnet_rows(results: Results) -> Iterator[Row]:
+def dtsemnet_rows(results: Results) -> Iterator[PaperFigure]:
     """Yields the rows of Table 2, classes of large sets, and of Table 3, regression."""
     script, part = "paper_dgt", "networks"
     for name, setting in paper_dgt.SETS.items():
         if setting.dtsemnet is not None:
             ours = results.figure(script, part, name, flat(results.values(script, part, name, "test")))
             table, splits = "3" if name in paper_dgt.REGRESSION else "2", SPLITS.get(name, OWN_PARTS)
-            yield Row(table, name, "DTSemNet", metric_of(name), setting.dtsemnet, *ours, splits, tree=True)
+            yield PaperFigure(table, name, "DTSemNet", metric_of(name), setting.dtsemnet, *ours, splits, tree=True)
 
 
-def nongreedy_rows(results: Results) -> Iterator[Row]:
+def nongreedy_rows(results: Results) -> Iterator[PaperFigure]:
     """Yields the rows of Figure 2, with the best depth by test accuracy, as in a plot."""
     script, part = "paper_nongreedy", "nongreedy"
     for name, paper in NONGREEDY.items():
@@ -256,37 +256,37 @@ def nongreedy_rows(results: Results) -> Iterator[Row]:
         method = f"best depth, {depth}" if test else "best depth"
         same = {"letter": "not known", "connect-4": "no: 80/20 at random"}.get(name, OWN_PARTS)
         figure = float(paper) if paper.isdigit() else paper
-        yield Row("Figure 2", name, method, ACCURACY, figure, *ours, same, tree=True)
+        yield PaperFigure("Figure 2", name, method, ACCURACY, figure, *ours, same, tree=True)
 
 
-def latent_rows(results: Results) -> Iterator[Row]:
+def latent_rows(results: Results) -> Iterator[PaperFigure]:
     """Yields the rows of Table 3 and Figure 7."""
     script, name = "paper_latent", "glass"
     purity = flat(results.values(script, "clustering", name, "LatentTree, test"))
     ours, paper = results.figure(script, "clustering", name, purity), paper_latent.PURITY["LatentTree"][0]
-    yield Row("3", name, "LatentTree", "purity", paper, *ours, "no: 60/20/20 at random, 205 of 214 rows")
+    yield PaperFigure("3", name, "LatentTree", "purity", paper, *ours, "no: 60/20/20 at random, 205 of 214 rows")
     curves = results.values(script, "pruning", name, "batches of 8")
     last = [curve[-1] for by_penalty in curves for curve in by_penalty[paper_latent.PENALTIES.index(10.0)]]
     ours = results.figure(script, "pruning", name, last)
-    yield Row("Figure 7", name, "active nodes, lambda 10", "share, %", ACTIVE, *ours, "all rows")
+    yield PaperFigure("Figure 7", name, "active nodes, lambda 10", "share, %", ACTIVE, *ours, "all rows")
 
 
-def tel_rows(results: Results) -> Iterator[Row]:
+def tel_rows(results: Results) -> Iterator[PaperFigure]:
     """Yields the rows of Tables 2, 3 and 4."""
     script, same = "paper_tel", "no: 70/30 at random"
     for name, paper in TEL_TUNED.items():
         test, numbers = (results.values(script, "tuned", name, "tel", key) for key in ("test", "numbers"))
         ours = results.figure(script, "tuned", name, test, numbers)
-        yield Row("3", name, "TEL, tuned", AUC, 100 * paper, *ours, same)
+        yield PaperFigure("3", name, "TEL, tuned", AUC, 100 * paper, *ours, same)
     for name, papers in TEL_ROUTING.items():
         for kind, paper in zip(("smooth-step", "logistic"), papers, strict=True):
             ours = results.figure(script, "steps", name, results.values(script, "steps", name, kind, "test"))
             method = f"ten trees of depth 4, {kind}"
-            yield Row("2", name, method, AUC, 100 * paper, *ours, same, variant=kind == "logistic")
+            yield PaperFigure("2", name, method, AUC, 100 * paper, *ours, same, variant=kind == "logistic")
     network, rows = network_figures(results.folder / "cnn_tel.md")
     for metric, paper in TEL_NETWORK.items():
         ours = network.get(metric), "`python -m experiments.cnn_tel --data-dir DATA --write`"
-        yield Row("4", "mnist", "CNN-TEL", metric, paper, *ours, f"no: random, {rows} rows to train")
+        yield PaperFigure("4", "mnist", "CNN-TEL", metric, paper, *ours, f"no: random, {rows} rows to train")
 
 
 def network_figures(file: Path) -> tuple[dict[str, Ours], str]:
@@ -344,7 +344,7 @@ PAPERS = {
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def counted(rows: list[Row]) -> str:
+def counted(rows: list[PaperFigure]) -> str:
     """Returns a sentence on how many figures are reached."""
     parts = []
     for label, variant in (("figures", False), ("figures of ablations and variants", True)):

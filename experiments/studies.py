@@ -26,7 +26,7 @@ Key = tuple[str, str, int]  # part, data set and seed, which identify a piece in
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """A finished piece.
 
     Attributes:
@@ -65,11 +65,11 @@ class Row:
 class Results:
     """The rows of a study, in the order of its pieces."""
 
-    rows: list[Row]
+    rows: list[Measurement]
 
     @cached_property
-    def _cells(self) -> dict[tuple[str, str], dict[int, Row]]:
-        cells: dict[tuple[str, str], dict[int, Row]] = {}
+    def _cells(self) -> dict[tuple[str, str], dict[int, Measurement]]:
+        cells: dict[tuple[str, str], dict[int, Measurement]] = {}
         for row in self.rows:
             cells.setdefault((row.part, row.dataset), {})[row.seed] = row
         return cells
@@ -156,7 +156,7 @@ class Study:
 # --- The file --------------------------------------------------------------------------------------------------------
 
 
-def read(file: Path) -> dict[Key, Row]:
+def read(file: Path) -> dict[Key, Measurement]:
     """Returns the rows of a file; none without a file.
 
     A later row replaces an earlier row with the same key. A last line that is not finished is ignored.
@@ -168,7 +168,7 @@ def read(file: Path) -> dict[Key, Row]:
     *lines, _ = file.read_text(encoding="utf-8").split("\n") if file.exists() else [""]
     for number, line in enumerate(lines, 1):
         try:
-            row = Row(**json.loads(line))
+            row = Measurement(**json.loads(line))
         except (TypeError, ValueError) as error:
             raise SystemExit(f"{file}, line {number}: expected a row of a study, got {line[:80]!r}") from error
         rows[row.key] = row
@@ -256,7 +256,7 @@ def measure(study: Study, options: argparse.Namespace) -> None:
                 start = time.perf_counter()
                 with benchmark.uninterrupted():
                     value = study.measure(part, name, seed, options)
-                row = Row(*key, value, pieces[key], benchmark.machine(), time.perf_counter() - start)
+                row = Measurement(*key, value, pieces[key], benchmark.machine(), time.perf_counter() - start)
                 with file.open("a", encoding="utf-8") as out:
                     out.write(row.line())
                 # Hundreds of programs in one process would exceed the kernel's limit of memory maps.

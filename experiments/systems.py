@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.metrics import f1_score, log_loss, r2_score
 
 from experiments import benchmark, data, defaults, estimators, studies
+from experiments.sizes import numbers_of
 import jtrees
 
 SETS = {
@@ -86,7 +87,7 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
         model, predicted = predictions(part, split, seed, task)
     value, y = {"seconds": time.perf_counter() - start}, split[3]
     inner = getattr(model, "best_estimator_", model)
-    value["numbers"] = estimators.numbers_of(inner, split[0])
+    value["numbers"] = numbers_of(inner, split[0])
     if task == "regression":
         return value | {"score": 100 * float(r2_score(y, predicted))}
     classes = np.unique(split[2])

@@ -1,9 +1,6 @@
-"""The main job from its command line: what it prints, what it writes, and how it refuses."""
+"""The comparison from its command line: what it prints, what it writes, and how it refuses."""
 
 import json
-import os
-import re
-import signal
 import sys
 
 import joblib
@@ -13,22 +10,26 @@ import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, r2_score, roc_auc_score
 from sklearn.utils import Bunch
 
-from experiments import compare, data, outcome
+from experiments import compare, data, sizes
 import jtrees
 from jtrees.cli.tables import guess, read_labelled, usable
-from jtrees.plotting import plot_tree
-from jtrees.search import options as kinds
-from jtrees.tables import checked_table
+from jtrees.report.held_out import divided
+from jtrees.report.rivals import rivals
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-QUICK = ["--depth", "2", "--starts", "2", "--epochs", "10"]
+SMALL = jtrees.GET(depth=2, starts=2, epochs=10)
+SIMPLE = ["constant", "linear model", "CART, depth 2"]
 
 
 @pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """The number of devices cannot be set in the middle of the suite."""
-    monkeypatch.setattr(compare, "MANY", 10**9)
+def quick(monkeypatch):
+    """Two small recipes, one CART and no forests."""
+    monkeypatch.setattr(compare, "CART_DEPTHS", (2,))
+    monkeypatch.setattr(compare, "RECIPES", {"GET": SMALL, "GET-Linear": SMALL.replace(leaves="linear")})
+    monkeypatch.setattr(
+        compare, "rivals", lambda *arguments, **options: rivals(*arguments, **options | {"forests": False})
+    )
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ def houses(tmp_path):
 
 
 def main(tmp_path, *arguments):
-    """The exit status of the main job, whose results go under ``out``."""
-    return compare.main(["--out", str(tmp_path / "out"), *QUICK, *map(str, arguments)])
+    """The exit status of the comparison, whose results go under ``out``."""
+    return compare.main(["--out", str(tmp_path / "out"), *map(str, arguments)])
 
 
 def on(folder, name):
@@ -75,10 +76,10 @@ def on(folder, name):
 
 
 def run(tmp_path, *arguments):
-    """The main job; the folder that it wrote, and its table."""
+    """The comparison; the folder that it wrote, and its table."""
     assert main(tmp_path, *arguments) == 0
     (folder,) = (tmp_path / "out").iterdir()
-    return folder, pd.read_csv(folder / "table.csv").set_index("method")
+    return folder, pd.read_csv(folder / "table.csv").set_index("model")
 
 
 def refusal(tmp_path, capsys, *arguments):
@@ -90,14 +91,8 @@ def refusal(tmp_path, capsys, *arguments):
     return error
 
 
-def parts_of(folder, name, task, options=()):
-    """The rows of a set of the folder as the main job splits them."""
-    frame = data.load_frame(name, data_dir=folder)
-    return compare.split(frame, task, compare.parse([*options]))[0]
-
-
-def model_of(written, row):
-    return joblib.load(written / f"{row}.joblib")["model"]
+def saved(written, name):
+    return joblib.load(written / f"{name}.joblib")
 
 
 # --- What it prints and writes ---------------------------------------------------------------------------------------
@@ -105,152 +100,98 @@ def model_of(written, row):
 
 @pytest.mark.slow
 def test_regression(folder, tmp_path, capsys):
-    methods = ["cart", "get", "forest"]
-    written, table = run(tmp_path, *on(folder, "plane"), "--methods", *methods)
-    printed = capsys.readouterr().out
-    lines = printed.splitlines()
-    assert lines[0] == "plane: 120 rows, 3 features, 72 rows to train on"
-    assert lines[1].startswith("task: regression, as y holds 120 different numbers")
-    assert [line.split()[0] for line in lines[4:8]] == ["baseline", *methods]
-    assert " ".join(lines[3].split()) == "method depth train R2 test R2 leaves numbers train s rows/s"
-    assert max(map(len, lines[:8])) <= 80
-    assert "drawn: get, depth 2" in printed
-    of_every_run = {"table.csv", "table.md", "config.json", "figure.png"}
-    models = {"baseline.joblib", "cart_depth2.joblib", "get_depth2.joblib", "forest.joblib"}
-    trees = {"cart_depth2.npz", "cart_depth2.txt", "get_depth2.npz", "get_depth2.txt"}
-    assert {file.name for file in written.iterdir()} == of_every_run | models | trees
-    assert table.loc["get", "train"] >= table.loc["cart", "train"] and table.loc["get", "leaves"] <= 4
+    written, table = run(tmp_path, *on(folder, "plane"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("plane: 120 rows, 3 columns; task: regression, as y holds 120 different numbers")
+    assert " ".join(lines[2].split()) == "model training R² leaves numbers R² RMSE mean absolute error seconds"
+    assert list(table.index) == [*SIMPLE, "GET", "GET-Linear"]
+    assert lines[-2].startswith("GET-Linear is ") and "a constant" in lines[-2] and "on 30 held-out rows" in lines[-2]
+    assert lines[-1] == f"written to {written}"
+    names = ["constant", "linear_model", "CART_depth_2", "GET", "GET_Linear"]
+    trees = {f"{name}{ending}" for name in names[2:] for ending in (".npz", ".txt")}
+    results = {"table.csv", "table.md", "config.json", "figure.png"}
+    assert {file.name for file in written.iterdir()} == results | trees | {f"{name}.joblib" for name in names}
+    assert (written / "table.md").read_text().startswith("| model | training R² | leaves | ")
     config = json.loads((written / "config.json").read_text())
-    assert config["options"]["seed"] == 0 and config["data"]["rows"] == 120 and "jax" in config["versions"]
-    # The scores are those of the saved models, on rows that no other part has.
-    parts = parts_of(folder, "plane", "regression")
-    rows = [tuple(row) for x, _ in (parts.train, parts.validate, parts.test) for row in x]
-    assert len(rows) == len(set(rows)) == 120 and [len(x) for x, _ in (parts.train, parts.validate)] == [72, 18]
-    for method in ("get", "cart"):
-        model = model_of(written, f"{method}_depth2")
-        if method == "get":  # nothing is left that no row divides: what is drawn and saved as arrays is this tree
-            assert model.num_leaves == model.prune(parts.train[0]).num_leaves == table.loc["get", "leaves"]
-        for part in ("train", "validate", "test"):
-            x, y = getattr(parts, part)
-            assert table.loc[method, part] == pytest.approx(r2_score(y, model.predict(x)), rel=1e-6)  # float32
+    assert config["options"]["seed"] == 0 and "jax" in config["versions"] and config["recipes"]["GET"]["epochs"] == 10
+    # The scores are those of the saved models.
+    frame = data.load_frame("plane", data_dir=folder)
+    train, test = divided(frame.y.to_numpy(), "regression", 0.25, 0)
+    for name, file in zip(table.index[2:], names[2:], strict=True):
+        encoder, model = saved(written, file)["encoder"], saved(written, file)["model"]
+        for rows, score in ((train, "training R²"), (test, "R²")):
+            predicted = model.predict(encoder.transform(frame.x.iloc[rows]))
+            assert table.loc[name, score] == pytest.approx(r2_score(frame.y[rows], predicted), rel=1e-6)  # float32
+    leaves = model.prune(encoder.transform(frame.x.iloc[train])).num_leaves
+    assert model.num_leaves == leaves == table.loc["GET-Linear", "leaves"]
 
 
-@pytest.mark.slow
 def test_a_saved_tree_is_five_lines_of_numpy(folder, tmp_path):
-    """Those of the README, for values far from zero."""
-    written, _ = run(tmp_path, *on(folder, "far"), "--methods", "get")
-    with np.load(folder / "far.npz") as far, np.load(written / "get_depth2.npz") as saved:
-        x, tree = far["X"].astype(float), dict(saved)
+    """Also for values far from zero."""
+    written, _ = run(tmp_path, *on(folder, "far"))
+    with np.load(folder / "far.npz") as far, np.load(written / "GET.npz") as arrays:
+        x, tree = far["X"].astype(float), dict(arrays)
     node, z = np.zeros(len(x), int), x - tree["x_zero"]
     for _ in range(int(np.log2(len(tree["bias"]) + 1))):
         node = 2 * node + 1 + ((z * tree["weights"][node]).sum(1) + tree["bias"][node] > 0)
     y = tree["y_zero"] + tree["leaf_values"][node - len(tree["bias"])]
     assert (tree["x_zero"] > 4000).all() and len(set(y)) > 1
-    np.testing.assert_allclose(y, model_of(written, "get_depth2").predict(x), rtol=1e-6)
+    np.testing.assert_allclose(y, saved(written, "GET")["model"].predict(x), rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_text_gaps_and_labels(houses, tmp_path, capsys):
-    methods = ["cart", "get", "get-linear", "forest"]
-    written, table = run(tmp_path, "--csv", houses, "--target", "verdict", "--methods", *methods)
+    written, table = run(tmp_path, "--csv", houses, "--target", "verdict", "--columns", "garden=drop")
     printed = capsys.readouterr().out
     assert "task: classification, as verdict holds 2 labels (--task says otherwise)" in printed
-    assert "1 rows without 'verdict' left out" in printed
-    assert re.search(r"^heating: text, levels 'gas', 'none', 'wood', \d+ missing$", printed, re.MULTILINE)
-    assert re.search(r"^area: number, median \d+[.\d]*, deviation [.\d]+, \d+ missing$", printed, re.MULTILINE)
-    assert re.search(r"^street: left out: \d+ different texts in \d+ rows$", printed, re.MULTILINE)
-    assert "cellar: left out: without values\n" in printed
-    assert "acc." in printed and "log loss" in printed and max(map(len, printed.splitlines()[:-1])) <= 80
-    assert list(table.index) == ["baseline", "cart", "get", "forest"]  # the fourth is for regression
-    rules = (written / "get_depth2.txt").read_text()
-    assert "area" in rules or "[heating = gas]" in rules
-    saved = joblib.load(written / "get_depth2.joblib")
+    assert "1 rows without 'verdict' left out" in printed and "left out: 'street' (89 different texts" in printed
+    assert list(table.index) == [*SIMPLE, "GET"]  # linear leaves are for regression
+    rules = (written / "GET.txt").read_text()
+    assert ("area" in rules or "[heating = gas]" in rules) and " rows)" in rules and "sold: " in rules
+    model, encoder, classes = (saved(written, "GET")[key] for key in ("model", "encoder", "classes"))
     frame, _ = usable(read_labelled(houses, "verdict"), "classification")
-    chances = np.asarray(saved["model"].predict(saved["encoder"].transform(frame.x)), float)
-    assert saved["classes"] == ["not yet", "sold"]
-    assert (np.array(saved["classes"])[chances.argmax(1)] == frame.y).mean() > 0.7
+    chances = np.asarray(model.predict(encoder.transform(frame.x)), float)
+    assert classes == ["not yet", "sold"] and not any("garden" in name for name in encoder.feature_names)
+    assert (np.array(classes)[chances.argmax(1)] == frame.y).mean() > 0.7
 
 
-@pytest.mark.slow
-def test_rules_and_figure_show_the_largest_terms_on_the_training_rows(tmp_path, monkeypatch):
-    """The weight of a column of large spread is small; its term is not."""
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame(rng.normal(size=(200, 8)) * 1e-3, columns=[f"noise{i}" for i in range(8)])
-    frame["signal"] = 1000 * rng.normal(size=200)
-    frame["kind"] = np.where(frame["signal"] / 1000 + frame["noise0"] * 1000 > 0, "high", "low")
-    frame.to_csv(tmp_path / "spread.csv", index=False)
-    drawn = []
-    draw = lambda tree, axes, **how: drawn.append((tree, how)) or plot_tree(tree, axes, **how)
-    monkeypatch.setattr(outcome.plotting, "plot_tree", draw)
-    arguments = ["--target", "kind", "--methods", "cart", "get", "--epochs", 200]
-    written, _ = run(tmp_path, "--csv", tmp_path / "spread.csv", *arguments)
-    rules = (written / "get_depth2.txt").read_text().splitlines()
-    assert "signal + 4 smaller terms > " in rules[0] and "noise0 " in rules[0] and rules[0].count("noise") == 4
-    reached = "\n".join(rule.split(" (")[1] for rule in rules if "->" in rule)
-    rows = [sum(map(int, re.findall(what, reached))) for what in (r"(\d+) rows?;", r"high: (\d+)", r"low: (\d+)")]
-    assert rows[0] == 120 and 50 < rows[1] < 70 and rows[1] + rows[2] == 120
-    ((tree, how),) = drawn
-    assert tree.to_text(**how) + "\n" == (written / "get_depth2.txt").read_text()
+@pytest.mark.parametrize(("name", "classes"), [("labels", 2), ("three", 3)])
+def test_scores_of_classes(folder, tmp_path, name, classes):
+    written, table = run(tmp_path, *on(folder, name))
+    frame = data.load_frame(name, data_dir=folder)
+    train, test = divided(y := frame.y.to_numpy(), "classification", 0.25, 0)
+    cart, row, constant = saved(written, "CART_depth_2"), table.loc["CART, depth 2"], table.loc["constant"]
+    chances = cart["model"].predict_proba(cart["encoder"].transform(frame.x.iloc[test]))
+    y_train, y = y[train], y[test]
+    assert row["accuracy"] == pytest.approx(accuracy_score(y, chances.argmax(1)))
+    assert row["balanced accuracy"] == pytest.approx(balanced_accuracy_score(y, chances.argmax(1)))
+    each_class = [roc_auc_score(y == i, chances[:, i]) for i in range(classes)]
+    assert row["AUC"] == pytest.approx(np.mean(each_class))
+    get = saved(written, "GET")
+    chances = np.asarray(get["model"].predict(get["encoder"].transform(frame.x.iloc[test])), float)
+    chances /= chances.sum(1, keepdims=True)  # sums of single precision
+    assert table.loc["GET", "log loss"] == pytest.approx(log_loss(y, chances), rel=1e-4)
+    assert constant["accuracy"] == (y == np.bincount(y_train).argmax()).mean()
+    assert constant["balanced accuracy"] == pytest.approx(1 / classes) and constant["AUC"] == 0.5
 
 
-@pytest.mark.parametrize("rate", [999.6, 92_149.0, 999_700.0, 66.71e6, 999.4e6])
-def test_a_line_keeps_within_80_columns(rate):
-    """Whatever the machine: long names, bad scores, big forests, hours of training."""
-    sizes = (123_456_789, 12_345_678, 7200.0, rate)
-    regression = outcome.Row("get-polished", 10, -12.34567, -12.34567, -12.34567, None, *sizes)
-    classes = outcome.Row("get-polished", 10, 0.98765, 0.98765, 0.98765, 36.04365, *sizes, 0.98765, 0.98765)
-    for cells in (regression.cells(), classes.cells()):
-        assert len(outcome.table_line(cells)) == len(outcome.table_line({head: head for head in cells})) <= 80
-    number, letter = cells["rows/s"].split()
-    assert float(number) * {"k": 1e3, "M": 1e6}[letter] == pytest.approx(rate, rel=5e-3)
-    assert (cells["leaves"], cells["numbers"]) == ("123 M", "12.3 M")
+def test_sizes_of_simpler_models(folder):
+    x, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200.0)
+    models = rivals(jtrees.Regression(), 200, depth=2, seed=0, forests=True)[0]
+    shapes = {name: sizes.size(model.fit(x, y), x) for name, model in models.items()}
+    assert shapes["constant"] == (1, 1) and shapes["linear model"] == (1, 4)
+    assert shapes["CART, depth 2"] == (4, 3 * 3 + 1)  # as an oblique tree, which stores the weight of a split
+    for name in ("random forest", "gradient boosting"):
+        leaves, numbers = shapes[name]
+        assert leaves > 100 and (numbers - leaves) / 2 == leaves - 100  # of 100 trees
 
 
-@pytest.mark.parametrize(("name", "classes"), [("labels", 2), pytest.param("three", 3, marks=pytest.mark.slow)])
-def test_scores_of_classes(folder, tmp_path, capsys, name, classes):
-    written, table = run(tmp_path, *on(folder, name), "--methods", "cart", "forest")
-    parts = parts_of(folder, name, "classification")
-    (x, y), forest, row, baseline = parts.test, model_of(written, "forest"), table.loc["forest"], table.loc["baseline"]
-    chances = forest.predict_proba(x)
-    assert row["test"] == pytest.approx(accuracy_score(y, forest.predict(x)))
-    assert row["log_loss"] == pytest.approx(log_loss(y, chances))
-    assert row["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, forest.predict(x)))
-    one_by_one = [roc_auc_score(y == i, chances[:, i]) for i in range(classes)]
-    assert row["auc"] == pytest.approx(np.mean(one_by_one))
-    shares = np.bincount(parts.train[1]) / len(parts.train[1])
-    assert baseline["test"] == (y == shares.argmax()).mean()
-    assert baseline["log_loss"] == pytest.approx(-np.log(shares[y]).mean())
-    assert baseline["balanced_accuracy"] == pytest.approx(1 / classes)
-    assert (baseline["auc"], baseline["numbers"]) == (0.5, classes)
-    lines = capsys.readouterr().out.splitlines()
-    assert "method depth train acc. bal. AUC loss leaves numbers train s rows/s" in [" ".join(x.split()) for x in lines]
-    assert lines[2:4] == outcome.LEGEND
-    assert (written / "table.md").read_text().endswith(f"\n\n{' '.join(outcome.LEGEND)}\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal", [False, True])
-@pytest.mark.parametrize(("task", "constant"), [("regression", "the mean"), ("classification", "the majority class")])
-def test_a_line_says_that_no_model_is_better_than_the_baseline(tmp_path, capsys, task, constant, signal):
-    rng = np.random.default_rng(0)
-    x, noise = rng.random((400, 2), dtype=np.float32), rng.random(400)
-    y = x[:, 0] if signal else noise
-    y = y.astype(np.float32) if task == "regression" else (y > 0.9).astype(np.int32)
-    np.savez(tmp_path / "some.npz", X=x, y=y)
-    _, table = run(tmp_path, *on(tmp_path, "some"), "--methods", "cart", "forest", "--depth", 8)
-    line = f"No model is better on the test rows than always answering {constant}."
-    assert (line in capsys.readouterr().out.splitlines()) != signal
-    assert (table["test"].max() > table.loc["baseline", "test"]) == signal
-
-
-# --- Methods ---------------------------------------------------------------------------------------------------------
+# --- Recipes of the user ---------------------------------------------------------------------------------------------
 
 MINE = """
 import jtrees
 RECIPE = jtrees.GET(depth=2, starts=2, epochs=10)
-def a_recipe_with_a_long_name(): return jtrees.Bagged(RECIPE, trees=2)
+def bagged(): return jtrees.Bagged(RECIPE, trees=2)
 def with_arguments(depth): return jtrees.GET(depth=depth)
-def get(): return RECIPE
 class cart: pass
 """
 
@@ -266,154 +207,80 @@ def mine(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_recipes_of_ones_own_are_rows(mine, folder, tmp_path, capsys):
-    own = ["--method", "mine:RECIPE", "mine:a_recipe_with_a_long_name"]
-    written, table = run(tmp_path, *on(folder, "plane"), "--methods", "cart", *own)
-    assert list(table.index) == ["baseline", "RECIPE", "a_recipe_with_a_long_name", "cart"]
-    assert table.loc["RECIPE", "depth"] == 2 == table.loc["a_recipe_with_a_long_name", "depth"]
-    assert {"RECIPE_depth2.npz", "RECIPE_depth2.txt"} <= {file.name for file in written.iterdir()}
-    config = json.loads((written / "config.json").read_text())
-    assert config["recipes"]["RECIPE"] | {"name": "GET", "depth": 2, "epochs": 10} == config["recipes"]["RECIPE"]
-    lines = capsys.readouterr().out.splitlines()[3:8]
-    assert len({len(line) for line in lines}) == 1  # columns stand below each other
+def test_recipes_of_the_user_are_rows(mine, folder, tmp_path):
+    written, table = run(tmp_path, *on(folder, "plane"), "--method", "mine:RECIPE", "mine:bagged")
+    assert list(table.index) == [*SIMPLE, "GET", "GET-Linear", "mine:RECIPE", "mine:bagged"]
+    assert {"mine_RECIPE.npz", "mine_RECIPE.txt", "mine_bagged.joblib"} <= {file.name for file in written.iterdir()}
+    recipe = json.loads((written / "config.json").read_text())["recipes"]["mine:RECIPE"]
+    assert recipe | {"name": "GET", "depth": 2, "epochs": 10} == recipe
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("argument", "message"),
     [
-        ("cart", "--method must be MODULE:NAME, such as my_file:RECIPE, got 'cart'"),
-        ("nowhere:RECIPE", "--method nowhere:RECIPE: cannot import nowhere: No module named 'nowhere'"),
-        ("broken:RECIPE", "--method broken:RECIPE: cannot import broken: division by zero"),
-        ("mine:OTHER", "--method mine:OTHER: module mine has no OTHER"),
+        ("nowhere:RECIPE", "--method nowhere:RECIPE: No module named 'nowhere'"),
+        ("broken:RECIPE", "--method broken:RECIPE: division by zero"),
+        ("mine:OTHER", "--method mine:OTHER: module 'mine' has no attribute 'OTHER'"),
         ("mine:jtrees", "must be a recipe, such as jtrees.GET(depth=4), or a function that makes one, got <module"),
-        ("mine:with_arguments", "--method mine:with_arguments: with_arguments() failed: with_arguments() missing 1"),
+        ("mine:with_arguments", "--method mine:with_arguments: with_arguments() missing 1"),
         ("mine:cart", "or a function that makes one, got <mine.cart object"),
-        ("mine:get", "--method mine:get: there is a method of this name already"),
     ],
 )
-def test_what_is_no_recipe_of_ones_own_is_one_line(mine, folder, tmp_path, capsys, given, said):
-    assert said in refusal(tmp_path, capsys, *on(folder, "plane"), "--method", given)
+def test_other_objects_than_recipes_are_refused_in_one_line(mine, folder, tmp_path, capsys, argument, message):
+    assert message in refusal(tmp_path, capsys, *on(folder, "plane"), "--method", argument)
 
 
-@pytest.mark.parametrize(("name", "task"), [("plane", "regression"), ("labels", "classification")])
-def test_every_method_is_a_recipe_that_fits_or_an_estimator(folder, name, task):
-    parts, options = parts_of(folder, name, task), compare.parse(["--seed", "3"])
-    table = checked_table(*parts.train, None, task)
-    for method, depth in compare.jobs_of(options, task)[1:]:
-        model = compare.MODELS[method].make(depth, options, task)
-        if isinstance(model, jtrees.Recipe):
-            kinds.checked(model).check(table.task, table.x.shape)
-            assert getattr(model, "base", model).depth == depth
-        else:
-            assert model.random_state == 3
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["plane", "labels"])
-def test_every_method_runs(folder, tmp_path, name):
-    # Classes by all recipes: test_battery.
-    methods = list(compare.MODELS) if name == "plane" else ["cart", "get", "dgt", "forest"]
-    written, table = run(
-        tmp_path, *on(folder, name), "--methods", *methods, *([] if name == "plane" else ["get-linear"])
-    )
-    assert list(table.index) == ["baseline", *methods]
-    names = {file.name for file in written.iterdir()}
-    assert {f"{row}_depth2.joblib" for row in methods if row != "forest"} <= names
-    assert {f"{row}_depth2.npz" for row in methods if row in ("cart", "get", "get-polished", "raddt", "dgt")} <= names
-    assert (table["leaves"] >= 1).all() and (table["numbers"] > table["leaves"] - 1).all()
-    assert np.isfinite(table["test"]).all()
-    if name == "labels":
-        assert table.loc["get", "test"] > 0.8 and table.loc["get", "log_loss"] < 0.7
-
-
-def test_the_tree_that_is_drawn_is_small_and_the_best_on_the_validation_set():
-    row = lambda method, validate, test, leaves: outcome.Row(method, 2, 0, validate, test, None, leaves, 9, 1, 1)
-    rows = [row("cart", 0.9, 0.9, 4), row("get", 0.5, 0.8, 4), row("dgt", 0.6, 0.1, 8), row("raddt", 0.8, 0.9, 64)]
-    told = outcome.Outcome.__new__(outcome.Outcome)
-    told.rows, told.trees = rows, {row.name: row.method for row in rows}
-    assert told.shown_tree() == (rows[2], "dgt")
-    told.rows = rows[:1]
-    assert told.shown_tree() == (rows[0], "cart")
+def test_recipes_and_depths_of_the_command(monkeypatch):
+    monkeypatch.undo()
+    assert len(compare.RECIPES) == 8 and compare.CART_DEPTHS == (2, 4, 6, 8)
+    for name, recipe in compare.RECIPES.items():
+        assert name == f"{name.partition(',')[0]}, depth {recipe.depth}"
+        assert (getattr(recipe, "leaves", None) == "linear") == ("Linear" in name)
 
 
 # --- When something goes wrong ---------------------------------------------------------------------------------------
 
 
-def test_two_runs_within_a_second_keep_both(folder, tmp_path):
-    arguments = [*on(folder, "plane"), "--methods", "cart"]
-    assert [main(tmp_path, *arguments), main(tmp_path, *arguments)] == [0, 0]
-    assert len(os.listdir(tmp_path / "out")) == 2
+@pytest.mark.parametrize("where", ["GET-Linear", "constant"])
+def test_an_interruption_keeps_the_finished_rows(folder, tmp_path, capsys, monkeypatch, where):
+    known = compare.HeldOutRows.add
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["between", "get", "baseline"])
-def test_an_interruption_keeps_the_rows_that_are_done(folder, tmp_path, capsys, monkeypatch, where):
-    """Between two fits, in the second fit, in the first."""
-    known, handler = compare.measure, signal.getsignal(signal.SIGINT)
-
-    def measure(method, *rest):
-        if method == where:
+    def add(self, name, *rest):
+        if name == where:
             raise KeyboardInterrupt
-        if method == "get":
-            signal.raise_signal(signal.SIGINT)
-        return known(method, *rest)
+        return known(self, name, *rest)
 
-    monkeypatch.setattr(compare, "measure", measure)
-    assert main(tmp_path, *on(folder, "plane"), "--methods", "cart", "get", "forest") == 130
-    assert signal.getsignal(signal.SIGINT) is handler
-    last, written = capsys.readouterr().out.splitlines()[-1], [*(tmp_path / "out").iterdir()]
-    if where == "baseline":
-        assert written == [] and last == "compare: interrupted; no row was finished"
+    monkeypatch.setattr(compare.HeldOutRows, "add", add)
+    assert main(tmp_path, *on(folder, "plane")) == 130
+    printed, (written,) = capsys.readouterr(), (tmp_path / "out").iterdir()
+    assert printed.err.splitlines()[-1] == "compare: interrupted"
+    if where == "constant":
+        assert "no model was fitted" in printed.out and list(written.iterdir()) == []
         return
-    done = ["baseline", "cart", "get"] if where == "between" else ["baseline", "cart"]
-    assert list(pd.read_csv(written[0] / "table.csv")["method"]) == done
-    assert last == f"compare: interrupted; {len(done)} of 4 rows are in {written[0]}"
-    assert (written[0] / "figure.png").exists()
+    assert list(pd.read_csv(written / "table.csv")["model"]) == [*SIMPLE, "GET"]
+    assert (written / "figure.png").exists() and "a constant" in printed.out.splitlines()[-2]
 
 
-def test_a_fit_that_was_interrupted_makes_no_row(folder, monkeypatch):
+def test_a_fit_that_was_interrupted_makes_no_row(folder, tmp_path, monkeypatch):
     interrupted = Bunch(report=jtrees.search.FitReport(ended="interrupted"))
     monkeypatch.setattr(jtrees, "fit", lambda *_, **__: interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compare.measure("get", 2, parts_of(folder, "plane", "regression"), compare.parse(QUICK), False)
+    assert main(tmp_path, *on(folder, "plane")) == 130
+    (file,) = (tmp_path / "out").glob("*/table.csv")
+    assert list(pd.read_csv(file)["model"]) == SIMPLE
 
 
-def test_results_that_cannot_be_written_leave_nothing_behind(folder, tmp_path, capsys, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(outcome.joblib, "dump", full)
-        assert main(tmp_path, *on(folder, "plane")) == 2
-    said = capsys.readouterr()
-    assert said.err == "compare: cannot write results: [Errno 28] No space left on device\n" and "baseline" in said.out
-    monkeypatch.setattr(outcome.Outcome, "add", lambda *_: 1 / 0)  # an error of our own
-    with pytest.raises(ZeroDivisionError):
-        main(tmp_path, *on(folder, "plane"))
-    assert os.listdir(tmp_path / "out") == []
-    # The folder is tried before the first fit.
-    monkeypatch.setattr(compare, "measure", lambda *_: 1 / 0)
-    (tmp_path / "out").rmdir()
+def test_results_that_cannot_be_written_are_one_line(folder, tmp_path, capsys, monkeypatch):
+    """The folder is made before the first fit."""
+    monkeypatch.setattr(compare.HeldOutRows, "add", lambda *_: 1 / 0)
     (tmp_path / "out").touch()
     assert main(tmp_path, *on(folder, "plane")) == 2
     error = capsys.readouterr().err
     assert "compare: cannot write results" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--dataset", "plane", "--depth", "17"], "depth must be from 1 to 16"),
-        (["--dataset", "plane", "--depth", "0"], "depth must be from 1 to 16"),
-        (["--dataset", "labels", "--methods", "get-linear"], "get-linear are for regression"),
-        (
-            ["--dataset", "plane", "--columns", "x0=drop", "price=drop"],
-            "--columns must name columns among x0, x1, x2; got 'price'",
-        ),
-    ],
-)
-def test_bad_arguments_are_one_line_and_exit_code_2(folder, tmp_path, capsys, arguments, said):
-    assert said in refusal(tmp_path, capsys, "--data-dir", folder, *arguments)
+def test_columns_that_do_not_exist_are_refused_in_one_line(folder, tmp_path, capsys):
+    message = "--columns must name columns among x0, x1, x2; got 'price'"
+    assert message in refusal(tmp_path, capsys, *on(folder, "plane"), "--columns", "x0=drop", "price=drop")
 
 
 B = ["--target", "b"]
@@ -473,19 +340,11 @@ def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, header, e
     np.testing.assert_array_equal(frame.x["area"].astype(float), areas)
 
 
-def test_columns_are_dropped(houses, tmp_path, capsys):
-    arguments = ["--target", "verdict", "--methods", "cart", "--columns", "heating=drop", "street=drop"]
-    written, _ = run(tmp_path, "--csv", houses, *arguments)
-    assert "heating" not in capsys.readouterr().out
-    kept = joblib.load(written / "cart_depth2.joblib")["encoder"].encodings
-    assert list(kept) == ["area", "garden"]  # the cellar has no values
-
-
 def test_twenty_rows_of_four_classes(tmp_path):
     rng = np.random.default_rng(0)
     pd.DataFrame({"a": rng.uniform(size=20), "kind": list("abcd") * 5}).to_csv(tmp_path / "few.csv", index=False)
-    _, table = run(tmp_path, "--csv", tmp_path / "few.csv", "--target", "kind", "--methods", "cart")
-    assert np.isfinite(table.loc["cart", ["validate", "test"]].astype(float)).all()
+    _, table = run(tmp_path, "--csv", tmp_path / "few.csv", "--target", "kind")
+    assert np.isfinite(table.to_numpy(float)).all()
 
 
 # --- Data by name ----------------------------------------------------------------------------------------------------

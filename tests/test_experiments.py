@@ -29,7 +29,7 @@ from experiments import (
     estimators,
     log_loss,
     losses as other_losses,
-    outcome,
+    packages,
     paper_bandit,
     paper_dgt,
     paper_forest,
@@ -40,7 +40,7 @@ from experiments import (
     raw_tables,
     records,
     relaxations,
-    rivals,
+    sizes,
     studies,
     systems,
 )
@@ -138,7 +138,7 @@ def test_a_study_that_ends_early_keeps_its_finished_pieces(long_run, tmp_path, e
 
 
 def test_an_unfinished_last_line_is_removed_and_another_broken_line_is_named(long_run, tmp_path):
-    file, row = tmp_path / "x.jsonl", studies.Row("z", "one", 0, {"answer": 1})
+    file, row = tmp_path / "x.jsonl", studies.Measurement("z", "one", 0, {"answer": 1})
     file.write_text(row.line() + row.line()[:20])
     assert list(studies.read(file).values()) == [row]
     long_run[0]("--parts", "a", "--datasets", "one", "--seeds", "1")
@@ -411,10 +411,10 @@ def test_one_kind_of_splits_is_left_where_the_other_is_removed(raw_folder, monke
     assert row.endswith(f" | {' | '.join(cells)} |")
 
 
-@pytest.mark.parametrize("name", rivals.RIVALS)
+@pytest.mark.parametrize("name", packages.PACKAGES)
 def test_rivals_take_text_as_categories(raw_folder, name):
-    if not benchmark.installed(rivals.RIVALS[name].package):
-        pytest.skip(f"needs {rivals.RIVALS[name].package}")
+    if not benchmark.installed(packages.PACKAGES[name].package):
+        pytest.skip(f"needs {packages.PACKAGES[name].package}")
     for table in ("titanic", "auto"):
         value = raw_tables.measure(name, table, 0, SimpleNamespace(data_dir=str(raw_folder)))
         assert value["score"] > (90 if table == "titanic" else 50)  # a column of text decides both targets
@@ -423,7 +423,7 @@ def test_rivals_take_text_as_categories(raw_folder, name):
 @pytest.mark.wide
 @pytest.mark.parametrize("script", WHOLE)
 def test_every_part_of_a_study_runs(folder, monkeypatch, script):
-    if script is paper_tel and not rivals.installed("XGBoost"):
+    if script is paper_tel and not packages.installed("XGBoost"):
         pytest.skip("needs xgboost and optuna")
     arguments, smaller, expected = WHOLE[script]
     for name, value in smaller.items():
@@ -671,18 +671,18 @@ def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rivals.RIVALS)
+@pytest.mark.parametrize("name", packages.PACKAGES)
 def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
-    if not rivals.installed(name):
-        pytest.skip(f"needs {rivals.RIVALS[name].package} and optuna")
-    monkeypatch.setattr(rivals, "TRIALS", 2)
-    monkeypatch.setattr(rivals, "ROUNDS", 20)
+    if not packages.installed(name):
+        pytest.skip(f"needs {packages.PACKAGES[name].package} and optuna")
+    monkeypatch.setattr(packages, "TRIALS", 2)
+    monkeypatch.setattr(packages, "ROUNDS", 20)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3)).astype(np.float32)
     y = np.where(x[:, 0] > 0, 1, -1).astype(np.float32)
     for target in (y, (y > 0).astype(np.int32)):
-        model, found = rivals.tuned(name, (x[:200], x[200:], target[:200], target[200:]), seed=0)
-        leaves, numbers = outcome.size(model, x)
+        model, found = packages.tuned(name, (x[:200], x[200:], target[:200], target[200:]), seed=0)
+        leaves, numbers = sizes.size(model, x)
         assert np.mean((model.predict(x[200:]) > 0) == (target[200:] > 0)) > 0.95
         assert 1 <= found["trees"] <= 20 and len(found["options"]) == 7
         assert found["trees"] <= leaves < numbers
@@ -691,7 +691,7 @@ def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
 def test_linear_leaves_of_lightgbm_are_counted():
     leaf = lambda *coefficients: {"leaf_value": 1.0, "leaf_coeff": list(coefficients)}
     tree = {"left_child": leaf(0.5), "right_child": {"left_child": leaf(), "right_child": leaf(1.0, 2.0)}}
-    assert outcome.lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
+    assert sizes.lightgbm_size(tree) == (3, 2 * 2 + 3 + 2 * 3)
 
 
 # --- Made data, and recipes with defaults ----------------------------------------------------------------------------

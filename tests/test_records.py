@@ -54,7 +54,7 @@ def made(tmp_path):
         with (tmp_path / f"{module.STUDY.name}.jsonl").open("w") as out:
             for (part, name, seed), settings in module.STUDY.pieces(studies.parse(module.STUDY, [])).items():
                 if (value := MADE.get((module, part, name))) is not None and seed < 2:
-                    out.write(studies.Row(part, name, seed, value(seed), settings, "a machine", 1000.0).line())
+                    out.write(studies.Measurement(part, name, seed, value(seed), settings, "a machine", 1000.0).line())
     return records.page(tmp_path).splitlines()
 
 
@@ -115,4 +115,4 @@ def test_commands_of_missing_figures_are_those_of_the_scripts(tmp_path):
 )
 def test_reached_is_within_a_deviation_or_of_a_single_run_half_a_point(metric, paper, values, reached):
     ours = records.Ours(float(np.mean(values)), float(np.std(values)), len(values))
-    assert records.Row("1", "a set", "a method", metric, paper, ours, "", "no").reached is reached
+    assert records.PaperFigure("1", "a set", "a method", metric, paper, ours, "", "no").reached is reached

@@ -22,7 +22,7 @@ from jtrees._estimator import TreeEstimator
 from jtrees.cli.arguments import default_recipe, estimator_of, loss_of, recipe_of
 from jtrees.cli.files import DataError, is_parquet, one_line, read_rows, rules_of
 from jtrees.cli.parser import SUFFIXES
-from jtrees.cli.tables import LabelledTable, Task, as_options, check_rows, guess, read_labelled, targets_of, usable
+from jtrees.cli.tables import LabelledTable, Task, as_options, prepared, read_labelled, targets_of
 from jtrees.report import BehindBaselineWarning
 from jtrees.report.comparison import listed
 from jtrees.report.held_out import HeldOut, kind_of_model
@@ -252,25 +252,20 @@ def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
     """
     loss = loss_of(options)
     data = read_labelled(options.table, options.target, rules_of(options))
-    check_rows(data)
-    task, why = guess(data.y) if options.loss is None else ("regression", f"--loss {options.loss} is for numbers")
-    otherwise = " (--task says otherwise)" if options.loss is None else ""
-    task_text = f"{task}, as {why}{otherwise}" if options.task is None else options.task
-    frame, left_out = usable(data, options.task or task)
-    check_rows(frame)
-    if (options.task or task) == "regression":
+    task, reason = options.task, ""
+    if task is None and options.loss is not None:
+        task, reason = "regression", f"--loss {options.loss} is for numbers"
+    frame, task, lines = prepared(data, task, reason)
+    if task == "regression":
         try:
             loss.check(data.y.to_numpy(np.float64, na_value=np.nan))  # numbers the rows as in the file
         except ValueError as error:
             raise DataError(f"target {validation.quoted(data.y.name)} {str(error).removeprefix('y ')}") from None
+    print("\n".join(lines))
     schema: Any = frame.schema
-    count = sum(column.kind != "drop" or bool(column.note) for column in schema.columns.values())
-    print(f"{frame.name}: {len(frame.x)} rows, {count} columns; task: {task_text}")
-    for line in left_out:
-        print(line)
     for line in schema.messages(as_options):
         print(f"jtrees: {line}", file=sys.stderr)
-    return frame, options.task or task
+    return frame, task
 
 
 def _loaded(path: Path) -> Any:

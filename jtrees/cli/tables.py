@@ -136,6 +136,30 @@ def guess(y: Any) -> tuple[Task, str]:
     return "regression", f"{y.name} holds {kinds} different numbers"
 
 
+def prepared(data: LabelledTable, task: Task | None, reason: str = "") -> tuple[LabelledTable, Task, list[str]]:
+    """Returns the usable rows with their schema, the task, and lines about rows, columns, task and left-out rows.
+
+    Args:
+      data: the data set as it was read.
+      task: the task, or None for the task that suits the target.
+      reason: why this is the task, or "".
+
+    Raises:
+      DataError: if the data cannot be used for the task.
+      ValueError: if the schema cannot be found, as for :func:`jtrees.tables.schema`.
+    """
+    check_rows(data)
+    text = f"{task}, as {reason}" if reason else task
+    if task is None:
+        task, why = guess(data.y)
+        text = f"{task}, as {why} (--task says otherwise)"
+    frame, left_out = usable(data, task)
+    check_rows(frame)
+    schema: Any = frame.schema
+    count = sum(column.kind != "drop" or bool(column.note) for column in schema.columns.values())
+    return frame, task, [f"{frame.name}: {len(frame.x)} rows, {count} columns; task: {text}", *left_out]
+
+
 def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
     """Returns the usable rows and their schema, and a list of the dropped rows and classes as lines of text.
 

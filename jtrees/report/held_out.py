@@ -1,4 +1,4 @@
-"""Two fitted estimators and their rivals on held-out rows: scores, a verdict and importances (needs scikit-learn)."""
+"""Models on held-out rows: scores, a verdict and importances (needs pandas and scikit-learn)."""
 
 from collections.abc import Callable
 import functools
@@ -7,6 +7,7 @@ from typing import Any
 import warnings
 
 import numpy as np
+import pandas as pd
 from sklearn import metrics
 from sklearn.base import is_classifier
 from sklearn.model_selection import train_test_split
@@ -24,96 +25,72 @@ _CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it h
 _TOP = 3  # number of columns in the summary
 
 
-class HeldOut:
-    """An estimator, held-out rows, and the predictions of the estimator and its rivals for the held-out rows.
+class HeldOutRows:
+    """Training rows and held-out rows of one split, and models that are fitted to the one and scored on the other.
 
     Args:
-      model: the estimator before its fit. It is fitted to the rows that are not held out.
-      other: another estimator of jtrees with another recipe, before its fit, which is one of the rivals.
-      loss: the loss of regression.
       x: the columns, a DataFrame of pandas.
       y: the targets, ``(n,)``.
+      kind: "regression" or "classification".
+      loss: the loss of regression.
+      columns: what the columns hold, as for :meth:`jtrees.tables.TableEncoder.fit`.
       share: fraction of the rows to hold out.
-      seed: seed of the split and of the rivals.
-      forests: whether ensembles are among the rivals.
+      seed: seed of the split.
 
     Attributes:
-      name: name of the recipe of the estimator.
-      other_name: name of the recipe of the other estimator.
       task: what is predicted.
       classes: the labels as text; empty in regression.
-      features: the training rows as features, ``(n, p)``, as all models were trained on them. Target means are means
-        over other rows.
-      predictions: predictions, or class probabilities, by name of the model. The first model is the estimator.
+      encoder: encoder of the columns, fitted to the training rows.
+      features: the training rows as features, ``(n, p)``. Target means are means over other rows.
+      features_test: the held-out rows as features.
+      predictions: predictions, or class probabilities, for the held-out rows, by name of the model.
       seconds: seconds to fit, by name of the model.
-      other_loss: names of the rivals that do not minimise the loss of the task.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        other: Any,
-        loss: losses.Loss,
-        x: Any,
-        y: np.ndarray,
-        *,
-        share: float,
-        seed: int,
-        forests: bool,
-    ):
-        kind: Any = "classification" if is_classifier(model) else "regression"
+    def __init__(self, x: Any, y: np.ndarray, kind: Any, loss: losses.Loss, columns: Any, *, share: float, seed: int):
         train, test = divided(y, kind, share, seed)
         self.x_train, self.y_train = x.iloc[train], y[train]
         self.x_test, self.y_test = x.iloc[test], y[test]
-        self.model, self.other, self.seed = model, other, seed
-        self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
-        self.seconds, self.predictions = {}, {}
-        self._timed(self.name, lambda: model.fit(self.x_train, self.y_train))
-        self.classes = [str(label) for label in model.classes_] if kind == "classification" else []
+        self._labels = np.unique(self.y_train) if kind == "classification" else np.array([])
+        self.classes = [str(label) for label in self._labels]
         self.task: Task = Classification(len(self.classes)) if self.classes else Regression(loss_function=loss)
-        self._timed(self.other_name, lambda: other.fit(self.x_train, self.y_train))
-        for name, estimator in ((self.name, model), (self.other_name, other)):
-            self.predictions[name] = self._predicted(estimator, self.x_test)
-        codes = self.codes(self.y_train)
-        encoder, self.features = TableEncoder.fit(self.x_train, codes, task=kind, columns=model.columns)
-        features_test = quiet(lambda: encoder.transform(self.x_test))
-        depth = _CART_DEPTH if model.tree_ is None else max(1, model.tree_.depth)
-        listed, self.other_loss = rivals(self.task, len(train), depth=depth, seed=seed, forests=forests)
-        for name, rival in listed.items():
-            self._timed(name, lambda rival=rival: quiet(lambda: rival.fit(self.features, codes)))
-            self.predictions[name] = self._predicted(rival, features_test)
-
-    @property
-    def tree_estimator(self) -> Any:
-        """The estimator whose model is one tree: the estimator itself, or else the other estimator; or None."""
-        return next((estimator for estimator in (self.model, self.other) if estimator.tree_ is not None), None)
+        self.encoder, self.features = TableEncoder.fit(
+            self.x_train, self.codes(self.y_train), task=kind, columns=columns
+        )
+        self.features_test = quiet(lambda: self.encoder.transform(self.x_test))
+        self.seconds, self.predictions = {}, {}
 
     def codes(self, y: np.ndarray) -> np.ndarray:
         """Returns labels as classes 0..K-1; in regression, the targets in float64."""
-        return np.searchsorted(self.model.classes_, y) if self.classes else y.astype(np.float64)
+        return np.searchsorted(self._labels, y) if self.classes else y.astype(np.float64)
 
-    def _timed(self, name: str, fit: Callable[[], Any]) -> None:
+    def add(self, name: str, fit: Callable[[], Any], x: Any) -> Any:
+        """Returns a fitted model, and keeps its time and its predictions for ``x``, the held-out rows."""
         started = time.perf_counter()
-        fit()
+        model = fit()
         self.seconds[name] = time.perf_counter() - started
+        self.predictions[name] = np.asarray(quiet(lambda: getattr(model, "predict_proba", model.predict)(x)))
+        return model
 
-    def _predicted(self, model: Any, x: Any) -> np.ndarray:
-        """Returns predictions; in classification, the probabilities of all classes."""
-        predicted = quiet(lambda: getattr(model, "predict_proba", model.predict)(x))
-        if predicted.ndim == 1 or predicted.shape[1] == len(self.classes):
-            return predicted
-        all_classes = np.zeros((len(predicted), len(self.classes)))  # the training rows lack a class
-        all_classes[:, model.classes_] = predicted
-        return all_classes
+    def add_rival(self, name: str, rival: Any) -> Any:
+        """Returns a fitted model of features and codes, and keeps its time and its predictions."""
+        fit = lambda: quiet(lambda: rival.fit(self.features, self.codes(self.y_train)))
+        return self.add(name, fit, self.features_test)
 
-    # --- Scores ------------------------------------------------------------------------------------------------------
+    def table(self) -> Any:
+        """Returns a DataFrame with the scores of each model and the seconds of its fit, one row for each model."""
+        scores = pd.DataFrame({name: self.scores(name) for name in self.predictions}).T
+        return scores.assign(seconds=pd.Series(self.seconds).round(2))
 
     def scores(self, name: str) -> dict[str, float]:
-        """Returns the scores of a model on the held-out rows, by measure; for quantiles, there are no scores of means.
+        """Returns the scores of a model on the held-out rows: see :meth:`scores_of`."""
+        return self.scores_of(self.predictions[name], self.codes(self.y_test))
 
-        The area under the curve (AUC) is NaN if the held-out rows lack a class.
+    def scores_of(self, predicted: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """Returns scores of predictions by measure; for quantiles, there are no scores of means.
+
+        The area under the curve (AUC) is NaN if the rows lack a class.
         """
-        predicted, y = self.predictions[name], self.codes(self.y_test)
         loss = {self.task.loss_function.measure: float(self.row_losses(y, predicted).mean())}
         if self.classes:
             labels, chance = predicted.argmax(1), predicted[:, 1] if predicted.shape[1] == 2 else predicted
@@ -139,12 +116,60 @@ class HeldOut:
             return np.full(len(y), np.inf)
         return self.task.prediction_loss(predicted, y)
 
-    def comparison(self) -> Comparison:
-        """Returns the mean losses of all models on the held-out rows."""
+    def comparison(self, *names: str) -> Comparison:
+        """Returns the mean losses of models on the held-out rows, by default of all; the first is compared."""
         y = self.codes(self.y_test)
-        row_losses = {name: self.row_losses(y, predicted) for name, predicted in self.predictions.items()}
+        row_losses = {name: self.row_losses(y, self.predictions[name]) for name in names or self.predictions}
         where = f"{len(y)} held-out row{'' if len(y) == 1 else 's'}"
         return Comparison.from_losses(row_losses, None, self.task.loss_function.measure, where)
+
+
+class HeldOut(HeldOutRows):
+    """Two estimators and their rivals on held-out rows.
+
+    Args:
+      model: the estimator before its fit. It is fitted to the rows that are not held out.
+      other: another estimator of jtrees with another recipe, before its fit, which is one of the rivals.
+      loss: the loss of regression.
+      x: the columns, a DataFrame of pandas.
+      y: the targets, ``(n,)``.
+      share: fraction of the rows to hold out.
+      seed: seed of the split and of the rivals.
+      forests: whether ensembles are among the rivals.
+
+    Attributes:
+      name: name of the recipe of the estimator, the first model in the predictions.
+      other_name: name of the recipe of the other estimator.
+      other_loss: names of the rivals that do not minimise the loss of the task.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        other: Any,
+        loss: losses.Loss,
+        x: Any,
+        y: np.ndarray,
+        *,
+        share: float,
+        seed: int,
+        forests: bool,
+    ):
+        kind = "classification" if is_classifier(model) else "regression"
+        super().__init__(x, y, kind, loss, model.columns, share=share, seed=seed)
+        self.model, self.other, self.seed = model, other, seed
+        self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
+        for name, estimator in ((self.name, model), (self.other_name, other)):
+            self.add(name, lambda estimator=estimator: estimator.fit(self.x_train, self.y_train), self.x_test)
+        depth = _CART_DEPTH if model.tree_ is None else max(1, model.tree_.depth)
+        models, self.other_loss = rivals(self.task, len(self.y_train), depth=depth, seed=seed, forests=forests)
+        for name, rival in models.items():
+            self.add_rival(name, rival)
+
+    @property
+    def tree_estimator(self) -> Any:
+        """The estimator whose model is one tree: the estimator itself, or else the other estimator; or None."""
+        return next((estimator for estimator in (self.model, self.other) if estimator.tree_ is not None), None)
 
     # --- Summary -----------------------------------------------------------------------------------------------------
 

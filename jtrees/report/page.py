@@ -74,8 +74,6 @@ def write_report(
 def _rendered(held_out: HeldOut, name: str, target: str, command: str, advice: str) -> str:
     """Returns the page."""
     model, (falls, fall) = held_out.model, held_out.importances
-    scores = pd.DataFrame({name: held_out.scores(name) for name in held_out.predictions})
-    scores.loc["seconds"] = pd.Series(held_out.seconds).round(2)
     summary = [*held_out.summary(kind_of_model(model)), *filter(None, [advice])]
     return _TEMPLATES.get_template("page.html").render(
         held_out=held_out,
@@ -86,7 +84,7 @@ def _rendered(held_out: HeldOut, name: str, target: str, command: str, advice: s
         summary=[_terms(line) for line in (f"{summary[0]}.", *summary[1:])],
         measure=held_out.task.loss_function.measure,
         columns=_table(pd.Series(model.encoder_.described()).to_frame("read as")),
-        scores=_table(scores.rename(columns={held_out.name: f"jtrees, {held_out.name}"}).T),
+        scores=_table(held_out.table().rename({held_out.name: f"jtrees, {held_out.name}"})),
         targets=_targets(held_out, target),
         tree=None if held_out.tree_estimator is None else _tree(held_out),
         importances=_importances(falls),

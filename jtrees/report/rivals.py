@@ -57,6 +57,11 @@ class Constant:
         return np.broadcast_to(self.value, (len(x), *self.value.shape))
 
 
+def _has_time() -> bool:
+    """Returns that there is time: a function that pickle takes, unlike a lambda."""
+    return True
+
+
 class LinearModel:
     """A linear model of standardised features.
 
@@ -78,7 +83,7 @@ class LinearModel:
         self,
         task: Task,
         transform: Callable[[Any], Any] = np.asarray,
-        has_time: Callable[[], bool] = lambda: True,
+        has_time: Callable[[], bool] = _has_time,
     ):
         self.task, self.link, self.transform, self.has_time = task, task.link_name, transform, has_time
         self.descends = self.link in ("softmax", "exp")

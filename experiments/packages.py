@@ -1,4 +1,4 @@
-"""Tuned rivals with axis-parallel boosted trees: XGBoost, LightGBM (also with linear leaves) and CatBoost.
+"""Packages of boosted trees, by default or tuned: XGBoost, LightGBM (also with linear leaves) and CatBoost.
 
 Needs their packages and optuna (``make peers``). Trials of Optuna's TPE choose seven options of each package from
 ranges. A third of the training rows is the validation set, which compares the trials and stops each trial early. The
@@ -23,7 +23,7 @@ TRIALS = 30
 ROUNDS, PATIENCE = 1000, 30  # upper limit of the trees, and trees without gain before early stopping
 
 
-class Rival(NamedTuple):
+class Package(NamedTuple):
     """A package.
 
     Attributes:
@@ -73,17 +73,17 @@ class Rival(NamedTuple):
 
 RATE = {"learning_rate": (0.02, 0.3, "float log")}
 SHARES = {"subsample": (0.5, 1, "float"), "colsample_bytree": (0.4, 1, "float"), "reg_lambda": (0.01, 10, "float log")}
-RIVALS = {
-    "XGBoost": Rival(
+PACKAGES = {
+    "XGBoost": Package(
         *("xgboost", "XGB", "random_state", {"tree_method": "hist", "n_jobs": -1}),
         {"max_depth": (2, 10, "int"), **RATE, "min_child_weight": (1, 30, "float log"), **SHARES}
         | {"gamma": (1e-4, 1, "float log")},
     ),
-    "LightGBM": Rival(
+    "LightGBM": Package(
         *("lightgbm", "LGBM", "random_state", {"subsample_freq": 1, "verbose": -1, "n_jobs": 2}),
         {"num_leaves": (4, 256, "int log"), **RATE, "min_child_samples": (5, 50, "int log"), **SHARES},
     ),
-    "CatBoost": Rival(
+    "CatBoost": Package(
         # By default, CatBoost makes a folder for its own records.
         *("catboost", "CatBoost", "random_seed", {"verbose": False, "thread_count": 2, "allow_writing_files": False}),
         {"depth": (3, 10, "int"), **RATE, "l2_leaf_reg": (0.1, 10, "float log")}
@@ -98,17 +98,17 @@ LEVELS = 200  # largest number of levels of a category; HistGradientBoosting tak
 
 
 def installed(name: str) -> bool:
-    """Returns whether a rival can be tuned here."""
-    return benchmark.installed(RIVALS[name].package) and benchmark.installed("optuna")
+    """Returns whether a package can be tuned here."""
+    return benchmark.installed(PACKAGES[name].package) and benchmark.installed("optuna")
 
 
 def default(name: str, classifies: bool, seed: int, x: Any = None) -> Any:
-    """Returns a rival with its defaults. ``x`` is a frame of :func:`with_categories`, whose text are categories."""
+    """Returns a package's model with its defaults; ``x`` may be a frame of :func:`with_categories`."""
     categories: dict[str, Any] = {}
     if isinstance(x, pd.DataFrame) and name in CATEGORIES:
         option, value = CATEGORIES[name]
         categories = {option: text_columns(x) if value is None else value}
-    return RIVALS[name].model(classifies)(**{RIVALS[name].seed: seed}, **categories)
+    return PACKAGES[name].model(classifies)(**{PACKAGES[name].seed: seed}, **categories)
 
 
 def text_columns(x: pd.DataFrame) -> list[str]:
@@ -136,17 +136,17 @@ def with_categories(name: str, x: pd.DataFrame, x_test: pd.DataFrame) -> tuple[p
 
 
 def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Returns a tuned model of a rival, fitted to the whole training part, with its number of trees and its options.
+    """Returns a tuned model of a package, fitted to the whole training part, with its number of trees and its options.
 
     Trials are compared by squared error in regression, and by log loss in classification.
     """
-    rival, (x, _, y, _), fixed = RIVALS[name], split, {RIVALS[name].seed: seed}
+    package, (x, _, y, _), fixed = PACKAGES[name], split, {PACKAGES[name].seed: seed}
     classifies = y.dtype.kind != "f"
     parts: Any = train_test_split(x, y, test_size=1 / 3, random_state=seed, stratify=y if classifies else None)
     a, b, ya, yb = parts
 
     def objective(trial: Any) -> float:
-        model, trees = rival.stopped(fixed | rival.options(trial), (a, ya), (b, yb))
+        model, trees = package.stopped(fixed | package.options(trial), (a, ya), (b, yb))
         trial.set_user_attr("trees", trees)
         if classifies:
             return float(log_loss(yb, model.predict_proba(b), labels=np.unique(y)))
@@ -156,5 +156,5 @@ def tuned(name: str, split: Split, seed: int) -> tuple[Any, dict[str, Any]]:
         warnings.simplefilter("ignore", UserWarning)  # arrays have no feature names
         best = studies.best_trial(objective, TRIALS, seed=seed)
         trees = best.user_attrs["trees"]
-        model = rival.model(classifies)(n_estimators=trees, **fixed, **best.params).fit(x, y)
+        model = package.model(classifies)(n_estimators=trees, **fixed, **best.params).fit(x, y)
     return model, {"trees": trees, "options": best.params}
