@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# Exact versions, so that a release of another package breaks nothing here. `PIP_CONSTRAINT= make test` takes the newest.
+export PIP_CONSTRAINT ?= constraints.txt
 
-.PHONY: help accelerators compare test test-slow test-wide test-clients lint docs docs-examples docs-site wheel peers bench bench-kernels clean
+.PHONY: help accelerators compare test test-slow test-wide test-clients constraints lint docs docs-examples docs-site wheel peers bench bench-kernels clean
 
 help:                      ## this list
 	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -25,10 +27,21 @@ test-wide: .venv/ready     ## each recipe with each loss, relation and check of 
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "wide and not exact" $(ARGS)
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and wide" $(EXACT) $(ARGS)
 
+test-clients: export PIP_CONSTRAINT :=
 test-clients:              ## the estimators in packages of others, in an environment of its own, as they pin versions: weekly
 	$(PYTHON) -m venv build/clients
 	build/clients/bin/python -m pip install --quiet --editable ".[tests,clients]"
 	build/clients/bin/python -m pytest -m wide tests/test_clients.py $(ARGS)
+
+# uv finds the versions for each Python from 3.11 on. It writes conditions where they differ.
+COMPILE = build/constraints/bin/uv pip compile --quiet --upgrade --no-annotate --custom-compile-command "make constraints"
+COMPILE += --python-version 3.11 --extra dev --extra docs pyproject.toml
+constraints: export PIP_CONSTRAINT :=
+constraints:               ## the newest versions for constraints.txt, and the lowest ones for .github/oldest.txt
+	$(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet --upgrade uv
+	$(COMPILE) --universal --output-file constraints.txt >/dev/null
+	$(COMPILE) --resolution lowest-direct --output-file .github/oldest.txt >/dev/null
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .
@@ -77,7 +90,7 @@ accelerators: .venv/ready  ## all kernels, and a training step of each method, c
 	  jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12 || echo "No compiler for an H100: no wheels for this Python."
 	PYTHONPATH=$(COMPILERS) $(BIN)/python -m experiments.accelerators $(ARGS)
 
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
