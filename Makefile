@@ -13,19 +13,21 @@ help:                      ## this list
 compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
 	$(BIN)/python -m experiments.compare $(ARGS)
 
-test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not wide" $(ARGS)
+# A worker for each processor, because most of the time is compilation, which takes one. A worker takes up to 4 GB.
+PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 16 --dist loadfile
+test: .venv/ready          ## the tests, except slow ones
+	$(PYTEST) $(ARGS)
 
 # Files go by name: by their number of tests, the longest would begin last. What is marked as exact is tested in machine
 # code as users get it, quick tests and slow ones.
 EXACT = $(shell grep -l "mark.exact" tests/test_*.py)
 test-slow: .venv/ready     ## the statistical ones and what takes long
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not exact and not wide" $(ARGS)
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and not wide" $(EXACT) $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m "slow and not exact and not wide" $(ARGS)
+	XLA_FLAGS= $(PYTEST) -m "exact and not wide" $(EXACT) $(ARGS)
 
 test-wide: .venv/ready     ## each recipe with each loss, relation and check of scikit-learn, and whole scripts: weekly
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "wide and not exact" $(ARGS)
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and wide" $(EXACT) $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m "wide and not exact" $(ARGS)
+	XLA_FLAGS= $(PYTEST) -m "exact and wide" $(EXACT) $(ARGS)
 
 test-clients: export PIP_CONSTRAINT :=
 test-clients:              ## the estimators in packages of others, in an environment of its own, as they pin versions: weekly

@@ -14,7 +14,7 @@ import pytest
 from examples.train_large import command as large, identity, rounds, run
 from examples.train_large.checkpoints import CheckpointError, Checkpoints
 from jtrees import distributed
-from tests import sweeps
+from tests import needs, sweeps
 from tests.large_runs import SMALL, STEPS, ended, free_address, parameters, same_run, script, steps_of, within
 
 
@@ -80,8 +80,8 @@ def test_a_full_disk(uninterrupted, tmp_path):
     """It says so and ends; with room again the same command goes on."""
     (small := tmp_path / "small").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no permission to mount a small tmpfs")
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    needs.check(mounted.returncode == 0, "permission to mount a tmpfs")
     try:
         out = small / "run"
         within(out, *SMALL, "--max-steps", 200)
