@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# Exact versions, so that a release of another package breaks nothing here. `PIP_CONSTRAINT= make test` takes the newest.
+export PIP_CONSTRAINT ?= constraints.txt
 
-.PHONY: help accelerators compare test test-slow test-wide test-clients lint docs docs-examples docs-site wheel peers bench bench-kernels clean
+.PHONY: help accelerators compare test test-slow test-wide test-clients constraints lint docs docs-examples docs-site wheel peers bench bench-kernels clean
 
 help:                      ## this list
 	@sed -nE 's/^([a-z-]+):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -11,24 +13,37 @@ help:                      ## this list
 compare: .venv/ready       ## the main job, on the embedded data set; ARGS="--dataset ..." for others
 	$(BIN)/python -m experiments.compare $(ARGS)
 
-test: .venv/ready          ## the tests, in two processes: most of their time is compilation, which takes one core
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not wide" $(ARGS)
+# A worker for each processor, because most of the time is compilation, which takes one. A worker takes up to 4 GB.
+PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 16 --dist loadfile
+test: .venv/ready          ## the tests, except slow ones
+	$(PYTEST) $(ARGS)
 
 # Files go by name: by their number of tests, the longest would begin last. What is marked as exact is tested in machine
 # code as users get it, quick tests and slow ones.
 EXACT = $(shell grep -l "mark.exact" tests/test_*.py)
 test-slow: .venv/ready     ## the statistical ones and what takes long
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not exact and not wide" $(ARGS)
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and not wide" $(EXACT) $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m "slow and not exact and not wide" $(ARGS)
+	XLA_FLAGS= $(PYTEST) -m "exact and not wide" $(EXACT) $(ARGS)
 
 test-wide: .venv/ready     ## each recipe with each loss, relation and check of scikit-learn, and whole scripts: weekly
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "wide and not exact" $(ARGS)
-	XLA_FLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile -m "exact and wide" $(EXACT) $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m "wide and not exact" $(ARGS)
+	XLA_FLAGS= $(PYTEST) -m "exact and wide" $(EXACT) $(ARGS)
 
+test-clients: export PIP_CONSTRAINT :=
 test-clients:              ## the estimators in packages of others, in an environment of its own, as they pin versions: weekly
 	$(PYTHON) -m venv build/clients
 	build/clients/bin/python -m pip install --quiet --editable ".[tests,clients]"
 	build/clients/bin/python -m pytest -m wide tests/test_clients.py $(ARGS)
+
+# uv finds the versions for each Python from 3.11 on. It writes conditions where they differ.
+COMPILE = build/constraints/bin/uv pip compile --quiet --upgrade --no-annotate --custom-compile-command "make constraints"
+COMPILE += --python-version 3.11 --extra dev --extra docs pyproject.toml
+constraints: export PIP_CONSTRAINT :=
+constraints:               ## the newest versions for constraints.txt, and the lowest ones for .github/oldest.txt
+	$(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet --upgrade uv
+	$(COMPILE) --universal --output-file constraints.txt >/dev/null
+	$(COMPILE) --resolution lowest-direct --output-file .github/oldest.txt >/dev/null
 
 lint: .venv/ready          ## linters and types
 	$(BIN)/ruff check .
@@ -77,7 +92,7 @@ accelerators: .venv/ready  ## all kernels, and a training step of each method, c
 	  jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12 || echo "No compiler for an H100: no wheels for this Python."
 	PYTHONPATH=$(COMPILERS) $(BIN)/python -m experiments.accelerators $(ARGS)
 
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"

@@ -13,7 +13,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from tests import compiled
+from tests import compiled, needs
 
 # Shapes in signatures are checked in tests only, and the hook must be in place before jtrees is imported. Left out are
 # modules whose data classes jax rebuilds with placeholders or with batch axes (tree, forest, leaves, training, search,
@@ -67,6 +67,13 @@ def pytest_collection_finish():
     """What is there before the first test stays, and need not be looked through for rings."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # below the table of durations
+def pytest_terminal_summary(terminalreporter):
+    """Names what this machine lacks for the tests that were skipped."""
+    if line := needs.summary(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(line)
 
 
 _compilations: list[float] = []  # the seconds of each
@@ -167,9 +174,8 @@ def fitted():
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real data sets, one ``.npz`` each."""
-    folder = os.environ.get("JTREES_DATA")
-    if not folder:
-        pytest.skip("no data sets: set JTREES_DATA to a folder of .npz files")
+    folder = os.environ.get("JTREES_DATA", "")
+    needs.check(folder, "data sets (JTREES_DATA, a folder of .npz files)")
     return Path(folder)
 
 
@@ -177,6 +183,5 @@ def data_dir() -> Path:
 def golden_dir(data_dir) -> Path:
     """The folder of cases recorded from the authors' programs, beside that of the data sets."""
     folder = data_dir.parent / "golden"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded cases: {folder} is missing")
+    needs.check(folder.is_dir(), "recorded cases (golden, beside JTREES_DATA)")
     return folder

@@ -4,10 +4,8 @@ import ctypes
 import functools
 import itertools
 import json
-import os
 import re
 import runpy
-import shutil
 import sqlite3
 import subprocess
 import warnings
@@ -26,11 +24,7 @@ from jtrees.export.program import program_of
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
 from tests import nasty, recipes
-
-COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-NODE = shutil.which("node")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
-needs_node = pytest.mark.skipif(NODE is None, reason="no Node.js")
+from tests.needs import COMPILER, NODE, needs_compiler, needs_node
 
 
 def random_tree(kind, depth=3, p=5, seed=0, origin=False):

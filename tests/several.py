@@ -7,7 +7,6 @@ test_distributed.py.
 import json
 from pathlib import Path
 import sys
-import time
 import warnings
 
 import jax
@@ -17,6 +16,8 @@ import optax
 
 import jtrees
 from jtrees import distributed, sharding
+from jtrees.search import monitor
+from tests import wait_until
 from tests.recipes import DGT, LINEAR, RECIPES as ALL, STARTS, WEAK
 from tests.tables import X, Y
 
@@ -168,9 +169,21 @@ def deadline():
     return numbers(fit)
 
 
+def announce_training():
+    """Prints a line after the first compiled call of several steps. Then the search has compiled, and trains."""
+    took, printed = monitor.Pace.took, []
+
+    def announced(pace, steps, seconds, compiled):
+        took(pace, steps, seconds, compiled)
+        if steps > 1 and not printed:
+            printed.append(print("trains", flush=True))
+
+    monitor.Pace.took = announced
+
+
 def interruption():
-    """The last process alone has a Ctrl-C, or ends, when it has said that it goes on."""
-    print("begins", flush=True)
+    """The last process alone has a Ctrl-C, or is killed, while it trains."""
+    announce_training()
     with mesh(2):
         fit = jtrees.fit(LONG, X, Y, key=key())
     assert fit.report.ended == "interrupted", fit.report.ended
@@ -179,7 +192,7 @@ def interruption():
 
 def interrupted_sweep():
     """The last process alone has a Ctrl-C: all have the same states, and the first warns."""
-    print("begins", flush=True)
+    announce_training()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = jtrees.selection.sweep(LONG, X, Y, key=key(), grid={"l1": (0.0, 1e-3, 1e-2)}, batch=1)
@@ -210,8 +223,10 @@ def missing():
         except RuntimeError as error:
             assert "jtrees.fit must be called by all" in str(error), error
             return [1]
+        finally:
+            (folder / f"missed-{i}").touch()
     else:
-        time.sleep(8)
+        wait_until(lambda: all((folder / f"missed-{other}").exists() for other in range(i)))
     return [0]
 
 

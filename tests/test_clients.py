@@ -9,6 +9,7 @@ import pytest
 
 import jtrees
 from jtrees.estimators import TreeClassifier, TreeRegressor
+from tests import needs
 
 pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("standard_promotion"), pytest.mark.filterwarnings("default")]
 RECIPES = {
@@ -17,11 +18,6 @@ RECIPES = {
     "TEL": jtrees.TEL(depth=2, trees=2, epochs=2),
 }
 GET = RECIPES["GET"]
-
-
-def client(name):
-    """The module of a package; the test is skipped without it."""
-    return pytest.importorskip(name, reason=f"{name} needs the extra clients: make test-clients")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +41,7 @@ def numbers(frame):
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("kind", [TreeRegressor, TreeClassifier])
 def test_skops(frame, kind, name, tmp_path):
-    sio = client("skops.io")
+    sio = needs.package("skops.io")
     x, y = frame
     model = kind(RECIPES[name], random_state=0).fit(x, y if kind is TreeRegressor else np.where(y > 8, "high", "low"))
     sio.dump(model, tmp_path / "model.skops")
@@ -59,7 +55,7 @@ def test_skops(frame, kind, name, tmp_path):
 
 @pytest.mark.parametrize("form", ["skops", "cloudpickle"])
 def test_mlflow(frame, form, tmp_path):
-    mlflow, sio = client("mlflow"), client("skops.io")
+    mlflow, sio = needs.package("mlflow"), needs.package("skops.io")
     x, y = frame
     model = TreeRegressor(GET, random_state=0).fit(x, y)
     options = {"serialization_format": form}
@@ -74,7 +70,7 @@ def test_mlflow(frame, form, tmp_path):
 
 
 def test_mapie(numbers):
-    regression = client("mapie.regression")
+    regression = needs.package("mapie.regression")
     x, y = numbers
     intervals = regression.SplitConformalRegressor(
         TreeRegressor(GET, random_state=0), confidence_level=0.9, prefit=False
@@ -87,7 +83,7 @@ def test_mapie(numbers):
 
 
 def test_sktime():
-    compose = client("sktime.forecasting.compose")
+    compose = needs.package("sktime.forecasting.compose")
     y = pd.Series(np.sin(np.arange(120) / 3), index=pd.period_range("2015-01", periods=120, freq="M"))
     forecaster = compose.make_reduction(TreeRegressor(GET, random_state=0), window_length=12, strategy="recursive")
     found = forecaster.fit(y[:110], fh=[1, 2, 3]).predict()
@@ -95,7 +91,7 @@ def test_sktime():
 
 
 def test_mlforecast():
-    mlforecast = client("mlforecast")
+    mlforecast = needs.package("mlforecast")
     days = pd.date_range("2020", periods=100)
     series = [
         pd.DataFrame({"unique_id": i, "ds": days, "y": np.sin(np.arange(100) / 3) + k}) for k, i in enumerate("ab")
@@ -109,7 +105,7 @@ def test_mlforecast():
 
 
 def test_shap_explains_an_estimator(numbers):
-    shap = client("shap")
+    shap = needs.package("shap")
     x, y = numbers
     model = TreeRegressor(GET, random_state=0).fit(x, y)
     explained = shap.Explainer(model.predict, x[:50])(x[:5])
@@ -120,7 +116,7 @@ def test_shap_explains_an_estimator(numbers):
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_waterfall_of_shap_names_the_columns(frame, raw):
-    shap = client("shap")
+    shap = needs.package("shap")
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
@@ -137,7 +133,7 @@ def test_a_waterfall_of_shap_names_the_columns(frame, raw):
 
 
 def test_dice(numbers):
-    dice_ml = client("dice_ml")
+    dice_ml = needs.package("dice_ml")
     x, y = numbers
     table = x.assign(income=(y > 8).astype(int))
     model = TreeClassifier(GET, random_state=0).fit(x, table["income"])
@@ -153,7 +149,7 @@ def test_dice(numbers):
 
 
 def test_skrub(frame):
-    skrub = client("skrub")
+    skrub = needs.package("skrub")
     x, y = frame
     model = skrub.tabular_pipeline(TreeRegressor(GET, random_state=0)).fit(x, y)
     assert model.score(x, y) > 0.5

@@ -15,7 +15,7 @@ import pytest
 import jtrees
 from jtrees import caching, compilation
 from jtrees.processes import processors
-from tests import sweeps
+from tests import needs, sweeps
 from tests.recipes import DGT, GET, RECIPES
 
 KEY = jax.random.key(1)
@@ -345,7 +345,7 @@ print(json.dumps([hashlib.md5(np.ascontiguousarray(a)).hexdigest() for a in arra
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(processors() < 2 or not hasattr(os, "sched_setaffinity"), reason="there is one processor")
+@needs.mark(processors() > 1 and hasattr(os, "sched_setaffinity"), "Linux on two processors")
 def test_a_fit_has_the_same_bits_on_any_number_of_processors():
     """Without the option of sums, Boosted had 75 rounds on one processor and 105 on two."""
     environment = os.environ | {"XLA_FLAGS": ""}  # the code that users get

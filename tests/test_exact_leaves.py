@@ -13,7 +13,7 @@ import jtrees
 from jtrees import export, losses
 from jtrees.leaves import Linear, Values
 from jtrees.tree import ObliqueTree, Origin
-from tests import exported_models, rules, sweeps, tables
+from tests import exported_models, needs, rules, sweeps, tables
 from tests.recipes import BOOSTED, DGT, GET, LINEAR, RECIPES
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -137,7 +137,7 @@ def from_text(tree, x, folder):
 
 FORMS = exported_models.FORMS | {"loaded": loaded, "text": from_text}
 FORMS |= {"C, float": partial(exported_models.in_c, precision="float")}
-IN_C = pytest.param("C, float", marks=exported_models.needs_compiler)
+IN_C = pytest.param("C, float", marks=needs.needs_compiler)
 
 
 @pytest.mark.parametrize("pair", [NEAR, FAR], ids=str)

@@ -48,7 +48,7 @@ import jtrees
 from jtrees.methods.dgt import random_chain
 from jtrees.search.monitor import Monitor
 from pallas_kernels.config import HEURISTIC
-from tests import oracles, sweeps
+from tests import needs, oracles, sweeps
 
 # optax's schedules divide an integer step by an integer, and its Adam raises a float to one.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -413,8 +413,7 @@ def test_one_kind_of_splits_is_left_where_the_other_is_removed(raw_folder, monke
 
 @pytest.mark.parametrize("name", packages.PACKAGES)
 def test_rivals_take_text_as_categories(raw_folder, name):
-    if not benchmark.installed(packages.PACKAGES[name].package):
-        pytest.skip(f"needs {packages.PACKAGES[name].package}")
+    needs.check(benchmark.installed(packages.PACKAGES[name].package), "make peers")
     for table in ("titanic", "auto"):
         value = raw_tables.measure(name, table, 0, SimpleNamespace(data_dir=str(raw_folder)))
         assert value["score"] > (90 if table == "titanic" else 50)  # a column of text decides both targets
@@ -423,8 +422,7 @@ def test_rivals_take_text_as_categories(raw_folder, name):
 @pytest.mark.wide
 @pytest.mark.parametrize("script", WHOLE)
 def test_every_part_of_a_study_runs(folder, monkeypatch, script):
-    if script is paper_tel and not packages.installed("XGBoost"):
-        pytest.skip("needs xgboost and optuna")
+    needs.check(script is not paper_tel or packages.installed("XGBoost"), "make peers")
     arguments, smaller, expected = WHOLE[script]
     for name, value in smaller.items():
         monkeypatch.setattr(script, name, value)
@@ -673,8 +671,7 @@ def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", packages.PACKAGES)
 def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
-    if not packages.installed(name):
-        pytest.skip(f"needs {packages.PACKAGES[name].package} and optuna")
+    needs.check(packages.installed(name), "make peers")
     monkeypatch.setattr(packages, "TRIALS", 2)
     monkeypatch.setattr(packages, "ROUNDS", 20)
     rng = np.random.default_rng(0)

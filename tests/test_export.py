@@ -18,7 +18,6 @@ from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
 from tests import recipes, sweeps, tables
 from tests.exported_models import (
-    COMPILER,
     FEW,
     FITTED,
     MODELS,
@@ -33,7 +32,6 @@ from tests.exported_models import (
     in_c,
     in_numpy,
     in_onnx,
-    needs_compiler,
     numpy_file,
     onnx_session,
     random_tree,
@@ -41,6 +39,7 @@ from tests.exported_models import (
     stacked,
     through_rows,
 )
+from tests.needs import COMPILER, needs_compiler
 
 
 @pytest.mark.parametrize("form", forms())

@@ -10,7 +10,8 @@ import pytest
 from jtrees import ObliqueTree
 from jtrees.leaves import Values
 from jtrees.tables.parse import level_of
-from tests.exported_models import as_json, expected_of, identity_model, needs_node, node_result, raw_model
+from tests.exported_models import as_json, expected_of, identity_model, node_result, raw_model
+from tests.needs import needs_node
 
 pytestmark = needs_node
 MESSAGES = "rows.map((row) => { try { return leaf(row); } catch (error) { return error.message; } })"

@@ -1,7 +1,6 @@
 """SELECT statements in PostgreSQL, and names, levels and missing values in SQL. All models: ``test_export.py``."""
 
 import os
-from pathlib import Path
 import shutil
 import sqlite3
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from jtrees import ObliqueTree, export
 from jtrees.leaves import Linear, Values
+from tests import needs
 from tests.exported_models import (
     MODELS,
     expected_of,
@@ -24,16 +24,15 @@ from tests.exported_models import (
     sqlite_result,
 )
 
-SERVER = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path(shutil.which("initdb") or "").parent)
-
 
 @pytest.fixture(scope="module")
 def server():
     """The folder of the socket of a PostgreSQL server, which refuses to run as root."""
-    if not (SERVER / "pg_ctl").exists():
-        pytest.skip("no PostgreSQL server")
+    programs = needs.POSTGRESQL
+    needs.check((programs / "pg_ctl").exists(), "PostgreSQL")
     user = {"user": "postgres"} if os.geteuid() == 0 else {}
-    call = lambda *words: subprocess.run([SERVER / words[0], *words[1:]], check=True, stdout=subprocess.DEVNULL, **user)
+    quietly = {"check": True, "stdout": subprocess.DEVNULL, **user}
+    call = lambda program, *words: subprocess.run([programs / program, *words], **quietly)
     with tempfile.TemporaryDirectory() as folder:
         if user:
             shutil.chown(folder, "postgres")
@@ -45,7 +44,7 @@ def server():
 
 
 def run_in_postgresql(script, server):
-    psql = [SERVER / "psql", "-h", server, "-U", "postgres", "-qX", "-v", "ON_ERROR_STOP=1"]
+    psql = [needs.POSTGRESQL / "psql", "-h", server, "-U", "postgres", "-qX", "-v", "ON_ERROR_STOP=1"]
     subprocess.run(psql, input=script, text=True, check=True)
 
 

@@ -15,7 +15,7 @@ import pytest
 import pallas_kernels as kernels
 from pallas_kernels import Config, Unsupported, config
 from pallas_kernels.config import HEURISTIC
-from tests import oracles, sweeps
+from tests import needs, oracles, sweeps
 
 # Blocks as small as they may be, so that small samples fill several, as each backend would have them. Those of Triton
 # have subtrees below a path, two tiles a program, several blocks of features and products of parts in bfloat16.
@@ -110,7 +110,7 @@ def test_values_and_gradients(case):
 
 # On the accelerator that is here: sizes beside those of its blocks.
 DEVICE = {"gpu": "triton", "tpu": "mosaic_tpu"}.get(jax.default_backend(), "")
-on_a_device = pytest.mark.skipif(not DEVICE, reason="there is no accelerator here")
+on_a_device = needs.mark(DEVICE, "a GPU or TPU")
 REFUSED = ("soft smooth_step", "triton")
 
 

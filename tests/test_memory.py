@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from tests import needs
+
 STATUS = Path("/proc/self/status")
-pytestmark = [pytest.mark.wide, pytest.mark.skipif(not STATUS.exists(), reason="the largest memory is read there")]
+pytestmark = [pytest.mark.wide, needs.mark(STATUS.exists(), "Linux")]
 
 ROWS, WIDTH = 300_000, 50
 FEW = 30_000  # rows of a first fit, which imports what is needed, and compiles the programs of a sample

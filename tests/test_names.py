@@ -1,7 +1,6 @@
 """Names of columns that formats, languages and compilers read otherwise."""
 
 import runpy
-import shutil
 import subprocess
 
 import jax
@@ -13,9 +12,8 @@ import pytest
 import jtrees
 from jtrees import export
 from jtrees.tables import FrameModel, TableEncoder
-from tests.exported_models import COMPILER, as_json, needs_compiler, needs_node, node_result, onnx_session
-
-PLUS = shutil.which("g++") or shutil.which("c++")
+from tests.exported_models import as_json, node_result, onnx_session
+from tests.needs import COMPILER, CPP_COMPILER, check, needs_compiler, needs_node
 
 WORDS = """
 x X x_2 a-b a_b a.b a?b _1 _ __ _A __linux unix linux i386 int and xor nullptr typeof NULL errno near features
@@ -84,9 +82,8 @@ def test_onnx_takes_any_names_or_says_that_it_cannot(tmp_path):
 @needs_compiler
 @pytest.mark.parametrize(("language", "standard"), [("c", "gnu99"), ("c", "gnu17"), ("c++", "gnu++17")])
 def test_a_header_of_any_names_compiles_and_predicts(odd, language, standard, tmp_path):
-    compiler = COMPILER if language == "c" else PLUS
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    compiler = COMPILER if language == "c" else CPP_COMPILER
+    check(compiler, "a C++ compiler")
     export.to_c(odd[0], tmp_path / "model.h")
     command = [compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-DJTREES_MAIN"]
     subprocess.run([*command, tmp_path / "model.h", "-o", tmp_path / "main"], check=True)

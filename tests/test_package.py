@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jtrees
-from tests import recipes as small
+from tests import needs, recipes as small
 
 KINDS = ["Values", "Linear"]
 ROOMS = {"jtrees": jtrees} | {
@@ -92,11 +92,8 @@ def test_a_file_is_loaded_by_a_process_that_has_used_no_name(tmp_path):
 
 
 def test_version_is_that_of_the_installed_distribution():
-    try:
-        installed = metadata.version("jtrees")
-    except metadata.PackageNotFoundError:
-        pytest.skip("jtrees runs from its sources and is not installed")
-    assert jtrees.__version__ == installed
+    needs.check(list(metadata.distributions(name="jtrees")), "an installed jtrees")
+    assert jtrees.__version__ == metadata.version("jtrees")
 
 
 def test_every_public_name_has_a_docstring():

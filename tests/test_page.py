@@ -8,7 +8,6 @@ import json
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 
 import jax
@@ -24,12 +23,10 @@ from jtrees.report.held_out import HeldOut, divided
 from jtrees.report.page import write_report
 from jtrees.report.rivals import rivals
 from jtrees.tasks.custom import named
-from tests import sweeps
+from tests import needs, sweeps
 from tests.houses import QUICK, TREE, dated, houses, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,7 +162,7 @@ def test_a_report_shows_dollar_signs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@needs.mark(needs.CHROMIUM, "Chromium")
 def test_a_browser_shows_the_report_without_an_error_and_on_a_telephone(page, tmp_path):
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
     flags = [*flags.split(), "--disable-component-update", f"--user-data-dir={tmp_path / 'user'}"]
@@ -173,7 +170,7 @@ def test_a_browser_shows_the_report_without_an_error_and_on_a_telephone(page, tm
 
     def shown(text):
         (tmp_path / "shown.html").write_text(text)
-        command = [CHROMIUM, *flags, (tmp_path / "shown.html").as_uri()]
+        command = [needs.CHROMIUM, *flags, (tmp_path / "shown.html").as_uri()]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
     text = page.read_text()

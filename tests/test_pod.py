@@ -21,7 +21,7 @@ from examples import pod
 from examples.train_large import Shards
 import jtrees
 from jtrees import distributed
-from tests import ROOT
+from tests import ROOT, needs
 from tests.large_runs import SMALL, ended, free_address, script, shards
 
 ROUNDS = 40
@@ -134,7 +134,7 @@ def test_compiling_for_a_pod_needs_a_compiler_and_a_pod():
 
 @pytest.mark.slow
 def test_a_round_compiled_for_a_pod_reduces_sums_alone():
-    pytest.importorskip("libtpu", reason="without libtpu nothing can be compiled for a TPU")
+    needs.package("libtpu")
     run = compiled_for("v5e:8x8")
     first, *others = run.stdout.splitlines()
     assert first.startswith("64 chips, each with ") and "temp_size_in_bytes=" in first

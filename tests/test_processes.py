@@ -14,11 +14,11 @@ import pytest
 import jtrees
 from jtrees import leaves as kinds, losses
 from jtrees.estimators import TreeClassifier
-from tests import ROOT
+from tests import ROOT, needs
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
+    needs.mark(hasattr(os, "fork"), "os.fork"),
 ]
 
 KEY = jax.random.key(0)

@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 import types
 
 import jax
@@ -71,14 +70,19 @@ in_main_thread = pytest.mark.skipif(
 
 
 @in_main_thread
-def test_ctrl_c_ends_a_fit_with_the_best_so_far(table):
-    fit(table, ENDLESS, max_seconds=0.01)  # compiles, so that the key is pressed while the run is training
+def test_ctrl_c_ends_a_fit_with_the_best_so_far(table, monkeypatch):
+    took, trains = monitor.Pace.took, threading.Event()
+
+    def announced(pace, steps, *times):
+        took(pace, steps, *times)
+        if steps >= 100:
+            trains.set()
+
+    monkeypatch.setattr(monitor.Pace, "took", announced)
     with handler_of_ours() as (ours, got):
 
         def press():
-            while signal.getsignal(signal.SIGINT) is ours:  # the fit does not listen yet
-                time.sleep(0.01)
-            time.sleep(0.3)
+            assert trains.wait(60)
             os.kill(os.getpid(), signal.SIGINT)
 
         presses = threading.Thread(target=press)
@@ -194,7 +198,5 @@ def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message)
 def test_functions_are_described_by_their_names_and_arguments():
     of = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
     expected = "jtrees.methods.annealed.get.get(3, task=Classification(classes=3), rule=tests.polynomials.mse)"
-    assert result.plain({"make": of, "others": (mse, None)}) == {
-        "make": expected,
-        "others": ["tests.polynomials.mse", None],
-    }
+    plain = result.plain({"make": of, "others": (mse, None)})
+    assert plain == {"make": expected, "others": ["tests.polynomials.mse", None]}

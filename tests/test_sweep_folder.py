@@ -20,7 +20,7 @@ import pytest
 
 import jtrees
 from jtrees.selection.definition import definition
-from tests import polynomials
+from tests import polynomials, wait_until
 from tests.polynomials import Polynomials
 
 KEY = jax.random.key(3)
@@ -499,12 +499,12 @@ def test_killed_sweeps_lose_only_the_runs_in_progress(tmp_path):
     script = SCRIPT.format(root=str(Path(__file__).parents[1]), log=str(log), folder=str(folder))
     command = [sys.executable, "-c", script]
     draw, kills = random.Random(0), 0
+    count = lambda: len(list(folder.glob("*.json")))
     while kills < 4:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        before, began = len(list(folder.glob("*.json"))), time.monotonic()
+        before = count()
         # The process is killed at a random time after its first new run, while it makes further runs.
-        while process.poll() is None and len(list(folder.glob("*.json"))) <= before and time.monotonic() - began < 60:
-            time.sleep(0.002)
+        wait_until(lambda child=process, before=before: child.poll() is not None or count() > before)
         time.sleep(draw.uniform(0, 0.02))
         if process.poll() is not None:
             break

@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import jtrees
-from tests import ROOT
+from tests import ROOT, wait_until
 from tests.large_runs import ended, free_address
 
 SIZE = ("--samples", 3, "--seeds", 2, "--epochs", 1)
@@ -35,9 +34,7 @@ def finished(out):
 def test_a_sweep_whose_process_is_killed_resumes_and_repeats_no_finished_run(tmp_path):
     out, address = tmp_path / "sweep", free_address()
     first, second = (started(out, address=address, process=i) for i in range(2))
-    deadline = time.monotonic() + 120
-    while len(finished(out)) < 2 and first.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(finished(out)) >= 2 or first.poll() is not None)
     before = finished(out)
     second.kill()
     _, messages = first.communicate(timeout=200)
