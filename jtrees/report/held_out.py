@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import functools
 import time
-from typing import Any
+from typing import Any, Literal
 import warnings
 
 import numpy as np
@@ -15,8 +15,11 @@ from jtrees import explain, losses
 from jtrees.description import kind_of, kind_of_forest
 from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
-from jtrees.tables import TableEncoder
+from jtrees.tables import Frame
+from jtrees.tables.encoder import EncodedTable
+from jtrees.tables.inference import inferred
 from jtrees.tasks import Classification, Regression, Task
+from jtrees.tasks.labels import coded_labels, label_array
 from jtrees.text import number_text
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
@@ -33,6 +36,8 @@ class HeldOut:
       loss: the loss of regression.
       x: the columns, a DataFrame of pandas.
       y: the targets, ``(n,)``.
+      frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows if the estimator
+        has none.
       share: fraction of the rows to hold out.
       seed: seed of the split and of the rivals.
       forests: whether ensembles are among the rivals.
@@ -42,6 +47,11 @@ class HeldOut:
       other_name: name of the recipe of the other estimator.
       task: what is predicted.
       classes: the labels as text; empty in regression.
+      x_test: the held-out rows as they came.
+      frame_train: the training rows in the kinds of the schema.
+      frame_test: the held-out rows in the kinds of the schema.
+      y_train: the targets of the training rows.
+      y_test: the targets of the held-out rows.
       features: the training rows as features, ``(n, p)``, as all models were trained on them. Target means are means
         over other rows.
       predictions: predictions, or class probabilities, by name of the model. The first model is the estimator.
@@ -57,30 +67,35 @@ class HeldOut:
         x: Any,
         y: np.ndarray,
         *,
+        frame: Frame | None = None,
         share: float,
         seed: int,
         forests: bool,
     ):
         kind: Any = "classification" if is_classifier(model) else "regression"
         train, test = divided(y, kind, share, seed)
-        self.x_train, self.y_train = x.iloc[train], y[train]
-        self.x_test, self.y_test = x.iloc[test], y[test]
+        self.x_test, self.y_train, self.y_test = x.iloc[test], y[train], y[test]
         self.model, self.other, self.seed = model, other, seed
         self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
+        if frame is None:
+            schema, self.frame_train = inferred(x.iloc[train], columns=model.columns, missing=model.missing)
+            self.frame_test = quiet(lambda: schema.read(self.x_test))
+        else:
+            self.frame_train, self.frame_test = frame[train], frame[test]
+        rows, codes = encoded(self.frame_train, self.y_train, kind)
+        self.features = rows.features
         self.seconds, self.predictions = {}, {}
-        self._timed(self.name, lambda: model.fit(self.x_train, self.y_train))
+        self._timed(self.name, lambda: model.fit(rows, self.y_train))
         self.classes = [str(label) for label in model.classes_] if kind == "classification" else []
         self.task: Task = Classification(len(self.classes)) if self.classes else Regression(loss_function=loss)
-        self._timed(self.other_name, lambda: other.fit(self.x_train, self.y_train))
+        self._timed(self.other_name, lambda: other.fit(rows, self.y_train))
         for name, estimator in ((self.name, model), (self.other_name, other)):
-            self.predictions[name] = self._predicted(estimator, self.x_test)
-        codes = self.codes(self.y_train)
-        encoder, self.features = TableEncoder.fit(self.x_train, codes, task=kind, columns=model.columns)
-        features_test = quiet(lambda: encoder.transform(self.x_test))
+            self.predictions[name] = self._predicted(estimator, self.frame_test)
+        features_test = rows.encoder.encode(self.frame_test)
         depth = _CART_DEPTH if model.tree_ is None else max(1, model.tree_.depth)
         listed, self.other_loss = rivals(self.task, len(train), depth=depth, seed=seed, forests=forests)
         for name, rival in listed.items():
-            self._timed(name, lambda rival=rival: quiet(lambda: rival.fit(self.features, codes)))
+            self._timed(name, lambda rival=rival: quiet(lambda: rival.fit(rows.features, codes)))
             self.predictions[name] = self._predicted(rival, features_test)
 
     @property
@@ -151,7 +166,7 @@ class HeldOut:
     @functools.cached_property
     def importances(self) -> tuple[dict[str, np.ndarray], str]:
         """The fall of a score when a column is shuffled, by column, and the description of the fall."""
-        rows, y = self.x_test.iloc[:_SHUFFLED], self.codes(self.y_test)[:_SHUFFLED]
+        rows, y = self.frame_test[:_SHUFFLED], self.codes(self.y_test)[:_SHUFFLED]
         score: Callable[..., float] = lambda y, predicted: -self.row_losses(y, np.asarray(predicted, np.float64)).mean()
         description = "the log likelihood falls" if self.classes else f"the {self.task.loss_function.measure} rises"
         if not self.classes and isinstance(self.task.loss_function, losses.SquaredError):
@@ -180,6 +195,14 @@ class HeldOut:
             f"kind of model: {kind}",
             f"top columns, by how much {fall_text} without them: {columns}",
         ]
+
+
+def encoded(
+    frame: Frame, y: np.ndarray, task: Literal["regression", "classification"]
+) -> tuple[EncodedTable, np.ndarray]:
+    """Returns training rows in the kinds of a schema with their features, and the targets as numbers or codes."""
+    codes = coded_labels(label_array(y)[0])[1] if task == "classification" else y.astype(np.float64)
+    return EncodedTable.from_rows(frame, codes, task), codes
 
 
 def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from jtrees import prediction, segments, tasks, validation as checks
 from jtrees.data.constraints import checked_signs
 from jtrees.data.table import Table, check_range
-from jtrees.tables.encoder import TableEncoder
+from jtrees.tables.encoder import EncodedTable, TableEncoder
 from jtrees.tables.frame import Frame, read_frame
 from jtrees.tables.inference import checked_missing, inferred
 from jtrees.tables.schemas import Schema, rows_of
@@ -29,7 +29,7 @@ class Dataset:
       weight: weights above 0, ``(n,)``, of mean 1 over the rows of the user. None: equal weights.
       task: what is predicted.
       schema: what the columns of a raw table hold, or None.
-      encoder: the encoder that made ``x``, if the targets were derived from the features of a raw table, else None.
+      encoder: the encoder of a raw table that made ``x``, if ``x`` is features. None: the encoder is not fitted yet.
       monotone: signs of columns, as for :func:`jtrees.fit`.
       numbers: the numbers of the rows among the rows of the user, ``(n,)``. None: all rows.
     """
@@ -129,7 +129,9 @@ def checked_dataset(
       ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
     """
     schema = encoder = numbers = None
-    if (raw := raw_rows(x, missing, columns)) is not None:
+    if isinstance(x, EncodedTable):
+        schema, encoder, x = x.encoder.schema, x.encoder, x.features
+    elif (raw := raw_rows(x, missing, columns)) is not None:
         if sample_weight is not None:  # rows of weight 0 must not affect levels
             weight = checks.relative_weight(sample_weight, len(raw))
             if y is not None:
