@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from jtrees import compilation, distributed, prediction, processes, topology, validation as checks
+from jtrees.data.held_out import divided
 from jtrees.ensembles import Boosted
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
@@ -26,7 +27,6 @@ from jtrees.tree import ObliqueTree
 
 _Rows = np.ndarray | Frame | EncodedTable  # training rows
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
-_DIVISIONS = 50  # largest number of random divisions of groups that are tried
 _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS = 100, 1000
 _FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the number of rounds; rounds for fewer rows
 
@@ -108,7 +108,7 @@ class TreeEstimator(BaseEstimator):
         if groups is not None and self.validation_fraction is None:
             raise ValueError("validation_groups needs validation_fraction, got None")
         if self.validation_fraction is not None:
-            training, held_out = self._divided(y, groups, rng)
+            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y), groups)
             options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
@@ -124,26 +124,6 @@ class TreeEstimator(BaseEstimator):
         self.loss_, self.report_ = fitted.loss, fitted.report
         if fitted.report.ended == "interrupted":
             distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
-
-    def _divided(self, y: np.ndarray, groups: np.ndarray | None, rng: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of the training rows and of the validation rows.
-
-        Raises:
-          ValueError: if there is one group, or if no division has training rows of every class.
-        """
-        from sklearn.model_selection import GroupShuffleSplit, train_test_split  # imported here because it is slow
-
-        options: Any = {"test_size": self.validation_fraction, "random_state": rng}
-        strata = self._strata(y)
-        if groups is None:
-            training, held_out = train_test_split(np.arange(len(y)), stratify=strata, **options)
-            return np.asarray(training), np.asarray(held_out)
-        if len(set(groups.tolist())) < 2:
-            raise ValueError(f"validation_groups must hold at least two groups, got {checks.quoted(groups[0])} alone")
-        for training, held_out in GroupShuffleSplit(_DIVISIONS, **options).split(y, groups=groups):
-            if strata is None or set(strata[training].tolist()) == set(strata.tolist()):
-                return training, held_out
-        raise ValueError("validation_groups must leave training rows of every class, got too few groups of a class")
 
     def _learn_constant(self, x: _Rows, constant_leaves: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""

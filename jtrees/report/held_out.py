@@ -9,9 +9,9 @@ import warnings
 import numpy as np
 from sklearn import metrics
 from sklearn.base import is_classifier
-from sklearn.model_selection import train_test_split
 
 from jtrees import explain, losses
+from jtrees.data import held_out
 from jtrees.description import kind_of, kind_of_forest
 from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
@@ -214,8 +214,7 @@ def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarr
     if task == "classification":
         counts = np.unique(y, return_counts=True)[1]
         strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
-    train, test = train_test_split(np.arange(len(y)), test_size=share, stratify=strata, random_state=seed)
-    return np.asarray(train), np.asarray(test)
+    return held_out.divided(len(y), share, seed, strata)
 
 
 def kind_of_model(model: Any) -> str:

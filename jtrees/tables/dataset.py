@@ -10,6 +10,7 @@ import numpy as np
 
 from jtrees import prediction, segments, tasks, validation as checks
 from jtrees.data.constraints import checked_signs
+from jtrees.data.held_out import held_out_rows
 from jtrees.data.table import Table, check_range
 from jtrees.tables.encoder import EncodedTable, TableEncoder
 from jtrees.tables.frame import Frame, read_frame
@@ -65,16 +66,13 @@ class Dataset:
           ValueError: if no rows are held out, or if the targets of the training rows do not vary.
         """
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
-        labels = self.task.strata(self.y)
-        order = rng.permutation(len(labels))
-        groups = [order[labels[order] == label] for label in np.unique(labels)]
-        out = np.sort(np.concatenate([group[: int(share * len(group))] for group in groups]))
+        [out] = held_out_rows(rng.permutation(len(self)), share=share, strata=self.task.strata(self.y))
         training = self.without(out)
         if not len(out) or not self.task.varies(training.y):
             raise ValueError(
-                f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(labels)}"
+                f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(self)}"
             )
-        return training, self.rows(out)
+        return training, self.rows(np.sort(out))
 
     def table(self) -> Table:
         """Returns the rows as a training table, with weights of mean 1; the encoder is fitted to these rows.
