@@ -58,7 +58,7 @@ class Results:
 
     def __init__(self, rows: HeldOutRows, folder: Path):
         self.rows, self.folder, self.sizes, self.trees = rows, folder, {}, {}
-        names, classes = rows.encoder.feature_names, rows.classes or None
+        names, classes = rows.rows.encoder.feature_names, rows.classes or None
         self.shown: Any = {"feature_names": names, "class_names": classes, "max_terms": MAX_TERMS, "x": rows.features}
 
     def add(self, name: str, model: Any) -> None:
@@ -67,7 +67,7 @@ class Results:
         predicted = getattr(model, "predict_proba", model.predict)(rows.features)
         measure, score = next(iter(rows.scores_of(np.asarray(predicted), rows.codes(rows.y_train)).items()))
         leaves, numbers = size(model, rows.features)
-        saved = {"encoder": rows.encoder, "model": model, "classes": rows.classes or None}
+        saved = {"encoder": rows.rows.encoder, "model": model, "classes": rows.classes or None}
         joblib.dump(saved, self._file(name, ".joblib"), compress=1)
         if (tree := as_tree(model, rows.features)) is not None:
             self.trees[name] = tree
@@ -137,7 +137,8 @@ def run(options: argparse.Namespace) -> int:
     frame, task, lines = prepared(_loaded(options), options.task)
     schema: Any = frame.schema
     loss = jtrees.losses.SquaredError()
-    rows = HeldOutRows(frame.x, targets_of(frame.y), task, loss, schema, share=HELD_OUT, seed=options.seed)
+    split: Any = {"frame": frame.frame, "share": HELD_OUT, "seed": options.seed}
+    rows = HeldOutRows(frame.x, targets_of(frame.y), task, loss, **split)
     folder = Path(options.out) / f"{frame.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
     print(*lines, *schema.messages(as_options), sep="\n")

@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from jtrees import compilation, distributed, prediction, processes, topology, validation as checks
+from jtrees.data.held_out import divided
 from jtrees.ensembles import Boosted
 from jtrees.explain.importance import mean_changes
 from jtrees.search import FitReport, Recipe
@@ -19,12 +20,13 @@ from jtrees.search.fit import fit
 from jtrees.selection.grid import options_of, with_options
 from jtrees.tables import Frame, FrameModel, Schema, TableEncoder
 from jtrees.tables.dataset import raw_rows
+from jtrees.tables.encoder import EncodedTable
 from jtrees.tables.frame import frame_of_objects
-from jtrees.tables.inference import checked_missing
+from jtrees.tables.inference import checked_missing, inferred
 from jtrees.tree import ObliqueTree
 
+_Rows = np.ndarray | Frame | EncodedTable  # training rows
 _IMPORTANCE_ENTRIES = 200_000  # entries of the training rows that are kept for importances, within these limits of rows
-_DIVISIONS = 50  # largest number of random divisions of groups that are tried
 _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS = 100, 1000
 _FEWEST_FOR_ROUNDS, _FEW_ROUNDS = 10, 10  # fewest rows for a choice of the number of rounds; rounds for fewer rows
 
@@ -88,11 +90,11 @@ class TreeEstimator(BaseEstimator):
 
     # --- Fitting -----------------------------------------------------------------------------------------------------
 
-    def _learn(self, x: np.ndarray | Frame, y: np.ndarray, weight: np.ndarray, groups: np.ndarray | None) -> None:
+    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray, groups: np.ndarray | None) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
         recipe = self._recipe(len(x))
-        numeric = np.zeros((2, len(x.columns))) if isinstance(x, Frame) else x
+        numeric = x if isinstance(x, np.ndarray) else np.zeros((2, self.n_features_in_))
         if isinstance(recipe, Recipe) and recipe.targets(numeric, y) is not y:
             raise ValueError(f"recipe must learn from y, got {checks.quoted(recipe)}: give it to jtrees.fit")
         state = self.random_state
@@ -102,55 +104,37 @@ class TreeEstimator(BaseEstimator):
         if self.random_state is None and distributed.is_shared():  # each process has its own generator
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
-        options |= {"monotone": self.monotonic_cst, "columns": self.columns, "missing": self.missing}
+        options["monotone"] = self.monotonic_cst
         if groups is not None and self.validation_fraction is None:
             raise ValueError("validation_groups needs validation_fraction, got None")
         if self.validation_fraction is not None:
-            training, held_out = self._divided(y, groups, rng)
+            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y), groups)
             options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
             options["sample_weight"] = weight
-        training_rows = x
+        if isinstance(x, Frame):
+            options["columns"], x = inferred(x, columns=self.columns, missing=self.missing)
         with compilation.default_settings():
             key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         fitted = fit(recipe, x, y, key=key, **options)
         # NumPy arrays, because pickles of JAX arrays depend on the version of JAX, and skops cannot store them.
         self._keep(distributed.to_host(fitted.model))
-        self._sample, self._importances = self._features_of(training_rows), None
+        self._sample, self._importances = self._features_of(x), None
         self.loss_, self.report_ = fitted.loss, fitted.report
         if fitted.report.ended == "interrupted":
             distributed.warn("interrupted: the model is the best one so far", ConvergenceWarning, stacklevel=3)
 
-    def _divided(self, y: np.ndarray, groups: np.ndarray | None, rng: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of the training rows and of the validation rows.
-
-        Raises:
-          ValueError: if there is one group, or if no division has training rows of every class.
-        """
-        from sklearn.model_selection import GroupShuffleSplit, train_test_split  # imported here because it is slow
-
-        options: Any = {"test_size": self.validation_fraction, "random_state": rng}
-        strata = self._strata(y)
-        if groups is None:
-            training, held_out = train_test_split(np.arange(len(y)), stratify=strata, **options)
-            return np.asarray(training), np.asarray(held_out)
-        if len(set(groups.tolist())) < 2:
-            raise ValueError(f"validation_groups must hold at least two groups, got {checks.quoted(groups[0])} alone")
-        for training, held_out in GroupShuffleSplit(_DIVISIONS, **options).split(y, groups=groups):
-            if strata is None or set(strata[training].tolist()) == set(strata.tolist()):
-                return training, held_out
-        raise ValueError("validation_groups must leave training rows of every class, got too few groups of a class")
-
-    def _learn_constant(self, x: np.ndarray | Frame, constant_leaves: Any) -> None:
+    def _learn_constant(self, x: _Rows, constant_leaves: Any) -> None:
         """Fits a tree with a single leaf to constant targets."""
-        encoder = None
+        encoder: Any = x.encoder if isinstance(x, EncodedTable) else None
         if isinstance(x, Frame):
-            encoder = TableEncoder.fit(x, columns=self.columns, missing=self.missing)[0]
-        features = len(encoder.feature_names) if encoder is not None else x.shape[1]
+            schema, x = inferred(x, columns=self.columns, missing=self.missing)
+            encoder = TableEncoder.of_rows(schema, x, None, None, None)[0]
+        features = x.shape[1] if isinstance(x, np.ndarray) else len(encoder.feature_names)
         tree = ObliqueTree(np.zeros((1, features), np.float32), -np.ones(1, np.float32), constant_leaves)
-        tree = tree if isinstance(x, Frame) else tree.with_medians(np.median(x, axis=0))
-        self._keep(tree if encoder is None else FrameModel(tree, encoder))
+        tree = tree.with_medians(np.median(x, axis=0)) if isinstance(x, np.ndarray) else FrameModel(tree, encoder)
+        self._keep(tree)
         self._sample, self._importances = self._features_of(x), None
         self.loss_, self.report_ = 0.0, FitReport()
 
@@ -161,12 +145,12 @@ class TreeEstimator(BaseEstimator):
             self.encoder_, inner = model.encoder, model.model
         self.tree_ = inner if isinstance(inner, ObliqueTree) else None
 
-    def _features_of(self, x: np.ndarray | Frame) -> np.ndarray:
+    def _features_of(self, x: _Rows) -> np.ndarray:
         """Returns the features of some evenly spaced training rows, from which importances are computed."""
         count = int(np.clip(_IMPORTANCE_ENTRIES // len(self._owner), _FEWEST_IMPORTANCE_ROWS, _MOST_IMPORTANCE_ROWS))
         rows = np.unique(np.linspace(0, len(x) - 1, count).astype(int))
         sample: Any = x[rows]
-        return sample if self.encoder_ is None else self.encoder_.encode(self.encoder_.schema.read(sample))
+        return sample if self.encoder_ is None else self.encoder_.encode(sample)
 
     @property
     def _owner(self) -> np.ndarray:
@@ -206,18 +190,21 @@ class TreeEstimator(BaseEstimator):
         return None
 
     def _checked(self, X: Any, *y: Any, **options: Any) -> Any:
-        """Returns X, or X and y, checked by scikit-learn. A DataFrame or an array with NaN becomes a raw table."""
+        """Returns X, or X and y, checked by scikit-learn. A DataFrame or an array with NaN becomes a raw table.
+
+        X may also be a raw table in the kinds of a schema, or, with y, an encoded table.
+        """
         for name, array in zip("Xy", (X, *y), strict=False):
             checks.check_unmasked(name, array)
         raw = bool(y) or self.encoder_ is not None  # else the model takes numbers only
         # scikit-learn converts dates to numbers, and its errors do not name an invalid column.
         if (hasattr(X, "columns") and not raw) or getattr(getattr(X, "dtype", None), "kind", None) in ("m", "M"):
             checks.as_numeric("X", X)
-        if raw and (hasattr(X, "columns") or _has_text(X)):
+        if raw and (isinstance(X, EncodedTable) or hasattr(X, "columns") or _has_text(X)):
             min_rows = options.pop("ensure_min_samples", 1 if y else 0)
             frame = self._raw_table(X, training=True) if y else None
             targets = [validate_data(self, y=target, **options) for target in y]
-            validate_data(self, X, skip_check_array=True, reset=bool(y))  # checks the columns
+            self._check_columns(X, reset=bool(y))
             frame = self._raw_table(X, training=False) if frame is None else frame
             check_consistent_length(frame, *targets)
             if len(X) < min_rows:
@@ -229,11 +216,22 @@ class TreeEstimator(BaseEstimator):
         x, targets = validate_data(self, X, *y, **options)
         return raw_rows(x, self.missing, self.columns) or x, targets
 
+    def _check_columns(self, X: Any, *, reset: bool) -> None:
+        """Checks the number and the names of the columns, or sets them if ``reset``."""
+        frame: Any = X.frame if isinstance(X, EncodedTable) else X
+        if not isinstance(frame, Frame):
+            validate_data(self, frame, skip_check_array=True, reset=reset)
+        elif reset:  # the columns of a raw table are checked when its schema reads it
+            names = list(frame.schema.columns)
+            self.n_features_in_, self.feature_names_in_ = len(names), np.asarray(names, object)
+
     def _raw_table(self, X: Any, *, training: bool) -> Any:
         """Returns the raw table of a DataFrame, or of an array of objects, whose columns are found by position.
 
-        A DataFrame for a prediction is returned unchanged.
+        A DataFrame for a prediction, and a raw table, are returned unchanged.
         """
+        if isinstance(X, (Frame, EncodedTable)):
+            return X
         if hasattr(X, "columns"):
             return raw_rows(X, self.missing, self.columns) if training else X
         encoder: Any = None if training else self.encoder_

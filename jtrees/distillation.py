@@ -13,6 +13,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import processes, tasks, validation as checks
+from jtrees.data.held_out import held_out_rows
 from jtrees.search.fit import FitResult, fit
 from jtrees.search.recipe import Recipe
 from jtrees.tables.mixing import Rows
@@ -221,11 +222,10 @@ def _split(
     if not 0 < share < 1:
         got = checks.quoted(held_out)
         raise ValueError(f"held_out must be a fraction of the rows, above 0 and below 1, or a pair (x, y), got {got}")
-    order = rng.permutation(n)
-    count = max(1, round(share * n))
-    if n - count < 2:
+    out = np.sort(held_out_rows(rng.permutation(n), share=share)[0])
+    train = np.setdiff1d(np.arange(n), out)
+    if len(train) < 2:
         raise ValueError(f"held_out must leave at least 2 rows to train on, got {share:g} of {n}")
-    out, train = np.sort(order[:count]), np.sort(order[count:])
     if weight is not None and not (weight[out].any() and weight[train].any()):
         raise ValueError("sample_weight must be above 0 in a held-out row and in a training row, got all 0 in one part")
     return train, (rows[out], None if y is None else y[out], None if weight is None else weight[out])

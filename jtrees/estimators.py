@@ -9,7 +9,7 @@ from typing import Any, Self
 from jax.typing import ArrayLike
 import numpy as np
 
-from jtrees import distributed, leaves, losses, validation as checks
+from jtrees import distributed, io, leaves, losses, validation as checks
 from jtrees.ensembles import Boosted
 from jtrees.methods import GET, NonGreedy
 from jtrees.tasks import Regression
@@ -239,6 +239,7 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         return float(np.average(predicted == labels, weights=sample_weight))
 
 
+@io.estimator
 class TreeRegressor(_Regressor):
     """A scikit-learn regressor: one tree by default, or the model of any recipe.
 
@@ -303,6 +304,7 @@ class TreeRegressor(_Regressor):
     default_recipe = GET(depth=5, leaves="linear", starts=4, epochs=1000, precondition=0.0, shrink=False)
 
 
+@io.estimator
 class BoostedRegressor(_Regressor):
     """A scikit-learn regressor: a sum of boosted trees by default, or the model of any recipe.
 
@@ -323,6 +325,7 @@ class BoostedRegressor(_Regressor):
     default_recipe = Boosted()
 
 
+@io.estimator
 class TreeClassifier(_Classifier):
     """A scikit-learn classifier: one tree by default, or the model of any recipe.
 
@@ -347,6 +350,7 @@ class TreeClassifier(_Classifier):
     default_recipe = NonGreedy(depth=6)
 
 
+@io.estimator
 class BoostedClassifier(_Classifier):
     """A scikit-learn classifier: a sum of boosted trees by default, or the model of any recipe.
 

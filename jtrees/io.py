@@ -1,7 +1,8 @@
 """Files of models and fits: arrays and a header of plain data. Loading never executes code from a file.
 
 A file is an uncompressed zip archive of ``header.json`` and one ``.npy`` member for each array. The header names the
-classes of the object, which must be registered in this module. Every object that can be saved can be loaded.
+classes of the object, which must be registered in this module, and the modules of jtrees that register them. Every
+object that can be saved can be loaded.
 """
 
 from collections.abc import Iterator
@@ -27,15 +28,15 @@ import numpy as np
 from jtrees import __version__, distributed, processes, sharding
 from jtrees.validation import checked_names, listed, quoted, quoted_list
 
-__all__ = ["family", "header", "load", "model", "part", "save", "state"]
+__all__ = ["estimator", "family", "header", "load", "model", "part", "save", "state"]
 
 FORMAT = 3
 _OLDER = {1: "Columns", 2: "ColumnSchema"}  # older formats that are read, and the class that a file must not hold
 _CLASSES: dict[str, type] = {}  # classes that may be part of a file, by name
-_SECTIONS: dict[str, str] = {}  # for classes with files: the key of the header that holds them, "object" or "state"
+_SECTIONS: dict[str, str] = {}  # for classes with files: "object", "state" or "attributes", which their files hold
 _OPENED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)|/dev/std(out|err)")  # files that this process has open
-# Imported on demand because they need scikit-learn.
-_ESTIMATORS = ("TreeRegressor", "TreeClassifier", "BoostedRegressor", "BoostedClassifier")
+_IN_JTREES = re.compile(r"jtrees(\.[a-z]\w*)+")  # the modules that a file may name
+_MODULES = ("jtrees._api", "jtrees.estimators")  # for files of earlier releases, which name no modules or other ones
 
 # Arrays of a file, each with its kind ("numpy", "scalar", "jax" or "key") and its dtype (or the key implementation).
 _Arrays = list[tuple[str, str, np.ndarray]]
@@ -83,6 +84,15 @@ def model(cls: _Class) -> _Class:
 def state(cls: _Class) -> _Class:
     """Registers a pytree that is loaded with ``load(path, like=...)``. Use it as a decorator."""
     _SECTIONS[name_of(part(cls))] = "state"
+    return cls
+
+
+def estimator(cls: _Class) -> _Class:
+    """Registers a class whose fitted objects are saved by their attributes. Use it as a decorator.
+
+    Objects are made without arguments. Names of attributes are those of scikit-learn, such as ``model_``.
+    """
+    _SECTIONS[name_of(part(cls))] = "attributes"
     return cls
 
 
@@ -185,10 +195,28 @@ def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
     return epath.Path(name)
 
 
+def _import_classes(contents: dict[str, Any]) -> None:
+    """Imports the modules of jtrees that register the classes of a file.
+
+    Raises:
+      ImportError: for an estimator without scikit-learn.
+    """
+    kind, names = contents["kind"], _class_names(contents)
+    for module in (*filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))), *_MODULES):
+        if kind in _kinds() and names <= _CLASSES.keys():
+            return
+        with contextlib.suppress(ModuleNotFoundError):  # an earlier release had other modules
+            importlib.import_module(module)
+
+
+def _class_names(contents: dict[str, Any]) -> set[str]:
+    """Returns the names of the classes of jtrees that an object in a file consists of."""
+    return set(re.findall(r'"class": "(\w+)"', json.dumps([contents.get("object"), contents.get("state")])))
+
+
 def _kinds() -> list[str]:
-    """Returns the kinds of objects that have files."""
-    importlib.import_module("jtrees._api")  # every public class is registered by its own module
-    return [*(_CLASSES[name].__name__ for name in sorted(_SECTIONS, key=_SECTIONS.__getitem__)), *_ESTIMATORS]
+    """Returns the names of the classes with files that are registered."""
+    return [_CLASSES[name].__name__ for name in sorted(_SECTIONS, key=_SECTIONS.__getitem__)]
 
 
 def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, Any], _Arrays]:
@@ -201,8 +229,8 @@ def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, An
         contents["state"] = [[path, _encoded(array, path, arrays)] for path, array in _flat(saved).items()]
     elif section == "object":
         contents["object"] = _encoded(saved.to_save() if hasattr(saved, "to_save") else saved, "", arrays)
-    elif type(saved).__module__ == "jtrees.estimators" and kind in _ESTIMATORS:
-        contents["object"] = _encoded_estimator(saved, arrays)
+    elif section == "attributes":
+        contents["object"] = _encoded_attributes(saved, arrays)
         model, report = saved.model_, saved.report_
         feature_names = getattr(saved, "feature_names_in_", None) if feature_names is None else feature_names
     else:
@@ -213,6 +241,8 @@ def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, An
     if recipe := getattr(report, "recipe", None):
         contents["recipe"] = recipe
     contents["arrays"] = [[origin, dtype] for origin, dtype, _ in arrays]
+    modules = {type(saved).__module__, *(_CLASSES[name].__module__ for name in _class_names(contents))}
+    contents["modules"] = sorted(module for module in modules if _IN_JTREES.fullmatch(module))
     return contents, arrays
 
 
@@ -231,13 +261,17 @@ def load(path: str | os.PathLike | IO[bytes], *, like: Any = None) -> Any:
       OSError: if the file cannot be read.
     """
     contents = _header(path := as_path(path))
-    kind, arrays = contents["kind"], _arrays(path, contents)
+    kind = contents["kind"]
+    _import_classes(contents)
+    if kind not in _kinds():
+        raise ValueError(f"{path} of {_release(contents)} holds a {quoted(kind)}, which jtrees {__version__} lacks")
+    arrays = _arrays(path, contents)
     if "state" not in contents:
         if like is not None:
             raise ValueError(f"like must be None for {path}, which holds a {kind}, not a state")
         with _refusing(path, contents):
             loaded = _decoded(contents["object"], arrays)
-        return _estimator(kind, loaded) if kind in _ESTIMATORS else loaded
+        return _with_attributes(_CLASSES[kind], loaded) if _SECTIONS.get(kind) == "attributes" else loaded
     if like is None:
         raise ValueError(f"like must be given for {path}, which holds a {kind}: pass a state of the same structure")
     expected = _flat(like)
@@ -263,7 +297,7 @@ def header(path: str | os.PathLike | IO[bytes]) -> dict[str, Any]:
       ValueError, OSError: in the cases of :func:`jtrees.load`.
     """
     contents = _header(as_path(path))
-    return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays")}
+    return {name: value for name, value in contents.items() if name not in ("object", "state", "arrays", "modules")}
 
 
 def _flat(state: Any) -> dict[str, Any]:
@@ -278,24 +312,21 @@ def _listed(named: dict[str, Any]) -> str:
 # --- Objects as plain data -------------------------------------------------------------------------------------------
 
 
-def _encoded_estimator(estimator: Any, arrays: _Arrays) -> Any:
-    """Returns the encoded parameters and attributes of an estimator, by name."""
-    if not hasattr(estimator, "model_"):
-        raise ValueError(f"what must be fitted to be saved, got {quoted(estimator)} before its fit")
+def _encoded_attributes(fitted: Any, arrays: _Arrays) -> Any:
+    """Returns the encoded parameters and attributes of a fitted object, by name."""
+    if not hasattr(fitted, "model_"):
+        raise ValueError(f"what must be fitted to be saved, got {quoted(fitted)} before its fit")
     try:
-        attributes = estimator.__getstate__()
+        attributes = fitted.__getstate__()
         attributes.pop("_sklearn_version", None)
         return {"dict": [[name, _encoded(value, f".{name}", arrays)] for name, value in attributes.items()]}
     except ValueError as error:
         raise ValueError(f"{error}; jtrees.save(estimator.model_, path) saves the model alone") from None
 
 
-def _estimator(kind: str, attributes: dict[str, Any]) -> Any:
-    from jtrees import estimators
-
-    estimator = getattr(estimators, kind)()
-    vars(estimator).update(attributes)
-    return estimator
+def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
+    vars(made := cls()).update(attributes)
+    return made
 
 
 def is_data(value: Any) -> bool:
@@ -409,7 +440,7 @@ def _archive(path: Any) -> Iterator[zipfile.ZipFile]:
 def _header(path: Any) -> dict[str, Any]:
     with _archive(path) as archive:
         contents = json.loads(archive.read("header.json"))
-        version, kind = contents["format"], contents["kind"]
+        version, _ = contents["format"], contents["kind"]
     if version != FORMAT and version not in _OLDER:
         raise ValueError(
             f"{path} has format {quoted(version)} of {_release(contents)}; jtrees {__version__} reads format {FORMAT}"
@@ -419,8 +450,6 @@ def _header(path: Any) -> dict[str, Any]:
             f"{path} has format {version} and holds a model of a raw table; this release reads such models of format "
             f"{FORMAT}: fit the model again"
         )
-    if kind not in _kinds():
-        raise ValueError(f"{path} of {_release(contents)} holds a {quoted(kind)}, which jtrees {__version__} lacks")
     return contents
 
 

@@ -21,6 +21,7 @@ import pytest
 import jtrees
 from jtrees import Batch, leaves as kinds, pytree
 from jtrees.search import FitReport, Report
+from tests.files import rewritten
 
 TREE = jtrees.ObliqueTree(jnp.ones((3, 2)), jnp.arange(3.0), kinds.Values(jnp.asarray([1.0, 2, np.inf, np.nan])))
 
@@ -301,16 +302,6 @@ def test_an_error_of_a_path_names_the_path(tmp_path, out, error):
     with pytest.raises(error) as raised:
         jtrees.save(TREE, tmp_path / out)
     assert raised.value.filename == str(tmp_path / out)
-
-
-def rewritten(path, **header):
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    members["header.json"] = json.dumps(json.loads(members["header.json"]) | header)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
 
 
 @pytest.mark.parametrize(

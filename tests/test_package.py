@@ -1,7 +1,8 @@
 """The package as a whole: what importing it costs, its names, and its docstrings."""
 
 import ast
-from importlib import metadata
+import graphlib
+from importlib import metadata, util
 import inspect
 from pathlib import Path
 import pkgutil
@@ -17,7 +18,9 @@ import numpy as np
 import pytest
 
 import jtrees
+from jtrees.estimators import TreeRegressor
 from tests import needs, recipes as small
+from tests.files import rewritten
 
 KINDS = ["Values", "Linear"]
 ROOMS = {"jtrees": jtrees} | {
@@ -144,3 +147,53 @@ def test_help_of_every_package_lists_its_public_names():
         assert not {"Any", "NamedTuple", "np", "jax"} & listed
     help_text = pydoc.render_doc(jtrees.routing)
     assert "path_violations" in help_text and "smooth_step(" in help_text
+
+
+def imported(name, names):
+    """The modules of jtrees that a module imports, also within functions; names that only types need do not count."""
+    spec, imports = util.find_spec(name), set()
+
+    def visit(node):
+        for child in ast.iter_child_nodes(node):
+            targets = []
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                targets = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                assert not child.level
+                targets = [f"{child.module}.{alias.name}" for alias in child.names]
+                targets = [target if target in names else child.module for target in targets]
+            elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
+                targets = [arg.value for arg in child.args if isinstance(arg, ast.Constant)]
+            imports.update(target for target in targets if target in names)
+            visit(child)
+
+    visit(ast.parse(Path(spec.origin).read_text()))
+    return imports
+
+
+def test_no_module_imports_itself_through_others():
+    """Modules can be read from the first to the last, each after all that it imports.
+
+    ``jtrees`` itself is left out: it imports modules at the first use of a name, and every module needs it.
+    """
+    names = {module.name for module in pkgutil.walk_packages(jtrees.__path__, "jtrees.")}
+    graph = {name: imported(name, names) for name in names}
+    assert {"jtrees.search.fit", "jtrees.tree"} <= graph["jtrees._api"] and "jtrees.cli.commands" in graph["jtrees.cli"]
+    try:
+        order = list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" imports ".join(error.args[1][::-1]))
+    assert len(order) == len(names) > 150
+
+
+@pytest.mark.slow
+def test_a_saved_estimator_is_loaded_where_only_jtrees_was_imported(tmp_path):
+    model = TreeRegressor(jtrees.GET(depth=1, starts=1, epochs=2)).fit(np.arange(20.0)[:, None], np.arange(20.0))
+    jtrees.save(model, path := tmp_path / "model.jtrees")
+    for named in (True, False):
+        loaded = modules_after(f"import jtrees; assert jtrees.load({str(path)!r}).predict([[3.0]]).shape == (1,)")
+        assert "jtrees.estimators" in loaded
+        if named:
+            rewritten(path, modules=[])  # as in earlier releases

@@ -25,9 +25,9 @@ from jtrees.cli.parser import SUFFIXES
 from jtrees.cli.tables import LabelledTable, Task, as_options, prepared, read_labelled, targets_of
 from jtrees.report import BehindBaselineWarning
 from jtrees.report.comparison import listed
-from jtrees.report.held_out import HeldOut, kind_of_model
+from jtrees.report.held_out import HeldOut, encoded, kind_of_model
 from jtrees.report.page import MAX_TERMS, write_report
-from jtrees.tables import ColumnsWarning, FrameModel, Schema, TableEncoder
+from jtrees.tables import ColumnsWarning, FrameModel, Schema
 from jtrees.tables.cells import Reading, means_missing
 from jtrees.tables.frame import RawColumn
 from jtrees.tables.inference import checked_missing
@@ -67,20 +67,23 @@ def run(options: argparse.Namespace) -> int:
 
 def _fit(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:  # before the training, so a wrong path costs no time
-        frame, task = _labelled(options)
-        recipe, y = recipe_of(options, task), targets_of(frame.y)
+        table, task = _labelled(options)
+        recipe, y = recipe_of(options, task), targets_of(table.y)
         started = time.perf_counter()
-        first = _held_out(options, recipe, frame, y, task) if len(y) >= _FEWEST else None
+        first = _held_out(options, recipe, table, y, task) if len(y) >= _FEWEST else None
         interrupted = first is not None and "interrupted" in (first.model.report_.ended, first.other.report_.ended)
         if first is not None and interrupted:
-            model = first.model
+            model, features = first.model, first.features
         else:
+            # The rows as the model is trained on them: their target means are means over other rows.
+            rows, _ = encoded(table.frame, y, task)  # pyright: ignore[reportArgumentType]
+            features = rows.features
             left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
-            model = estimator_of(options, recipe, task, left, frame.schema)
+            model = estimator_of(options, recipe, task, left, table.schema)
             with warnings.catch_warnings():
                 # The verdict on held-out rows will say whether a baseline is better.
                 warnings.simplefilter("ignore" if first is not None else "default", BehindBaselineWarning)
-                model.fit(frame.x, y)
+                model.fit(rows, y)
         io.save(model, file)
     seconds = time.perf_counter() - started
     verdict = [f"no verdict: a verdict needs {_FEWEST} rows, because a tenth is held out"]
@@ -89,12 +92,6 @@ def _fit(options: argparse.Namespace) -> int:
         print(f"{type(recipe).__name__} fitted to all {len(y)} rows, {seconds:.1f} s in all")
     print(f"\n{model.encoder_}\n")
     if model.tree_ is not None:
-        # The rows as the tree was trained on them: their target means are means over other rows.
-        if first is not None and model is first.model:
-            features = first.features
-        else:
-            codes = np.unique(y, return_inverse=True)[1] if is_classifier(model) else y
-            features = TableEncoder.fit(frame.x, codes, task=task, columns=model.columns)[1]
         _print_rules(model, features)
     elif first is not None and first.tree_estimator is not None:
         print(f"one tree to read beside it, which {_command(options, tree=True)} fits to all rows")
@@ -138,22 +135,22 @@ def _command(options: argparse.Namespace, *, tree: bool) -> str:
 
 
 def _held_out(
-    options: argparse.Namespace, recipe: jtrees.Recipe, frame: LabelledTable, y: np.ndarray, task: Task
+    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, y: np.ndarray, task: Task
 ) -> HeldOut:
     """Returns the two estimators fitted to nine tenths of the rows, and rivals, in two thirds of the time limit."""
-    model, other = _pair(options, recipe, frame, task, options.max_seconds and options.max_seconds / 3)
+    model, other = _pair(options, recipe, table, task, options.max_seconds and options.max_seconds / 3)
     split: Any = {"share": _HELD_OUT, "seed": options.seed, "forests": False}
     with warnings.catch_warnings():  # the fit to all rows repeats the warnings
         warnings.simplefilter("ignore")
-        return HeldOut(model, other, loss_of(options), frame.x, y, **split)
+        return HeldOut(model, other, loss_of(options), table.x, y, frame=table.frame, **split)
 
 
 def _pair(
-    options: argparse.Namespace, recipe: jtrees.Recipe, frame: LabelledTable, task: Task, max_seconds: float | None
+    options: argparse.Namespace, recipe: jtrees.Recipe, table: LabelledTable, task: Task, max_seconds: float | None
 ) -> tuple[Any, Any]:
     """Returns the estimator of a recipe, and a tree beside a sum, or a sum beside any other model."""
     other = default_recipe(options, task, boosted=not isinstance(recipe, jtrees.Boosted))
-    return tuple(estimator_of(options, candidate, task, max_seconds, frame.schema) for candidate in (recipe, other))
+    return tuple(estimator_of(options, candidate, task, max_seconds, table.schema) for candidate in (recipe, other))
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -229,14 +226,15 @@ def _export(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     with io.written_whole(options.out) as file:
-        frame, task = _labelled(options)
-        model, other = _pair(options, recipe_of(options, task), frame, task, options.max_seconds)
+        table, task = _labelled(options)
+        model, other = _pair(options, recipe_of(options, task), table, task, options.max_seconds)
         parts: Any = {"share": _HELD_OUT_OF_REPORT, "seed": options.seed, "forests": True}
         with warnings.catch_warnings():  # the verdict on held-out rows replaces the warning
             warnings.simplefilter("ignore", BehindBaselineWarning)
-            held_out = HeldOut(model, other, loss_of(options), frame.x, targets_of(frame.y), **parts)
+            data: Any = {"x": table.x, "y": targets_of(table.y), "frame": table.frame}
+            held_out = HeldOut(model, other, loss_of(options), **data, **parts)
         command, advice = shlex.join(["jtrees", *map(str, options.words)]), _advice(options, held_out)
-        write_report(file, held_out, name=frame.name, target=str(frame.y.name), command=command, advice=advice)
+        write_report(file, held_out, name=table.name, target=str(table.y.name), command=command, advice=advice)
     print(f"written to {options.out}")
     return 0
 
@@ -255,17 +253,17 @@ def _labelled(options: argparse.Namespace) -> tuple[LabelledTable, Task]:
     task, reason = options.task, ""
     if task is None and options.loss is not None:
         task, reason = "regression", f"--loss {options.loss} is for numbers"
-    frame, task, lines = prepared(data, task, reason)
+    table, task, lines = prepared(data, task, reason)
     if task == "regression":
         try:
             loss.check(data.y.to_numpy(np.float64, na_value=np.nan))  # numbers the rows as in the file
         except ValueError as error:
             raise DataError(f"target {validation.quoted(data.y.name)} {str(error).removeprefix('y ')}") from None
     print("\n".join(lines))
-    schema: Any = frame.schema
+    schema: Any = table.schema
     for line in schema.messages(as_options):
         print(f"jtrees: {line}", file=sys.stderr)
-    return frame, task
+    return table, task
 
 
 def _loaded(path: Path) -> Any:

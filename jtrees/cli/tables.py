@@ -11,7 +11,7 @@ import pandas as pd
 
 from jtrees import validation as checks
 from jtrees.cli.files import PLAIN_RULES, DataError, Rules, is_parquet, read_rows
-from jtrees.tables import Schema
+from jtrees.tables import Frame, Schema
 from jtrees.tables.cells import PLAIN, mask_missing, means_missing
 from jtrees.tables.frame import RawColumn
 from jtrees.tables.inference import inferred, note_of_odd, read_as
@@ -35,7 +35,7 @@ class LabelledTable:
       y: the target.
       changes: changes made while reading the file, one line for each change.
       reading: how the features are read: arguments of :func:`jtrees.tables.inference.inferred`.
-      schema: what the features of usable rows hold; None: not known yet.
+      frame: the features of usable rows in the kinds of their schema; None: not read yet.
     """
 
     name: str
@@ -43,7 +43,12 @@ class LabelledTable:
     y: pd.Series
     changes: tuple[str, ...] = ()
     reading: dict[str, Any] = field(default_factory=dict)
-    schema: Schema | None = None
+    frame: Frame | None = None
+
+    @property
+    def schema(self) -> Schema | None:
+        """What the features of usable rows hold; None: not known yet."""
+        return None if self.frame is None else self.frame.schema
 
 
 def read_labelled(file: Path, target: str | None, rules: Rules = PLAIN_RULES) -> LabelledTable:
@@ -189,8 +194,8 @@ def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
         got = f"{got}{gaps}"
         raise DataError(f"target {name} must take at least two values, got {got}")
     x: Any = frame.x[keep].reset_index(drop=True)
-    schema, _ = inferred(x, **frame.reading)
-    return replace(frame, x=x, y=y[keep].reset_index(drop=True), schema=schema), changes
+    rows = inferred(x, **frame.reading)[1]
+    return replace(frame, x=x, y=y[keep].reset_index(drop=True), frame=rows), changes
 
 
 def _check_numbers(y: Any) -> None:

@@ -3,21 +3,24 @@
 from collections.abc import Callable
 import functools
 import time
-from typing import Any
+from typing import Any, Literal
 import warnings
 
 import numpy as np
 import pandas as pd
 from sklearn import metrics
 from sklearn.base import is_classifier
-from sklearn.model_selection import train_test_split
 
 from jtrees import explain, losses
+from jtrees.data import held_out
 from jtrees.description import kind_of, kind_of_forest
 from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
-from jtrees.tables import TableEncoder
+from jtrees.tables import Frame
+from jtrees.tables.encoder import EncodedTable
+from jtrees.tables.inference import inferred
 from jtrees.tasks import Classification, Regression, Task
+from jtrees.tasks.labels import coded_labels, label_array
 from jtrees.text import number_text
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
@@ -33,31 +36,49 @@ class HeldOutRows:
       y: the targets, ``(n,)``.
       kind: "regression" or "classification".
       loss: the loss of regression.
-      columns: what the columns hold, as for :meth:`jtrees.tables.TableEncoder.fit`.
+      frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows.
       share: fraction of the rows to hold out.
       seed: seed of the split.
+      **reading: arguments of :func:`jtrees.tables.inference.inferred`, with which x is read.
 
     Attributes:
+      x_test: the held-out rows as they came.
+      frame_test: the held-out rows in the kinds of the schema.
+      y_train: the targets of the training rows.
+      y_test: the targets of the held-out rows.
       task: what is predicted.
       classes: the labels as text; empty in regression.
-      encoder: encoder of the columns, fitted to the training rows.
+      rows: the training rows in the kinds of the schema, with their features.
       features: the training rows as features, ``(n, p)``. Target means are means over other rows.
       features_test: the held-out rows as features.
       predictions: predictions, or class probabilities, for the held-out rows, by name of the model.
       seconds: seconds to fit, by name of the model.
     """
 
-    def __init__(self, x: Any, y: np.ndarray, kind: Any, loss: losses.Loss, columns: Any, *, share: float, seed: int):
+    def __init__(
+        self,
+        x: Any,
+        y: np.ndarray,
+        kind: Any,
+        loss: losses.Loss,
+        *,
+        frame: Frame | None = None,
+        share: float,
+        seed: int,
+        **reading: Any,
+    ):
         train, test = divided(y, kind, share, seed)
-        self.x_train, self.y_train = x.iloc[train], y[train]
-        self.x_test, self.y_test = x.iloc[test], y[test]
-        self._labels = np.unique(self.y_train) if kind == "classification" else np.array([])
+        self.x_test, self.y_train, self.y_test = x.iloc[test], y[train], y[test]
+        if frame is None:
+            schema, frame_train = inferred(x.iloc[train], **reading)
+            self.frame_test = quiet(lambda: schema.read(self.x_test))
+        else:
+            frame_train, self.frame_test = frame[train], frame[test]
+        self.rows, _ = encoded(frame_train, self.y_train, kind)
+        self._labels = coded_labels(label_array(self.y_train)[0])[0] if kind == "classification" else np.array([])
         self.classes = [str(label) for label in self._labels]
         self.task: Task = Classification(len(self.classes)) if self.classes else Regression(loss_function=loss)
-        self.encoder, self.features = TableEncoder.fit(
-            self.x_train, self.codes(self.y_train), task=kind, columns=columns
-        )
-        self.features_test = quiet(lambda: self.encoder.transform(self.x_test))
+        self.features, self.features_test = self.rows.features, self.rows.encoder.encode(self.frame_test)
         self.seconds, self.predictions = {}, {}
 
     def codes(self, y: np.ndarray) -> np.ndarray:
@@ -133,6 +154,7 @@ class HeldOut(HeldOutRows):
       loss: the loss of regression.
       x: the columns, a DataFrame of pandas.
       y: the targets, ``(n,)``.
+      frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows.
       share: fraction of the rows to hold out.
       seed: seed of the split and of the rivals.
       forests: whether ensembles are among the rivals.
@@ -151,16 +173,18 @@ class HeldOut(HeldOutRows):
         x: Any,
         y: np.ndarray,
         *,
+        frame: Frame | None = None,
         share: float,
         seed: int,
         forests: bool,
     ):
         kind = "classification" if is_classifier(model) else "regression"
-        super().__init__(x, y, kind, loss, model.columns, share=share, seed=seed)
+        reading: Any = {"columns": model.columns, "missing": model.missing}
+        super().__init__(x, y, kind, loss, frame=frame, share=share, seed=seed, **reading)
         self.model, self.other, self.seed = model, other, seed
         self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
         for name, estimator in ((self.name, model), (self.other_name, other)):
-            self.add(name, lambda estimator=estimator: estimator.fit(self.x_train, self.y_train), self.x_test)
+            self.add(name, lambda estimator=estimator: estimator.fit(self.rows, self.y_train), self.frame_test)
         depth = _CART_DEPTH if model.tree_ is None else max(1, model.tree_.depth)
         models, self.other_loss = rivals(self.task, len(self.y_train), depth=depth, seed=seed, forests=forests)
         for name, rival in models.items():
@@ -176,7 +200,7 @@ class HeldOut(HeldOutRows):
     @functools.cached_property
     def importances(self) -> tuple[dict[str, np.ndarray], str]:
         """The fall of a score when a column is shuffled, by column, and the description of the fall."""
-        rows, y = self.x_test.iloc[:_SHUFFLED], self.codes(self.y_test)[:_SHUFFLED]
+        rows, y = self.frame_test[:_SHUFFLED], self.codes(self.y_test)[:_SHUFFLED]
         score: Callable[..., float] = lambda y, predicted: -self.row_losses(y, np.asarray(predicted, np.float64)).mean()
         description = "the log likelihood falls" if self.classes else f"the {self.task.loss_function.measure} rises"
         if not self.classes and isinstance(self.task.loss_function, losses.SquaredError):
@@ -207,6 +231,14 @@ class HeldOut(HeldOutRows):
         ]
 
 
+def encoded(
+    frame: Frame, y: np.ndarray, task: Literal["regression", "classification"]
+) -> tuple[EncodedTable, np.ndarray]:
+    """Returns training rows in the kinds of a schema with their features, and the targets as numbers or codes."""
+    codes = coded_labels(label_array(y)[0])[1] if task == "classification" else y.astype(np.float64)
+    return EncodedTable.from_rows(frame, codes, task), codes
+
+
 def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the training rows and the held-out rows.
 
@@ -216,8 +248,7 @@ def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarr
     if task == "classification":
         counts = np.unique(y, return_counts=True)[1]
         strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
-    train, test = train_test_split(np.arange(len(y)), test_size=share, stratify=strata, random_state=seed)
-    return np.asarray(train), np.asarray(test)
+    return held_out.divided(len(y), share, seed, strata)
 
 
 def kind_of_model(model: Any) -> str:

@@ -118,14 +118,14 @@ def _tree(held_out: HeldOut) -> dict[str, Any]:
 
 def _explanation(held_out: HeldOut) -> str:
     """Returns the prediction, the path and the nearest change of the first held-out row."""
-    model, row = held_out.model, held_out.x_test.iloc[[0]]
+    model, row = held_out.model, held_out.frame_test[:1]
     number = lambda value: value if held_out.classes else number_text(float(value), _DIGITS)
     predicted, y = quiet(lambda: model.predict(row))[0], held_out.y_test[0]
     lines = [f"prediction: {number(predicted)}, target: {number(y)}", ""]
-    lines += [f"{name} = {row[name].iloc[0]}" for name in row.columns]
+    lines += [f"{name} = {held_out.x_test[name].iloc[0]}" for name in held_out.x_test.columns]
     if model.tree_ is not None:
         lines += ["", str(quiet(lambda: explain.path(model.model_, row)))]
-        nearest = quiet(lambda: explain.nearest_change(model.model_, row, held_out.x_train))
+        nearest = quiet(lambda: explain.nearest_change(model.model_, row, held_out.frame_train))
         if nearest is not None:
             other = "another class" if held_out.classes else "another leaf"
             lines += ["", f"the smallest change to {other} within the ranges of the training rows: "]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jtrees import segments
+from jtrees.data.held_out import held_out_rows
 from jtrees.data.table import bucket
 from jtrees.search.problem import Problem, generator
 from jtrees.search.run import FOLDS
@@ -29,10 +30,10 @@ def fold_rows(problem: Problem, folds: int = 1, purpose: str = "folds") -> list[
     bagged CO2 trees had a lower R^2 on all of four data sets.
     """
     rows = np.flatnonzero(problem.weighed)
-    shuffled, size = problem.rng(purpose).permutation(rows), len(rows) // FOLDS
+    order = problem.rng(purpose).permutation(rows)[: len(rows) // FOLDS * FOLDS]
     masks = np.zeros((folds, problem.shape[0]), bool)
-    for number, mask in enumerate(masks):
-        mask[shuffled[number * size : (number + 1) * size]] = True
+    for mask, held_out in zip(masks, held_out_rows(order, folds=FOLDS), strict=False):
+        mask[held_out] = True
     return list(masks)
 
 

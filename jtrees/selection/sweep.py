@@ -12,6 +12,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import compilation, distributed, processes, validation as checks
+from jtrees.data.held_out import held_out_rows
 from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
 from jtrees.search.fit import RunFit, Split, dataset_of, fits_of, of_raw_table, validation_of
@@ -186,19 +187,17 @@ def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> 
             f"validation must be a pair (x, y), a fraction or a number of folds, got {checks.quoted(validation)}"
         )
     n, folds = len(dataset), isinstance(validation, (int, np.integer))
-    order = np.asarray(jax.random.permutation(key, n))
     if folds:
         if not 2 <= validation <= n:
             raise ValueError(
                 f"validation must be from 2 to {n} folds, at most one per row, got {checks.quoted(validation)}"
             )
-        parts = np.array_split(order, int(validation))
-    else:
-        if not 0 < validation < 1:
-            message = "validation must be a fraction between 0 and 1, or a whole number of folds"
-            raise ValueError(f"{message}, got {checks.quoted(validation)}")
-        parts = [order[: max(1, round(float(validation) * n))]]
-    return [_split(dataset, part) for part in parts]
+    elif not 0 < validation < 1:
+        message = "validation must be a fraction between 0 and 1, or a whole number of folds"
+        raise ValueError(f"{message}, got {checks.quoted(validation)}")
+    how: Any = {"folds": int(validation)} if folds else {"share": float(validation)}
+    order = np.asarray(jax.random.permutation(key, n))
+    return [_split(dataset, rows) for rows in held_out_rows(order, **how)]
 
 
 def _split(dataset: Dataset, held_out: np.ndarray) -> Split:

@@ -10,8 +10,9 @@ import numpy as np
 
 from jtrees import prediction, segments, tasks, validation as checks
 from jtrees.data.constraints import checked_signs
+from jtrees.data.held_out import held_out_rows
 from jtrees.data.table import Table, check_range
-from jtrees.tables.encoder import TableEncoder
+from jtrees.tables.encoder import EncodedTable, TableEncoder
 from jtrees.tables.frame import Frame, read_frame
 from jtrees.tables.inference import checked_missing, inferred
 from jtrees.tables.schemas import Schema, rows_of
@@ -29,7 +30,7 @@ class Dataset:
       weight: weights above 0, ``(n,)``, of mean 1 over the rows of the user. None: equal weights.
       task: what is predicted.
       schema: what the columns of a raw table hold, or None.
-      encoder: the encoder that made ``x``, if the targets were derived from the features of a raw table, else None.
+      encoder: the encoder of a raw table that made ``x``, if ``x`` is features. None: the encoder is not fitted yet.
       monotone: signs of columns, as for :func:`jtrees.fit`.
       numbers: the numbers of the rows among the rows of the user, ``(n,)``. None: all rows.
     """
@@ -65,16 +66,13 @@ class Dataset:
           ValueError: if no rows are held out, or if the targets of the training rows do not vary.
         """
         rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))))
-        labels = self.task.strata(self.y)
-        order = rng.permutation(len(labels))
-        groups = [order[labels[order] == label] for label in np.unique(labels)]
-        out = np.sort(np.concatenate([group[: int(share * len(group))] for group in groups]))
+        [out] = held_out_rows(rng.permutation(len(self)), share=share, strata=self.task.strata(self.y))
         training = self.without(out)
         if not len(out) or not self.task.varies(training.y):
             raise ValueError(
-                f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(labels)}"
+                f"held_out must leave rows to train on and rows to compare on, got {share:g} of {len(self)}"
             )
-        return training, self.rows(out)
+        return training, self.rows(np.sort(out))
 
     def table(self) -> Table:
         """Returns the rows as a training table, with weights of mean 1; the encoder is fitted to these rows.
@@ -129,7 +127,9 @@ def checked_dataset(
       ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
     """
     schema = encoder = numbers = None
-    if (raw := raw_rows(x, missing, columns)) is not None:
+    if isinstance(x, EncodedTable):
+        schema, encoder, x = x.encoder.schema, x.encoder, x.features
+    elif (raw := raw_rows(x, missing, columns)) is not None:
         if sample_weight is not None:  # rows of weight 0 must not affect levels
             weight = checks.relative_weight(sample_weight, len(raw))
             if y is not None:

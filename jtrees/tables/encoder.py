@@ -177,6 +177,33 @@ class TableEncoder:
         return "\n".join(f"{name}: {description}" for name, description in self.described().items())
 
 
+@dataclasses.dataclass(frozen=True)
+class EncodedTable:
+    """The training rows of a raw table with their features, for several fits to the same rows and targets.
+
+    Attributes:
+      frame: the rows in the kinds of the schema of the encoder.
+      encoder: the encoder that is fitted to the rows.
+      features: the features of the training rows, ``(n, p)``.
+    """
+
+    frame: Frame
+    encoder: TableEncoder
+    features: np.ndarray
+
+    @classmethod
+    def from_rows(cls, frame: Frame, y: ArrayLike, task: Literal["regression", "classification"]) -> "EncodedTable":
+        """Returns rows in the kinds of a schema with their features."""
+        return cls(frame, *TableEncoder.fit(frame, y, task=task))
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __getitem__(self, rows: Any) -> Frame:
+        """Returns a subset of the rows without their features, because the features depend on all training rows."""
+        return self.frame[rows]
+
+
 def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None) -> Targets:
     """Returns the targets whose means encode levels."""
     counts: Any = np.ones(n) if weight is None else segments.mean_one(weight)

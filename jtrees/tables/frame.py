@@ -148,6 +148,15 @@ class ColumnSchema:
         """The kind of the cells: ``"durations"`` for numbers that are durations, else the kind of the column."""
         return "durations" if self.durations else self.kind
 
+    def convert(self, raw: RawColumn, missing: Collection[str]) -> RawColumn:
+        """Returns a raw column in the kind of this column, in which the texts ``missing`` are missing values.
+
+        The levels of the column are no missing values.
+        """
+        if self.kind == "text":
+            return raw.as_levels().masked(frozenset(missing).difference(self.training_levels))
+        return raw.masked(missing).in_kind(self.text_reading, self.zone)
+
     def described_levels(self) -> str:
         """Returns the levels as text."""
         if self.by_mean:
@@ -172,11 +181,17 @@ def level_codes(levels: Sequence[str], raw: RawColumn) -> np.ndarray:
 
 
 class Frame:
-    """A raw table: columns by name, in order."""
+    """A raw table: columns by name, in order.
 
-    def __init__(self, columns: dict[str, RawColumn], *, named: bool):
-        """``named``: whether the table has names of columns; if not, columns are identified by position."""
-        self.columns, self.named = columns, named
+    Args:
+      columns: the columns by name.
+      named: whether the table has names of columns; if not, columns are identified by position.
+      schema: the :class:`jtrees.tables.Schema` whose used columns these are, in the kinds of the schema. None: the
+        columns are as they came.
+    """
+
+    def __init__(self, columns: dict[str, RawColumn], *, named: bool, schema: Any = None):
+        self.columns, self.named, self.schema = columns, named, schema
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())).values)
@@ -184,7 +199,7 @@ class Frame:
     def __getitem__(self, rows: Any) -> "Frame":
         """Returns a subset of the rows."""
         chosen = {name: column._replace(values=column.values[rows]) for name, column in self.columns.items()}
-        return Frame(chosen, named=self.named)
+        return Frame(chosen, named=self.named, schema=self.schema)
 
 
 def read_frame(

@@ -85,6 +85,8 @@ def inferred(
     if decimal not in (None, *DECIMALS.values()):
         raise ValueError(f"decimal must be a point or a comma, got {checks.quoted(decimal)}")
     missing = checked_missing(missing)
+    if columns is None and isinstance(x, Frame):
+        columns = x.schema
     if isinstance(columns, Schema):
         if missing:
             raise ValueError(f"missing must be empty with a schema, which has its own, got {checks.quoted(missing)}")
@@ -99,7 +101,7 @@ def inferred(
     if not result.used:
         got = "".join(result.messages()).partition(": ")[2] or "only dropped columns"
         raise ValueError(f"x must have a column to learn from, got {got}")
-    return result, Frame({name: read[name] for name in result.used}, named=True)
+    return result, Frame({name: read[name] for name in result.used}, named=True, schema=result)
 
 
 def checked_missing(missing: Any) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Schema:
         return {name: column for name, column in self.columns.items() if column.kind != "drop"}
 
     def read(self, x: Any) -> Frame:
-        """Returns the used columns of new rows, in the kinds of the schema.
+        """Returns the used columns of new rows, in the kinds of the schema. Rows in these kinds are returned unchanged.
 
         Args:
           x: a DataFrame of any library with at least the used columns, in any order. If all columns are numbers, x may
@@ -49,10 +49,9 @@ class Schema:
         Raises:
           ValueError: if a column is missing. The message names the column.
         """
-        return self._select(rows_of(x, self.used if self.named else None, rows=0, missing=self.missing))
-
-    def _select(self, frame: Frame) -> Frame:
-        """Returns the used columns of a table, found by name or position, in the kinds of the schema."""
+        if isinstance(x, Frame) and x.schema == self:
+            return x
+        frame = rows_of(x, self.used if self.named else None, rows=0, missing=self.missing)
         names = set(frame.columns)
         has_names = frame.named and (self.named or set(self.used) <= names <= set(self.columns))
         if not has_names:
@@ -63,14 +62,8 @@ class Schema:
         if absent := [name for name in used if name not in frame.columns]:
             got = f"got none called {checks.quoted(absent[0])}"
             raise ValueError(f"x must have the columns {checks.quoted_list(used)}, {got}")
-        return Frame({name: self._converted(name, frame.columns[name]) for name in used}, named=True)
-
-    def _converted(self, name: str, raw: RawColumn) -> RawColumn:
-        """Returns the raw column in the kind of the schema."""
-        column = self.columns[name]
-        if column.kind == "text":
-            return raw.as_levels().masked(frozenset(self.missing).difference(column.training_levels))
-        return raw.masked(self.missing).in_kind(column.text_reading, column.zone)
+        columns = {name: column.convert(frame.columns[name], self.missing) for name, column in used.items()}
+        return Frame(columns, named=True, schema=self)
 
     def warn_of_news(self, frame: Frame, *, stacklevel: int) -> None:
         """Warns of unreadable cells and of missing values where the table of the schema had none, and of new levels.
