@@ -1,6 +1,5 @@
 """Writes a tree or a forest as a JavaScript module."""
 
-import json
 import os
 from typing import Any
 
@@ -8,10 +7,12 @@ import numpy as np
 
 from jtrees import io
 from jtrees.export.encoding import Field
-from jtrees.export.program import Program, fill_template, program_of
+from jtrees.export.program import Program, program_of
+from jtrees.export.template import array, fill, javascript_literal
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
+from jtrees.tables.periods import PERIODS, level_number
 
 
 def to_javascript(model: Any, path: str | os.PathLike) -> None:
@@ -53,39 +54,43 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
 def _source(program: Program, fields: list[Field], width: int) -> str:
     named = program.encoder is not None and program.encoder.schema.named
     arrays = ("weights", "bias", "intercept", "coefficients", "lower", "upper", "zero", "offset")
-    parts = {
-        "WHAT": program.described(),
-        "ROW": "an object with the columns as properties" if named else f"an array of {width} numbers",
-        "OUTPUTS": "a number" if program.scalar else f"an array of {len(program.offset)} numbers",
-        "LEAVES": "the leaf" if program.single else "an array of the leaves",
-        "FIELDS": ",\n".join(f"  {json.dumps(_column(field))}" for field in fields),
-        "BOOLEANS": json.dumps(list(BOOLEANS.items())),
-        "TABLES": "\n".join(f"const {name.upper()} = {_array(getattr(program, name))};" for name in arrays),
-        "CHECK": _CHECK_OBJECT if named else _CHECK_ARRAY.replace("WIDTH", str(width)),
-        "PLACE": "name" if named else "place",
-        "DIVISOR": program.divisor,
-        "LINK": _LINKS[program.link],
-        "LEAF": "[0]" if program.single else "",
-        "OUT": "[0]" if program.scalar else "",
-    }
-    return fill_template(_TEMPLATE, parts)
+    periods = [f"  {name}: (day, time) => {level_number(name, _UNITS, _STEPS)}," for name in PERIODS]
+    return fill(
+        _TEMPLATE,
+        WHAT=program.described(),
+        ROW="an object with the columns as properties" if named else f"an array of {width} numbers",
+        OUTPUTS="a number" if program.scalar else f"an array of {len(program.offset)} numbers",
+        LEAVES="the leaf" if program.single else "an array of the leaves",
+        FIELDS=",\n".join(f"  {javascript_literal(_column(field))}" for field in fields),
+        PERIODS="\n".join(periods),
+        BOOLEANS=javascript_literal(list(BOOLEANS.items())),
+        TABLES="\n".join(f"const {name.upper()} = {_array(getattr(program, name))};" for name in arrays),
+        CHECK=_CHECK_OBJECT if named else fill(_CHECK_ARRAY, WIDTH=width),
+        PLACE="name" if named else "place",
+        DIVISOR=program.divisor,
+        LINK=_LINKS[program.link],
+        LEAF="[0]" if program.single else "",
+        OUT="[0]" if program.scalar else "",
+    )
 
 
 def _column(field: Field) -> dict[str, Any]:
     """Returns the description of a column as plain data."""
-    keys = ("name", "place", "kind", "start", "center", "masked", "missing", "levels")
+    arguments = {
+        "difference": lambda operation: [operation.start, operation.center],
+        "missing": lambda _: [],
+        "lookup": lambda operation: [operation.part, operation.table.tolist()],
+    }
+    operations = [[operation.name, *arguments[operation.name](operation)] for operation in field.operations]
+    keys = ("name", "place", "kind", "missing", "levels")
     dates = {"zoned": field.reading.zoned, "zone": None if field.zone == OFFSETS else field.zone}
-    tables = {part: rows.tolist() for part, rows in field.tables.items()}
-    return {key: getattr(field, key) for key in keys} | dates | {"tables": tables}
+    return {key: getattr(field, key) for key in keys} | dates | {"operations": operations}
 
 
 def _array(values: np.ndarray | None) -> str:
     if values is None:
         return "null"
-    # Each float32 number is the shortest text that reads back as the same number.
-    listed = json.dumps(np.vectorize(lambda value: float(str(value)), otypes=[object])(values).tolist())
-    listed = listed.replace("], [", "],\n[")
-    return f"float32({listed})" if values.dtype == np.float32 else listed
+    return f"float32({array(values)})" if values.dtype == np.float32 else array(values)
 
 
 _CHECK_OBJECT = """\
@@ -94,7 +99,7 @@ _CHECK_OBJECT = """\
 """
 
 _CHECK_ARRAY = """\
-  if (row?.length !== WIDTH) throw new TypeError(`row must be an array of WIDTH numbers, got ${row?.length}`);
+  if (row?.length !== @WIDTH@) throw new TypeError(`row must be an array of @WIDTH@ numbers, got ${row?.length}`);
 """
 
 _SOFTMAX = """\
@@ -111,20 +116,41 @@ _LINKS = {
     "sorted": "  out.sort((a, b) => a - b);\n",
 }
 
+# The code of the units and the steps of the calendar.
+_UNITS = {"day": "day", "time": "time"}
+_STEPS = {
+    "+": lambda value, number: f"({value} + {number})",
+    "*": lambda value, number: f"{value} * {number}",
+    "//": lambda value, number: f"Math.floor({value} / {number})",
+    "%": lambda value, number: f"({value} % {number} + {number}) % {number}",
+}
+
 _TEMPLATE = r"""// @WHAT@, written by jtrees.
 //
 // predict(row) returns @OUTPUTS@. leaf(row) returns @LEAVES@, from 0. A row is @ROW@.
 
 const float32 = (values) => (typeof values[0] === "number" ? Float32Array.from(values) : values.map(float32));
 
-// The columns. A number has the feature value - start, or center if it is missing. If it is masked, another feature is
-// 1 for a missing number, else 0. The features of tables follow. A table has a row for each level or period of dates,
-// then a row for any other value, and a row for a missing value. Zoned dates have an offset from UTC, and days are
-// counted in the zone.
+// The columns, and the operations that make their features. Zoned dates have an offset from UTC, and days are counted
+// in the zone.
 const FIELDS = [
 @FIELDS@,
 ];
 for (const field of FIELDS) field.codes = new Map(field.levels.map((level, code) => [level, code]));
+
+// The features of each operation. Numbers are those of levels and periods. A table has a row for each of them, then a
+// row for any other value, and a row for a missing value.
+const OPERATIONS = {
+  difference: (value, numbers, start, center) => [value === null ? center : value - start],
+  missing: (value) => [value === null ? 1 : 0],
+  lookup: (value, numbers, part, rows) => rows[value === null ? rows.length - 1 : numbers[part]],
+};
+
+// The numbers of the periods of a day since 1970 and of a time in milliseconds.
+const PERIODS = {
+@PERIODS@
+};
+
 const BOOLEANS = new Map(@BOOLEANS@);
 const DAY = 86400000; // milliseconds
 const DATE = /^(\d{4}-\d\d-\d\d)(?:[T ](\d{1,2}):(\d\d)(?::(\d\d)(?:\.(\d+))?)?(Z|[+-]\d\d:?\d\d)?)?$/;
@@ -177,7 +203,7 @@ function valueOf(row, field) {
   const cell = row[field.@PLACE@];
   const number = cell instanceof Date ? cell.getTime() : cell;
   const isMissing = typeof cell === "string" ? field.missing.includes(cell.trim()) : Number.isNaN(number ?? NaN);
-  if (isMissing && !Number.isNaN(field.center)) return null;
+  if (isMissing && !Number.isNaN(field.operations[0][2])) return null;
   const value = isMissing ? undefined : READ[field.kind](cell, field);
   if (typeof value === "string" || Number.isFinite(value)) return value;
   const got = typeof cell === "string" ? JSON.stringify(cell.slice(0, 80)) : String(cell).slice(0, 80);
@@ -189,23 +215,14 @@ function relative(row) {
 @CHECK@  const features = [];
   for (const field of FIELDS) {
     const value = valueOf(row, field);
-    const isMissing = value === null;
-    const codes = {};
-    if (field.kind === "text") {
-      codes.level = field.codes.get(value) ?? field.levels.length;
-    } else {
-      features.push(isMissing ? field.center : value - field.start);
-      if (field.masked) features.push(isMissing ? 1 : 0);
-      const date = new Date(Math.floor(value) * DAY);
-      const time = Math.floor((value - Math.floor(value)) * DAY + 0.5); // in milliseconds
-      codes.month = date.getUTCMonth();
-      codes.weekday = (date.getUTCDay() + 6) % 7;
-      codes.hour = Math.floor(time / 3600000) % 24;
-      codes.minute = Math.floor(time / 60000) % 60;
+    const numbers = {};
+    if (field.kind === "text") numbers.level = field.codes.get(value) ?? field.levels.length;
+    if (field.kind === "date") {
+      const day = Math.floor(value);
+      const time = Math.floor((value - day) * DAY + 0.5);
+      for (const [part, number] of Object.entries(PERIODS)) numbers[part] = number(day, time);
     }
-    for (const [part, rows] of Object.entries(field.tables)) {
-      features.push(...rows[isMissing ? rows.length - 1 : codes[part]]);
-    }
+    for (const [name, ...parts] of field.operations) features.push(...OPERATIONS[name](value, numbers, ...parts));
   }
   return Float32Array.from(features, (feature, j) => feature - ZERO[j]);
 }

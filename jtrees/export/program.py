@@ -1,7 +1,6 @@
 """A tree or a forest as plain arrays: the common part of all export formats."""
 
-from collections.abc import Mapping, Sequence
-import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -172,8 +171,3 @@ def program_of(model: Any) -> Program:
         if (numbers := getattr(program, name)) is not None and not (finite := np.isfinite(numbers)).all():
             raise ValueError(f"model must hold finite numbers, got {numbers[~finite][0]} in its {name}")
     return program
-
-
-def fill_template(template: str, parts: Mapping[str, Any]) -> str:
-    """Returns a template with a part in the place of each ``@KEY@``. Parts may hold any text, such as ``@KEY@``."""
-    return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), template)

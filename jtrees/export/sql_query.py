@@ -10,8 +10,10 @@ import numpy as np
 from jtrees import io
 from jtrees.export.encoding import Field
 from jtrees.export.program import Program, program_of
+from jtrees.export.template import fill, sql_literal, sql_name
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
+from jtrees.tables.program import Operation
 from jtrees.validation import quoted, quoted_list
 
 _SPLITTER = "536870913.0"  # 2^29 + 1, which splits a double into its first 24 bits and the rest (Veltkamp 1968)
@@ -79,7 +81,7 @@ def to_sql(
     if repeated := _repeated([field.name for field in fields]):
         raise ValueError(f"columns must have different names in SQL, got {quoted_list(repeated)}: rename them")
     keys = [keys] if isinstance(keys, str) else list(keys)
-    qualified = ".".join(map(_name, [table] if isinstance(table, str) else table))
+    qualified = ".".join(map(sql_name, [table] if isinstance(table, str) else table))
     statement = _statement(program, fields, qualified, keys, _output_names(program, keys, class_names))
     with io.written_whole(path) as file:
         file.write(statement.encode())
@@ -109,71 +111,115 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 def _statement(program: Program, fields: list[Field], table: str, keys: list[str], names: list[str]) -> str:
     """Returns a chain of subqueries: columns, features, the levels of all trees, values of leaves, and their sums."""
-    row = ['"row"', *(f'"key_{i}"' for i in range(len(keys)))]
+    key_names = [f'"key_{i}"' for i in range(len(keys))]
     features = [f'"z{j}"' for j in range(len(program.zero))]
+    weights = [f'"w{j}"' for j in range(len(program.zero))]
     sums = [f'"sum_{k}"' for k in range(len(program.offset))]
-    columns = {'"row"': "ROW_NUMBER() OVER ()"}
-    columns |= {name: f'"t".{_name(key)}' for name, key in zip(row[1:], keys, strict=True)}
-    columns |= {f'"x{i}"': _value(field, f'"t".{_name(field.name)}') for i, field in enumerate(fields)}
+    columns = [f'"t".{sql_name(key)} AS {name}' for key, name in zip(keys, key_names, strict=True)]
+    values = [_value(field, f'"t".{sql_name(field.name)}') for field in fields]
+    columns += [f'{value} AS "x{i}"' for i, value in enumerate(values)]
+    relative = [f"{code} AS {name}" for code, name in zip(_features(program, fields), features, strict=True)]
+    bounds = ', "lower", "upper"' if program.lower is not None else ""
+    linear = program.coefficients is not None
+    splits, leaves = _tables(program)
+    outputs = dict(zip([*keys, *names], [*key_names, *_linked(program.link, sums), '"leaf"'], strict=False))
 
-    queries = _tables(program)
-    queries["jtrees_columns"] = _select(columns, f'{table} AS "t"')
-    relative = dict(zip(features, _features(program, fields), strict=True))
-    queries["jtrees_features"] = _select(_copied(row) | relative, '"jtrees_columns"')
-
-    right = f"CASE {_score(features)} > 0 WHEN TRUE THEN 2 WHEN FALSE THEN 1 END"
-    split = {'"tree"': '"s"."tree"', '"node"': f'2 * "s"."node" + {right}'}
-    previous, node = "jtrees_features", '"s"."node" = 0'
+    row, previous, levels = {"ROW": ", ".join(['"row"', *key_names])}, "jtrees_features", ""
+    split = row | {"Z": ", ".join(features), "SCORE": _score(features)}
     for level in range(program.depth):
-        source = f'"{previous}" AS "r" LEFT JOIN "jtrees_splits" AS "s" ON {node}'
-        previous, node = f"jtrees_level_{level}", '"s"."tree" = "r"."tree" AND "s"."node" = "r"."node"'
-        queries[previous] = _select(_copied(row + features) | split, source)
+        node = _NODE if level else '"s"."node" = 0'
+        levels += fill(_LEVEL, LEVEL=level, PREVIOUS=previous, NODE=node, **split)
+        previous = f"jtrees_level_{level}"
+    return fill(
+        _TEMPLATE,
+        WHAT=program.described(),
+        WEIGHTS=", ".join(weights),
+        SPLITS=splits,
+        COEFFICIENTS=f", {', '.join(weights)}" if linear else "",
+        LEAVES=leaves,
+        COLUMNS=",\n  ".join(['ROW_NUMBER() OVER () AS "row"', *columns]),
+        TABLE=table,
+        FEATURES=",\n  ".join(relative),
+        LEVELS=levels,
+        NODES=program.bias.shape[1],
+        VALUE=_sum(['"value"', *(_products(features) if linear else [])]),
+        BOUNDS=bounds,
+        PREVIOUS=previous,
+        NODE=_NODE,
+        SUMS=",\n  ".join(f"{code} AS {name}" for code, name in zip(_sums(program), sums, strict=True)),
+        OUTPUTS=",\n  ".join(f"{code} AS {sql_name(name)}" for name, code in outputs.items()),
+        **row,
+    )
 
-    value = {'"leaf"': f'"s"."node" - {program.bias.shape[1]}', '"value"': '"value"'}
-    if program.coefficients is not None:
-        value['"value"'] = _sum(['"value"', *(f'"w{j}" * {z}' for j, z in enumerate(features))])
-    value |= _copied(['"output"'] + ['"lower"', '"upper"'] * (program.lower is not None))
-    source = f'"{previous}" AS "r" LEFT JOIN "jtrees_leaves" AS "s" ON {node}'
-    queries["jtrees_values"] = _select(_copied(row) | value, source)
-    total = {'"leaf"': 'MAX("leaf")'} | dict(zip(sums, _sums(program), strict=True))
-    queries["jtrees_sums"] = _select(_copied(row) | total, f'"jtrees_values"\nGROUP BY {", ".join(row)}')
 
-    outputs = [*row[1:], *_linked(program.link, sums), '"leaf"']
-    result = _select(dict(zip(map(_name, keys + names), outputs, strict=False)), '"jtrees_sums"\nORDER BY "row"')
-    listed = ", ".join(f"{name} AS (\n{query}\n)" for name, query in queries.items())
-    return f"{_HEADER.format(program.described())}WITH {listed}\n{result};\n"
-
-
-_HEADER = """\
--- {}, written by jtrees.
+_TEMPLATE = """\
+-- @WHAT@, written by jtrees.
 -- x: values of columns. z: features relative to the origin, rounded to single precision by the factor 2^29 + 1.
 -- The limits keep a database from merging the subqueries, which would compute shared columns many times.
+WITH "jtrees_splits" ("tree", "node", "bias", @WEIGHTS@) AS (
+VALUES
+@SPLITS@
+), "jtrees_leaves" ("tree", "node", "output", "value"@BOUNDS@@COEFFICIENTS@) AS (
+VALUES
+@LEAVES@
+), "jtrees_columns" AS (
+SELECT
+  @COLUMNS@
+FROM @TABLE@ AS "t"
+LIMIT 9223372036854775807
+), "jtrees_features" AS (
+SELECT
+  @ROW@,
+  @FEATURES@
+FROM "jtrees_columns"
+LIMIT 9223372036854775807
+@LEVELS@), "jtrees_values" AS (
+SELECT
+  @ROW@,
+  "s"."node" - @NODES@ AS "leaf",
+  @VALUE@ AS "value",
+  "output"@BOUNDS@
+FROM "@PREVIOUS@" AS "r" LEFT JOIN "jtrees_leaves" AS "s" ON @NODE@
+LIMIT 9223372036854775807
+), "jtrees_sums" AS (
+SELECT
+  @ROW@,
+  MAX("leaf") AS "leaf",
+  @SUMS@
+FROM "jtrees_values"
+GROUP BY @ROW@
+LIMIT 9223372036854775807
+)
+SELECT
+  @OUTPUTS@
+FROM "jtrees_sums"
+ORDER BY "row"
+LIMIT 9223372036854775807;
 """
 
+_LEVEL = """\
+), "jtrees_level_@LEVEL@" AS (
+SELECT
+  @ROW@,
+  @Z@,
+  "s"."tree" AS "tree",
+  2 * "s"."node" + CASE @SCORE@ > 0 WHEN TRUE THEN 2 WHEN FALSE THEN 1 END AS "node"
+FROM "@PREVIOUS@" AS "r" LEFT JOIN "jtrees_splits" AS "s" ON @NODE@
+LIMIT 9223372036854775807
+"""
 
-def _copied(columns: Iterable[str]) -> dict[str, str]:
-    return {column: column for column in columns}
+_NODE = '"s"."tree" = "r"."tree" AND "s"."node" = "r"."node"'
 
 
-def _select(columns: dict[str, str], source: str) -> str:
-    listed = ",\n".join(f"  {value}" + f" AS {name}" * (value != name) for name, value in columns.items())
-    return f"SELECT\n{listed}\nFROM {source}\nLIMIT 9223372036854775807"
-
-
-def _tables(program: Program) -> dict[str, str]:
-    """Returns tables of all splits, and of all outputs of leaves. In a tree, leaves are the nodes after the splits."""
+def _tables(program: Program) -> tuple[str, str]:
+    """Returns rows of all splits, and of all outputs of leaves. In a tree, leaves are the nodes after the splits."""
     trees, nodes, p = program.weights.shape
-    weights = ", ".join(f'"w{j}"' for j in range(p))
     splits = np.dstack([program.bias, program.weights.astype(np.float64)]).reshape(trees * nodes, p + 1)
-    optional = [(program.lower, '"lower"'), (program.upper, '"upper"'), (program.coefficients, weights)]
-    parts = [program.intercept, *(values for values, _ in optional if values is not None)]
-    leaves = np.concatenate([part.reshape(program.intercept.size, -1) for part in parts], axis=1, dtype=np.float64)
-    names = ", ".join(['"tree", "node", "output", "value"', *(name for values, name in optional if values is not None)])
+    parts = [program.intercept, program.lower, program.upper, program.coefficients]
+    parts = [part.reshape(program.intercept.size, -1) for part in parts if part is not None]
+    leaves = np.concatenate(parts, axis=1, dtype=np.float64)
     numbered = [(tree, nodes + leaf, k) for tree, leaf, k in np.ndindex(program.intercept.shape)]
-    return {
-        f'"jtrees_splits" ("tree", "node", "bias", {weights})': _rows(list(np.ndindex(trees, nodes)), splits),
-        f'"jtrees_leaves" ({names})': _rows(numbered, leaves),
-    }
+    return _rows(list(np.ndindex(trees, nodes)), splits), _rows(numbered, leaves)
 
 
 def _rows(places: Sequence[tuple[int, ...]], numbers: np.ndarray) -> str:
@@ -181,51 +227,63 @@ def _rows(places: Sequence[tuple[int, ...]], numbers: np.ndarray) -> str:
     rows = [[*map(str, place), *map(_number, values)] for place, values in zip(places, numbers, strict=True)]
     width = numbers.shape[1]
     rows[0][-width:] = [f"CAST({number} AS DOUBLE PRECISION)" for number in rows[0][-width:]]
-    return "VALUES\n" + ",\n".join(f"({', '.join(row)})" for row in rows)
+    return ",\n".join(f"({', '.join(row)})" for row in rows)
 
 
 def _value(field: Field, column: str) -> str:
     """Returns the value of a column: a number, NULL if it is missing, or the number of a level's row."""
     text = f"TRIM(CAST({column} AS VARCHAR))"
     if field.kind == "boolean":  # as text, because PostgreSQL has booleans, and SQLite has 0 and 1
-        cases = " ".join(f"WHEN {_text(word)} THEN {number}" for word, number in BOOLEANS.items())
+        cases = " ".join(f"WHEN {sql_literal(word)} THEN {number}" for word, number in BOOLEANS.items())
         return f"CAST(CASE LOWER({text}) {cases} END AS DOUBLE PRECISION)"
-    missing = f" OR {text} IN ({', '.join(map(_text, field.missing))})" if field.missing else ""
+    missing = f" OR {text} IN ({', '.join(map(sql_literal, field.missing))})" if field.missing else ""
     if field.kind == "number":  # in PostgreSQL, NaN and its negative are larger than any number
         number = f"CAST({column} AS DOUBLE PRECISION)"
         is_nan = f"WHEN {number} > {_LARGEST} AND -{number} > {_LARGEST} THEN NULL"
         return f"CASE WHEN {column} IS NULL{missing} THEN NULL {is_nan} ELSE {number} END"
-    levels = "".join(f"WHEN {text} = {_text(level)} THEN {i} " for i, level in enumerate(field.levels))
+    levels = "".join(f"WHEN {text} = {sql_literal(level)} THEN {i} " for i, level in enumerate(field.levels))
     count = len(field.levels)
     return f"CASE WHEN {column} IS NULL{missing} THEN {count + 1} {levels}ELSE {count} END"
 
 
 def _features(program: Program, fields: list[Field]) -> list[str]:
     """Returns the features relative to the origin in single precision, in which SQL has no numbers in all databases."""
-    zeros, relative = iter(program.zero), []
-    constant = lambda value, zero: _number(np.float32(value - zero))
+    relative: list[str] = []
     for i, field in enumerate(fields):
-        column = f'"x{i}"'
-        if field.kind != "text":
-            zero = next(zeros)
-            number = f"({column} - {_number(zero)})" if zero else column
-            rounded = f"{_SPLITTER} * {number} - ({_SPLITTER} * {number} - {number})"
-            default = "NULL" if np.isnan(field.center) else constant(field.center, zero)
-            in_range = f"WHEN {column} BETWEEN -{_LARGEST} AND {_LARGEST} THEN {rounded}"
-            relative.append(f"CASE WHEN {column} IS NULL THEN {default} {in_range} END")
-            if field.masked:
-                zero = next(zeros)
-                cases = [constant(1, zero), constant(0, zero)]
-                relative.append(_lookup(f"CASE WHEN {column} IS NULL THEN 0 ELSE 1 END", cases))
-        for rows in field.tables.values():
-            for values in rows.T:
-                zero = next(zeros)
-                constants = [constant(value, zero) for value in values]
-                relative.append(_lookup(column, constants))
+        for operation in field.operations:
+            zeros = program.zero[len(relative) : len(relative) + operation.width]
+            relative += _OPERATIONS[operation.name](operation, f'"x{i}"', zeros)
     return relative
 
 
-def _lookup(code: str, values: Sequence[str]) -> str:
+def _difference(operation: Operation, column: str, zeros: np.ndarray) -> list[str]:
+    """Returns the feature of a number. ``start`` is 0, because only dates have another start."""
+    number = f"({column} - {_number(zeros[0])})" if zeros[0] else column
+    rounded = f"{_SPLITTER} * {number} - ({_SPLITTER} * {number} - {number})"
+    default = "NULL" if np.isnan(operation.center) else _constant(operation.center, zeros[0])
+    in_range = f"WHEN {column} BETWEEN -{_LARGEST} AND {_LARGEST} THEN {rounded}"
+    return [f"CASE WHEN {column} IS NULL THEN {default} {in_range} END"]
+
+
+def _missing(operation: Operation, column: str, zeros: np.ndarray) -> list[str]:
+    cases = [_constant(1, zeros[0]), _constant(0, zeros[0])]
+    return [_case(f"CASE WHEN {column} IS NULL THEN 0 ELSE 1 END", cases)]
+
+
+def _lookup(operation: Operation, column: str, zeros: np.ndarray) -> list[str]:
+    features = zip(operation.table.T, zeros, strict=True)
+    return [_case(column, [_constant(value, zero) for value in values]) for values, zero in features]
+
+
+# The code of the features of each operation of a column's program, relative to the origin.
+_OPERATIONS = {"difference": _difference, "missing": _missing, "lookup": _lookup}
+
+
+def _constant(value: float, zero: float) -> str:
+    return _number(np.float32(value - zero))
+
+
+def _case(code: str, values: Sequence[str]) -> str:
     """Returns the value of a code. The type of the last value makes PostgreSQL compute in double precision."""
     default = Counter(values).most_common(1)[0][0]
     default_value = f"CAST({default} AS DOUBLE PRECISION)"
@@ -233,9 +291,13 @@ def _lookup(code: str, values: Sequence[str]) -> str:
     return f"CASE {code} {cases} ELSE {default_value} END" if cases else default_value
 
 
+def _products(features: Sequence[str]) -> list[str]:
+    return [f'"w{j}" * {z}' for j, z in enumerate(features)]
+
+
 def _score(features: Sequence[str]) -> str:
     """Returns the score of a split, in four partial sums, in the order of jtrees."""
-    terms = [f'"w{j}" * {z}' for j, z in enumerate(features)]
+    terms = _products(features)
     a, b, c, d = (" + ".join(['"bias"'] * (i == 0) + terms[i::4]) for i in range(4))
     return _sum(f"({part})" for part in (a, b, c, d) if part)
 
@@ -280,17 +342,3 @@ def _sum(terms: Iterable[str]) -> str:
 def _number(value: Any) -> str:
     """Returns a number as the shortest text that reads back as itself in double precision."""
     return repr(float(value))
-
-
-def _name(text: str) -> str:
-    return _delimited(text, '"')
-
-
-def _text(text: str) -> str:
-    return _delimited(text, "'")
-
-
-def _delimited(text: str, mark: str) -> str:
-    if "\0" in text or "\r" in text:  # a file that is read as text has other ends of lines
-        raise ValueError(f"names and levels must have no null character or carriage return in SQL, got {quoted(text)}")
-    return mark + text.replace(mark, 2 * mark) + mark
