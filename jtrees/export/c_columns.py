@@ -7,9 +7,9 @@ import numpy as np
 
 from jtrees.export.c_text import Source, number
 from jtrees.export.encoding import Field, codes_of
-from jtrees.export.template import c_comment, c_literal
+from jtrees.export.template import c_comment, c_literal, period_code
 from jtrees.tables.frame import Frame
-from jtrees.tables.periods import PERIODS, level_number
+from jtrees.tables.periods import PERIODS
 from jtrees.tables.program import Operation
 from jtrees.validation import quoted
 
@@ -42,13 +42,11 @@ class Columns:
         """Writes the declarations. If ``named``, a row is a struct, otherwise an array with columns by position."""
         self.source, self.fields, self.named = source, fields, named
         self.row = source.fill("$_row" if named else "double")
-        members, constants = (
-            _Names(set(_RESERVED.split())),
-            _Names({"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"}),
-        )
+        members = _Names(set(_RESERVED.split()))
+        constants = _Names({"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"})
         self.members = [members(field.name) for field in fields]
         levels = {
-            field.name: [constants(f"{member}_{level}".upper()) for level in (*field.levels, "other", "missing")]
+            field.name: [constants(f"{member}_{level}".upper()) for level in (*field.column.levels, "other", "missing")]
             for field, member in zip(fields, self.members, strict=True)
             if field.kind == "text"
         }
@@ -77,42 +75,28 @@ class Columns:
         lines = []
         for field, member in zip(self.fields, self.members, strict=True):
             kind, description = "int" if field.kind == "text" else "double", kinds[field.kind]
-            description = "a duration in days, a time of day since midnight" if field.durations else description
+            description = "a duration in days, a time of day since midnight" if field.column.durations else description
             lines.append(f"  {kind} {member}; /* {c_comment(field.name)}: {description} */")
         return self.source.fill(_STRUCT, MEMBERS="\n".join(lines))
 
     def test_rows(self, rows: Frame) -> tuple[str, str]:
         """Returns the declarations of the self-test's rows, and the lines that set ``x`` to row ``i``."""
-        numbers = [field for field in self.fields if field.kind != "text"]
-        width = max((field.place for field in self.fields), default=0) + 1
-        gaps = np.stack([rows.columns[field.name].missing for field in numbers], axis=1) if numbers else None
-        values = {field.name: rows.columns[field.name] for field in self.fields}
-        cells = {
-            field.name: codes_of(field, values[field.name])
-            if field.kind == "text"
-            else np.where(values[field.name].missing, 0.0, values[field.name].values)
-            for field in self.fields
-        }
-        if self.named:
-            row_text = lambda i: ", ".join(
-                number(cells[f.name][i], "int" if f.kind == "text" else "double") for f in self.fields
-            )
-            listed = ",\n".join("{" + row_text(i) + "}" for i in range(len(rows)))
-            declared = self.source.fill(_TEST_ROWS, COUNT=len(rows), ROWS=listed)
-            lines = ["    $_row x = $_test_x[i];"]
-        else:
-            array = np.zeros((len(rows), width))
-            for field in self.fields:
-                array[:, field.place] = cells[field.name]
-            declared = self.source.table("double", "test_x", array) + "\n"
-            lines = [f"    double x[{width}];", f"    for (int j = 0; j < {width}; j++) x[j] = $_test_x[i][j];"]
-        if gaps is not None and gaps.any():
-            declared += self.source.table("int", "test_gaps", gaps) + "\n"
-            for j, field in enumerate(numbers):
-                place = f"x.{self.members[self.fields.index(field)]}" if self.named else f"x[{field.place}]"
-                lines.append(f"    if ($_test_gaps[i][{j}]) {place} = zero / zero;")
+        width, cells, gaps = max(field.place for field in self.fields) + 1, [], []
+        lines = ["    $_row x;" if self.named else f"    double x[{width}] = {{0}};"]
+        for j, (field, member) in enumerate(zip(self.fields, self.members, strict=True)):
+            raw, target = rows.columns[field.name], f"x.{member}" if self.named else f"x[{field.place}]"
+            if field.kind == "text":
+                cells.append(codes_of(field, raw))
+                lines.append(f"    {target} = (int)$_test_x[i][{j}];")
+            else:
+                cells.append(np.where(raw.missing, 0.0, raw.values))
+                lines.append(f"    {target} = $_test_gaps[i][{len(gaps)}] ? zero / zero : $_test_x[i][{j}];")
+                gaps.append(raw.missing)
+        tables = [self.source.table("double", "test_x", np.stack(cells, axis=1))]
+        if gaps:
+            tables.append(self.source.table("int", "test_gaps", np.stack(gaps, axis=1)))
             lines.insert(0, "    const volatile double zero = 0;")
-        return declared, self.source.fill("\n".join(lines))
+        return "\n".join([*tables, ""]), self.source.fill("\n".join(lines))
 
 
 def _operation(source: Source, operation: Operation, value: str, place: int, table: str) -> str:
@@ -131,19 +115,19 @@ def _calendar(source: Source) -> str:
     """Returns the functions of the periods of dates."""
     functions = [source.fill(_DAYS)]
     for name, period in PERIODS.items():
-        code = source.fill(level_number(name, _UNITS, _STEPS))
+        code = source.fill(period_code(name, _STEPS, **_UNITS))
         functions.append(source.fill(_PERIOD, NAME=name, FIRST=period.levels[0], CODE=code))
     return "\n".join(functions)
 
 
 def _level_functions(source: Source, member: str, field: Field, names: list[str]) -> str:
-    texts, count = (*field.levels, *field.missing), len(field.levels)
+    texts, count = (*field.column.levels, *field.missing), len(field.column.levels)
     if cut := [level for level in texts if "\0" in level]:
         column = quoted(field.name)
         raise ValueError(f"levels must have no null character in C, got {quoted(cut[0])} of the column {column}")
     constants = ",\n".join(
         source.fill("  $$_@NAME@ /* @LEVEL@ */", NAME=name, LEVEL=c_comment(level))
-        for name, level in zip(names, (*field.levels, "any other", "none"), strict=True)
+        for name, level in zip(names, (*field.column.levels, "any other", "none"), strict=True)
     )
     listed = ", ".join(map(c_literal, texts))
     sizes, ends = {"ALL": len(texts), "COUNT": count}, {"OTHER": names[-2], "MISSING": names[-1]}
@@ -183,12 +167,7 @@ _OPERATIONS = {
 
 # The code of the units and the steps of the calendar. Only remainders are taken of numbers below 0.
 _UNITS = {"day": "$_whole_days(days)", "time": "$_milliseconds(days)"}
-_STEPS = {
-    "+": lambda value, number: f"({value} + {number})",
-    "*": lambda value, number: f"{value} * {number}",
-    "//": lambda value, number: f"{value} / {number}",
-    "%": lambda value, number: f"({value} % {number} + {number}) % {number}",
-}
+_STEPS = {"+": "({0} + {1})", "*": "{0} * {1}", "//": "{0} / {1}", "%": "({0} % {1} + {1}) % {1}"}
 
 _DAYS = """\
 static inline long long $_whole_days(double days) {
@@ -213,8 +192,6 @@ typedef struct {
 @MEMBERS@
 } $_row;
 """
-
-_TEST_ROWS = "static const $_row $_test_x[@COUNT@] = {@ROWS@};\n"
 
 _ENCODE = """\
 static inline void $_encode(const @ROW@ *x, double *out) {

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jtrees.tables import TableEncoder
-from jtrees.tables.cells import PLAIN, Reading
-from jtrees.tables.frame import Frame, RawColumn, level_codes
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, level_codes
 from jtrees.tables.program import Operation
 from jtrees.validation import quoted
 
@@ -20,24 +19,21 @@ class Field(NamedTuple):
     Attributes:
       name: name of the column.
       place: position of the column in the raw table.
-      kind: ``"number"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``.
+      column: what the column holds.
       operations: the program of the column.
-      levels: the levels of text that have a row in the tables.
       missing: texts that mean a missing value.
-      zone: time zone of dates, as in :class:`jtrees.tables.ColumnSchema`.
-      reading: format in which text is read as numbers or dates.
-      durations: whether the numbers are durations in days.
     """
 
     name: str
     place: int
-    kind: str
+    column: ColumnSchema
     operations: tuple[Operation, ...]
-    levels: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    zone: str | None = None
-    reading: Reading = PLAIN["number"]
-    durations: bool = False
+
+    @property
+    def kind(self) -> str:
+        """``"number"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``."""
+        return self.column.kind
 
 
 def fields_of(encoder: TableEncoder) -> list[Field]:
@@ -52,8 +48,7 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
     for place, (name, column) in enumerate(schema.columns.items()):
         if name in encoder.encodings:
             missing = tuple(text for text in schema.missing if text not in column.training_levels)
-            levels = encoder.encodings[name].operations, column.levels, missing
-            fields.append(Field(name, place, column.kind, *levels, column.zone, column.text_reading, column.durations))
+            fields.append(Field(name, place, column, encoder.encodings[name].operations, missing))
     return fields
 
 
@@ -61,7 +56,7 @@ def number_fields(names: Sequence[str], medians: np.ndarray | None) -> list[Fiel
     """Returns the columns of an array. Without medians, the feature of a missing number is NaN."""
     centers = np.full(len(names), np.nan) if medians is None else medians
     operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
-    return [Field(name, j, "number", operations[j]) for j, name in enumerate(names)]
+    return [Field(name, j, ColumnSchema("number"), operations[j]) for j, name in enumerate(names)]
 
 
 def new_level(levels: tuple[str, ...]) -> str:
@@ -98,4 +93,4 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
 
 def codes_of(field: Field, raw: RawColumn) -> np.ndarray:
     """Returns the row of each level in the field's table, ``(n,)``."""
-    return level_codes(field.levels, raw)
+    return level_codes(field.column.levels, raw)

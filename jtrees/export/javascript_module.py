@@ -8,11 +8,11 @@ import numpy as np
 from jtrees import io
 from jtrees.export.encoding import Field
 from jtrees.export.program import Program, program_of
-from jtrees.export.template import array, fill, javascript_literal
+from jtrees.export.template import array, fill, javascript_literal, period_code
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
-from jtrees.tables.periods import PERIODS, level_number
+from jtrees.tables.periods import PERIODS
 
 
 def to_javascript(model: Any, path: str | os.PathLike) -> None:
@@ -53,8 +53,7 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
 
 def _source(program: Program, fields: list[Field], width: int) -> str:
     named = program.encoder is not None and program.encoder.schema.named
-    arrays = ("weights", "bias", "intercept", "coefficients", "lower", "upper", "zero", "offset")
-    periods = [f"  {name}: (day, time) => {level_number(name, _UNITS, _STEPS)}," for name in PERIODS]
+    periods = [f"  {name}: (day, time) => {period_code(name, _STEPS)}," for name in PERIODS]
     return fill(
         _TEMPLATE,
         WHAT=program.described(),
@@ -64,7 +63,7 @@ def _source(program: Program, fields: list[Field], width: int) -> str:
         FIELDS=",\n".join(f"  {javascript_literal(_column(field))}" for field in fields),
         PERIODS="\n".join(periods),
         BOOLEANS=javascript_literal(list(BOOLEANS.items())),
-        TABLES="\n".join(f"const {name.upper()} = {_array(getattr(program, name))};" for name in arrays),
+        TABLES="\n".join(f"const {name.upper()} = {_array(values)};" for name, values in program.arrays.items()),
         CHECK=_CHECK_OBJECT if named else fill(_CHECK_ARRAY, WIDTH=width),
         PLACE="name" if named else "place",
         DIVISOR=program.divisor,
@@ -76,21 +75,16 @@ def _source(program: Program, fields: list[Field], width: int) -> str:
 
 def _column(field: Field) -> dict[str, Any]:
     """Returns the description of a column as plain data."""
-    arguments = {
-        "difference": lambda operation: [operation.start, operation.center],
-        "missing": lambda _: [],
-        "lookup": lambda operation: [operation.part, operation.table.tolist()],
-    }
-    operations = [[operation.name, *arguments[operation.name](operation)] for operation in field.operations]
-    keys = ("name", "place", "kind", "missing", "levels")
-    dates = {"zoned": field.reading.zoned, "zone": None if field.zone == OFFSETS else field.zone}
-    return {key: getattr(field, key) for key in keys} | dates | {"operations": operations}
+    plain = lambda argument: argument.tolist() if isinstance(argument, np.ndarray) else argument
+    operations = [[operation.name, *map(plain, operation.arguments)] for operation in field.operations]
+    column = {key: getattr(field, key) for key in ("name", "place", "kind", "missing")}
+    column |= {"levels": field.column.levels, "zoned": field.column.text_reading.zoned}
+    return column | {"zone": None if field.column.zone == OFFSETS else field.column.zone, "operations": operations}
 
 
 def _array(values: np.ndarray | None) -> str:
-    if values is None:
-        return "null"
-    return f"float32({array(values)})" if values.dtype == np.float32 else array(values)
+    text = "null" if values is None else array(values)
+    return f"float32({text})" if values is not None and values.dtype == np.float32 else text
 
 
 _CHECK_OBJECT = """\
@@ -116,14 +110,8 @@ _LINKS = {
     "sorted": "  out.sort((a, b) => a - b);\n",
 }
 
-# The code of the units and the steps of the calendar.
-_UNITS = {"day": "day", "time": "time"}
-_STEPS = {
-    "+": lambda value, number: f"({value} + {number})",
-    "*": lambda value, number: f"{value} * {number}",
-    "//": lambda value, number: f"Math.floor({value} / {number})",
-    "%": lambda value, number: f"({value} % {number} + {number}) % {number}",
-}
+# The code of the steps of the calendar.
+_STEPS = {"+": "({0} + {1})", "*": "{0} * {1}", "//": "Math.floor({0} / {1})", "%": "({0} % {1} + {1}) % {1}"}
 
 _TEMPLATE = r"""// @WHAT@, written by jtrees.
 //

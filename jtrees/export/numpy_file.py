@@ -11,11 +11,11 @@ import numpy as np
 from jtrees import io
 from jtrees.export.encoding import MICROSECONDS, Field, fields_of
 from jtrees.export.program import Program, program_of
-from jtrees.export.template import array, fill, python_literal
+from jtrees.export.template import array, fill, period_code, python_literal
 from jtrees.tables import TableEncoder, parse
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.frame import Frame, RawColumn
-from jtrees.tables.periods import PERIODS, level_number
+from jtrees.tables.periods import PERIODS
 
 
 def to_numpy(model: Any, path: str | os.PathLike) -> None:
@@ -48,19 +48,12 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
 def _source(program: Program) -> str:
     test_rows, rows = program.test_rows()
     out, leaf = program.predict(rows), program.leaf(rows)
-    arrays = [("WEIGHTS", program.weights), ("BIAS", program.bias), ("INTERCEPT", program.intercept)]
-    arrays += [("COEFFICIENTS", program.coefficients), ("LOWER", program.lower), ("UPPER", program.upper)]
-    arrays += [("ZERO", program.zero), ("OFFSET", program.offset)]
-    arrays += [
-        ("TEST_LEAF", leaf[:, 0] if program.single else leaf),
-        ("TEST_OUT", out[:, 0] if program.scalar else out),
-    ]
+    tests = {"test_leaf": leaf[:, 0] if program.single else leaf, "test_out": out[:, 0] if program.scalar else out}
     if program.encoder is None:
-        arrays += [("MEDIANS", program.medians)]
         features, test_x = fill(_FEATURES, CHECK=fill(_CHECK_ARRAY, WIDTH=len(program.zero))), _array(rows)
     else:
         features, test_x = _columns_source(program.encoder, test_rows)
-    tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
+    tables = "\n".join(f"{name.upper()} = {_array(values)}" for name, values in (program.arrays | tests).items())
     return fill(
         _TEMPLATE,
         WHAT=program.described(),
@@ -84,7 +77,7 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     else:
         check = fill(_CHECK_ARRAY, WIDTH=len(schema.columns)) + "    x = x.T\n"
         test_x = _array(np.stack([raw.values for raw in test_rows.columns.values()], axis=1))
-    periods = [f'    "{name}": lambda day, time: {level_number(name, _UNITS, _STEPS)},' for name in PERIODS]
+    periods = [f'    "{name}": lambda day, time: {period_code(name, _STEPS)},' for name in PERIODS]
     listed = "\n".join(f"    ({_entry(field, named=schema.named)})," for field in fields)
     parts = {"CHECK": check, "COLUMNS": listed, "PERIODS": "\n".join(periods)}
     return fill(_FEATURES_OF_COLUMNS, MISSING=python_literal(schema.missing), PARSE=_PARSE, **parts), test_x
@@ -92,16 +85,12 @@ def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
 
 def _entry(field: Field, *, named: bool) -> str:
     """Returns the entry of a column in the file."""
-    text_format = field.missing if field.kind == "text" else field.reading.form(field.zone)
-    kind = "durations" if field.durations else field.kind
-    cells = field.name if named else field.place, kind, text_format, field.levels
-    operations = {
-        "difference": lambda operation: f", {float(operation.start)!r}, {float(operation.center)!r}",
-        "missing": lambda _: "",
-        "lookup": lambda operation: f', "{operation.part}", {_array(operation.table)}',
-    }
-    program = [f'["{operation.name}"{operations[operation.name](operation)}]' for operation in field.operations]
-    return f"{', '.join(map(python_literal, cells))}, [{', '.join(program)}]"
+    text_format = field.missing if field.kind == "text" else field.column.text_reading.form(field.column.zone)
+    cells = field.name if named else field.place, field.column.value_kind, text_format, field.column.levels
+    literal = lambda value: _array(value) if isinstance(value, np.ndarray) else python_literal(value)
+    listed = lambda values: f"[{', '.join(values)}]"
+    program = [listed(map(literal, (operation.name, *operation.arguments))) for operation in field.operations]
+    return ", ".join([*map(python_literal, cells), listed(program)])
 
 
 def _column(raw: RawColumn) -> str:
@@ -275,14 +264,8 @@ def _features(x):
     return np.column_stack(out).astype(np.float64)
 """
 
-# The code of the units and the steps of the calendar.
-_UNITS = {"day": "day", "time": "time"}
-_STEPS = {
-    "+": lambda value, number: f"({value} + {number})",
-    "*": lambda value, number: f"{value} * {number}",
-    "//": lambda value, number: f"{value} // {number}",
-    "%": lambda value, number: f"{value} % {number}",
-}
+# The code of the steps of the calendar.
+_STEPS = {"+": "({0} + {1})", "*": "{0} * {1}", "//": "{0} // {1}", "%": "{0} % {1}"}
 
 _SOFTMAX = """\
     out = np.exp(out - out.max(1, keepdims=True))

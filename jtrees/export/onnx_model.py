@@ -207,10 +207,10 @@ _OPERATIONS = {"difference": _difference, "missing": _missing, "lookup": _lookup
 
 def _level(add: _Graph, operation: Operation, field: Field, value: str) -> str:
     """Adds the rows of levels in their table."""
-    if "" in field.levels:
+    if "" in field.column.levels:
         name = quoted(field.name)
         raise ValueError(f"an empty text must be a missing value in ONNX, got a level '' of the column {name}")
-    keys, count = [*field.levels, *field.missing], len(field.levels)
+    keys, count = [*field.column.levels, *field.missing], len(field.column.levels)
     codes = {"values_int64s": [*range(count), *[count + 1] * len(field.missing)], "default_int64": count}
     return add("LabelEncoder", value, domain=_FOR_TEXT, keys_strings=keys, **codes)
 

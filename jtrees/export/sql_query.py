@@ -111,115 +111,73 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 def _statement(program: Program, fields: list[Field], table: str, keys: list[str], names: list[str]) -> str:
     """Returns a chain of subqueries: columns, features, the levels of all trees, values of leaves, and their sums."""
-    key_names = [f'"key_{i}"' for i in range(len(keys))]
+    row = ['"row"', *(f'"key_{i}"' for i in range(len(keys)))]
     features = [f'"z{j}"' for j in range(len(program.zero))]
-    weights = [f'"w{j}"' for j in range(len(program.zero))]
     sums = [f'"sum_{k}"' for k in range(len(program.offset))]
-    columns = [f'"t".{sql_name(key)} AS {name}' for key, name in zip(keys, key_names, strict=True)]
-    values = [_value(field, f'"t".{sql_name(field.name)}') for field in fields]
-    columns += [f'{value} AS "x{i}"' for i, value in enumerate(values)]
-    relative = [f"{code} AS {name}" for code, name in zip(_features(program, fields), features, strict=True)]
-    bounds = ', "lower", "upper"' if program.lower is not None else ""
-    linear = program.coefficients is not None
-    splits, leaves = _tables(program)
-    outputs = dict(zip([*keys, *names], [*key_names, *_linked(program.link, sums), '"leaf"'], strict=False))
+    columns = {'"row"': "ROW_NUMBER() OVER ()"}
+    columns |= {name: f'"t".{sql_name(key)}' for name, key in zip(row[1:], keys, strict=True)}
+    columns |= {f'"x{i}"': _value(field, f'"t".{sql_name(field.name)}') for i, field in enumerate(fields)}
 
-    row, previous, levels = {"ROW": ", ".join(['"row"', *key_names])}, "jtrees_features", ""
-    split = row | {"Z": ", ".join(features), "SCORE": _score(features)}
+    queries = _tables(program)
+    queries["jtrees_columns"] = _select(columns, f'{table} AS "t"')
+    relative = dict(zip(features, _features(program, fields), strict=True))
+    queries["jtrees_features"] = _select(_copied(row) | relative, '"jtrees_columns"')
+
+    right = f"CASE {_score(features)} > 0 WHEN TRUE THEN 2 WHEN FALSE THEN 1 END"
+    split = {'"tree"': '"s"."tree"', '"node"': f'2 * "s"."node" + {right}'}
+    previous, node = "jtrees_features", '"s"."node" = 0'
     for level in range(program.depth):
-        node = _NODE if level else '"s"."node" = 0'
-        levels += fill(_LEVEL, LEVEL=level, PREVIOUS=previous, NODE=node, **split)
-        previous = f"jtrees_level_{level}"
-    return fill(
-        _TEMPLATE,
-        WHAT=program.described(),
-        WEIGHTS=", ".join(weights),
-        SPLITS=splits,
-        COEFFICIENTS=f", {', '.join(weights)}" if linear else "",
-        LEAVES=leaves,
-        COLUMNS=",\n  ".join(['ROW_NUMBER() OVER () AS "row"', *columns]),
-        TABLE=table,
-        FEATURES=",\n  ".join(relative),
-        LEVELS=levels,
-        NODES=program.bias.shape[1],
-        VALUE=_sum(['"value"', *(_products(features) if linear else [])]),
-        BOUNDS=bounds,
-        PREVIOUS=previous,
-        NODE=_NODE,
-        SUMS=",\n  ".join(f"{code} AS {name}" for code, name in zip(_sums(program), sums, strict=True)),
-        OUTPUTS=",\n  ".join(f"{code} AS {sql_name(name)}" for name, code in outputs.items()),
-        **row,
-    )
+        source = f'"{previous}" AS "r" LEFT JOIN "jtrees_splits" AS "s" ON {node}'
+        previous, node = f"jtrees_level_{level}", '"s"."tree" = "r"."tree" AND "s"."node" = "r"."node"'
+        queries[previous] = _select(_copied(row + features) | split, source)
+
+    value = {'"leaf"': f'"s"."node" - {program.bias.shape[1]}', '"value"': '"value"'}
+    if program.coefficients is not None:
+        value['"value"'] = _sum(['"value"', *(f'"w{j}" * {z}' for j, z in enumerate(features))])
+    value |= _copied(['"output"'] + ['"lower"', '"upper"'] * (program.lower is not None))
+    source = f'"{previous}" AS "r" LEFT JOIN "jtrees_leaves" AS "s" ON {node}'
+    queries["jtrees_values"] = _select(_copied(row) | value, source)
+    total = {'"leaf"': 'MAX("leaf")'} | dict(zip(sums, _sums(program), strict=True))
+    queries["jtrees_sums"] = _select(_copied(row) | total, f'"jtrees_values"\nGROUP BY {", ".join(row)}')
+
+    outputs = [*row[1:], *_linked(program.link, sums), '"leaf"']
+    result = _select(dict(zip(map(sql_name, keys + names), outputs, strict=False)), '"jtrees_sums"\nORDER BY "row"')
+    listed = ", ".join(f"{name} AS (\n{query}\n)" for name, query in queries.items())
+    return fill(_TEMPLATE, WHAT=program.described(), QUERIES=listed, RESULT=result)
 
 
 _TEMPLATE = """\
 -- @WHAT@, written by jtrees.
 -- x: values of columns. z: features relative to the origin, rounded to single precision by the factor 2^29 + 1.
 -- The limits keep a database from merging the subqueries, which would compute shared columns many times.
-WITH "jtrees_splits" ("tree", "node", "bias", @WEIGHTS@) AS (
-VALUES
-@SPLITS@
-), "jtrees_leaves" ("tree", "node", "output", "value"@BOUNDS@@COEFFICIENTS@) AS (
-VALUES
-@LEAVES@
-), "jtrees_columns" AS (
-SELECT
-  @COLUMNS@
-FROM @TABLE@ AS "t"
-LIMIT 9223372036854775807
-), "jtrees_features" AS (
-SELECT
-  @ROW@,
-  @FEATURES@
-FROM "jtrees_columns"
-LIMIT 9223372036854775807
-@LEVELS@), "jtrees_values" AS (
-SELECT
-  @ROW@,
-  "s"."node" - @NODES@ AS "leaf",
-  @VALUE@ AS "value",
-  "output"@BOUNDS@
-FROM "@PREVIOUS@" AS "r" LEFT JOIN "jtrees_leaves" AS "s" ON @NODE@
-LIMIT 9223372036854775807
-), "jtrees_sums" AS (
-SELECT
-  @ROW@,
-  MAX("leaf") AS "leaf",
-  @SUMS@
-FROM "jtrees_values"
-GROUP BY @ROW@
-LIMIT 9223372036854775807
-)
-SELECT
-  @OUTPUTS@
-FROM "jtrees_sums"
-ORDER BY "row"
-LIMIT 9223372036854775807;
+WITH @QUERIES@
+@RESULT@;
 """
 
-_LEVEL = """\
-), "jtrees_level_@LEVEL@" AS (
-SELECT
-  @ROW@,
-  @Z@,
-  "s"."tree" AS "tree",
-  2 * "s"."node" + CASE @SCORE@ > 0 WHEN TRUE THEN 2 WHEN FALSE THEN 1 END AS "node"
-FROM "@PREVIOUS@" AS "r" LEFT JOIN "jtrees_splits" AS "s" ON @NODE@
-LIMIT 9223372036854775807
-"""
 
-_NODE = '"s"."tree" = "r"."tree" AND "s"."node" = "r"."node"'
+def _copied(columns: Iterable[str]) -> dict[str, str]:
+    return {column: column for column in columns}
 
 
-def _tables(program: Program) -> tuple[str, str]:
-    """Returns rows of all splits, and of all outputs of leaves. In a tree, leaves are the nodes after the splits."""
+def _select(columns: dict[str, str], source: str) -> str:
+    listed = ",\n".join(f"  {value}" + f" AS {name}" * (value != name) for name, value in columns.items())
+    return f"SELECT\n{listed}\nFROM {source}\nLIMIT 9223372036854775807"
+
+
+def _tables(program: Program) -> dict[str, str]:
+    """Returns tables of all splits, and of all outputs of leaves. In a tree, leaves are the nodes after the splits."""
     trees, nodes, p = program.weights.shape
+    weights = ", ".join(f'"w{j}"' for j in range(p))
     splits = np.dstack([program.bias, program.weights.astype(np.float64)]).reshape(trees * nodes, p + 1)
-    parts = [program.intercept, program.lower, program.upper, program.coefficients]
-    parts = [part.reshape(program.intercept.size, -1) for part in parts if part is not None]
-    leaves = np.concatenate(parts, axis=1, dtype=np.float64)
+    optional = [(program.lower, '"lower"'), (program.upper, '"upper"'), (program.coefficients, weights)]
+    parts = [program.intercept, *(values for values, _ in optional if values is not None)]
+    leaves = np.concatenate([part.reshape(program.intercept.size, -1) for part in parts], axis=1, dtype=np.float64)
+    names = ", ".join(['"tree", "node", "output", "value"', *(name for values, name in optional if values is not None)])
     numbered = [(tree, nodes + leaf, k) for tree, leaf, k in np.ndindex(program.intercept.shape)]
-    return _rows(list(np.ndindex(trees, nodes)), splits), _rows(numbered, leaves)
+    return {
+        f'"jtrees_splits" ("tree", "node", "bias", {weights})': _rows(list(np.ndindex(trees, nodes)), splits),
+        f'"jtrees_leaves" ({names})': _rows(numbered, leaves),
+    }
 
 
 def _rows(places: Sequence[tuple[int, ...]], numbers: np.ndarray) -> str:
@@ -227,7 +185,7 @@ def _rows(places: Sequence[tuple[int, ...]], numbers: np.ndarray) -> str:
     rows = [[*map(str, place), *map(_number, values)] for place, values in zip(places, numbers, strict=True)]
     width = numbers.shape[1]
     rows[0][-width:] = [f"CAST({number} AS DOUBLE PRECISION)" for number in rows[0][-width:]]
-    return ",\n".join(f"({', '.join(row)})" for row in rows)
+    return "VALUES\n" + ",\n".join(f"({', '.join(row)})" for row in rows)
 
 
 def _value(field: Field, column: str) -> str:
@@ -241,8 +199,8 @@ def _value(field: Field, column: str) -> str:
         number = f"CAST({column} AS DOUBLE PRECISION)"
         is_nan = f"WHEN {number} > {_LARGEST} AND -{number} > {_LARGEST} THEN NULL"
         return f"CASE WHEN {column} IS NULL{missing} THEN NULL {is_nan} ELSE {number} END"
-    levels = "".join(f"WHEN {text} = {sql_literal(level)} THEN {i} " for i, level in enumerate(field.levels))
-    count = len(field.levels)
+    levels = "".join(f"WHEN {text} = {sql_literal(level)} THEN {i} " for i, level in enumerate(field.column.levels))
+    count = len(field.column.levels)
     return f"CASE WHEN {column} IS NULL{missing} THEN {count + 1} {levels}ELSE {count} END"
 
 
@@ -291,13 +249,9 @@ def _case(code: str, values: Sequence[str]) -> str:
     return f"CASE {code} {cases} ELSE {default_value} END" if cases else default_value
 
 
-def _products(features: Sequence[str]) -> list[str]:
-    return [f'"w{j}" * {z}' for j, z in enumerate(features)]
-
-
 def _score(features: Sequence[str]) -> str:
     """Returns the score of a split, in four partial sums, in the order of jtrees."""
-    terms = _products(features)
+    terms = [f'"w{j}" * {z}' for j, z in enumerate(features)]
     a, b, c, d = (" + ".join(['"bias"'] * (i == 0) + terms[i::4]) for i in range(4))
     return _sum(f"({part})" for part in (a, b, c, d) if part)
 

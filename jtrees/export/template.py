@@ -3,13 +3,14 @@
 A name or a level may hold any characters. The rule of a language writes it as a literal, a name or a comment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import json
 import re
 from typing import Any
 
 import numpy as np
 
+from jtrees.tables.periods import level_number
 from jtrees.validation import quoted
 
 
@@ -23,6 +24,19 @@ def array(values: np.ndarray, number: Callable[[Any], str] = str, brackets: str 
     if values.ndim > 1:
         return brackets[0] + ",\n".join(array(row, number, brackets) for row in values) + brackets[1]
     return brackets[0] + ", ".join(map(number, values.tolist())) + brackets[1]
+
+
+def period_code(name: str, steps: Mapping[str, str], *, day: str = "day", time: str = "time") -> str:
+    """Returns code for the number of the level of a period of dates.
+
+    Args:
+      name: name of the period.
+      steps: code of each operation of :class:`jtrees.tables.periods.Period`, in which ``{0}`` stands for a value, and
+        ``{1}`` for a whole number. All but sums need no brackets, because they have equal precedence.
+      day: code of the day.
+      time: code of the time.
+    """
+    return level_number(name, {"day": day, "time": time}, {step: code.format for step, code in steps.items()})
 
 
 def python_literal(value: Any) -> str:

@@ -5,7 +5,7 @@ The number of its features depends only on the schema of the table and the numbe
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,6 +77,12 @@ class Operation(NamedTuple):
     def width(self) -> int:
         """Number of features."""
         return self.table.shape[1]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What the operation needs besides the value."""
+        arguments = {"difference": (self.start, self.center), "missing": (), "lookup": (self.part, self.table)}
+        return arguments[self.name]
 
 
 @io.part
