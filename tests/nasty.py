@@ -128,6 +128,15 @@ LAYOUTS: dict[str, Any] = {
 }
 
 
+# Names and levels that look like templates, like parts of a language, or like the end of a literal or a comment.
+_WORDS = r"""
+@MISSING@ @TABLES@ @PARSE@$$ $ \1 \ a\ it's '' " `${x}` {0} %s % */ /* // -- # ??/ <!-- </script>
+é 価格 🌲 __proto__ constructor NaN( 0x1 1e3
+"""
+TEXTS = _WORDS.split()
+TEXTS += ['a "b" c', "-- x", "a\nb", "a\tb", "\1", "\2", "\x7f", "a\x85b", "a\u2028b", "\u200f", "a\ufeffb", "e\u0301"]
+
+
 def near_ties(depth, p, seed=0, n=2000):
     """A tree, and samples whose score at some node on their way is zero but for rounding in single precision."""
     rng = np.random.default_rng(seed)

@@ -1,8 +1,11 @@
 """Exported files against the model: the same leaf for every row, and the same predictions."""
 
+import ast
 import ctypes
 import datetime
+import json
 import runpy
+import sqlite3
 import subprocess
 import sys
 
@@ -14,13 +17,15 @@ import pytest
 
 import jtrees
 from jtrees import Forest, ObliqueTree, export
+from jtrees.export.template import c_comment, c_literal, javascript_literal, python_literal, sql_literal, sql_name
 from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
-from tests import recipes, sweeps, tables
+from tests import nasty, recipes, sweeps, tables
 from tests.exported_models import (
     FEW,
     FITTED,
     MODELS,
+    NODE,
     RAW,
     STRICT,
     check,
@@ -39,7 +44,7 @@ from tests.exported_models import (
     stacked,
     through_rows,
 )
-from tests.needs import COMPILER, needs_compiler
+from tests.needs import COMPILER, needs_compiler, needs_node
 
 
 @pytest.mark.parametrize("form", forms())
@@ -98,10 +103,38 @@ def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have
 
 
 @pytest.mark.parametrize("form", forms("StableHLO"))
-def test_names_and_levels_may_look_like_parts_of_a_template(form, tmp_path):
-    name, levels = "@COLUMNS@ $x", ["@MISSING@", "@PARSE@ $$", "@TABLES@", "\\1", None]
-    frame = pd.DataFrame({name: levels * 10})
-    check(form, identity_model(frame), frame, tmp_path)
+@pytest.mark.parametrize("name", ["@COLUMNS@ $x", '*/ "\\'])
+def test_names_and_levels_may_look_like_parts_of_a_template(form, name, tmp_path):
+    """Or like the end of a literal or of a comment."""
+    frame = pd.DataFrame({name: [*nasty.TEXTS, None] * 10})
+    check(form, identity_model(frame, np.arange(len(frame)), max_levels=99), frame, tmp_path)
+
+
+TEXTS = list(enumerate(nasty.TEXTS))
+
+
+@needs_compiler
+def test_the_rule_of_escape_of_c(tmp_path):
+    (tmp_path / "model.h").write_text(
+        "".join(f"/* {c_comment(text)} */ static const char text_{i}[] = {c_literal(text)};\n" for i, text in TEXTS)
+    )
+    texts = ", ".join(f"text_{i}" for i, _ in TEXTS)
+    library = compiled(tmp_path / "model.h", f"const char *const texts[] = {{{texts}}};")
+    assert [text.decode() for text in (ctypes.c_char_p * len(TEXTS)).in_dll(library, "texts")] == nasty.TEXTS
+
+
+@needs_node
+def test_the_rule_of_escape_of_javascript(tmp_path):
+    (tmp_path / "texts.mjs").write_text(f"console.log(JSON.stringify({javascript_literal(nasty.TEXTS)}));")
+    done = subprocess.run([NODE, tmp_path / "texts.mjs"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == nasty.TEXTS
+
+
+def test_the_rules_of_escape_of_python_and_sql():
+    assert ast.literal_eval(python_literal(nasty.TEXTS)) == nasty.TEXTS
+    columns = ", ".join(f"{sql_literal(text)} AS {sql_name(text)}" for text in nasty.TEXTS)
+    result = sqlite3.connect(":memory:").execute(f"SELECT {columns}")
+    assert [name for name, *_ in result.description] == nasty.TEXTS and list(result.fetchone()) == nasty.TEXTS
 
 
 def test_a_file_for_numpy_refuses_what_a_model_without_medians_refuses(tmp_path):
@@ -300,6 +333,12 @@ def test_dates_are_those_of_numpy(clock, tmp_path):
     assert parts == set(model.encoder.encodings["day"].lookups)
     for evaluate in (in_onnx, in_numpy, in_c) if COMPILER else (in_onnx, in_numpy):
         np.testing.assert_allclose(evaluate(model, frame, tmp_path)[1], expected_of(model, frame)[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", forms("SQL", "StableHLO"))
+def test_periods_of_dates_have_no_features_without_targets(form, tmp_path):
+    frame = pd.DataFrame({"day": pd.date_range("2024-01-01", periods=40, freq="9D")})
+    check(form, identity_model(frame), frame, tmp_path)
 
 
 @pytest.mark.parametrize("zone", ["America/Sao_Paulo", "offsets"])

@@ -5,9 +5,12 @@ import re
 
 import numpy as np
 
-from jtrees.export.c_text import escaped, number, string, table
+from jtrees.export.c_text import Source, number
 from jtrees.export.encoding import Field, codes_of
+from jtrees.export.template import c_comment, c_literal, period_code
 from jtrees.tables.frame import Frame
+from jtrees.tables.periods import PERIODS
+from jtrees.tables.program import Operation
 from jtrees.validation import quoted
 
 _RESERVED = """
@@ -28,147 +31,108 @@ _LONGEST = 60  # maximum length of a name; C guarantees that 63 characters are s
 
 
 class Columns:
-    """The columns of a model in C. In all texts, ``$`` stands for the prefix, and ``$$`` for the prefix in capitals.
+    """The columns of a model in C.
 
     Attributes:
+      row: the C type of a row, to which an argument points.
       text: declarations of the struct and the enums of named columns, and of ``$_encode(x, out)``.
     """
 
-    def __init__(self, fields: list[Field], *, named: bool):
+    def __init__(self, source: Source, fields: list[Field], *, named: bool):
         """Writes the declarations. If ``named``, a row is a struct, otherwise an array with columns by position."""
-        self.fields, self.named = fields, named
-        members, constants = (
-            _Names(set(_RESERVED.split())),
-            _Names({"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"}),
-        )
+        self.source, self.fields, self.named = source, fields, named
+        self.row = source.fill("$_row" if named else "double")
+        members = _Names(set(_RESERVED.split()))
+        constants = _Names({"FEATURES", "TREES", "DEPTH", "OUTPUTS", "MAIN", "H"})
         self.members = [members(field.name) for field in fields]
-        self.levels = {
-            field.name: [constants(f"{member}_{level}".upper()) for level in (*field.levels, "other", "missing")]
+        levels = {
+            field.name: [constants(f"{member}_{level}".upper()) for level in (*field.column.levels, "other", "missing")]
             for field, member in zip(fields, self.members, strict=True)
             if field.kind == "text"
         }
-        self.text = self._text()
-
-    def _text(self) -> str:
-        parts, start, body = [], 0, []
-        for field, member in zip(self.fields, self.members, strict=True):
+        parts, body, place = [], [], 0
+        if len(levels) < len(fields):
+            parts.append(NO_FAST_MATH)
+        if any(field.kind == "date" and field.operations[-1].part for field in fields):
+            parts.append(_calendar(source))
+        for field, member in zip(fields, self.members, strict=True):
             if field.kind == "text":
-                parts.append(_level_functions(member, field, self.levels[field.name]))
-            value = f"x->{member}" if self.named else f"x[{field.place}]"
-            tables = {part: f"{member}_{part}_features" for part in field.tables}
-            parts += [table("double", tables[part], field.tables[part]) for part in tables]
-            body += _field_lines(field, value, tables, start)
-            start += field.numbers + sum(features.shape[1] for features in field.tables.values())
-        if any(field.tables and field.kind != "text" for field in self.fields):
-            parts.insert(0, _DATES)
-        if any(field.kind != "text" for field in self.fields):
-            parts.insert(0, NO_FAST_MATH)
-        if self.named:
+                parts.append(_level_functions(source, member, field, levels[field.name]))
+            value = f"x->{member}" if named else f"x[{field.place}]"
+            for operation in field.operations:
+                table = f"{member}_{operation.part}_features"
+                if operation.name == "lookup":
+                    parts.append(source.table("double", table, operation.table))
+                body.append(_operation(source, operation, value, place, table))
+                place += operation.width
+        if named:
             parts.append(self._struct())
-        parts.append(f"static inline void $_encode(const {self.row} *x, double *out) {{\n" + "\n".join(body) + "\n}\n")
-        return "\n".join(parts)
-
-    @property
-    def row(self) -> str:
-        """The C type of a row, to which an argument points."""
-        return "$_row" if self.named else "double"
+        parts.append(source.fill(_ENCODE, ROW=self.row, BODY="\n".join(body)))
+        self.text = "\n".join(parts)
 
     def _struct(self) -> str:
         kinds = {"number": "a number", "boolean": "0 or 1", "date": "local days since 1970-01-01", "text": "a level"}
         lines = []
         for field, member in zip(self.fields, self.members, strict=True):
             kind, description = "int" if field.kind == "text" else "double", kinds[field.kind]
-            description = "a duration in days, a time of day since midnight" if field.durations else description
-            lines.append(f"  {kind} {member}; /* {_comment(field.name)}: {description} */")
-        return "/* A row. NaN is a missing number. */\ntypedef struct {\n" + "\n".join(lines) + "\n} $_row;\n"
+            description = "a duration in days, a time of day since midnight" if field.column.durations else description
+            lines.append(f"  {kind} {member}; /* {c_comment(field.name)}: {description} */")
+        return self.source.fill(_STRUCT, MEMBERS="\n".join(lines))
 
     def test_rows(self, rows: Frame) -> tuple[str, str]:
         """Returns the declarations of the self-test's rows, and the lines that set ``x`` to row ``i``."""
-        numbers = [field for field in self.fields if field.kind != "text"]
-        width = max((field.place for field in self.fields), default=0) + 1
-        gaps = np.stack([rows.columns[field.name].missing for field in numbers], axis=1) if numbers else None
-        values = {field.name: rows.columns[field.name] for field in self.fields}
-        cells = {
-            field.name: codes_of(field, values[field.name])
-            if field.kind == "text"
-            else np.where(values[field.name].missing, 0.0, values[field.name].values)
-            for field in self.fields
-        }
-        if self.named:
-            row_text = lambda i: ", ".join(
-                number(cells[f.name][i], "int" if f.kind == "text" else "double") for f in self.fields
-            )
-            listed = ",\n".join("{" + row_text(i) + "}" for i in range(len(rows)))
-            declared = f"static const $_row $_test_x[{len(rows)}] = {{{listed}}};\n"
-            lines = ["    $_row x = $_test_x[i];"]
-        else:
-            array = np.zeros((len(rows), width))
-            for field in self.fields:
-                array[:, field.place] = cells[field.name]
-            declared = table("double", "test_x", array) + "\n"
-            lines = [f"    double x[{width}];", f"    for (int j = 0; j < {width}; j++) x[j] = $_test_x[i][j];"]
-        if gaps is not None and gaps.any():
-            declared += table("int", "test_gaps", gaps) + "\n"
-            for j, field in enumerate(numbers):
-                place = f"x.{self.members[self.fields.index(field)]}" if self.named else f"x[{field.place}]"
-                lines.append(f"    if ($_test_gaps[i][{j}]) {place} = zero / zero;")
+        width, cells, gaps = max(field.place for field in self.fields) + 1, [], []
+        lines = ["    $_row x;" if self.named else f"    double x[{width}] = {{0}};"]
+        for j, (field, member) in enumerate(zip(self.fields, self.members, strict=True)):
+            raw, target = rows.columns[field.name], f"x.{member}" if self.named else f"x[{field.place}]"
+            if field.kind == "text":
+                cells.append(codes_of(field, raw))
+                lines.append(f"    {target} = (int)$_test_x[i][{j}];")
+            else:
+                cells.append(np.where(raw.missing, 0.0, raw.values))
+                lines.append(f"    {target} = $_test_gaps[i][{len(gaps)}] ? zero / zero : $_test_x[i][{j}];")
+                gaps.append(raw.missing)
+        tables = [self.source.table("double", "test_x", np.stack(cells, axis=1))]
+        if gaps:
+            tables.append(self.source.table("int", "test_gaps", np.stack(gaps, axis=1)))
             lines.insert(0, "    const volatile double zero = 0;")
-        return declared, "\n".join(lines)
+        return "\n".join([*tables, ""]), self.source.fill("\n".join(lines))
 
 
-def _field_lines(field: Field, value: str, tables: dict[str, str], start: int) -> list[str]:
-    """Returns the lines that write the features of a column, starting at position ``start``."""
-    lines = []
-    if field.kind != "text":
-        difference = f"{value} - {number(field.start, 'double')}" if field.start else value
-        lines.append(f"  out[{start}] = {value} != {value} ? {number(field.center, 'double')} : {difference};")
-        if field.masked:
-            lines.append(f"  out[{start + 1}] = {value} != {value};")
-    start += field.numbers
-    for part, name in tables.items():
-        last, width = len(field.tables[part]) - 1, field.tables[part].shape[1]
-        if part == "level":
-            code = f"{value} < 0 || {value} > {last} ? {last - 1} : {value}"
-        else:
-            code = f"{value} != {value} ? {last} : $_{part}({value})"
-        lines.append(f"  for (int k = 0; k < {width}; k++) out[{start} + k] = $_{name}[{code}][k];")
-        start += width
-    return lines
+def _operation(source: Source, operation: Operation, value: str, place: int, table: str) -> str:
+    """Returns the statement that writes the features of an operation, from a place on."""
+    last = len(operation.table) - 1
+    if operation.part == "level":
+        code = f"{value} < 0 || {value} > {last} ? {last - 1} : {value}"
+    else:
+        code = source.fill("@X@ != @X@ ? @LAST@ : $_@PERIOD@(@X@)", X=value, LAST=last, PERIOD=operation.part)
+    numbers = {"START": number(operation.start, "double"), "CENTER": number(operation.center, "double")}
+    parts = numbers | {"X": value, "PLACE": place, "TABLE": table, "CODE": code, "WIDTH": operation.width}
+    return source.fill(_OPERATIONS[operation.name], **parts)
 
 
-def _level_functions(member: str, field: Field, names: list[str]) -> str:
-    texts, count = (*field.levels, *field.missing), len(field.levels)
+def _calendar(source: Source) -> str:
+    """Returns the functions of the periods of dates."""
+    functions = [source.fill(_DAYS)]
+    for name, period in PERIODS.items():
+        code = source.fill(period_code(name, _STEPS, **_UNITS))
+        functions.append(source.fill(_PERIOD, NAME=name, FIRST=period.levels[0], CODE=code))
+    return "\n".join(functions)
+
+
+def _level_functions(source: Source, member: str, field: Field, names: list[str]) -> str:
+    texts, count = (*field.column.levels, *field.missing), len(field.column.levels)
     if cut := [level for level in texts if "\0" in level]:
         column = quoted(field.name)
         raise ValueError(f"levels must have no null character in C, got {quoted(cut[0])} of the column {column}")
     constants = ",\n".join(
-        f"  $$_{name} /* {_comment(level)} */"
-        for name, level in zip(names, (*field.levels, "any other", "none"), strict=True)
+        source.fill("  $$_@NAME@ /* @LEVEL@ */", NAME=name, LEVEL=c_comment(level))
+        for name, level in zip(names, (*field.column.levels, "any other", "none"), strict=True)
     )
-    return f"""\
-/* Levels of {_comment(field.name)}. */
-enum {{
-{constants}
-}};
-
-/* The level of a canonical text, such as 1 instead of 1.0. A null pointer is a missing value, as are some texts. */
-static inline int $_{member}_of(const char *text) {{
-  static const char *const texts[] = {{{", ".join(map(string, texts))}}};
-  if (!text) return $$_{names[-1]};
-  for (int i = 0; i < {len(texts)}; i++) {{
-    const char *a = texts[i], *b = text;
-    while (*a && *a == *b) a++, b++;
-    if (*a == *b) return i < {count} ? i : $$_{names[-1]};
-  }}
-  return $$_{names[-2]};
-}}
-"""
-
-
-def _comment(text: str) -> str:
-    """Returns a text on a single line that does not end a comment."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    return escaped(printable.replace("*/", "* /").replace("/*", "/ *"))
+    listed = ", ".join(map(c_literal, texts))
+    sizes, ends = {"ALL": len(texts), "COUNT": count}, {"OTHER": names[-2], "MISSING": names[-1]}
+    column = {"MEMBER": member, "NAME": c_comment(field.name)}
+    return source.fill(_LEVELS, CONSTANTS=constants, TEXTS=listed, **sizes, **ends, **column)
 
 
 class _Names:
@@ -194,36 +158,62 @@ NO_FAST_MATH = """\
 #endif
 """
 
-# The algorithm is from https://howardhinnant.github.io/date_algorithms.html. Years begin in March. The calendar repeats
-# after 400 years.
-_DATES = """\
+# The code of each operation of a column's program.
+_OPERATIONS = {
+    "difference": "  out[@PLACE@] = @X@ != @X@ ? @CENTER@ : @X@ - @START@;",
+    "missing": "  out[@PLACE@] = @X@ != @X@;",
+    "lookup": "  for (int k = 0; k < @WIDTH@; k++) out[@PLACE@ + k] = $_@TABLE@[@CODE@][k];",
+}
+
+# The code of the units and the steps of the calendar. Only remainders are taken of numbers below 0.
+_UNITS = {"day": "$_whole_days(days)", "time": "$_milliseconds(days)"}
+_STEPS = {"+": "({0} + {1})", "*": "{0} * {1}", "//": "{0} / {1}", "%": "({0} % {1} + {1}) % {1}"}
+
+_DAYS = """\
 static inline long long $_whole_days(double days) {
   const long long whole = (long long)days;
   return whole - (whole > days);
-}
-
-/* The month of days since 1970-01-01, 0 to 11. */
-static inline int $_month(double days) {
-  const long long z = $_whole_days(days) + 719468;
-  const long long day = z - (z >= 0 ? z : z - 146096) / 146097 * 146097;
-  const long long year = (day - day / 1460 + day / 36524 - day / 146096) / 365;
-  const long long year_day = day - (365 * year + year / 4 - year / 100);
-  return (int)(((5 * year_day + 2) / 153 + 2) % 12);
-}
-
-/* The weekday of days since 1970-01-01, 0 for Monday. */
-static inline int $_weekday(double days) {
-  return (int)((($_whole_days(days) + 3) % 7 + 7) % 7);
 }
 
 /* The milliseconds since midnight. */
 static inline long long $_milliseconds(double days) {
   return (long long)((days - $_whole_days(days)) * 86400000 + 0.5);
 }
+"""
 
-/* The hour of the day, 0 to 23. */
-static inline int $_hour(double days) { return (int)($_milliseconds(days) / 3600000 % 24); }
+_PERIOD = """\
+/* The @NAME@ of days since 1970-01-01, 0 for @FIRST@. */
+static inline int $_@NAME@(double days) { return (int)(@CODE@); }
+"""
 
-/* The minute of the hour, 0 to 59. */
-static inline int $_minute(double days) { return (int)($_milliseconds(days) / 60000 % 60); }
+_STRUCT = """\
+/* A row. NaN is a missing number. */
+typedef struct {
+@MEMBERS@
+} $_row;
+"""
+
+_ENCODE = """\
+static inline void $_encode(const @ROW@ *x, double *out) {
+@BODY@
+}
+"""
+
+_LEVELS = """\
+/* Levels of @NAME@. */
+enum {
+@CONSTANTS@
+};
+
+/* The level of a canonical text, such as 1 instead of 1.0. A null pointer is a missing value, as are some texts. */
+static inline int $_@MEMBER@_of(const char *text) {
+  static const char *const texts[] = {@TEXTS@};
+  if (!text) return $$_@MISSING@;
+  for (int i = 0; i < @ALL@; i++) {
+    const char *a = texts[i], *b = text;
+    while (*a && *a == *b) a++, b++;
+    if (*a == *b) return i < @COUNT@ ? i : $$_@MISSING@;
+  }
+  return $$_@OTHER@;
+}
 """

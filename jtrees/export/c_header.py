@@ -8,7 +8,7 @@ import numpy as np
 
 from jtrees import io, validation
 from jtrees.export.c_columns import NO_FAST_MATH, Columns
-from jtrees.export.c_text import table, unescaped
+from jtrees.export.c_text import Source
 from jtrees.export.encoding import fields_of
 from jtrees.export.program import Program, program_of
 
@@ -60,25 +60,44 @@ def to_c(
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", prefix):
         raise ValueError(f"prefix must be a name in C, got {validation.quoted(prefix)}")
     with io.written_whole(path) as file:
-        file.write(_header(program, prefix, precision).encode())
+        file.write(_header(program, Source(prefix), precision).encode())
 
 
-def _header(program: Program, prefix: str, precision: str) -> str:
+def _header(program: Program, source: Source, precision: str) -> str:
     trees, nodes, p = program.weights.shape
-    test_rows, rows = program.test_rows()
     padded = -(-p // 4) * 4
-    tables: list[Any] = [("float", "weights", program.weights, padded), ("float", "bias", program.bias)]
-    tables += [
+    reach, reached = _reach(program, padded)
+    test_rows, rows = program.test_rows()
+    tables: list[Any] = [
+        ("float", "weights", program.weights, padded),
+        ("float", "bias", program.bias),
         ("double", "zero", program.zero),
         ("double", "offset", program.offset),
         ("double", "test_out", program.predict(rows)),
+        ("float", "reach", reach),
+        ("double", "intercept", program.intercept),
+        ("float", "coefficients", program.coefficients),
+        ("double", "lower", program.lower),
+        ("double", "upper", program.upper),
+        ("int", "test_leaf", program.leaf(rows)),
     ]
-    parts = _parts_of_rows(program, precision, test_rows) | _parts_of_leaves(program, tables, padded, rows)
-    parts |= {
-        "TABLES": "\n".join(table(*definition) for definition in tables),
-        "PADDED": padded,
+    templates = {
         "LINK": _LINKS[program.link],
         "EXP": _EXP if program.link in ("softmax", "exp") else "",
+        "TERMS": "" if program.coefficients is None else _TERMS,
+        "BOUNDS": "" if program.lower is None else _BOUNDS,
+    }
+    parts = {key: source.fill(text) for key, text in templates.items()}
+    parts |= _parts_of_rows(program, source, precision, test_rows)
+    parts |= {
+        "TABLES": "\n".join(source.table(*definition) for definition in tables if definition[2] is not None),
+        "TREE_ARGUMENT": "" if program.single else "int tree, ",
+        "LEAF": "0, " if program.single else "tree, ",
+        "TEST_TREE": "" if program.single else "t, ",
+        "REACHED": "" if reached else "0 && ",
+        "BLOCK": min(16, max(1, 2**14 // padded)),
+        "PADDED": padded,
+        "DIVISOR": program.divisor,
         "TOLERANCE": "1e-12" if precision == "double" else "1e-6",
         "WHAT": program.described(),
         "FEATURES": p,
@@ -89,49 +108,27 @@ def _header(program: Program, prefix: str, precision: str) -> str:
         "REAL": precision,
         "TESTED": len(rows),
     }
-    text = _TEMPLATE
-    for key, part in parts.items():
-        text = text.replace(f"@{key}@", str(part))
-    return unescaped(text.replace("$$", prefix.upper()).replace("$", prefix))
+    return source.fill(_TEMPLATE, **parts)
 
 
-def _parts_of_rows(program: Program, precision: str, test_rows: Any) -> dict[str, Any]:
+def _parts_of_rows(program: Program, source: Source, precision: str, test_rows: Any) -> dict[str, Any]:
     """Returns the parts of the template that depend on the type of a row: an array or a struct."""
-    array = {"COLUMNS": f"  $$_COLUMNS = {len(program.zero)},\n", "NEXT": "$$_COLUMNS", "ADDRESS": "x", "ENCODE": ""}
-    if program.encoder is None:
-        tests = {"TESTS": table(precision, "test_x", test_rows), "TEST_ROW": f"    const {precision} *x = $_test_x[i];"}
-        fills: Any = {"FEATURE": "(double)x[j]"}
+    encoder, table = program.encoder, source.table
+    parts = {"ROW": precision, "NEXT": source.fill("$$_COLUMNS"), "ADDRESS": "x", "FEATURES_OF": "", "ENCODE": ""}
+    width = len(program.zero) if encoder is None else len(encoder.schema.columns)
+    parts["COLUMNS"] = source.fill("  $$_COLUMNS = @WIDTH@,\n", WIDTH=width)
+    if encoder is None:
+        parts |= {"FEATURE": "(double)x[j]", "TESTS": table(precision, "test_x", test_rows)}
+        parts["TEST_ROW"] = source.fill("    const @REAL@ *x = $_test_x[i];", REAL=precision)
         if program.medians is not None:
-            fills = {"FEATURE": "(x[j] != x[j] ? $_medians[j] : (double)x[j])"}
-            fills["ENCODE"] = NO_FAST_MATH + table("double", "medians", program.medians) + "\n"
-        return array | {"ROW": precision, "FEATURES_OF": ""} | fills | tests
-    columns = Columns(fields_of(program.encoder), named=program.encoder.schema.named)
-    declarations, test_row = columns.test_rows(test_rows)
-    parts = {"ROW": columns.row, "FEATURES_OF": _ENCODED, "FEATURE": "features[j]", "ENCODE": columns.text}
-    parts |= {"TESTS": declarations, "TEST_ROW": test_row}
-    if program.encoder.schema.named:
-        return parts | {"COLUMNS": "", "NEXT": "1", "ADDRESS": "&x"}
-    return array | {"COLUMNS": f"  $$_COLUMNS = {len(program.encoder.schema.columns)},\n"} | parts
-
-
-def _parts_of_leaves(program: Program, tables: list[Any], padded: int, rows: np.ndarray) -> dict[str, Any]:
-    """Returns the parts of the template that depend on the kind of leaves, and adds tables."""
-    linear, bounded = program.coefficients is not None, program.lower is not None
-    reach, reached = _reach(program, padded)
-    tables += [("float", "reach", reach), ("double", "intercept", program.intercept)]
-    tables += [("float", "coefficients", program.coefficients)] if linear else []
-    tables += [("double", "lower", program.lower), ("double", "upper", program.upper)] if bounded else []
-    tables += [("int", "test_leaf", program.leaf(rows))]
-    return {
-        "REACHED": "" if reached else "0 && ",
-        "BLOCK": min(16, max(1, 2**14 // padded)),
-        "LEAF": "tree, " if not program.single else "0, ",
-        "TREE_ARGUMENT": "int tree, " if not program.single else "",
-        "TEST_TREE": "t, " if not program.single else "",
-        "TERMS": _TERMS if linear else "",
-        "BOUNDS": _BOUNDS if bounded else "",
-        "DIVISOR": program.divisor,
-    }
+            parts["FEATURE"] = source.fill("(x[j] != x[j] ? $_medians[j] : (double)x[j])")
+            parts["ENCODE"] = NO_FAST_MATH + table("double", "medians", program.medians) + "\n"
+        return parts
+    columns = Columns(source, fields_of(encoder), named=encoder.schema.named)
+    parts["TESTS"], parts["TEST_ROW"] = columns.test_rows(test_rows)
+    parts |= {"ROW": columns.row, "FEATURES_OF": source.fill(_ENCODED), "FEATURE": "features[j]"}
+    parts["ENCODE"] = columns.text
+    return parts | ({"COLUMNS": "", "NEXT": "1", "ADDRESS": "&x"} if encoder.schema.named else {})
 
 
 def _reach(program: Program, padded: int) -> tuple[np.ndarray, bool]:

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jtrees.tables import TableEncoder
-from jtrees.tables.cells import PLAIN, Reading
-from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
-from jtrees.tables.program import Encoding, Lookup
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, level_codes
+from jtrees.tables.program import Operation
 from jtrees.validation import quoted
 
 MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole microseconds
@@ -17,42 +16,24 @@ MICROSECONDS = 86_400_000_000  # microseconds in a day; durations are whole micr
 class Field(NamedTuple):
     """A column that the model uses.
 
-    A number has the feature ``value - start``, or ``center`` if the number is missing. If ``masked``, a second feature
-    is 1 for a missing number, else 0. The features of a level or of a period of dates are a row of a table. The table
-    has a row for each level, then a row for any other level, then a row for a missing value.
-
     Attributes:
       name: name of the column.
       place: position of the column in the raw table.
-      kind: ``"number"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``.
-      start: number that is subtracted from numbers and dates.
-      center: feature of a missing number or date.
-      masked: whether numbers and dates have a feature for missing values.
-      levels: the levels of text that have a row in the tables.
+      column: what the column holds.
+      operations: the program of the column.
       missing: texts that mean a missing value.
-      zone: time zone of dates, as in :class:`jtrees.tables.ColumnSchema`.
-      reading: format in which text is read as numbers or dates.
-      durations: whether the numbers are durations in days.
-      tables: rows ``(levels + 2, k)`` of ``"level"`` or of a period of dates, in the order of the features.
     """
 
     name: str
     place: int
-    kind: str
-    start: float
-    center: float
-    masked: bool
-    levels: tuple[str, ...]
-    missing: tuple[str, ...]
-    tables: dict[str, np.ndarray]
-    zone: str | None
-    reading: Reading
-    durations: bool = False
+    column: ColumnSchema
+    operations: tuple[Operation, ...]
+    missing: tuple[str, ...] = ()
 
     @property
-    def numbers(self) -> int:
-        """Number of features before the features of the tables."""
-        return 0 if self.kind == "text" else 1 + self.masked
+    def kind(self) -> str:
+        """``"number"``, ``"boolean"``, ``"date"`` (days since 1970) or ``"text"``."""
+        return self.column.kind
 
 
 def fields_of(encoder: TableEncoder) -> list[Field]:
@@ -61,29 +42,21 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
     Raises:
       ValueError: for levels in an array, because files find the columns of arrays by position, as numbers.
     """
-    if not encoder.schema.named and (text := [name for name, c in encoder.schema.used.items() if c.kind == "text"]):
+    schema, fields = encoder.schema, []
+    if not schema.named and (text := [name for name, c in schema.used.items() if c.kind == "text"]):
         raise ValueError(f"levels must be in a table with names, such as a DataFrame, got the column {quoted(text[0])}")
-    return [
-        _field(name, place, column, encoder.encodings[name], encoder.schema.missing)
-        for place, (name, column) in enumerate(encoder.schema.columns.items())
-        if name in encoder.encodings
-    ]
+    for place, (name, column) in enumerate(schema.columns.items()):
+        if name in encoder.encodings:
+            missing = tuple(text for text in schema.missing if text not in column.training_levels)
+            fields.append(Field(name, place, column, encoder.encodings[name].operations, missing))
+    return fields
 
 
 def number_fields(names: Sequence[str], medians: np.ndarray | None) -> list[Field]:
     """Returns the columns of an array. Without medians, the feature of a missing number is NaN."""
-    reading, centers = PLAIN["number"], np.full(len(names), np.nan) if medians is None else medians
-    return [
-        Field(name, j, "number", 0.0, float(center), False, (), (), {}, None, reading)
-        for j, (name, center) in enumerate(zip(names, centers, strict=True))
-    ]
-
-
-def _field(name: str, place: int, column: ColumnSchema, encoding: Encoding, missing: tuple[str, ...]) -> Field:
-    tables = {part: lookup.table for part, lookup in encoding.lookups.items()}
-    numbers = column.kind, encoding.start, encoding.center, len(encoding.names) == 2
-    levels = column.levels, tuple(text for text in missing if text not in column.training_levels)
-    return Field(name, place, *numbers, *levels, tables, column.zone, column.text_reading, column.durations)
+    centers = np.full(len(names), np.nan) if medians is None else medians
+    operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
+    return [Field(name, j, ColumnSchema("number"), operations[j]) for j, name in enumerate(names)]
 
 
 def new_level(levels: tuple[str, ...]) -> str:
@@ -120,4 +93,4 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
 
 def codes_of(field: Field, raw: RawColumn) -> np.ndarray:
     """Returns the row of each level in the field's table, ``(n,)``."""
-    return Lookup(field.levels, (), ()).codes(raw)
+    return level_codes(field.column.levels, raw)

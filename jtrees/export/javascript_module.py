@@ -1,6 +1,5 @@
 """Writes a tree or a forest as a JavaScript module."""
 
-import json
 import os
 from typing import Any
 
@@ -8,10 +7,11 @@ import numpy as np
 
 from jtrees import io
 from jtrees.export.encoding import Field
-from jtrees.export.program import Program, fill_template, program_of
-from jtrees.tables.cells import OFFSETS
+from jtrees.export.program import Program, program_of
+from jtrees.export.template import array, fill, javascript_literal, period_code
 from jtrees.tables.model import column_names
-from jtrees.tables.parse import BOOLEANS
+from jtrees.tables.parse import BOOLEANS, DATES, ISO, LARGEST, MONTHS, TIME
+from jtrees.tables.periods import PERIODS
 
 
 def to_javascript(model: Any, path: str | os.PathLike) -> None:
@@ -21,10 +21,11 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
     several outputs. ``leaf(row)`` returns the leaf from 0, or an array of the leaves of a forest.
 
     For a model of DataFrames, a row is an object with a property for each column that the model uses. For a model of
-    arrays, a row is an array. ``null``, ``undefined`` and ``NaN`` are missing values, and so are the texts that mean a
-    missing value for ``predict``. Numbers are not read from text, and durations are days. Dates are ISO 8601 texts or
-    ``Date`` objects. The day of a ``Date`` is that of the column's time zone, or of UTC if the column has none. The
-    functions throw a ``TypeError`` for a column that does not exist, or for a value of the wrong kind.
+    arrays, a row is an array. Text is read as ``predict`` reads it, durations are days, and dates are texts or ``Date``
+    objects. The day of a ``Date`` is that of the column's time zone, or of UTC if the column has none. ``null``,
+    ``undefined`` and ``NaN`` are missing values, and so are the texts that mean a missing value for ``predict``, and
+    cells that do not have the kind of their column. The functions throw a ``TypeError`` for a column that does not
+    exist, and for a missing value if the model is a tree of arrays without ``medians``.
 
     Node.js needs a file that ends in ``.mjs``, or a ``package.json`` with ``"type": "module"``.
 
@@ -52,40 +53,43 @@ def to_javascript(model: Any, path: str | os.PathLike) -> None:
 
 def _source(program: Program, fields: list[Field], width: int) -> str:
     named = program.encoder is not None and program.encoder.schema.named
-    arrays = ("weights", "bias", "intercept", "coefficients", "lower", "upper", "zero", "offset")
-    parts = {
-        "WHAT": program.described(),
-        "ROW": "an object with the columns as properties" if named else f"an array of {width} numbers",
-        "OUTPUTS": "a number" if program.scalar else f"an array of {len(program.offset)} numbers",
-        "LEAVES": "the leaf" if program.single else "an array of the leaves",
-        "FIELDS": ",\n".join(f"  {json.dumps(_column(field))}" for field in fields),
-        "BOOLEANS": json.dumps(list(BOOLEANS.items())),
-        "TABLES": "\n".join(f"const {name.upper()} = {_array(getattr(program, name))};" for name in arrays),
-        "CHECK": _CHECK_OBJECT if named else _CHECK_ARRAY.replace("WIDTH", str(width)),
-        "PLACE": "name" if named else "place",
-        "DIVISOR": program.divisor,
-        "LINK": _LINKS[program.link],
-        "LEAF": "[0]" if program.single else "",
-        "OUT": "[0]" if program.scalar else "",
-    }
-    return fill_template(_TEMPLATE, parts)
+    periods = [f"  {name}: (day, time) => {period_code(name, _STEPS)}," for name in PERIODS]
+    return fill(
+        _TEMPLATE,
+        WHAT=program.described(),
+        ROW="an object with the columns as properties" if named else f"an array of {width} numbers",
+        OUTPUTS="a number" if program.scalar else f"an array of {len(program.offset)} numbers",
+        LEAVES="the leaf" if program.single else "an array of the leaves",
+        FIELDS=",\n".join(f"  {javascript_literal(_column(field))}" for field in fields),
+        PERIODS="\n".join(periods),
+        BOOLEANS=javascript_literal(list(BOOLEANS.items())),
+        MONTHS=javascript_literal(MONTHS),
+        LARGEST=LARGEST,
+        TABLES="\n".join(f"const {name.upper()} = {_array(values)};" for name, values in program.arrays.items()),
+        CHECK=_CHECK_OBJECT if named else fill(_CHECK_ARRAY, WIDTH=width),
+        PLACE="name" if named else "place",
+        DIVISOR=program.divisor,
+        LINK=_LINKS[program.link],
+        LEAF="[0]" if program.single else "",
+        OUT="[0]" if program.scalar else "",
+    )
 
 
 def _column(field: Field) -> dict[str, Any]:
     """Returns the description of a column as plain data."""
-    keys = ("name", "place", "kind", "start", "center", "masked", "missing", "levels")
-    dates = {"zoned": field.reading.zoned, "zone": None if field.zone == OFFSETS else field.zone}
-    tables = {part: rows.tolist() for part, rows in field.tables.items()}
-    return {key: getattr(field, key) for key in keys} | dates | {"tables": tables}
+    plain = lambda argument: argument.tolist() if isinstance(argument, np.ndarray) else argument
+    operations = [[operation.name, *map(plain, operation.arguments)] for operation in field.operations]
+    column = {key: getattr(field, key) for key in ("name", "place", "kind", "missing")}
+    text_format = field.column.text_reading.form(field.column.zone)
+    if field.kind == "date":
+        patterns = [(DATES[style] + TIME).replace("(?P<", "(?<") for style in (text_format[0], ISO)]
+        text_format = patterns, *text_format[1:]
+    return column | {"levels": field.column.levels, "format": text_format, "operations": operations}
 
 
 def _array(values: np.ndarray | None) -> str:
-    if values is None:
-        return "null"
-    # Each float32 number is the shortest text that reads back as the same number.
-    listed = json.dumps(np.vectorize(lambda value: float(str(value)), otypes=[object])(values).tolist())
-    listed = listed.replace("], [", "],\n[")
-    return f"float32({listed})" if values.dtype == np.float32 else listed
+    text = "null" if values is None else array(values)
+    return f"float32({text})" if values is not None and values.dtype == np.float32 else text
 
 
 _CHECK_OBJECT = """\
@@ -94,7 +98,7 @@ _CHECK_OBJECT = """\
 """
 
 _CHECK_ARRAY = """\
-  if (row?.length !== WIDTH) throw new TypeError(`row must be an array of WIDTH numbers, got ${row?.length}`);
+  if (row?.length !== @WIDTH@) throw new TypeError(`row must be an array of @WIDTH@ numbers, got ${row?.length}`);
 """
 
 _SOFTMAX = """\
@@ -111,37 +115,84 @@ _LINKS = {
     "sorted": "  out.sort((a, b) => a - b);\n",
 }
 
+# The code of the steps of the calendar.
+_STEPS = {"+": "({0} + {1})", "*": "{0} * {1}", "//": "Math.floor({0} / {1})", "%": "({0} % {1} + {1}) % {1}"}
+
 _TEMPLATE = r"""// @WHAT@, written by jtrees.
 //
 // predict(row) returns @OUTPUTS@. leaf(row) returns @LEAVES@, from 0. A row is @ROW@.
 
 const float32 = (values) => (typeof values[0] === "number" ? Float32Array.from(values) : values.map(float32));
 
-// The columns. A number has the feature value - start, or center if it is missing. If it is masked, another feature is
-// 1 for a missing number, else 0. The features of tables follow. A table has a row for each level or period of dates,
-// then a row for any other value, and a row for a missing value. Zoned dates have an offset from UTC, and days are
-// counted in the zone.
+// The columns, and the operations that make their features. The format of numbers in text is what may be before and
+// after them, and the separators of thousands and decimals. The format of dates is their patterns, whether they have an
+// offset from UTC, and the zone in which days count.
 const FIELDS = [
 @FIELDS@,
 ];
 for (const field of FIELDS) field.codes = new Map(field.levels.map((level, code) => [level, code]));
+
+// The features of each operation. Numbers are those of levels and periods. A table has a row for each of them, then a
+// row for any other value, and a row for a missing value.
+const OPERATIONS = {
+  difference: (value, numbers, start, center) => [value === null ? center : value - start],
+  missing: (value) => [value === null ? 1 : 0],
+  lookup: (value, numbers, part, rows) => rows[value === null ? rows.length - 1 : numbers[part]],
+};
+
+// The numbers of the periods of a day since 1970 and of a time in milliseconds.
+const PERIODS = {
+@PERIODS@
+};
+
 const BOOLEANS = new Map(@BOOLEANS@);
+const MONTHS = @MONTHS@;
+const NUMBER = /^(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$/i;
+const LARGEST = @LARGEST@;
 const DAY = 86400000; // milliseconds
-const DATE = /^(\d{4}-\d\d-\d\d)(?:[T ](\d{1,2}):(\d\d)(?::(\d\d)(?:\.(\d+))?)?(Z|[+-]\d\d:?\d\d)?)?$/;
 
 @TABLES@
 
+/** A number of a cell. Text may have the minus sign of print, and brackets for numbers below 0. */
+function numberOf(cell, before, after, thousands, point) {
+  if (typeof cell !== "string") return ["number", "boolean", "bigint"].includes(typeof cell) ? Number(cell) : undefined;
+  if (point === undefined) return undefined; // a duration
+  let text = cell.trim().replaceAll("\u2212", "-");
+  if (/^\([^-+(].*\)$/s.test(text)) text = `-${text.slice(1, -1)}`;
+  let [, sign, body] = /^([-+]?)(.*)$/s.exec(text);
+  if (point === "." && !thousands && NUMBER.test(body)) return Number(text);
+  body = body.trim();
+  if (body.startsWith(before)) body = body.slice(before.length).trim();
+  if (body.endsWith(after)) body = body.slice(0, body.length - after.length).trim();
+  if (!sign) [, sign, body] = /^([-+]?)(.*)$/s.exec(body);
+  const parts = body.split(point);
+  if (thousands) {
+    const groups = parts[0].split(thousands);
+    const isOdd = (group, i) => (i ? group.length !== 3 : group.length < 1 || group.length > 3);
+    if (groups.length > 1 && groups.some(isOdd)) return undefined;
+    parts[0] = groups.join("");
+  }
+  if (point !== "." && parts.join("").includes(".")) return undefined;
+  body = parts.join(".");
+  return NUMBER.test(body) ? Number(sign + body) : undefined;
+}
+
 /** Days since 1970 in local time. */
-function daysOf(value, { zoned, zone }) {
-  if (value instanceof Date) return localTime(value.getTime(), zone) / DAY;
-  const match = DATE.exec(String(value).trim());
-  if (!match || Boolean(match[6]) !== zoned) return undefined;
-  const [, date, hour = "0", minute = "00", second = "00", part = "", offset] = match;
-  const time = `${hour.padStart(2, "0")}:${minute}:${second}.${part.padEnd(3, "0").slice(0, 3)}`;
+function daysOf(cell, patterns, zoned, zone) {
+  if (cell instanceof Date) return localTime(cell.getTime(), zone) / DAY;
+  if (typeof cell !== "string") return undefined;
+  const parts = patterns.map((pattern) => new RegExp(`^${pattern}$`).exec(cell.trim())?.groups).find(Boolean);
+  if (!parts || Boolean(parts.zone) !== zoned) return undefined;
+  const name = parts.name?.toLowerCase();
+  const month = name ? MONTHS.findIndex((text) => [text, text.slice(0, 3)].includes(name)) + 1 : parts.month;
+  const digits = (text = "0") => String(text).padStart(2, "0");
+  const date = [parts.year, digits(month), digits(parts.day)].join("-");
+  const milliseconds = (parts.part ?? "").padEnd(3, "0").slice(0, 3);
+  const time = `${digits(parts.hour)}:${digits(parts.minute)}:${digits(parts.second)}.${milliseconds}`;
   const local = Date.parse(`${date}T${time}Z`);
   if (Number.isNaN(local) || !new Date(local).toISOString().startsWith(date)) return undefined;
   if (!zone) return local / DAY;
-  const [, sign, hours, minutes] = /([+-])(\d\d):?(\d\d)/.exec(offset) ?? [offset, "+", "0", "0"];
+  const [, sign, hours, minutes] = /([+-])(\d\d):?(\d\d)/.exec(parts.zone) ?? ["", "+", "0", "0"];
   return localTime(local - Number(`${sign}1`) * (60 * hours + Number(minutes)) * 60000, zone) / DAY;
 }
 
@@ -152,7 +203,8 @@ function localTime(moment, zone) {
   const options = { ...Object.fromEntries(units.map((unit) => [unit, "numeric"])), hourCycle: "h23", timeZone: zone };
   const parts = new Intl.DateTimeFormat("en-US", options).formatToParts(moment);
   const [year, month, ...others] = units.map((unit) => Number(parts.find(({ type }) => type === unit).value));
-  return Date.UTC(year, month - 1, ...others) + (((moment % 1000) + 1000) % 1000);
+  const local = Date.UTC(2000, month - 1, ...others) + (((moment % 1000) + 1000) % 1000);
+  return new Date(local).setUTCFullYear(year, month - 1, others[0]); // Date.UTC reads 1 as 1901
 }
 
 /** The canonical text of a level, as Python writes numbers and booleans, without spaces at the ends. */
@@ -166,20 +218,20 @@ function levelOf(value) {
 }
 
 const READ = {
-  number: (value) => (["number", "boolean", "bigint"].includes(typeof value) ? Number(value) : undefined),
-  boolean: (value) => BOOLEANS.get(String(value).trim().toLowerCase()),
+  number: numberOf,
+  boolean: (cell) => (typeof cell === "object" ? undefined : BOOLEANS.get(String(cell).trim().toLowerCase())),
   date: daysOf,
   text: levelOf,
 };
 
-/** The value of a column, or null if it is missing. */
+/** The value of a column; null if it is missing, or if the cell does not have the kind of the column. */
 function valueOf(row, field) {
   const cell = row[field.@PLACE@];
   const number = cell instanceof Date ? cell.getTime() : cell;
   const isMissing = typeof cell === "string" ? field.missing.includes(cell.trim()) : Number.isNaN(number ?? NaN);
-  if (isMissing && !Number.isNaN(field.center)) return null;
-  const value = isMissing ? undefined : READ[field.kind](cell, field);
-  if (typeof value === "string" || Number.isFinite(value)) return value;
+  const value = isMissing ? null : READ[field.kind](cell, ...field.format);
+  if (field.kind === "text" || (value !== null && Math.abs(value) <= LARGEST)) return value;
+  if (!Number.isNaN(field.operations[0][2])) return null;
   const got = typeof cell === "string" ? JSON.stringify(cell.slice(0, 80)) : String(cell).slice(0, 80);
   throw new TypeError(`row must have a ${field.kind} in column ${JSON.stringify(field.name)}, got ${got}`);
 }
@@ -189,23 +241,14 @@ function relative(row) {
 @CHECK@  const features = [];
   for (const field of FIELDS) {
     const value = valueOf(row, field);
-    const isMissing = value === null;
-    const codes = {};
-    if (field.kind === "text") {
-      codes.level = field.codes.get(value) ?? field.levels.length;
-    } else {
-      features.push(isMissing ? field.center : value - field.start);
-      if (field.masked) features.push(isMissing ? 1 : 0);
-      const date = new Date(Math.floor(value) * DAY);
-      const time = Math.floor((value - Math.floor(value)) * DAY + 0.5); // in milliseconds
-      codes.month = date.getUTCMonth();
-      codes.weekday = (date.getUTCDay() + 6) % 7;
-      codes.hour = Math.floor(time / 3600000) % 24;
-      codes.minute = Math.floor(time / 60000) % 60;
+    const numbers = {};
+    if (field.kind === "text") numbers.level = field.codes.get(value) ?? field.levels.length;
+    if (field.kind === "date") {
+      const day = Math.floor(value);
+      const time = Math.floor((value - day) * DAY + 0.5);
+      for (const [part, number] of Object.entries(PERIODS)) numbers[part] = number(day, time);
     }
-    for (const [part, rows] of Object.entries(field.tables)) {
-      features.push(...rows[isMissing ? rows.length - 1 : codes[part]]);
-    }
+    for (const [name, ...parts] of field.operations) features.push(...OPERATIONS[name](value, numbers, ...parts));
   }
   return Float32Array.from(features, (feature, j) => feature - ZERO[j]);
 }

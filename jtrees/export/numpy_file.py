@@ -9,11 +9,13 @@ import zoneinfo
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import MICROSECONDS, fields_of
-from jtrees.export.program import Program, fill_template, program_of
+from jtrees.export.encoding import MICROSECONDS, Field, fields_of
+from jtrees.export.program import Program, program_of
+from jtrees.export.template import array, fill, period_code, python_literal
 from jtrees.tables import TableEncoder, parse
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.frame import Frame, RawColumn
+from jtrees.tables.periods import PERIODS
 
 
 def to_numpy(model: Any, path: str | os.PathLike) -> None:
@@ -46,60 +48,58 @@ def to_numpy(model: Any, path: str | os.PathLike) -> None:
 def _source(program: Program) -> str:
     test_rows, rows = program.test_rows()
     out, leaf = program.predict(rows), program.leaf(rows)
-    arrays = [("WEIGHTS", program.weights), ("BIAS", program.bias), ("INTERCEPT", program.intercept)]
-    arrays += [("COEFFICIENTS", program.coefficients), ("LOWER", program.lower), ("UPPER", program.upper)]
-    arrays += [("ZERO", program.zero), ("OFFSET", program.offset)]
-    arrays += [
-        ("TEST_LEAF", leaf[:, 0] if program.single else leaf),
-        ("TEST_OUT", out[:, 0] if program.scalar else out),
-    ]
+    tests = {"test_leaf": leaf[:, 0] if program.single else leaf, "test_out": out[:, 0] if program.scalar else out}
     if program.encoder is None:
-        features, test_x = _FEATURES.replace("@WIDTH@", str(len(program.zero))), _array(rows)
-        arrays += [("MEDIANS", program.medians)]
+        features, test_x = fill(_FEATURES, CHECK=fill(_CHECK_ARRAY, WIDTH=len(program.zero))), _array(rows)
     else:
         features, test_x = _columns_source(program.encoder, test_rows)
-    tables = "\n".join(f"{name} = {_array(values)}" for name, values in arrays)
-    parts = {
-        "WHAT": program.described(),
-        "LEAVES": "(n,)" if program.single else "(n, trees)",
-        "OUTPUTS": "(n,)" if program.scalar else "(n, k)",
-        "TABLES": f"{tables}\nTEST_X = {test_x}",
-        "FEATURES": features,
-        "DIVISOR": program.divisor,
-        "LINK": _LINKS[program.link],
-        "OF_LEAF": "leaf[:, 0]" if program.single else "leaf",
-        "OF_OUT": "out[:, 0]" if program.scalar else "out",
-    }
-    return fill_template(_TEMPLATE, parts)
+    tables = "\n".join(f"{name.upper()} = {_array(values)}" for name, values in (program.arrays | tests).items())
+    return fill(
+        _TEMPLATE,
+        WHAT=program.described(),
+        LEAVES="(n,)" if program.single else "(n, trees)",
+        OUTPUTS="(n,)" if program.scalar else "(n, k)",
+        TABLES=f"{tables}\nTEST_X = {test_x}",
+        FEATURES=features,
+        DIVISOR=program.divisor,
+        LINK=_LINKS[program.link],
+        OF_LEAF="leaf[:, 0]" if program.single else "leaf",
+        OF_OUT="out[:, 0]" if program.scalar else "out",
+    )
 
 
 def _columns_source(encoder: TableEncoder, test_rows: Frame) -> tuple[str, str]:
     """Returns the source that computes features from the columns of a raw table, and the rows of the self-test."""
-    listed, schema = [], encoder.schema
-    for field in fields_of(encoder):
-        tables = ", ".join(f"{part!r}: {_array(features)}" for part, features in field.tables.items())
-        numbers = f"{float(field.start)!r}, {float(field.center)!r}, {field.masked}"
-        where = field.name if schema.named else field.place
-        text_format = field.missing if field.kind == "text" else field.reading.form(field.zone)
-        kind = "durations" if field.durations else field.kind
-        listed.append(f"    ({where!r}, {kind!r}, {numbers}, {text_format!r}, {field.levels!r}, {{{tables}}}),")
+    schema, fields = encoder.schema, fields_of(encoder)
     if schema.named:
-        rows = [f"{field.name!r}: {_column(test_rows.columns[field.name])}" for field in fields_of(encoder)]
+        rows = [f"{python_literal(field.name)}: {_column(test_rows.columns[field.name])}" for field in fields]
         check, test_x = _CHECK_MAPPING, "{" + ",\n".join(rows) + "}"
     else:
-        check = _CHECK_ARRAY.replace("@WIDTH@", str(len(schema.columns))) + "    x = x.T\n"
+        check = fill(_CHECK_ARRAY, WIDTH=len(schema.columns)) + "    x = x.T\n"
         test_x = _array(np.stack([raw.values for raw in test_rows.columns.values()], axis=1))
-    parts = {"CHECK": check, "COLUMNS": "\n".join(listed), "MISSING": repr(schema.missing), "PARSE": _PARSE}
-    return fill_template(_FEATURES_OF_COLUMNS, parts), test_x
+    periods = [f'    "{name}": lambda day, time: {period_code(name, _STEPS)},' for name in PERIODS]
+    listed = "\n".join(f"    ({_entry(field, named=schema.named)})," for field in fields)
+    parts = {"CHECK": check, "COLUMNS": listed, "PERIODS": "\n".join(periods)}
+    return fill(_FEATURES_OF_COLUMNS, MISSING=python_literal(schema.missing), PARSE=_PARSE, **parts), test_x
+
+
+def _entry(field: Field, *, named: bool) -> str:
+    """Returns the entry of a column in the file."""
+    text_format = field.missing if field.kind == "text" else field.column.text_reading.form(field.column.zone)
+    cells = field.name if named else field.place, field.column.value_kind, text_format, field.column.levels
+    literal = lambda value: _array(value) if isinstance(value, np.ndarray) else python_literal(value)
+    listed = lambda values: f"[{', '.join(values)}]"
+    program = [listed(map(literal, (operation.name, *operation.arguments))) for operation in field.operations]
+    return ", ".join([*map(python_literal, cells), listed(program)])
 
 
 def _column(raw: RawColumn) -> str:
     if raw.kind == "date":
-        return repr([None if np.isnan(days) else _moment(days, raw.zone) for days in raw.values.tolist()])
+        return python_literal([None if np.isnan(days) else _moment(days, raw.zone) for days in raw.values.tolist()])
     if raw.source == "durations":
         duration = lambda days: f"np.timedelta64({round(days * MICROSECONDS)}, 'us')"
         return f"[{', '.join('None' if np.isnan(days) else duration(days) for days in raw.values.tolist())}]"
-    return repr([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
+    return python_literal([None if gap else value for value, gap in zip(raw.values.tolist(), raw.missing, strict=True)])
 
 
 def _moment(days: float, zone: str | None) -> str:
@@ -117,9 +117,7 @@ def _array(values: np.ndarray | None) -> str:
     if values is None:
         return "None"
     # Each float32 number is the shortest text that reads back as the same number.
-    lists = np.vectorize(str, otypes=[object])(values).tolist()
-    listed = str(lists).replace("'", "").replace("], [", "],\n[").replace("nan", "np.nan")
-    return f"np.array({listed}, np.{values.dtype})"
+    return f"np.array({array(values).replace('nan', 'np.nan')}, np.{values.dtype})"
 
 
 _PARSE = inspect.getsource(parse).removeprefix(f'"""{parse.__doc__}"""').strip()
@@ -184,9 +182,9 @@ _CHECK_ARRAY = """\
         raise ValueError(f"x must have shape (n, @WIDTH@), got {x.shape}")
 """
 
-_FEATURES = f"""\
+_FEATURES = """\
 def _features(x):
-{_CHECK_ARRAY}    x = x if MEDIANS is None else np.where(np.isnan(x), MEDIANS, x)
+@CHECK@    x = x if MEDIANS is None else np.where(np.isnan(x), MEDIANS, x)
     if not np.isfinite(x).all():
         raise ValueError("x must be finite, got NaN or infinite values")
     return x
@@ -199,16 +197,27 @@ _CHECK_MAPPING = """\
 """
 
 _FEATURES_OF_COLUMNS = """\
-# An entry for each column: its name or position, its kind, the number to subtract, the number for a missing value,
-# whether a feature marks missing values, the format of text, the levels, and tables of features. The format of levels
-# is the texts that mean a missing value. The format of numbers is the text before and after them, and the separators of
-# thousands and decimals. The format of dates is the style, whether dates have an offset from UTC, and the time zone in
-# which days count. A table has a row for each level or period of dates, then a row for any other value, and a row for a
-# missing value.
+# An entry for each column: its name or position, its kind, the format of text, the levels, and the operations that make
+# features. The format of levels is the texts that mean a missing value. The format of numbers is the text before and
+# after them, and the separators of thousands and decimals. The format of dates is the style, whether dates have an
+# offset from UTC, and the time zone in which days count.
 COLUMNS = [
 @COLUMNS@
 ]
 MISSING = @MISSING@
+
+# The features of each operation. Numbers are those of levels and periods. A table has a row for each of them, then a
+# row for any other value, and a row for a missing value.
+OPERATIONS = {
+    "difference": lambda values, missing, numbers, start, center: np.where(missing, center, values - start),
+    "missing": lambda values, missing, numbers: missing,
+    "lookup": lambda values, missing, numbers, part, table: table[np.where(missing, len(table) - 1, numbers[part])],
+}
+
+# The numbers of the periods of a day since 1970 and of a time in milliseconds.
+PERIODS = {
+@PERIODS@
+}
 
 # --- Cells ---
 
@@ -237,25 +246,26 @@ def _numbers(values, kind, text_format):
 
 def _features(x):
 @CHECK@    out = []
-    for name, kind, start, center, masked, text_format, levels, tables in COLUMNS:
+    for name, kind, text_format, levels, operations in COLUMNS:
+        values, numbers = None, {}
         if kind == "text":
-            codes = {level: i for i, level in enumerate(levels)} | {None: len(levels) + 1}
-            texts = [level_of(value) for value in _items(x[name])]
-            texts = [None if text in text_format else text for text in texts]
-            places = {"level": np.array([codes.get(text, len(levels)) for text in texts], np.int64)}
+            codes, texts = {level: i for i, level in enumerate(levels)}, [level_of(value) for value in _items(x[name])]
+            missing = np.array([text is None or text in text_format for text in texts], bool)
+            numbers["level"] = np.array([codes.get(text, len(levels)) for text in texts], np.int64)
         else:
             values = _numbers(x[name], kind, text_format)
             missing = np.isnan(values)
-            out += [np.where(missing, center, values - start), *([missing] if masked else [])]
-            day = np.floor(np.where(missing, 0, values)).astype(np.int64)
-            month = day.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
-            time = np.floor((np.where(missing, 0, values) - day) * 86400000 + 0.5).astype(np.int64)  # in milliseconds
-            hour, minute = time // 3600000 % 24, time // 60000 % 60
-            parts = {"month": month, "weekday": (day + 3) % 7, "hour": hour, "minute": minute}
-            places = {part: np.where(missing, len(tables[part]) - 1, parts[part]) for part in tables}
-        out += [features[places[part]] for part, features in tables.items()]
+        if kind == "date":
+            days = np.where(missing, 0, values)
+            day = np.floor(days).astype(np.int64)
+            time = np.floor((days - day) * 86400000 + 0.5).astype(np.int64)
+            numbers = {part: number(day, time) for part, number in PERIODS.items()}
+        out += [OPERATIONS[operation](values, missing, numbers, *parts) for operation, *parts in operations]
     return np.column_stack(out).astype(np.float64)
 """
+
+# The code of the steps of the calendar.
+_STEPS = {"+": "({0} + {1})", "*": "{0} * {1}", "//": "{0} // {1}", "%": "{0} % {1}"}
 
 _SOFTMAX = """\
     out = np.exp(out - out.max(1, keepdims=True))

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from jtrees import io
-from jtrees.export.encoding import fields_of
+from jtrees.export.encoding import Field, fields_of
 from jtrees.export.program import Program, program_of
 from jtrees.tables import TableEncoder
-from jtrees.tables.periods import PERIODS
+from jtrees.tables.parse import DAY
+from jtrees.tables.periods import level_number
+from jtrees.tables.program import Operation
 from jtrees.validation import quoted
 
 _OPSET = 17
@@ -66,14 +68,21 @@ class _Graph:
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
+        self.names: dict[str, str] = {}  # of the first output of a node, by its contents
         self.constants: dict[tuple[Any, ...], Any] = {}  # by their contents
 
     def __call__(self, operator: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> str:
-        """Adds an operator. Returns the name of its first output. Inputs are names, or arrays for constants."""
+        """Adds an operator, unless an equal one exists. Returns the name of its first output.
+
+        Inputs are names, or arrays for constants.
+        """
         from onnx import helper
 
         names = [operand if isinstance(operand, str) else self._constant(operand) for operand in inputs]
+        if (name := self.names.get(contents := repr((operator, names, outputs, attributes)))) is not None:
+            return name
         name = f"jtrees.{operator.lower()}_{len(self.nodes)}"  # a column may be called ``add_1``
+        self.names[contents] = name
         further = [f"{name}.{i}" for i in range(1, outputs)]
         self.nodes.append(helper.make_node(operator, names, [name, *further], **attributes))
         return name
@@ -153,28 +162,13 @@ def _encoded(add: _Graph, encoder: TableEncoder) -> tuple[list[Any], str]:
     named = encoder.schema.named
     if not named:
         inputs.append(helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", len(encoder.schema.columns)]))
-    column = lambda value: add("Unsqueeze", value, np.array([1]))
     for field in fields:
         if named:
             _check_name(field.name)
             kind = TensorProto.STRING if field.kind == "text" else TensorProto.DOUBLE
             inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
         value = field.name if named else add("Gather", "x", np.int64(field.place), axis=1)
-        if field.kind == "text":
-            if "" in field.levels:
-                name = quoted(field.name)
-                raise ValueError(f"an empty text must be a missing value in ONNX, got a level '' of the column {name}")
-            keys, count = [*field.levels, *field.missing], len(field.levels)
-            codes = {"values_int64s": [*range(count), *[count + 1] * len(field.missing)], "default_int64": count}
-            places = {"level": add("LabelEncoder", value, domain=_FOR_TEXT, keys_strings=keys, **codes)}
-        else:
-            missing = add("IsNaN", value)
-            number = add("Sub", value, np.float64(field.start))
-            parts.append(column(add("Where", missing, np.float64(field.center), number)))
-            if field.masked:
-                parts.append(column(add("Cast", missing, to=TensorProto.DOUBLE)))
-            places = _parts_of_date(add, value, missing) if field.tables else {}
-        parts += [add("Gather", features, places[part], axis=0) for part, features in field.tables.items()]
+        parts += [_OPERATIONS[operation.name](add, operation, field, value) for operation in field.operations]
     return inputs, add("Concat", *parts, axis=1)
 
 
@@ -191,28 +185,49 @@ def _check_name(name: str) -> None:
     raise ValueError(f"columns must {expected}, got {quoted(name)}")
 
 
-def _parts_of_date(add: _Graph, days: str, missing: str) -> dict[str, str]:
-    """Adds the month, weekday, hour and minute of days since 1970, as rows of their tables, as in the C header."""
+def _difference(add: _Graph, operation: Operation, field: Field, value: str) -> str:
+    number = add("Sub", value, np.float64(operation.start))
+    return add("Unsqueeze", add("Where", add("IsNaN", value), np.float64(operation.center), number), np.array([1]))
+
+
+def _missing(add: _Graph, operation: Operation, field: Field, value: str) -> str:
     from onnx import TensorProto
 
-    int64 = lambda value: np.int64(value)
-    whole = add("Floor", add("Where", missing, np.float64(0), days))
-    day_number = add("Cast", whole, to=TensorProto.INT64)
-    time = add("Mul", add("Sub", add("Where", missing, np.float64(0), days), whole), np.float64(86_400_000))
-    time = add("Cast", add("Floor", add("Add", time, np.float64(0.5))), to=TensorProto.INT64)  # in milliseconds
-    z = add("Add", day_number, int64(719468))
-    day = add("Mod", z, int64(146097))
-    over = lambda value, by: add("Div", value, int64(by))
-    year = add("Sub", add("Add", add("Sub", day, over(day, 1460)), over(day, 36524)), over(day, 146096))
-    year = over(year, 365)
-    before = add("Sub", add("Add", add("Mul", year, int64(365)), over(year, 4)), over(year, 100))
-    year_day = add("Sub", day, before)
-    month = over(add("Add", add("Mul", year_day, int64(5)), int64(2)), 153)
-    month = add("Mod", add("Add", month, int64(2)), int64(12))
-    weekday = add("Mod", add("Add", day_number, int64(3)), int64(7))
-    hour, minute = add("Mod", over(time, 3_600_000), int64(24)), add("Mod", over(time, 60_000), int64(60))
-    numbers = {"month": month, "weekday": weekday, "hour": hour, "minute": minute}
-    return {part: add("Where", missing, int64(len(PERIODS[part]) + 1), number) for part, number in numbers.items()}
+    return add("Unsqueeze", add("Cast", add("IsNaN", value), to=TensorProto.DOUBLE), np.array([1]))
+
+
+def _lookup(add: _Graph, operation: Operation, field: Field, value: str) -> str:
+    number = _level if operation.part == "level" else _period
+    return add("Gather", operation.table, number(add, operation, field, value), axis=0)
+
+
+# The code of the features of each operation of a column's program, ``(n, k)``.
+_OPERATIONS = {"difference": _difference, "missing": _missing, "lookup": _lookup}
+
+
+def _level(add: _Graph, operation: Operation, field: Field, value: str) -> str:
+    """Adds the rows of levels in their table."""
+    if "" in field.column.levels:
+        name = quoted(field.name)
+        raise ValueError(f"an empty text must be a missing value in ONNX, got a level '' of the column {name}")
+    keys, count = [*field.column.levels, *field.missing], len(field.column.levels)
+    codes = {"values_int64s": [*range(count), *[count + 1] * len(field.missing)], "default_int64": count}
+    return add("LabelEncoder", value, domain=_FOR_TEXT, keys_strings=keys, **codes)
+
+
+def _period(add: _Graph, operation: Operation, field: Field, value: str) -> str:
+    """Adds the rows of days since 1970 in the table of a period."""
+    from onnx import TensorProto
+
+    whole = lambda number: add("Cast", add("Floor", number), to=TensorProto.INT64)
+    missing = add("IsNaN", value)
+    days = add("Where", missing, np.float64(0), value)
+    time = add("Mul", add("Sub", days, add("Floor", days)), np.float64(DAY))
+    units = {"day": whole(days), "time": whole(add("Add", time, np.float64(0.5)))}
+    operators = {"+": "Add", "*": "Mul", "//": "Div", "%": "Mod"}  # of numbers below 0, only Mod rounds down
+    steps = {step: lambda x, n, name=name: add(name, x, np.int64(n)) for step, name in operators.items()}
+    number = level_number(operation.part, units, steps)
+    return add("Where", missing, np.int64(len(operation.table) - 1), number)
 
 
 def _leaf(add: _Graph, z: str, weights: np.ndarray, bias: np.ndarray, depth: int) -> str:

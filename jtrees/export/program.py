@@ -1,7 +1,6 @@
 """A tree or a forest as plain arrays: the common part of all export formats."""
 
-from collections.abc import Mapping, Sequence
-import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
 from jtrees.validation import hint_of_estimator
 
+_ARRAYS = ("weights", "bias", "intercept", "coefficients", "lower", "upper", "zero", "offset", "medians")
 _TESTED = 10  # rows of a self-test
 
 
@@ -57,6 +57,11 @@ class Program(NamedTuple):
     scalar: bool
     encoder: TableEncoder | None
     medians: np.ndarray | None
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray | None]:
+        """The arrays of numbers by name."""
+        return {name: getattr(self, name) for name in _ARRAYS}
 
     @property
     def depth(self) -> int:
@@ -168,12 +173,7 @@ def program_of(model: Any) -> Program:
         encoder,
         None if encoder is not None or forest.medians is None else wide(forest.medians),
     )
-    for name in ("weights", "bias", "zero", "intercept", "coefficients", "lower", "upper", "offset", "medians"):
-        if (numbers := getattr(program, name)) is not None and not (finite := np.isfinite(numbers)).all():
+    for name, numbers in program.arrays.items():
+        if numbers is not None and not (finite := np.isfinite(numbers)).all():
             raise ValueError(f"model must hold finite numbers, got {numbers[~finite][0]} in its {name}")
     return program
-
-
-def fill_template(template: str, parts: Mapping[str, Any]) -> str:
-    """Returns a template with a part in the place of each ``@KEY@``. Parts may hold any text, such as ``@KEY@``."""
-    return re.sub("@([A-Z_]+)@", lambda match: str(parts[match[1]]), template)

@@ -10,8 +10,10 @@ import numpy as np
 from jtrees import io
 from jtrees.export.encoding import Field
 from jtrees.export.program import Program, program_of
+from jtrees.export.template import fill, sql_literal, sql_name
 from jtrees.tables.model import column_names
 from jtrees.tables.parse import BOOLEANS
+from jtrees.tables.program import Operation
 from jtrees.validation import quoted, quoted_list
 
 _SPLITTER = "536870913.0"  # 2^29 + 1, which splits a double into its first 24 bits and the rest (Veltkamp 1968)
@@ -79,7 +81,7 @@ def to_sql(
     if repeated := _repeated([field.name for field in fields]):
         raise ValueError(f"columns must have different names in SQL, got {quoted_list(repeated)}: rename them")
     keys = [keys] if isinstance(keys, str) else list(keys)
-    qualified = ".".join(map(_name, [table] if isinstance(table, str) else table))
+    qualified = ".".join(map(sql_name, [table] if isinstance(table, str) else table))
     statement = _statement(program, fields, qualified, keys, _output_names(program, keys, class_names))
     with io.written_whole(path) as file:
         file.write(statement.encode())
@@ -113,8 +115,8 @@ def _statement(program: Program, fields: list[Field], table: str, keys: list[str
     features = [f'"z{j}"' for j in range(len(program.zero))]
     sums = [f'"sum_{k}"' for k in range(len(program.offset))]
     columns = {'"row"': "ROW_NUMBER() OVER ()"}
-    columns |= {name: f'"t".{_name(key)}' for name, key in zip(row[1:], keys, strict=True)}
-    columns |= {f'"x{i}"': _value(field, f'"t".{_name(field.name)}') for i, field in enumerate(fields)}
+    columns |= {name: f'"t".{sql_name(key)}' for name, key in zip(row[1:], keys, strict=True)}
+    columns |= {f'"x{i}"': _value(field, f'"t".{sql_name(field.name)}') for i, field in enumerate(fields)}
 
     queries = _tables(program)
     queries["jtrees_columns"] = _select(columns, f'{table} AS "t"')
@@ -139,15 +141,17 @@ def _statement(program: Program, fields: list[Field], table: str, keys: list[str
     queries["jtrees_sums"] = _select(_copied(row) | total, f'"jtrees_values"\nGROUP BY {", ".join(row)}')
 
     outputs = [*row[1:], *_linked(program.link, sums), '"leaf"']
-    result = _select(dict(zip(map(_name, keys + names), outputs, strict=False)), '"jtrees_sums"\nORDER BY "row"')
+    result = _select(dict(zip(map(sql_name, keys + names), outputs, strict=False)), '"jtrees_sums"\nORDER BY "row"')
     listed = ", ".join(f"{name} AS (\n{query}\n)" for name, query in queries.items())
-    return f"{_HEADER.format(program.described())}WITH {listed}\n{result};\n"
+    return fill(_TEMPLATE, WHAT=program.described(), QUERIES=listed, RESULT=result)
 
 
-_HEADER = """\
--- {}, written by jtrees.
+_TEMPLATE = """\
+-- @WHAT@, written by jtrees.
 -- x: values of columns. z: features relative to the origin, rounded to single precision by the factor 2^29 + 1.
 -- The limits keep a database from merging the subqueries, which would compute shared columns many times.
+WITH @QUERIES@
+@RESULT@;
 """
 
 
@@ -188,44 +192,56 @@ def _value(field: Field, column: str) -> str:
     """Returns the value of a column: a number, NULL if it is missing, or the number of a level's row."""
     text = f"TRIM(CAST({column} AS VARCHAR))"
     if field.kind == "boolean":  # as text, because PostgreSQL has booleans, and SQLite has 0 and 1
-        cases = " ".join(f"WHEN {_text(word)} THEN {number}" for word, number in BOOLEANS.items())
+        cases = " ".join(f"WHEN {sql_literal(word)} THEN {number}" for word, number in BOOLEANS.items())
         return f"CAST(CASE LOWER({text}) {cases} END AS DOUBLE PRECISION)"
-    missing = f" OR {text} IN ({', '.join(map(_text, field.missing))})" if field.missing else ""
+    missing = f" OR {text} IN ({', '.join(map(sql_literal, field.missing))})" if field.missing else ""
     if field.kind == "number":  # in PostgreSQL, NaN and its negative are larger than any number
         number = f"CAST({column} AS DOUBLE PRECISION)"
         is_nan = f"WHEN {number} > {_LARGEST} AND -{number} > {_LARGEST} THEN NULL"
         return f"CASE WHEN {column} IS NULL{missing} THEN NULL {is_nan} ELSE {number} END"
-    levels = "".join(f"WHEN {text} = {_text(level)} THEN {i} " for i, level in enumerate(field.levels))
-    count = len(field.levels)
+    levels = "".join(f"WHEN {text} = {sql_literal(level)} THEN {i} " for i, level in enumerate(field.column.levels))
+    count = len(field.column.levels)
     return f"CASE WHEN {column} IS NULL{missing} THEN {count + 1} {levels}ELSE {count} END"
 
 
 def _features(program: Program, fields: list[Field]) -> list[str]:
     """Returns the features relative to the origin in single precision, in which SQL has no numbers in all databases."""
-    zeros, relative = iter(program.zero), []
-    constant = lambda value, zero: _number(np.float32(value - zero))
+    relative: list[str] = []
     for i, field in enumerate(fields):
-        column = f'"x{i}"'
-        if field.kind != "text":
-            zero = next(zeros)
-            number = f"({column} - {_number(zero)})" if zero else column
-            rounded = f"{_SPLITTER} * {number} - ({_SPLITTER} * {number} - {number})"
-            default = "NULL" if np.isnan(field.center) else constant(field.center, zero)
-            in_range = f"WHEN {column} BETWEEN -{_LARGEST} AND {_LARGEST} THEN {rounded}"
-            relative.append(f"CASE WHEN {column} IS NULL THEN {default} {in_range} END")
-            if field.masked:
-                zero = next(zeros)
-                cases = [constant(1, zero), constant(0, zero)]
-                relative.append(_lookup(f"CASE WHEN {column} IS NULL THEN 0 ELSE 1 END", cases))
-        for rows in field.tables.values():
-            for values in rows.T:
-                zero = next(zeros)
-                constants = [constant(value, zero) for value in values]
-                relative.append(_lookup(column, constants))
+        for operation in field.operations:
+            zeros = program.zero[len(relative) : len(relative) + operation.width]
+            relative += _OPERATIONS[operation.name](operation, f'"x{i}"', zeros)
     return relative
 
 
-def _lookup(code: str, values: Sequence[str]) -> str:
+def _difference(operation: Operation, column: str, zeros: np.ndarray) -> list[str]:
+    """Returns the feature of a number. ``start`` is 0, because only dates have another start."""
+    number = f"({column} - {_number(zeros[0])})" if zeros[0] else column
+    rounded = f"{_SPLITTER} * {number} - ({_SPLITTER} * {number} - {number})"
+    default = "NULL" if np.isnan(operation.center) else _constant(operation.center, zeros[0])
+    in_range = f"WHEN {column} BETWEEN -{_LARGEST} AND {_LARGEST} THEN {rounded}"
+    return [f"CASE WHEN {column} IS NULL THEN {default} {in_range} END"]
+
+
+def _missing(operation: Operation, column: str, zeros: np.ndarray) -> list[str]:
+    cases = [_constant(1, zeros[0]), _constant(0, zeros[0])]
+    return [_case(f"CASE WHEN {column} IS NULL THEN 0 ELSE 1 END", cases)]
+
+
+def _lookup(operation: Operation, column: str, zeros: np.ndarray) -> list[str]:
+    features = zip(operation.table.T, zeros, strict=True)
+    return [_case(column, [_constant(value, zero) for value in values]) for values, zero in features]
+
+
+# The code of the features of each operation of a column's program, relative to the origin.
+_OPERATIONS = {"difference": _difference, "missing": _missing, "lookup": _lookup}
+
+
+def _constant(value: float, zero: float) -> str:
+    return _number(np.float32(value - zero))
+
+
+def _case(code: str, values: Sequence[str]) -> str:
     """Returns the value of a code. The type of the last value makes PostgreSQL compute in double precision."""
     default = Counter(values).most_common(1)[0][0]
     default_value = f"CAST({default} AS DOUBLE PRECISION)"
@@ -280,17 +296,3 @@ def _sum(terms: Iterable[str]) -> str:
 def _number(value: Any) -> str:
     """Returns a number as the shortest text that reads back as itself in double precision."""
     return repr(float(value))
-
-
-def _name(text: str) -> str:
-    return _delimited(text, '"')
-
-
-def _text(text: str) -> str:
-    return _delimited(text, "'")
-
-
-def _delimited(text: str, mark: str) -> str:
-    if "\0" in text or "\r" in text:  # a file that is read as text has other ends of lines
-        raise ValueError(f"names and levels must have no null character or carriage return in SQL, got {quoted(text)}")
-    return mark + text.replace(mark, 2 * mark) + mark

@@ -1,10 +1,11 @@
 """Programs: how the values of a column become features. Predictions and exported files run the same programs.
 
-The program of a column subtracts a number, fills missing values, and looks levels up in tables. It is plain data, so a
-saved model contains it. The number of its features depends only on the schema of the table and the number of outputs.
+The program of a column is a list of operations (:class:`Operation`). It is plain data, so a saved model contains it.
+The number of its features depends only on the schema of the table and the number of outputs.
 """
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,13 +45,9 @@ class Lookup:
         names = [*(f"[{name} = {level}]" for level in levels), f"[{name} other]", f"[{name} missing]"]
         return cls.from_rows(levels, np.eye(len(levels) + 2)[:, kept], [names[i] for i in kept])
 
-    def codes(self, raw: RawColumn) -> np.ndarray:
-        """Returns the number of the row of each value, ``(n,)``."""
-        return level_codes(self.levels, raw)
-
-    def encode(self, raw: RawColumn) -> np.ndarray:
-        """Returns the features of values, ``(n, k)``."""
-        return self.table[self.codes(raw)]
+    def encode(self, raw: RawColumn, part: str = "level") -> np.ndarray:
+        """Returns the features of values, ``(n, k)``. The part is ``"level"`` of text, or a period of dates."""
+        return self.table[level_codes(self.levels, raw if part == "level" else periods(part, raw))]
 
     @property
     def table(self) -> np.ndarray:
@@ -58,13 +55,40 @@ class Lookup:
         return np.array(self.rows, np.float64).reshape(len(self.rows), len(self.names))
 
 
+class Operation(NamedTuple):
+    """An operation that makes features of a value.
+
+    Attributes:
+      name: ``"difference"``: the value minus ``start``, or ``center`` if the value is missing. ``"missing"``: 1 for a
+        missing value, else 0. ``"lookup"``: the row of a table.
+      start: the number that is subtracted from values.
+      center: the difference of a missing value. NaN: the model has no answer for a missing value.
+      part: what has a row in the table: ``"level"`` of text, or a period of dates.
+      table: the features of each level, then of any other level, then of a missing value, ``(levels + 2, k)``.
+    """
+
+    name: str
+    start: float = 0.0
+    center: float = 0.0
+    part: str = ""
+    table: np.ndarray = np.zeros((0, 1))
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self.table.shape[1]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What the operation needs besides the value."""
+        arguments = {"difference": (self.start, self.center), "missing": (), "lookup": (self.part, self.table)}
+        return arguments[self.name]
+
+
 @io.part
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """The program of a column.
-
-    A number has the feature ``value - start``, or ``center`` if it is missing. If there is a second name, a second
-    feature is 1 for a missing number, else 0. The features of the lookups follow.
+    """The program of a column, fitted to training rows.
 
     Attributes:
       names: names of the features of numbers and dates: none, one or two.
@@ -85,15 +109,21 @@ class Encoding:
         """Names of the features."""
         return [*self.names, *(name for lookup in self.lookups.values() for name in lookup.names)]
 
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations, in the order of their features. Without targets, periods have no features."""
+        numbers = (Operation("difference", self.start, self.center), Operation("missing"))[: len(self.names)]
+        lookups = {part: lookup.table for part, lookup in self.lookups.items() if lookup.names}
+        return *numbers, *(Operation("lookup", part=part, table=table) for part, table in lookups.items())
+
     def encode(self, raw: RawColumn) -> np.ndarray:
         """Returns the features of values in the kind of the schema, ``(n, k)``."""
-        parts = []
-        if self.names:
-            missing = raw.missing
-            numbers = [np.where(missing, self.center, raw.values - self.start), missing]
-            parts.append(np.column_stack(numbers[: len(self.names)]))
-        parts += [lookup.encode(values_of(part, raw)) for part, lookup in self.lookups.items()]
-        return np.column_stack(parts)
+        features = {
+            "difference": lambda operation: np.where(raw.missing, operation.center, raw.values - operation.start),
+            "missing": lambda _: raw.missing,
+            "lookup": lambda operation: self.lookups[operation.part].encode(raw, operation.part),
+        }
+        return np.column_stack([features[operation.name](operation) for operation in self.operations])
 
     def described(self, column: ColumnSchema) -> str:
         """Returns a description of the encoding, with the schema of the column."""
@@ -107,11 +137,6 @@ class Encoding:
         helpful = " and ".join(part for part, lookup in self.lookups.items() if any(map(any, lookup.rows)))
         zone = "" if column.zone is None else f", local days{'' if column.zone == OFFSETS else f' of {column.zone}'}"
         return f"{text}{', with ' * bool(helpful)}{helpful}{zone}"
-
-
-def values_of(part: str, raw: RawColumn) -> RawColumn:
-    """Returns the values that a lookup takes: levels, or the periods of dates."""
-    return raw if part == "level" else periods(part, raw)
 
 
 def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
@@ -131,7 +156,7 @@ def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) ->
     for part in column.parts:
         # Means that explain nothing would be noise. The features remain, so that all splits have as many.
         used = targets if explains(values := periods(part, raw), raw, targets) else targets.without_effect()
-        lookups[part], encoded = _of_means(f"{name} {part}", PERIODS[part], values, used)
+        lookups[part], encoded = _of_means(f"{name} {part}", PERIODS[part].levels, values, used)
         features.append(encoded)
     return dataclasses.replace(encoding, lookups=lookups), np.column_stack(features)
 
