@@ -353,13 +353,13 @@ def test_a_kind_of_trees_that_is_far_behind_ends():
     x = np.random.default_rng(1).normal(size=(1200, 6)).astype(np.float32)
     lengths = []
 
-    class Counted(boosting_sums.CompiledRounds):
+    class Counted(boosting_sums.GrowingSum):
         async def add(self, count):
             await super().add(count)
-            lengths.append(self.length)
+            lengths.append(len(self.losses))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boosting_sums, "CompiledRounds", Counted)
+        patch.setattr(boosting_sums, "GrowingSum", Counted)
         recipe = jtrees.Boosted(jtrees.GET(depth=3), rounds=60, patience=30, learning_rate=0.3)
         fit = jtrees.fit(recipe, x, np.tanh(2 * x.sum(1)), key=KEY)
     assert fit.report.search.is_oblique and sum(lengths) < 2 * sum(range(6, 61, 6))
