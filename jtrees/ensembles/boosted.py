@@ -18,6 +18,7 @@ import numpy as np
 
 from jtrees import pytree
 from jtrees.data import Data
+from jtrees.data.scaling import rows_for_slopes
 from jtrees.ensembles.boosting_round import base_task
 from jtrees.ensembles.boosting_sums import GrowingSum, Sum, begin, refitted, since_lowest
 from jtrees.ensembles.wrapper import Wrapper
@@ -95,6 +96,10 @@ class Boosted(Wrapper):
     does by default: the trained trees, whose splits are oblique, and CART, whose splits have a feature each. Oblique
     trees need a loss that is lower by 1 per cent. A kind ends early if its loss is larger than the other's by half.
 
+    Training clips outliers and codes of missing values, such as 999,999,999, and the model does not. If features are
+    clipped, the leaves of all rounds are fitted again, to features that are not. Few outliers are disregarded if leaves
+    are linear.
+
     The rounds of a table of more than 200,000 rows take a random sample of the rows, by class and weight. The leaves
     are then fitted to all rows.
 
@@ -168,7 +173,7 @@ class Boosted(Wrapper):
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
-        boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1)
+        boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1, clips=False)
 
         def restore(fitted: Fitted, data: Data) -> Fitted:
             model = _forest(problem, *fitted.scaled)
@@ -179,7 +184,9 @@ class Boosted(Wrapper):
 
         return problem.restored(boosting.fitted, restore)
 
-    async def boosted(self, problem: Problem, folds: int = 1, chooses: bool = True) -> "Boosting":
+    async def boosted(
+        self, problem: Problem, folds: int = 1, *, chooses: bool = True, clips: bool = True
+    ) -> "Boosting":
         """Returns boosted sums. If there is no validation set, held-out rows choose the number of rounds.
 
         Args:
@@ -188,6 +195,8 @@ class Boosted(Wrapper):
             number of rounds, and the model is the mean of the sums. If there is one sum, the leaves of its trees are
             then fitted to all rows.
           chooses: whether held-out rows choose between oblique trees and those of CART. If not, trees are oblique.
+          clips: whether the model clips features, as training does. If not, rows with clipped features may reach other
+            leaves of the model than in training, so all leaves are fitted again, to features that are not clipped.
 
         Raises:
           FloatingPointError: if the loss is not finite, or if no tree is.
@@ -204,11 +213,16 @@ class Boosted(Wrapper):
             problems = [fold.holding_out(mask) for fold, mask in zip(keyed, masks, strict=True)]
             weights = [np.average(mask, weights=sample.batch.weight) for mask in masks]
         kind, is_oblique = await self._kind(problems, weights, chooses and self.patience is not None)
-        sums = [growing.sum(kind.losses) for growing in kind.sums]
-        evaluated = final = Sum.mean(sums)
+        sums = [growing.sum(len(kind.losses)) for growing in kind.sums]
+        every_row = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
+        if not clips and self._may_move_clipped(problem):
+            *problems, every_row = (_unclipped(rows, problem.data) for rows in (*problems, every_row))
+            pairs = zip(problems, sums, strict=True)
+            refits = await gather(*(refitted(rows, boosted.rounds, len(boosted)) for rows, boosted in pairs))
+            sums = refits if all(_unless_failed(refits)) else sums
+        evaluated = final = Sum.mean(sums, weights)
         if len(sums) == 1 and (masks or sample is not table):
-            whole_table = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
-            final = await refitted(whole_table, sums[0].rounds, evaluated.best) or evaluated
+            final = await refitted(every_row, sums[0].rounds, evaluated.best) or evaluated
         if sample is not table:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
             masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]
@@ -249,6 +263,16 @@ class Boosted(Wrapper):
         best = min(kinds, key=lambda kind: kind.lowest() + handicap(kind))
         monitor.where = f"{name}: {len(best.losses)} of at most {self.rounds} rounds"
         return best, best is kinds[-1]
+
+    def _may_move_clipped(self, problem: Problem) -> bool:
+        """Returns whether rows with clipped features may reach other leaves in the user's units than in training.
+
+        Few outliers are disregarded if leaves are linear: they would determine the slopes of their leaves.
+        """
+        if problem.data is None or not (scaling := problem.data.scaling).has_clipped(problem.batch.x):
+            return False
+        is_linear = self.base.tree_leaves(base_task(problem.task)) == "linear"
+        return not is_linear or bool(rows_for_slopes(problem.batch, scaling.x_most)[1].any())
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
         """Returns a number of rounds that boosting makes in any case; 0 at the end.
@@ -309,6 +333,16 @@ class _Kind(NamedTuple):
     def lowest(self, rounds: int | None = None) -> float:
         """Returns the lowest loss of the first rounds, or of all; infinite if no loss is a number."""
         return float(np.nan_to_num(self.losses[:rounds], nan=np.inf, posinf=np.inf).min())
+
+
+def _unclipped(problem: Problem, data: Any) -> Problem:
+    """Returns the problem on features that are not clipped; padding has those of other rows."""
+    scaling, evaluation = data.scaling.replace(x_most=np.inf), problem.evaluation
+    x = scaling.batch(data.table).x[problem.rows]
+    if evaluation is not None:
+        rows = scaling.batch(data.validation).x if problem.has_validation_set else x
+        evaluation = evaluation._replace(x=rows)
+    return problem.replace(batch=problem.batch._replace(x=x), evaluation=evaluation)
 
 
 def _unless_failed(results: list[Any]) -> list[Any]:

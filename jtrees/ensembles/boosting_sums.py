@@ -37,14 +37,15 @@ class Sum(NamedTuple):
     rounds: Rounds
 
     @classmethod
-    def mean(cls, sums: list["Sum"]) -> "Sum":
-        """Returns the mean of sums with equal losses on the rows for evaluation."""
+    def mean(cls, sums: list["Sum"], weights: list[Any]) -> "Sum":
+        """Returns the mean of sums. Its losses on the rows for evaluation are the means, with these weights."""
+        losses = np.average([member.rounds.losses for member in sums], axis=0, weights=weights)
         divided = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
         joined = lambda *arrays: np.stack(arrays, 1).reshape(-1, *arrays[0].shape[1:])
         trees = jax.tree.map(joined, *(divided(member.rounds.trees) for member in sums))
         mean = lambda name: np.mean([getattr(member.rounds, name) for member in sums], 0)
         finite = np.any([member.rounds.finite for member in sums], 0)
-        rounds = Rounds(trees, None, sums[0].rounds.losses, mean("before"), mean("after"), finite)
+        rounds = Rounds(trees, None, losses, mean("before"), mean("after"), finite)
         return cls(np.mean([member.initial for member in sums], 0), rounds)
 
     def __len__(self) -> int:
@@ -121,8 +122,8 @@ class GrowingSum:
         self._state = added.element(0)
         return jax.tree.map(lambda a: a[None], added.element(1).host)
 
-    def sum(self, losses: np.ndarray) -> Sum:
-        """Returns the sum of the rounds with ``losses``, ``(rounds,)``, on the rows for evaluation.
+    def sum(self, count: int) -> Sum:
+        """Returns the sum of the first rounds.
 
         All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
         """
@@ -130,8 +131,8 @@ class GrowingSum:
         empty = jax.tree.map(lambda a: np.zeros_like(a[:1]), largest)
         has_size = lambda trees: trees.bias.shape[1] == largest.bias.shape[1]
         rounds = [r if has_size(r.trees) else r._replace(trees=empty) for r in self._rounds]
-        rounds = jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(losses)], *rounds)
-        return Sum(self._initial.host, rounds._replace(losses=losses))
+        rounds = jax.tree.map(lambda *arrays: np.concatenate(arrays)[:count], *rounds)
+        return Sum(self._initial.host, rounds)
 
 
 def draws_of_round(problem: Problem, number: int) -> Draws:
