@@ -328,7 +328,7 @@ class _Kind(NamedTuple):
     def losses(self) -> np.ndarray:
         """The mean losses after each round, ``(rounds,)``."""
         losses = [growing.losses for growing in self.sums]
-        return np.average([each[: min(map(len, losses))] for each in losses], axis=0, weights=self.weights)
+        return np.average([values[: min(map(len, losses))] for values in losses], axis=0, weights=self.weights)
 
     def lowest(self, rounds: int | None = None) -> float:
         """Returns the lowest loss of the first rounds, or of all; infinite if no loss is a number."""
