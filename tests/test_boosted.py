@@ -353,13 +353,13 @@ def test_a_kind_of_trees_that_is_far_behind_ends():
     x = np.random.default_rng(1).normal(size=(1200, 6)).astype(np.float32)
     lengths = []
 
-    class Counted(boosting_sums.CompiledRounds):
+    class Counted(boosting_sums.GrowingSum):
         async def add(self, count):
             await super().add(count)
-            lengths.append(self.length)
+            lengths.append(len(self.losses))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boosting_sums, "CompiledRounds", Counted)
+        patch.setattr(boosting_sums, "GrowingSum", Counted)
         recipe = jtrees.Boosted(jtrees.GET(depth=3), rounds=60, patience=30, learning_rate=0.3)
         fit = jtrees.fit(recipe, x, np.tanh(2 * x.sum(1)), key=KEY)
     assert fit.report.search.is_oblique and sum(lengths) < 2 * sum(range(6, 61, 6))
@@ -385,3 +385,31 @@ def test_the_choice_of_trees_is_that_of_a_loss_with_another_offset():
     plain, shifted = (fit.report.search for fit in fits)
     assert plain.rounds > 20 and abs(plain.rounds - shifted.rounds) < 10
     np.testing.assert_allclose(*(fit.predict(x) for fit in fits), atol=0.1)
+
+
+DGT_OF_CODES = jtrees.DGT(depth=3, epochs=20, widths=(8,))
+
+
+@pytest.mark.parametrize("patience", [None, 10], ids=["one sum", "five sums"])
+@pytest.mark.parametrize(
+    ("base", "values"),
+    [(DGT_OF_CODES, "codes"), (WEAK.replace(depth=3, leaves="linear"), "codes"), (DGT_OF_CODES, "outliers")],
+    ids=["constant leaves, codes", "linear leaves, codes", "constant leaves, outliers"],
+)
+def test_losses_are_those_of_the_model_if_features_are_clipped(base, values, patience):
+    """Training clips outliers and codes, and the model of the user's units does not."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 3))
+    y = np.sin(2 * x[:, 0]) + x[:, 1] + 0.1 * rng.normal(size=400)
+    if values == "codes":
+        x[rng.random(400) < 0.2, 1] = 999_999.0
+    else:
+        x[:2, 1] = 3000.0
+    recipe = jtrees.Boosted(base, rounds=20, learning_rate=0.3, patience=patience)
+    fit, unit = jtrees.fit(recipe, x, y, key=KEY), np.ptp(y) ** 2
+    if patience is None:  # the history has the loss before each round
+        longer = jtrees.fit(recipe.replace(rounds=21), x, y, key=KEY)
+        assert longer.history[20] * unit == pytest.approx(fit.loss, rel=1e-3)
+    else:
+        assert np.min(fit.report.search.losses) * unit == pytest.approx(fit.report.held_out_loss, rel=1e-3)
+    assert fit.loss < 0.7 * y.var()

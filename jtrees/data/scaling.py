@@ -118,6 +118,10 @@ class Scaling:
         scaled = xp.where(self.constant, 0, (x - center) / unit)
         return xp.clip(scaled, -most, most).astype(np.float32)
 
+    def has_clipped(self, x: Any) -> bool:
+        """Returns whether scaled features ``(n, p)`` are clipped in any row."""
+        return bool(np.any(np.maximum(x.max(0), -x.min(0)) >= np.float32(self.x_most)))
+
     def transform_y(self, y: Any) -> np.ndarray:
         """Returns scaled targets in float32; labels are returned unchanged."""
         if self.y_low is None:

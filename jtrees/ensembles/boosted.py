@@ -14,13 +14,13 @@ bound, they are the best constants of the residuals (Friedman 2001).
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jtrees import pytree
 from jtrees.data import Data
+from jtrees.data.scaling import rows_for_slopes
 from jtrees.ensembles.boosting_round import base_task
-from jtrees.ensembles.boosting_sums import Sum, begin, refitted, rounds_of_call, since_lowest
+from jtrees.ensembles.boosting_sums import GrowingSum, Sum, begin, refitted, since_lowest
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.forest import Forest
 from jtrees.methods.annealed.get import GET
@@ -31,6 +31,7 @@ from jtrees.tasks import Policy, Task, check_log_loss
 from jtrees.tree import ObliqueTree
 from jtrees.validation import quoted
 
+_CALLS = 10  # fewest calls for all rounds
 _FEWEST_HELD_OUT = 10  # fewest held-out rows that can choose the number of rounds
 # In a table of at most _FEW_ROWS rows, each fifth is held out once: one fifth alone is too small for this choice.
 _FEW_ROWS, _FOLDS = 1000, 5
@@ -95,6 +96,10 @@ class Boosted(Wrapper):
     does by default: the trained trees, whose splits are oblique, and CART, whose splits have a feature each. Oblique
     trees need a loss that is lower by 1 per cent. A kind ends early if its loss is larger than the other's by half.
 
+    Training clips outliers and codes of missing values, such as 999,999,999, and the model does not. If features are
+    clipped, the leaves of all rounds are fitted again, to features that are not. Few outliers are disregarded if leaves
+    are linear.
+
     The rounds of a table of more than 200,000 rows take a random sample of the rows, by class and weight. The leaves
     are then fitted to all rows.
 
@@ -151,21 +156,37 @@ class Boosted(Wrapper):
     def keeps_monotone(self, task: Task) -> bool:
         return super().keeps_monotone(base_task(task))
 
+    @property
+    def rounds_of_call(self) -> int:
+        """Largest number of rounds of a call. Progress is shown after each call."""
+        return max(1, self.rounds // _CALLS)
+
+    def rows_of_round(self, n: int) -> int:
+        """Returns the number of rows that a round draws from n rows: at most the option ``rows`` of the base."""
+        base: Any = self.base
+        while not hasattr(base, "rows") and hasattr(base, "base"):
+            base = base.base
+        limit = most_rows(base) if hasattr(base, "rows") else None
+        count = max(1, round(self.subsample * n))
+        return count if limit is None else min(count, limit)
+
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
-        boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1)
+        boosting = await self.boosted(problem, _FOLDS if problem.count <= _FEW_ROWS else 1, clips=False)
 
         def restore(fitted: Fitted, data: Data) -> Fitted:
-            model = _forest(data, *fitted.scaled)
+            model = _forest(problem, *fitted.scaled)
             # Predicting all rows of a long table takes half the time of boosting.
             is_long = problem.count > _MANY_ROWS and not problem.has_validation_set
             loss = fitted.score * data.loss_unit if is_long else loss_of(fitted, model, data)
-            return fitted._replace(model=model, loss=loss, left_out=_left_out(problem, boosting, model))
+            return fitted._replace(model=model, loss=loss, left_out=boosting.left_out(problem))
 
-        return problem.restored(self.scaled(problem, boosting), restore)
+        return problem.restored(boosting.fitted, restore)
 
-    async def boosted(self, problem: Problem, folds: int = 1, chooses: bool = True) -> "Boosting":
+    async def boosted(
+        self, problem: Problem, folds: int = 1, *, chooses: bool = True, clips: bool = True
+    ) -> "Boosting":
         """Returns boosted sums. If there is no validation set, held-out rows choose the number of rounds.
 
         Args:
@@ -174,164 +195,154 @@ class Boosted(Wrapper):
             number of rounds, and the model is the mean of the sums. If there is one sum, the leaves of its trees are
             then fitted to all rows.
           chooses: whether held-out rows choose between oblique trees and those of CART. If not, trees are oblique.
+          clips: whether the model clips features, as training does. If not, rows with clipped features may reach other
+            leaves of the model than in training, so all leaves are fitted again, to features that are not clipped.
+
+        Raises:
+          FloatingPointError: if the loss is not finite, or if no tree is.
         """
-        scaled = problem.replace(data=None)
-        sample = scaled if problem.rows is None else sampled(scaled, _MOST_ROWS)
-        parts, masks, shares = [sample], [], None
+        table = problem.replace(data=None)
+        sample = table if problem.rows is None else sampled(table, _MOST_ROWS)
+        problems, masks, weights = [sample], [], [1.0]
         if self.patience is not None and not problem.has_validation_set:
             masks = fold_rows(sample, folds)
             if min(mask.sum() for mask in masks) * folds < _FEWEST_HELD_OUT:
                 needed_rows = -(-_FEWEST_HELD_OUT // folds) * 5
                 raise ValueError(f"patience must be None for fewer than {needed_rows} rows without a validation set")
-            parts = sample.repeat(folds) if folds > 1 else [sample]
-            parts = [part.holding_out(mask) for part, mask in zip(parts, masks, strict=True)]
-            shares = [np.average(mask, weights=sample.batch.weight) for mask in masks]
-        rounds, sums, is_oblique = await self._sums(parts, shares, chooses and self.patience is not None)
-        evaluated = sums[0] if len(sums) == 1 else Sum.mean(sums)
-        if sample is not scaled:
+            keyed = sample.repeat(folds) if folds > 1 else [sample]
+            problems = [fold.holding_out(mask) for fold, mask in zip(keyed, masks, strict=True)]
+            weights = [np.average(mask, weights=sample.batch.weight) for mask in masks]
+        kind, is_oblique = await self._kind(problems, weights, chooses and self.patience is not None)
+        sums = [growing.sum(len(kind.losses)) for growing in kind.sums]
+        every_row = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
+        if not clips and self._may_move_clipped(problem):
+            *problems, every_row = (_unclipped(rows, problem.data) for rows in (*problems, every_row))
+            pairs = zip(problems, sums, strict=True)
+            refits = await gather(*(refitted(rows, boosted.rounds, len(boosted)) for rows, boosted in pairs))
+            sums = refits if all(_unless_failed(refits)) else sums
+        evaluated = final = Sum.mean(sums, weights)
+        if len(sums) == 1 and (masks or sample is not table):
+            final = await refitted(every_row, sums[0].rounds, evaluated.best) or evaluated
+        if sample is not table:
             all_rows, sample_rows = np.asarray(problem.rows), np.asarray(sample.rows)
             masks = [np.isin(all_rows, sample_rows[mask]) for mask in masks]
-        held_out, count = list(zip(sums, masks, strict=True)) if masks else [], int(parts[0].count)
-        if len(sums) > 1 or (sample is scaled and not masks):
-            return Boosting(evaluated, evaluated, held_out, count, is_oblique)
-        table = scaled.holding_out(np.zeros(scaled.shape[0], bool)) if masks else scaled
-        final = await refitted(table, rounds[0].rounds, evaluated.best) or evaluated
-        return Boosting(final, evaluated, held_out, count, is_oblique)
+        rounds, count, dropped = final.rounds, evaluated.best, int(sum(~final.rounds.finite))
+        scores = rounds.losses if problem.has_validation_set else rounds.after
+        if not np.isfinite(scores[count - 1]) or dropped == len(final):
+            raise FloatingPointError("training became non-finite: try a smaller learning_rate")
+        losses = np.full(self.rounds, np.inf, np.float32)
+        if self.patience is not None:
+            losses[: len(evaluated)] = evaluated.rounds.losses
+        rows = self.rows_of_round(problems[0].count)
+        report = BoostedReport(rounds=count, dropped=dropped, losses=losses, rows=rows, is_oblique=is_oblique)
+        fitted = Fitted(final.first(count), float(scores[count - 1]), count, rounds.before, report=report)
+        return Boosting(fitted, evaluated, sums, masks)
 
-    async def _sums(
-        self, problems: list[Problem], shares: list[float] | None, chooses: bool
-    ) -> tuple[list[Any], list[Sum], bool]:
-        """Returns the rounds and the sum of each problem, and whether their splits may be oblique.
+    async def _kind(self, problems: list[Problem], weights: list[Any], chooses: bool) -> tuple["_Kind", bool]:
+        """Returns the sums of the problems, all of one kind of trees, and whether their splits may be oblique.
 
-        The loss is the mean over the problems, weighted by ``shares``. With ``chooses``, the rounds are of the kind of
-        trees with the lowest loss, else of the last kind.
-
-        The rounds are a :class:`jtrees.ensembles.boosting_sums.CompiledRounds` or ``SearchedRounds``.
+        With ``chooses``, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
+        over the problems, weighted by ``weights``.
         """
         by_problem = _unless_failed(await gather(*(begin(problem) for problem in problems)))
-        kinds = [_Kind(list(parts), np.zeros(0)) for parts in zip(*by_problem, strict=True)]
-        growing, complete = kinds if chooses else kinds[-1:], []
-        oblique, name, monitor = kinds[-1].rounds, type(self).__name__, problems[0].monitor
+        kinds = [_Kind(list(sums), weights) for sums in zip(*by_problem, strict=True)]
+        kinds = kinds if chooses else kinds[-1:]
+        name, monitor, growing, done = type(self).__name__, problems[0].monitor, kinds, 0
         with monitor.progress_of(self.rounds, name) as show:
-            while growing:
-                done = len(growing[0].losses)
-                if monitor.is_rehearsed(done) or (done and not monitor.has_time()):
-                    break
-                results = await gather(*(kind.add(self._rounds_to_add(kind.losses), shares) for kind in growing))
-                growing = [result for result in results if isinstance(result, _Kind)]
-                if not growing:
-                    if not complete:
-                        _unless_failed(results)
-                    break
-                show(max(len(kind.losses) for kind in growing), [kind.losses[-1:] for kind in growing])
-                goes_on = [not behind and self._rounds_to_add(kind.losses) for kind, behind in _far_behind(growing)]
-                complete += [kind for kind, goes in zip(growing, goes_on, strict=True) if not goes]
-                growing = [kind for kind, goes in zip(growing, goes_on, strict=True) if goes]
+            while growing and not monitor.is_rehearsed(done) and (not done or monitor.has_time()):
+                calls = [total.add(self._rounds_to_add(kind.losses)) for kind in growing for total in kind.sums]
+                _unless_failed(await gather(*calls))
+                done = max(len(kind.losses) for kind in growing)
+                show(done, [kind.losses[-1:] for kind in growing])
+                rounds = min(len(kind.losses) for kind in growing)
+                lowest = min(kind.lowest(rounds) for kind in growing)
+                most = lowest + _FAR_BEHIND * abs(lowest)
+                growing = [kind for kind in growing if kind.lowest(rounds) <= most and self._rounds_to_add(kind.losses)]
         # Simpler trees need not be better.
-        handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind.rounds is oblique else 0
-        parts, losses = min(complete + growing, key=lambda kind: kind.lowest() + handicap(kind))
-        monitor.where = f"{name}: {len(losses)} of at most {self.rounds} rounds"
-        return parts, [part.sum(losses) for part in parts], parts is oblique
+        handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is kinds[-1] else 0
+        best = min(kinds, key=lambda kind: kind.lowest() + handicap(kind))
+        monitor.where = f"{name}: {len(best.losses)} of at most {self.rounds} rounds"
+        return best, best is kinds[-1]
+
+    def _may_move_clipped(self, problem: Problem) -> bool:
+        """Returns whether rows with clipped features may reach other leaves in the user's units than in training.
+
+        Few outliers are disregarded if leaves are linear: they would determine the slopes of their leaves.
+        """
+        if problem.data is None or not (scaling := problem.data.scaling).has_clipped(problem.batch.x):
+            return False
+        is_linear = self.base.tree_leaves(base_task(problem.task)) == "linear"
+        return not is_linear or bool(rows_for_slopes(problem.batch, scaling.x_most)[1].any())
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
-        """Returns a number of rounds that boosting makes in any case, at most a tenth of all; 0 at the end.
+        """Returns a number of rounds that boosting makes in any case; 0 at the end.
 
         Early stopping counts evaluations here too, one for each round. The host decides, and not the state of a run,
         because the losses are means over several sums.
         """
-        left = min(self.rounds - len(losses), rounds_of_call(self))
-        if self.patience is None or not len(losses):
-            return left if self.patience is None else min(left, self.patience)
-        return max(0, min(left, self.patience - since_lowest(losses)))
-
-    def rows_of_round(self, n: int) -> int:
-        """Returns the number of rows that a round draws from n rows: at most the option ``rows`` of the base."""
-        count = max(1, round(self.subsample * n))
-        return count if self._most_rows is None else min(count, self._most_rows)
-
-    @property
-    def _most_rows(self) -> int | None:
-        """The limit of rows for the splits of the base, or of the recipe within it; None for no limit."""
-        base: Any = self.base
-        while not hasattr(base, "rows") and hasattr(base, "base"):
-            base = base.base
-        return most_rows(base) if hasattr(base, "rows") else None
-
-    # --- The result ---
-
-    def scaled(self, problem: Problem, boosting: "Boosting") -> Fitted:
-        """Returns the result on scaled data: the trees up to the lowest loss, and the initial outputs.
-
-        Raises:
-          FloatingPointError: if the loss is not finite, or if no tree is.
-        """
-        final, evaluated, count = boosting.final, boosting.evaluated, boosting.evaluated.best
-        losses = np.full(self.rounds, np.inf, np.float32)
-        if self.patience is not None:
-            losses[: len(evaluated)] = evaluated.rounds.losses
-        rounds, dropped = final.rounds, sum(~final.rounds.finite)
-        scores = rounds.losses if problem.has_validation_set else rounds.after
-        if not np.isfinite(scores[count - 1]) or dropped == len(final):
-            raise FloatingPointError("training became non-finite: try a smaller learning_rate")
-        rows = self.rows_of_round(boosting.count)
-        report = BoostedReport(
-            rounds=count, dropped=int(dropped), losses=losses, rows=rows, is_oblique=boosting.is_oblique
-        )
-        return Fitted(final.first(count), float(scores[count - 1]), count, final.rounds.before, report=report)
+        left = min(self.rounds - len(losses), self.rounds_of_call)
+        return left if self.patience is None else min(left, self.patience - since_lowest(losses))
 
 
 class Boosting(NamedTuple):
     """The sums of a boosting.
 
     Attributes:
-      final: the sum of the model.
-      evaluated: the sum whose losses chose the number of rounds: ``final``, or ``final`` before its leaves were fitted
-        to all rows.
-      held_out_sums: the sums that held out rows, with these rows, ``(n,)`` bool. If there are several, ``final`` is
-        their mean.
-      count: number of rows from which a round draws.
-      is_oblique: whether the splits of the trees may have several features.
+      fitted: the result on scaled data: the trees up to the lowest loss, and the initial outputs.
+      evaluated: the mean of ``sums``, whose losses chose the number of rounds. The leaves of ``fitted`` may then be
+        fitted to all rows.
+      sums: the sums.
+      held_out: the rows that each sum held out, ``(n,)`` bool; empty if no rows were held out.
     """
 
-    final: Sum
+    fitted: Fitted
     evaluated: Sum
-    held_out_sums: list[tuple[Sum, np.ndarray]]
-    count: int
-    is_oblique: bool
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether the model is the mean of several sums."""
-        return len(self.held_out_sums) > 1
+    sums: list[Sum]
+    held_out: list[np.ndarray]
 
     @property
     def has_losses(self) -> bool:
         """Whether there are losses of held-out rows."""
-        return bool(self.held_out_sums) and bool(np.isfinite(self.evaluated.rounds.losses).any())
+        return bool(self.held_out) and bool(np.isfinite(self.evaluated.rounds.losses).any())
+
+    def left_out(self, problem: Problem) -> LeftOut | None:
+        """Returns the losses of held-out rows by the sums that were not trained on them."""
+        if not self.has_losses or problem.is_member:
+            return None
+        losses: list[np.ndarray] = []
+        for boosted, held_out in zip(self.sums, self.held_out, strict=True):
+            left_out = problem.left_out(_forest(problem, *boosted.first(self.evaluated.best)), held_out)
+            if left_out is None:
+                return None
+            losses.append(left_out.losses)
+        return LeftOut(np.fmin.reduce(losses), chose=True, several=len(losses) > 1)
 
 
 class _Kind(NamedTuple):
-    """The rounds of a kind of trees for each problem of a boosting, and their mean losses, ``(rounds,)``."""
+    """The sums of a kind of trees, one for each problem of a boosting, and the weights of the problems."""
 
-    rounds: list[Any]
-    losses: np.ndarray
+    sums: list[GrowingSum]
+    weights: list[Any]
 
-    async def add(self, count: int, shares: list[float] | None) -> "_Kind":
-        """Returns the kind after ``count`` more rounds, or after fewer."""
-        _unless_failed(await gather(*(part.add(count) for part in self.rounds)))
-        length = min(part.length for part in self.rounds)
-        return _Kind(self.rounds, np.average([part.losses[:length] for part in self.rounds], axis=0, weights=shares))
+    @property
+    def losses(self) -> np.ndarray:
+        """The mean losses after each round, ``(rounds,)``."""
+        losses = [growing.losses for growing in self.sums]
+        return np.average([values[: min(map(len, losses))] for values in losses], axis=0, weights=self.weights)
 
     def lowest(self, rounds: int | None = None) -> float:
         """Returns the lowest loss of the first rounds, or of all; infinite if no loss is a number."""
         return float(np.nan_to_num(self.losses[:rounds], nan=np.inf, posinf=np.inf).min())
 
 
-def _far_behind(kinds: list[_Kind]) -> list[tuple[_Kind, bool]]:
-    """Returns each kind, and whether its loss is far above the lowest loss of all kinds after equally many rounds."""
-    rounds = min(len(kind.losses) for kind in kinds)
-    lowest = min(kind.lowest(rounds) for kind in kinds)
-    return [(kind, kind.lowest(rounds) > lowest + _FAR_BEHIND * abs(lowest)) for kind in kinds]
+def _unclipped(problem: Problem, data: Any) -> Problem:
+    """Returns the problem on features that are not clipped; padding has those of other rows."""
+    scaling, evaluation = data.scaling.replace(x_most=np.inf), problem.evaluation
+    x = scaling.batch(data.table).x[problem.rows]
+    if evaluation is not None:
+        rows = scaling.batch(data.validation).x if problem.has_validation_set else x
+        evaluation = evaluation._replace(x=rows)
+    return problem.replace(batch=problem.batch._replace(x=x), evaluation=evaluation)
 
 
 def _unless_failed(results: list[Any]) -> list[Any]:
@@ -342,35 +353,7 @@ def _unless_failed(results: list[Any]) -> list[Any]:
     return results
 
 
-def _forest(data: Data, trees: ObliqueTree, initial: np.ndarray) -> Forest:
+def _forest(problem: Any, trees: ObliqueTree, initial: np.ndarray) -> Forest:
     """Returns a sum in the user's units. The initial outputs are part of the first tree."""
     leaves = trees.leaves.with_outputs(lambda a: np.concatenate([a[:1] + initial, a[1:]]))
-    return Forest(trees.replace(leaves=leaves), "sum", data.table.task.link_name).restored(data.scaling)
-
-
-def _left_out(problem: Problem, boosting: Boosting, model: Forest) -> LeftOut | None:
-    """Returns the losses of held-out rows by the sums that were not trained on them."""
-    if not boosting.has_losses or problem.is_member:
-        return None
-    data: Any = problem.data
-    final, evaluated, parts, losses = boosting.final, boosting.evaluated, boosting.held_out_sums, []
-    for number, (part, held_out) in enumerate(parts):
-        trees, initial = part.first(evaluated.best)
-        if boosting.is_mean:
-            trees = _part_of_mean(final.first(evaluated.best)[0], len(parts), number)
-        without = model if final is part else _forest(data, trees, initial)
-        left_out = problem.left_out(without, held_out)
-        if left_out is None:
-            return None
-        losses.append(left_out.losses)
-    return LeftOut(np.fmin.reduce(losses), chose=True, several=boosting.is_mean)
-
-
-def _part_of_mean(trees: ObliqueTree, parts: int, number: int) -> ObliqueTree:
-    """Returns the trees of the mean of sums, with leaves of 0 in the trees of all sums but one.
-
-    This sum has the shape of the mean, so both predict with one program.
-    """
-    mask = np.arange(len(trees.bias)) % parts == number
-    scaled = lambda a: np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), np.float32(parts) * a, 0)
-    return trees.replace(leaves=jax.tree.map(scaled, trees.leaves))
+    return Forest(trees.replace(leaves=leaves), "sum", problem.task.link_name).restored(problem.data.scaling)

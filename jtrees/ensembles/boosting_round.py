@@ -2,17 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
-from jtrees.monotone import ordered_leaves, signs_of
+from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding
+from jtrees.monotone import signs_of
 from jtrees.search import MOST, Run
-from jtrees.search.recipe import GrowArguments
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
 from jtrees.training.state import NOT_TAKEN
@@ -23,11 +21,6 @@ _HALVINGS = 10  # largest number of halvings of a step that raises the loss of a
 _ROUNDING = 1e-5  # relative rise of the loss of a leaf that rounding errors can cause
 _L2, _L2_OF_CLASSES = 1.0, 10.0  # labels are noisier than numbers (experiments/results/boosted_splits.md)
 _MOST_OUTPUTS = 5  # largest number of targets for the splits of a tree
-
-
-def step_task(task: Task) -> Regression:
-    """Returns the regression of the Newton steps of all outputs."""
-    return Regression(task.shape[0] if task.shape else None)
 
 
 def base_task(task: Task) -> Regression:
@@ -62,12 +55,14 @@ class Draws(NamedTuple):
       features: factors of the features, 1 or 0, ``(p,)``.
       combinations: combinations of the outputs, ``(outputs, targets)``, or None for all outputs.
       key: data of the key of the tree.
+      tree: further draws of the base, the argument ``drawn`` of ``grow``.
     """
 
     rows: Any
     features: Any
     combinations: Any
     key: Any
+    tree: Any = ()
 
 
 class Rounds(NamedTuple):
@@ -93,10 +88,9 @@ class Rounds(NamedTuple):
 @compilation.sums_in_order
 def initial_state(run: Run) -> State:
     """Returns the state before the first round."""
-    shape = run.task.shape
-    initial = run.task.loss_function.initial(run.batch.y, run.weight, math.prod(shape))
+    loss, shape, initial = run.task.loss_function, run.task.shape, run.task.initial(run.batch)
     outputs_on = lambda rows: jnp.broadcast_to(initial, (len(rows.x), *shape))
-    loss, outputs = run.task.loss_function, outputs_on(run.batch)
+    outputs = outputs_on(run.batch)
     curvature = loss.derivatives(outputs, run.batch.y)[1] if loss.is_smooth(shape) else jnp.ones_like(outputs)
     # The curvature at the current outputs would vanish as rows are fitted, and the shrinkage would vanish with it.
     curvature = jnp.einsum("n,n...->...", run.weight, curvature, precision="highest") / run.weight.sum()
@@ -104,19 +98,19 @@ def initial_state(run: Run) -> State:
 
 
 @compilation.sums_in_order
-def target(run: Run, state: State, draws: Draws) -> Batch:
+def round_batch(run: Run, state: State, draws: Draws) -> Batch:
     """Returns the drawn rows of a round, with their targets and weights."""
-    rows, features, combinations, _ = draws
+    rows, combinations = draws.rows, draws.combinations
     every_row = sharding.keep_rows((run.batch.x, run.batch.y, state.outputs, run.weight))
     x, y, outputs, weight = jax.tree.map(lambda a: a[rows], every_row)
-    step, share = _newton(run.task.loss_function, outputs, y, jnp.where(rows < 0, 0, weight))
+    step, weight = _newton(run.task, outputs, y, jnp.where(rows < 0, 0, weight))
     if run.monotone is not None:  # the base keeps all targets non-decreasing in the monotone features
         step = step * jnp.asarray(signs_of(run.task), step.dtype).reshape(run.task.shape)
     step = step if combinations is None else jnp.matmul(step, combinations, precision="highest")
-    inside = (share > 0).reshape(-1, *[1] * len(run.task.shape))
+    inside = (weight > 0).reshape(-1, *[1] * len(run.task.shape))
     low = jnp.where(inside, step, jnp.inf).min(0)
     unit = jnp.where(inside, step, -jnp.inf).max(0) - low
-    return Batch(x * features, (step - low) / jnp.where(unit > 0, unit, 1), share)
+    return Batch(x * draws.features, (step - low) / jnp.where(unit > 0, unit, 1), weight)
 
 
 @compilation.sums_in_order
@@ -148,21 +142,22 @@ def _leaf_of(tree: ObliqueTree, x: Array) -> Array:
 
 def _leaves(run: Run, state: State, splits: ObliqueTree, leaf: Array, features: Array) -> Any:
     """Returns the leaves of a tree, times the learning rate: its contributions to the outputs."""
-    recipe, steps, batch, weight = run.recipe, step_task(run.task), run.batch, run.weight
-    loss, leaves = run.task.loss_function, len(splits.bias) + 1
-    if recipe.base.tree_leaves(steps) == "linear":
-        step, share = _newton(loss, state.outputs, batch.y, weight)
-        empty = kinds.kind_of("linear", steps).empty(leaves, batch.x.shape[1], run.task.shape, batch.x.dtype)
-        fitted = empty.refit(leaf, batch.x * features, step, share)
+    recipe, batch, loss, count = run.recipe, run.batch, run.task.loss_function, len(splits.bias) + 1
+    step, weight = _newton(run.task, state.outputs, batch.y, run.weight)
+    if recipe.base.tree_leaves(base_task(run.task)) == "linear":
+        empty = kinds.Linear.empty(count, batch.x.shape[1], run.task.shape, batch.x.dtype)
+        leaves = empty.refit(leaf, batch.x * features, step, weight)
         if not loss.is_smooth(run.task.shape):  # the steps are gradients, whose length says nothing
-            direction = fitted.at(leaf, batch.x)
-            factors = loss.factors(leaf, state.outputs, direction, batch.y, leaves, weight)
-            fitted = _times(fitted, jnp.maximum(factors, 0))
+            direction = leaves.at(leaf, batch.x)
+            factors = loss.factors(leaf, state.outputs, direction, batch.y, count, run.weight)
+            leaves = _times(leaves, jnp.maximum(factors, 0))
     else:
         l2 = (_L2_OF_CLASSES if loss.choice else _L2) if recipe.l2 is None else recipe.l2
-        fitted = kinds.Values(loss.steps(leaf, state.outputs, batch.y, leaves, weight, l2 * state.curvature))
-    fitted = _halved(run, state, jax.tree.map(lambda a: recipe.learning_rate * a, fitted), leaf)
-    return fitted if run.monotone is None else _ordered(run, state, splits.replace(leaves=fitted), leaf).leaves
+        leaves = kinds.Values(loss.steps(leaf, state.outputs, batch.y, count, run.weight, l2 * state.curvature))
+    leaves = _halved(run, state, jax.tree.map(lambda a: recipe.learning_rate * a, leaves), leaf)
+    # In the quadratic approximation of the loss, the weight of a leaf is the sum of the curvatures of its rows.
+    weighted = run.replace(batch=batch._replace(weight=weight))
+    return weighted.ordered(splits.replace(leaves=leaves), leaf).leaves
 
 
 def _halved(run: Run, state: State, leaves: Any, leaf: Array) -> Any:
@@ -189,106 +184,85 @@ def _halved(run: Run, state: State, leaves: Any, leaf: Array) -> Any:
 
 def _times(leaves: Any, factors: Array) -> Any:
     """Returns leaves whose outputs are multiplied by factors of at least 0, ``(leaves,)`` or ``(leaves, *k)``."""
+    multiplied = leaves.with_outputs(lambda a: segments.wide(factors, a) * a)
     if leaves.is_constant:
-        return leaves.with_outputs(lambda a: segments.wide(factors, a) * a)
+        return multiplied
     slopes = leaves.coefficients
-    along = factors[:, None] if factors.ndim > 1 else segments.wide(factors, slopes)
-    return leaves.with_outputs(lambda a: segments.wide(factors, a) * a).replace(coefficients=along * slopes)
+    return multiplied.replace(coefficients=segments.wide(factors[:, None], slopes) * slopes)
 
 
-def _ordered(run: Run, state: State, tree: ObliqueTree, leaf: Array) -> ObliqueTree:
-    """Returns the tree of a round with leaves in the order of the monotone features.
-
-    In the quadratic approximation of the loss, the weight of a leaf is the sum of the curvatures of its rows.
-    """
-    assert run.monotone is not None
-    _, share = _newton(run.task.loss_function, state.outputs, run.batch.y, run.weight)
-    return ordered_leaves(tree, run.monotone, segments.sums(share, leaf, len(tree.bias) + 1), run.task)
-
-
-def _newton(loss: losses.Loss, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+def _newton(task: Task, outputs: Array, y: Array, weight: Array) -> tuple[Array, Array]:
     """Returns the Newton steps of the outputs, and weights of mean 1 that are proportional to the curvatures."""
-    step, curvature = loss.newton(outputs, y)
+    step, curvature = task.loss_function.newton(outputs, y)
     return step, segments.mean_one(weight * curvature.reshape(len(step), -1).mean(1))
 
 
 # --- Many rounds in a program ----------------------------------------------------------------------------------------
 
-
-class BoostedState(NamedTuple):
-    """The state of boosting, and its rounds: those so far, and room for the others."""
-
-    state: State
-    rounds: Rounds
+# The state of such a program is a pair: the state of boosting, and room for the rounds of a call.
 
 
 @compilation.sums_in_order
-def before_rounds(run: Run) -> BoostedState:
-    """Returns the state before the first round. The base has an option ``depth``."""
-    (_, p), dtype, nodes = run.batch.x.shape, run.batch.x.dtype, topology.num_nodes(run.recipe.base.depth)
+def before_rounds(run: Run) -> tuple[State, Rounds]:
+    """Returns the state before the first round, and zeros in place of the rounds. The base has an option ``depth``."""
+    nodes, p, dtype = 2**run.recipe.base.depth - 1, run.batch.x.shape[1], run.batch.x.dtype
     state, splits = initial_state(run), ObliqueTree(jnp.zeros((nodes, p), dtype), jnp.zeros(nodes, dtype), None)
     _, added = jax.eval_shape(lambda: added_to(run, state, splits, jnp.ones(p, dtype), jnp.bool_(True)))
-    return BoostedState(state, jax.tree.map(lambda a: jnp.zeros((run.recipe.rounds, *a.shape), a.dtype), added))
+    return state, jax.tree.map(lambda a: jnp.zeros((run.recipe.rounds_of_call, *a.shape), a.dtype), added)
 
 
 @compilation.sums_in_order
 def grown_rounds(
-    run: Run,
-    boosted: BoostedState,
-    draws: Draws,
-    first: Array,
-    grow_arguments: GrowArguments,
-    before: Array,
-    count: Array,
-) -> tuple[BoostedState, Array, bool]:
+    run: Run, grown: tuple[State, Rounds], draws: Draws, shared: Any, rows: Any, before: Array, count: Array
+) -> tuple[tuple[State, Rounds], Array, bool]:
     """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early.
 
     Args:
       run: the run.
-      boosted: the state after the rounds so far.
-      draws: the draws of the rounds from ``first`` on.
-      first: number of rounds before those of ``draws``.
-      grow_arguments: the arguments of ``grow`` of the base.
-      before: number of rounds so far.
+      grown: the state of boosting, and the rounds of this call so far.
+      draws: the draws of the rounds of this call.
+      shared: argument of ``grow`` of the base.
+      rows: argument of ``grow``, for all rows of the run.
+      before: number of rounds of this call so far.
       count: number of rounds to add.
     """
     base = run.recipe.base
 
-    def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
-        round_draws = jax.tree.map(lambda a: a[number - first], draws)
-        tree_draws = jax.tree.map(lambda a: a[number], *grow_arguments.drawn)
-        batch = target(run, boosted.state, round_draws)
-        key = jax.random.wrap_key_data(round_draws.key, impl=jax.random.key_impl(run.key))
+    def splits_of(number: Array, state: State, _: Rounds) -> tuple[ObliqueTree, Array, Array]:
+        drawn = jax.tree.map(lambda a: a[number], draws)
+        batch = round_batch(run, state, drawn)
+        key = jax.random.wrap_key_data(drawn.key, impl=jax.random.key_impl(run.key))
         base_run = Run(base, base_task(run.task), batch, batch, key, monotone=run.monotone)
-        rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(grow_arguments.rows))
-        splits, finite = base.grow(base_run, grow_arguments.shared, rows, tree_draws)
-        return splits, round_draws.features, finite
+        drawn_rows = jax.tree.map(lambda a: a[drawn.rows], sharding.keep_rows(rows))
+        splits, finite = base.grow(base_run, shared, drawn_rows, drawn.tree)
+        return splits, drawn.features, finite
 
-    return _with_rounds(run, boosted, splits_of, before, count)
+    return _with_rounds(run, grown, splits_of, before, count)
 
 
 @compilation.sums_in_order
-def refitted_rounds(run: Run, boosted: BoostedState, before: Array, count: Array) -> tuple[BoostedState, Array, bool]:
-    """Returns the state after ``count`` more rounds, which take their splits from ``rounds`` and fit new leaves."""
+def refitted_rounds(
+    run: Run, refitted: tuple[State, Rounds], before: Array, count: Array
+) -> tuple[tuple[State, Rounds], Array, bool]:
+    """Returns the state after ``count`` more rounds, which keep their splits and get new leaves."""
 
-    def splits_of(number: Array, boosted: BoostedState) -> tuple[ObliqueTree, Array, Array]:
-        rounds = boosted.rounds
+    def splits_of(number: Array, _: State, rounds: Rounds) -> tuple[ObliqueTree, Array, Array]:
         return jax.tree.map(lambda a: a[number], (rounds.trees.replace(leaves=None), rounds.features, rounds.finite))
 
-    return _with_rounds(run, boosted, splits_of, before, count)
+    return _with_rounds(run, refitted, splits_of, before, count)
 
 
 def _with_rounds(
-    run: Run, boosted: BoostedState, splits_of: Callable[..., Any], before: Array, count: Array
-) -> tuple[BoostedState, Array, bool]:
-    """Returns the state after ``count`` more rounds, with the splits that ``splits_of(number, boosted)`` returns."""
+    run: Run, boosted: tuple[State, Rounds], splits_of: Callable[..., Any], before: Array, count: Array
+) -> tuple[tuple[State, Rounds], Array, bool]:
+    """Returns the state after ``count`` more rounds, with the splits of ``splits_of(number, state, rounds)``."""
 
-    def add(i: Array, boosted: BoostedState) -> BoostedState:
-        number = before + i
-        state, added = added_to(run, boosted.state, *splits_of(number, boosted))
-        return BoostedState(state, jax.tree.map(lambda a, new: a.at[number].set(new), boosted.rounds, added))
+    def add(i: Array, carry: tuple[State, Rounds, Array]) -> tuple[State, Rounds, Array]:
+        state, rounds, history = carry
+        state, added = added_to(run, state, *splits_of(before + i, state, rounds))
+        rounds = jax.tree.map(lambda a, new: a.at[before + i].set(new), rounds, added)
+        return state, rounds, history.at[i].set(added.before)
 
-    boosted = jax.lax.fori_loop(0, count, add, boosted)
-    numbers = jnp.arange(MOST)
-    losses = boosted.rounds.before[jnp.minimum(before + numbers, run.recipe.rounds - 1)]
-    return boosted, jnp.where(numbers < count, losses, NOT_TAKEN), False
+    history = jnp.full(MOST, NOT_TAKEN, boosted[1].before.dtype)
+    state, rounds, history = jax.lax.fori_loop(0, count, add, (*boosted, history))
+    return (state, rounds), history, False

@@ -1,4 +1,4 @@
-"""Sums of boosted trees, and two ways to add rounds: many rounds in a program, or a search for each round."""
+"""Sums of boosted trees, and how rounds are added to them."""
 
 import math
 from typing import Any, NamedTuple
@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from jtrees.ensembles.boosting_round import (
-    BoostedState,
     Draws,
     Rounds,
     added_to,
@@ -16,16 +15,14 @@ from jtrees.ensembles.boosting_round import (
     grown_rounds,
     initial_state,
     refitted_rounds,
-    target,
+    round_batch,
 )
-from jtrees.search import DeviceValue, Evaluation, Problem
-from jtrees.search.recipe import GrowArguments
+from jtrees.search import Problem
 from jtrees.search.sample import random_rows
 from jtrees.training import Batch
 from jtrees.tree import ObliqueTree
 
-_CALLS = 10  # fewest calls for all rounds
-_MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of all rounds of a program
+_MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of all rounds of a base with ``grow``
 
 
 class Sum(NamedTuple):
@@ -40,15 +37,16 @@ class Sum(NamedTuple):
     rounds: Rounds
 
     @classmethod
-    def mean(cls, sums: list["Sum"]) -> "Sum":
-        """Returns the mean of sums with equal losses on the rows for evaluation."""
-        share = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
+    def mean(cls, sums: list["Sum"], weights: list[Any]) -> "Sum":
+        """Returns the mean of sums. Its losses on the rows for evaluation are the means, with these weights."""
+        losses = np.average([member.rounds.losses for member in sums], axis=0, weights=weights)
+        divided = lambda tree: tree.replace(leaves=jax.tree.map(lambda a: a / np.float32(len(sums)), tree.leaves))
         joined = lambda *arrays: np.stack(arrays, 1).reshape(-1, *arrays[0].shape[1:])
-        trees = jax.tree.map(joined, *(share(part.rounds.trees) for part in sums))
-        mean = lambda name: np.mean([getattr(part.rounds, name) for part in sums], 0)
-        finite = np.any([part.rounds.finite for part in sums], 0)
-        rounds = Rounds(trees, None, sums[0].rounds.losses, mean("before"), mean("after"), finite)
-        return cls(np.mean([part.initial for part in sums], 0), rounds)
+        trees = jax.tree.map(joined, *(divided(member.rounds.trees) for member in sums))
+        mean = lambda name: np.mean([getattr(member.rounds, name) for member in sums], 0)
+        finite = np.any([member.rounds.finite for member in sums], 0)
+        rounds = Rounds(trees, None, losses, mean("before"), mean("after"), finite)
+        return cls(np.mean([member.initial for member in sums], 0), rounds)
 
     def __len__(self) -> int:
         """Number of rounds."""
@@ -66,9 +64,75 @@ class Sum(NamedTuple):
         return len(losses) - since_lowest(losses) if np.isfinite(losses).any() else len(losses)
 
 
-def since_lowest(losses: Any) -> int:
-    """Returns the number of losses after the lowest of ``(m,)``; a loss that is not a number counts as infinite."""
-    return len(losses) - 1 - int(np.argmin(np.nan_to_num(losses, nan=np.inf, posinf=np.inf)))
+def since_lowest(losses: np.ndarray) -> int:
+    """Returns the number of losses after the lowest; a loss that is not a number counts as infinite."""
+    return len(losses) - 1 - int(np.argmin(np.nan_to_num(losses, nan=np.inf, posinf=np.inf))) if len(losses) else 0
+
+
+class GrowingSum:
+    """A sum of boosted trees of one kind, to which rounds are added.
+
+    A base with ``grow`` adds many rounds in a program. The search of any other base finds the splits of one round.
+    """
+
+    def __init__(self, problem: Problem, state: Any, room: Any = None, grow_arguments: Any = None):
+        """``room`` is for the rounds of a program, and ``grow_arguments`` has one kind of trees; both may be None."""
+        self._problem, self._state, self._room, self._grow_arguments = problem, state, room, grow_arguments
+        self._initial, self._rounds = state.element(0), []
+
+    @property
+    def losses(self) -> np.ndarray:
+        """The loss after each round on the rows for evaluation, ``(rounds,)``."""
+        return np.concatenate([np.zeros(0, np.float32), *(rounds.losses for rounds in self._rounds)])
+
+    async def add(self, count: int) -> None:
+        """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer.
+
+        A search adds a single round. After the deadline, a program adds no round but the first.
+        """
+        rounds = await (self._searched() if self._grow_arguments is None else self._grown(count))
+        self._rounds.append(rounds)
+
+    async def _grown(self, count: int) -> Rounds:
+        problem, first, (shared, rows, (drawn,)) = self._problem, len(self.losses), self._grow_arguments
+        draws = [
+            draws_of_round(problem, number)._replace(tree=jax.tree.map(lambda a, number=number: a[number], drawn))
+            for number in range(first, first + count)
+        ]
+        # All calls have the length of the longest call, so one program makes them.
+        draws = jax.tree.map(lambda *a: _padded(np.stack(a), problem.recipe.rounds_of_call), *draws)
+        name, state = type(problem.recipe).__name__, (self._state, self._room)
+        trained = await problem.train(grown_rounds, state, count, draws, shared, rows, name=name, least=int(not first))
+        self._state, self._room = (trained.state.element(number) for number in range(2))
+        return jax.tree.map(lambda a: a[: len(trained.losses)], self._room.host)
+
+    async def _searched(self) -> Rounds:
+        problem, number = self._problem, len(self._rounds)
+        base, draws = problem.recipe.base, draws_of_round(problem, number)
+        batch = await problem.map(round_batch, self._state, draws, often=True)
+        steps: Any = Batch(*(batch.element(i) for i in range(3)))  # type: ignore[arg-type]
+        try:
+            subproblem = problem.keyed(number).subproblem(base, base_task(problem.task), steps)
+            tree, finite = (await base.search(subproblem)).scaled, True
+        except FloatingPointError:
+            weights: Any = np.zeros((1, problem.shape[1]), np.float32)
+            tree, finite = ObliqueTree(weights, weights[:, 0], None), False
+        splits = ObliqueTree(np.asarray(tree.weights), np.asarray(tree.bias), None)  # type: ignore[arg-type]
+        added = await problem.map(added_to, self._state, splits, draws.features, np.bool_(finite), often=True)
+        self._state = added.element(0)
+        return jax.tree.map(lambda a: a[None], added.element(1).host)
+
+    def sum(self, count: int) -> Sum:
+        """Returns the sum of the first rounds.
+
+        All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
+        """
+        largest = max((rounds.trees for rounds in self._rounds), key=lambda trees: trees.bias.shape[1])
+        empty = jax.tree.map(lambda a: np.zeros_like(a[:1]), largest)
+        has_size = lambda trees: trees.bias.shape[1] == largest.bias.shape[1]
+        rounds = [r if has_size(r.trees) else r._replace(trees=empty) for r in self._rounds]
+        rounds = jax.tree.map(lambda *arrays: np.concatenate(arrays)[:count], *rounds)
+        return Sum(self._initial.host, rounds)
 
 
 def draws_of_round(problem: Problem, number: int) -> Draws:
@@ -80,114 +144,16 @@ def draws_of_round(problem: Problem, number: int) -> Draws:
     features = np.zeros(p, np.float32)
     features[rng.permutation(p)[: max(1, round(recipe.columns * p))]] = 1
     outputs, targets = (math.prod(task.shape) for task in (problem.task, base_task(problem.task)))
-    key = problem.keyed(number).key
-    if targets == outputs:
-        return Draws(rows, features, None, key)
-    combinations = rng.normal(size=(outputs, targets)).astype(np.float32)
-    # Nonnegative combinations keep the order of the outputs.
-    return Draws(rows, features, combinations if problem.monotone is None else np.abs(combinations), key)
+    combinations = None
+    if targets < outputs:
+        combinations = rng.normal(size=(outputs, targets)).astype(np.float32)
+        # Nonnegative combinations keep the order of the outputs.
+        combinations = combinations if problem.monotone is None else np.abs(combinations)
+    return Draws(rows, features, combinations, problem.keyed(number).key)
 
 
-def rounds_of_call(recipe: Any) -> int:
-    """Returns the largest number of rounds of a call: a tenth of all. Progress is shown after each call."""
-    return max(1, recipe.rounds // _CALLS)
-
-
-def draws_of_rounds(problem: Problem, first: int, count: int) -> Draws:
-    """Returns the draws of ``count`` rounds from ``first`` on, stacked and padded to the length of the longest call."""
-    draws = [draws_of_round(problem, first + number) for number in range(count)]
-    draws += draws[:1] * (rounds_of_call(problem.recipe) - count)
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *draws)
-
-
-class CompiledRounds:
-    """Rounds of a base that has ``grow``: a program adds many rounds."""
-
-    def __init__(self, problem: Problem, state: DeviceValue, grow_arguments: GrowArguments):
-        """``grow_arguments`` has one kind of trees."""
-        self._problem, self._state, self._grow_arguments = problem, state, grow_arguments
-        self.length = 0
-
-    async def add(self, count: int) -> None:
-        """Adds ``count`` rounds, at most :func:`rounds_of_call`. After the deadline it adds none but the first."""
-        progress: Any = {
-            "name": type(self._problem.recipe).__name__,
-            "begins": self.length,
-            "least": int(not self.length),
-        }
-        arguments = draws_of_rounds(self._problem, self.length, count), np.int32(self.length), self._grow_arguments
-        trained = await self._problem.train(grown_rounds, self._state, count, *arguments, **progress)
-        self._state, self.length = trained.state, self.length + len(trained.losses)
-
-    @property
-    def losses(self) -> np.ndarray:
-        """The loss after each round on the rows for evaluation, ``(rounds,)``."""
-        return self.rounds.element(Rounds._fields.index("losses")).host[: self.length]
-
-    @property
-    def rounds(self) -> DeviceValue:
-        """The rounds, and zeros for the rounds that were not made."""
-        return self._state.element(1)
-
-    def sum(self, losses: np.ndarray) -> Sum:
-        """Returns the sum of the rounds with ``losses``, ``(rounds,)``, on the rows for evaluation."""
-        return sum_of(self._state.element(0).element(0).host, self.rounds.host, len(losses), losses)
-
-
-class SearchedRounds:
-    """Rounds of any base: a search finds the splits of each round."""
-
-    def __init__(self, problem: Problem, state: DeviceValue):
-        self._problem, self._state, self._initial, self._added = problem, state, state.element(0), []
-
-    @property
-    def length(self) -> int:
-        """Number of rounds."""
-        return len(self._added)
-
-    async def add(self, count: int) -> None:
-        """Adds a round. The caller may ask for more rounds."""
-        problem, number = self._problem, self.length
-        draws = draws_of_round(problem, number)
-        batch = await problem.map(target, self._state, draws, often=True)
-        steps: Any = [batch.element(i) for i in range(3)]
-        changes: Any = {"recipe": problem.recipe.base, "task": base_task(problem.task), "batch": Batch(*steps)}
-        changes |= {"rows": None, "evaluation": None, "kind": Evaluation.TRAINING}
-        try:
-            tree, finite = (await problem.recipe.base.search(problem.keyed(number).replace(**changes))).scaled, True
-        except FloatingPointError:
-            weights: Any = np.zeros((1, problem.shape[1]), np.float32)
-            tree, finite = ObliqueTree(weights, weights[:, 0], None), False
-        splits = ObliqueTree(np.asarray(tree.weights), np.asarray(tree.bias), None)  # type: ignore[arg-type]
-        added = await problem.map(added_to, self._state, splits, draws.features, np.bool_(finite), often=True)
-        self._state = added.element(0)
-        self._added.append(added.element(1).host)
-
-    @property
-    def losses(self) -> np.ndarray:
-        """The loss after each round on the rows for evaluation, ``(rounds,)``."""
-        return np.array([added.losses for added in self._added])
-
-    @property
-    def rounds(self) -> Rounds:
-        """The rounds, and zeros for the rounds that were not made.
-
-        All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
-        """
-        largest = max((added.trees for added in self._added), key=lambda tree: tree.bias.size)
-        empty = jax.tree.map(np.zeros_like, largest)
-        resized = lambda tree: tree if tree.bias.size == empty.bias.size else empty
-        rounds = [added._replace(trees=resized(added.trees)) for added in self._added]
-        rounds += [jax.tree.map(np.zeros_like, rounds[0])] * (self._problem.recipe.rounds - len(rounds))
-        return jax.tree.map(lambda *arrays: np.stack(arrays), *rounds)
-
-    def sum(self, losses: np.ndarray) -> Sum:
-        """Returns the sum of the rounds with ``losses``, ``(rounds,)``, on the rows for evaluation."""
-        return sum_of(self._initial.host, self.rounds, len(losses), losses)
-
-
-async def begin(problem: Problem) -> list[CompiledRounds] | list[SearchedRounds]:
-    """Returns no rounds yet, for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`.
+async def begin(problem: Problem) -> list[GrowingSum]:
+    """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`.
 
     The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     """
@@ -197,27 +163,24 @@ async def begin(problem: Problem) -> list[CompiledRounds] | list[SearchedRounds]
     recipe, (n, p) = problem.recipe, problem.shape
     grow_arguments = await base.grow_arguments(problem, recipe.rounds)
     if grow_arguments is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
-        return [SearchedRounds(problem, await problem.map(initial_state))]
-    state = await problem.map(before_rounds)
-    return [CompiledRounds(problem, state, grow_arguments._replace(drawn=(drawn,))) for drawn in grow_arguments.drawn]
+        return [GrowingSum(problem, await problem.map(initial_state))]
+    before = await problem.map(before_rounds)
+    arguments = (grow_arguments._replace(drawn=(drawn,)) for drawn in grow_arguments.drawn)
+    return [GrowingSum(problem, before.element(0), before.element(1), kind) for kind in arguments]
 
 
-async def refitted(problem: Problem, rounds: Any, count: int) -> Sum | None:
-    """Returns the sum of the first ``count`` rounds with leaves fitted to the rows of a problem; None after a deadline.
-
-    ``rounds`` are the rounds of a :class:`CompiledRounds` or a :class:`SearchedRounds`.
-    """
-    state: Any = BoostedState(await problem.map(initial_state), rounds)  # type: ignore[arg-type]
-    monitor, where = problem.monitor, problem.monitor.where
-    name = f"{type(problem.recipe).__name__}, leaves"
-    trained = await problem.train(refitted_rounds, state, count, name=name)
+async def refitted(problem: Problem, rounds: Rounds, count: int) -> Sum | None:
+    """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline."""
+    recipe, monitor, where = problem.recipe, problem.monitor, problem.monitor.where
+    # One program serves all numbers of rounds.
+    state = await problem.map(initial_state), jax.tree.map(lambda a: _padded(a, recipe.rounds), rounds)
+    trained = await problem.train(refitted_rounds, state, count, name=f"{type(recipe).__name__}, leaves")
     monitor.where = where  # the report tells the number of rounds
     if len(trained.losses) < count:
         return None
-    return sum_of(trained.state.element(0).element(0).host, trained.state.element(1).host, count)
+    return Sum(state[0].element(0).host, jax.tree.map(lambda a: a[:count], trained.state.element(1).host))
 
 
-def sum_of(initial: np.ndarray, rounds: Rounds, count: int, losses: np.ndarray | None = None) -> Sum:
-    """Returns the sum of the first ``count`` rounds, with ``losses`` on the rows for evaluation if given."""
-    rounds = jax.tree.map(lambda a: a[:count], rounds)
-    return Sum(initial, rounds if losses is None else rounds._replace(losses=losses))
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+    """Returns an array with zeros after its first axis, up to this length."""
+    return np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1))

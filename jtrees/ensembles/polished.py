@@ -18,7 +18,7 @@ from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.methods.annealed.stages import StartResult, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS
-from jtrees.search import Evaluation, Fitted, Problem, Ranges, Recipe, Report, gather, option, options
+from jtrees.search import Fitted, Problem, Ranges, Recipe, Report, gather, option, options
 from jtrees.search.cart import grown_cart
 from jtrees.search.recipe import check_keeps_splits
 from jtrees.tasks import Classification, Task
@@ -141,15 +141,13 @@ class Polished(Wrapper):
                 learning_rate=self.learning_rate,
             )
         )
-        changes: Any = {"recipe": recipe, "task": data.table.task.scaled(data.scaling.y_unit), "monotone": None}
-        changes |= {"evaluation": None, "kind": Evaluation.TRAINING, "data": None, "rows": None}
-        stages = []
-        for subtree, part in zip(subtrees, problem.replace(**changes).repeat(len(subtrees)), strict=True):
-            part = part.replace(batch=subtree.padded(width))
+        task, stages = data.table.task.scaled(data.scaling.y_unit), []
+        for subtree, keyed in zip(subtrees, problem.replace(monotone=None).repeat(len(subtrees)), strict=True):
+            subproblem = keyed.subproblem(recipe, task, subtree.padded(width))
             for start, splits in enumerate((subtree.cart, subtree.current)):
                 low, high = np.asarray(self.alpha_ranges, np.float32).T
-                sharpness = part.rng("subtrees", start).uniform(low, high).astype(np.float32)
-                stages.append(train_stages(part, splits, sharpness, self.epochs))
+                sharpness = subproblem.rng("subtrees", start).uniform(low, high).astype(np.float32)
+                stages.append(train_stages(subproblem, splits, sharpness, self.epochs))
         results = await gather(*stages)
         best = [min(starts, key=lambda start: start.score) for starts in zip(results[::2], results[1::2], strict=True)]
         with problem.restoring():

@@ -14,7 +14,6 @@ import optax
 from jtrees import losses, ops, pytree, training
 from jtrees.data import Data
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
-from jtrees.ensembles.boosting_sums import Sum
 from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
@@ -125,31 +124,29 @@ class Refined(Wrapper):
         base: Any = self.base
         # Joint training trains all splits anyway, and a choice between kinds of trees takes twice the time.
         boosting = await base.boosted(problem.replace(recipe=problem.recipe.base), chooses=False)
-        fitted, evaluated, scaled = base.scaled(problem, boosting), boosting.evaluated, problem.replace(data=None)
-        on_part = (
-            scaled.holding_out(boosting.held_out_sums[0][1], Evaluation.EARLY_STOPPING)
-            if boosting.held_out_sums
-            else scaled
-        )
-        last = first = await self._together(on_part, evaluated, evaluated.best, self._schedule(problem.shape[0]).steps)
-        boosted_loss = float(np.min(evaluated.rounds.losses))
-        is_better = first.losses.min() < boosted_loss
-        if is_better and boosting.held_out_sums:
+        fitted, report, scaled, without = boosting.fitted, boosting.fitted.report, problem.replace(data=None), None
+        if boosting.held_out:
+            without = scaled.holding_out(boosting.held_out[0], Evaluation.EARLY_STOPPING)
+        trees, initial = boosting.evaluated.first(report.rounds)
+        last = first = await self._together(without or scaled, trees, initial, self._schedule(problem.shape[0]).steps)
+        is_better = first.losses.min() < report.losses.min()
+        if is_better and boosting.held_out:
             on_all = scaled.holding_out(np.zeros(problem.shape[0], bool))
-            last = await self._together(on_all, boosting.final, evaluated.best, first.step)
+            last = await self._together(on_all, *fitted.scaled, steps=first.step)
         refined = is_better and (problem.has_validation_set or last.is_complete)
-        report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=fitted.report)
+        boosted_loss = float(report.losses.min())
+        report = RefinedReport(refined=refined, boosted_loss=boosted_loss, losses=first.losses, base=report)
         history = np.append(fitted.history, last.history) if is_better else fitted.history
         fitted = fitted._replace(scaled=_hard(*fitted.scaled), history=history, report=report)
         if refined:
             fitted = fitted._replace(scaled=last.model, score=last.score, step=fitted.step + last.step)
-        trial = first.model if refined else _hard(*evaluated.first(evaluated.best))
+        trial = first.model if refined else _hard(trees, initial)
         return problem.restored(fitted, partial(_restored, problem, trial, boosting))
 
-    async def _together(self, problem: Problem, boosted: Sum, count: int, steps: int) -> "_Together":
-        """Trains the first ``count`` trees of a boosted sum jointly, with ``steps`` updates."""
+    async def _together(self, problem: Problem, trees: ObliqueTree, initial: np.ndarray, steps: int) -> "_Together":
+        """Trains the trees of a boosted sum jointly, with ``steps`` updates."""
         base: Any = self.base
-        name, monitor, (trees, initial) = f"{type(self).__name__}, all trees", problem.monitor, boosted.first(count)
+        name, monitor = f"{type(self).__name__}, all trees", problem.monitor
         state = await problem.map(_initial_state, _padded(trees, base.rounds), initial, np.int32(len(trees.bias)))
         if problem.evaluates:
             parts = max(1, steps // _PART)
@@ -190,7 +187,7 @@ def _restored(problem: Problem, trial: SoftTrees, boosting: Boosting, fitted: Fi
     restored = lambda network: data.scaling.restore(SoftForest(on_device(network), None, data.table.task.of_models))
     model, left_out = restored(fitted.scaled), None
     if boosting.has_losses and not problem.is_member:
-        left_out = problem.left_out(restored(trial), boosting.held_out_sums[0][1])
+        left_out = problem.left_out(restored(trial), boosting.held_out[0])
     return fitted._replace(model=model, loss=loss_of(fitted, model, data), left_out=left_out)
 
 

@@ -75,6 +75,11 @@ class Problem(Run):
         """Returns the problem with a new key, which is derived from the old key and a number."""
         return self.replace(key=derived(self.key, number))
 
+    def subproblem(self, recipe: Any, task: Any, batch: Any) -> "Problem":
+        """Returns the problem of a part of a larger model, which has rows of its own and is evaluated on them."""
+        changes: Any = {"recipe": recipe, "task": task, "batch": batch, "data": None, "rows": None}
+        return self.replace(**changes, evaluation=None, kind=Evaluation.TRAINING)
+
     def holding_out(self, held_out: np.ndarray, kind: Evaluation = Evaluation.HELD_OUT) -> "Problem":
         """Returns the problem without held-out rows, ``(n,)`` bool.
 
