@@ -46,7 +46,7 @@ async def newton_steps(problem: Problem) -> Problem:
     return problem.replace(recipe=problem.recipe.replace(shrink=False), data=None, **steps)
 
 
-async def refitted(problem: Problem, fitted: Fitted) -> Fitted:
+async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
     """Returns the result of a search for :func:`newton_steps` with leaves and a score of the loss itself.
 
     Raises:
@@ -54,7 +54,7 @@ async def refitted(problem: Problem, fitted: Fitted) -> Fitted:
     """
     if _is_direct(problem.task):
         return fitted
-    tree, score = (await problem.map(_refitted, fitted.scaled.replace(leaves=None))).host
+    tree, score = (await problem.map(_fitted_to_loss, fitted.scaled.replace(leaves=None))).host
     return Result(tree, score, fitted.step, fitted.report).fitted(fitted.history)  # type: ignore[arg-type]
 
 
@@ -78,7 +78,7 @@ def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     return (scaled(step), weight), (scaled(evaluation_step), evaluation_weight)
 
 
-def _refitted(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
+def _fitted_to_loss(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
     """Returns the tree with leaves fitted to the loss itself, and the loss of the tree."""
     batch, kind = run.batch, kinds.kind_of("constant", run.task)
     empty = kind.empty(len(splits.bias) + 1, batch.x.shape[1], run.task.shape, batch.x.dtype)

@@ -181,7 +181,7 @@ def fitted_tree(
     *,
     refit: bool | None,
     preconditioning: Preconditioning | None = None,
-    report: Callable[[np.ndarray], Report] | None = None,
+    report: Callable[[TreeReport, np.ndarray], Report] | None = None,
     **shrinkage: Any,
 ) -> Fitted:
     """Returns the result with its hard tree in the user's units; a part of a larger model is returned unchanged.
@@ -193,13 +193,10 @@ def fitted_tree(
         leaves are learnt. None: not known; leaves that equal fitted leaves up to rounding are replaced by the fitted
         leaves. Leaves are fitted in any case if rows with clipped features reach other leaves than in training.
       preconditioning: how the features were preconditioned.
-      report: returns the report for the nodes on the paths of the rows of the table, ``(depth + 1, n)``: see
-        :meth:`jtrees.ObliqueTree.decision_path`. None: the report is a :class:`TreeReport`.
+      report: returns the recipe's report, given a :class:`TreeReport` and the nodes on the paths of the rows of the
+        table, ``(depth + 1, n)``: see :meth:`jtrees.ObliqueTree.decision_path`. None: the report is the TreeReport.
       **shrinkage: options of :meth:`jtrees.data.Data.refit` with which the leaves were fitted.
     """
-
-    def tree_report(path: np.ndarray) -> TreeReport:
-        return TreeReport(reached=len(np.unique(path[:-1])), preconditioning=preconditioning)
 
     def restore(fitted: Fitted, data: Data) -> Fitted:
         tree = data.scaling.restore_splits(fitted.scaled)
@@ -210,7 +207,8 @@ def fitted_tree(
             tree = data.refit(tree, "constant" if tree.leaves.is_constant else "linear", **shrinkage)[0]
         tree = data.ordered(tree).merged()
         path = np.asarray(tree.decision_path(data.table.x))
-        new = {"loss": loss_of(fitted, tree, data), "report": (report or tree_report)(path)}
-        return fitted._replace(model=tree, tree=tree, **new)
+        tree_report = TreeReport(reached=len(np.unique(path[:-1])), preconditioning=preconditioning)
+        final = tree_report if report is None else report(tree_report, path)
+        return fitted._replace(model=tree, tree=tree, loss=loss_of(fitted, tree, data), report=final)
 
     return problem.restored(fitted, restore)

@@ -35,7 +35,7 @@ from jtrees.search import (
     preconditioned,
 )
 from jtrees.search.cart import bin_edges
-from jtrees.search.first_step import newton_steps, refitted
+from jtrees.search.first_step import fitted_to_loss, newton_steps
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, rows_used, sampled
@@ -147,11 +147,12 @@ class CO2(Recipe):
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
+        """Returns the tree with the best strength of the preconditioner. Its splits are trained on a sample of rows."""
         sample = sampled(problem, most_rows(self))
         steps = await newton_steps(sample)
         recipe = steps.recipe
         result = await preconditioned(steps, recipe.precondition, recipe.trained, tries_few_rows=recipe.shrink)
-        result = result._replace(fitted=await refitted(sample, result.fitted))
+        result = result._replace(fitted=await fitted_to_loss(sample, result.fitted))
         return result.finished(problem, sample, self.finish)
 
     async def trained(self, problem: Problem, trial: Fitted | None) -> Fitted:
@@ -163,16 +164,16 @@ class CO2(Recipe):
         """Returns the result in the user's units. Its leaves are fitted to all rows of the table of the problem."""
         best, used = map(float, fitted.report)
 
-        def report(path: np.ndarray) -> GreedyReport:
+        def report(tree_report: TreeReport, path: np.ndarray) -> GreedyReport:
             return GreedyReport(
-                reached=len(np.unique(path[:-1])),
-                preconditioning=preconditioning,
+                **vars(tree_report),
                 active_leaves=len(np.unique(path[-1])),
                 shrinkage=best if best >= 0 else np.nan,
                 rows=rows_used(self, path.shape[1]),
             )
 
-        return fitted_tree(problem, fitted, refit=True, report=report, shrink=self.shrink, strength=used)
+        options: Any = {"preconditioning": preconditioning, "report": report}
+        return fitted_tree(problem, fitted, refit=True, shrink=self.shrink, strength=used, **options)
 
 
 async def grow_levels(problem: Problem) -> Trained:

@@ -197,22 +197,19 @@ def _initial(run: Run, grown: GreedyState) -> TrainState:
 def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, bool]:
     """Returns the state after ``count`` updates, their losses, and False."""
     recipe, data, schedule = run.recipe, standardised(run).batch, run.recipe.joint(len(run.batch.x))
-    steps: Any = {"learning_rate": learning_rate(run, schedule), "momentum": recipe.momentum, "monotone": run.monotone}
-    method = nongreedy(recipe.depth, recipe.nu, task=run.task, inference=recipe.inference, **steps)
-    evaluation: Any = {"score_every": schedule.steps_per_epoch, "score": partial(evaluate, run)}
+    steps: Any = {"learning_rate": learning_rate(run, schedule), "momentum": recipe.momentum}
+    common: Any = {"task": run.task, "inference": recipe.inference, "monotone": run.monotone}
+    method, momentum = nongreedy(recipe.depth, recipe.nu, **common, **steps), optimizer(run, schedule)
+    options: Any = {"batch_size": schedule.batch_size}
+    if run.has_validation_set:
+        options |= {"score_every": schedule.steps_per_epoch, "score": partial(evaluate, run)}
 
     def update(state: TrainState, step: Array) -> tuple[TrainState, History]:
         stable, batch = state.opt_state, data
         if recipe.stable:
-            stable = _reassigned(run, stable, state.params, step, schedule)
+            stable = _reassigned(stable, state.params, data.x, step, schedule.steps_per_epoch)
             batch = data._replace(y=(data.y, stable.leaf))
-        one_step = training.step.one_step(
-            method,
-            batch,
-            optimizer(run, schedule),
-            batch_size=schedule.batch_size,
-            **(evaluation if run.has_validation_set else {}),
-        )
+        one_step = training.step.one_step(method, batch, momentum, **options)
         state, history = one_step(state.replace(opt_state=stable.momentum), step)
         surrogate = stable.surrogate.at[0].add(history.losses)
         return state.replace(opt_state=StableState(state.opt_state, stable.leaf, surrogate)), history
@@ -221,21 +218,17 @@ def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
     return state, history.losses, False
 
 
-def _reassigned(run: Run, stable: StableState, tree: ObliqueTree, step: Array, schedule: Schedule) -> StableState:
-    """Returns the state at an update: at the end of an epoch, samples are assigned to the leaves that they reach.
-
-    They keep their leaves after an epoch that lowers the mean surrogate loss by at least one percent.
-    """
+def _reassigned(stable: StableState, tree: ObliqueTree, x: Array, step: Array, steps_per_epoch: int) -> StableState:
+    """Returns the state with the leaves that samples reach, if an epoch has ended, and the loss has converged in it."""
 
     def after_epoch() -> tuple[Array, Array]:
-        mean, previous = stable.surrogate[0] / schedule.steps_per_epoch, stable.surrogate[1]
+        mean, previous = stable.surrogate[0] / steps_per_epoch, stable.surrogate[1]
         has_converged = mean > (1 - _CONVERGED) * previous
-        reached = lambda: ops.hard(tree.weights, tree.bias, run.batch.x)
-        leaf = jax.lax.cond(has_converged, reached, lambda: stable.leaf)
+        leaf = jax.lax.cond(has_converged, lambda: ops.hard(tree.weights, tree.bias, x), lambda: stable.leaf)
         return leaf, jnp.stack([jnp.zeros_like(mean), jnp.where(has_converged, jnp.inf, mean)])
 
     # A branch keeps the routing in the loop: the compiler would move it out of a loop of at most one step.
-    ends_epoch = (step > 0) & (step % schedule.steps_per_epoch == 0)
+    ends_epoch = (step > 0) & (step % steps_per_epoch == 0)
     leaf, surrogate = jax.lax.cond(ends_epoch, after_epoch, lambda: (stable.leaf, stable.surrogate))
     return StableState(stable.momentum, leaf, surrogate)
 
