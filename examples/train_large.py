@@ -150,7 +150,7 @@ class Job:
     def batch(self, x: Any, y: Any) -> jtrees.Batch:
         """Returns centred rows as the method trains on them."""
         x = self.scaling.replace(x_center=np.zeros_like(self.scaling.x_center), origin=None).transform(x)
-        return jtrees.Batch(x if self.matrix is None else x @ self.matrix, y)
+        return jtrees.Batch(x if self.matrix is None else jax.numpy.matmul(x, self.matrix, precision="highest"), y)
 
     def advance(self, state: Any, x: Any, y: Any) -> tuple[Any, jax.Array]:
         state, history = jtrees.training.advance(self.method, state, self.batch(x, y), **self.training)

@@ -101,8 +101,8 @@ def ended(process, status=0):
 
 
 def round_of(out):
-    """Returns the round of the newest checkpoint."""
-    return max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdigit())
+    """Returns the round of the newest complete checkpoint, or 0."""
+    return max((int(path.name) for path in out.glob("checkpoints/*") if path.name.isdigit()), default=0)
 
 
 def same_run(out, other):

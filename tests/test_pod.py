@@ -196,11 +196,9 @@ def test_processes_with_folders_of_their_own_end_within_a_minute(tmp_path):
         (tmp_path / f"host-{i}").mkdir()
         processes.append(script(tmp_path / f"host-{i}" / "run", *data, *SMALL, address=address, process=i))
     began = time.monotonic()
-    for process in processes:
-        process.wait(timeout=100)
+    errors = [process.communicate(timeout=100)[1] for process in processes]
     assert time.monotonic() - began < 60
     assert {process.returncode for process in processes} <= {1, os.EX_TEMPFAIL}
-    errors = [process.communicate()[1] for process in processes]
     expected = "train_large: folder must be one that all processes see, such as a shared disk or a bucket, got"
     assert any(expected in text and "did not come to process 1 in 30 s" in text for text in errors)
 

@@ -388,8 +388,8 @@ def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(dat
 def test_a_process_whose_partner_is_killed_or_fails_ends_and_the_run_resumes(data, tmp_path):
     command = [*data, "--epochs", 1000, "--save-every", 1000]
     first, second = pair(out := tmp_path / "killed", *command)
-    while first.poll() is None and not list(out.glob("checkpoints/[0-9]*[0-9]")):
-        time.sleep(0.05)  # until there is a checkpoint
+    while first.poll() is None and not round_of(out):
+        time.sleep(0.05)
     second.kill()
     second.communicate()
     _, errors = first.communicate(timeout=100)
