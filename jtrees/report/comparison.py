@@ -170,7 +170,7 @@ def compared(
     if held_out is None and left_out is not None and len(left_out.rows):
         rows = _evenly(left_out.rows, most)
         evaluated, model_losses = table.rows(rows), left_out.losses[rows]
-        where, charges = LEFT_OUT + CHOSE * left_out.chose, left_out.several
+        where, charges = f"{LEFT_OUT}{CHOSE if left_out.chose else ''}", left_out.several
         trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
     else:
         source, charges = table if held_out is None else held_out, held_out is None
