@@ -78,7 +78,9 @@ def default_settings() -> contextlib.ExitStack:
     return stack
 
 
-def once(has_order: _HasOrder = lambda static: False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def jit_rarely_called(
+    has_order: _HasOrder = lambda static: False, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, outside of tracing.
 
     ``has_order`` says, for the first argument, whether sums must not depend on the number of processors.
@@ -103,12 +105,14 @@ def once(has_order: _HasOrder = lambda static: False, **options: Any) -> Callabl
     return compiled
 
 
-def often(has_order: _HasOrder = lambda static: False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def jit_often_called(
+    has_order: _HasOrder = lambda static: False, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls many times.
 
     On a CPU the program is compiled at level 1, which takes two thirds of the default time. Its code runs equally fast.
-    A level in ``XLA_FLAGS`` takes precedence. ``has_order`` is as of :func:`once`. The decorated function has
-    ``compiled(*args)``, as of :func:`once`, and ``programs()``, which returns the number of programs compiled so far.
+    A level in ``XLA_FLAGS`` takes precedence. ``has_order`` is as of :func:`jit_rarely_called`. The decorated function
+    has ``compiled(*args)``, as there, and ``programs()``, which returns the number of programs compiled so far.
     """
 
     def compiled(fn: Callable[..., Any]) -> Any:

@@ -17,20 +17,18 @@ _PARALLEL = 1e-5  # largest difference of two directions that count as the same,
 # --- Numbers and sums ------------------------------------------------------------------------------------------------
 
 
-def number_text(value: Any, digits: int, zero: float = 0.0) -> str:
+def number_text(value: Any, digits: int | None = None, zero: float = 0.0) -> str:
     """Returns ``zero + value`` as text. Only the value is rounded to significant digits.
 
     The text has all digits before the decimal point, instead of a positive exponent, except for very large numbers.
+    Without ``digits``, the text is the shortest that parses as this number in float64.
     """
+    if digits is None:
+        return np.format_float_positional(np.float64(zero + value), trim="-")
     rounded = f"{value:.{digits}g}"
     if "e+" in rounded and abs(value) < _LONGEST:
         rounded = f"{value:.0f}"
-    return exact_text(zero + float(rounded)) if zero else rounded
-
-
-def exact_text(value: Any) -> str:
-    """Returns the shortest text that parses as this number in float64. The text of a float32 is less precise."""
-    return np.format_float_positional(np.float64(value), trim="-")
+    return number_text(float(rounded), None, zero) if zero else rounded
 
 
 def classes_text(sizes: np.ndarray, texts: list[str], limit: int | None) -> str:
@@ -93,12 +91,6 @@ def linear_text(
 
 
 # --- Leaves ----------------------------------------------------------------------------------------------------------
-
-
-def numbers_text(values: Any, digits: int, zero: Any = 0) -> str:
-    """Returns ``zero + values`` as text: see :func:`number_text`."""
-    values = np.reshape(values, -1).astype(np.float64)
-    return ", ".join(number_text(v, digits, offset) for v, offset in zip(values, zero + 0 * values, strict=True))
 
 
 def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
@@ -357,5 +349,5 @@ def relative_names(tree: Any, names: Sequence[str]) -> list[str]:
         return list(names)
     relative = []
     for name, zero in zip(names, np.asarray(tree.origin.x), strict=True):
-        relative.append(f"({name} {'+' if zero < 0 else '-'} {exact_text(abs(zero))})" if zero else name)
+        relative.append(f"({name} {'+' if zero < 0 else '-'} {number_text(abs(zero))})" if zero else name)
     return relative

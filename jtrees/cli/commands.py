@@ -24,7 +24,7 @@ from jtrees.cli.files import DataError, is_parquet, one_line, read_rows, rules_o
 from jtrees.cli.parser import SUFFIXES
 from jtrees.cli.tables import LabelledTable, Task, as_options, prepared, read_labelled, targets_of
 from jtrees.report import BehindBaselineWarning
-from jtrees.report.comparison import listed
+from jtrees.report.comparison import phrases
 from jtrees.report.held_out import HeldOut, encoded, kind_of_model
 from jtrees.report.page import MAX_TERMS, write_report
 from jtrees.tables import ColumnsWarning, FrameModel, Schema
@@ -118,7 +118,7 @@ def _advice(options: argparse.Namespace, held_out: HeldOut) -> str:
     if held_out.other_name in better:
         command = _command(options, tree=held_out.other_name != jtrees.Boosted.__name__)
         return f"{held_out.other_name} is better than {name}: {command}"
-    return f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {name} on this table" if better else ""
+    return f"{phrases(better)} {'is' if len(better) == 1 else 'are'} better than {name} on this table" if better else ""
 
 
 def _command(options: argparse.Namespace, *, tree: bool) -> str:

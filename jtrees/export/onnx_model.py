@@ -133,7 +133,8 @@ def _model(program: Program) -> Any:
     for name, value in zip(("prediction", "leaf"), last, strict=True):
         add.nodes.append(helper.make_node("Identity", [value], [name]))
     value = helper.make_tensor_value_info
-    output_shape, leaf_shape = [len(program.offset)] * (not program.scalar), [len(program.bias)] * (not program.single)
+    output_shape = [] if program.scalar else [len(program.offset)]
+    leaf_shape = [] if program.single else [len(program.bias)]
     graph = helper.make_graph(
         add.nodes,
         "jtrees",

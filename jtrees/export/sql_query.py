@@ -134,7 +134,7 @@ def _statement(program: Program, fields: list[Field], table: str, keys: list[str
     value = {'"leaf"': f'"s"."node" - {program.bias.shape[1]}', '"value"': '"value"'}
     if program.coefficients is not None:
         value['"value"'] = _sum(['"value"', *(f'"w{j}" * {z}' for j, z in enumerate(features))])
-    value |= _copied(['"output"'] + ['"lower"', '"upper"'] * (program.lower is not None))
+    value |= _copied(['"output"'] if program.lower is None else ['"output"', '"lower"', '"upper"'])
     source = f'"{previous}" AS "r" LEFT JOIN "jtrees_leaves" AS "s" ON {node}'
     queries["jtrees_values"] = _select(_copied(row) | value, source)
     total = {'"leaf"': 'MAX("leaf")'} | dict(zip(sums, _sums(program), strict=True))
@@ -160,7 +160,7 @@ def _copied(columns: Iterable[str]) -> dict[str, str]:
 
 
 def _select(columns: dict[str, str], source: str) -> str:
-    listed = ",\n".join(f"  {value}" + f" AS {name}" * (value != name) for name, value in columns.items())
+    listed = ",\n".join(f"  {name}" if value == name else f"  {value} AS {name}" for name, value in columns.items())
     return f"SELECT\n{listed}\nFROM {source}\nLIMIT 9223372036854775807"
 
 
@@ -252,8 +252,8 @@ def _case(code: str, values: Sequence[str]) -> str:
 def _score(features: Sequence[str]) -> str:
     """Returns the score of a split, in four partial sums, in the order of jtrees."""
     terms = [f'"w{j}" * {z}' for j, z in enumerate(features)]
-    a, b, c, d = (" + ".join(['"bias"'] * (i == 0) + terms[i::4]) for i in range(4))
-    return _sum(f"({part})" for part in (a, b, c, d) if part)
+    sums = [['"bias"', *terms[::4]], *(terms[i::4] for i in (1, 2, 3))]
+    return _sum(f"({' + '.join(part)})" for part in sums if part)
 
 
 def _sums(program: Program) -> list[str]:

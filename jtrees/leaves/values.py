@@ -12,7 +12,7 @@ from jtrees.leaves.hierarchical import fit_hierarchical
 from jtrees.segments import Array, common, module_of
 from jtrees.tasks.base import Loss, at_every_sample, linked
 from jtrees.tasks.errors import SquaredError
-from jtrees.text import numbers_text, shares_text
+from jtrees.text import number_text, shares_text
 
 _SQUARED = SquaredError()
 
@@ -190,7 +190,9 @@ class Values:
         """
         predicted = np.asarray(self.predictions())[leaf]
         if class_names is None or self.choice is None:
-            return numbers_text(predicted, digits, y_zero)
+            numbers = np.reshape(predicted, -1).astype(np.float64)
+            zeros = np.broadcast_to(y_zero, numbers.shape)
+            return ", ".join(number_text(number, digits, zero) for number, zero in zip(numbers, zeros, strict=True))
         if self.choice == "action" and predicted.max() == 1:
             return str(class_names[predicted.argmax()])
         return shares_text(predicted, digits, class_names, max_terms)

@@ -107,17 +107,17 @@ class Comparison:
         rivals, better = self.rivals, self.better
         similar = [rival for rival in rivals if abs(self._lead(rival)) <= self.margins[rival]]
         if better:
-            verdict = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
+            verdict = f"{phrases(better)} {'is' if len(better) == 1 else 'are'} better than {name}"
         elif similar:
-            verdict = f"{name} is neither clearly better nor clearly worse than {listed(similar)}"
+            verdict = f"{name} is neither clearly better nor clearly worse than {phrases(similar)}"
         elif self.where == TRAINING:
-            verdict = f"whether {name} is better than {listed(rivals)} needs held-out rows"
+            verdict = f"whether {name} is better than {phrases(rivals)} needs held-out rows"
         else:
-            verdict = f"{name} is better than {listed(rivals)}"
+            verdict = f"{name} is better than {phrases(rivals)}"
         shown = rivals[: max(_SHOWN, len(better))]
         against = [f"{_short(self.losses[rival])} for {_phrase(rival)}" for rival in shown]
         model_loss = _short(self.losses[next(iter(self.losses))])
-        verdict = f"{verdict}: {self.measure} {model_loss}, {listed(against)}, on {self.where}"
+        verdict = f"{verdict}: {self.measure} {model_loss}, {phrases(against)}, on {self.where}"
         return verdict[0].upper() + verdict[1:]
 
     def warn_if_behind(self, name: str, advice: str, stacklevel: int = 3) -> None:
@@ -170,7 +170,7 @@ def compared(
     if held_out is None and left_out is not None and len(left_out.rows):
         rows = _evenly(left_out.rows, most)
         evaluated, model_losses = table.rows(rows), left_out.losses[rows]
-        where, charges = LEFT_OUT + CHOSE * left_out.chose, left_out.several
+        where, charges = f"{LEFT_OUT}{CHOSE if left_out.chose else ''}", left_out.several
         trained = trained if left_out.several else np.setdiff1d(trained, left_out.rows)
     else:
         source, charges = table if held_out is None else held_out, held_out is None
@@ -243,7 +243,7 @@ def _phrase(name: str) -> str:
     return _ARTICLES.get(name, name.partition(",")[0])
 
 
-def listed(names: Sequence[str]) -> str:
+def phrases(names: Sequence[str]) -> str:
     """Returns names as text: "a linear model and a constant"."""
     named = list(map(_phrase, names))
     return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

@@ -151,5 +151,5 @@ def _has_order(form: Form) -> bool:
     return hasattr(form.fn, "sums_in_order")
 
 
-often_compiled = compilation.often(_has_order, static_argnums=0)(results_of)
-rarely_compiled = compilation.once(_has_order, static_argnums=0)(results_of)
+often_compiled = compilation.jit_often_called(_has_order, static_argnums=0)(results_of)
+rarely_compiled = compilation.jit_rarely_called(_has_order, static_argnums=0)(results_of)

@@ -133,10 +133,10 @@ class Encoding:
         is_date = column.kind == "date"
         median = np.datetime64(int(self.start + self.center), "D") if is_date else f"{self.center:.6g}"
         kind = "durations in days" if column.durations else column.kind
-        text = f"{kind}, median {median}, deviation {self.spread:.3g}{' days' * is_date}{gaps}"
+        text = f"{kind}, median {median}, deviation {self.spread:.3g}{' days' if is_date else ''}{gaps}"
         helpful = " and ".join(part for part, lookup in self.lookups.items() if any(map(any, lookup.rows)))
         zone = "" if column.zone is None else f", local days{'' if column.zone == OFFSETS else f' of {column.zone}'}"
-        return f"{text}{', with ' * bool(helpful)}{helpful}{zone}"
+        return f"{text}{f', with {helpful}' if helpful else ''}{zone}"
 
 
 def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
