@@ -4,6 +4,7 @@ The program of a column subtracts a number, fills missing values, and looks leve
 saved model contains it. The number of its features depends only on the schema of the table and the number of outputs.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from jtrees import io
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
-from jtrees.tables.means import Targets, explains, level_means
+from jtrees.tables.means import Output, Targets, explains, level_means
 from jtrees.tables.periods import PERIODS, periods
 
 _MOST_MEANS = 6  # features of target means for a column or a period, however many outputs there are
@@ -26,11 +27,15 @@ class Lookup:
       levels: the levels.
       rows: the features of each level, then of any other level, then of a missing value, ``(levels + 2, k)``.
       names: names of the features.
+      outputs: the outputs whose means the features are; empty for other features.
+      by: the name of the column or the period whose levels have means.
     """
 
     levels: tuple[str, ...]
     rows: tuple[tuple[float, ...], ...]
     names: tuple[str, ...]
+    outputs: tuple[Output, ...] = ()
+    by: str = ""
 
     @classmethod
     def from_rows(cls, levels: tuple[str, ...], rows: np.ndarray, names: list[str]) -> "Lookup":
@@ -43,6 +48,16 @@ class Lookup:
         kept, levels = list(column.indicators), column.levels
         names = [*(f"[{name} = {level}]" for level in levels), f"[{name} other]", f"[{name} missing]"]
         return cls.from_rows(levels, np.eye(len(levels) + 2)[:, kept], [names[i] for i in kept])
+
+    def of_outputs(self, outputs: tuple[Output, ...], by: str) -> "Lookup":
+        """Returns the lookup with the names of target means, such as ``[mean y by city]``."""
+        names = tuple(f"[mean {output} by {by}]" for output in outputs)
+        return dataclasses.replace(self, names=names, outputs=outputs, by=by)
+
+    def with_class_names(self, class_names: Sequence[str]) -> "Lookup":
+        """Returns the lookup with the user's names of classes in the names of target means."""
+        outputs = tuple(output.with_class_names(class_names) for output in self.outputs)
+        return self.of_outputs(outputs, self.by) if outputs else self
 
     def codes(self, raw: RawColumn) -> np.ndarray:
         """Returns the number of the row of each value, ``(n,)``."""
@@ -85,6 +100,11 @@ class Encoding:
         """Names of the features."""
         return [*self.names, *(name for lookup in self.lookups.values() for name in lookup.names)]
 
+    def with_class_names(self, class_names: Sequence[str]) -> "Encoding":
+        """Returns the encoding with the user's names of classes in the names of target means."""
+        lookups = {part: lookup.with_class_names(class_names) for part, lookup in self.lookups.items()}
+        return dataclasses.replace(self, lookups=lookups)
+
     def encode(self, raw: RawColumn) -> np.ndarray:
         """Returns the features of values in the kind of the schema, ``(n, k)``."""
         parts = []
@@ -120,7 +140,7 @@ def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) ->
     The features of target means differ from those of new rows (:func:`jtrees.tables.means.level_means`).
     """
     if column.kind == "text":
-        if column.by_mean and targets.names:
+        if column.by_mean and targets.outputs:
             lookup, features = _of_means(name, column.levels, raw, targets)
             return Encoding(lookups={"level": lookup}), features
         frequencies = column.by_mean and _of_frequencies(name, column.levels, raw)
@@ -157,4 +177,4 @@ def _of_means(name: str, levels: tuple[str, ...], raw: RawColumn, targets: Targe
     codes = level_codes(levels, raw)
     targets = targets.best_explained(codes, len(levels) + 2, _MOST_MEANS)
     rows, features = level_means(codes, len(levels) + 2, targets)
-    return Lookup.from_rows(levels, rows, [f"[mean {output} by {name}]" for output in targets.names]), features
+    return Lookup.from_rows(levels, rows, []).of_outputs(targets.outputs, name), features
