@@ -12,7 +12,7 @@ from jtrees.data.constraints import NamedColumn
 from jtrees.tables.frame import Frame
 from jtrees.tables.inference import MAX_LEVELS, inferred
 from jtrees.tables.means import FOLDS, Output, Targets
-from jtrees.tables.program import Encoding, fitted
+from jtrees.tables.program import Encoding, fit_encoding
 from jtrees.tables.schemas import Schema
 
 _MOST_CLASSES = 16  # the most frequent classes, whose indicators may have means
@@ -88,10 +88,12 @@ class TableEncoder:
         """
         targets = _targets(y, len(frame), task, weight)
         columns = {name: (schema.columns[name], raw) for name, raw in frame.columns.items()}
-        results = {name: fitted(name, *column, targets) for name, column in columns.items() if column[0].kind != "text"}
+        results = {
+            name: fit_encoding(name, *column, targets) for name, column in columns.items() if column[0].kind != "text"
+        }
         if results and any(column.by_mean for column, _ in columns.values()):
             targets = targets.with_residuals([features[:, 0] for _, features in results.values()])
-        results = {name: results.get(name) or fitted(name, *column, targets) for name, column in columns.items()}
+        results = {name: results.get(name) or fit_encoding(name, *column, targets) for name, column in columns.items()}
         encoder = cls(schema, {name: encoding for name, (encoding, _) in results.items()})
         return encoder, np.column_stack([features for _, features in results.values()])
 

@@ -134,7 +134,7 @@ def values_of(part: str, raw: RawColumn) -> RawColumn:
     return raw if part == "level" else periods(part, raw)
 
 
-def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
+def fit_encoding(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
     """Returns the encoding of a column that is fitted to training rows, and the features of these rows.
 
     The features of target means differ from those of new rows (:func:`jtrees.tables.means.level_means`).
