@@ -139,11 +139,9 @@ def checked_dataset(
                 checks.check_rows(y, len(raw))
                 y = y[weight > 0]
             raw, sample_weight, numbers = raw[weight > 0], weight[weight > 0], np.flatnonzero(weight > 0)
+        schema, x = inferred(raw, columns=columns, missing=missing)
         if isinstance(columns, Schema):
-            schema, x = columns, raw
             schema.warn_of_news(x, stacklevel=5)
-        else:
-            schema, x = inferred(raw, columns=columns, missing=missing)
         if targets(np.zeros((2, len(x.columns))), y) is not y:
             encoder, x = TableEncoder.of_rows(schema, x, task, None, None)
     if not isinstance(x, Frame):
