@@ -344,7 +344,7 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     return options
 
 
-def weighed(
+def positive_rows(
     x: Any, y: np.ndarray, sample_weight: Any, groups: Any
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray | None]:
     """Returns the rows of positive weight, their targets, their weights and their groups.

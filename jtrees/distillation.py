@@ -16,7 +16,7 @@ from jtrees import processes, tasks, validation as checks
 from jtrees.data.held_out import held_out_rows
 from jtrees.search.fit import FitResult, fit
 from jtrees.search.recipe import Recipe
-from jtrees.tables.mixing import Rows
+from jtrees.tables.mixing import OriginalRows
 from jtrees.tasks import Classification, Policy, Task
 from jtrees.tasks.labels import most_probable, shares
 from jtrees.tree import ObliqueTree
@@ -140,7 +140,7 @@ def distill(
     started = time.monotonic()
     processes.require_xla("jtrees.distill")
     checks.check_key(key)
-    predicts, rows = _predictor(teacher), Rows.from_table(x)
+    predicts, rows = _predictor(teacher), OriginalRows.from_table(x)
     _check(recipe, rows.width, task, made, max_seconds)
     rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.fold_in(key, _MADE), (4,))))
     weight = None if sample_weight is None else np.asarray(checks.check_weight(sample_weight, len(rows)), np.float64)
@@ -148,8 +148,8 @@ def distill(
 
     table = rows[train]
     count = _number_made(made, len(train))
-    mixed, first_rows = table.mixed(count, rng)
-    table = table.followed_by(mixed)
+    made_rows, first_rows = table.make_rows(count, rng)
+    table = table.followed_by(made_rows)
     if weight is not None:
         weight = weight[train][np.concatenate([np.arange(len(train)), first_rows])]
     targets = _predictions(predicts, table)
@@ -203,8 +203,8 @@ def _number_made(ratio: float | None, n: int) -> int:
 
 
 def _split(
-    rows: Rows, y: Any, weight: np.ndarray | None, held_out: Any, rng: np.random.Generator
-) -> tuple[np.ndarray, tuple[Rows, Any, np.ndarray | None]]:
+    rows: OriginalRows, y: Any, weight: np.ndarray | None, held_out: Any, rng: np.random.Generator
+) -> tuple[np.ndarray, tuple[OriginalRows, Any, np.ndarray | None]]:
     """Returns the indices of the training rows, and the held-out rows with their targets and weights."""
     n = len(rows)
     if y is not None:
@@ -213,7 +213,7 @@ def _split(
     if isinstance(held_out, (tuple, list)) and len(held_out) == 2:
         if y is not None:
             raise ValueError("y must be None if held_out is a pair (x, y), as y only scores held-out rows of x")
-        x_out, y_out = Rows.from_table(held_out[0]), None if held_out[1] is None else np.asarray(held_out[1])
+        x_out, y_out = OriginalRows.from_table(held_out[0]), None if held_out[1] is None else np.asarray(held_out[1])
         if y_out is not None and y_out.shape[:1] != (len(x_out),):
             expected = f"{len(x_out)} targets, one a row"
             raise ValueError(f"held_out must hold {expected}, got targets of shape {y_out.shape}")
@@ -246,7 +246,7 @@ def _predictor(teacher: Any) -> Callable[[Any], Any]:
     )
 
 
-def _predictions(predicts: Callable[[Any], Any], rows: Rows) -> np.ndarray:
+def _predictions(predicts: Callable[[Any], Any], rows: OriginalRows) -> np.ndarray:
     """Returns the teacher's predictions.
 
     Raises:

@@ -21,7 +21,7 @@ try:
     from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
 
-    from jtrees._estimator import TreeEstimator, weighed
+    from jtrees._estimator import TreeEstimator, positive_rows
 except ImportError as error:
     raise ImportError('estimators need scikit-learn: pip install "jtrees[sklearn]"') from error
 
@@ -92,7 +92,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
             checks.as_numeric("y", y)
         options: Any = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         x, targets = self._checked(X, y, **options)
-        x, targets, weight, groups = weighed(x, targets.astype(np.float64), sample_weight, validation_groups)
+        x, targets, weight, groups = positive_rows(x, targets.astype(np.float64), sample_weight, validation_groups)
         columns = targets.reshape(len(targets), -1)
         single = columns.shape[1] == 1
         task = self._task(columns[:, 0] if single else targets)
@@ -179,7 +179,9 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         check_classification_targets(labels)
         self.classes_, labels = coded_labels(labels) if classes is None else (classes, labels)
         _warn_of_spaces(self.classes_)
-        x, labels, weight, groups = weighed(x, labels, self._class_weighted(labels, sample_weight), validation_groups)
+        x, labels, weight, groups = positive_rows(
+            x, labels, self._class_weighted(labels, sample_weight), validation_groups
+        )
         self._present, labels = np.unique(labels, return_inverse=True)  # classes with rows of positive weight
         if len(self._present) > 1:
             self._learn(x, labels, weight, groups)

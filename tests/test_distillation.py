@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import jtrees
-from jtrees.tables.mixing import Rows
+from jtrees.tables.mixing import OriginalRows
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -32,7 +32,7 @@ NUMBERS, CLASSES = LinearRegression().fit(X, Y), LogisticRegression().fit(X, LAB
 
 
 def made_of(x, count, seed=0):
-    rows, of = Rows.from_table(x).mixed(count, np.random.default_rng(seed))
+    rows, of = OriginalRows.from_table(x).make_rows(count, np.random.default_rng(seed))
     return rows.values, of
 
 
@@ -73,8 +73,8 @@ FRAMES = {
 
 @pytest.mark.parametrize("library", FRAMES)
 def test_made_rows_of_a_data_frame_have_its_columns(library):
-    rows = Rows.from_table(frame := FRAMES[library]())
-    mixed, of = rows.mixed(30, np.random.default_rng(0))
+    rows = OriginalRows.from_table(frame := FRAMES[library]())
+    mixed, of = rows.make_rows(30, np.random.default_rng(0))
     assert type(mixed.values) is type(frame) and len(mixed) == len(of) == 30
     both = [nw.from_native(table, eager_only=True) for table in (frame, mixed.values)]
     assert both[0].schema == both[1].schema
@@ -84,7 +84,7 @@ def test_made_rows_of_a_data_frame_have_its_columns(library):
             assert not set(new) <= set(old) and min(old) <= min(new) <= max(new) <= max(old)
         else:
             assert set(map(str, new)) <= set(map(str, old))
-    none, _ = rows.mixed(0, np.random.default_rng(0))
+    none, _ = rows.make_rows(0, np.random.default_rng(0))
     assert len(none) == 0 and len(rows.followed_by(none)) == 12
     assert len(rows.followed_by(mixed)) == 42 and len(rows[np.array([3, 1])]) == 2
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jtrees
+from jtrees.data.held_out import held_out_rows
 from jtrees.search.sample import drawn_rows
 from tests.recipes import RECIPES, STARTS, WEAK
 
@@ -122,3 +123,16 @@ def test_rows_held_out_of_a_sample_are_named_as_those_of_the_table():
 def test_fewer_rows_than_leaves_are_refused(name):
     with pytest.raises(ValueError, match="rows must be at least the number of leaves, 4, got 3"):
         jtrees.fit(SAMPLING[name].replace(rows=3), *table(100), key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_rows_are_held_out_once_in_folds_and_by_share(n):
+    order = np.random.default_rng(0).permutation(n)
+    folds = held_out_rows(order, folds=min(3, n))
+    assert sorted(np.concatenate(folds).tolist()) == list(range(n))
+    assert max(map(len, folds)) - min(map(len, folds)) <= 1
+    [rows] = held_out_rows(order, share=0.3)
+    assert len(set(rows.tolist())) == len(rows) == max(1, round(0.3 * n))
+    labels = np.arange(n) % 5 // 2  # two fifths, two fifths and a fifth
+    [rows] = held_out_rows(order, share=0.5, strata=labels)
+    np.testing.assert_array_equal(np.bincount(labels[rows], minlength=3), np.bincount(labels, minlength=3) // 2)

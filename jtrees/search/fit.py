@@ -134,7 +134,7 @@ def fit(
     chosen_by = None if validation is None else validation_of(recipe, validation, table)
     monitor = Monitor(progress) if max_seconds is None else Monitor(progress, started + max_seconds, max_seconds)
     with compilation.default_settings(), distributed.together("jtrees.fit"), monitor.interruptible():
-        [fitted] = fits_of([recipe], [key], [Split(table, chosen_by)], monitor)
+        [fitted] = fits_of([recipe], [key], [Fold(table, chosen_by)], monitor)
     if isinstance(fitted.result, FloatingPointError):
         raise fitted.result
     result = fitted.result
@@ -225,8 +225,8 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
 # --- Many searches ---------------------------------------------------------------------------------------------------
 
 
-class Split(NamedTuple):
-    """The tables of a fit.
+class Fold(NamedTuple):
+    """The tables of a fold, or of a fit that has no folds.
 
     Attributes:
       table: the training rows.
@@ -262,7 +262,7 @@ class RunFit(NamedTuple):
 def fits_of(
     recipes: list[Any],
     keys: list[Array],
-    splits: Sequence[Split],
+    splits: Sequence[Fold],
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
     cells: Sequence[tuple[int, int, int]] | None = None,
@@ -310,7 +310,7 @@ def fits_of(
             yield RunFit(fit_result, data, problem.task, result.left_out, share, result.expected_loss)
 
 
-def _problem(recipe: Recipe, split: Split, rows: int, engine: Engine) -> Problem:
+def _problem(recipe: Recipe, split: Fold, rows: int, engine: Engine) -> Problem:
     """Returns the problem of a split, padded to a number of rows, without a recipe and a key.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jtrees import __version__, distributed, io
 from jtrees.search import Recipe
-from jtrees.search.fit import FitResult, Split
+from jtrees.search.fit import FitResult, Fold
 from jtrees.selection.definition import checksum, definition
 from jtrees.selection.grid import options_of
 from jtrees.validation import quoted
@@ -72,7 +72,7 @@ class RunFolder:
         description: Mapping[str, str],
         keeps: Literal["fits", "row losses"],
         share: tuple[int, int],
-        splits: Sequence[Split],
+        splits: Sequence[Fold],
     ):
         self._path, self._keeps, (self._part, self._parts) = io.as_path(path), keeps, share
         self._rows = _row_checksums(splits)
@@ -86,7 +86,7 @@ class RunFolder:
         elif distributed.is_first():
             self._write(_DESCRIPTION, json.dumps(description, indent=1).encode())
 
-    def on(self, splits: Sequence[Split]) -> "RunFolder":
+    def on(self, splits: Sequence[Fold]) -> "RunFolder":
         """Returns the same folder for runs on other splits, such as splits with fewer training rows."""
         folder = copy.copy(self)
         folder._rows = _row_checksums(splits)
@@ -144,7 +144,7 @@ def folder_of(
     share: tuple[int, int],
     recipe: Recipe,
     key: Array,
-    splits: Sequence[Split],
+    splits: Sequence[Fold],
     keeps: Literal["fits", "row losses"],
     combinations: Sequence[Mapping[str, Any]],
 ) -> RunFolder | None:
@@ -196,7 +196,7 @@ def _check_same(kept: Mapping[str, str], description: Mapping[str, str], folder:
             )
 
 
-def _description(recipe: Recipe, key: Array, splits: Sequence[Split]) -> dict[str, str]:
+def _description(recipe: Recipe, key: Array, splits: Sequence[Fold]) -> dict[str, str]:
     """Returns what all runs of a sweep share, by name: the version, the precision, the recipe, the key and the rows."""
     tables = [split.table for split in splits]
     held_out = [(table.x, table.y, table.weight) for split in splits if (table := split.evaluated) is not None]
@@ -237,6 +237,6 @@ def _options_text(options: Mapping[str, Any]) -> str:
     return str([(name, definition(name, value)) for name, value in sorted(options.items())])
 
 
-def _row_checksums(splits: Sequence[Split]) -> list[str]:
+def _row_checksums(splits: Sequence[Fold]) -> list[str]:
     """Returns the checksum of the training rows of each split."""
     return [checksum([split.table.x, split.table.y, split.table.weight]) for split in splits]

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from jtrees import segments
-from jtrees.search.fit import Split
+from jtrees.search.fit import Fold
 from jtrees.search.sample import drawn_rows
 
 _FEWEST = 200  # rows of the smallest budget; no alternatives were compared
@@ -36,7 +36,7 @@ def survivors(combinations: int, factor: int) -> int:
     return math.ceil(combinations / factor)
 
 
-def subsampled(splits: Sequence[Split], rows: int, rng: np.random.Generator) -> list[Split] | None:
+def subsampled(splits: Sequence[Fold], rows: int, rng: np.random.Generator) -> list[Fold] | None:
     """Returns splits that train on a random sample of about ``rows`` rows each; the evaluation rows do not change.
 
     The sample has every class, and weights that correct for the sampling. The encoder of a raw table remains that of

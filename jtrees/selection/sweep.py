@@ -15,7 +15,7 @@ from jtrees import compilation, distributed, processes, validation as checks
 from jtrees.data.held_out import held_out_rows
 from jtrees.data.scaling import losses_of
 from jtrees.search import Recipe
-from jtrees.search.fit import RunFit, Split, dataset_of, fits_of, of_raw_table, validation_of
+from jtrees.search.fit import Fold, RunFit, dataset_of, fits_of, of_raw_table, validation_of
 from jtrees.search.monitor import Monitor
 from jtrees.selection.folder import RunFolder, RunResult, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
@@ -171,17 +171,17 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 # --- Runs and their evaluation ---------------------------------------------------------------------------------------
 
 
-def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> list[Split]:
+def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> list[Fold]:
     """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None.
 
     Raises:
       ValueError: for an invalid ``validation``.
     """
     if validation is None:
-        return [Split(dataset.table())]
+        return [Fold(dataset.table())]
     if isinstance(validation, (tuple, list)):
         pair = validation_of(recipe, validation, table := dataset.table())
-        return [Split(table, pair, pair)]
+        return [Fold(table, pair, pair)]
     if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
         raise ValueError(
             f"validation must be a pair (x, y), a fraction or a number of folds, got {checks.quoted(validation)}"
@@ -200,20 +200,20 @@ def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> 
     return [_split(dataset, rows) for rows in held_out_rows(order, **how)]
 
 
-def _split(dataset: Dataset, held_out: np.ndarray) -> Split:
+def _split(dataset: Dataset, held_out: np.ndarray) -> Fold:
     """Returns the split that evaluates on held-out rows; raises ``ValueError`` if no others vary."""
     training = dataset.without(held_out)
     if len(training) < 2 or not dataset.task.varies(training.y):
         raise ValueError(f"y must vary in the {len(training)} rows drawn to train on: give validation as a pair (x, y)")
     table = training.table()
-    return Split(table, None, dataset.rows(held_out).evaluated_by(table))
+    return Fold(table, None, dataset.rows(held_out).evaluated_by(table))
 
 
 def runs_of(
     recipe: Recipe,
     combinations: Sequence[Mapping[str, Any]],
     keys: Mapping[int, Array],
-    splits: Sequence[Split],
+    splits: Sequence[Fold],
     monitor: Monitor,
     batch: int | Literal["auto"] = "auto",
     folder: RunFolder | None = None,
@@ -251,7 +251,7 @@ def runs_of(
         yield (i, seeds[j], k), run
 
 
-def _evaluated(fitted: RunFit, split: Split) -> RunResult:
+def _evaluated(fitted: RunFit, split: Fold) -> RunResult:
     """Returns the run of a fit, evaluated on the held-out rows of its split."""
     result, held_out = fitted.result, split.evaluated
     if isinstance(result, FloatingPointError):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrees import compilation, distributed, processes, segments, validation as checks, warmstart
 from jtrees.search import Recipe, Trial, Tuning
-from jtrees.search.fit import FitResult, Split, dataset_of, fit
+from jtrees.search.fit import FitResult, Fold, dataset_of, fit
 from jtrees.search.monitor import Monitor
 from jtrees.selection.folder import RunFolder, folder_of
 from jtrees.selection.grid import combinations_of, groups_of, with_options
@@ -173,7 +173,7 @@ class _Candidate(NamedTuple):
 def _halved(
     recipe: Recipe,
     combinations: list[dict[str, Any]],
-    splits: list[Split],
+    splits: list[Fold],
     key: Array,
     monitor: Monitor,
     factor: int,
@@ -211,7 +211,7 @@ def _halved(
 def _evaluate(
     recipe: Recipe,
     combinations: list[dict[str, Any]],
-    splits: list[Split],
+    splits: list[Fold],
     key: Array,
     monitor: Monitor,
     all_depths: bool = False,
@@ -252,7 +252,7 @@ def _evaluate(
 def _evaluate_group(
     recipe: Recipe,
     group: list[dict[str, Any]],
-    splits: list[Split],
+    splits: list[Fold],
     key: Array,
     monitor: Monitor,
     folder: RunFolder | None,

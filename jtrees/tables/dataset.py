@@ -92,7 +92,7 @@ class Dataset:
         x = training.encoder.encode(self.x) if isinstance(self.x, Frame) else self.x
         return Table(x, self.y, self.weight, self.task, training.encoder)
 
-    def weighed(self, sample_weight: Any) -> "Dataset":
+    def with_weights(self, sample_weight: Any) -> "Dataset":
         """Returns the rows of positive weight, with weights of mean 1; weights too small for float32 count as 0.
 
         The weights are those of the user (None: equal weights), times the class weights of the task.
@@ -139,11 +139,9 @@ def checked_dataset(
                 checks.check_rows(y, len(raw))
                 y = y[weight > 0]
             raw, sample_weight, numbers = raw[weight > 0], weight[weight > 0], np.flatnonzero(weight > 0)
+        schema, x = inferred(raw, columns=columns, missing=missing)
         if isinstance(columns, Schema):
-            schema, x = columns, raw
             schema.warn_of_news(x, stacklevel=5)
-        else:
-            schema, x = inferred(raw, columns=columns, missing=missing)
         if targets(np.zeros((2, len(x.columns))), y) is not y:
             encoder, x = TableEncoder.of_rows(schema, x, task, None, None)
     if not isinstance(x, Frame):
@@ -152,7 +150,7 @@ def checked_dataset(
     if y is None:
         raise ValueError("y must hold the targets to learn, got None")
     task, y = tasks.checked_targets(task, y, len(x))
-    dataset = Dataset(x, y, None, task, schema, encoder, monotone, numbers).weighed(sample_weight)
+    dataset = Dataset(x, y, None, task, schema, encoder, monotone, numbers).with_weights(sample_weight)
     if sample_weight is not None and not task.varies(dataset.y):
         checks.check_targets(dataset.y, len(dataset))  # names the constant column
     _check_ranges(dataset.x, dataset.y)
@@ -193,7 +191,7 @@ def held_out_table(
     if y is None:
         raise ValueError("y must hold the targets to evaluate on, got None")
     y = table.task.held_out_targets(y, len(x))
-    held_out = Dataset(x, y, None, table.task).weighed(sample_weight).evaluated_by(table)
+    held_out = Dataset(x, y, None, table.task).with_weights(sample_weight).evaluated_by(table)
     _check_ranges(held_out.x, held_out.y)
     return held_out
 

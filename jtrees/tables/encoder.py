@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import re
 from typing import Any, Literal
 
 from jax.typing import ArrayLike
@@ -12,11 +11,9 @@ from jtrees import io, segments, tasks, validation as checks
 from jtrees.data.constraints import NamedColumn
 from jtrees.tables.frame import Frame
 from jtrees.tables.inference import MAX_LEVELS, inferred
-from jtrees.tables.means import FOLDS, Targets
-from jtrees.tables.program import Encoding, Lookup, fitted
+from jtrees.tables.means import FOLDS, Output, Targets
+from jtrees.tables.program import Encoding, fit_encoding
 from jtrees.tables.schemas import Schema
-
-_OF_CLASS = re.compile(r"^\[mean (residual of )?((?:class|action) \d+) by ")
 
 _MOST_CLASSES = 16  # the most frequent classes, whose indicators may have means
 
@@ -91,10 +88,12 @@ class TableEncoder:
         """
         targets = _targets(y, len(frame), task, weight)
         columns = {name: (schema.columns[name], raw) for name, raw in frame.columns.items()}
-        results = {name: fitted(name, *column, targets) for name, column in columns.items() if column[0].kind != "text"}
+        results = {
+            name: fit_encoding(name, *column, targets) for name, column in columns.items() if column[0].kind != "text"
+        }
         if results and any(column.by_mean for column, _ in columns.values()):
             targets = targets.with_residuals([features[:, 0] for _, features in results.values()])
-        results = {name: results.get(name) or fitted(name, *column, targets) for name, column in columns.items()}
+        results = {name: results.get(name) or fit_encoding(name, *column, targets) for name, column in columns.items()}
         encoder = cls(schema, {name: encoding for name, (encoding, _) in results.items()})
         return encoder, np.column_stack([features for _, features in results.values()])
 
@@ -144,18 +143,7 @@ class TableEncoder:
         Args:
           class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
         """
-        names = {f"{prefix} {i}": str(name) for i, name in enumerate(class_names) for prefix in ("class", "action")}
-        new_name = lambda match: f"[mean {match[1] or ''}{names.get(match[2], match[2])} by "
-
-        def renamed(lookup: Lookup) -> Lookup:
-            return dataclasses.replace(lookup, names=tuple(_OF_CLASS.sub(new_name, name) for name in lookup.names))
-
-        encodings = {
-            name: dataclasses.replace(
-                encoding, lookups={part: renamed(lookup) for part, lookup in encoding.lookups.items()}
-            )
-            for name, encoding in self.encodings.items()
-        }
+        encodings = {name: encoding.with_class_names(class_names) for name, encoding in self.encodings.items()}
         return dataclasses.replace(self, encodings=encodings)
 
     def described(self) -> dict[str, str]:
@@ -214,9 +202,9 @@ def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None)
     if isinstance(task, tasks.Classification):
         kept = np.arange(task.classes)[1:] if task.classes == 2 else np.argsort(-(counts @ values), kind="stable")
         kept = np.sort(kept[:_MOST_CLASSES])
-        values, names = values[:, kept], [f"class {i}" for i in kept]
+        values, outputs = values[:, kept], [Output(f"class {i}", i) for i in kept.tolist()]
+    elif isinstance(task, tasks.Policy):  # the mean of an action is the mean of its rewards
+        outputs = [Output(f"action {i}", i) for i in range(values.shape[1])]
     else:
-        # The mean of an action is the mean of its rewards.
-        prefix = "action " if isinstance(task, tasks.Policy) else "y"
-        names = ["y"] if task.outputs is None else [f"{prefix}{i}" for i in range(task.outputs)]
-    return Targets(tuple(names), values, counts, fold)
+        outputs = [Output("y")] if task.outputs is None else [Output(f"y{i}") for i in range(task.outputs)]
+    return Targets(tuple(outputs), values, counts, fold)

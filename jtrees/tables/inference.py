@@ -14,7 +14,7 @@ from jtrees.tables.frame import DECIMALS, ColumnSchema, Frame, RawColumn, reques
 from jtrees.tables.indicators import with_indicators
 from jtrees.tables.parse import DATES, ISO, kind_of, level_of
 from jtrees.tables.periods import varying_periods
-from jtrees.tables.schemas import Schema, rows_of, shown
+from jtrees.tables.schemas import Schema, cells_text, rows_of
 
 MAX_LEVELS = 10
 # A column identifies rows if it has more distinct texts than this number, and more than half as many as rows.
@@ -164,7 +164,7 @@ def _described(
 
 def note_of_odd(cells: Sequence[str]) -> str:
     """Returns the note of a column of which some cells do not have its kind."""
-    return f"{shown(cells)} {'count as missing values' if len(cells) > 1 else 'counts as a missing value'}"
+    return f"{cells_text(cells)} {'count as missing values' if len(cells) > 1 else 'counts as a missing value'}"
 
 
 def _has_text(raw: RawColumn) -> bool:
@@ -256,7 +256,9 @@ def read_as(
             if found.reading is None or len(counts) > max_levels:
                 return found
             odd = [text for text in counts if text not in group]
-            note = f"mostly {found.reading.kind.removesuffix('s')}s, and {shown(odd)}; few levels, and therefore text"
+            note = (
+                f"mostly {found.reading.kind.removesuffix('s')}s, and {cells_text(odd)}; few levels, and therefore text"
+            )
             return Interpretation(None, note, kind_read)
     if expected is None:
         return result

@@ -12,7 +12,7 @@ _SHARE = 0.5  # fraction of the columns that a made row takes from its second ro
 _BLOCK = 2**16  # number of made rows whose candidates are compared at once
 
 
-class Rows:
+class OriginalRows:
     """The rows of a table in their original form: an array ``(n, p)`` or a DataFrame of any library."""
 
     def __init__(self, values: Any, frame: Any = None):
@@ -20,7 +20,7 @@ class Rows:
         self.values, self._frame = values, frame
 
     @classmethod
-    def from_table(cls, x: Any) -> "Rows":
+    def from_table(cls, x: Any) -> "OriginalRows":
         """Returns the rows of a checked table.
 
         Raises:
@@ -35,7 +35,7 @@ class Rows:
         return cls._from_frame(nw.from_native(x, eager_only=True))
 
     @classmethod
-    def _from_frame(cls, frame: Any) -> "Rows":
+    def _from_frame(cls, frame: Any) -> "OriginalRows":
         import narwhals as nw
 
         frame = nw.maybe_reset_index(frame)
@@ -49,21 +49,21 @@ class Rows:
         """Number of columns."""
         return (self.values if self._frame is None else self._frame).shape[1]
 
-    def __getitem__(self, rows: np.ndarray) -> "Rows":
+    def __getitem__(self, rows: np.ndarray) -> "OriginalRows":
         """Returns the rows with the given numbers."""
-        return Rows(self.values[rows]) if self._frame is None else self._from_frame(self._frame[rows.tolist()])
+        return OriginalRows(self.values[rows]) if self._frame is None else self._from_frame(self._frame[rows.tolist()])
 
-    def followed_by(self, further: "Rows") -> "Rows":
+    def followed_by(self, further: "OriginalRows") -> "OriginalRows":
         """Returns the rows followed by the rows ``further``."""
         if self._frame is None:
-            return Rows(np.concatenate([self.values, further.values]))
+            return OriginalRows(np.concatenate([self.values, further.values]))
         import narwhals as nw
 
         return self._from_frame(nw.concat([self._frame, further._frame], how="vertical"))
 
     # --- Made rows ---
 
-    def mixed(self, count: int, rng: np.random.Generator) -> tuple["Rows", np.ndarray]:
+    def make_rows(self, count: int, rng: np.random.Generator) -> tuple["OriginalRows", np.ndarray]:
         """Returns made rows, as :func:`jtrees.distill` describes them, and the number of the first row of each.
 
         Args:
@@ -79,11 +79,11 @@ class Rows:
         draws = [column.draws(first, second, rng) for column in columns]
         return (self._made_array(draws) if self._frame is None else self._made_frame(draws)), first
 
-    def _made_array(self, draws: list["_Draws"]) -> "Rows":
+    def _made_array(self, draws: list["_Draws"]) -> "OriginalRows":
         parts = [self.values[rows, j] if numbers is None else numbers for j, (rows, numbers) in enumerate(draws)]
-        return Rows(np.stack([part.astype(self.values.dtype) for part in parts], axis=1))
+        return OriginalRows(np.stack([part.astype(self.values.dtype) for part in parts], axis=1))
 
-    def _made_frame(self, draws: list["_Draws"]) -> "Rows":
+    def _made_frame(self, draws: list["_Draws"]) -> "OriginalRows":
         import narwhals as nw
 
         frame: Any = self._frame

@@ -4,6 +4,7 @@ The program of a column is a list of operations (:class:`Operation`). It is plai
 The number of its features depends only on the schema of the table and the number of outputs.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from jtrees import io
 from jtrees.tables.cells import OFFSETS
 from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
-from jtrees.tables.means import Targets, explains, level_means
+from jtrees.tables.means import Output, Targets, explains, level_means
 from jtrees.tables.periods import PERIODS, periods
 
 _MOST_MEANS = 6  # features of target means for a column or a period, however many outputs there are
@@ -27,11 +28,15 @@ class Lookup:
       levels: the levels.
       rows: the features of each level, then of any other level, then of a missing value, ``(levels + 2, k)``.
       names: names of the features.
+      outputs: the outputs whose means the features are; empty for other features.
+      by: the name of the column or the period whose levels have means.
     """
 
     levels: tuple[str, ...]
     rows: tuple[tuple[float, ...], ...]
     names: tuple[str, ...]
+    outputs: tuple[Output, ...] = ()
+    by: str = ""
 
     @classmethod
     def from_rows(cls, levels: tuple[str, ...], rows: np.ndarray, names: list[str]) -> "Lookup":
@@ -44,6 +49,16 @@ class Lookup:
         kept, levels = list(column.indicators), column.levels
         names = [*(f"[{name} = {level}]" for level in levels), f"[{name} other]", f"[{name} missing]"]
         return cls.from_rows(levels, np.eye(len(levels) + 2)[:, kept], [names[i] for i in kept])
+
+    def of_outputs(self, outputs: tuple[Output, ...], by: str) -> "Lookup":
+        """Returns the lookup with the names of target means, such as ``[mean y by city]``."""
+        names = tuple(f"[mean {output} by {by}]" for output in outputs)
+        return dataclasses.replace(self, names=names, outputs=outputs, by=by)
+
+    def with_class_names(self, class_names: Sequence[str]) -> "Lookup":
+        """Returns the lookup with the user's names of classes in the names of target means."""
+        outputs = tuple(output.with_class_names(class_names) for output in self.outputs)
+        return self.of_outputs(outputs, self.by) if outputs else self
 
     def encode(self, raw: RawColumn, part: str = "level") -> np.ndarray:
         """Returns the features of values, ``(n, k)``. The part is ``"level"`` of text, or a period of dates."""
@@ -116,6 +131,11 @@ class Encoding:
         lookups = {part: lookup.table for part, lookup in self.lookups.items() if lookup.names}
         return *numbers, *(Operation("lookup", part=part, table=table) for part, table in lookups.items())
 
+    def with_class_names(self, class_names: Sequence[str]) -> "Encoding":
+        """Returns the encoding with the user's names of classes in the names of target means."""
+        lookups = {part: lookup.with_class_names(class_names) for part, lookup in self.lookups.items()}
+        return dataclasses.replace(self, lookups=lookups)
+
     def encode(self, raw: RawColumn) -> np.ndarray:
         """Returns the features of values in the kind of the schema, ``(n, k)``."""
         features = {
@@ -139,13 +159,13 @@ class Encoding:
         return f"{text}{f', with {helpful}' if helpful else ''}{zone}"
 
 
-def fitted(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
+def fit_encoding(name: str, column: ColumnSchema, raw: RawColumn, targets: Targets) -> tuple[Encoding, np.ndarray]:
     """Returns the encoding of a column that is fitted to training rows, and the features of these rows.
 
     The features of target means differ from those of new rows (:func:`jtrees.tables.means.level_means`).
     """
     if column.kind == "text":
-        if column.by_mean and targets.names:
+        if column.by_mean and targets.outputs:
             lookup, features = _of_means(name, column.levels, raw, targets)
             return Encoding(lookups={"level": lookup}), features
         frequencies = column.by_mean and _of_frequencies(name, column.levels, raw)
@@ -182,4 +202,4 @@ def _of_means(name: str, levels: tuple[str, ...], raw: RawColumn, targets: Targe
     codes = level_codes(levels, raw)
     targets = targets.best_explained(codes, len(levels) + 2, _MOST_MEANS)
     rows, features = level_means(codes, len(levels) + 2, targets)
-    return Lookup.from_rows(levels, rows, [f"[mean {output} by {name}]" for output in targets.names]), features
+    return Lookup.from_rows(levels, rows, []).of_outputs(targets.outputs, name), features

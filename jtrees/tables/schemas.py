@@ -144,12 +144,12 @@ def rows_of(
 
 def warn_of_odd_cells(odd: Mapping[str, Sequence[str]], *, stacklevel: int) -> None:
     """Warns of cells of new rows, by column, that do not have the kind of their column."""
-    if texts := [f"{checks.quoted(name)} ({shown(cells)})" for name, cells in odd.items() if cells]:
+    if texts := [f"{checks.quoted(name)} ({cells_text(cells)})" for name, cells in odd.items() if cells]:
         message = f"x has cells that the model cannot read, and takes as missing: {checks.listed(texts)}"
         warnings.warn(message, ColumnsWarning, stacklevel=stacklevel)
 
 
-def shown(cells: Sequence[str]) -> str:
+def cells_text(cells: Sequence[str]) -> str:
     """Returns up to three cells, and the number of further cells, as text."""
     more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
     return ", ".join(map(checks.quoted, cells[:3])) + more
