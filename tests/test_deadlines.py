@@ -88,6 +88,12 @@ def test_the_end_of_a_fit_may_be_late_by_a_tenth(clock):
     late.reserve(3.0)
     capped.reserve(100.0)
     assert late.left() == 7.0 and capped.left() == 5.0  # at most half of the time is kept
+    brief = Monitor(deadline=10.0)
+    brief.reserve(0.25)
+    assert brief.left() == 9.75
+    past = Monitor(deadline=-4.0)
+    past.reserve(1.0)
+    assert past.left() == -4.0  # a deadline that has passed stays
     clock.now = 11.0
     assert not late.has_time() and late.may_be_late()
     clock.now = 11.5
@@ -185,6 +191,9 @@ def test_more_classes_than_features_shorten_the_sample_that_is_timed(clock):
     for outputs in (3, 1000):
         Monitor(deadline=0.0).on_rows(work, batch, outputs)
     assert sizes == [10_000, 262]
+    narrow = Batch(np.zeros((200_000, 1)), np.arange(200_000), None)
+    Monitor(deadline=0.0).on_rows(work, narrow)  # one feature and one output: the sample is longer than the table
+    assert sizes[2:] == [200_000]
 
 
 def test_imports_are_not_on_the_clock(clock, monkeypatch):

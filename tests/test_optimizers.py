@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jtrees.training import cosine_cycles, lazy_adam, lazy_momentum
-from jtrees.training.optimizers import reduce_until_vanished
+from jtrees.training.optimizers import reduce_until_vanished, rmsprop
 
 
 @pytest.mark.parametrize(("steps", "cycles"), [(7, 1), (7, 3), (7, 7), (120, 3), (3_000_000, 1000)])
@@ -36,6 +36,18 @@ def test_a_rate_that_vanishes_is_0_once_it_is_below_the_least(standard_promotion
         moved.append(float(step))
     assert moved == [1, 0.5, 0.25, 0, 0]
     assert state.vanished
+
+
+def test_rmsprop_has_the_decay_of_the_authors_code_and_clips_before_it(standard_promotion):
+    """As PyTorch's RMSprop with alpha 0.99, except that momentum follows the learning rate."""
+    optimizer = rmsprop(0.1, momentum=0.5, clip=5.0)
+    state, square, velocity = optimizer.init(jnp.zeros(2)), np.zeros(2), np.zeros(2)
+    for gradient in ([3.0, 4.0], [6.0, -8.0], [0.3, 0.1]):
+        step, state = optimizer.update(jnp.array(gradient), state)
+        clipped = np.array(gradient) * min(1.0, 5.0 / np.hypot(*gradient))
+        square = 0.99 * square + 0.01 * clipped**2
+        velocity = 0.5 * velocity - 0.1 * clipped / (np.sqrt(square) + 1e-8)
+        np.testing.assert_allclose(step, velocity, rtol=1e-5)
 
 
 def test_lazy_adam_is_adam_but_for_zero_gradients(standard_promotion):

@@ -74,12 +74,6 @@ def test_names_without_an_entry(check, tmp_path):
     assert all(".topology." in name for name in missing)
 
 
-def test_broken_links(check, tmp_path):
-    (tmp_path / "a.html").write_text('<p id="here"><a href="b.html#there">b</a> <a href="#here">a</a></p>')
-    (tmp_path / "b.html").write_text('<a href="c.html">c</a> <a href="https://docs.jax.dev">jax</a>')
-    assert sorted(check.broken_links(tmp_path)) == ["a.html: no anchor for b.html#there", "b.html: no file for c.html"]
-
-
 def test_the_quoted_results_stand_in_their_files():
     rows = [line.split("|")[1:-1] for line in (DOCS / "results" / "index.md").read_text("utf-8").splitlines()]
     quoted = [cells for cells in rows if len(cells) == 4 and re.search(r"\.md`\]\(\w+\.md#", cells[3])]

@@ -7,6 +7,7 @@ import pytest
 
 import jtrees
 from jtrees.data.constraints import checked_groups
+from jtrees.ensembles import sparse
 from tests import sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -67,6 +68,21 @@ def test_what_matters_is_kept(leaves):
     if leaves == "constant":  # else the loss is an expected error
         np.testing.assert_allclose(fit.report.search.losses[[0, -1]], [dense.loss, fit.loss], rtol=1e-5)
     assert fit.report.search.base.cart_loss == dense.report.search.cart_loss
+
+
+def test_sharpness_grows_from_its_lowest_to_its_highest_value_within_the_epochs(monkeypatch):
+    schedules, get = [], sparse.get
+
+    def recorded(depth, sharpness, **options):
+        schedules.append(sharpness)
+        return get(depth, sharpness, **options)
+
+    monkeypatch.setattr(sparse, "get", recorded)
+    x, y = plane(n=60, p=4)
+    jtrees.fit(jtrees.Sparse(GET, terms=2, epochs=7), x, y, key=KEY)
+    assert schedules
+    for schedule in schedules:
+        assert (schedule(0), schedule(7)) == pytest.approx(sparse._SHARPNESS)
 
 
 @pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])

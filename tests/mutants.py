@@ -1,0 +1,175 @@
+"""Whether tests notice faults: changes one line of a module at random, runs its tests, and notes the first failure.
+
+``python -m tests.mutants jtrees/search/monitor.py ... --number 6 --seed 0 --out mutants.csv`` tries six faults of each
+module in a copy of the checkout. Each row of the file is one fault. A fault that no test notices is either a missing
+test, or a change with the same results.
+"""
+
+import argparse
+import ast
+from collections.abc import Iterator
+import csv
+from dataclasses import dataclass
+import os
+from pathlib import Path
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from tests import ROOT
+
+OPERATORS = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
+COLUMNS = ("file", "line", "old", "new", "noticed by", "seconds")
+GENERAL = "tests/test_recipes.py"  # whole fits, which every part of the library takes part in
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one line: its number from 1, the line as it is, and the changed line."""
+
+    line: int
+    old: str
+    new: str
+
+
+def faults_in(source: str) -> list[Fault]:
+    """Returns all faults of a module, without those that are no Python."""
+    lines, faults = source.splitlines(), []
+    for node in ast.walk(ast.parse(source)):
+        if not hasattr(node, "lineno") or node.lineno != node.end_lineno:
+            continue
+        old = lines[node.lineno - 1]
+        for start, end, text in _changes(node, old.encode()):
+            new = (old.encode()[:start] + text + old.encode()[end:]).decode()
+            changed = "\n".join([*lines[: node.lineno - 1], new, *lines[node.lineno :]])
+            if new != old and _is_python(changed):
+                faults.append(Fault(node.lineno, old, new))
+    return sorted(set(faults), key=lambda fault: (fault.line, fault.new))
+
+
+def _changes(node: ast.AST, line: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yields the changes of a node: the first byte, the byte after the last, and the text that replaces them."""
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[right]):
+            yield from _operator(left, operator, right, line)
+        case ast.BinOp(left=left, op=operator, right=right):
+            yield from _operator(left, operator, right, line)
+        case ast.BoolOp(op=operator, values=[left, right, *_]):
+            yield from _operator(left, operator, right, line)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield node.col_offset, operand.col_offset, b""
+        case ast.Constant(value=bool(value)):
+            yield node.col_offset, node.end_col_offset, str(not value).encode()
+        case ast.Constant(value=int() | float() as value):
+            yield node.col_offset, node.end_col_offset, str(value + 1).encode()
+        case ast.Call(keywords=keywords):
+            for keyword in keywords:
+                rest = line[keyword.end_col_offset :]
+                after = re.match(rb",? ?", rest).end()  # type: ignore[union-attr]
+                yield keyword.col_offset, keyword.end_col_offset + after, b""
+        case ast.Return(value=ast.BinOp(left=operand) | ast.Call(args=[operand, *_]) as value):
+            yield value.col_offset, value.end_col_offset, line[operand.col_offset : operand.end_col_offset]
+
+
+def _operator(left: ast.expr, operator: ast.AST, right: ast.expr, line: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yields the other operator, in the text between the operands, which keeps their brackets."""
+    before, after = OPERATORS.get(type(operator), ("", ""))
+    start, end = left.end_col_offset or 0, right.col_offset
+    if before:
+        yield start, end, line[start:end].replace(before.encode(), after.encode(), 1)
+
+
+def _is_python(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
+
+
+def tests_of(module: str, root: Path = ROOT) -> list[str]:
+    """Returns the test files that name a module or its public classes, those that name them most first."""
+    package, _, name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
+    classes = re.findall(r"^class ([A-Z]\w+)", (root / module).read_text("utf-8"), re.MULTILINE)
+    named = [rf"{re.escape(package)}\.{name}\b", rf"from {re.escape(package)} import .*\b{name}\b"]
+    named = re.compile("|".join(named + [rf"\b{name}\b" for name in classes]))
+    counts = {file: len(named.findall(file.read_text("utf-8"))) for file in sorted(root.glob("tests/test_*.py"))}
+    for by_name in (f"test_{package.rpartition('.')[2]}.py", f"test_{name}.py"):
+        if (file := root / "tests" / by_name).exists():
+            counts[file] += 10**6
+    files = sorted(filter(counts.get, counts), key=lambda file: -counts[file])
+    return [str(file.relative_to(root)) for file in files]
+
+
+def first_failure(tests: list[str], folder: Path, seconds: float) -> str:
+    """Returns the first test that fails in a copy of the checkout; empty if none fails; ``"too long"`` after a time."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    try:
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return "too long"
+    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", run.stdout, re.MULTILINE)
+    return failed[1] if failed else "" if run.returncode == 0 else f"exit {run.returncode}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Tries faults of modules and appends a row for each to a file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("modules", nargs="+", help="files such as jtrees/search/monitor.py")
+    parser.add_argument("--number", type=int, default=6, help="faults of each module")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", type=int, default=5, help="the most test files of a module")
+    parser.add_argument("--seconds", type=float, default=120, help="the most time for the tests of a fault")
+    parser.add_argument("--out", type=Path, required=True, help="a CSV file, to which rows are appended")
+    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    with tempfile.TemporaryDirectory() as temporary, options.out.open("a", newline="") as file:
+        folder, rows = Path(temporary), csv.writer(file)
+        if not options.out.stat().st_size:
+            rows.writerow(COLUMNS)
+        file.write(f"# python -m tests.mutants {shlex.join(words)}\n")
+        file.flush()
+        for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+        for module in options.modules:
+            source, draw = (ROOT / module).read_text("utf-8"), random.Random(f"{options.seed} {module}")
+            faults = faults_in(source)
+            tests = [*dict.fromkeys([*tests_of(module)[: options.files], GENERAL])]
+            for fault in draw.sample(faults, min(options.number, len(faults))):
+                lines = source.splitlines()
+                lines[fault.line - 1] = fault.new
+                (folder / module).write_text("\n".join(lines) + "\n", "utf-8")
+                began = time.monotonic()
+                noticed = first_failure(tests, folder, options.seconds)
+                seconds = f"{time.monotonic() - began:.0f}"
+                rows.writerow([module, fault.line, fault.old.strip(), fault.new.strip(), noticed, seconds])
+                file.flush()
+            (folder / module).write_text(source, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
