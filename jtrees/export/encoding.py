@@ -7,6 +7,7 @@ import numpy as np
 
 from jtrees.tables import TableEncoder
 from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, level_codes
+from jtrees.tables.periods import PERIODS
 from jtrees.tables.program import Operation
 from jtrees.validation import quoted
 
@@ -59,11 +60,6 @@ def number_fields(names: Sequence[str], medians: np.ndarray | None) -> list[Fiel
     return [Field(name, j, ColumnSchema("number"), operations[j]) for j, name in enumerate(names)]
 
 
-def new_level(levels: tuple[str, ...]) -> str:
-    """Returns a text that differs from all levels."""
-    return "\0" * (1 + max(map(len, levels), default=0))
-
-
 def test_table(encoder: TableEncoder, rows: int) -> Frame:
     """Returns rows for the self-test of a file: numbers around their centres, all levels, and missing values."""
     rng = np.random.default_rng(0)
@@ -73,7 +69,8 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
         if column.kind == "drop":
             sample[name] = RawColumn("number", np.zeros(rows))
         elif column.kind == "text":
-            levels = np.array([*column.levels, new_level(column.training_levels)], object)
+            new_level = "\0" * (1 + max(map(len, column.training_levels), default=0))
+            levels = np.array([*column.levels, new_level], object)
             sample[name] = RawColumn("text", levels[rng.integers(len(levels), size=rows)])
             sample[name].values[missing] = None
         else:
@@ -83,7 +80,7 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             if column.kind == "date" and column.zone is not None:  # noon, because an hour may be left out in spring
                 values = np.floor(values) + 0.5
             elif column.kind == "date":  # whole days, or whole minutes if the time of the day counts
-                step = 1440 if {"hour", "minute"} & set(column.parts) else 1
+                step = 1440 if any(PERIODS[part].unit == "time" for part in column.parts) else 1
                 values = np.floor(values * step) / step
             values = np.round(values * MICROSECONDS) / MICROSECONDS if column.durations else values
             source = "durations" if column.durations else "text"

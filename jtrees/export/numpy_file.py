@@ -258,7 +258,7 @@ def _features(x):
         if kind == "date":
             days = np.where(missing, 0, values)
             day = np.floor(days).astype(np.int64)
-            time = np.floor((days - day) * 86400000 + 0.5).astype(np.int64)
+            time = np.floor((days - day) * DAY + 0.5).astype(np.int64)
             numbers = {part: number(day, time) for part, number in PERIODS.items()}
         out += [OPERATIONS[operation](values, missing, numbers, *parts) for operation, *parts in operations]
     return np.column_stack(out).astype(np.float64)
