@@ -67,10 +67,10 @@ def by_cvxpylayers(q: np.ndarray, repeats: int) -> tuple[list[float], list[float
     layer = CvxpyLayer(cp.Problem(objective, constraints), parameters=[raised], variables=[a, z])
     inputs = torch.tensor(q + 0.5, dtype=torch.float64, requires_grad=True)
     forward = lambda: layer(inputs)[0]
-    with_backward = lambda: forward().sum().backward()
+    both_passes = lambda: forward().sum().backward()
     error = float(np.abs(forward().detach().numpy() - in_double_precision(q)).max())
-    with_backward()
-    return benchmark.seconds(forward, repeats), benchmark.seconds(with_backward, repeats), error
+    both_passes()
+    return benchmark.seconds(forward, repeats), benchmark.seconds(both_passes, repeats), error
 
 
 def in_double_precision(q: Any) -> np.ndarray:

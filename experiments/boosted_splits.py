@@ -13,7 +13,6 @@ from unittest import mock
 import warnings
 
 import numpy as np
-from sklearn.metrics import log_loss
 
 from experiments import benchmark, data, raw_tables, studies
 import jtrees
@@ -49,7 +48,7 @@ def split_of(name: str, data_dir: str | None, tables_dir: str | None) -> tuple[A
     """Returns training and test features, and training and test targets, of a raw table or of a set of numbers."""
     if name in raw_tables.SOURCES:
         return raw_tables.split_of(raw_tables.read(tables_dir, name), raw_tables.SOURCES[name], 0)
-    return data.split_of(name, 0, data_dir, most=ROWS)
+    return data.split_of(name, 0, data_dir, limit=ROWS)
 
 
 def score(recipe: Any, split: tuple[Any, ...]) -> tuple[float, bool]:
@@ -62,9 +61,8 @@ def score(recipe: Any, split: tuple[Any, ...]) -> tuple[float, bool]:
         model.fit(x, y)
         if not classifies:
             return studies.percent(np.ravel(model.predict(x_test)), y_test), model.report_.search.is_oblique
-        probabilities = np.asarray(model.predict_proba(x_test), float)
-    probabilities /= probabilities.sum(1, keepdims=True)
-    return float(log_loss(y_test, probabilities, labels=model.classes_)), model.report_.search.is_oblique
+        loss = studies.class_scores(model.predict_proba(x_test), y_test, model.classes_)["log_loss"]
+    return loss, model.report_.search.is_oblique
 
 
 def main(arguments: list[str] | None = None) -> None:

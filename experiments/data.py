@@ -89,7 +89,7 @@ def one_hot(x: np.ndarray) -> np.ndarray:
     return np.concatenate([(x == value).astype(np.float32) for value in np.unique(x)], axis=1)
 
 
-def split(x: np.ndarray, y: np.ndarray, seed: int, share: float = 0.75, most: int | None = None) -> Any:
+def split(x: np.ndarray, y: np.ndarray, seed: int, share: float = 0.75, limit: int | None = None) -> Any:
     """Returns training and test features, and training and test targets: a random split, stratified by class.
 
     Args:
@@ -97,12 +97,12 @@ def split(x: np.ndarray, y: np.ndarray, seed: int, share: float = 0.75, most: in
       y: targets ``(n,)``; numbers are not stratified.
       seed: seed of the split.
       share: share of the training rows.
-      most: upper limit of the training rows, and of the test rows.
+      limit: upper limit of the training rows, and of the test rows.
     """
     sizes: dict[str, Any] = {"train_size": share}
-    if most is not None:
-        train = min(most, int(share * len(y)))
-        sizes = {"train_size": train, "test_size": min(most, len(y) - train)}
+    if limit is not None:
+        train = min(limit, int(share * len(y)))
+        sizes = {"train_size": train, "test_size": min(limit, len(y) - train)}
     return train_test_split(x, y, **sizes, random_state=seed, stratify=None if y.dtype.kind == "f" else y)
 
 

@@ -58,7 +58,7 @@ ROWS = 3000  # upper limit of the training rows, and of the test rows
 BEHIND, OVERFIT = 2, 5  # points
 
 
-def made(name: str) -> tuple[np.ndarray, np.ndarray]:
+def made_table(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns features and target of a made regression table with 6000 rows, always the same.
 
     ``made-wide`` has 784 independent normal features. The target depends on 20 of them: a step along each of two
@@ -89,14 +89,14 @@ def made(name: str) -> tuple[np.ndarray, np.ndarray]:
 def table(name: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Returns features and targets of a set, made or by name."""
     if name in MADE:
-        return made(name)
+        return made_table(name)
     loaded = data.load(name, data_dir=data_dir)
     return loaded.x, loaded.y
 
 
 def rows(name: str, seed: int, data_dir: str | None) -> studies.Split:
     """Returns training and test features, training and test targets, shuffled by the seed."""
-    return data.split(*table(name, data_dir), seed, most=ROWS)
+    return data.split(*table(name, data_dir), seed, limit=ROWS)
 
 
 def depth_of(recipe: Any) -> int:
@@ -168,7 +168,7 @@ class Compared(NamedTuple):
       train: mean training score of the recipe.
       baseline: name of the better baseline; empty if there is none yet.
       score: mean test score of that baseline.
-      ended: number of fits by the way in which they ended.
+      endings: number of fits by the way in which they ended.
       warned: number of fits that gave a warning.
     """
 
@@ -176,7 +176,7 @@ class Compared(NamedTuple):
     train: float
     baseline: str
     score: float
-    ended: Counter
+    endings: Counter
     warned: int
 
     def is_behind(self) -> bool:
@@ -193,9 +193,9 @@ class Compared(NamedTuple):
 
     def reason(self) -> str:
         """Returns a text on why the recipe is behind, by the training score and the fits."""
-        fits = self.ended.total()
+        fits = self.endings.total()
         names = [text for text, holds in (("overfits", self.overfits()), ("underfits", self.underfits())) if holds]
-        notes = [f"{count} of {fits} ended by {how}" for how, count in self.ended.items() if how != "finished"]
+        notes = [f"{count} of {fits} ended by {how}" for how, count in self.endings.items() if how != "finished"]
         notes += [f"{self.warned} of {fits} warned"] if self.warned else []
         text = f"training score {self.train:.1f}: {' and '.join(names) or 'neither overfits nor underfits'}"
         return text + (f"; of its fits {', '.join(notes)}" if notes else "")
@@ -208,19 +208,20 @@ def mean(values: list[dict[str, Any]], key: str) -> float:
 
 def compared(results: studies.Results, part: str, name: str) -> Compared | None:
     """Compares a recipe on a set with the baselines; returns None if the recipe was not fitted to the set."""
-    fits, others = results.by_seed(part, name), results.by_seed("baselines", name)
+    fits, baselines = results.seed_values(part, name), results.seed_values("baselines", name)
     if not fits:
         return None
-    seeds = sorted(fits.keys() & others.keys()) or sorted(fits)
+    seeds = sorted(fits.keys() & baselines.keys()) or sorted(fits)
     values = [fits[seed] for seed in seeds]
     baseline_means = {
-        baseline: mean([others[seed][baseline] for seed in seeds], "test")
+        baseline: mean([baselines[seed][baseline] for seed in seeds], "test")
         for baseline in (f"CART {depth_of(RECIPES[part])}", "linear")
-        if others.keys() >= set(seeds)
+        if baselines.keys() >= set(seeds)
     }
     best = max(baseline_means, key=lambda baseline: baseline_means[baseline], default="")
-    ended, warned = Counter(value["ended"] for value in values), sum(bool(value["warnings"]) for value in values)
-    return Compared(mean(values, "test"), mean(values, "train"), best, baseline_means.get(best, np.nan), ended, warned)
+    endings, warned = Counter(value["ended"] for value in values), sum(bool(value["warnings"]) for value in values)
+    best_score = baseline_means.get(best, np.nan)
+    return Compared(mean(values, "test"), mean(values, "train"), best, best_score, endings, warned)
 
 
 def task_report(results: studies.Results, task: str) -> str:
@@ -232,8 +233,8 @@ def task_report(results: studies.Results, task: str) -> str:
     lines, entries, fewer = [], [], []
     for name in names:
         splits = {method: len(results.values(method, name)) for method in methods}
-        few = [f"{method} {count}" for method, count in splits.items() if 0 < count < max(splits.values())]
-        fewer += [f"{name} ({', '.join(few)})"] if few else []
+        counts = [f"{method} {count}" for method, count in splits.items() if 0 < count < max(splits.values())]
+        fewer += [f"{name} ({', '.join(counts)})"] if counts else []
         first = next(value for part in PARTS for value in results.values(part, name))
         cells = [name, f"{first['rows']} + {first['test_rows']} x {first['features']}"]
         for method in methods:
@@ -262,7 +263,7 @@ def behind_list(entries: list[tuple[str, str, Compared]]) -> str:
     counts = (
         f"{how_many(Compared.overfits)} overfit: the training score is more than five points above the test score. "
         f"{how_many(Compared.underfits)} underfit: the training score is below the test score of the baseline. "
-        f"`max_seconds` ended a fit in {how_many(lambda cell: cell.ended['max_seconds'])} of them."
+        f"`max_seconds` ended a fit in {how_many(lambda cell: cell.endings['max_seconds'])} of them."
     )
     recipe_counts = Counter(method for _, method, _ in behind)
     recipes = f"By recipe: {', '.join(f'{method} {count}' for method, count in recipe_counts.most_common())}."
@@ -279,12 +280,11 @@ def ridge_report(results: studies.Results) -> str:
     for part, without in WITHOUT.items():
         name, cart, lines, differences = part.removesuffix("-no-ridge"), f"CART {depth_of(without)}", [], []
         for dataset in TASKS:
-            ridge, plain, others = (results.by_seed(method, dataset) for method in (name, part, "baselines"))
-            if seeds := sorted(ridge.keys() & plain.keys() & others.keys()):
-                test = lambda values, seeds=seeds: mean([values[seed] for seed in seeds], "test")
-                baseline = lambda key, others=others, test=test: test({seed: v[key] for seed, v in others.items()})
-                differences.append(test(ridge) - test(plain))
-                scores = test(ridge), test(plain), differences[-1], baseline(cart), baseline("linear")
+            if seeds := list(results.common(dataset, name, part, "baselines").values()):
+                test = lambda method, seeds=seeds: mean([values[method] for values in seeds], "test")
+                baseline = lambda key, seeds=seeds: mean([values["baselines"][key] for values in seeds], "test")
+                differences.append(test(name) - test(part))
+                scores = test(name), test(part), differences[-1], baseline(cart), baseline("linear")
                 cells = (f"{round(score, 1) + 0:{'+' if i == 2 else ''}.1f}" for i, score in enumerate(scores))
                 lines.append([dataset, str(len(seeds)), *cells])
         if lines:

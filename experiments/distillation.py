@@ -41,18 +41,18 @@ def measure(task: Any, name: str, seed: int, options: argparse.Namespace) -> dic
     x, x_test, y, y_test = data.split_of(name, seed, options.data_dir)
     classifies = task == "classification"
     key, value = jax.random.key(seed), {"rows": len(x), "features": x.shape[1]}
-    begun = time.perf_counter()
+    start = time.perf_counter()
     teacher = teacher_of(classifies, seed).fit(x, y)
     trained = time.perf_counter()
     labels = jtrees.fit(RECIPE, x, y, key=key, task=task)
     fitted = time.perf_counter()
     student = jtrees.distill(teacher, RECIPE, x, key=key, task=task, held_out=(x_test, y_test))
-    ended = time.perf_counter()
+    end = time.perf_counter()
     predictions = teacher.predict_proba if classifies else teacher.predict
     for name, outputs, seconds in (
-        ("teacher", predictions(x_test), trained - begun),
+        ("teacher", predictions(x_test), trained - start),
         ("labels", labels.predict(x_test), fitted - trained),
-        ("distilled", student.predict(x_test), ended - fitted),
+        ("distilled", student.predict(x_test), end - fitted),
     ):
         value[name] = {"score": studies.percent(outputs, y_test), "seconds": seconds}
         if classifies:
@@ -63,17 +63,17 @@ def measure(task: Any, name: str, seed: int, options: argparse.Namespace) -> dic
 
 def task_report(results: studies.Results, part: str) -> tuple[str, list[float]]:
     """Returns the tables of a part, and the gain of the distilled tree on each set."""
-    rows, losses, ahead = [], [], []
+    rows, losses, gains = [], [], []
     for name in results.datasets(part):
         values = results.values(part, name)
         cells = lambda key, digits, name=name: [
             studies.spread(results.values(part, name, model, key), digits)
             for model in ("teacher", "labels", "distilled")
         ]
-        ahead.append(float(np.mean([value["distilled"]["score"] - value["labels"]["score"] for value in values])))
+        gains.append(float(np.mean([value["distilled"]["score"] - value["labels"]["score"] for value in values])))
         size = f"{values[0]['rows']} + {values[0]['made']} x {values[0]['features']}"
         fidelity = studies.spread(results.values(part, name, "fidelity"), 1)
-        rows.append([name, size, *cells("score", 2), f"{ahead[-1]:+.2f}", fidelity, *cells("seconds", 1)])
+        rows.append([name, size, *cells("score", 2), f"{gains[-1]:+.2f}", fidelity, *cells("seconds", 1)])
         if part == "classification":
             losses.append([name, *cells("log_loss", 3)])
     if not rows:
@@ -83,13 +83,13 @@ def task_report(results: studies.Results, part: str) -> tuple[str, list[float]]:
     parts = [f"## {part.capitalize()}", benchmark.markdown(header, rows).rstrip()]
     if losses:
         parts += ["Log loss:", benchmark.markdown(["set", *models], losses).rstrip()]
-    return "\n\n".join(parts) + "\n", ahead
+    return "\n\n".join(parts) + "\n", gains
 
 
 def report(results: studies.Results, command: str) -> str:
     """Returns the tables of both tasks."""
     tasks = [task_report(results, part) for part in SETS]
-    ahead = [gain for _, gains in tasks for gain in gains]
+    gains = [gain for _, gains in tasks for gain in gains]
     teachers = " or ".join(sorted({row.value["taught_by"] for row in results.rows}))
     head = (
         f"# A tree distilled from boosted trees\n\nMade by `{command}` on {results.machines}. The teacher is "
@@ -99,8 +99,8 @@ def report(results: studies.Results, command: str) -> str:
         "same class. The seconds of a fit of jtrees have compilation in them, and those of distillation the "
         "predictions of the teacher.\n"
     )
-    summary = f"The distilled tree is at least as good on {sum(gain >= 0 for gain in ahead)} of {len(ahead)} sets"
-    summary += f", by {np.mean(ahead):+.2f} points on average.\n" if ahead else ".\n"
+    summary = f"The distilled tree is at least as good on {sum(gain >= 0 for gain in gains)} of {len(gains)} sets"
+    summary += f", by {np.mean(gains):+.2f} points on average.\n" if gains else ".\n"
     return "\n".join([head, summary, *filter(None, (text for text, _ in tasks))])
 
 

@@ -71,12 +71,12 @@ def models(task: str, seed: int) -> dict[str, Make]:
     return make
 
 
-def measured(make: Make, again: bool, x: Any, x_test: Any, y: Any, y_test: Any) -> dict[str, Any]:
+def measured(make: Make, repeat: bool, x: Any, x_test: Any, y: Any, y_test: Any) -> dict[str, Any]:
     """Returns scores and costs of a model: seconds, milliseconds of a single-row prediction, stored numbers."""
     start = time.perf_counter()
     model = make().fit(x, y)
     value: dict[str, Any] = {"seconds": time.perf_counter() - start}
-    if again:
+    if repeat:
         start = time.perf_counter()
         make().fit(x, y)
         value["again"] = time.perf_counter() - start
@@ -122,8 +122,8 @@ class Scores:
 
     def means(self, method: str, key: str, count: int | None = None) -> np.ndarray:
         """Returns the means of :meth:`values`, by set; NaN for sets without the number."""
-        by_set = [self.values(name, method, key, count) for name in self.splits]
-        return np.array([np.mean(values) if values else np.nan for values in by_set])
+        set_values = [self.values(name, method, key, count) for name in self.splits]
+        return np.array([np.mean(values) if values else np.nan for values in set_values])
 
 
 def costs_table(scores: Scores) -> str:
@@ -148,8 +148,8 @@ def differences(scores: Scores) -> str:
         for method in scores.methods:
             if method in OURS[scores.task]:
                 continue
-            ahead = scores.means(ours, "score") - scores.means(method, "score")
-            line = f"- {ours} minus {method}: {ahead.mean():+.2f} points, ahead on {(ahead > 0).sum()} of {len(ahead)}"
+            leads = scores.means(ours, "score") - scores.means(method, "score")
+            line = f"- {ours} minus {method}: {leads.mean():+.2f} points, ahead on {(leads > 0).sum()} of {len(leads)}"
             if scores.task == "classification":
                 lower = scores.means(ours, "log_loss") < scores.means(method, "log_loss")
                 line += f"; lower log loss on {lower.sum()}"

@@ -13,7 +13,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-from sklearn import metrics
 
 from experiments import benchmark, data, estimators, packages, studies
 from experiments.paper_forest import WEAK as _OF, best_way, in_ways
@@ -39,21 +38,20 @@ BOOSTED: Any = (
 
 def scores(probabilities: np.ndarray, split: Split) -> dict[str, float]:
     """Returns log loss, and accuracy in per cent, on the test part."""
-    y, classes = split[3], np.unique(split[2])
-    accuracy = 100 * float(np.mean(classes[probabilities.argmax(1)] == y))
-    return {"log_loss": float(metrics.log_loss(y, probabilities, labels=classes)), "accuracy": accuracy}
+    values = studies.class_scores(probabilities, split[3], np.unique(split[2]))
+    return {"log_loss": values["log_loss"], "accuracy": values["score"]}
 
 
 def chosen(recipes: Any, split: Split, seed: int) -> dict[str, Any]:
     """Returns the recipe with the lowest loss on its held-out fifth of the rows, and the results of each recipe."""
-    each = []
+    results = []
     for recipe in recipes:
         candidates = recipe if isinstance(recipe, tuple) else (recipe,)
         fit, _, held_out = best_way(candidates, split, seed, task="classification")
         scored = scores(np.asarray(fit.predict(split[1])), split)
-        each.append(scored | {"numbers": fit.model.num_parameters, "held_out": held_out})
-    best = min(range(len(each)), key=lambda i: each[i]["held_out"])
-    return each[best] | {"chosen": best, "each": each}
+        results.append(scored | {"numbers": fit.model.num_parameters, "held_out": held_out})
+    best = min(range(len(results)), key=lambda i: results[i]["held_out"])
+    return results[best] | {"chosen": best, "each": results}
 
 
 OURS = {"refined": "refined GET", "boosted": "boosted GET"}
@@ -70,7 +68,7 @@ def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any
 
 def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Fits our recipes, or tunes a rival; linear leaves are tried on few features only."""
-    split = data.split_of(name, seed, options.data_dir, most=ROWS)
+    split = data.split_of(name, seed, options.data_dir, limit=ROWS)
     if part in RIVALS:
         model, details = packages.tuned(RIVALS[part], split, seed)
         return scores(model.predict_proba(split[1]), split) | {"numbers": size(model, split[0])[1], **details}
@@ -81,10 +79,9 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
 
 def ratio(results: studies.Results, ours: str, part: str, name: str) -> float | None:
     """Returns our mean log loss over a rival's on the splits that both have; None if there is no such split."""
-    trees, rival = results.by_seed(ours, name), results.by_seed(part, name)
-    seeds = trees.keys() & rival.keys()
-    mean = lambda values: np.mean([values[seed]["log_loss"] for seed in seeds])
-    return float(mean(trees) / mean(rival)) if seeds else None
+    seeds = results.common(name, ours, part).values()
+    mean = lambda method: np.mean([values[method]["log_loss"] for values in seeds])
+    return float(mean(ours) / mean(part)) if seeds else None
 
 
 def report(results: studies.Results, command: str) -> str:

@@ -62,16 +62,16 @@ def theirs(split: studies.Split, loss: str, seed: int) -> np.ndarray:
     """Returns predictions of scikit-learn's histogram boosting with early stopping, with a model per quantile."""
     x, x_test, y, _ = split
     fixed: Any = {"max_iter": 1000, "early_stopping": True, "random_state": seed, "loss": loss}
-    predicted = lambda **more: HistGradientBoostingRegressor(**fixed, **more).fit(x, y).predict(x_test)
+    predicted = lambda **options: HistGradientBoostingRegressor(**fixed, **options).fit(x, y).predict(x_test)
     return np.stack([predicted(quantile=q) for q in LEVELS], axis=1) if loss == "quantile" else predicted()
 
 
 def test_losses(name: str, seed: int, rows: int, data_dir: str | None) -> dict[str, float]:
     """Returns the test losses of each model and of the best constant."""
     source, loss, name_of_theirs = SETS[name]
-    made = {"rentals": rentals, "claims": claims}
-    loaded = None if source in made else data.load(source, data_dir=data_dir)
-    x, y = made[source](seed) if loaded is None else (loaded.x, loaded.y.astype(np.float64))
+    makers = {"rentals": rentals, "claims": claims}
+    loaded = None if source in makers else data.load(source, data_dir=data_dir)
+    x, y = makers[source](seed) if loaded is None else (loaded.x, loaded.y.astype(np.float64))
     split = data.split(x, y, seed, share=min(rows, int(0.75 * len(y))))
     task = jtrees.Regression(loss_function=loss)
     score = lambda outputs: float(loss.of_predictions(outputs, loss.with_output_axis(split[3])).mean())
@@ -90,19 +90,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Makes the table."""
     datasets = benchmark.several(SETS)
     options = benchmark.parse("losses", __doc__, arguments, data_dir=None, datasets=datasets, seeds=3, rows=3000)
-    table, ahead = benchmark.Table("set, loss", "Boosted", "scikit-learn", "one tree", "constant", "difference"), 0
+    table, wins = benchmark.Table("set, loss", "Boosted", "scikit-learn", "one tree", "constant", "difference"), 0
     for name in options.datasets:
         splits = [test_losses(name, seed, options.rows, options.data_dir) for seed in range(options.seeds)]
-        by_model = {model: [split[model] for split in splits] for model in splits[0]}
-        means = {model: statistics.mean(values) for model, values in by_model.items()}
-        ahead += means["boosted"] < means["theirs"]
-        spreads = [f"{means[model]:.4g} ± {statistics.pstdev(values):.2g}" for model, values in by_model.items()]
+        model_losses = {model: [split[model] for split in splits] for model in splits[0]}
+        means = {model: statistics.mean(values) for model, values in model_losses.items()}
+        wins += means["boosted"] < means["theirs"]
+        spreads = [f"{means[model]:.4g} ± {statistics.pstdev(values):.2g}" for model, values in model_losses.items()]
         table.add(name, *spreads, f"{100 * (means['boosted'] / means['theirs'] - 1):+.1f} %")
     notes = (
         f"Mean test loss and standard deviation over {options.seeds} split(s), at most {options.rows} training rows. "
         f"Boosted: `Boosted()` with default options; tree: GET of depth {OURS['tree'].depth}; scikit-learn: "
         "`HistGradientBoostingRegressor` with early stopping, a model for each quantile, and the Poisson loss for "
-        f"claims. The last column is the loss of Boosted relative to scikit-learn's: lower on {ahead} of "
+        f"claims. The last column is the loss of Boosted relative to scikit-learn's: lower on {wins} of "
         f"{len(table.rows)}."
     )
     benchmark.write(options, table, notes)

@@ -94,7 +94,7 @@ def set_row(name: str, recipe: str, options: argparse.Namespace) -> list[str]:
     return [*cells, f"{bound:.2f}", f"{bound - free:+.2f}", benchmark.ratio(times[True], times[False])]
 
 
-def made() -> benchmark.Table:
+def table_of_made_sets() -> benchmark.Table:
     """Returns a table of made sets on which the constraint holds: error on new rows, variance over draws of noise."""
     truth = lambda x: np.tanh(2 * x[:, 0]) + np.maximum(x[:, 1], 0) + np.sin(2 * x[:, 2]) / 2
     table = benchmark.Table("recipe", "error, free", "error, monotone", "variance, free", "variance, monotone")
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"constraint, mean of {options.seeds} split(s). Time: processor seconds of a compiled fit with the constraint "
         f"over those without, in turn. {summary}.\n\nMade sets in which the constraint is true, 300 rows of 5 "
         f"features, noise of variance 1, {MADE} draws of the noise: squared error on 2000 new rows, and variance of "
-        f"the predictions over the draws.\n\n{made()}"
+        f"the predictions over the draws.\n\n{table_of_made_sets()}"
     )
     benchmark.write(options, table, notes)
 

@@ -142,17 +142,17 @@ def vowpal_wabbit(name: str, data: Stream) -> dict[str, Any]:
     targets, y_test, scores, regret = np.asarray(data.y), np.asarray(data.y_test), [], []
     for seed, rows in enumerate(np.asarray(data.rows)):
         model, draw = Workspace(f"--cb_explore {actions} --epsilon {EXPLORATION} --quiet"), np.random.default_rng(seed)
-        lost, curve, losses = 0.0, [], []
+        total, curve, losses = 0.0, [], []
         for i, row in enumerate(rows):
             chances = np.asarray(model.predict(lines[row]))
             action = int(draw.choice(actions, p=chances / chances.sum()))
             loss = float(action != targets[row])
             model.learn(f"{action + 1}:{loss}:{chances[action]} {lines[row]}")
-            lost += loss
+            total += loss
             if (i + 1) % every == 0:
                 best = [int(np.argmax(np.asarray(model.predict(line)))) for line in test]
                 curve.append(100 * float(np.mean(np.asarray(best) == y_test)))
-                losses.append(lost)
+                losses.append(total)
         model.finish()
         scores.append(curve)
         regret.append(losses)
@@ -184,8 +184,8 @@ def curves(results: studies.Results, file: Path) -> None:
         return
     figure = Figure(figsize=(4 * len(rows), 6), layout="constrained")
     axes = np.atleast_2d(figure.subplots(2, len(rows), squeeze=False))
-    for column, (name, by_label) in enumerate(rows.items()):
-        for learner, row in by_label.items():
+    for column, (name, measurements) in enumerate(rows.items()):
+        for learner, row in measurements.items():
             for axis, quantity in zip(axes[:, column], ("scores", "regret"), strict=True):
                 values = np.asarray(row.value[quantity])
                 mean, queries = values.mean(0), row.value["queries"]
@@ -205,8 +205,8 @@ def report(results: studies.Results, command: str) -> str:
     rows = by_set(results)
     seeds = {row.settings["seeds"] for row in results.rows}
     table = []
-    for name, by_label in rows.items():
-        for learner, row in by_label.items():
+    for name, measurements in rows.items():
+        for learner, row in measurements.items():
             scores, queries = np.asarray(row.value["scores"]), row.value["queries"]
             columns = (LOOKS // 5 - 1, LOOKS - 1)
             cells = [f"{queries[i]}: {scores[:, i].mean():.2f} ± {scores[:, i].std():.2f}" for i in columns]

@@ -74,8 +74,8 @@ def get_forest(split: Split, seed: int) -> dict[str, Any]:
 
     ``tune`` would take the smallest depth that is hardly worse. Depth costs a forest less than a single tree.
     """
-    few, key = GET_FOREST.replace(trees=4), jax.random.key(1000 + seed)
-    tuned = jtrees.tune(few, split[0], split[2], key=key, grid={"base__depth": GET_DEPTHS})
+    small_forest, key = GET_FOREST.replace(trees=4), jax.random.key(1000 + seed)
+    tuned = jtrees.tune(small_forest, split[0], split[2], key=key, grid={"base__depth": GET_DEPTHS})
     depth = min(tuned.report.tuning.trials, key=lambda trial: trial.loss).options["base__depth"]
     return fitted(GET_FOREST.replace(base=GET_FOREST.base.replace(depth=depth)), split, seed) | {"depth": depth}
 
@@ -84,9 +84,9 @@ def boosted(split: Split, seed: int) -> dict[str, Any]:
     """Fits boosted trees of GET: the best of three recipes by their loss on a held-out fifth of the training rows."""
     fits = [studies.fit(recipe, split, seed, max_seconds=BOOSTED_SECONDS) for recipe in BOOSTED]
     chosen = int(np.argmin([fit.report.search.losses.min() for fit in fits]))
-    each = [percent(fit.predict(split[1]), split[3]) for fit in fits]
-    rounds, ended = [fit.report.search.rounds for fit in fits], [fit.report.ended for fit in fits]
-    return result(fits[chosen].model, split) | {"chosen": chosen, "each": each, "rounds": rounds, "ended": ended}
+    scores = [percent(fit.predict(split[1]), split[3]) for fit in fits]
+    rounds, endings = [fit.report.search.rounds for fit in fits], [fit.report.ended for fit in fits]
+    return result(fits[chosen].model, split) | {"chosen": chosen, "each": scores, "rounds": rounds, "ended": endings}
 
 
 def best_way(recipes: Any, split: Split, seed: int, **options: Any) -> tuple[Any, int, float]:
@@ -105,9 +105,9 @@ def refined(split: Split, seed: int) -> dict[str, Any]:
     """Trains boosted trees together: the best of two sums and four candidates by the loss on a held-out fifth."""
     fits, ways, held_out = zip(*(best_way(recipes, split, seed) for recipes in REFINED), strict=True)
     chosen = int(np.argmin(held_out))
-    each = [percent(fit.predict(split[1]), split[3]) for fit in fits]
-    best = {"test": each[chosen], "numbers": fits[chosen].model.num_parameters, "chosen": chosen}
-    return best | {"ways": list(ways), "each": each, "rounds": [fit.report.search.base.rounds for fit in fits]}
+    scores = [percent(fit.predict(split[1]), split[3]) for fit in fits]
+    best = {"test": scores[chosen], "numbers": fits[chosen].model.num_parameters, "chosen": chosen}
+    return best | {"ways": list(ways), "each": scores, "rounds": [fit.report.search.base.rounds for fit in fits]}
 
 
 def dgt_forest(split: Split, seed: int) -> dict[str, Any]:
@@ -153,26 +153,26 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
     return PARTS[part][1]((x, x_test, (y - mean) / deviation, (y_test - mean) / deviation), seed)
 
 
-def ahead(results: studies.Results, part: str, name: str, others: tuple[str, ...] = ("boosting",)) -> float:
+def lead(results: studies.Results, part: str, name: str, rivals: tuple[str, ...] = ("boosting",)) -> float:
     """Returns how far a part is ahead of the best of some rivals on a set, over the splits that it shares with XGBoost.
 
     A rival that lacks a split is left out.
     """
-    values = {method: results.by_seed(method, name) for method in (part, "boosting", *others)}
-    seeds = values[part].keys() & values["boosting"].keys()
+    seeds = results.common(name, part, "boosting").keys()
+    values = {method: results.seed_values(method, name) for method in (part, *rivals)}
     mean = lambda method: float(np.mean([values[method][seed]["test"] for seed in seeds]))
-    return mean(part) - max(mean(other) for other in others if values[other].keys() >= seeds)
+    return mean(part) - max(mean(other) for other in rivals if values[other].keys() >= seeds)
 
 
 def differences(results: studies.Results, names: Iterable[str]) -> list[str]:
     """Returns lines on how far each of our parts is ahead of XGBoost, and of the best rival of each set."""
     lines = []
     for part in OURS:
-        both = [name for name in names if {*results.by_seed(part, name)} & {*results.by_seed("boosting", name)}]
-        if not both:
+        shared = [name for name in names if results.common(name, part, "boosting")]
+        if not shared:
             continue
-        for others, rival in ((("boosting",), "XGBoost"), (RIVALS, "the best rival of each set")):
-            points = [ahead(results, part, name, others) for name in both]
+        for rivals, rival in ((("boosting",), "XGBoost"), (RIVALS, "the best rival of each set")):
+            points = [lead(results, part, name, rivals) for name in shared]
             counts = f"ahead on {sum(point > 0 for point in points)} of {len(points)}"
             lines.append(f"- {TITLES[part]} - {rival}: {np.mean(points):+.2f} on average, {counts}")
     return lines
@@ -180,8 +180,8 @@ def differences(results: studies.Results, names: Iterable[str]) -> list[str]:
 
 def report(results: studies.Results, command: str) -> str:
     """Returns the table: scores with their spread over the splits, numbers in the models, seconds."""
-    needed = ("get", "dgt", "boosting", "forest", "tree")  # the other parts may lack sets
-    names = [name for name in SETS if all(results.values(part, name) for part in needed)]
+    common_parts = ("get", "dgt", "boosting", "forest", "tree")  # the other parts may lack sets
+    names = [name for name in SETS if all(results.values(part, name) for part in common_parts)]
     scores = lambda part, name: results.values(part, name, "test")
     mean = lambda values: float(np.mean(values)) if values else np.nan
     median = lambda values: f"{np.median(values):,.0f}" if values else "-"

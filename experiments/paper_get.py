@@ -73,9 +73,9 @@ def tuned_forest(split: Split, seed: int, options: argparse.Namespace) -> tuple[
     model = lambda depth, trees: RandomForestRegressor(trees, max_depth=depth, random_state=seed, n_jobs=-1)
     scores = {}
     for depth in FOREST_DEPTHS:
-        grown = model(depth, max(FOREST_TREES)).fit(a, ya)
+        forest = model(depth, max(FOREST_TREES)).fit(a, ya)
         # The first trees of a large forest are a smaller forest: a single fit serves every number of trees.
-        answers = np.cumsum([tree.predict(b) for tree in grown.estimators_], axis=0)
+        answers = np.cumsum([tree.predict(b) for tree in forest.estimators_], axis=0)
         scores |= {(depth, trees): r2_score(yb, answers[trees - 1] / trees) for trees in FOREST_TREES}
     depth, trees = max(scores, key=lambda pair: scores[pair])
     return model(depth, trees).fit(x, y), {"depth": depth, "trees": trees}
@@ -167,12 +167,8 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
 
 def by_set(results: studies.Results, *parts: str) -> dict[str, Values]:
     """Returns the values of some parts, by set, seed and part, on the sets and seeds that all parts have."""
-    common = {}
-    for name in results.datasets(parts[0]):
-        values = {part: results.by_seed(part, name) for part in parts}
-        if seeds := sorted(set.intersection(*map(set, values.values()))):
-            common[name] = {seed: {part: values[part][seed] for part in parts} for seed in seeds}
-    return common
+    values = {name: results.common(name, *parts) for name in results.datasets(parts[0])}
+    return {name: seeds for name, seeds in values.items() if seeds}
 
 
 def about(results: studies.Results, part: str) -> str:
@@ -197,13 +193,13 @@ def about(results: studies.Results, part: str) -> str:
 
 def mean(values: Values, method: str, metric: str) -> float:
     """Returns the mean over the seeds."""
-    return float(np.mean([by_method[method][metric] for by_method in values.values()]))
+    return float(np.mean([methods[method][metric] for methods in values.values()]))
 
 
 def spread(values: Values, method: str) -> str:
     """Returns mean and standard deviation over the seeds as text."""
-    scores = [by_method[method]["test"] for by_method in values.values()]
-    return f"{np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}" if len(scores) > 1 else f"{scores[0]:.2f}"
+    tests = [methods[method]["test"] for methods in values.values()]
+    return f"{np.mean(tests):.2f} ± {np.std(tests, ddof=1):.2f}" if len(tests) > 1 else f"{tests[0]:.2f}"
 
 
 def table_report(results: studies.Results) -> str:
@@ -212,28 +208,30 @@ def table_report(results: studies.Results) -> str:
     if not values:
         return ""
     rows = []
-    for name, by_seed in values.items():
+    for name, seeds in values.items():
         paper = dict(zip(["cart", "get", "get_linear", "forest"], PAPER.get(name, ()), strict=False))
-        cells = [spread(by_seed, method) + (f" ({paper[method]:.2f})" if method in paper else "") for method in METHODS]
-        size = lambda method, v=by_seed: f"{mean(v, method, 'depth'):.1f}, {mean(v, method, 'parameters'):.0f}"
-        rows.append([name, str(len(by_seed)), *cells, size("get"), size("get_linear")])
-    tested = np.array([[mean(by_seed, method, "test") for method in METHODS] for by_seed in values.values()])
-    known = all(name in PAPER for name in values)  # otherwise the means would be over different sets
-    papers = ["", *(f" ({mean:.2f})" for mean in np.mean([PAPER[n] for n in values], axis=0))] if known else [""] * 5
+        cells = [spread(seeds, method) + (f" ({paper[method]:.2f})" if method in paper else "") for method in METHODS]
+        size = lambda method, v=seeds: f"{mean(v, method, 'depth'):.1f}, {mean(v, method, 'parameters'):.0f}"
+        rows.append([name, str(len(seeds)), *cells, size("get"), size("get_linear")])
+    tested = np.array([[mean(seeds, method, "test") for method in METHODS] for seeds in values.values()])
+    has_paper = all(name in PAPER for name in values)  # otherwise the means would be over different sets
+    papers = (
+        ["", *(f" ({mean:.2f})" for mean in np.mean([PAPER[n] for n in values], axis=0))] if has_paper else [""] * 5
+    )
     rows.append(["**mean**", "", *(f"{m:.2f}{p}" for m, p in zip(tested.mean(0), papers, strict=True)), "", ""])
     ranks = np.mean([rankdata(-row) for row in tested], axis=0)
     rows.append(["Friedman rank", "", *(f"{rank:.2f}" for rank in ranks), "", ""])
     header = ["set", "seeds", "linear regression", "CART", "GET", "GET-Linear", "random forest"]
     header += ["GET: depth, numbers", "GET-Linear: depth, numbers"]
     lines = []
-    score = lambda seed, method: np.mean([by_seed[seed][method]["test"] for by_seed in values.values()])
+    score = lambda seed, method: np.mean([seeds[seed][method]["test"] for seeds in values.values()])
     for method, label in (("get", "GET"), ("get_linear", "GET-Linear")):
-        ahead = lambda seed, method=method: score(seed, method) - score(seed, "forest")
-        seeds = ", ".join(f"{ahead(seed):+.2f}" for seed in sorted(set.intersection(*map(set, values.values()))))
+        lead = lambda seed, method=method: score(seed, method) - score(seed, "forest")
+        leads = ", ".join(f"{lead(seed):+.2f}" for seed in sorted(set.intersection(*map(set, values.values()))))
         differences = tested[:, list(METHODS).index(method)] - tested[:, list(METHODS).index("forest")]
-        lines.append(f"- mean({label} - forest) = {np.mean(differences):+.2f} (seed by seed: {seeds})")
-    of_table = lambda row: row.seed in values.get(row.dataset, {})
-    seconds = lambda method: np.median([row.seconds for row in results.select(method).rows if of_table(row)])
+        lines.append(f"- mean({label} - forest) = {np.mean(differences):+.2f} (seed by seed: {leads})")
+    is_in_table = lambda row: row.seed in values.get(row.dataset, {})
+    seconds = lambda method: np.median([row.seconds for row in results.select(method).rows if is_in_table(row)])
     times = ", ".join(f"{method} {seconds(method):.0f}" for method in METHODS)
     return (
         "## Test R², per cent (Table 8; the paper's figures in brackets)\n\n"
@@ -249,11 +247,11 @@ def table_report(results: studies.Results) -> str:
 def default_report(results: studies.Results) -> str:
     """Returns GET's defaults beside a forest and the paper's procedure, on the seeds that all have."""
     methods = ("get", "get_default", "forest")
-    rows, ahead = [], []
+    rows, leads = [], []
     for name, values in by_set(results, *methods).items():
         rows.append([name, str(len(values)), *(spread(values, method) for method in methods)])
         rows[-1].append(f"{mean(values, 'get_default', 'depth'):.1f}, {mean(values, 'get_default', 'parameters'):.0f}")
-        ahead.append([mean(values, method, "test") - mean(values, "forest", "test") for method in methods[:2]])
+        leads.append([mean(values, method, "test") - mean(values, "forest", "test") for method in methods[:2]])
     if not rows:
         return ""
     header = ["set", "seeds", "GET, the paper's procedure", "GET, the library's", "random forest", "depth, numbers"]
@@ -265,21 +263,21 @@ def default_report(results: studies.Results) -> str:
         f"The final fit has {budget(*DEFAULT_FINAL)} and is polished. On {results.select('get_default').machines}.\n\n"
         + benchmark.markdown(header, rows)
         + "\nMean difference to the forest: the paper's procedure "
-        + ", the library's ".join(f"{value:+.2f}" for value in np.mean(ahead, axis=0))
+        + ", the library's ".join(f"{value:+.2f}" for value in np.mean(leads, axis=0))
         + ".\n"
     )
 
 
 def ablation_report(results: studies.Results) -> str:
     """Returns Table 4."""
-    values = {name: results.by_seed("ablation", name) for name in results.datasets("ablation")}
+    values = {name: results.seed_values("ablation", name) for name in results.datasets("ablation")}
     if not values:
         return ""
     columns = [f"{name}, depth {depth}" for depth in ABLATION_DEPTHS for name in (*FIXED, "+ polish")]
-    cells = lambda by_seed: [f"{mean(by_seed, column, 'train'):.2f}" for column in columns]
-    rows = [[name, str(len(by_seed)), *cells(by_seed)] for name, by_seed in values.items()]
+    cells = lambda seeds: [f"{mean(seeds, column, 'train'):.2f}" for column in columns]
+    rows = [[name, str(len(seeds)), *cells(seeds)] for name, seeds in values.items()]
     for part in ("train", "test"):
-        means = [np.mean([mean(by_seed, column, part) for by_seed in values.values()]) for column in columns]
+        means = [np.mean([mean(seeds, column, part) for seeds in values.values()]) for column in columns]
         rows.append([f"**mean, {part}**", "", *(f"{mean:.2f}" for mean in means)])
     return (
         f"## Training R², per cent, at fixed depth (Table 4)\n\n{about(results, 'ablation')}\n\n"
@@ -291,20 +289,20 @@ def ablation_report(results: studies.Results) -> str:
 
 def depths_report(results: studies.Results) -> str:
     """Returns the table of every depth."""
-    values = {name: results.by_seed("depths", name) for name in results.datasets("depths")}
+    values = {name: results.seed_values("depths", name) for name in results.datasets("depths")}
     if not values:
         return ""
     rows, worst, worst_constant = [], [], []
-    for name, by_seed in values.items():
+    for name, seeds in values.items():
         for leaves in ("constant", "linear"):
             columns = ["linear", *(f"{leaves}, depth {depth}" for depth in SWEEP_DEPTHS)]
-            cells = [f"{mean(by_seed, column, 'test'):.1f}" for column in columns]
+            cells = [f"{mean(seeds, column, 'test'):.1f}" for column in columns]
             rows.append([name if leaves == "constant" else "", leaves, *cells])
-        for by_method in by_seed.values():
+        for methods in seeds.values():
             for depth in SWEEP_DEPTHS:
-                tree = by_method[f"linear, depth {depth}"]["test"]
-                worst.append((tree - by_method["linear"]["test"], name, depth))
-                worst_constant.append((tree - by_method[f"constant, depth {depth}"]["test"], name, depth))
+                tree = methods[f"linear, depth {depth}"]["test"]
+                worst.append((tree - methods["linear"]["test"], name, depth))
+                worst_constant.append((tree - methods[f"constant, depth {depth}"]["test"], name, depth))
     header = ["set", "leaves", "linear regression", *map(str, SWEEP_DEPTHS)]
     text = lambda worst: "{:+.2f} points ({}, depth {})".format(*min(worst))
     return (

@@ -214,17 +214,18 @@ def pruning_part(name: str, seeds: int, data_dir: str | None) -> dict[str, Any]:
     targets = jnp.asarray((table.x[:, :2] - table.x[:, :2].mean(0)) / table.x[:, :2].std(0))
     batch = jtrees.Batch(inputs, targets)
     steps = len(x) // PRUNING_BATCH
-    of = Architecture(PRUNING_DEPTH, inputs="z")
+    architecture = Architecture(PRUNING_DEPTH, inputs="z")
     order = np.random.default_rng(0).permutation(len(x))  # the file is sorted by class; batches must be mixed
     batches = inputs[order][: steps * PRUNING_BATCH].reshape(steps, PRUNING_BATCH, -1)
 
     def run(key: jax.Array, penalty: jax.Array, over: jax.Array) -> jax.Array:
         def active(params: Any) -> jax.Array:
-            scores = jax.vmap(lambda x: network_of(params, x, of, Regression(2)).scores(x))(over)
+            scores = jax.vmap(lambda x: network_of(params, x, architecture, Regression(2)).scores(x))(over)
             return 100 * (jax.vmap(routing.activity, (0, None))(scores, penalty) > 0).mean()
 
-        method, watch = jtrees.methods.latent(of, penalty, task=Regression(2)), {"score_every": steps, "score": active}
-        how: Any = {"steps": PRUNING_EPOCHS * steps, "batch_size": PRUNING_BATCH, **watch}
+        method = jtrees.methods.latent(architecture, penalty, task=Regression(2))
+        how: Any = {"steps": PRUNING_EPOCHS * steps, "batch_size": PRUNING_BATCH}
+        how |= {"score_every": steps, "score": active}
         result: Any = jtrees.train(method, batch, key=key, optimizer=optax.adam(0.01), **how)
         return result.scores[::steps]
 
@@ -262,8 +263,9 @@ def qhadam(learning_rate: float) -> optax.GradientTransformation:
 
         def moment(old: Array, new: Array, beta: float, nu: float) -> tuple[Array, Array]:
             """Returns the moment, and the weighted mean of the bias-corrected moment and the new value."""
-            kept = beta * old + (1 - beta) * new
-            return kept, (1 - nu) * new + nu * kept / (1 - jnp.asarray(beta, old.dtype) ** count.astype(old.dtype))
+            average = beta * old + (1 - beta) * new
+            bias = 1 - jnp.asarray(beta, old.dtype) ** count.astype(old.dtype)
+            return average, (1 - nu) * new + nu * average / bias
 
         def update_leaf(g: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
             mean, step = moment(mean, g, betas[0], nus[0])
@@ -303,12 +305,12 @@ def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any
     """Returns the settings of a part; None if the set does not have the part."""
     if name not in ONLY.get(part, (name,)) or (part == "tables" and name == "glass"):
         return None
-    by_part: dict[str, dict[str, Any]] = {
+    values: dict[str, dict[str, Any]] = {
         "tables": {"epochs": SETS.get(name, 20), "grid": GRID, "penalty": PENALTY},
         "clustering": {"grid": CLUSTERING},
         "pruning": {"lambdas": PENALTIES, "epochs": PRUNING_EPOCHS},
     }
-    return by_part.get(part, {})
+    return values.get(part, {})
 
 
 def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def stump(x: np.ndarray, y: np.ndarray) -> tuple[int, float]:
     return int(tree.feature[0]), float(tree.threshold[0])
 
 
-def grown(split: Split, name: str, seed: int, *, chooser: Callable[..., Any]) -> dict[str, Any]:
+def grow(split: Split, name: str, seed: int, *, chooser: Callable[..., Any]) -> dict[str, Any]:
     """Grows a tree level by level, and evaluates it at each depth.
 
     ``chooser(rng, columns)`` returns, for a level, a function of rows and classes of a node that returns the hyperplane
@@ -108,20 +108,20 @@ def grown(split: Split, name: str, seed: int, *, chooser: Callable[..., Any]) ->
         choose = chooser(rng, x.shape[1])
         right, right_test = np.zeros(len(x), bool), np.zeros(len(x_test), bool)
         for node in np.unique(leaf):
-            here, there = leaf == node, leaf_test == node
-            if len(np.unique(y[here])) > 1:
-                w = choose(x[here], y[here])
-                right[here], right_test[there] = x[here] @ w > 0, x_test[there] @ w > 0
+            inside, inside_test = leaf == node, leaf_test == node
+            if len(np.unique(y[inside])) > 1:
+                w = choose(x[inside], y[inside])
+                right[inside], right_test[inside_test] = x[inside] @ w > 0, x_test[inside_test] @ w > 0
         leaf, leaf_test = 2 * leaf + 1 + right, 2 * leaf_test + 1 + right_test
         if level + 1 in DEPTHS:
-            known, index = np.unique(leaf, return_inverse=True)
-            counts = np.zeros((len(known), int(y.max()) + 1))
+            leaves, index = np.unique(leaf, return_inverse=True)
+            counts = np.zeros((len(leaves), int(y.max()) + 1))
             np.add.at(counts, (index, y), 1)
-            answers = dict(zip(known, counts.argmax(1), strict=True))
+            answers = dict(zip(leaves, counts.argmax(1), strict=True))
             usual = counts.sum(0).argmax()
             test = np.array([answers.get(node, usual) for node in leaf_test])
             scores = {"train": 100 * float(np.mean(counts.argmax(1)[index] == y))}
-            out[str(level + 1)] = scores | {"test": 100 * float(np.mean(test == y_test)), "leaves": len(known)}
+            out[str(level + 1)] = scores | {"test": 100 * float(np.mean(test == y_test)), "leaves": len(leaves)}
     return out
 
 
@@ -140,7 +140,7 @@ def random_directions(rng: np.random.Generator, columns: int) -> Callable[..., n
 
 def oc1_split(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns the best of several hyperplanes ``(p + 1,)`` after coordinate descent; the last column of x is 1."""
-    one_hot, best, least = np.eye(int(y.max()) + 1)[y], np.zeros(x.shape[1]), np.inf
+    one_hot, best, lowest = np.eye(int(y.max()) + 1)[y], np.zeros(x.shape[1]), np.inf
     for restart in range(OC1["restarts"]):
         w = rng.normal(size=x.shape[1])
         if restart == 0 and (axis_split := stump(x[:, :-1], y))[0] >= 0:
@@ -153,8 +153,8 @@ def oc1_split(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndar
                 w, cost = _along(w, j, x, one_hot)
             if cost >= before - 1e-9:
                 break
-        if cost < least:
-            best, least = w, cost
+        if cost < lowest:
+            best, lowest = w, cost
     return best
 
 
@@ -179,13 +179,13 @@ def _along(w: np.ndarray, j: int, x: np.ndarray, one_hot: np.ndarray) -> tuple[n
     right = start + np.concatenate([np.zeros((1, one_hot.shape[1])), change.cumsum(0)])[passed]
     left = one_hot.sum(0) - right
     cost = _cost(left, right)
-    at = int(cost.argmin())
-    now = _entropy(x @ w > 0, one_hot)
-    if cost[at] >= now - 1e-9:
-        return w, now
+    best = int(cost.argmin())
+    current = _entropy(x @ w > 0, one_hot)
+    if cost[best] >= current - 1e-9:
+        return w, current
     w = w.copy()
-    w[j] = candidates[at]
-    return w, float(cost[at])
+    w[j] = candidates[best]
+    return w, float(cost[best])
 
 
 def _entropy(right: np.ndarray, one_hot: np.ndarray) -> float:
@@ -195,8 +195,8 @@ def _entropy(right: np.ndarray, one_hot: np.ndarray) -> float:
 def _cost(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Returns the entropy of both sides times their samples, for class counts ``(m, k)`` each."""
     xlogx = lambda a: np.where(a > 0.5, a * np.log(np.maximum(a, 1)), 0)
-    of = lambda counts: xlogx(counts.sum(1)) - xlogx(counts).sum(1)
-    return of(left) + of(right)
+    entropy = lambda counts: xlogx(counts.sum(1)) - xlogx(counts).sum(1)
+    return entropy(left) + entropy(right)
 
 
 # --- CO2, non-greedy -------------------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def pruned(split: Split, name: str, seed: int) -> dict[str, Any]:
     x, _, y, _ = split
     out: dict[str, Any] = {}
     for depth in PRUNED_DEPTHS[name]:
-        grown = DecisionTreeClassifier(criterion="entropy", max_depth=depth, random_state=seed).fit(x, y)
-        out[str(depth)] = {"axis-aligned": int(grown.get_n_leaves())}
+        axis_tree = DecisionTreeClassifier(criterion="entropy", max_depth=depth, random_state=seed).fit(x, y)
+        out[str(depth)] = {"axis-aligned": int(axis_tree.get_n_leaves())}
         for nu in NUS:
             recipe = recipe_of("nongreedy", depth, name).replace(nu=nu)
             fit = jtrees.fit(recipe, x, y, key=jax.random.key(seed), task="classification")
@@ -246,8 +246,8 @@ def pruned(split: Split, name: str, seed: int) -> dict[str, Any]:
 
 PARTS: dict[str, Any] = {
     "axis": axis,
-    "random": partial(grown, chooser=random_directions),
-    "oc1": partial(grown, chooser=lambda rng, columns: partial(oc1_split, rng=rng)),
+    "random": partial(grow, chooser=random_directions),
+    "oc1": partial(grow, chooser=lambda rng, columns: partial(oc1_split, rng=rng)),
     "co2": partial(learnt, "co2"),
     "nongreedy": partial(learnt, "nongreedy"),
     "pruned": pruned,
@@ -294,9 +294,9 @@ def report(results: studies.Results, command: str) -> str:
             for depth in PRUNED_DEPTHS[name]:
                 values = [value[str(depth)] for value in seeds]
                 mean = lambda nu, quantity, v=values: np.mean([value[f"{nu:g}"][quantity] for value in v])
-                grown = np.mean([value["axis-aligned"] for value in values])
+                axis_leaves = np.mean([value["axis-aligned"] for value in values])
                 cells = [f"{mean(nu, 'leaves'):.0f} ({mean(nu, 'test'):.1f})" for nu in NUS]
-                rows.append([str(depth), f"{grown:.0f}", *cells])
+                rows.append([str(depth), f"{axis_leaves:.0f}", *cells])
             header = ["depth", "axis-aligned", *(f"nu {nu:g}" for nu in NUS)]
             table = benchmark.markdown(header, rows)
             text.append(f"## {name}: leaves in use (test accuracy) by nu (Figure 3), {len(seeds)} seed(s)\n\n{table}")
@@ -315,13 +315,13 @@ def _rows(results: studies.Results, name: str) -> list[list[str]]:
 
 def _verdict(results: studies.Results, name: str) -> str:
     joint, greedy, plain = (curve(results, part, name, "test") for part in ("nongreedy", "co2", "axis"))
-    both = [depth for depth in DEPTHS if depth in joint and depth in greedy and depth in plain]
-    if not both:
+    shared = [depth for depth in DEPTHS if depth in joint and depth in greedy and depth in plain]
+    if not shared:
         return ""
-    above = [sum(a[depth] >= b[depth] for depth in both) for a, b in ((joint, greedy), (greedy, plain))]
+    above = [sum(a[depth] >= b[depth] for depth in shared) for a, b in ((joint, greedy), (greedy, plain))]
     best = max(joint, key=lambda depth: joint[depth])
     return (
-        f"Non-greedy reaches at least CO2's accuracy at {above[0]} of {len(both)} depths, and CO2 at least the "
+        f"Non-greedy reaches at least CO2's accuracy at {above[0]} of {len(shared)} depths, and CO2 at least the "
         f"axis-aligned accuracy at {above[1]} of them. Best: {joint[best]:.2f} at depth {best}."
     )
 
@@ -336,14 +336,14 @@ def figure(results: studies.Results, file: Path) -> None:
             for row, quantity in enumerate(("test", "train")):
                 if points := curve(results, part, name, quantity):
                     axes[row, column].plot(*zip(*points.items(), strict=True), marker=".", label=label)
-        for row, what in enumerate(("test", "train")):
-            axes[row, column].set(title=name, xlabel="depth", ylabel=f"{what} accuracy, per cent")
+        for row, quantity in enumerate(("test", "train")):
+            axes[row, column].set(title=name, xlabel="depth", ylabel=f"{quantity} accuracy, per cent")
         axes[2, column].set(xlabel="nu", ylabel="leaves in use", title=name)
-        for by_depth in results.values("pruned", name)[:1]:
-            for depth, by_nu in sorted(by_depth.items(), key=lambda item: int(item[0])):
-                counts = [by_nu[f"{nu:g}"]["leaves"] for nu in NUS]
+        for depths in results.values("pruned", name)[:1]:
+            for depth, counts_of_nu in sorted(depths.items(), key=lambda item: int(item[0])):
+                counts = [counts_of_nu[f"{nu:g}"]["leaves"] for nu in NUS]
                 [line] = axes[2, column].loglog(NUS, counts, marker=".", label=f"depth {depth}")
-                axes[2, column].axhline(by_nu["axis-aligned"], color=line.get_color(), linestyle=":")
+                axes[2, column].axhline(counts_of_nu["axis-aligned"], color=line.get_color(), linestyle=":")
     for axis in axes.flat:
         if axis.lines:
             axis.legend(fontsize=7)

@@ -98,11 +98,11 @@ KINDS = ("smooth-step", "smooth", 1.0), ("smooth-step as wide", "smooth", 60.0),
 def steps(split: Split, seed: int) -> dict[str, Any]:
     """Fits ten trees of depth 4 with each step; learning rate and width of the step are tuned."""
     out = {}
-    for name, step, most in KINDS:
+    for name, step, largest in KINDS:
 
-        def propose(trial: Any, step: str = step, most: float = most) -> dict[str, Any]:
+        def propose(trial: Any, step: str = step, largest: float = largest) -> dict[str, Any]:
             rate = trial.suggest_float("learning_rate", 1e-3, 0.1, log=True)
-            return {"step": step, "learning_rate": rate, "gamma": trial.suggest_float("gamma", 1e-3, most, log=True)}
+            return {"step": step, "learning_rate": rate, "gamma": trial.suggest_float("gamma", 1e-3, largest, log=True)}
 
         best, test = tune(propose, tel, split, seed)
         out[name] = {"test": test, "options": best}
@@ -306,8 +306,8 @@ def _tuned(results: studies.Results) -> str:
     rows, means = [], []
     for name in names:
         values = lambda kind, key, name=name: [value[kind][key] for value in results.values("tuned", name)]
-        others = [values("tel", key) for key in ("hard", "dense Adam", "reachable")]
-        means.append([*(np.mean(values(kind, "test")) for kind in kinds), *map(np.mean, others)])
+        further = [values("tel", key) for key in ("hard", "dense Adam", "reachable")]
+        means.append([*(np.mean(values(kind, "test")) for kind in kinds), *map(np.mean, further)])
         numbers = [f"{np.median(values(kind, 'numbers')):,.0f}" for kind in kinds[:2]]
         scores = [studies.spread(values(kind, "test")) for kind in kinds]
         rows.append([name, *scores, *(f"{mean:.2f}" for mean in means[-1][4:]), *numbers])
@@ -366,8 +366,8 @@ def _curves(results: studies.Results) -> str:
 
 def figure(results: studies.Results, file: Path) -> None:
     """Draws Figures 2, 3 and 4, a row each."""
-    drawn = Figure(figsize=(9, 8), layout="constrained")
-    axes = drawn.subplots(3, 2)
+    canvas = Figure(figsize=(9, 8), layout="constrained")
+    axes = canvas.subplots(3, 2)
     for column, name in enumerate(TIMED):
         for gamma, curve in _series(results, "leaves", name):
             axes[0, column].semilogy(range(1, len(curve) + 1), curve, label=f"gamma {gamma}")
@@ -384,7 +384,7 @@ def figure(results: studies.Results, file: Path) -> None:
     for axis in axes.flat:
         if axis.lines:
             axis.legend(fontsize=7)
-    drawn.savefig(file, dpi=110)
+    canvas.savefig(file, dpi=110)
 
 
 STUDY = studies.Study(

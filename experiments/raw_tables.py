@@ -20,7 +20,6 @@ import warnings
 import numpy as np
 import pandas as pd
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, packages, studies
@@ -128,10 +127,7 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
         model.fit(x, y)
         value["seconds"] = time.perf_counter() - start
         if source.classifies:
-            probabilities = np.asarray(model.predict_proba(x_test), float)
-            probabilities /= probabilities.sum(1, keepdims=True)  # sums of single precision
-            value["score"] = studies.percent(model.classes_[probabilities.argmax(1)], y_test)
-            value["log_loss"] = float(log_loss(y_test, probabilities, labels=model.classes_))
+            value |= studies.class_scores(model.predict_proba(x_test), y_test, model.classes_)
         else:
             value["score"] = studies.percent(np.ravel(model.predict(x_test)), y_test)
     if part in KINDS:
@@ -147,13 +143,11 @@ def gap_to_rivals(results: studies.Results, ours: str, name: str) -> float | Non
 
     The unit is a point of R^2, or a hundredth of log loss.
     """
-    rival_values = [values for rival in STRONGEST if (values := results.by_seed(rival, name))]
-    mine, classifies = results.by_seed(ours, name), SOURCES[name].classifies
-    key, scale, best = ("log_loss", -100, min) if classifies else ("score", 1, max)
-    seeds = [seed for seed in mine if rival_values and all(seed in values for values in rival_values)]
-    if not seeds:
-        return None
-    return float(np.mean([scale * (mine[s][key] - best(values[s][key] for values in rival_values)) for s in seeds]))
+    rivals = [rival for rival in STRONGEST if results.values(rival, name)]
+    key, scale, best = ("log_loss", -100, min) if SOURCES[name].classifies else ("score", 1, max)
+    seeds = results.common(name, ours, *rivals).values() if rivals else ()
+    gap = lambda values: scale * (values[ours][key] - best(values[rival][key] for rival in rivals))
+    return float(np.mean([gap(values) for values in seeds])) if seeds else None
 
 
 def summary(results: studies.Results) -> str:
@@ -182,7 +176,7 @@ def cells_table(results: studies.Results, models: list[str], names: list[str], k
     """Returns a table of a number of each model on each table."""
     rows = []
     for name in names:
-        values = {model: list(results.by_seed(model, name).values()) for model in models}
+        values = {model: results.values(model, name) for model in models}
         size = next(iter(value for cells in values.values() for value in cells))
         cells = [studies.spread([value[key] for value in values[model]], digits) for model in models]
         rows.append([name, f"{size['rows']} x {size['columns']}", *cells])

@@ -125,20 +125,20 @@ class PaperFigure(NamedTuple):
     tree: bool = False
 
     @property
-    def ahead(self) -> float | None:
+    def lead(self) -> float | None:
         """The amount by which ours is better; None if it cannot be compared."""
         if isinstance(self.paper, str) or self.ours is None or self.name in UNLIKE:
             return None
-        ahead = self.ours.mean - self.paper
-        return -ahead if self.metric in LOWER else ahead
+        difference = self.ours.mean - self.paper
+        return -difference if self.metric in LOWER else difference
 
     @property
     def reached(self) -> bool | None:
         """Whether ours is as good, with the page's allowance; None if it cannot be compared."""
-        if self.ours is None or self.ahead is None:
+        if self.ours is None or self.lead is None:
             return None
         single = ROOM if self.metric.endswith("%") else 0.0
-        return self.ahead >= -(self.ours.deviation if self.ours.runs > 1 else single)
+        return self.lead >= -(self.ours.deviation if self.ours.runs > 1 else single)
 
     def cells(self) -> list[str]:
         """Returns the row as a line of the table."""
@@ -160,20 +160,18 @@ class PaperFigure(NamedTuple):
 class Results(NamedTuple):
     """The results of all studies, by the name of the study, and their folder."""
 
-    by_study: dict[str, studies.Results]
+    studies_by_name: dict[str, studies.Results]
     folder: Path
 
     @classmethod
     def read(cls, folder: Path) -> "Results":
         """Reads the rows."""
-        by_study = {}
-        for study in (module.STUDY for module in MODULES):
-            by_study[study.name] = studies.current(study, studies.parse(study, []), folder / f"{study.name}.jsonl")
-        return cls(by_study, folder)
+        rows = lambda study: studies.current(study, studies.parse(study, []), folder / f"{study.name}.jsonl")
+        return cls({module.STUDY.name: rows(module.STUDY) for module in MODULES}, folder)
 
     def values(self, study: str, part: str, name: str, *keys: str) -> list[Any]:
         """Returns the values of a part on a set, one per seed, or what they have under some keys."""
-        return self.by_study[study].values(part, name, *keys)
+        return self.studies_by_name[study].values(part, name, *keys)
 
     def figure(self, study: str, part: str, name: str, values: list[float], numbers: Any = None) -> tuple[Any, str]:
         """Returns values of a part as a measured figure, or None without values, and the command that makes them."""
@@ -181,7 +179,7 @@ class Results(NamedTuple):
         if not values:
             return None, remake
         size = None if numbers is None else float(np.mean(numbers))
-        seconds = self.by_study[study].select(part, name).seconds
+        seconds = self.studies_by_name[study].select(part, name).seconds
         return Ours(float(np.mean(values)), float(np.std(values)), len(values), size, seconds), remake
 
 
@@ -250,7 +248,7 @@ def nongreedy_rows(results: Results) -> Iterator[PaperFigure]:
     """Yields the rows of Figure 2, with the best depth by test accuracy, as in a plot."""
     script, part = "paper_nongreedy", "nongreedy"
     for name, paper in NONGREEDY.items():
-        test = paper_nongreedy.curve(results.by_study[script], part, name, "test")
+        test = paper_nongreedy.curve(results.studies_by_name[script], part, name, "test")
         depth = max(test, key=lambda depth: test[depth]) if test else 0
         ours = results.figure(script, part, name, results.values(script, part, name, str(depth), "test"))
         method = f"best depth, {depth}" if test else "best depth"
@@ -266,7 +264,7 @@ def latent_rows(results: Results) -> Iterator[PaperFigure]:
     ours, paper = results.figure(script, "clustering", name, purity), paper_latent.PURITY["LatentTree"][0]
     yield PaperFigure("3", name, "LatentTree", "purity", paper, *ours, "no: 60/20/20 at random, 205 of 214 rows")
     curves = results.values(script, "pruning", name, "batches of 8")
-    last = [curve[-1] for by_penalty in curves for curve in by_penalty[paper_latent.PENALTIES.index(10.0)]]
+    last = [curve[-1] for curves_of_seed in curves for curve in curves_of_seed[paper_latent.PENALTIES.index(10.0)]]
     ours = results.figure(script, "pruning", name, last)
     yield PaperFigure("Figure 7", name, "active nodes, lambda 10", "share, %", ACTIVE, *ours, "all rows")
 
@@ -351,7 +349,7 @@ def counted(rows: list[PaperFigure]) -> str:
         figures = [row for row in rows if row.variant == variant]
         able = [row for row in figures if row.reached is not None]
         if able:
-            strictly = sum(row.ahead is not None and row.ahead >= 0 for row in able)
+            strictly = sum(row.lead is not None and row.lead >= 0 for row in able)
             count = f"{sum(bool(row.reached) for row in able)} of {len(able)} {label}"
             parts.append(f"{count} ({strictly} without the allowance)")
     lacking = sum(row.ours is None for row in rows)
@@ -361,7 +359,7 @@ def counted(rows: list[PaperFigure]) -> str:
 
 def rivals(results: Results) -> str:
     """Returns the section on forests, boosted trees and one tree beside boosting packages and a random forest."""
-    forests, rows = results.by_study["paper_forest"], []
+    forests, rows = results.studies_by_name["paper_forest"], []
     for name in paper_forest.SETS:
         row, runs = [name], 0
         for part in paper_forest.PARTS:
@@ -385,7 +383,7 @@ def rivals(results: Results) -> str:
 def page(folder: Path) -> str:
     """Returns the whole page, from the rows in a folder of results."""
     results = Results.read(folder)
-    rows = [row for study in results.by_study.values() for row in study.rows]
+    rows = [row for study in results.studies_by_name.values() for row in study.rows]
     about = (
         "Made by `python -m experiments.records --write` from the pieces in this folder, which were made on "
         f"{studies.Results(rows).machines}.\n\n"

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 import numpy as np
 import optax
 import pandas as pd
-from scipy import stats
 from sklearn.model_selection import train_test_split
 
 from experiments import benchmark, defaults, studies
+from experiments.effects import LEAST, Effect, Lines, Ranks, by_set, draw_ranks, effect
 import jtrees
 from jtrees import leaves as kinds, ops, routing, topology, training
 from jtrees.tree import ObliqueTree
@@ -106,9 +106,9 @@ def method(relaxation: str, depth: int, leaves: str, task: Any, sharpness: train
 
     def init(batch: jtrees.Batch, *, key: Array) -> ObliqueTree:
         used = jnp.any(batch.x != 0, axis=0).astype(batch.x.dtype)
-        drawn = jax.random.normal(key, (nodes, batch.x.shape[1] + 1), batch.x.dtype) / jnp.sqrt(used.sum())
+        normal = jax.random.normal(key, (nodes, batch.x.shape[1] + 1), batch.x.dtype) / jnp.sqrt(used.sum())
         empty = kinds.kind_of("constant", task).empty(nodes + 1, batch.x.shape[1], task.shape, batch.x.dtype)
-        tree = ObliqueTree(drawn[:, 1:] * used, drawn[:, 0], empty).refit(*batch)
+        tree = ObliqueTree(normal[:, 1:] * used, normal[:, 0], empty).refit(*batch)
         fitted = tree.leaves.trainable()
         if leaves == "linear":
             fitted = kinds.Linear(jnp.zeros((nodes + 1, batch.x.shape[1]), batch.x.dtype), fitted.values)
@@ -145,28 +145,28 @@ def rows(name: str, seeds: int, data_dir: str | None) -> tuple[Rows, Any, int]:
     Features, and targets of regression, have mean 0 and standard deviation 1 on the training rows of each seed.
     """
     x, y = defaults.table(name, data_dir)
-    by_class = defaults.TASKS[name] == "classification"
-    splits = [_split(x, y, seed, by_class) for seed in range(seeds)]
-    task = jtrees.Classification(max(int(y.max()) + 1, CLASSES)) if by_class else jtrees.Regression()
+    has_classes = defaults.TASKS[name] == "classification"
+    splits = [_split(x, y, seed, has_classes) for seed in range(seeds)]
+    task = jtrees.Classification(max(int(y.max()) + 1, CLASSES)) if has_classes else jtrees.Regression()
     return jax.tree.map(lambda *a: jnp.stack(a), *splits), task, x.shape[1]
 
 
-def _split(x: np.ndarray, y: np.ndarray, seed: int, by_class: bool) -> Rows:
+def _split(x: np.ndarray, y: np.ndarray, seed: int, has_classes: bool) -> Rows:
     count = min(ROWS, 3 * len(x) // 4)
     sizes: Any = {"train_size": count, "test_size": min(TEST_ROWS, len(x) - count)}
-    parted: Any = train_test_split(x, y, **sizes, random_state=seed, stratify=y if by_class else None)
+    parted: Any = train_test_split(x, y, **sizes, random_state=seed, stratify=y if has_classes else None)
     (x, x_test, y, y_test), validated = parted, int(VALIDATED * count)
     width = next(width for width in WIDTHS if width >= x.shape[1])
     mean, deviation = _moments(x[validated:])
-    y_mean, y_deviation = (0, 1) if by_class else _moments(y[validated:])
+    y_mean, y_deviation = (0, 1) if has_classes else _moments(y[validated:])
 
     def batch(x: np.ndarray, y: np.ndarray, count: int) -> jtrees.Batch:
         """Returns scaled rows, padded with zero columns and with rows of weight 0."""
-        more = count - len(x)
-        x = np.pad(((x - mean) / deviation).astype(np.float32), [(0, more), (0, width - x.shape[1])])
-        y = y.astype(np.int32) if by_class else ((y - y_mean) / y_deviation).astype(np.float32)
-        weight = np.pad(np.ones(count - more, np.float32), (0, more))
-        return jtrees.Batch(x, np.pad(y, (0, more)), weight)  # type: ignore[arg-type]
+        padding = count - len(x)
+        x = np.pad(((x - mean) / deviation).astype(np.float32), [(0, padding), (0, width - x.shape[1])])
+        y = y.astype(np.int32) if has_classes else ((y - y_mean) / y_deviation).astype(np.float32)
+        weight = np.pad(np.ones(count - padding, np.float32), (0, padding))
+        return jtrees.Batch(x, np.pad(y, (0, padding)), weight)  # type: ignore[arg-type]
 
     train, valid = (
         batch(x[validated:], y[validated:], count - validated),
@@ -322,9 +322,6 @@ def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any
 
 # --- The report ------------------------------------------------------------------------------------------------------
 
-Lines = Any  # a data frame; the types of pandas tell a type checker too little
-LEAST = 0.5  # points: a smaller difference does not matter, however certain it is
-
 
 def leaf_kinds(names: Iterable[str]) -> list[str]:
     """Returns the kinds of leaves among some names, in the order of the report."""
@@ -355,129 +352,6 @@ def preferred(runs: Lines) -> Lines:
     return runs.merge(best, on=keys).query("schedule == best").drop(columns="best")
 
 
-def by_set(runs: Lines, factor: str, score: str = "test") -> Lines:
-    """Returns means of a score, a row for each set and a column for each level of a factor."""
-    return runs.groupby(["set", factor], sort=False)[score].mean().unstack()
-
-
-class Effect(NamedTuple):
-    """Differences between two levels of a factor, one per set: means over seeds and all other factors."""
-
-    name: str
-    differences: Any
-
-    def interval(self) -> tuple[float, float, float]:
-        """Returns the estimate of Hodges & Lehmann (1963) and the ends of its 95 per cent interval.
-
-        The estimate is the median of the means of all pairs of sets. A single set with a large difference hardly
-        changes it. The interval comes from Wilcoxon's signed-rank test, by the normal approximation; it is infinite for
-        fewer than six sets.
-        """
-        values = np.asarray(self.differences, np.float64)
-        count = len(values)
-        first, second = np.triu_indices(count)
-        pairs = np.sort((values[first] + values[second]) / 2)
-        spread = np.sqrt(count * (count + 1) * (2 * count + 1) / 24)
-        outside = int(count * (count + 1) / 4 - stats.norm.ppf(0.975) * spread)
-        ends = (pairs[outside - 1], pairs[-outside]) if outside > 0 else (-np.inf, np.inf)
-        return float(np.median(pairs)), float(ends[0]), float(ends[1])
-
-    def estimate(self) -> float:
-        """Returns the estimate of :meth:`interval`."""
-        return self.interval()[0]
-
-    def verdict(self) -> str:
-        """Returns whether the effect matters: the interval is on one side of 0, and the estimate at least LEAST."""
-        estimate, low, high = self.interval()
-        if abs(estimate) >= LEAST and (low > 0 or high < 0):
-            return "matters"
-        return "does not matter" if max(-low, high) <= 2 * LEAST else "undecided"
-
-    def clause(self) -> str:
-        """Returns the effect as a clause of a sentence."""
-        estimate, low, high = self.interval()
-        wins = f"better on {(self.differences > 0).sum()} of {len(self.differences)}"
-        return f"{self.name} {estimate:+.1f} ({low:+.1f} to {high:+.1f}, {wins})"
-
-    def cells(self) -> list[str]:
-        """Returns a row of the table of effects."""
-        change, (estimate, low, high) = self.differences, self.interval()
-        wins = f"{(change > 0).sum()} of {len(change)}"
-        interval = f"{estimate:+.2f} ({low:+.2f} to {high:+.2f})"
-        return [self.name, interval, f"{change.mean():+.2f} ± {change.std(ddof=0):.2f}", wins, self.verdict()]
-
-
-def effect(runs: Lines, factor: str, high: Any, low: Any, name: str) -> Effect:
-    """Returns the effect of the level ``high`` against ``low``, on the sets that have both."""
-    means = by_set(runs, factor)
-    return Effect(name, (means[high] - means[low]).dropna())
-
-
-# The figure of Demsar (2006): a bar joins methods whose average ranks differ by less than the critical difference.
-
-
-class Ranks(NamedTuple):
-    """Average ranks over sets, 1 the best, in order.
-
-    Attributes:
-      ranks: average rank by level.
-      sets: number of sets.
-      p: p-value of Friedman's test.
-      critical: difference of two average ranks that is significant at 5 per cent, by Nemenyi's test.
-    """
-
-    ranks: Any
-    sets: int
-    p: float
-    critical: float
-
-    @classmethod
-    def of(cls, means: Lines) -> "Ranks":
-        """Ranks scores, with a row for each set and a column for each level."""
-        count, levels = means.shape
-        ranks = means.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
-        p = float(stats.friedmanchisquare(*means.T.to_numpy()).pvalue) if count > 1 else 1.0
-        quantile = stats.studentized_range.ppf(0.95, levels, np.inf) / np.sqrt(2)
-        return cls(ranks, count, p, float(quantile * np.sqrt(levels * (levels + 1) / (6 * count))))
-
-    def groups(self) -> list[list[str]]:
-        """Returns the maximal groups, of at least two, whose ranks differ by less than the critical difference."""
-        names, values = list(self.ranks.index), self.ranks.to_numpy()
-        ends = [int(np.searchsorted(values, first + self.critical, side="right")) for first in values]
-        pairs = [(i, end) for i, end in enumerate(ends) if end - i > 1 and (i == 0 or ends[i - 1] < end)]
-        return [names[i:end] for i, end in pairs]
-
-    def worse(self) -> list[str]:
-        """Returns the levels that are significantly behind the first level."""
-        return [name for name, rank in self.ranks.items() if rank - self.ranks.iloc[0] > self.critical]  # type: ignore[misc]
-
-
-def draw_ranks(axis: Any, ranks: Ranks, title: str) -> None:
-    """Draws a critical-difference diagram, with the best at the left."""
-    count = len(ranks.ranks)
-    axis.set(xlim=(-0.3, count + 1.3), ylim=(-0.9 - 0.3 * count, 1.2), title=title)
-    axis.axis("off")
-    axis.plot([1, count], [0, 0], "k", lw=1)
-    for tick in range(1, count + 1):
-        axis.plot([tick, tick], [0, 0.12], "k", lw=1)
-        axis.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=9)
-    axis.plot([1, 1 + ranks.critical], [0.85, 0.85], "k", lw=2)
-    text = f"critical difference {ranks.critical:.2f}"
-    axis.text(1 + ranks.critical / 2, 0.9, text, ha="center", va="bottom", fontsize=8)
-    groups = ranks.groups()
-    for i, group in enumerate(groups):
-        low, high = ranks.ranks[group[0]], ranks.ranks[group[-1]]
-        axis.plot([low - 0.03, high + 0.03], [-0.2 - 0.17 * i] * 2, "C0", lw=3, solid_capstyle="butt")
-    below = 0.4 + 0.17 * len(groups)
-    for i, (name, rank) in enumerate(ranks.ranks.items()):
-        left = i < (count + 1) // 2
-        y = -below - 0.45 * (i if left else count - 1 - i)
-        end = -0.2 if left else count + 1.2
-        axis.plot([rank, rank, end], [0, y, y], "0.4", lw=0.8)
-        text = f"{name} {rank:.2f}"
-        axis.text(end, y + 0.03, text, ha="left" if left else "right", va="bottom", fontsize=9)
-
-
 def draw(results: studies.Results, file: Path) -> None:
     """Draws the diagram of each kind of leaves."""
     best = preferred(table(results))
@@ -485,7 +359,7 @@ def draw(results: studies.Results, file: Path) -> None:
     measured_leaves = leaf_kinds(best["leaves"])
     axes = np.atleast_1d(figure.subplots(len(measured_leaves), 1))
     for axis, leaves in zip(axes, measured_leaves, strict=True):
-        ranks = Ranks.of(by_set(best[best["leaves"] == leaves], "relaxation"))
+        ranks = Ranks.from_means(by_set(best[best["leaves"] == leaves], "relaxation"))
         draw_ranks(axis, ranks, f"{leaves} leaves, {ranks.sets} sets: average rank of the hard tree's test score")
     figure.savefig(file, dpi=110)
 
@@ -636,7 +510,7 @@ def conclusions(best: Lines, all_effects: dict[str, list[Effect]]) -> list[str]:
     measured_leaves, out = leaf_kinds(all_effects), verdicts(all_effects)
     for leaves in measured_leaves:
         means = by_set(best[best["leaves"] == leaves], "relaxation")
-        ranks, level = Ranks.of(means), means.mean()
+        ranks, level = Ranks.from_means(means), means.mean()
         equal = [name for name in ranks.ranks.index if name not in ranks.worse()]
         out.append(
             f"**Relaxation, {leaves} leaves** ({ranks.sets} sets): {equal[0]} has the best average rank. Not "
@@ -689,7 +563,7 @@ def report(results: studies.Results, command: str) -> str:
     for leaves in leaf_kinds(all_effects):
         lines = best[best["leaves"] == leaves]
         means = by_set(lines, "relaxation")
-        ranks = Ranks.of(means)
+        ranks = Ranks.from_means(means)
         groups = "; ".join(", ".join(group) for group in ranks.groups()) or "none"
         equal = (np.ptp(means.to_numpy(), axis=1) < 0.1).sum()
         about = (

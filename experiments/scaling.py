@@ -37,8 +37,8 @@ def main() -> None:
     rows = []
     for name, (trees, nodes, leaves, p) in MODELS.items():
         for devices in LATENCY:
-            sent, seconds, least = cost(trees, nodes, leaves, p, devices)
-            figures = [f"{sent / 1e3:,.0f}", f"{1e6 * seconds:.0f}", f"{least:,.0f}", f"{least * devices:,.0f}"]
+            sent, seconds, minimum = cost(trees, nodes, leaves, p, devices)
+            figures = [f"{sent / 1e3:,.0f}", f"{1e6 * seconds:.0f}", f"{minimum:,.0f}", f"{minimum * devices:,.0f}"]
             rows.append([name, f"{operations(trees, nodes, p):,}", str(devices), *figures])
     print(benchmark.markdown(header, rows))
 

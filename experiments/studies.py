@@ -16,7 +16,7 @@ import warnings
 import jax
 import numpy as np
 from rich.progress import Progress
-from sklearn.metrics import accuracy_score, r2_score
+from sklearn.metrics import accuracy_score, log_loss, r2_score
 
 from experiments import benchmark
 import jtrees
@@ -74,13 +74,20 @@ class Results:
             cells.setdefault((row.part, row.dataset), {})[row.seed] = row
         return cells
 
-    def by_seed(self, part: str, dataset: str) -> dict[int, Any]:
+    def seed_values(self, part: str, dataset: str) -> dict[int, Any]:
         """Returns the values of a part on a data set, by seed."""
         return {seed: row.value for seed, row in self._cells.get((part, dataset), {}).items()}
 
+    def common(self, dataset: str, *parts: str) -> dict[int, dict[str, Any]]:
+        """Returns the values of several parts on a data set, by seed and part, of the seeds that all parts have."""
+        values = {part: self.seed_values(part, dataset) for part in parts}
+        seeds = sorted(set.intersection(*map(set, values.values())))
+        return {seed: {part: values[part][seed] for part in parts} for seed in seeds}
+
     def values(self, part: str, dataset: str, *keys: str) -> list[Any]:
         """Returns the values of a part on a data set, or what they have under some keys."""
-        return [reduce(lambda value, key: value[key], keys, value) for value in self.by_seed(part, dataset).values()]
+        get = lambda value: reduce(lambda inner, key: inner[key], keys, value)
+        return list(map(get, self.seed_values(part, dataset).values()))
 
     def datasets(self, *parts: str) -> list[str]:
         """Returns the data sets that have rows of a part, or of any part by default."""
@@ -309,6 +316,14 @@ def recipe_text(recipe: Any) -> str:
         if value is not None:
             texts.append(f"{name}={recipe_text(value) if is_dataclass(value) else repr(value)}")
     return f"{type(recipes[0]).__name__}({', '.join(texts)})"
+
+
+def class_scores(probabilities: Any, y: np.ndarray, classes: np.ndarray) -> dict[str, float]:
+    """Returns accuracy in per cent and log loss of the probabilities of classes ``(n, k)``."""
+    probabilities = np.asarray(probabilities, np.float64)
+    probabilities = probabilities / probabilities.sum(1, keepdims=True)  # sums of float32 are not exactly 1
+    score = percent(classes[probabilities.argmax(1)], y)
+    return {"score": score, "log_loss": float(log_loss(y, probabilities, labels=classes))}
 
 
 def percent(outputs: Any, y: Any) -> float:

@@ -14,7 +14,7 @@ import warnings
 
 import jax
 import numpy as np
-from sklearn.metrics import f1_score, log_loss, r2_score
+from sklearn.metrics import f1_score
 
 from experiments import benchmark, data, defaults, estimators, studies
 from experiments.sizes import numbers_of
@@ -80,7 +80,7 @@ def settings(part: str, name: str, options: argparse.Namespace) -> dict[str, Any
 
 def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Fits a system, and returns its scores on the test rows, seconds with compilation, and stored numbers."""
-    split, task = data.split_of(name, seed, options.data_dir, most=ROWS), TASKS[name]
+    split, task = data.split_of(name, seed, options.data_dir, limit=ROWS), TASKS[name]
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some models are worse than a linear model
@@ -89,18 +89,15 @@ def measure(part: str, name: str, seed: int, options: argparse.Namespace) -> dic
     inner = getattr(model, "best_estimator_", model)
     value["numbers"] = numbers_of(inner, split[0])
     if task == "regression":
-        return value | {"score": 100 * float(r2_score(y, predicted))}
+        return value | {"score": studies.percent(predicted, y)}
     classes = np.unique(split[2])
-    labels = classes[predicted.argmax(1)]
-    predicted = predicted / predicted.sum(1, keepdims=True)  # sums of float32 are not exactly 1
-    value |= {"score": 100 * float(np.mean(labels == y)), "log_loss": float(log_loss(y, predicted, labels=classes))}
-    return value | {"macro_f1": 100 * float(f1_score(y, labels, average="macro"))}
+    macro = 100 * float(f1_score(y, classes[predicted.argmax(1)], average="macro"))
+    return value | studies.class_scores(predicted, y, classes) | {"macro_f1": macro}
 
 
 def values_of(results: studies.Results, part: str, other: str, name: str) -> list[tuple[Any, Any]]:
     """Returns the values of two parts on a set, for the seeds that both have."""
-    first, second = results.by_seed(part, name), results.by_seed(other, name)
-    return [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
+    return [(values[part], values[other]) for values in results.common(name, part, other).values()]
 
 
 def mean_over_sets(pairs: list[list[tuple[Any, Any]]], key: str, which: int = 0) -> float:

@@ -243,12 +243,12 @@ def test_recipes_and_depths_of_the_command(monkeypatch):
 
 @pytest.mark.parametrize("where", ["GET-Linear", "constant"])
 def test_an_interruption_keeps_the_finished_rows(folder, tmp_path, capsys, monkeypatch, where):
-    known = compare.HeldOutRows.add
+    original = compare.HeldOutRows.add
 
     def add(self, name, *rest):
         if name == where:
             raise KeyboardInterrupt
-        return known(self, name, *rest)
+        return original(self, name, *rest)
 
     monkeypatch.setattr(compare.HeldOutRows, "add", add)
     assert main(tmp_path, *on(folder, "plane")) == 130

@@ -26,6 +26,7 @@ from experiments import (
     boosted_splits,
     defaults,
     distillation,
+    effects,
     estimators,
     log_loss,
     losses as other_losses,
@@ -714,15 +715,15 @@ def test_made_tables_are_as_stated():
         least_squares = Ridge(1e-6)  # by normal equations, which take a tenth of the time
         return 100 * least_squares.fit(x.astype(np.float64), y).score(x_test, y_test)
 
-    x, y = defaults.made("made-wide")
+    x, y = defaults.made_table("made-wide")
     assert x.shape == (6000, 784) and x.dtype == y.dtype == np.float32 and 40 < linear("made-wide") < 60
-    x, y = defaults.made("made-collinear")
+    x, y = defaults.made_table("made-collinear")
     assert x.shape == (6000, 20) and np.allclose(x.std(0), 1, atol=0.05)
     assert np.linalg.matrix_rank(np.corrcoef(x.T), tol=0.01) == 4  # all but a thousandth of the variance
     assert 60 < linear("made-collinear") < 80
     known = np.stack([x[:, 0] - x[:, 1], np.sign(x[:, 2] - x[:, 3])], axis=1).astype(np.float64)
     assert Ridge(1e-6).fit(known, y).score(known, y) == pytest.approx(0.95, abs=0.01)
-    assert np.array_equal(y, defaults.made("made-collinear")[1])
+    assert np.array_equal(y, defaults.made_table("made-collinear")[1])
     x, y = other_losses.rentals(0)
     assert x.shape == (4000, 5) and (y == np.round(y)).all() and y.min() == 0 and y.var() > 2 * y.mean()
     x, y = other_losses.claims(0)
@@ -777,15 +778,15 @@ def test_rows_are_parted_scaled_and_filled_up(folder):
 def test_ranks_are_compared_by_the_critical_difference():
     rng = np.random.default_rng(0)
     means = pd.DataFrame(rng.normal(size=(14, 4)) * 0.1 + [0, 3, 1, 1], columns=["a", "b", "c", "d"])
-    ranks = relaxations.Ranks.of(means)
+    ranks = effects.Ranks.from_means(means)
     assert ranks.critical == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)  # Demsar (2006), table 5
     assert ranks.ranks.index[0] == "b" and ranks.ranks["b"] == 1 and ranks.ranks["a"] == 4 and ranks.p < 1e-4
     assert ranks.worse()[-1] == "a" and all({"c", "d"} <= set(group) for group in ranks.groups()[1:2])
-    relaxations.draw_ranks(Figure().subplots(), ranks, "title")
+    effects.draw_ranks(Figure().subplots(), ranks, "title")
 
 
 def test_a_factor_matters_by_its_interval_and_its_size():
-    effect = lambda *differences: relaxations.Effect("x", pd.Series(differences))
+    effect = lambda *differences: effects.Effect("x", pd.Series(differences))
     assert effect(2.0, 3.0, 2.5, 2.0, 4.0, 1.0, 90.0).verdict() == "matters"  # whatever one set says
     assert effect(0.1, 0.2, 0.1, 0.3, 0.2, 0.1).verdict() == "does not matter"  # however certain
     assert effect(-4.0, 5.0, 1.0, 2.0, -1.0, 0.0).verdict() == "undecided"
