@@ -234,7 +234,7 @@ def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, An
         model, report = saved.model_, saved.report_
         feature_names = getattr(saved, "feature_names_in_", None) if feature_names is None else feature_names
     else:
-        raise ValueError(f"what must be one of {quoted_list(_kinds())}, got {kind}")
+        raise ValueError(f"what must be one of {quoted_list(sorted(_kinds()))}, got {kind}")
     if feature_names is not None:
         width = getattr(model, "features", len(feature_names))
         contents["feature_names"] = checked_names(feature_names, width)
