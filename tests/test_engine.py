@@ -143,7 +143,7 @@ def test_after_a_deadline_states_stay_as_they_are(stacked):
 
     for _ in range(2):  # also in another search
         assert run(*map(twice, problems_of(1.0, 2.0, engine=late)), engine=late) == [(1, 1, 1, 0), (2, 2, 1, 0)]
-    assert late.monitor.where == "walk: 0 of at most 100 updates"
+    assert late.monitor.ended_at == "walk: 0 of at most 100 updates"
 
 
 @pytest.mark.parametrize("steps", [1, 7])

@@ -261,7 +261,7 @@ class Boosted(Wrapper):
         # Simpler trees need not be better.
         handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is kinds[-1] else 0
         best = min(kinds, key=lambda kind: kind.lowest() + handicap(kind))
-        monitor.where = f"{name}: {len(best.losses)} of at most {self.rounds} rounds"
+        monitor.ended_at = f"{name}: {len(best.losses)} of at most {self.rounds} rounds"
         return best, best is kinds[-1]
 
     def _may_move_clipped(self, problem: Problem) -> bool:

@@ -171,11 +171,11 @@ async def begin(problem: Problem) -> list[GrowingSum]:
 
 async def refitted(problem: Problem, rounds: Rounds, count: int) -> Sum | None:
     """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline."""
-    recipe, monitor, where = problem.recipe, problem.monitor, problem.monitor.where
+    recipe, monitor, where = problem.recipe, problem.monitor, problem.monitor.ended_at
     # One program serves all numbers of rounds.
     state = await problem.map(initial_state), jax.tree.map(lambda a: _padded(a, recipe.rounds), rounds)
     trained = await problem.train(refitted_rounds, state, count, name=f"{type(recipe).__name__}, leaves")
-    monitor.where = where  # the report tells the number of rounds
+    monitor.ended_at = ended_at  # the report tells the number of rounds
     if len(trained.losses) < count:
         return None
     return Sum(state[0].element(0).host, jax.tree.map(lambda a: a[:count], trained.state.element(1).host))

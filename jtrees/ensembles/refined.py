@@ -156,7 +156,7 @@ class Refined(Wrapper):
             state, updates, losses = stage
         else:
             (state, updates), losses = await problem.train(_advanced, state, steps, name=name), np.array([np.inf])
-        monitor.where = f"{name}: {len(updates)} of at most {steps} updates"
+        monitor.ended_at = f"{name}: {len(updates)} of at most {steps} updates"
         model, score, step, finite = (await problem.map(_model_of, state)).host
         is_complete = bool(finite) and len(updates) == steps
         return _Together(model, float(score), int(step), losses, updates, is_complete)

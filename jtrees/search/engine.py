@@ -217,7 +217,7 @@ class Engine:
                     stack.take(stack_losses, has_ended, losses, steps, done, count)
                 active = [stack for stack in active if stack.is_active]
                 show(first.begins + done, [run_losses[-1] for run_losses in losses if run_losses])
-            monitor.where = f"{first.name}: {first.begins + done} of at most {total} updates"
+            monitor.ended_at = f"{first.name}: {first.begins + done} of at most {total} updates"
         states = itertools.chain(*(stack.results() for stack in stacks))
         return [Trained(state, _history(run_losses)) for state, run_losses in zip(states, losses, strict=True)]
 

@@ -346,7 +346,7 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
     weight = None if table.weight is None else table.weight[rows]
     report = FitReport(
         ended=monitor.ended,
-        ended_at=monitor.where,
+        ended_at=monitor.ended_at,
         seconds=seconds,
         updates=is_update.sum(-1),
         held_out_loss=float(np.average(left_out.losses[rows], weights=weight)) if left_out and len(rows) else None,

@@ -27,7 +27,7 @@ class Monitor:
 
     Attributes:
       ended: the reason for the end: ``"finished"``, ``"max_seconds"`` or ``"interrupted"``.
-      where: the last search and the number of its updates, in words.
+      ended_at: the last search and the number of its updates, in words.
       deadline: when training ends, in the time of ``time.monotonic``; None: no deadline.
       rehearses: whether the search is a rehearsal. A rehearsal runs each program of a search, but only a few times.
     """
@@ -42,7 +42,7 @@ class Monitor:
     ):
         """``seconds`` is the time limit of the fit; ``parent`` is the monitor of the search around this search."""
         self.progress, self.deadline = progress and distributed.is_first(), deadline
-        self.ended, self.where = "finished", ""
+        self.ended, self.ended_at = "finished", ""
         self.rehearses = rehearses or (parent is not None and parent.rehearses)
         self._latest = None if deadline is None else deadline + _LATE * seconds + _CHUNK / 2
         self._is_shown = self._was_asked = False
