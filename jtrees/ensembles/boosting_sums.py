@@ -171,7 +171,7 @@ async def begin(problem: Problem) -> list[GrowingSum]:
 
 async def refitted(problem: Problem, rounds: Rounds, count: int) -> Sum | None:
     """Returns the sum of the first rounds with leaves fitted to the rows of a problem; None after a deadline."""
-    recipe, monitor, where = problem.recipe, problem.monitor, problem.monitor.ended_at
+    recipe, monitor, ended_at = problem.recipe, problem.monitor, problem.monitor.ended_at
     # One program serves all numbers of rounds.
     state = await problem.map(initial_state), jax.tree.map(lambda a: _padded(a, recipe.rounds), rounds)
     trained = await problem.train(refitted_rounds, state, count, name=f"{type(recipe).__name__}, leaves")
