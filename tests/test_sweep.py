@@ -311,3 +311,11 @@ def test_rows_that_do_not_vary_once_some_are_left_out():
     x, y = np.arange(8.0)[:, None], np.array([0.0, 0, 0, 0, 0, 0, 0, 1])
     with pytest.raises(ValueError, match=r"y must vary in the 7 rows drawn to train on: give validation as a pair"):
         jtrees.sweep(DGT, x, y, key=KEY, validation=8)
+
+
+def test_an_option_that_is_none_stays_none_beside_numbers_in_a_frame():
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    recipe, grid = jtrees.DGT(depth=1, epochs=2, widths=()), {"momentum": (None, 0.3)}
+    result = jtrees.sweep(recipe, x, x[:, 0], grid=grid, key=jax.random.key(0))
+    for frame in (result.frame(), result.frame(by="mean")):
+        assert set(frame["momentum"].tolist()) == {None, 0.3}

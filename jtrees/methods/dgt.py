@@ -40,7 +40,7 @@ class ChainedTree:
     """A tree whose splits are parametrised as a product of matrices.
 
     ``W = factors[-1] @ ... @ factors[0]`` has shape ``(nodes, p + 1)`` and acts on ``[x; 1]``. This linear
-    over-parameterisation changes the optimisation, but not the set of trees (paper, section 4).
+    over-parameterisation changes the optimisation, but not the set of trees (paper, section 3.2).
 
     Attributes:
       factors: the first factor is ``(width, p + 1)``, the last factor ``(nodes, width)``. A single factor is W itself.
@@ -169,7 +169,7 @@ def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
 
 @pytree.dataclass(kw_only=True)
 class DGT(MiniBatchRecipe):
-    """DGT's recipe (Algorithm 3).
+    """DGT's recipe (Algorithm 3, with the optimiser of the paper's appendix).
 
     The search trains on mini-batches with RMSprop, cosine decay with warm restarts, and gradients clipped by norm. The
     model is the tree after the last update. If ``validation`` is given, the model is the evaluated tree with the lowest

@@ -116,10 +116,19 @@ class SweepResult(NamedTuple):
 
         if by is not None:
             checks.check_choice("by", by, ("mean",))
-            return pd.DataFrame([self._mean_row(c) for c in self._order()])
+            return self._with_options(pd.DataFrame([self._mean_row(c) for c in self._order()]), self._order())
         frame = pd.DataFrame(self.rows())
+        frame = self._with_options(frame, np.repeat(range(len(self.options)), len(self.seeds)).tolist())
         order = np.lexsort((frame["size"], frame["loss"], frame["state"] != "finished"))
         return frame.iloc[order].reset_index(drop=True)
+
+    def _with_options(self, frame: Any, combinations: list[int]) -> Any:
+        """Returns a frame whose options None stay None beside numbers; pandas writes NaN for them."""
+        for name in self.options[0]:
+            values = [self.options[c][name] for c in combinations]
+            if any(value is None for value in values):
+                frame[name] = np.array([*values, None], object)[:-1]
+        return frame
 
     def _order(self) -> list[int]:
         """Returns the combinations from the best to the worst."""
