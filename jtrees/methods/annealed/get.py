@@ -68,8 +68,9 @@ class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
     Each start trains under one sharpness after another, on full batches. The optimiser is AdamW with a linear warm-up,
-    then cosine decay, as in the authors' program. A stage starts from the best hard tree of the previous stage, with refitted leaves; the paper
-    starts it from the last tree. Hard trees are evaluated during training. The best tree has the lowest
+    then cosine decay, as in the authors' program. A stage starts from the best hard tree of the previous stage, with
+    refitted leaves; the paper starts it from the last tree. Hard trees are evaluated during training. The best tree has
+    the lowest
 
     - mean squared error on the training data, for constant leaves;
     - expected mean squared error on new data, for linear leaves;
