@@ -54,7 +54,7 @@ class Shards:
                 raise ValueError(f"shards must have the same columns, but {file} differs in {differ!s:.80}")
         shards = zip(files, meta, rows, strict=True)
         self.blocks = [(file, meta, k * block) for file, meta, count in shards for k in range(count // block)]
-        self.names, self.unused = columns[0], sum(rows) - len(self) * block
+        self.names, self.unused = columns[0], sum(rows) - len(self.blocks) * block
 
     def header(self, file: epath.Path) -> tuple[list[str], int, Any]:
         """Returns the features, the number of rows and, for Parquet, the metadata of a shard."""
@@ -81,9 +81,6 @@ class Shards:
             groups = parquet.read_row_groups(range(low, high + 1), names, use_threads=False).select(names)
         return np.column_stack(list(map(np.asarray, groups.columns)))[first - ends[low] :][: self.block]
 
-    def __len__(self) -> int:
-        return len(self.blocks)
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         file, meta, first = self.blocks[i]
         try:
@@ -107,7 +104,8 @@ class Job:
 
     def __init__(self, options: argparse.Namespace):
         self.table = Shards(options.data, options.block, options.target)
-        rows, batch, count, devices = options.blocks * options.block, options.batch, len(self.table), jax.device_count()
+        rows, batch, devices = options.blocks * options.block, options.batch, jax.device_count()
+        self.count = count = len(self.table.blocks)
         if options.blocks % devices or batch % devices or rows % batch:
             needs = f"multiples of {devices}, the devices, and --batch a divisor of {rows}, the rows of a round"
             raise ValueError(f"--blocks and --batch must be {needs}; got {options.blocks} and {batch}")
@@ -121,6 +119,8 @@ class Job:
         first = [order[i] for i in range(min(len(trained_on), max(options.blocks, -(-SAMPLE // options.block))))]
         self.table.classes = np.inf if options.task == "classification" else None
         x, y = self.rows(first)
+        if y.min() == y.max():
+            raise ValueError(f"the target must vary, got {y[0]} in the {len(y)} rows that determine the scaling")
         task = jtrees.Classification(int(y.max()) + 1) if self.table.classes else jtrees.Regression()
         self.table.classes = getattr(task, "classes", None)
         sample, self.validation = Table(x, y, None, task), Table(*self.rows(held_out), None, task)
@@ -178,7 +178,7 @@ def train(options: argparse.Namespace, requests: list[bool]) -> None:
         places = jax.tree.map(lambda _: replicated, jax.eval_shape(job.begin, *first)).replace(order=shared)
         state = jax.tree.map(jax.numpy.copy, jax.jit(job.begin, out_shardings=places)(*first))  # no buffer twice
     program = jax.jit(job.advance, out_shardings=(places, replicated), donate_argnums=0)
-    settings = {name: value for name, value in vars(options).items() if name not in FREE} | {"table": len(job.table)}
+    settings = {name: value for name, value in vars(options).items() if name not in FREE} | {"table": job.count}
     keep = ocp.CheckpointManagerOptions(max_to_keep=3)
     manager = ocp.CheckpointManager(out / "checkpoints", options=keep, metadata=settings)
     with manager, jtrees.distributed.resumable():
@@ -197,7 +197,7 @@ def train(options: argparse.Namespace, requests: list[bool]) -> None:
             say(f"resumes from step {done * job.steps}")
         last, every = min(job.rounds, -(-options.max_steps // job.steps)), max(1, options.save_every // job.steps)
         losses, began = [], time.monotonic()
-        for rows in itertools.islice(data, last - done):
+        for rows in itertools.islice(data, max(0, last - done)):
             with jax.set_mesh(mesh):
                 state, loss = program(state, *jtrees.sharding.join_rows(rows))
             done, losses = done + 1, [*losses, loss]

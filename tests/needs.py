@@ -13,7 +13,8 @@ COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 CPP_COMPILER = shutil.which("g++") or shutil.which("c++")
 NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-POSTGRESQL = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path(shutil.which("initdb") or "").parent)
+INITDB = shutil.which("initdb")  # Debian leaves the programs of a server out of the path
+POSTGRESQL = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path(INITDB).parent if INITDB else None)
 _REASON = "needs "
 
 
@@ -41,7 +42,8 @@ def summary(reports: Iterable[Any]) -> str:
     """
     reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in reports]
     counts = Counter(reason.removeprefix(_REASON) for reason in reasons if reason.startswith(_REASON))
-    return "skipped tests by what they need: " * bool(counts) + ", ".join(f"{counts[n]} {n}" for n in sorted(counts))
+    listed = ", ".join(f"{counts[need]} {need}" for need in sorted(counts))
+    return f"skipped tests by what they need: {listed}" if counts else ""
 
 
 needs_compiler = mark(COMPILER, "a C compiler")

@@ -417,3 +417,15 @@ def test_losses_are_those_of_the_model_if_features_are_clipped(base, values, pat
     else:
         assert np.min(fit.report.search.losses) * unit == pytest.approx(fit.report.held_out_loss, rel=1e-3)
     assert fit.loss < 0.7 * y.var()
+
+
+@pytest.mark.slow
+def test_an_outlier_does_not_determine_slopes_beside_a_column_of_codes():
+    """The leaves are fitted again to the codes, but not to the outlier of another column."""
+    rng = np.random.default_rng(1)
+    x, test = rng.normal(size=(130, 4)), rng.normal(size=(500, 4))
+    y, y_test = (2 * rows[:, 0] + (rows[:, 1] > 0) for rows in (x, test))
+    x[::11, 2], x[5, 0] = 999_999_999.0, 1e6
+    recipe = jtrees.Boosted(jtrees.GET(depth=2, starts=2, epochs=5, leaves="linear"), rounds=30)
+    fit = jtrees.fit(recipe, x, y, key=KEY)
+    assert np.square(fit.predict(test) - y_test).mean() < 0.15 * y_test.var()  # 0.3 if the outlier counts

@@ -29,7 +29,7 @@ from tests.exported_models import (
 def server():
     """The folder of the socket of a PostgreSQL server, which refuses to run as root."""
     programs = needs.POSTGRESQL
-    needs.check((programs / "pg_ctl").exists(), "PostgreSQL")
+    needs.check(programs is not None and (programs / "pg_ctl").exists(), "PostgreSQL")
     user = {"user": "postgres"} if os.geteuid() == 0 else {}
     quietly = {"check": True, "stdout": subprocess.DEVNULL, **user}
     call = lambda program, *words: subprocess.run([programs / program, *words], **quietly)

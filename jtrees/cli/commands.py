@@ -76,7 +76,7 @@ def _fit(options: argparse.Namespace) -> int:
             model, features = first.model, first.features
         else:
             # The rows as the model is trained on them: their target means are means over other rows.
-            rows, _ = encoded(table.frame, y, task)  # pyright: ignore[reportArgumentType]
+            rows = encoded(table.frame, y, task)
             features = rows.features
             left = options.max_seconds and max(1e-3, options.max_seconds - (time.perf_counter() - started))
             model = estimator_of(options, recipe, task, left, table.schema)

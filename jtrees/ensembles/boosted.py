@@ -39,6 +39,7 @@ _MOST_ROWS = 200_000  # rows for the rounds; the leaves are then fitted to all r
 # A kind of trees ends if its loss is larger than the other's by this fraction, after equally many rounds.
 _FAR_BEHIND = 0.5
 _LEAST_GAIN = 0.01  # oblique trees have a loss that is lower by this fraction than the loss of trees of CART
+_FARTHEST = 1e18  # largest scaled feature of a refit: its square is finite in single precision
 _MANY_ROWS = 100_000  # in longer tables, the reported training loss is the loss of the last round
 
 
@@ -97,8 +98,8 @@ class Boosted(Wrapper):
     trees need a loss that is lower by 1 per cent. A kind ends early if its loss is larger than the other's by half.
 
     Training clips outliers and codes of missing values, such as 999,999,999, and the model does not. If features are
-    clipped, the leaves of all rounds are fitted again, to features that are not. Few outliers are disregarded if leaves
-    are linear.
+    clipped, the leaves of all rounds are fitted again, to features that are not. A deadline can prevent that. Linear
+    leaves disregard few outliers in a column, which would determine their slopes.
 
     The rounds of a table of more than 200,000 rows take a random sample of the rows, by class and weight. The leaves
     are then fitted to all rows.
@@ -215,8 +216,8 @@ class Boosted(Wrapper):
         kind, is_oblique = await self._kind(problems, weights, chooses and self.patience is not None)
         sums = [growing.sum(len(kind.losses)) for growing in kind.sums]
         every_row = table.holding_out(np.zeros(table.shape[0], bool)) if masks else table
-        if not clips and self._may_move_clipped(problem):
-            *problems, every_row = (_unclipped(rows, problem.data) for rows in (*problems, every_row))
+        if not clips and (limits := self._limits_of_refit(problem)) is not None:
+            *problems, every_row = _with_limits([*problems, every_row], problem.data, limits)
             pairs = zip(problems, sums, strict=True)
             refits = await gather(*(refitted(rows, boosted.rounds, len(boosted)) for rows, boosted in pairs))
             sums = refits if all(_unless_failed(refits)) else sums
@@ -264,15 +265,18 @@ class Boosted(Wrapper):
         monitor.ended_at = f"{name}: {len(best.losses)} of at most {self.rounds} rounds"
         return best, best is kinds[-1]
 
-    def _may_move_clipped(self, problem: Problem) -> bool:
-        """Returns whether rows with clipped features may reach other leaves in the user's units than in training.
+    def _limits_of_refit(self, problem: Problem) -> np.ndarray | None:
+        """Returns the largest scaled features for a refit of the leaves, ``(p,)``; None if no refit is needed.
 
-        Few outliers are disregarded if leaves are linear: they would determine the slopes of their leaves.
+        A refit is needed if rows with clipped features may reach other leaves in the user's units than in training.
+        Linear leaves keep the limits of columns with few outliers, which would determine the slopes of their leaves.
         """
         if problem.data is None or not (scaling := problem.data.scaling).has_clipped(problem.batch.x):
-            return False
-        is_linear = self.base.tree_leaves(base_task(problem.task)) == "linear"
-        return not is_linear or bool(rows_for_slopes(problem.batch, scaling.x_most)[1].any())
+            return None
+        if self.base.tree_leaves(base_task(problem.task)) != "linear":
+            return np.full(problem.shape[1], _FARTHEST)
+        has_codes = rows_for_slopes(problem.batch, scaling.x_most)[1].any(0)
+        return np.where(has_codes, _FARTHEST, scaling.x_most) if has_codes.any() else None
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
         """Returns a number of rounds that boosting makes in any case; 0 at the end.
@@ -335,14 +339,26 @@ class _Kind(NamedTuple):
         return float(np.nan_to_num(self.losses[:rounds], nan=np.inf, posinf=np.inf).min())
 
 
-def _unclipped(problem: Problem, data: Any) -> Problem:
-    """Returns the problem on features that are not clipped; padding has those of other rows."""
-    scaling, evaluation = data.scaling.replace(x_most=np.inf), problem.evaluation
-    x = scaling.batch(data.table).x[problem.rows]
-    if evaluation is not None:
-        rows = scaling.batch(data.validation).x if problem.has_validation_set else x
-        evaluation = evaluation._replace(x=rows)
-    return problem.replace(batch=problem.batch._replace(x=x), evaluation=evaluation)
+def _with_limits(problems: list[Problem], data: Any, limits: np.ndarray) -> list[Problem]:
+    """Returns the problems with features that are clipped at other limits, ``(p,)``; padding has those of other rows.
+
+    Rows for evaluation are those of the validation set, or the training rows of other weights.
+    """
+    scaling = data.scaling.replace(x_most=limits)
+    every_x, arrays = scaling.batch(data.table).x, {}
+    validation_x = None if data.validation is None else scaling.batch(data.validation).x
+
+    def with_limits(problem: Problem) -> Problem:
+        if id(problem.batch.x) not in arrays:  # the problems of folds have the same rows
+            arrays[id(problem.batch.x)] = every_x[problem.rows]
+        x, evaluation = arrays[id(problem.batch.x)], problem.evaluation
+        if evaluation is not None:
+            evaluation_x = validation_x if problem.has_validation_set else x
+            assert evaluation_x is not None and evaluation_x.shape == evaluation.x.shape
+            evaluation = evaluation._replace(x=evaluation_x)
+        return problem.replace(batch=problem.batch._replace(x=x), evaluation=evaluation)
+
+    return [with_limits(problem) for problem in problems]
 
 
 def _unless_failed(results: list[Any]) -> list[Any]:

@@ -182,7 +182,7 @@ function daysOf(cell, patterns, zoned, zone) {
   if (cell instanceof Date) return localTime(cell.getTime(), zone) / DAY;
   if (typeof cell !== "string") return undefined;
   const parts = patterns.map((pattern) => new RegExp(`^${pattern}$`).exec(cell.trim())?.groups).find(Boolean);
-  if (!parts || Boolean(parts.zone) !== zoned) return undefined;
+  if (!parts || Boolean(parts.zone) !== zoned || parts.year === "0000") return undefined;
   const name = parts.name?.toLowerCase();
   const month = name ? MONTHS.findIndex((text) => [text, text.slice(0, 3)].includes(name)) + 1 : parts.month;
   const digits = (text = "0") => String(text).padStart(2, "0");
@@ -191,8 +191,9 @@ function daysOf(cell, patterns, zoned, zone) {
   const time = `${digits(parts.hour)}:${digits(parts.minute)}:${digits(parts.second)}.${milliseconds}`;
   const local = Date.parse(`${date}T${time}Z`);
   if (Number.isNaN(local) || !new Date(local).toISOString().startsWith(date)) return undefined;
-  if (!zone) return local / DAY;
   const [, sign, hours, minutes] = /([+-])(\d\d):?(\d\d)/.exec(parts.zone) ?? ["", "+", "0", "0"];
+  if (hours > 23 || minutes > 59) return undefined;
+  if (!zone) return local / DAY;
   return localTime(local - Number(`${sign}1`) * (60 * hours + Number(minutes)) * 60000, zone) / DAY;
 }
 

@@ -116,7 +116,6 @@ def _moment(days: float, zone: str | None) -> str:
 def _array(values: np.ndarray | None) -> str:
     if values is None:
         return "None"
-    # Each float32 number is the shortest text that reads back as the same number.
     return f"np.array({array(values).replace('nan', 'np.nan')}, np.{values.dtype})"
 
 

@@ -22,6 +22,7 @@ from jtrees.tables.inference import inferred
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.tasks.labels import coded_labels, label_array
 from jtrees.text import number_text
+from jtrees.validation import quoted
 
 _SHUFFLED = 2000  # largest number of rows for permutation importances
 _CART_DEPTH = 4  # depth of the CART rival if the model is not a tree; else it has the depth of the tree
@@ -43,12 +44,13 @@ class HeldOutRows:
 
     Attributes:
       x_test: the held-out rows as they came.
+      frame_train: the training rows in the kinds of the schema.
       frame_test: the held-out rows in the kinds of the schema.
       y_train: the targets of the training rows.
       y_test: the targets of the held-out rows.
       task: what is predicted.
       classes: the labels as text; empty in regression.
-      rows: the training rows in the kinds of the schema, with their features.
+      rows: the training rows with their features.
       features: the training rows as features, ``(n, p)``. Target means are means over other rows.
       features_test: the held-out rows as features.
       predictions: predictions, or class probabilities, for the held-out rows, by name of the model.
@@ -67,15 +69,17 @@ class HeldOutRows:
         seed: int,
         **reading: Any,
     ):
-        train, test = divided(y, kind, share, seed)
+        train, test = split_rows(y, kind, share, seed)
         self.x_test, self.y_train, self.y_test = x.iloc[test], y[train], y[test]
         if frame is None:
-            schema, frame_train = inferred(x.iloc[train], **reading)
+            schema, self.frame_train = inferred(x.iloc[train], **reading)
             self.frame_test = quiet(lambda: schema.read(self.x_test))
         else:
-            frame_train, self.frame_test = frame[train], frame[test]
-        self.rows, _ = encoded(frame_train, self.y_train, kind)
+            self.frame_train, self.frame_test = frame[train], frame[test]
+        self.rows = encoded(self.frame_train, self.y_train, kind)
         self._labels = coded_labels(label_array(self.y_train)[0])[0] if kind == "classification" else np.array([])
+        if kind == "classification" and (lacking := set(self.y_test.tolist()) - set(self._labels.tolist())):
+            raise ValueError(f"y must have more rows of every class, got too few of {quoted(min(lacking, key=str))}")
         self.classes = [str(label) for label in self._labels]
         self.task: Task = Classification(len(self.classes)) if self.classes else Regression(loss_function=loss)
         self.features, self.features_test = self.rows.features, self.rows.encoder.encode(self.frame_test)
@@ -231,15 +235,13 @@ class HeldOut(HeldOutRows):
         ]
 
 
-def encoded(
-    frame: Frame, y: np.ndarray, task: Literal["regression", "classification"]
-) -> tuple[EncodedTable, np.ndarray]:
-    """Returns training rows in the kinds of a schema with their features, and the targets as numbers or codes."""
+def encoded(frame: Any, y: np.ndarray, task: Literal["regression", "classification"]) -> EncodedTable:
+    """Returns training rows in the kinds of a schema, a :class:`jtrees.tables.Frame`, with their features."""
     codes = coded_labels(label_array(y)[0])[1] if task == "classification" else y.astype(np.float64)
-    return EncodedTable.from_rows(frame, codes, task), codes
+    return EncodedTable.from_rows(frame, codes, task)
 
 
-def divided(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_rows(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the training rows and the held-out rows.
 
     The held-out fraction is the same for each class, if each class has two rows and the held-out rows are enough.

@@ -40,6 +40,7 @@ def warmup(
     Some programs depend on the data. The fit itself compiles:
 
     - the predictions of :class:`jtrees.Boosted` and :class:`jtrees.Refined`, for the number of trees in the model;
+    - the refit of the leaves of :class:`jtrees.Boosted` for a table with outliers or codes;
     - the programs of :class:`jtrees.Polished` that depend on the number of rows in a subtree;
     - all programs of a loss with a number in the units of the targets, such as :class:`jtrees.losses.Huber`;
     - the predictions for a table with a column whose mean is more than eight standard deviations from 0.
