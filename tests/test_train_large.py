@@ -42,7 +42,7 @@ def test_blocks_have_the_rows_of_the_shards_in_order(tmp_path, kind):
         pq.write_table(rows.cast(pa.schema([(name, pa.float64()) for name in rows.column_names])), file)
     write(tmp_path / "data" / f"2.{kind}", table(499))  # too short for a block
     blocks = read(tmp_path / "data", kind)
-    assert len(blocks) == 40 and blocks.unused == 519 and blocks.names == ["x0", "x1", "x2", "x3"]
+    assert len(blocks.blocks) == 40 and blocks.unused == 519 and blocks.names == ["x0", "x1", "x2", "x3"]
     for i in (39, 0, 20, 19):
         rows = table(10_010, i // 20)[i % 20 * 500 :][:500]
         for found, expected in zip(blocks[i], (rows[:, :-1], rows[:, -1]), strict=True):
