@@ -183,3 +183,15 @@ def test_no_momentum_is_a_momentum_of_zero(data):
     without, zero = (fit(*data, momentum=momentum).tree for momentum in (None, 0))
     np.testing.assert_allclose(zero.weights, without.weights, rtol=1e-5, atol=1e-7)
     assert not np.allclose(fit(*data, momentum=0.5).tree.weights, without.weights, rtol=1e-3)
+
+
+def test_a_tree_is_evaluated_with_the_leaves_that_it_will_have(data):
+    """With ``refit``, an evaluation fits the leaves to the training rows, as the end of the fit does."""
+    rows = jtrees.Batch(jnp.asarray(data[0]), jnp.asarray(data[1]))
+    train, evaluated = (jax.tree.map(lambda a, part=part: a[part], rows) for part in (slice(150), slice(150, None)))
+    recipe = RECIPE.replace(refit=True)
+    run = jtrees.search.Run(recipe, jtrees.Regression(), train, evaluated, key())
+    params = recipe.method(run).init(train, key=key())
+    outputs = params.tree().refit(*train).apply(evaluated.x)
+    expected = float(jnp.square(outputs - evaluated.y).mean())
+    assert float(recipe.evaluate(run, params)) == pytest.approx(expected, rel=1e-5)
