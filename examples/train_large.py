@@ -109,8 +109,8 @@ class Job:
         if options.blocks % devices or batch % devices or rows % batch:
             needs = f"multiples of {devices}, the devices, and --batch a divisor of {rows}, the rows of a round"
             raise ValueError(f"--blocks and --batch must be {needs}; got {options.blocks} and {batch}")
-        if count < (least := options.held_out + options.blocks):
-            raise ValueError(f"--block must give {least} blocks, --held-out and --blocks, got {count}")
+        if count < (needed := options.held_out + options.blocks):
+            raise ValueError(f"--block must give {needed} blocks, --held-out and --blocks, got {count}")
         # Shards may be sorted, so each of equal parts of the table has a validation block.
         ends, rng = np.linspace(0, count, options.held_out + 1, dtype=int), np.random.default_rng(options.seed)
         held_out = [int(rng.integers(*part)) for part in itertools.pairwise(ends)]

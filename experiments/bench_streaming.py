@@ -90,8 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
         memory = benchmark.isolated(in_memory, str(kinds["npy"]))
         table.add("rows in memory", benchmark.spread(memory, 1e-3), "1", "-")
 
-        def add(label: str, kind: str, data: Path, *more: Any) -> None:
-            speeds, peak = run(folder / f"run {label}", "--data", data, *KINDS[kind], *more)
+        def add(label: str, kind: str, data: Path, *options: Any) -> None:
+            speeds, peak = run(folder / f"run {label}", "--data", data, *KINDS[kind], *options)
             share = np.median(speeds) / np.median(memory)
             table.add(label, benchmark.spread(speeds, 1e-3), f"{share:.2f}", f"{peak:.2f}")
 

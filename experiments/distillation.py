@@ -58,7 +58,7 @@ def measure(task: Any, name: str, seed: int, options: argparse.Namespace) -> dic
         if classifies:
             chances = np.asarray(outputs, np.float64)[np.arange(len(y_test)), y_test]
             value[name]["log_loss"] = float(-np.log(np.maximum(chances, np.finfo(np.float32).tiny)).mean())
-    return value | {"fidelity": 100 * student.fidelity, "made": student.made, "taught_by": TEACHER}
+    return value | {"fidelity": 100 * student.fidelity, "made": student.synthetic, "taught_by": TEACHER}
 
 
 def task_report(results: studies.Results, part: str) -> tuple[str, list[float]]:

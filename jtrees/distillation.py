@@ -21,9 +21,9 @@ from jtrees.tasks import Classification, Policy, Task
 from jtrees.tasks.labels import most_probable, shares
 from jtrees.tree import ObliqueTree
 
-# Default number of made rows: rows and made rows are _ROWS in total, with at most _MOST made rows for each row.
+# Default number of synthetic rows: all rows are _ROWS in total, with at most _MOST synthetic rows for each row.
 _ROWS, _MOST = 20_000, 10
-_MADE = 5  # folded into the key to draw made rows
+_SYNTHETIC = 5  # folded into the key to draw synthetic rows
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class DistillResult:
       score: accuracy or R^2 of the student on the held-out rows. None if their targets were not given.
       teacher_score: accuracy or R^2 of the teacher on the held-out rows, or None. This score is too high if the teacher
         was trained on the held-out rows.
-      rows: number of rows that the student was fitted to, including made rows.
-      made: number of made rows.
+      rows: number of rows that the student was fitted to, including synthetic rows.
+      synthetic: number of synthetic rows.
       held_out: number of held-out rows.
       seconds: duration of the call.
     """
@@ -49,7 +49,7 @@ class DistillResult:
     score: float | None
     teacher_score: float | None
     rows: int
-    made: int
+    synthetic: int
     held_out: int
     seconds: float
 
@@ -77,7 +77,8 @@ class DistillResult:
         scores = f"fidelity={self.fidelity:.4g}"
         if self.score is not None and self.teacher_score is not None:
             scores += f", score={self.score:.4g}, teacher_score={self.teacher_score:.4g}"
-        return f"{scores}, on {self.held_out} held-out rows; fitted to {self.rows} rows, of which {self.made} were made"
+        rows = f"fitted to {self.rows} rows, of which {self.synthetic} are synthetic"
+        return f"{scores}, on {self.held_out} held-out rows; {rows}"
 
 
 def distill(
@@ -88,7 +89,7 @@ def distill(
     *,
     key: Array,
     task: Literal["regression", "classification"] | Task | None = None,
-    made: float | None = None,
+    synthetic: float | None = None,
     held_out: float | tuple[Any, ArrayLike | None] = 0.2,
     sample_weight: ArrayLike | None = None,
     progress: bool = False,
@@ -96,10 +97,10 @@ def distill(
 ) -> DistillResult:
     """Fits a recipe, the student, to the predictions of a teacher.
 
-    The student learns from the given rows and from made (synthetic) rows, because the teacher can predict any row. A
-    made row is a copy of a first row. Each of its columns is replaced, with probability 1/2, by the column of a second
-    row, the nearest of eight random rows. A replaced number is drawn between the numbers of the two rows. A replaced
-    column of whole numbers, booleans, dates, text or missing values takes the value of the second row. In
+    The student learns from the rows and from synthetic rows, because the teacher can predict any row. A synthetic row
+    is a copy of a first row. Each of its columns is replaced, with probability 1/2, by the column of a second row, the
+    nearest of eight random rows. A replaced number is drawn between the numbers of the two rows. A replaced column of
+    whole numbers, booleans, dates, text or missing values takes the value of the second row. In
     classification, the student learns from the teacher's probabilities.
 
     Args:
@@ -114,11 +115,11 @@ def distill(
       key: random key.
       task: as for :func:`jtrees.fit`. None: classification if the teacher has ``predict_proba`` or predicts rows of
         probabilities, else regression.
-      made: number of made rows for each row, at least 0. None: rows and made rows are 20,000 in total, with at most 10
-        made rows for each row.
+      synthetic: number of synthetic rows for each row, at least 0. None: all rows are 20,000 in total, with at most 10
+        synthetic rows for each row.
       held_out: fraction of the rows on which student and teacher are compared, above 0 and below 1. Or further rows as
         a pair ``(x, y)``, in which y may be None. The student is not fitted to held-out rows.
-      sample_weight: nonnegative weights of the rows, ``(n,)``. A made row has the weight of its first row.
+      sample_weight: nonnegative weights of the rows, ``(n,)``. A synthetic row has the weight of its first row.
       progress: as for :func:`jtrees.fit`.
       max_seconds: as for :func:`jtrees.fit`. The time for the teacher's predictions counts.
 
@@ -133,23 +134,23 @@ def distill(
     Example:
       >>> x = np.linspace(-1, 1, 100)[:, None]
       >>> recipe = jtrees.GET(depth=3, starts=1, epochs=20)
-      >>> student = jtrees.distill(lambda x: 2 * x[:, 0], recipe, x, key=jax.random.key(0), made=2)
-      >>> student.rows, student.made, student.held_out, student.fidelity > 0.9
+      >>> student = jtrees.distill(lambda x: 2 * x[:, 0], recipe, x, key=jax.random.key(0), synthetic=2)
+      >>> student.rows, student.synthetic, student.held_out, student.fidelity > 0.9
       (240, 160, 20, True)
     """
     started = time.monotonic()
     processes.require_xla("jtrees.distill")
     checks.check_key(key)
     predicts, rows = _predictor(teacher), OriginalRows.from_table(x)
-    _check(recipe, rows.width, task, made, max_seconds)
-    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.fold_in(key, _MADE), (4,))))
+    _check(recipe, rows.width, task, synthetic, max_seconds)
+    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.fold_in(key, _SYNTHETIC), (4,))))
     weight = None if sample_weight is None else np.asarray(checks.check_weight(sample_weight, len(rows)), np.float64)
     train, (x_out, y_out, weight_out) = _split(rows, y, weight, held_out, rng)
 
     table = rows[train]
-    count = _number_made(made, len(train))
-    made_rows, first_rows = table.make_rows(count, rng)
-    table = table.followed_by(made_rows)
+    count = _synthetic_count(synthetic, len(train))
+    synthetic_rows, first_rows = table.make_rows(count, rng)
+    table = table.followed_by(synthetic_rows)
     if weight is not None:
         weight = weight[train][np.concatenate([np.arange(len(train)), first_rows])]
     targets = _predictions(predicts, table)
@@ -191,14 +192,14 @@ def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> 
             f"task must be regression or classification, got {task}: fit it to the rewards that a teacher predicts"
         )
     if ratio is not None:
-        checks.check_number("made", ratio, least=0)
+        checks.check_number("synthetic", ratio, least=0)
         if np.ndim(ratio):
-            raise ValueError(f"made must be one number, got {checks.quoted(ratio)}")
+            raise ValueError(f"synthetic must be one number, got {checks.quoted(ratio)}")
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
 
 
-def _number_made(ratio: float | None, n: int) -> int:
+def _synthetic_count(ratio: float | None, n: int) -> int:
     return round(ratio * n) if ratio is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
 
 

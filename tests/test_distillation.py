@@ -92,30 +92,34 @@ def test_made_rows_of_a_data_frame_have_its_columns(library):
 def test_without_made_rows_it_is_a_fit_to_the_predictions():
     expected = jtrees.fit(RECIPE, X, NUMBERS.predict(X), key=KEY)
     teachers = NUMBERS, NUMBERS.predict, jtrees.fit(RECIPE, X, Y, key=KEY)
-    found = [jtrees.distill(one, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, None)) for one in teachers]
+    found = [jtrees.distill(one, RECIPE, X, key=KEY, synthetic=0, held_out=(X_OUT, None)) for one in teachers]
     for one in found[:2]:
         np.testing.assert_array_equal(one.predict(X_OUT), expected.predict(X_OUT))
-        assert (one.rows, one.made, one.held_out, one.score) == (60, 0, 20, None)
+        assert (one.rows, one.synthetic, one.held_out, one.score) == (60, 0, 20, None)
         assert one.fidelity == pytest.approx(r2_score(NUMBERS.predict(X_OUT), expected.predict(X_OUT)))
     assert found[2].fidelity == pytest.approx(r2_score(teachers[2].predict(X_OUT), found[2].predict(X_OUT)))
 
 
 def test_the_scores_are_those_of_the_held_out_rows():
     y_out = X_OUT[:, 0] - X_OUT[:, 1]
-    assert jtrees.distill(NUMBERS, RECIPE, X, key=KEY, held_out=(X_OUT, y_out)).made == 600  # by default, of few rows
-    result = jtrees.distill(NUMBERS, RECIPE, X, key=KEY, made=1, held_out=(X_OUT, y_out))
-    assert result.rows == 120 and result.made == 60
+    assert (
+        jtrees.distill(NUMBERS, RECIPE, X, key=KEY, held_out=(X_OUT, y_out)).synthetic == 600
+    )  # by default, of few rows
+    result = jtrees.distill(NUMBERS, RECIPE, X, key=KEY, synthetic=1, held_out=(X_OUT, y_out))
+    assert result.rows == 120 and result.synthetic == 60
     assert result.score == pytest.approx(r2_score(y_out, result.predict(X_OUT)))
     assert result.teacher_score == pytest.approx(r2_score(y_out, NUMBERS.predict(X_OUT)))
-    part = jtrees.distill(NUMBERS, RECIPE, X, Y, key=KEY, made=1, held_out=0.25, sample_weight=np.linspace(0, 1, 60))
-    assert (part.rows, part.made, part.held_out) == (90, 45, 15)
+    part = jtrees.distill(
+        NUMBERS, RECIPE, X, Y, key=KEY, synthetic=1, held_out=0.25, sample_weight=np.linspace(0, 1, 60)
+    )
+    assert (part.rows, part.synthetic, part.held_out) == (90, 45, 15)
     assert part.teacher_score is not None and part.teacher_score > 0.9
 
 
 @pytest.mark.slow
 def test_classes_are_learnt_from_probabilities_and_named_by_the_teacher():
     y_out = np.array(["low", "middle", "top"])[np.digitize(X_OUT[:, 0] - X_OUT[:, 1], (-1, 1))]
-    result = jtrees.distill(CLASSES, RECIPE, X, key=KEY, made=0, held_out=(X_OUT, y_out))
+    result = jtrees.distill(CLASSES, RECIPE, X, key=KEY, synthetic=0, held_out=(X_OUT, y_out))
     chances = CLASSES.predict_proba(X)
     expected = jtrees.fit(RECIPE, X, chances, key=KEY, task="classification")
     np.testing.assert_array_equal(result.predict(X_OUT), expected.predict(X_OUT))
@@ -130,7 +134,7 @@ def test_raw_tables():
     y = X[:, 0] + np.arange(60) % 3
     encoded = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthrough")
     teacher = make_pipeline(encoded, LinearRegression()).fit(frame, y)
-    result = jtrees.distill(teacher, RECIPE, frame, y, key=KEY, made=1)
+    result = jtrees.distill(teacher, RECIPE, frame, y, key=KEY, synthetic=1)
     assert isinstance(result.model, jtrees.tables.FrameModel) and result.predict(frame).shape == (60,)
     assert result.rows == 96 and result.teacher_score == pytest.approx(1)
 
@@ -149,6 +153,6 @@ def test_raw_tables():
     ],
 )
 def test_what_cannot_be_distilled_is_refused(arguments, message):
-    given = {"teacher": NUMBERS, "recipe": RECIPE, "x": X, "made": 0, "key": KEY} | arguments
+    given = {"teacher": NUMBERS, "recipe": RECIPE, "x": X, "synthetic": 0, "key": KEY} | arguments
     with pytest.raises(ValueError, match=re.escape(message)):
         jtrees.distill(given.pop("teacher"), given.pop("recipe"), given.pop("x"), **given)

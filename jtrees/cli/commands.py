@@ -123,15 +123,15 @@ def _advice(options: argparse.Namespace, held_out: HeldOut) -> str:
 
 def _command(options: argparse.Namespace, *, tree: bool) -> str:
     """Returns the command with the default recipe of one tree, or of a sum of trees."""
-    words, kept = list(map(str, options.words)), []
+    words, command = list(map(str, options.words)), []
     while words:
         option, equals, _ = (word := words.pop(0)).partition("=")
         if option not in ("--recipe", "--set", "--tree"):
-            kept.append(word)
+            command.append(word)
         elif not equals and option != "--tree":  # the recipe is the next word, and options go on to the next option
             count = next((i for i, other in enumerate(words) if other.startswith("--")), len(words))
             del words[: 1 if option == "--recipe" else count]
-    return shlex.join(["jtrees", *kept, *["--tree"] * tree])
+    return shlex.join(["jtrees", *command, *(["--tree"] if tree else [])])
 
 
 def _held_out(

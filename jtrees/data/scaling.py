@@ -113,14 +113,14 @@ class Scaling:
     def _in_units(self, x: Any, zero: Any) -> Any:
         """Returns scaled features in float32, from features relative to ``zero``."""
         xp: Any = jnp if isinstance(x, jax.Array) else np
-        center, unit, most = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit, self.x_most))
+        center, unit, limit = (xp.asarray(a, x.dtype) for a in (self.x_center - zero, self.x_unit, self.x_most))
         # A constant column is also 0 in new samples.
         scaled = xp.where(self.constant, 0, (x - center) / unit)
-        return xp.clip(scaled, -most, most).astype(np.float32)
+        return xp.clip(scaled, -limit, limit).astype(np.float32)
 
     def has_clipped(self, x: Any) -> bool:
         """Returns whether scaled features ``(n, p)`` are clipped in any row."""
-        return bool(np.any(np.maximum(x.max(0), -x.min(0)) >= np.float32(self.x_most)))
+        return bool(_clipped(x, self.x_most).any())
 
     def transform_y(self, y: Any) -> np.ndarray:
         """Returns scaled targets in float32; labels are returned unchanged."""

@@ -245,8 +245,8 @@ class Boosted(Wrapper):
         With ``chooses``, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
         over the problems, weighted by ``weights``.
         """
-        by_problem = _unless_failed(await gather(*(begin(problem) for problem in problems)))
-        kinds = [_Kind(list(sums), weights) for sums in zip(*by_problem, strict=True)]
+        sums_of_problems = _unless_failed(await gather(*(begin(problem) for problem in problems)))
+        kinds = [_Kind(list(sums), weights) for sums in zip(*sums_of_problems, strict=True)]
         kinds = kinds if chooses else kinds[-1:]
         name, monitor, growing, done = type(self).__name__, problems[0].monitor, kinds, 0
         with monitor.progress_of(self.rounds, name) as show:
@@ -257,8 +257,10 @@ class Boosted(Wrapper):
                 show(done, [kind.losses[-1:] for kind in growing])
                 rounds = min(len(kind.losses) for kind in growing)
                 lowest = min(kind.lowest(rounds) for kind in growing)
-                most = lowest + _FAR_BEHIND * abs(lowest)
-                growing = [kind for kind in growing if kind.lowest(rounds) <= most and self._rounds_to_add(kind.losses)]
+                limit = lowest + _FAR_BEHIND * abs(lowest)
+                growing = [
+                    kind for kind in growing if kind.lowest(rounds) <= limit and self._rounds_to_add(kind.losses)
+                ]
         # Simpler trees need not be better.
         handicap = lambda kind: _LEAST_GAIN * abs(kind.lowest()) if kind is kinds[-1] else 0
         best = min(kinds, key=lambda kind: kind.lowest() + handicap(kind))

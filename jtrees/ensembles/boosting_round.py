@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding
+from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import signs_of
 from jtrees.search import MOST, Run
 from jtrees.tasks import Regression, Task
@@ -172,12 +172,12 @@ def _halved(run: Run, state: State, leaves: Any, leaf: Array) -> Any:
     def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         size, raises, number = carry
         size = jnp.where(raises, jnp.where(number < _HALVINGS, size / 2, 0), size)
-        return size, ~(losses_after(size) <= most), number + 1
+        return size, ~(losses_after(size) <= limit), number + 1
 
-    ones = jnp.ones(count, direction.dtype)
-    before = losses_after(0 * ones)
-    most = before + _ROUNDING * jnp.abs(before)
-    carry = ones, ~(losses_after(ones) <= most), jnp.zeros((), jnp.int32)
+    whole_steps = jnp.ones(count, direction.dtype)
+    before = losses_after(0 * whole_steps)
+    limit = before + _ROUNDING * jnp.abs(before)
+    carry = whole_steps, ~(losses_after(whole_steps) <= limit), jnp.zeros((), jnp.int32)
     size, *_ = jax.lax.while_loop(lambda carry: carry[1].any() & (carry[2] <= _HALVINGS), halve, carry)
     return _times(leaves, size)
 
@@ -205,7 +205,7 @@ def _newton(task: Task, outputs: Array, y: Array, weight: Array) -> tuple[Array,
 @compilation.sums_in_order
 def before_rounds(run: Run) -> tuple[State, Rounds]:
     """Returns the state before the first round, and zeros in place of the rounds. The base has an option ``depth``."""
-    nodes, p, dtype = 2**run.recipe.base.depth - 1, run.batch.x.shape[1], run.batch.x.dtype
+    nodes, p, dtype = topology.num_nodes(run.recipe.base.depth), run.batch.x.shape[1], run.batch.x.dtype
     state, splits = initial_state(run), ObliqueTree(jnp.zeros((nodes, p), dtype), jnp.zeros(nodes, dtype), None)
     _, added = jax.eval_shape(lambda: added_to(run, state, splits, jnp.ones(p, dtype), jnp.bool_(True)))
     return state, jax.tree.map(lambda a: jnp.zeros((run.recipe.rounds_of_call, *a.shape), a.dtype), added)
@@ -213,13 +213,13 @@ def before_rounds(run: Run) -> tuple[State, Rounds]:
 
 @compilation.sums_in_order
 def grown_rounds(
-    run: Run, grown: tuple[State, Rounds], draws: Draws, shared: Any, rows: Any, before: Array, count: Array
+    run: Run, boosted: tuple[State, Rounds], draws: Draws, shared: Any, rows: Any, before: Array, count: Array
 ) -> tuple[tuple[State, Rounds], Array, bool]:
     """Returns the state after ``count`` more rounds, their training losses, and False: the rounds do not end early.
 
     Args:
       run: the run.
-      grown: the state of boosting, and the rounds of this call so far.
+      boosted: the state of boosting, and the rounds of this call so far.
       draws: the draws of the rounds of this call.
       shared: argument of ``grow`` of the base.
       rows: argument of ``grow``, for all rows of the run.
@@ -229,15 +229,15 @@ def grown_rounds(
     base = run.recipe.base
 
     def splits_of(number: Array, state: State, _: Rounds) -> tuple[ObliqueTree, Array, Array]:
-        drawn = jax.tree.map(lambda a: a[number], draws)
-        batch = round_batch(run, state, drawn)
-        key = jax.random.wrap_key_data(drawn.key, impl=jax.random.key_impl(run.key))
+        round_draws = jax.tree.map(lambda a: a[number], draws)
+        batch = round_batch(run, state, round_draws)
+        key = jax.random.wrap_key_data(round_draws.key, impl=jax.random.key_impl(run.key))
         base_run = Run(base, base_task(run.task), batch, batch, key, monotone=run.monotone)
-        drawn_rows = jax.tree.map(lambda a: a[drawn.rows], sharding.keep_rows(rows))
-        splits, finite = base.grow(base_run, shared, drawn_rows, drawn.tree)
-        return splits, drawn.features, finite
+        round_rows = jax.tree.map(lambda a: a[round_draws.rows], sharding.keep_rows(rows))
+        splits, finite = base.grow(base_run, shared, round_rows, round_draws.tree)
+        return splits, round_draws.features, finite
 
-    return _with_rounds(run, grown, splits_of, before, count)
+    return _with_rounds(run, boosted, splits_of, before, count)
 
 
 @compilation.sums_in_order

@@ -90,13 +90,13 @@ class GrowingSum:
 
         A search adds a single round. After the deadline, a program adds no round but the first.
         """
-        rounds = await (self._searched() if self._grow_arguments is None else self._grown(count))
+        rounds = await (self._round_of_search() if self._grow_arguments is None else self._rounds_of_program(count))
         self._rounds.append(rounds)
 
-    async def _grown(self, count: int) -> Rounds:
-        problem, first, (shared, rows, (drawn,)) = self._problem, len(self.losses), self._grow_arguments
+    async def _rounds_of_program(self, count: int) -> Rounds:
+        problem, first, (shared, rows, (tree_draws,)) = self._problem, len(self.losses), self._grow_arguments
         draws = [
-            draws_of_round(problem, number)._replace(tree=jax.tree.map(lambda a, number=number: a[number], drawn))
+            draws_of_round(problem, number)._replace(tree=jax.tree.map(lambda a, number=number: a[number], tree_draws))
             for number in range(first, first + count)
         ]
         # All calls have the length of the longest call, so one program makes them.
@@ -106,7 +106,7 @@ class GrowingSum:
         self._state, self._room = (trained.state.element(number) for number in range(2))
         return jax.tree.map(lambda a: a[: len(trained.losses)], self._room.host)
 
-    async def _searched(self) -> Rounds:
+    async def _round_of_search(self) -> Rounds:
         problem, number = self._problem, len(self._rounds)
         base, draws = problem.recipe.base, draws_of_round(problem, number)
         batch = await problem.map(round_batch, self._state, draws, often=True)
@@ -165,7 +165,7 @@ async def begin(problem: Problem) -> list[GrowingSum]:
     if grow_arguments is None or recipe.rounds * max(recipe.rows_of_round(n), 2**base.depth * p) > _MOST_NUMBERS:
         return [GrowingSum(problem, await problem.map(initial_state))]
     before = await problem.map(before_rounds)
-    arguments = (grow_arguments._replace(drawn=(drawn,)) for drawn in grow_arguments.drawn)
+    arguments = (grow_arguments._replace(drawn=(draws,)) for draws in grow_arguments.drawn)
     return [GrowingSum(problem, before.element(0), before.element(1), kind) for kind in arguments]
 
 

@@ -16,7 +16,7 @@ import optax
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
 from jtrees.forest import Forest
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened
-from jtrees.search import MiniBatchRecipe, Run, checked_values, option
+from jtrees.search import NetworkRecipe, Run, checked_values, option
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -137,7 +137,7 @@ class GRANDEModel(SoftModel):
 
 
 @pytree.dataclass(kw_only=True)
-class GRANDE(MiniBatchRecipe):
+class GRANDE(NetworkRecipe):
     """GRANDE's recipe: hard axis-aligned trees with weights for each sample, trained jointly.
 
     The search trains on mini-batches with Adam. Early stopping chooses the number of updates, as in

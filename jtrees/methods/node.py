@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 import optax
 
 from jtrees import io, losses, pytree, routing, topology, training, validation as checks
-from jtrees.search import MiniBatchRecipe, Run, checked_values, option
+from jtrees.search import NetworkRecipe, Run, checked_values, option
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -142,7 +142,7 @@ class NODEModel(SoftModel):
 
 
 @pytree.dataclass(kw_only=True)
-class NODE(MiniBatchRecipe):
+class NODE(NetworkRecipe):
     """NODE's recipe: layers of soft oblivious trees, trained jointly.
 
     The search trains on mini-batches with Adam. Early stopping chooses the number of updates, as in

@@ -26,6 +26,7 @@ from jtrees.search import options as options  # isort: skip
 from jtrees.search.options import Ranges as Ranges, checked_values as checked_values, option as option  # isort: skip
 from jtrees.search.minibatch import (  # isort: skip
     MiniBatchRecipe as MiniBatchRecipe,
+    NetworkRecipe as NetworkRecipe,
     Schedule as Schedule,
     trained as trained,
 )

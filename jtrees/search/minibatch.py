@@ -95,7 +95,7 @@ class MiniBatchRecipe(Recipe):
     A subclass defines :meth:`method` and :meth:`optimizer`. Compiled functions call them, :meth:`model`,
     :meth:`evaluate`, :meth:`describe` and :meth:`has_vanished` with the run; the host calls the other methods. The
     search trains on mini-batches. The model has the parameters after the last update. If ``validation`` is given, it
-    has the parameters with the lowest validation loss. A recipe that ends in a network has a ``model_type``.
+    has the parameters with the lowest validation loss.
 
     Attributes:
       epochs: number of passes over the data. None: ``passes``, with at least 300 and at most 7500 updates. Batches of
@@ -113,8 +113,6 @@ class MiniBatchRecipe(Recipe):
       chooses_updates: whether early stopping chooses the number of updates if there is no validation set. A trial on
         four fifths of the rows is then evaluated on the other rows, and the last training takes the updates of the
         lowest loss. Trials of preconditioners have all updates, else a sixth of them.
-      model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network. None: the model is a tree.
-      report_type: the class of the report of a recipe that ends in a network.
     """
 
     epochs: int | None = option(None)
@@ -127,8 +125,6 @@ class MiniBatchRecipe(Recipe):
     refit = None
     passes = _PASSES
     chooses_updates = False
-    model_type: ClassVar[Any] = None
-    report_type: ClassVar[Any] = TrainingReport
 
     def method(self, run: Run) -> training.Method:
         """Returns the method to train."""
@@ -139,14 +135,12 @@ class MiniBatchRecipe(Recipe):
         raise NotImplementedError
 
     def model(self, run: Run, params: Any) -> Any:
-        """Returns the model of scaled data: the hardened tree, or the network with its parameters."""
-        return self.method(run).harden(params, run.batch) if self.model_type is None else params
+        """Returns the model of scaled data."""
+        return self.method(run).harden(params, run.batch)
 
     def evaluate(self, run: Run, params: Any) -> Array:
-        """Returns the loss of the hardened tree or of the network on the evaluation rows of a run."""
-        if self.model_type is None:
-            return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.evaluation)
-        return output_loss(run.task, lambda network, x: network.outputs(x), params, run.evaluation)
+        """Returns the loss of the parameters on the evaluation rows of a run."""
+        return prediction_loss(run.task, self.method(run).harden(params, run.batch), run.evaluation)
 
     def describe(self, run: Run, params: Any) -> dict[str, Any]:
         """Returns values of the report by name."""
@@ -173,13 +167,6 @@ class MiniBatchRecipe(Recipe):
         result = result_of(run, in_parts(advanced, run, initial(run), self.schedule(len(run.batch.x)).steps))
         return result.model.replace(leaves=None), jnp.isfinite(result.score)
 
-    def tree_leaves(self, task: Task) -> str | None:
-        return "constant" if self.model_type is None else None
-
-    def is_bounded(self, task: Task) -> bool:
-        """Returns whether predictions of a network are clipped to values near the training targets."""
-        return False
-
     async def search(self, problem: Problem) -> Fitted:
         """Trains with the best strength of the preconditioner and, if it is chosen, the best number of updates."""
         chooses = self.chooses_updates and self.early_stopping
@@ -190,8 +177,34 @@ class MiniBatchRecipe(Recipe):
 
     def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         """Returns the result of a training in the user's units; ``preconditioning`` is for the report."""
-        if self.model_type is None:
-            return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)
+        return fitted_tree(problem, fitted, refit=self.refit, preconditioning=preconditioning)
+
+
+class NetworkRecipe(MiniBatchRecipe):
+    """A recipe of mini-batches that ends in a network: a pytree of parameters with ``outputs(x)``.
+
+    Attributes:
+      model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network.
+      report_type: the class of the report, whose attributes :meth:`describe` returns.
+    """
+
+    model_type: ClassVar[Any]
+    report_type: ClassVar[Any] = TrainingReport
+
+    def tree_leaves(self, task: Task) -> str | None:
+        return None
+
+    def is_bounded(self, task: Task) -> bool:
+        """Returns whether predictions are clipped to values near the training targets."""
+        return False
+
+    def model(self, run: Run, params: Any) -> Any:
+        return params
+
+    def evaluate(self, run: Run, params: Any) -> Array:
+        return output_loss(run.task, lambda network, x: network.outputs(x), params, run.evaluation)
+
+    def finish(self, problem: Problem, fitted: Fitted, preconditioning: Preconditioning | None = None) -> Fitted:
         values = {name: value if np.ndim(value) else value.item() for name, value in fitted.report.items()}
         report = self.report_type(**values, preconditioning=preconditioning)
         return fitted_network(problem, fitted, self.model_type, report, self.is_bounded(problem.task))

@@ -51,13 +51,7 @@ class Recipe:
     """A paper's whole procedure as data: a dataclass (:func:`jtrees.pytree.dataclass`) with its options as fields.
 
     Numeric options may be traced. All other options are static. See :mod:`jtrees.search.options`.
-
-    Attributes:
-      clips_codes_near: whether codes such as 999,999,999 are clipped near the other values of their feature:
-        see :meth:`jtrees.data.Scaling.fit`.
     """
-
-    clips_codes_near = True
 
     async def search(self, problem: Problem) -> Fitted:
         """Returns the result for a problem; this is the recipe's procedure.
@@ -76,7 +70,7 @@ class Recipe:
 
     def scaling(self, table: Table) -> Scaling:
         """Returns the scaling of a table for the training of the recipe."""
-        return Scaling.fit(table, near=self.clips_codes_near)
+        return Scaling.fit(table, near=True)
 
     def tree_leaves(self, task: Task) -> str | None:
         """Returns the kind of leaves if the model is a single tree, ``"constant"`` or ``"linear"``, else None.

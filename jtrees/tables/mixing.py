@@ -8,8 +8,8 @@ from jtrees import validation as checks
 from jtrees.tables.frame import read_frame
 
 _CANDIDATES = 8  # number of random rows; the nearest of them is the second row
-_SHARE = 0.5  # fraction of the columns that a made row takes from its second row
-_BLOCK = 2**16  # number of made rows whose candidates are compared at once
+_SHARE = 0.5  # fraction of the columns that a synthetic row takes from its second row
+_BLOCK = 2**16  # number of synthetic rows whose candidates are compared at once
 
 
 class OriginalRows:
@@ -64,10 +64,10 @@ class OriginalRows:
     # --- Made rows ---
 
     def make_rows(self, count: int, rng: np.random.Generator) -> tuple["OriginalRows", np.ndarray]:
-        """Returns made rows, as :func:`jtrees.distill` describes them, and the number of the first row of each.
+        """Returns synthetic rows, as :func:`jtrees.distill` describes them, and the number of the first row of each.
 
         Args:
-          count: number of made rows. Every row is the first row about equally often.
+          count: number of synthetic rows. Every row is the first row about equally often.
           rng: random generator.
         """
         columns, n = self._columns(), len(self)
@@ -123,7 +123,7 @@ class _Column(NamedTuple):
         return cls(values, bool(is_float and np.isfinite(values).all() and (values != np.round(values)).any()))
 
     def draws(self, first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> "_Draws":
-        """Returns the column of made rows, each of which mixes a first and a second row."""
+        """Returns the column of synthetic rows, each of which mixes a first and a second row."""
         takes, part = rng.random((2, len(first)))
         rows = np.where(takes < _SHARE, second, first)
         if not self.is_continuous:
@@ -145,14 +145,14 @@ class _Column(NamedTuple):
 
 
 class _Draws(NamedTuple):
-    """A column of made rows: the rows to copy from, and for a continuous column the drawn values."""
+    """A column of synthetic rows: the rows to copy from, and for a continuous column the drawn values."""
 
     rows: np.ndarray
     numbers: np.ndarray | None
 
 
 def _nearest(columns: list[_Column], rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the second row of each made row: the nearest of eight random rows, except the first row itself."""
+    """Returns the second row of each synthetic row: the nearest of eight random rows, except the first row itself."""
     n = len(columns[0].values)
     candidates = rng.integers(0, n, (_CANDIDATES, len(rows)))
     distance = sum(column.distances(rows[None], candidates) for column in columns) + np.where(

@@ -26,7 +26,7 @@ from jtrees.methods.latent_tree.architecture import (
     is_tree,
 )
 from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
-from jtrees.search import Fitted, MiniBatchRecipe, Preconditioning, Problem, Run, TrainingReport, option
+from jtrees.search import Fitted, NetworkRecipe, Preconditioning, Problem, Run, TrainingReport, option
 from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel, near_targets
 from jtrees.tasks import Regression, Task
@@ -122,7 +122,7 @@ class LatentReport(TrainingReport):
 
 
 @pytree.dataclass(kw_only=True)
-class LatentRecipe(MiniBatchRecipe):
+class LatentRecipe(NetworkRecipe):
     """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share.
 
     The base class has linear splits and a linear predictor.

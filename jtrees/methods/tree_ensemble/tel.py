@@ -17,7 +17,7 @@ from jtrees import io, losses, pytree, routing, topology, training, validation a
 from jtrees.methods.tree_ensemble.ensemble import Ensemble, hardened, random_ensemble
 from jtrees.methods.tree_ensemble.lazy_step import lazy_step
 from jtrees.routing import conditional
-from jtrees.search import MiniBatchRecipe, Run, TrainingReport, checked_values, option
+from jtrees.search import NetworkRecipe, Run, TrainingReport, checked_values, option
 from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
@@ -154,7 +154,7 @@ class TELReport(TrainingReport):
 
 
 @pytree.dataclass(kw_only=True)
-class TEL(MiniBatchRecipe):
+class TEL(NetworkRecipe):
     """TEL's recipe: an ensemble of soft trees, trained jointly.
 
     The search trains on mini-batches with Adam. The ensemble soon overfits, so early stopping chooses the number of
