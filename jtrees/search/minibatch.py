@@ -185,7 +185,7 @@ class NetworkRecipe(MiniBatchRecipe):
 
     Attributes:
       model_type: the subclass of :class:`jtrees.SoftModel` that holds the trained network.
-      report_type: the class of the report, whose attributes :meth:`describe` returns.
+      report_type: the class of the report, whose attributes :meth:`MiniBatchRecipe.describe` returns.
     """
 
     model_type: ClassVar[Any]
