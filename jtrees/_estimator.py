@@ -5,13 +5,12 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import compilation, distributed, prediction, processes, topology, validation as checks
+from jtrees import compilation, distributed, prediction, processes, validation as checks
 from jtrees.data.held_out import divided
 from jtrees.ensembles import Boosted
 from jtrees.explain.importance import mean_changes
@@ -90,7 +89,7 @@ class TreeEstimator(BaseEstimator):
 
     # --- Fitting -----------------------------------------------------------------------------------------------------
 
-    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray, groups: np.ndarray | None) -> None:
+    def _learn(self, x: _Rows, y: np.ndarray, weight: np.ndarray) -> None:
         """Fits to classes 0..K-1, or to targets ``(n,)`` or ``(n, k)``, which must not be constant."""
         processes.require_xla("the fit of an estimator")
         recipe = self._recipe(len(x))
@@ -105,10 +104,8 @@ class TreeEstimator(BaseEstimator):
             rng = check_random_state(distributed.of_first(rng.randint(np.iinfo(np.int32).max)))
         options: Any = {"task": self._task(y), "max_seconds": self.max_seconds, "progress": self.progress}
         options["monotone"] = self.monotonic_cst
-        if groups is not None and self.validation_fraction is None:
-            raise ValueError("validation_groups needs validation_fraction, got None")
         if self.validation_fraction is not None:
-            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y), groups)
+            training, held_out = divided(len(y), self.validation_fraction, rng, self._strata(y))
             options["validation"] = x[held_out], y[held_out], weight[held_out]
             x, y, weight = x[training], y[training], weight[training]
         if (weight != weight[0]).any():
@@ -275,60 +272,6 @@ class TreeEstimator(BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    # --- The tree ----------------------------------------------------------------------------------------------------
-
-    def _single(self) -> ObliqueTree:
-        check_is_fitted(self)
-        if self.tree_ is None:
-            raise AttributeError(f"this needs a single tree; this model is a {self.model_}")
-        return self.tree_
-
-    def _path(self, X: Any) -> np.ndarray:
-        """Returns the nodes on the path of each sample, root first, ``(n, depth + 1)``."""
-        tree = self._single()
-        return np.asarray(tree.decision_path(self._features(X)), np.int64).T
-
-    def apply(self, X: Any) -> np.ndarray:
-        """Returns the leaf of each sample, ``(n,)``, as the breadth-first index of its node.
-
-        The root is 0. The indices of the leaves have gaps.
-
-        Raises:
-          AttributeError: if the model is not one tree.
-        """
-        return self._path(X)[:, -1]
-
-    def decision_path(self, X: Any) -> Any:
-        """Returns a sparse 0/1 matrix, samples by nodes, of the nodes on each path, numbered as in :meth:`apply`.
-
-        Raises:
-          AttributeError: if the model is not one tree.
-        """
-        path = self._path(X)
-        n, levels = path.shape
-        values, ends = np.ones(path.size, np.int64), np.arange(n + 1) * levels
-        return sparse.csr_matrix((values, path.ravel(), ends), shape=(n, topology.num_nodes(levels)))
-
-    def get_depth(self) -> int:
-        """Returns the largest number of splits on a path.
-
-        Raises:
-          AttributeError: if the model is not one tree.
-        """
-        splits = self._single().splits
-        passed = np.zeros(2 * len(splits) + 1, int)
-        for node in range(len(splits)):
-            passed[2 * node + 1 : 2 * node + 3] = passed[node] + splits[node]
-        return int(passed.max())
-
-    def get_n_leaves(self) -> int:
-        """Returns the number of reachable leaves.
-
-        Raises:
-          AttributeError: if the model is not one tree.
-        """
-        return self._single().num_leaves
-
 
 def _has_text(x: Any) -> bool:
     """Returns whether x is an array of objects ``(n, p)``, such as the cells of a DataFrame, that holds text."""
@@ -344,20 +287,10 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     return options
 
 
-def positive_rows(
-    x: Any, y: np.ndarray, sample_weight: Any, groups: Any
-) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Returns the rows of positive weight, their targets, their weights and their groups.
-
-    Raises:
-      ValueError: for invalid weights, or if there is not one group for each row.
-    """
-    if groups is not None:
-        groups = np.asarray(groups)
-        if groups.shape != (len(x),):
-            raise ValueError(f"validation_groups must be one label a row, ({len(x)},), got shape {groups.shape}")
+def positive_rows(x: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Returns the rows of positive weight, their targets and their weights; raises an error for invalid weights."""
     if sample_weight is None:
-        return x, y, np.ones(len(x)), groups
+        return x, y, np.ones(len(x))
     weight = checks.relative_weight(sample_weight, len(x))
     used = weight > 0
-    return x[used], y[used], weight[used], None if groups is None else groups[used]
+    return x[used], y[used], weight[used]

@@ -13,7 +13,7 @@ from sklearn.utils import Bunch
 from experiments import compare, data, sizes
 import jtrees
 from jtrees.cli.tables import guess, read_labelled, usable
-from jtrees.report.held_out import split_rows
+from jtrees.data.held_out import divided
 from jtrees.report.rivals import rivals
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -116,7 +116,7 @@ def test_regression(folder, tmp_path, capsys):
     assert config["options"]["seed"] == 0 and "jax" in config["versions"] and config["recipes"]["GET"]["epochs"] == 10
     # The scores are those of the saved models.
     frame = data.load_frame("plane", data_dir=folder)
-    train, test = split_rows(frame.y.to_numpy(), "regression", 0.25, 0)
+    train, test = divided(len(frame.y), 0.25, 0)
     for name, file in zip(table.index[2:], names[2:], strict=True):
         encoder, model = saved(written, file)["encoder"], saved(written, file)["model"]
         for rows, score in ((train, "training R²"), (test, "R²")):
@@ -158,7 +158,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
 def test_scores_of_classes(folder, tmp_path, name, classes):
     written, table = run(tmp_path, *on(folder, name))
     frame = data.load_frame(name, data_dir=folder)
-    train, test = split_rows(y := frame.y.to_numpy(), "classification", 0.25, 0)
+    train, test = divided(len(frame.y), 0.25, 0, y := frame.y.to_numpy())
     cart, row, constant = saved(written, "CART_depth_2"), table.loc["CART, depth 2"], table.loc["constant"]
     chances = cart["model"].predict_proba(cart["encoder"].transform(frame.x.iloc[test]))
     y_train, y = y[train], y[test]

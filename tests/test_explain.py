@@ -57,12 +57,11 @@ def raw():
     return frame, y, jtrees.tables.FrameModel(tree, encoder)
 
 
-@pytest.mark.parametrize("reference", [None, rows(1, seed=7)[0]])
 @pytest.mark.parametrize("kind", sweeps.quick(["linear", "classes", "actions"], ["linear"]))
-def test_parts_add_up(kind, reference):
+def test_parts_add_up(kind):
     tree = random_tree(kind, origin=True)
     for x in rows(20):
-        path = explain.path(tree, x, reference=reference)
+        path = explain.path(tree, x)
         assert path.leaf == tree.leaf_index(x[None])[0]
         nodes = tree.decision_path(x[None])[:, 0]
         assert [split.node for split in path.splits] == nodes[:-1].tolist()
@@ -71,8 +70,7 @@ def test_parts_add_up(kind, reference):
             assert split.reference + sum(split.parts.values()) == pytest.approx(split.margin, abs=1e-12)
         np.testing.assert_array_equal(path.prediction, tree.predict(x[None])[0])
         if kind == "linear":
-            at = np.zeros(5) if reference is None else reference - tree.origin.x
-            base = tree.leaves.at(jnp.array([path.leaf]), jnp.asarray(at, jnp.float32)[None])[0] + 3
+            base = tree.leaves.at(jnp.array([path.leaf]), jnp.zeros((1, 5)))[0] + 3
             assert base + sum(path.parts.values()) == pytest.approx(float(path.prediction), abs=1e-5)  # float32
         else:
             assert path.parts is None
@@ -327,7 +325,6 @@ ERRORS = {
     explain.path: [
         ((jtrees.Forest(jax.tree.map(lambda a: a[None], TREE)), rows(1)), {}, "must be a single tree, got Forest"),
         ((TREE, rows(2)), {}, "row must be one row, got 2"),
-        ((TREE, rows(1)), {"reference": rows(2)}, "reference must be one row, got 2"),
         ((TREE, rows(1)), {"feature_names": ["a"]}, "feature_names must hold 5 names, one a column, got 1"),
         ((TREE, rows(1)), {"feature_names": "abcda"}, "feature_names must differ from each other, got 'a' twice"),
     ],

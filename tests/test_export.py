@@ -107,7 +107,7 @@ def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have
 def test_names_and_levels_may_look_like_parts_of_a_template(form, name, tmp_path):
     """Or like the end of a literal or of a comment."""
     frame = pd.DataFrame({name: [*nasty.TEXTS, None] * 10})
-    check(form, identity_model(frame, np.arange(len(frame)), max_levels=99), frame, tmp_path)
+    check(form, identity_model(frame, np.arange(len(frame))), frame, tmp_path)
 
 
 TEXTS = list(enumerate(nasty.TEXTS))

@@ -314,28 +314,11 @@ def test_an_error_of_a_path_names_the_path(tmp_path, out, error):
             {"object": {"class": "Oak", "fields": {}}, "jtrees": "9.8.7"},
             r"was written by jtrees 9\.8\.7, and jtrees .*",
         ),
-        ({"object": {"class": "Values", "fields": {"a": 1}}, "jtrees": None}, r"was written by an earlier release"),
     ],
 )
 def test_other_formats_and_kinds_are_refused(tmp_path, header, message):
     with pytest.raises(ValueError, match=message):
         jtrees.load(rewritten(saved(TREE, tmp_path), **header))
-
-
-@pytest.mark.parametrize(
-    ("version", "schema"),
-    [
-        (1, {"class": "Columns", "fields": {}}),
-        (2, {"class": "ColumnSchema", "fields": {"kind": "text", "by_mean": True}}),
-    ],
-)
-def test_models_of_older_formats_are_read_unless_they_have_a_raw_table(tmp_path, version, schema):
-    loaded = jtrees.load(rewritten(saved(TREE, tmp_path), format=version))
-    np.testing.assert_array_equal(loaded.weights, TREE.weights)
-    raw = {"class": "FrameModel", "fields": {"model": None, "columns": schema}}
-    message = rf"has format {version} and holds a model of a raw table; this release reads .* 3: fit the model again$"
-    with pytest.raises(ValueError, match=message):
-        jtrees.load(rewritten(saved(TREE, tmp_path), format=version, object=raw))
 
 
 @pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])

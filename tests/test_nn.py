@@ -130,8 +130,10 @@ def test_a_split_of_another_shape_is_refused():
 
 def ensemble(**options):
     options = {"num_trees": 3, "depth": 2, "out_features": 2, "gamma": 2.0} | options
-    wide = nnx.initializers.normal(1.0)
-    return nn.TreeEnsemble(3, **options, split_init=wide, bias_init=wide, leaf_init=wide, rngs=nnx.Rngs(0))
+    layer = nn.TreeEnsemble(3, **options, rngs=nnx.Rngs(0))
+    for seed, parameter in enumerate((layer.weights, layer.bias, layer.leaf_values)):
+        parameter[...] = jax.random.normal(jax.random.key(seed), parameter.shape)
+    return layer
 
 
 def trees_one_by_one(layer, x):

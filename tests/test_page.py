@@ -18,8 +18,9 @@ from sklearn import ensemble
 
 import jtrees
 from jtrees.cli.parser import LOSSES
+from jtrees.data.held_out import divided
 from jtrees.estimators import BoostedClassifier, TreeClassifier, TreeRegressor
-from jtrees.report.held_out import HeldOut, split_rows
+from jtrees.report.held_out import HeldOut
 from jtrees.report.page import write_report
 from jtrees.report.rivals import rivals
 from jtrees.tasks.custom import named
@@ -135,7 +136,7 @@ def test_leaves_and_rows_of_a_report_agree(tmp_path):
     other = BoostedClassifier({"rounds": 2, "patience": None})
     held_out = HeldOut(model, other, jtrees.losses.SquaredError(), x, y, share=0.25, seed=0, forests=True)
     write_report(out, held_out, name="shops", target="y", command="jtrees report")
-    train, _ = split_rows(y, "classification", 0.25, 0)
+    train, _ = divided(len(y), 0.25, 0, y)
     codes = (y[train] == "yes").astype(int)
     leaf = model.tree_.leaf_index(jtrees.tables.TableEncoder.fit(x.iloc[train], codes, task="classification")[1])
     rows, yes = np.bincount(leaf), np.bincount(leaf, codes)

@@ -106,22 +106,18 @@ def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
 def recipe_named(text: str) -> jtrees.Recipe:
     """Returns the recipe ``Name`` or ``Name(Base)``."""
     match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
-    names: Any = jtrees.__all__
-    recipes = {name: recipe for name in names if _is_recipe(recipe := getattr(jtrees, name))}
+    public = {name: getattr(jtrees, name) for name in jtrees.__all__}
+    recipes = {
+        name: kind for name, kind in public.items() if isinstance(kind, type) and issubclass(kind, jtrees.Recipe)
+    }
+    for name in ("Recipe", "LatentClustering", "FromMethod"):  # they need arguments
+        del recipes[name]
     if match is None or match[1] not in recipes:
-        expected = ", ".join(recipes)
-        raise DataError(
-            f"--recipe must be one of {expected}, such as Bagged(LatentTree), got {validation.quoted(text)}"
-        )
+        among = f"{', '.join(recipes)}, such as Bagged(LatentTree)"
+        raise DataError(f"--recipe must be one of {among}, got {validation.quoted(text)}")
     base = [] if match[2] is None else [recipe_named(match[2])]
     try:
         return recipes[match[1]](*base)
     except TypeError:
         takes = "needs a base, such as Bagged(LatentTree)" if not base else "takes no base"
         raise DataError(f"--recipe: {match[1]} {takes}") from None
-
-
-def _is_recipe(value: Any) -> bool:
-    """Returns whether a recipe can be made from its name; clustering and user-defined methods need arguments."""
-    excluded = (jtrees.Recipe, jtrees.LatentClustering, jtrees.FromMethod)
-    return isinstance(value, type) and issubclass(value, jtrees.Recipe) and value not in excluded

@@ -1,6 +1,5 @@
 """TEL's tree ensemble as a layer (Hazimeh et al., "The Tree Ensemble Layer", ICML 2020)."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from flax import nnx
@@ -14,8 +13,6 @@ from jtrees.routing import conditional
 from pallas_kernels import Implementation
 
 COMBINATIONS = ("sum", "concatenate")
-Initializer = Callable[..., Array]
-zeros = nnx.initializers.zeros_init()
 
 
 class TreeEnsemble(nnx.Module):
@@ -44,9 +41,6 @@ class TreeEnsemble(nnx.Module):
         gamma: float = 1.0,
         combine: Literal["sum", "concatenate"] = "sum",
         width: int | None = None,
-        split_init: Initializer = small_uniform,
-        bias_init: Initializer = zeros,
-        leaf_init: Initializer = small_uniform,
         dtype: Any = jnp.float32,
         implementation: Implementation = None,
         rngs: nnx.Rngs,
@@ -64,9 +58,6 @@ class TreeEnsemble(nnx.Module):
             ``num_trees * out_features`` numbers.
           width: capacity of the frontier of paths, as in :func:`jtrees.routing.conditional_ensemble`. None: a measured
             default for the depth; all splits are scored if the trees have fewer than 7 levels.
-          split_init: ``(key, shape, dtype) -> array`` for the weights.
-          bias_init: ``(key, shape, dtype) -> array`` for the biases.
-          leaf_init: ``(key, shape, dtype) -> array`` for the leaves.
           dtype: dtype of the parameters.
           implementation: XLA or a kernel (see :mod:`jtrees.ops`). None selects the fastest implementation.
           rngs: random streams for the parameters.
@@ -80,9 +71,10 @@ class TreeEnsemble(nnx.Module):
         validation.check_choice("combine", combine, COMBINATIONS)
         conditional.checked_width(width, depth)
         nodes, leaves = topology.num_nodes(depth), topology.num_leaves(depth)
-        self.weights = nnx.Param(split_init(rngs.params(), (trees, nodes, features), dtype))
-        self.bias = nnx.Param(bias_init(rngs.params(), (trees, nodes), dtype))
-        self.leaf_values = nnx.Param(leaf_init(rngs.params(), (trees, leaves, out_features), dtype))
+        keys = rngs.params(), rngs.params(), rngs.params()  # the key of the biases is not used
+        self.weights = nnx.Param(small_uniform(keys[0], (trees, nodes, features), dtype))
+        self.bias = nnx.Param(jnp.zeros((trees, nodes), dtype))
+        self.leaf_values = nnx.Param(small_uniform(keys[2], (trees, leaves, out_features), dtype))
         self.features, self.gamma, self.combine = features, gamma, combine
         self.width, self.implementation = width, implementation
 

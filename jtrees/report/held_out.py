@@ -38,7 +38,8 @@ class HeldOutRows:
       kind: "regression" or "classification".
       loss: the loss of regression.
       frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows.
-      share: fraction of the rows to hold out.
+      share: fraction of the rows to hold out. In classification, it is that of each class, if each class has two rows
+        and the held-out rows are enough.
       seed: seed of the split.
       **reading: arguments of :func:`jtrees.tables.inference.inferred`, with which x is read.
 
@@ -69,7 +70,11 @@ class HeldOutRows:
         seed: int,
         **reading: Any,
     ):
-        train, test = split_rows(y, kind, share, seed)
+        strata: Any = None
+        if kind == "classification":
+            counts = np.unique(y, return_counts=True)[1]
+            strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
+        train, test = held_out.divided(len(y), share, seed, strata)
         self.x_test, self.y_train, self.y_test = x.iloc[test], y[train], y[test]
         if frame is None:
             schema, self.frame_train = inferred(x.iloc[train], **reading)
@@ -102,7 +107,7 @@ class HeldOutRows:
         fit = lambda: quiet(lambda: rival.fit(self.features, self.codes(self.y_train)))
         return self.add(name, fit, self.features_test)
 
-    def table(self) -> Any:
+    def table(self) -> pd.DataFrame:
         """Returns a DataFrame with the scores of each model and the seconds of its fit, one row for each model."""
         scores = pd.DataFrame({name: self.scores(name) for name in self.predictions}).T
         return scores.assign(seconds=pd.Series(self.seconds).round(2))
@@ -155,13 +160,9 @@ class HeldOut(HeldOutRows):
     Args:
       model: the estimator before its fit. It is fitted to the rows that are not held out.
       other: another estimator of jtrees with another recipe, before its fit, which is one of the rivals.
-      loss: the loss of regression.
-      x: the columns, a DataFrame of pandas.
-      y: the targets, ``(n,)``.
-      frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows.
-      share: fraction of the rows to hold out.
       seed: seed of the split and of the rivals.
       forests: whether ensembles are among the rivals.
+      loss, x, y, **split: the arguments of :class:`HeldOutRows`.
 
     Attributes:
       name: name of the recipe of the estimator, the first model in the predictions.
@@ -177,14 +178,12 @@ class HeldOut(HeldOutRows):
         x: Any,
         y: np.ndarray,
         *,
-        frame: Frame | None = None,
-        share: float,
         seed: int,
         forests: bool,
+        **split: Any,
     ):
         kind = "classification" if is_classifier(model) else "regression"
-        reading: Any = {"columns": model.columns, "missing": model.missing}
-        super().__init__(x, y, kind, loss, frame=frame, share=share, seed=seed, **reading)
+        super().__init__(x, y, kind, loss, seed=seed, columns=model.columns, missing=model.missing, **split)
         self.model, self.other, self.seed = model, other, seed
         self.name, self.other_name = (type(estimator._recipe()).__name__ for estimator in (model, other))
         for name, estimator in ((self.name, model), (self.other_name, other)):
@@ -239,18 +238,6 @@ def encoded(frame: Any, y: np.ndarray, task: Literal["regression", "classificati
     """Returns training rows in the kinds of a schema, a :class:`jtrees.tables.Frame`, with their features."""
     codes = coded_labels(label_array(y)[0])[1] if task == "classification" else y.astype(np.float64)
     return EncodedTable.from_rows(frame, codes, task)
-
-
-def split_rows(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of the training rows and the held-out rows.
-
-    The held-out fraction is the same for each class, if each class has two rows and the held-out rows are enough.
-    """
-    strata: Any = None
-    if task == "classification":
-        counts = np.unique(y, return_counts=True)[1]
-        strata = y if counts.min() >= 2 and len(counts) <= round(share * len(y)) else None
-    return held_out.divided(len(y), share, seed, strata)
 
 
 def kind_of_model(model: Any) -> str:

@@ -23,11 +23,7 @@ _WIDEST = 30.0  # largest absolute output under an exponential
 
 # The losses that trees and boosting of scikit-learn minimise.
 _SPLITS = {losses.SquaredError: "squared_error", losses.Poisson: "poisson", losses.LogLoss: "log_loss"}
-_BOOSTING = _SPLITS | {
-    losses.AbsoluteError: "absolute_error",
-    losses.Quantile: "quantile",
-    losses.Gamma: "gamma",
-}
+_BOOSTING = _SPLITS | {losses.AbsoluteError: "absolute_error", losses.Quantile: "quantile", losses.Gamma: "gamma"}
 
 
 class Constant:
@@ -80,13 +76,9 @@ class LinearModel:
     """
 
     def __init__(
-        self,
-        task: Task,
-        transform: Callable[[Any], Any] = np.asarray,
-        has_time: Callable[[], bool] = _has_time,
+        self, task: Task, transform: Callable[[Any], Any] = np.asarray, has_time: Callable[[], bool] = _has_time
     ):
         self.task, self.link, self.transform, self.has_time = task, task.link_name, transform, has_time
-        self.descends = self.link in ("softmax", "exp")
 
     def fit(self, x: Any, y: np.ndarray, weight: np.ndarray | None = None) -> Self:
         """Fits the model to features ``(n, p)`` and their targets, with weights ``(n,)`` of mean 1 or None."""
@@ -145,14 +137,15 @@ def _descended(
     from scipy.optimize import minimize  # imported here because the import is slow
 
     total, shape = weight.sum(), (x.shape[1], y.shape[1])
-    share = weight[:, None] / total
+    fractions = weight[:, None] / total
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = flat.reshape(shape)
         values, gradients = loss(x @ slopes, y)
         ridge = RIDGE / total * slopes
         ridge[-1] = 0  # the intercepts
-        return (share * values).sum() + 0.5 * (ridge * slopes).sum(), (x.T @ (share * gradients) + ridge).ravel()
+        gradient = (x.T @ (fractions * gradients) + ridge).ravel()
+        return (fractions * values).sum() + 0.5 * (ridge * slopes).sum(), gradient
 
     def stop_late(intermediate_result: Any) -> None:  # scipy passes the step under this name
         if not has_time():
@@ -207,9 +200,9 @@ def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tu
     loss: Any = task.loss_function
     level: Any = 0.5 if isinstance(loss, losses.AbsoluteError) else getattr(loss, "levels", None)
     if is_program := level is not None and rows <= _LINEAR_PROGRAM:
-        unpenalised: Any = {"quantile": level, "alpha": 0}
-        linear = linear_model.QuantileRegressor(**unpenalised)
-        models["linear model"] = pipeline.make_pipeline(preprocessing.StandardScaler(), linear)
+        linear: Any = linear_model.QuantileRegressor
+        scaler = preprocessing.StandardScaler()
+        models["linear model"] = pipeline.make_pipeline(scaler, linear(quantile=level, alpha=0))
     kind = "Classifier" if isinstance(task, Classification) else "Regressor"
     split, boosting = _SPLITS.get(type(loss)), _BOOSTING.get(type(loss))
     tree_options: dict[str, Any] = {"criterion": split or "squared_error", "random_state": seed}

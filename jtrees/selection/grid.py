@@ -43,9 +43,8 @@ def _unknown(recipe: Any, available: Mapping[str, Any], name: str) -> str:
     if isinstance(recipe, Mapping):
         return f"options by name are {listed}, got {quoted(name)}: only an option with a value can be varied"
     place = _place_of(recipe, name) or next(iter(difflib.get_close_matches(name, available, 1)), None)
-    return f"options of {type(recipe).__name__} are {listed}, got {quoted(name)}" + (
-        f": write {quoted(place)}" if place else ""
-    )
+    remedy = f": write {quoted(place)}" if place else ""
+    return f"options of {type(recipe).__name__} are {listed}, got {quoted(name)}{remedy}"
 
 
 def _place_of(recipe: Any, name: str) -> str | None:

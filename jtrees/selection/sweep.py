@@ -126,15 +126,13 @@ def sweep(
         files = folder_of(folder, share, recipe, key, splits, "fits", combinations)
         keys = {seed: jax.random.fold_in(key, seed) for seed in seeds}
     shape = len(combinations), len(seeds), len(splits)
-    result = SweepResult(
-        options=combinations,
-        seeds=seeds,
-        fits=np.full(shape, None, object),
-        losses=np.full(shape, np.inf),
-        sizes=np.full(shape, np.nan),
-        seconds=np.full(shape, np.nan),
-        states=np.full(shape, "not started"),
-    )
+    numbers: Any = {
+        "losses": np.full(shape, np.inf),
+        "sizes": np.full(shape, np.nan),
+        "seconds": np.full(shape, np.nan),
+    }
+    fits, states = np.full(shape, None, object), np.full(shape, "not started")
+    result = SweepResult(combinations, seeds, fits, states=states, **numbers)
     monitor, finished = Monitor(progress), []
     with (
         compilation.default_settings(),
@@ -182,31 +180,25 @@ def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> 
     if isinstance(validation, (tuple, list)):
         pair = validation_of(recipe, validation, table := dataset.table())
         return [Fold(table, pair, pair)]
-    if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
-        raise ValueError(
-            f"validation must be a pair (x, y), a fraction or a number of folds, got {checks.quoted(validation)}"
-        )
     n, folds = len(dataset), isinstance(validation, (int, np.integer))
-    if folds:
-        if not 2 <= validation <= n:
-            raise ValueError(
-                f"validation must be from 2 to {n} folds, at most one per row, got {checks.quoted(validation)}"
-            )
-    elif not 0 < validation < 1:
-        message = "validation must be a fraction between 0 and 1, or a whole number of folds"
-        raise ValueError(f"{message}, got {checks.quoted(validation)}")
+    expected = ""
+    if isinstance(validation, bool) or not isinstance(validation, (int, float, np.number)):
+        expected = "a pair (x, y), a fraction or a number of folds"
+    elif folds and not 2 <= validation <= n:
+        expected = f"from 2 to {n} folds, at most one per row"
+    elif not folds and not 0 < validation < 1:
+        expected = "a fraction between 0 and 1, or a whole number of folds"
+    if expected:
+        raise ValueError(f"validation must be {expected}, got {checks.quoted(validation)}")
     how: Any = {"folds": int(validation)} if folds else {"share": float(validation)}
-    order = np.asarray(jax.random.permutation(key, n))
-    return [_split(dataset, rows) for rows in held_out_rows(order, **how)]
-
-
-def _split(dataset: Dataset, held_out: np.ndarray) -> Fold:
-    """Returns the split that evaluates on held-out rows; raises ``ValueError`` if no others vary."""
-    training = dataset.without(held_out)
-    if len(training) < 2 or not dataset.task.varies(training.y):
-        raise ValueError(f"y must vary in the {len(training)} rows drawn to train on: give validation as a pair (x, y)")
-    table = training.table()
-    return Fold(table, None, dataset.rows(held_out).evaluated_by(table))
+    splits = []
+    for held_out in held_out_rows(np.asarray(jax.random.permutation(key, n)), **how):
+        training = dataset.without(held_out)
+        if len(training) < 2 or not dataset.task.varies(training.y):
+            few = f"the {len(training)} rows drawn to train on"
+            raise ValueError(f"y must vary in {few}: give validation as a pair (x, y)")
+        splits.append(Fold(table := training.table(), None, dataset.rows(held_out).evaluated_by(table)))
+    return splits
 
 
 def runs_of(
@@ -236,10 +228,10 @@ def runs_of(
     names: dict[tuple[int, int, int], str] = {}
     if folder is not None:
         names = {(i, j, k): folder.run_name(combinations[i], seeds[j], k) for i, j, k in cells}
-        kept = {cell: run for cell in cells if (run := folder.read(names[cell])) is not None}
-        for (i, j, k), run in kept.items():
+        finished = {cell: run for cell in cells if (run := folder.read(names[cell])) is not None}
+        for (i, j, k), run in finished.items():
             yield (i, seeds[j], k), run
-        cells = [cell for cell in cells if cell not in kept and folder.is_mine(names[cell])]
+        cells = [cell for cell in cells if cell not in finished and folder.is_mine(names[cell])]
         if not cells:
             return
     recipes = [with_options(recipe, dict(options)) for options in combinations]

@@ -10,7 +10,7 @@ import numpy as np
 from jtrees import io, segments, tasks, validation as checks
 from jtrees.data.constraints import NamedColumn
 from jtrees.tables.frame import Frame
-from jtrees.tables.inference import MAX_LEVELS, inferred
+from jtrees.tables.inference import inferred
 from jtrees.tables.means import FOLDS, Output, Targets
 from jtrees.tables.program import Encoding, fit_encoding
 from jtrees.tables.schemas import Schema
@@ -43,7 +43,6 @@ class TableEncoder:
         sample_weight: ArrayLike | None = None,
         columns: Mapping[Any, str] | Schema | None = None,
         missing: Sequence[str] = (),
-        max_levels: int = MAX_LEVELS,
     ) -> tuple["TableEncoder", np.ndarray]:
         """Returns the encoder of a table, and the features of its rows.
 
@@ -59,7 +58,6 @@ class TableEncoder:
           sample_weight: weights of the rows in target means.
           columns: kinds of columns by name, or a schema, as for :func:`jtrees.fit`.
           missing: as for :func:`jtrees.tables.schema`.
-          max_levels: largest number of levels of a column with indicators. Missing values count as a level.
 
         Returns:
           The encoder, and the features ``(n, p')`` in float64.
@@ -67,7 +65,7 @@ class TableEncoder:
         Raises:
           ValueError, ImportError: in the cases of :func:`jtrees.tables.schema`.
         """
-        schema, frame = inferred(x, columns=columns, missing=missing, max_levels=max_levels)
+        schema, frame = inferred(x, columns=columns, missing=missing)
         if y is not None:
             task, y = tasks.checked_targets(task, y, len(frame))
         weight = None if sample_weight is None else checks.relative_weight(sample_weight, len(frame))

@@ -7,15 +7,14 @@ import numpy as np
 
 from jtrees.tables.frame import ColumnSchema, RawColumn, level_codes
 
+MAX_LEVELS = 10  # largest number of levels of a column with indicators; missing values count as a level
 _RARE = 5  # levels with fewer rows are rare, and share a feature; fewer missing values have no feature
 _BUDGET = 2  # features for each column
 _SMALL = 16  # features that every table may have
 _FEATURES_OF_MEANS = 2  # of a column of text: target means, and means of residuals if the table has numbers
 
 
-def with_indicators(
-    columns: Mapping[str, ColumnSchema], frame: Mapping[str, RawColumn], max_levels: int
-) -> dict[str, ColumnSchema]:
+def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, RawColumn]) -> dict[str, ColumnSchema]:
     """Returns the columns of a table with their indicators.
 
     The rule depends on all columns and on their order, and not on the targets.
@@ -24,23 +23,22 @@ def with_indicators(
     2. The categories of a column of text are its levels, its rare levels together, and missing values. Of two
        categories, the less common has an indicator. Of more, each has one, except rare levels or missing values in
        fewer than five rows.
-    3. A table may have twice as many features as used columns, or 16 or ``max_levels`` if that is more. Columns of text
-       get their indicators while the table keeps within this budget, those of the fewest indicators first. All other
-       columns of text are encoded by target means. So are columns of more than ``max_levels`` levels, of which
-       each rare level counts, and missing values count as a level.
+    3. A table may have twice as many features as used columns, or 16 if that is more. Columns of text get their
+       indicators while the table keeps within this budget, those of the fewest indicators first. All other columns of
+       text are encoded by target means. So are columns of more than ten levels, of which each rare level counts, and
+       missing values count as a level.
     4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
        least one feature.
 
     Args:
       columns: descriptions of the columns. The levels of text are all levels.
       frame: the columns that have features, in the kinds of their descriptions.
-      max_levels: largest number of levels of a column with indicators. Missing values count as a level.
     """
     used = {name: column for name, column in columns.items() if column.kind != "drop"}
     numbers = [name for name, column in used.items() if column.kind != "text"]
     features_of_means = _FEATURES_OF_MEANS if numbers else 1
     features = len(numbers) + features_of_means * (len(used) - len(numbers))
-    budget = max(_BUDGET * len(used), max_levels, _SMALL)
+    budget = max(_BUDGET * len(used), _SMALL)
     result, seen = dict(columns), set[bytes]()
     for name in numbers:
         mark = _fingerprint(frame[name].missing)
@@ -49,8 +47,11 @@ def with_indicators(
             features += 1
             seen.add(mark)
     texts = {name: column for name, column in used.items() if column.kind == "text"}
-    few = {name: column for name, column in texts.items() if len(column.levels) + bool(column.missing) <= max_levels}
-    candidates = [(name, *_categories(column, frame[name])) for name, column in few.items()]
+    candidates = [
+        (name, *_categories(column, frame[name]))
+        for name, column in texts.items()
+        if len(column.levels) + bool(column.missing) <= MAX_LEVELS
+    ]
     for name, column, codes in sorted(candidates, key=lambda candidate: len(candidate[1].indicators)):
         marks = {number: _fingerprint(codes == number) for number in column.indicators}
         new = {mark: number for number, mark in reversed(marks.items()) if mark not in seen}
