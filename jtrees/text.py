@@ -138,17 +138,11 @@ def model_text(
 
 
 def tree_text(
-    tree: Any,
-    feature_names: Sequence[str] | None,
-    digits: int,
-    class_names: Sequence[str] | None,
-    x: Any,
-    y: Any,
-    max_terms: int | None,
+    tree: Any, feature_names: Any, digits: int, class_names: Any, x: Any, y: Any, max_terms: int | None
 ) -> str:
     """Returns the rules of a tree: see :meth:`jtrees.ObliqueTree.to_text`."""
     tree = processes.on_host(tree) if processes.lost_xla() else tree
-    names = names_of(tree, feature_names)
+    names = validation.checked_names(feature_names, tree.features)
     deviations, rows = measured(tree, x, y, class_names, max_terms)
     options: Any = {"max_terms": max_terms, "deviations": deviations}
     shown = with_short_origin(tree, deviations, digits)
@@ -161,7 +155,8 @@ def tree_text(
 
     def condition(node: int) -> str:
         if score is None:
-            return split_text(shown, node, names, digits, threshold=thresholds[node], **options)
+            weights = np.asarray(shown.weights[node], np.float64)
+            return f"{linear_text(weights, relative_names(shown, names), digits, **options)} > {thresholds[node]}"
         return f"{score.name} {'<' if score.opposite[node] else '>'} {thresholds[node]}"
 
     def render(node: int, indent: str) -> None:
@@ -220,15 +215,6 @@ def common_score(tree: Any, names: Sequence[str], digits: int) -> Score | None:
     return Score(name, reference, tree.replace(bias=np.asarray(tree.bias, np.float64) / ratio), ratio < 0)
 
 
-def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
-    """Returns names of the features, by default ``x0``, ``x1``, ...
-
-    Raises:
-      ValueError: if the number of names is not the number of columns, and for equal names.
-    """
-    return validation.checked_names(feature_names, tree.features)
-
-
 def measured(
     tree: Any, x: Any, y: Any, class_names: Sequence[str] | None, max_terms: int | None
 ) -> tuple[np.ndarray | None, list[list[str]]]:
@@ -260,8 +246,9 @@ def measured(
     rows = [[f"{n} row{'' if n == 1 else 's'}"] for n in np.bincount(leaf, minlength=len(tree.bias) + 1)]
     if y is None:
         return deviations, rows
+    kind = "action" if tree.is_policy else "class"
+    labels = [f"{kind} {i}" for i in range(classes)] if class_names is None else list(map(str, class_names))
     if tree.is_policy:
-        labels = class_labels(tree, class_names)
         for mean, texts in zip(tree.mean_rewards(leaf, y), rows, strict=True):
             order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
@@ -269,39 +256,12 @@ def measured(
         return deviations, rows
     y = check_labels(y, classes)
     validation.check_rows(y, len(leaf))
-    labels = class_labels(tree, class_names)
     leaf_counts = np.bincount(leaf * classes + y, minlength=len(rows) * classes).reshape(-1, classes)
     for counts, texts in zip(leaf_counts, rows, strict=True):
         present = np.flatnonzero(counts)
         count_texts = [f"{labels[i]}: {counts[i]}" for i in present]
         texts += [classes_text(counts[present], count_texts, max_terms)] if count_texts else []
     return deviations, rows
-
-
-def class_labels(tree: Any, class_names: Sequence[str] | None) -> list[str]:
-    """Returns names of the classes or actions, by default ``class 0`` or ``action 0`` and so on."""
-    kind = "action" if tree.is_policy else "class"
-    return [f"{kind} {i}" for i in range(tree.classes or 0)] if class_names is None else list(map(str, class_names))
-
-
-def split_text(
-    tree: Any,
-    node: int,
-    names: Sequence[str],
-    digits: int = 3,
-    *,
-    max_terms: int | None = None,
-    deviations: np.ndarray | None = None,
-    threshold: str | None = None,
-) -> str:
-    """Returns the condition for going right at a node, such as ``"1.2 age - 0.5 bmi > 3"``.
-
-    If there are more than ``max_terms`` terms, the condition has the terms with the largest |weight| times feature
-    deviation, and the number of omitted terms. ``threshold`` is the text of the threshold: see :func:`threshold_texts`.
-    """
-    weights, bias = np.asarray(tree.weights[node], np.float64), float(tree.bias[node])
-    above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
-    return f"{linear_text(weights, relative_names(tree, names), digits, max_terms, deviations)} > {above}"
 
 
 def threshold_texts(tree: Any, digits: int) -> list[str]:
@@ -319,7 +279,7 @@ def threshold_texts(tree: Any, digits: int) -> list[str]:
 def leaf_text(tree: Any, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
     """Returns the prediction of a leaf as text.
 
-    ``shown``: ``max_terms`` and ``deviations`` choose terms as in :func:`split_text`. ``class_names`` are as in
+    ``shown``: ``max_terms`` and ``deviations`` choose terms as in :func:`linear_text`. ``class_names`` are as in
     :meth:`jtrees.ObliqueTree.to_text`. ``short`` lists the largest terms of linear leaves first, and omits bounds.
     """
     y_zero = 0.0 if tree.origin is None or tree.origin.y is None else np.asarray(tree.origin.y, np.float64)

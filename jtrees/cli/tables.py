@@ -118,9 +118,8 @@ def as_options(kinds: Mapping[str, str]) -> str:
 def check_named(columns: Mapping[str, str], names: list[str]) -> None:
     """Raises :class:`DataError` if a kind is requested for a column that does not exist."""
     if absent := [name for name in columns if name not in names]:
-        raise DataError(
-            f"--columns must name columns among {checks.listed(name[:80] for name in names)}; got {checks.quoted(absent[0])}"
-        )
+        among = checks.listed(name[:80] for name in names)
+        raise DataError(f"--columns must name columns among {among}; got {checks.quoted(absent[0])}")
 
 
 def _check_rows(frame: LabelledTable) -> None:

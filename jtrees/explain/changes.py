@@ -8,7 +8,7 @@ import numpy as np
 from jtrees import exact
 from jtrees.explain.explained import ExplainedColumns, as_rows, relative
 from jtrees.explain.least_distance import least_distance_within, nearest_leaves
-from jtrees.tables.model import tree_of
+from jtrees.tables.model import features_of_rows, tree_of
 from jtrees.text import number_text
 from jtrees.tree import ObliqueTree
 
@@ -94,25 +94,35 @@ def nearest_change(
     """
     tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     sample = described.row("row", row)
-    background = np.ma.array(described.features(x), mask=described.gaps(x))
+    background = np.ma.array(features_of_rows(model, x), mask=described.gaps(x))
     free = described.free(columns) & ~described.gaps(as_rows(row))[0]
     deviation = np.where(free, background.std(0).filled(0), 0.0)
-    low, high = _range(sample[0], background, extrapolate)
+    low, high = np.full(len(free), -np.inf), np.full(len(free), np.inf)
+    if not extrapolate:  # the ranges in the background and in the sample
+        low = np.minimum(background.min(0).filled(sample[0]), sample[0])
+        high = np.maximum(background.max(0).filled(sample[0]), sample[0])
     bounds = (np.stack([low, high]) - sample[0]) / np.where(deviation > 0, deviation, 1)
     weights, bias = np.asarray(tree.weights), np.asarray(tree.bias)
     leaf_at = lambda x: exact.row_leaf(exact.row_scores(weights, bias, relative(tree, x[None])[0]))
     margins = exact.row_scores(weights, bias, relative(tree, sample)[0])
     leaf = exact.row_leaf(margins)
     targets = _target_leaves(tree, leaf, target)
+
+    def change_to(changed: np.ndarray, leaf: int) -> Change:
+        moved = np.flatnonzero(sample[0] != changed)
+        length = float(np.linalg.norm((changed - sample[0])[moved] / deviation[moved]))
+        old, new = ({described.names[described.owner[i]]: float(x[i]) for i in moved} for x in (sample[0], changed))
+        return Change(changed, length, leaf, np.asarray(tree.predict(changed[None]))[0], new, old)
+
     if targets[leaf]:
-        return _changed(tree, described, sample[0], sample[0], leaf, deviation)
+        return change_to(sample[0], leaf)
     for step, (directions, distances) in nearest_leaves(weights, margins, deviation, targets, bounds):
         for extra in 10.0 ** np.arange(-6, 0):
             beyond = least_distance_within(directions, distances + extra, bounds)
             changed = sample[0] + deviation * (step if beyond is None else beyond)
             changed = changed.clip(low, high)  # corrects rounding errors
             if targets[leaf := leaf_at(changed)]:
-                return _changed(tree, described, sample[0], changed, leaf, deviation)
+                return change_to(changed, leaf)
     return None
 
 
@@ -134,28 +144,3 @@ def _target_leaves(tree: ObliqueTree, leaf: int, target: int | None) -> np.ndarr
         return np.arange(len(tree.bias) + 1) != leaf
     answers = np.asarray(tree.leaves.values).argmax(-1)  # the class or action of each leaf
     return answers != answers[leaf] if target is None else answers == target
-
-
-def _changed(
-    tree: ObliqueTree,
-    columns: ExplainedColumns,
-    before: np.ndarray,
-    after: np.ndarray,
-    leaf: int,
-    deviation: np.ndarray,
-) -> Change:
-    moved = np.flatnonzero(before != after)
-    length = float(np.linalg.norm((after - before)[moved] / deviation[moved]))
-    old, new = ({columns.names[columns.owner[i]]: float(x[i]) for i in moved} for x in (before, after))
-    return Change(after, length, leaf, np.asarray(tree.predict(after[None]))[0], new, old)
-
-
-def _range(sample: np.ndarray, background: np.ma.MaskedArray, extrapolate: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lowest and the highest value of each feature in the background and in the sample, ``(p,)`` each.
-
-    With ``extrapolate``, the values are infinite.
-    """
-    if extrapolate:
-        return np.full(len(sample), -np.inf), np.full(len(sample), np.inf)
-    low, high = background.min(0).filled(sample), background.max(0).filled(sample)
-    return np.minimum(low, sample), np.maximum(high, sample)

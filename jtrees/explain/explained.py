@@ -27,18 +27,11 @@ class ExplainedColumns:
 
     @classmethod
     def from_model(cls, model: Any, feature_names: Sequence[str] | None) -> "ExplainedColumns":
-        if not isinstance(model, FrameModel) and not hasattr(model, "features"):
-            hint = validation.hint_of_estimator(model)
-            raise ValueError(f"model must be a fitted model, got {validation.quoted(model)}{hint}")
         names = column_names(model, feature_names)
         if not isinstance(model, FrameModel):
             return cls(names, np.arange(model.features), model)
         sizes = {column.name: column.features for column in model.encoder.named_columns if column.features}
         return cls(list(sizes), np.repeat(np.arange(len(sizes)), list(sizes.values())), model)
-
-    def features(self, x: Any) -> np.ndarray:
-        """Returns rows as features, ``(n, p)`` in float64."""
-        return features_of_rows(self.model, x)
 
     def gaps(self, x: Any) -> np.ndarray:
         """Returns which features of rows come from missing values, ``(n, p)`` bool."""
@@ -49,7 +42,7 @@ class ExplainedColumns:
 
     def row(self, name: str, row: Any) -> np.ndarray:
         """Returns one row as features, ``(1, p)``."""
-        x = self.features(as_rows(row))
+        x = features_of_rows(self.model, as_rows(row))
         if len(x) != 1:
             raise ValueError(f"{name} must be one row, got {len(x)}")
         return x

@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrees import validation
 from jtrees.explain.explained import ExplainedColumns
-from jtrees.tables.model import FrameModel
+from jtrees.tables.model import FrameModel, features_of_rows
 
 _ENTRIES = 2**22  # largest number of entries of the shuffled rows of a call
 
@@ -55,11 +55,10 @@ def permutation_importance(
       ({'x0': (5,), 'x1': (5,)}, 0.0)
     """
     validation.check_count("repeats", repeats)
-    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
-    columns = ExplainedColumns.from_model(model, feature_names)
-    features, y = columns.features(x), np.asarray(y)
+    rng, columns = rng_of(key), ExplainedColumns.from_model(model, feature_names)
+    features, y = features_of_rows(model, x), np.asarray(y)
     validation.check_rows(y, len(features))
-    predict = _predict_function(model)
+    predict = model.model.predict if isinstance(model, FrameModel) else model.predict
     baseline = float(score(y, predict(features)))
     fall = lambda column: baseline - float(score(y, predict(shuffled(features, column, rng))))
     masks = {name: columns.owner == i for i, name in enumerate(columns.names)}
@@ -93,9 +92,9 @@ def importances(
       >>> jtrees.explain.importances(tree, np.tile([[0.0, 7.0], [2.0, 8.0]], (5, 1)))
       {'x0': 1.0, 'x1': 0.0}
     """
-    rng = np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))
     columns = ExplainedColumns.from_model(model, feature_names)
-    changes = mean_changes(_predict_function(model), columns.features(x), columns.owner, len(columns.names), rng)
+    predict = model.model.predict if isinstance(model, FrameModel) else model.predict
+    changes = mean_changes(predict, features_of_rows(model, x), columns.owner, len(columns.names), rng_of(key))
     return dict(zip(columns.names, changes.tolist(), strict=True))
 
 
@@ -120,6 +119,6 @@ def shuffled(features: np.ndarray, column: np.ndarray, rng: np.random.Generator)
     return result
 
 
-def _predict_function(model: Any) -> Callable[[Any], Any]:
-    """Returns the function that predicts for encoded features."""
-    return model.model.predict if isinstance(model, FrameModel) else model.predict
+def rng_of(key: Array | None) -> np.random.Generator:
+    """Returns the generator of NumPy for a random key; None: ``jax.random.key(0)``."""
+    return np.random.default_rng(np.asarray(jax.random.bits(jax.random.key(0) if key is None else key, (4,))))

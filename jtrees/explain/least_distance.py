@@ -62,11 +62,9 @@ def least_distance_within(g: np.ndarray, h: np.ndarray, bounds: np.ndarray) -> n
     low, high = bounds
     below, above = np.zeros(len(low), bool), np.zeros(len(low), bool)
     while True:
-        low_features, high_features = np.flatnonzero(below), np.flatnonzero(above)
-        sides = np.zeros((len(low_features) + len(high_features), len(low)))
-        sides[np.arange(len(low_features)), low_features] = 1
-        sides[len(low_features) + np.arange(len(high_features)), high_features] = -1
-        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[low_features], -high[high_features]]))
+        units = lambda features: np.float64(np.flatnonzero(features)[:, None] == np.arange(len(low)))
+        sides = np.vstack([units(below), -units(above)])
+        step = _least_distance(np.vstack([g, sides]), np.concatenate([h, low[below], -high[above]]))
         if step is None:
             return None
         lower, higher = (step < low) & ~below, (step > high) & ~above

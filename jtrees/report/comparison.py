@@ -202,8 +202,8 @@ def compared(
         count = _largest_sample(task, table.x.shape[1]) if is_linear else len(trained)
         sample = table.rows(_evenly(trained, count)).normalised()
         rows, fit_rival = Batch(sample.x, sample.y, sample.weight), lambda rows, fit=rival.fit: fit(*rows)  # type: ignore[arg-type]
-        timed = monitor is not None and is_linear
-        fitted = monitor.on_rows(fit_rival, rows, math.prod(task.shape)) if timed else fit_rival(rows)
+        timed = monitor if is_linear else None
+        fitted = fit_rival(rows) if timed is None else timed.on_rows(fit_rival, rows, math.prod(task.shape))
         rival_losses = lose(fitted.predict(evaluated.x), evaluated)
         key = name.removesuffix(" model")  # as in the report of a fit
         losses[key], charged[key] = rival_losses, charge(mean(rival_losses), rival.count)

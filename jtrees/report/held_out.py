@@ -16,7 +16,7 @@ from jtrees.data import held_out
 from jtrees.description import kind_of, kind_of_forest
 from jtrees.report.comparison import Comparison
 from jtrees.report.rivals import rivals
-from jtrees.tables import Frame
+from jtrees.tables import Frame, TableEncoder
 from jtrees.tables.encoder import EncodedTable
 from jtrees.tables.inference import inferred
 from jtrees.tasks import Classification, Regression, Task
@@ -237,7 +237,7 @@ class HeldOut(HeldOutRows):
 def encoded(frame: Any, y: np.ndarray, task: Literal["regression", "classification"]) -> EncodedTable:
     """Returns training rows in the kinds of a schema, a :class:`jtrees.tables.Frame`, with their features."""
     codes = coded_labels(label_array(y)[0])[1] if task == "classification" else y.astype(np.float64)
-    return EncodedTable.from_rows(frame, codes, task)
+    return EncodedTable(frame, *TableEncoder.fit(frame, codes, task=task))
 
 
 def kind_of_model(model: Any) -> str:

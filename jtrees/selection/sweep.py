@@ -126,13 +126,9 @@ def sweep(
         files = folder_of(folder, share, recipe, key, splits, "fits", combinations)
         keys = {seed: jax.random.fold_in(key, seed) for seed in seeds}
     shape = len(combinations), len(seeds), len(splits)
-    numbers: Any = {
-        "losses": np.full(shape, np.inf),
-        "sizes": np.full(shape, np.nan),
-        "seconds": np.full(shape, np.nan),
-    }
     fits, states = np.full(shape, None, object), np.full(shape, "not started")
-    result = SweepResult(combinations, seeds, fits, states=states, **numbers)
+    losses, sizes, seconds = (np.full(shape, value) for value in (np.inf, np.nan, np.nan))
+    result = SweepResult(combinations, seeds, fits, losses, sizes, seconds, states)
     monitor, finished = Monitor(progress), []
     with (
         compilation.default_settings(),

@@ -254,18 +254,17 @@ def _numbers_with_unit(cells: list[str], decimal: str | None) -> Interpretation 
     possible = [reading for point in points if (reading := _with_point(cells, bodies, unit, point)) is not None]
     # Points in all numbers are decimal points of numbers with a fixed number of decimals, such as 7.250%.
     fixed = all("." in body for body in bodies) and not re.fullmatch(_CURRENCY, "".join(unit))
-    reading = next(
-        (option for option in possible if option.thousands and not (fixed and option.thousands == ".")), None
-    )
-    reading = next(iter(possible), None) if reading is None else reading
-    if reading is None:
+    if not possible:
         return None
+    has_groups = lambda option: option.thousands and not (fixed and option.thousands == ".")
+    reading = next(filter(has_groups, possible), possible[0])
     if not (reading.thousands or any(unit)):
         note = f"{checks.quoted(cells[0])} is read as {reading.parser()(cells[0]):.12g}, with a decimal comma"
         return Interpretation(reading, note, "text") if reading.decimal == "," else None
     for other in possible:
-        if other is not reading and (cell := _differently_read(cells, reading, other)) is not None:
-            return _open(cell, reading, other)
+        first, second = reading.parser(), other.parser()
+        if different := [cell for cell in cells if first(cell) != second(cell)]:
+            return _open(different[0], reading, other)
     return Interpretation(reading)
 
 
@@ -282,12 +281,6 @@ def _with_point(cells: list[str], bodies: list[str], unit: tuple[str, str], poin
     reading = Reading("number", cells[0], *unit, thousands, point)
     parser = reading.parser()
     return None if any(parser(cell) is None for cell in cells) else reading
-
-
-def _differently_read(cells: list[str], reading: Reading, other: Reading) -> str | None:
-    """Returns the first cell that two readings read as different numbers, or None."""
-    first, second = reading.parser(), other.parser()
-    return next((cell for cell in cells if first(cell) != second(cell)), None)
 
 
 def _open(cell: str, reading: Reading, other: Reading) -> Interpretation:

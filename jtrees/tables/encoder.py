@@ -177,11 +177,6 @@ class EncodedTable:
     encoder: TableEncoder
     features: np.ndarray
 
-    @classmethod
-    def from_rows(cls, frame: Frame, y: ArrayLike, task: Literal["regression", "classification"]) -> "EncodedTable":
-        """Returns rows in the kinds of a schema with their features."""
-        return cls(frame, *TableEncoder.fit(frame, y, task=task))
-
     def __len__(self) -> int:
         return len(self.frame)
 

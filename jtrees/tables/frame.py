@@ -362,9 +362,7 @@ def _values(series: Any) -> list[Any]:
     if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas: categories of any type
         categories = native.cat.categories
         # Floats keep their own precision. Dates have the same text in any unit.
-        categories = [
-            level_of(value) for value in (categories.to_numpy() if categories.dtype.kind == "f" else categories)
-        ]
+        categories = list(map(level_of, categories.to_numpy() if categories.dtype.kind == "f" else categories))
         return [None if code < 0 else categories[code] for code in native.cat.codes.tolist()]
     values = series.to_list()
     level_type = getattr(getattr(native, "type", None), "value_type", series.dtype)  # Arrow: levels of any type

@@ -53,10 +53,6 @@ class Targets(NamedTuple):
     weight: np.ndarray
     fold: np.ndarray
 
-    def without_effect(self) -> "Targets":
-        """Returns targets that are 0, and so are their means."""
-        return self._replace(values=np.zeros_like(self.values))
-
     def best_explained(self, code: np.ndarray, levels: int, most: int) -> "Targets":
         """Returns the outputs that the levels explain best, at most ``most`` of them, in their order.
 

@@ -53,20 +53,11 @@ class FrameModel:
         Raises:
           AttributeError: if the model is not a single tree.
         """
-        features = None if x is None else self.encoder.transform(x)
-        encoder = self.encoder if class_names is None else self.encoder.with_class_names(class_names)
-        return self.tree.to_text(encoder.feature_names, x=features, class_names=class_names, **options)
-
-    @property
-    def tree(self) -> ObliqueTree:
-        """The tree of the features.
-
-        Raises:
-          AttributeError: if the model is not a single tree.
-        """
         if not isinstance(self.model, ObliqueTree):
             raise AttributeError(f"this needs a single tree; this model is a {self.model}")
-        return self.model
+        features = None if x is None else self.encoder.transform(x)
+        encoder = self.encoder if class_names is None else self.encoder.with_class_names(class_names)
+        return self.model.to_text(encoder.feature_names, x=features, class_names=class_names, **options)
 
     @property
     def features(self) -> int:
