@@ -165,9 +165,8 @@ class TreeEstimator(BaseEstimator):
         """How much the prediction depends on each column of X, ``(n_features_in_,)``, with the sum 1.
 
         The importance of a column is the mean absolute change of the prediction when its values are shuffled, on at
-        most 1000 training rows: see :func:`jtrees.explain.importances`. The rows are in memory, but not in files and
-        pickles, which hold the importances. scikit-learn's :func:`~sklearn.inspection.permutation_importance` computes
-        the importance for a score.
+        most 1000 training rows. The rows are in memory, but not in files and pickles, which hold the importances.
+        scikit-learn's :func:`~sklearn.inspection.permutation_importance` computes the importance for a score.
         """
         check_is_fitted(self)
         if self._importances is None:

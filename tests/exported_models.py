@@ -23,6 +23,7 @@ from jtrees.export import encoding
 from jtrees.export.program import program_of
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tables.frame import level_codes
 from tests import nasty, recipes
 from tests.needs import COMPILER, NODE, needs_compiler, needs_node
 
@@ -224,7 +225,7 @@ def rows_in_c(model, frame, header):
     rows = np.zeros(len(frame), np.dtype(list(zip(members, kinds, strict=True)), align=True))
     for field, member in zip(fields, members, strict=True):
         raw = table.columns[field.name]
-        rows[member] = encoding.codes_of(field, raw) if field.kind == "text" else raw.values
+        rows[member] = level_codes(field.column.levels, raw) if field.kind == "text" else raw.values
     return rows
 
 

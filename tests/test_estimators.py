@@ -294,8 +294,6 @@ def test_estimators_take_frames_and_arrays_of_objects(tmp_path):
     assert list(model.get_feature_names_out()) == model.encoder_.feature_names
     importances = model.feature_importances_
     assert importances.sum() == pytest.approx(1) and importances[0] > 0.8
-    expected = list(jtrees.explain.importances(model.model_, frame).values())
-    np.testing.assert_allclose(importances, expected, atol=0.05)  # other shuffles
     jtrees.save(model, tmp_path / "model.jtrees")
     np.testing.assert_array_equal(jtrees.load(tmp_path / "model.jtrees").predict(frame), model.predict(frame))
     with pytest.raises(ValueError, match="feature names"):

@@ -1,9 +1,7 @@
 """Exported files against the model: the same leaf for every row, and the same predictions."""
 
-import ast
 import ctypes
 import datetime
-import json
 import runpy
 import sqlite3
 import subprocess
@@ -17,7 +15,7 @@ import pytest
 
 import jtrees
 from jtrees import Forest, ObliqueTree, export
-from jtrees.export.template import c_comment, c_literal, javascript_literal, python_literal, sql_literal, sql_name
+from jtrees.export.template import c_comment, c_literal, sql_literal, sql_name
 from jtrees.leaves import Values
 from jtrees.tables import FrameModel, TableEncoder
 from tests import nasty, recipes, sweeps, tables
@@ -25,7 +23,6 @@ from tests.exported_models import (
     FEW,
     FITTED,
     MODELS,
-    NODE,
     RAW,
     STRICT,
     check,
@@ -44,7 +41,7 @@ from tests.exported_models import (
     stacked,
     through_rows,
 )
-from tests.needs import COMPILER, needs_compiler, needs_node
+from tests.needs import COMPILER, needs_compiler
 
 
 @pytest.mark.parametrize("form", forms())
@@ -123,15 +120,7 @@ def test_the_rule_of_escape_of_c(tmp_path):
     assert [text.decode() for text in (ctypes.c_char_p * len(TEXTS)).in_dll(library, "texts")] == nasty.TEXTS
 
 
-@needs_node
-def test_the_rule_of_escape_of_javascript(tmp_path):
-    (tmp_path / "texts.mjs").write_text(f"console.log(JSON.stringify({javascript_literal(nasty.TEXTS)}));")
-    done = subprocess.run([NODE, tmp_path / "texts.mjs"], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == nasty.TEXTS
-
-
-def test_the_rules_of_escape_of_python_and_sql():
-    assert ast.literal_eval(python_literal(nasty.TEXTS)) == nasty.TEXTS
+def test_the_rule_of_escape_of_sql():
     columns = ", ".join(f"{sql_literal(text)} AS {sql_name(text)}" for text in nasty.TEXTS)
     result = sqlite3.connect(":memory:").execute(f"SELECT {columns}")
     assert [name for name, *_ in result.description] == nasty.TEXTS and list(result.fetchone()) == nasty.TEXTS

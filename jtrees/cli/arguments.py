@@ -106,10 +106,9 @@ def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
 def recipe_named(text: str) -> jtrees.Recipe:
     """Returns the recipe ``Name`` or ``Name(Base)``."""
     match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text.strip())
-    public = {name: getattr(jtrees, name) for name in jtrees.__all__}
-    recipes = {
-        name: kind for name, kind in public.items() if isinstance(kind, type) and issubclass(kind, jtrees.Recipe)
-    }
+    names: Any = jtrees.__all__
+    kinds = {name: kind for name in names if isinstance(kind := getattr(jtrees, name), type)}
+    recipes = {name: kind for name, kind in kinds.items() if issubclass(kind, jtrees.Recipe)}
     for name in ("Recipe", "LatentClustering", "FromMethod"):  # they need arguments
         del recipes[name]
     if match is None or match[1] not in recipes:

@@ -10,7 +10,6 @@ from jtrees.explain.explained import ExplainedColumns, as_rows, relative
 from jtrees.explain.least_distance import least_distance_within, nearest_leaves
 from jtrees.tables.model import features_of_rows, tree_of
 from jtrees.text import number_text
-from jtrees.tree import ObliqueTree
 
 _DIGITS = 5
 
@@ -45,8 +44,6 @@ def nearest_change(
     row: Any,
     x: Any,
     *,
-    columns: Sequence[str] | None = None,
-    target: int | None = None,
     extrapolate: bool = False,
     feature_names: Sequence[str] | None = None,
 ) -> Change | None:
@@ -69,11 +66,8 @@ def nearest_change(
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.
       row: the sample: ``(p,)``, a Series of pandas, or a table of one row.
       x: samples, such as the training rows. Their standard deviations are the units of the change, and their ranges are
-        its bounds. Missing values do not count. Constant columns do not change.
-      columns: names of the columns that may change. None: all columns, and for raw tables all columns of numbers. A
-        missing value does not change.
-      target: the class to reach in classification, or the action of a policy. None: any answer that differs from the
-        current answer.
+        its bounds. Missing values do not count. Constant columns do not change, and neither does a missing value. Of a
+        raw table, only columns of numbers change.
       extrapolate: whether a column may leave its range in ``x``.
       feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
 
@@ -81,8 +75,7 @@ def nearest_change(
       The change, or None if no change of the columns leads to another answer.
 
     Raises:
-      ValueError: for a model other than a single tree, for rows that do not fit it, for unknown or non-numeric columns,
-        or for a target that no leaf can have.
+      ValueError: for a model other than a single tree, or for rows that do not fit it.
 
     Example:
       >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
@@ -95,7 +88,7 @@ def nearest_change(
     tree, described = tree_of(model), ExplainedColumns.from_model(model, feature_names)
     sample = described.row("row", row)
     background = np.ma.array(features_of_rows(model, x), mask=described.gaps(x))
-    free = described.free(columns) & ~described.gaps(as_rows(row))[0]
+    free = described.free() & ~described.gaps(as_rows(row))[0]
     deviation = np.where(free, background.std(0).filled(0), 0.0)
     low, high = np.full(len(free), -np.inf), np.full(len(free), np.inf)
     if not extrapolate:  # the ranges in the background and in the sample
@@ -106,41 +99,19 @@ def nearest_change(
     leaf_at = lambda x: exact.row_leaf(exact.row_scores(weights, bias, relative(tree, x[None])[0]))
     margins = exact.row_scores(weights, bias, relative(tree, sample)[0])
     leaf = exact.row_leaf(margins)
-    targets = _target_leaves(tree, leaf, target)
-
-    def change_to(changed: np.ndarray, leaf: int) -> Change:
-        moved = np.flatnonzero(sample[0] != changed)
-        length = float(np.linalg.norm((changed - sample[0])[moved] / deviation[moved]))
-        old, new = ({described.names[described.owner[i]]: float(x[i]) for i in moved} for x in (sample[0], changed))
-        return Change(changed, length, leaf, np.asarray(tree.predict(changed[None]))[0], new, old)
-
-    if targets[leaf]:
-        return change_to(sample[0], leaf)
+    targets = np.arange(len(bias) + 1) != leaf
+    if tree.classes is not None:
+        answers = np.asarray(tree.leaves.values).argmax(-1)  # the class or action of each leaf
+        targets = answers != answers[leaf]
     for step, (directions, distances) in nearest_leaves(weights, margins, deviation, targets, bounds):
         for extra in 10.0 ** np.arange(-6, 0):
             beyond = least_distance_within(directions, distances + extra, bounds)
             changed = sample[0] + deviation * (step if beyond is None else beyond)
             changed = changed.clip(low, high)  # corrects rounding errors
-            if targets[leaf := leaf_at(changed)]:
-                return change_to(changed, leaf)
+            if not targets[leaf := leaf_at(changed)]:
+                continue
+            moved = np.flatnonzero(sample[0] != changed)
+            length = float(np.linalg.norm((changed - sample[0])[moved] / deviation[moved]))
+            old, new = ({described.names[described.owner[i]]: float(x[i]) for i in moved} for x in (sample[0], changed))
+            return Change(changed, length, leaf, np.asarray(tree.predict(changed[None]))[0], new, old)
     return None
-
-
-def _target_leaves(tree: ObliqueTree, leaf: int, target: int | None) -> np.ndarray:
-    """Returns a mask of the leaves that answer the target, ``(leaves,)`` bool.
-
-    If ``target`` is None, the mask has all leaves whose answer differs from that of ``leaf``.
-
-    Raises:
-      ValueError: for a target that no leaf can have.
-    """
-    if target is not None:
-        if tree.classes is None:
-            raise ValueError("target must be None: the leaves of this tree hold no classes")
-        if not 0 <= target < tree.classes:
-            kind = "an action" if tree.is_policy else "a class"
-            raise ValueError(f"target must be {kind} from 0 to {tree.classes - 1}, got {target}")
-    if tree.classes is None:
-        return np.arange(len(tree.bias) + 1) != leaf
-    answers = np.asarray(tree.leaves.values).argmax(-1)  # the class or action of each leaf
-    return answers != answers[leaf] if target is None else answers == target

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrees import prediction, validation
+from jtrees import prediction
 from jtrees.tables.model import FrameModel, column_names, features_of_rows
 from jtrees.tree import ObliqueTree
 
@@ -53,22 +53,13 @@ class ExplainedColumns:
         np.add.at(out, self.owner, terms)
         return out
 
-    def free(self, columns: Sequence[str] | None) -> np.ndarray:
-        """Returns a mask of the features that may change, ``(p,)`` bool: the first feature of each chosen column.
-
-        Raises:
-          ValueError: for a name that is not the name of a column of numbers.
-        """
-        possible = self.names
-        if isinstance(self.model, FrameModel):
-            schema = self.model.encoder.schema
-            possible = [name for name in self.names if schema.columns[name].kind == "number"]
-        for name in columns or ():
-            if name not in possible:
-                named = validation.quoted_list(possible)
-                raise ValueError(f"columns must be among {named}, got {validation.quoted(name)}")
-        chosen = [name in (possible if columns is None else columns) for name in self.names]
-        return np.append(True, self.owner[1:] != self.owner[:-1]) & np.array(chosen)[self.owner]
+    def free(self) -> np.ndarray:
+        """Returns which features may change, ``(p,)`` bool: the first feature of each column of numbers."""
+        first = np.append(True, self.owner[1:] != self.owner[:-1])
+        if not isinstance(self.model, FrameModel):
+            return first
+        columns = self.model.encoder.schema.columns
+        return first & np.array([columns[name].kind == "number" for name in self.names])[self.owner]
 
 
 def as_rows(row: Any) -> Any:

@@ -65,43 +65,15 @@ def permutation_importance(
     return {name: np.array([fall(column) for _ in range(repeats)]) for name, column in masks.items()}
 
 
-def importances(
-    model: Any, x: Any, *, key: Array | None = None, feature_names: Sequence[str] | None = None
-) -> dict[str, float]:
-    """Returns how much the prediction depends on each column, as fractions of the sum over all columns.
-
-    The importance of a column is the mean absolute change of the prediction when the values of the column are shuffled.
-    Several outputs are averaged. Targets are not needed, so the importance says what the model uses, not what helps it:
-    see :func:`permutation_importance`. All features of a column are shuffled together.
-
-    Args:
-      model: any fitted model.
-      x: samples, ``(n, p)``, such as the training samples.
-      key: random key of the shuffles, by default ``jax.random.key(0)``.
-      feature_names: names of the columns of arrays, by default ``x0``, ``x1``, ...
-
-    Returns:
-      The importances by column name. Their sum is 1, or 0 for a constant model.
-
-    Raises:
-      ValueError: for rows that do not fit the model.
-
-    Example:
-      >>> leaves = jtrees.leaves.Values(jnp.array([0.0, 10.0]))
-      >>> tree = jtrees.ObliqueTree(jnp.array([[1.0, 0.0]]), jnp.array([-1.0]), leaves)
-      >>> jtrees.explain.importances(tree, np.tile([[0.0, 7.0], [2.0, 8.0]], (5, 1)))
-      {'x0': 1.0, 'x1': 0.0}
-    """
-    columns = ExplainedColumns.from_model(model, feature_names)
-    predict = model.model.predict if isinstance(model, FrameModel) else model.predict
-    changes = mean_changes(predict, features_of_rows(model, x), columns.owner, len(columns.names), rng_of(key))
-    return dict(zip(columns.names, changes.tolist(), strict=True))
-
-
 def mean_changes(
     predict: Callable[[Any], Any], features: np.ndarray, owner: np.ndarray, columns: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns the importances of :func:`importances`, ``(columns,)``. ``owner`` is the column of each feature."""
+    """Returns how much the prediction depends on each column, as fractions of the sum over all columns, ``(columns,)``.
+
+    The importance of a column is the mean absolute change of the prediction when the values of the column are shuffled.
+    Several outputs are averaged. Targets are not needed, so the importance says what the model uses, not what helps it.
+    ``owner`` is the column of each feature, ``(p,)``. All features of a column are shuffled together.
+    """
     before, size = np.asarray(predict(features), np.float64), max(1, _ENTRIES // features.size)
     changes = np.zeros(columns)
     for first in range(0, columns, size):  # a call takes longer than its rows

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jtrees.tables import TableEncoder
-from jtrees.tables.frame import ColumnSchema, Frame, RawColumn, level_codes
+from jtrees.tables.frame import ColumnSchema, Frame, RawColumn
 from jtrees.tables.periods import PERIODS
 from jtrees.tables.program import Operation
 from jtrees.validation import quoted
@@ -86,8 +86,3 @@ def test_table(encoder: TableEncoder, rows: int) -> Frame:
             source = "durations" if column.durations else "text"
             sample[name] = RawColumn(column.kind, np.where(missing, np.nan, values), column.zone, source)
     return Frame(sample, named=encoder.schema.named)
-
-
-def codes_of(field: Field, raw: RawColumn) -> np.ndarray:
-    """Returns the row of each level in the field's table, ``(n,)``."""
-    return level_codes(field.column.levels, raw)

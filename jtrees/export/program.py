@@ -107,11 +107,9 @@ class Program(NamedTuple):
 
     def described(self) -> str:
         """Returns a line that describes the model."""
-        trees = f"{len(self.bias)} trees" if not self.single else "a tree"
+        trees = f"{'a tree' if self.single else f'{len(self.bias)} trees'} of depth {self.depth}"
         kind = "constant" if self.coefficients is None else "linear"
-        return (
-            f"{trees} of depth {self.depth} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
-        )
+        return f"{trees} with {len(self.zero)} features, {kind} leaves, {len(self.offset)} outputs"
 
 
 def program_of(model: Any) -> Program:
@@ -131,9 +129,8 @@ def program_of(model: Any) -> Program:
         detail = f" of {type(tree).__name__}" if isinstance(model, Forest) else ""
         detail = f" of shape {np.shape(model.weights)}" if isinstance(model, ObliqueTree) else detail
         came = f"{type(model).__name__}{detail}"
-        alternative = "to_stablehlo takes all others"
-        hint = hint_of_estimator(model)
-        raise ValueError(f"model must be an ObliqueTree or a Forest of them ({alternative}), got {came}{hint}")
+        expected = "an ObliqueTree or a Forest of them (to_stablehlo takes all others)"
+        raise ValueError(f"model must be {expected}, got {came}{hint_of_estimator(model)}")
     if np.asarray(tree.weights).dtype != np.float32:
         raise ValueError(f"model must have float32 weights, got {np.asarray(tree.weights).dtype}")
     origin, leaves, wide = tree.origin, tree.leaves, lambda a: np.asarray(a, np.float64)
@@ -157,6 +154,7 @@ def program_of(model: Any) -> Program:
     zero = np.zeros(tree.features) if origin is None else np.asarray(origin.x, np.float64)[0]
     offset = np.zeros(k) if origin is None or origin.y is None else np.asarray(origin.y, np.float64)[0] * np.ones(k)
     divisor = 1 if forest.combine == "sum" else trees
+    medians = None if encoder is not None or forest.medians is None else wide(forest.medians)
     program = Program(
         np.asarray(tree.weights),
         np.asarray(tree.bias),
@@ -171,7 +169,7 @@ def program_of(model: Any) -> Program:
         is_tree,
         scalar,
         encoder,
-        None if encoder is not None or forest.medians is None else wide(forest.medians),
+        medians,
     )
     for name, numbers in program.arrays.items():
         if numbers is not None and not (finite := np.isfinite(numbers)).all():

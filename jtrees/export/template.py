@@ -1,10 +1,10 @@
-"""Text formats: templates, arrays of numbers, and for each language the rule of escape.
+"""Text formats: templates, arrays of numbers, and the rules of escape of C and SQL.
 
-A name or a level may hold any characters. The rule of a language writes it as a literal, a name or a comment.
+A name or a level may hold any characters. The rule of a language writes it as a literal, a name or a comment. The rule
+of Python is ``repr``, and that of JavaScript ``json.dumps``.
 """
 
 from collections.abc import Callable, Mapping
-import json
 import re
 from typing import Any
 
@@ -37,16 +37,6 @@ def period_code(name: str, steps: Mapping[str, str], *, day: str = "day", time: 
       time: code of the time.
     """
     return level_number(name, {"day": day, "time": time}, {step: code.format for step, code in steps.items()})
-
-
-def python_literal(value: Any) -> str:
-    """Returns plain data as a literal of Python."""
-    return repr(value)
-
-
-def javascript_literal(value: Any) -> str:
-    """Returns plain data as a literal of JavaScript, in ASCII."""
-    return json.dumps(value)
 
 
 def c_literal(text: str) -> str:
