@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-from matplotlib.figure import Figure
 import numpy as np
 import optax
 import pandas as pd
@@ -26,7 +25,6 @@ from experiments import (
     boosted_splits,
     defaults,
     distillation,
-    effects,
     estimators,
     log_loss,
     losses as other_losses,
@@ -164,7 +162,7 @@ def test_committed_rows_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third has the command
     assert made.count("\n|") > 10
-    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, relaxations)
+    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy)
     assert (tmp_path / f"{name}.png").exists() == (script in drawn)
 
 
@@ -775,18 +773,8 @@ def test_rows_are_parted_scaled_and_filled_up(folder):
     assert runs.first.tolist() == [2, 2, 2, 2] and runs.last.tolist() == [2, 2, 32, 32]
 
 
-def test_ranks_are_compared_by_the_critical_difference():
-    rng = np.random.default_rng(0)
-    means = pd.DataFrame(rng.normal(size=(14, 4)) * 0.1 + [0, 3, 1, 1], columns=["a", "b", "c", "d"])
-    ranks = effects.Ranks.from_means(means)
-    assert ranks.critical == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)  # Demsar (2006), table 5
-    assert ranks.ranks.index[0] == "b" and ranks.ranks["b"] == 1 and ranks.ranks["a"] == 4 and ranks.p < 1e-4
-    assert ranks.worse()[-1] == "a" and all({"c", "d"} <= set(group) for group in ranks.groups()[1:2])
-    effects.draw_ranks(Figure().subplots(), ranks, "title")
-
-
 def test_a_factor_matters_by_its_interval_and_its_size():
-    effect = lambda *differences: effects.Effect("x", pd.Series(differences))
+    effect = lambda *differences: relaxations.Effect("x", pd.Series(differences))
     assert effect(2.0, 3.0, 2.5, 2.0, 4.0, 1.0, 90.0).verdict() == "matters"  # whatever one set says
     assert effect(0.1, 0.2, 0.1, 0.3, 0.2, 0.1).verdict() == "does not matter"  # however certain
     assert effect(-4.0, 5.0, 1.0, 2.0, -1.0, 0.0).verdict() == "undecided"
