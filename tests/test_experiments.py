@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas as pd
 import pytest
 from scipy import stats
@@ -47,13 +46,23 @@ import jtrees
 from jtrees.methods.dgt import random_chain
 from jtrees.search.monitor import Monitor
 from pallas_kernels.config import HEURISTIC
-from tests import needs, oracles, sweeps
+from tests import needs, sweeps
 
 # optax's schedules divide an integer step by an integer, and its Adam raises a float to one.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 SCRIPTS = [path.stem for path in Path(benchmark.__file__).parent.glob("*.py") if "__main__" in path.read_text()]
-STUDIES = [*records.MODULES, estimators, distillation, defaults, log_loss, raw_tables, relaxations, systems]
+STUDIES = [
+    *records.MODULES,
+    paper_forest,
+    estimators,
+    distillation,
+    defaults,
+    log_loss,
+    raw_tables,
+    relaxations,
+    systems,
+]
 
 
 # --- Studies ---------------------------------------------------------------------------------------------------------
@@ -162,7 +171,7 @@ def test_committed_rows_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third has the command
     assert made.count("\n|") > 10
-    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy)
+    drawn = (paper_bandit, paper_tel, paper_nongreedy)
     assert (tmp_path / f"{name}.png").exists() == (script in drawn)
 
 
@@ -173,7 +182,7 @@ def test_parts_that_a_set_does_not_have_are_no_pieces():
     assert parts(paper_bandit, "mnist") == ["tree", "linear"]
     assert parts(paper_bandit, "letter") == ["tree", "linear", "vowpal"]
     assert parts(paper_bandit, "ailerons") == ["tree", "linear", "tree-one-point", "linear-one-point"]
-    assert [parts(paper_nongreedy, "letter").count(part) for part in ("axis", "oc1", "pruned")] == [3, 0, 1]
+    assert [parts(paper_nongreedy, "letter").count(part) for part in ("axis", "pruned")] == [3, 1]
     assert "GET-linear" not in parts(defaults, "glass") and parts(defaults, "glass").count("TEL") == 3
 
 
@@ -245,7 +254,7 @@ WHOLE = {
             "GRID": {"widths": ((8, 8),), "momentum": (0.0, 0.3), "l2": (0.0,)},
             "TREES": 3,
         },
-        ["| segmentation | 2 |", "PAT", "DGT-Forest of 3", "Table 7"],
+        ["| segmentation | 2 |", "DGT-Forest of 3", "Table 7"],
     ),
     paper_bandit: (
         ["--datasets", "mnist", "--parts", "linear", "tree", "--seeds", "3"],
@@ -262,7 +271,7 @@ WHOLE = {
             "PRUNING_EPOCHS": 3,
             "HistGradientBoostingRegressor": few_trees,
         },
-        ["| kin8nm | R² | 1 |", "Table 3", "epoch 59", "QHAdam"],
+        ["| kin8nm | R² | 1 |", "Table 3", "epoch 59"],
     ),
     paper_forest: (
         ["--datasets", "kin8nm"],
@@ -286,7 +295,6 @@ WHOLE = {
         {
             "DEPTHS": (1, 2),
             "USUAL": USUAL,
-            "OC1_SETS": ("letter",),
             "PRUNED": ("letter",),
             "PRUNED_DEPTHS": {"letter": (2,)},
         },
@@ -619,38 +627,6 @@ def test_product_form_teaches_the_nodes_on_the_path_alone(data):
         learns[kind] = set(np.flatnonzero(np.any(np.asarray(slope.factors[0]) != 0, axis=1)).tolist())
     assert learns["product, sign, L = 1"] <= path
     assert len(learns["sum, sign, L = 1"] - path) > 0
-
-
-def test_pat_is_the_product_form_and_anneals_to_the_hard_tree(x64):
-    rng, params = np.random.default_rng(6), random_chain(jax.random.key(0), 3, 3, (), (), jnp.float64)
-    x, y = rng.normal(size=(20, 3)), rng.normal(size=20)
-    batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(y))
-    at = lambda slope, step: jax.jit(paper_dgt.pat(3, slope).loss)(params, batch, key=jax.random.key(0), step=step)
-    loss, score = at(2.0, jnp.int32(0))
-    tree, values = params.tree(), np.asarray(params.leaves.values)
-    z = np.asarray(tree.weights) @ x.T + np.asarray(tree.bias)[:, None]
-    reach = oracles.leaf_probabilities(oracles.sigmoid(2 * z))
-    assert loss == pytest.approx(np.mean((values @ reach - y) ** 2), rel=1e-10)
-    hard = values[oracles.walk(tree.weights, tree.bias, x)]
-    assert score == pytest.approx(np.mean((hard - y) ** 2), rel=1e-10)
-    rising = optax.exponential_decay(1.0, 100, 1e4)  # a hundredfold every 50 steps
-    gap = [abs(float(np.subtract(*at(rising, jnp.int32(step))))) for step in (0, 50, 100)]
-    assert gap[0] > gap[1] > gap[2] and gap[2] < 1e-2 * float(loss)
-
-
-@pytest.mark.slow
-def test_oc1_finds_an_oblique_line_and_random_directions_near_ones(monkeypatch):
-    monkeypatch.setattr(paper_nongreedy, "DEPTHS", (2, 6))
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(300, 2))
-    y = (x[:, 0] + 2 * x[:, 1] > 0.3).astype(int)
-    rows = np.hstack([x, np.ones((300, 1))])
-    right = np.mean((rows @ paper_nongreedy.oc1_split(rows, y, rng) > 0) == y)
-    assert max(right, 1 - right) > 0.99
-    for part in ("oc1", "random"):
-        by_depth = paper_nongreedy.PARTS[part]((x[:200], x[200:], y[:200], y[200:]), "any", 0)
-        assert by_depth["6"]["test"] > 93
-        assert all(1 < found["leaves"] <= 2 ** int(depth) for depth, found in by_depth.items())
 
 
 def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch):

@@ -307,9 +307,6 @@ ERRORS = {
         ((TREE, rows(1)), {"feature_names": ["a"]}, "feature_names must hold 5 names, one a column, got 1"),
         ((TREE, rows(1)), {"feature_names": "abcda"}, "feature_names must differ from each other, got 'a' twice"),
     ],
-    explain.nearest_change: [
-        ((TREE, rows(1), rows(9)), {"columns": ["x9"]}, r"columns must be among 'x0', .*, got 'x9'"),
-    ],
     explain.shapley_values: [((TREE, rows(1), rows(9)), {"permutations": 0}, "permutations")],
     explain.permutation_importance: [((TREE, rows(9), rows(9)[:, 0], r2_score), {"repeats": 0}, "repeats")],
 }
