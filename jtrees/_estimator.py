@@ -56,7 +56,7 @@ class TreeEstimator(BaseEstimator):
         return super().get_params(deep=False) | (_options("recipe", self._recipe()) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
-        """Sets parameters by name. Options of the recipe are named like ``recipe__depth``.
+        """Sets parameters by name; options of the recipe are named like ``recipe__depth``.
 
         Raises:
           ValueError: for an unknown name.

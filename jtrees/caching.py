@@ -105,11 +105,7 @@ def _default_folder() -> str:
 
 
 def _made_subfolder(folder: Any) -> str:
-    """Returns the subfolder of this machine, after it was created.
-
-    Raises:
-      ValueError: if the folder is not a path, or cannot be created or written to.
-    """
+    """Returns the subfolder of this machine, after it was created; ``ValueError`` if it cannot be written to."""
     root = os.fspath(folder)
     if not isinstance(root, str) or not root:
         raise ValueError(f"folder must be a path, got {checks.quoted(folder)}")

@@ -248,11 +248,7 @@ def _predictor(teacher: Any) -> Callable[[Any], Any]:
 
 
 def _predictions(predicts: Callable[[Any], Any], rows: OriginalRows) -> np.ndarray:
-    """Returns the teacher's predictions.
-
-    Raises:
-      ValueError: if the teacher does not predict numbers for every row.
-    """
+    """Returns the teacher's predictions; ``ValueError`` if they are not numbers for every row."""
     predictions = np.asarray(checks.as_numeric("predictions of the teacher", predicts(rows.values)))
     if predictions.ndim not in (1, 2) or len(predictions) != len(rows):
         raise ValueError(f"teacher must return ({len(rows)},) or ({len(rows)}, k) predictions, got {predictions.shape}")

@@ -194,11 +194,7 @@ def as_path(path: str | os.PathLike | IO[bytes]) -> Any:
 
 
 def _import_classes(contents: dict[str, Any]) -> None:
-    """Imports the modules of jtrees that register the classes of a file.
-
-    Raises:
-      ImportError: for an estimator without scikit-learn.
-    """
+    """Imports the modules of jtrees that register the classes of a file; ``ImportError`` if scikit-learn is missing."""
     for module in filter(_IN_JTREES.fullmatch, map(str, contents.get("modules", ()))):
         with contextlib.suppress(ModuleNotFoundError):  # another release has other modules
             importlib.import_module(module)

@@ -51,11 +51,8 @@ def largest_terms(
 ) -> tuple[np.ndarray, int]:
     """Returns the indices of the terms of a sum with the largest variation, in order, and the number of omitted terms.
 
-    Args:
-      weights: weights, ``(p,)``. A weight of zero is not a term.
-      max_terms: maximum number of terms. None: all terms.
-      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
-      largest_first: whether the terms are sorted by size, the largest first.
+    A weight of zero is not a term. ``max_terms`` None: all terms. ``deviations`` are those of the features, ``(p,)``;
+    None: equal deviations. ``largest_first`` sorts the terms by size.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
@@ -113,16 +110,8 @@ def model_text(
 ) -> str:
     """Returns a linear model plus ``zero`` as text. Terms are chosen as in :func:`linear_text`.
 
-    Args:
-      slopes: slopes, ``(p,)``.
-      intercept: the intercept.
-      bounds: lower and upper bound of the output, or None.
-      names: names of the features.
-      digits: significant digits.
-      zero: number that is added to intercept and bounds, exactly.
-      max_terms: maximum number of terms. None: all terms.
-      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
-      short: whether the largest terms come first, and bounds are omitted.
+    ``bounds`` are the lower and the upper bound of the output, or None. ``zero`` is added to intercept and bounds,
+    exactly. If ``short``, the largest terms come first, and bounds are omitted.
     """
     number = lambda value: number_text(value, digits, zero)
     if not slopes.any():  # a constant is within its bounds
@@ -220,13 +209,9 @@ def measured(
 ) -> tuple[np.ndarray | None, list[list[str]]]:
     """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`.
 
-    Returns:
-      The standard deviation of each feature, or None if there is no table. For each leaf, a list of texts with the
-      number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards.
-      The list is empty if there is no table.
-
-    Raises:
-      ValueError: in the cases of :meth:`jtrees.ObliqueTree.to_text`.
+    They are the standard deviation of each feature, or None without a table, and for each leaf a list of texts: the
+    number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards. The
+    list is empty without a table.
     """
     classes = tree.classes
     if max_terms is not None:

@@ -53,8 +53,7 @@ def _parameters_of(options: argparse.Namespace, task: Task) -> dict[str, Any]:
 def loss_of(options: argparse.Namespace) -> losses.Loss:
     """Returns the loss of regression.
 
-    Raises:
-      DataError: for an unknown name, for a loss in classification, and for an invalid or unused level of quantiles.
+    Raises ``DataError`` if it is unknown, or for an invalid or unused quantile level.
     """
     if options.loss is not None and options.loss not in LOSSES:
         raise DataError(f"--loss must be one of {', '.join(LOSSES)}, got {validation.quoted(options.loss)}")
@@ -72,9 +71,8 @@ def loss_of(options: argparse.Namespace) -> losses.Loss:
 def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
     """Returns the recipe that the arguments describe.
 
-    Raises:
-      DataError: for an unknown name, and for options that are not ``name=value``.
-      ValueError: for an unknown option.
+    Raises ``DataError`` for an unknown name and for options that are not ``name=value``, ``ValueError`` for unknown
+    ones.
     """
     default = default_recipe(options, task, boosted=not options.tree)
     recipe = default if options.recipe is None else recipe_named(options.recipe)
@@ -91,8 +89,7 @@ def recipe_of(options: argparse.Namespace, task: Task) -> jtrees.Recipe:
 def signs_of(options: argparse.Namespace) -> dict[str, int] | None:
     """Returns the signs of the monotone columns by name, or None.
 
-    Raises:
-      DataError: for arguments that are not ``COLUMN=SIGN``.
+    Raises ``DataError`` if they are not ``COLUMN=SIGN``.
     """
     signs = {}
     for option in options.monotone:

@@ -57,9 +57,7 @@ class Rules:
 def rules_of(options: Any) -> Rules:
     """Returns the rules for reading a file.
 
-    Raises:
-      DataError: for an invalid separator, if the two separators are equal, and for kinds of columns that are not
-        ``COLUMN=KIND`` with a known kind.
+    Raises ``DataError`` for an invalid separator, for equal separators, and for kinds that are not ``COLUMN=KIND``.
     """
     decimal = options.decimal
     if decimal not in (".", ",", None):
@@ -83,12 +81,8 @@ def rules_of(options: Any) -> Rules:
 def read_rows(file: Path, rules: Rules) -> tuple[pd.DataFrame, list[str]]:
     """Returns the rows in a file, and a list of the changes made while reading, as lines of text.
 
-    A file whose name ends in ``.parquet`` is Parquet. Every other file is CSV. Cells of CSV are text without spaces at
-    the ends, and None if they are empty. All rows are returned.
-
-    Raises:
-      DataError: if the file cannot be read.
-      ImportError: if the file is Parquet and pyarrow is not installed.
+    A file whose name ends in ``.parquet`` is Parquet, which needs pyarrow. Every other file is CSV. Cells of CSV are
+    text without spaces at the ends, and None if they are empty. Raises ``DataError`` if the file cannot be read.
     """
     if is_parquet(file):
         return _read_parquet(file), []

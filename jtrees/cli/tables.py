@@ -55,10 +55,8 @@ class LabelledTable:
 def read_labelled(file: Path, target: str | None, rules: Rules | None = None) -> LabelledTable:
     """Returns the data set in a file; ``target`` is the column to predict, and every other column is a feature.
 
-    The features of CSV are text. Its target is numbers, booleans or text.
-
-    Raises:
-      DataError: if the file cannot be read, or if a column does not exist. The message lists the columns.
+    The features of CSV are text. Its target is numbers, booleans or text. Raises ``DataError`` if the file cannot be
+    read, or if a column does not exist. The message lists the columns.
     """
     rules = Rules() if rules is None else rules
     if target is not None and rules.columns.get(target, "number") not in _TARGET_KINDS:
@@ -142,14 +140,8 @@ def guess(y: Any) -> tuple[Task, str]:
 def prepared(data: LabelledTable, task: Task | None, reason: str = "") -> tuple[LabelledTable, Task, list[str]]:
     """Returns the usable rows with their schema, the task, and lines about rows, columns, task and left-out rows.
 
-    Args:
-      data: the data set as it was read.
-      task: the task, or None for the task that suits the target.
-      reason: why this is the task, or "".
-
-    Raises:
-      DataError: if the data cannot be used for the task.
-      ValueError: if the schema cannot be found, as for :func:`jtrees.tables.schema`.
+    A task of None is chosen by the target. ``reason`` says why this is the task, or is "". Raises ``DataError`` if the
+    data cannot be used for the task.
     """
     _check_rows(data)
     text = f"{task}, as {reason}" if reason else task
@@ -166,9 +158,7 @@ def prepared(data: LabelledTable, task: Task | None, reason: str = "") -> tuple[
 def usable(frame: LabelledTable, task: Task) -> tuple[LabelledTable, list[str]]:
     """Returns the usable rows and their schema, and a list of the dropped rows and classes as lines of text.
 
-    Raises:
-      DataError: if the target is constant or does not suit the task.
-      ValueError: if the schema cannot be found, as for :func:`jtrees.tables.schema`.
+    Raises ``DataError`` if the target is constant or does not suit the task.
     """
     y: Any = frame.y
     changes, name = list(frame.changes), checks.quoted(y.name)

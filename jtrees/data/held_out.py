@@ -8,13 +8,11 @@ import numpy as np
 def held_out_rows(
     order: np.ndarray, *, share: float | None = None, folds: int | None = None, strata: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Returns the rows that each fold holds out, or that a single division holds out.
+    """Returns the rows that each fold holds out, or that a single division holds out, from numbers in random order.
 
-    Args:
-      order: the numbers of the rows in random order, ``(n,)``.
-      share: fraction of the rows to hold out. At least one row is held out, unless there are strata.
-      folds: number of folds of about equal size, instead of a share.
-      strata: label of each row, ``(n,)``. The share is that of every label, rounded down, so that every label remains.
+    With a ``share`` of the rows, at least one row is held out, unless there are ``strata``: labels of the rows,
+    ``(n,)``. The share is then that of every label, rounded down, so that every label remains. ``folds`` are about
+    equal in size.
     """
     if folds is not None:
         return np.array_split(order, folds)
@@ -30,11 +28,7 @@ def divided(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the training rows and of the held-out rows, by scikit-learn, which its users expect.
 
-    Args:
-      rows: number of rows.
-      share: fraction of the rows to hold out.
-      random_state: seed or generator of scikit-learn.
-      strata: label of each row, ``(n,)``, or None. The share is that of every label.
+    With ``strata``, labels of the rows, ``(n,)``, the share is that of every label.
     """
     from sklearn.model_selection import train_test_split  # imported here because it is slow
 

@@ -12,14 +12,9 @@ def nearest_leaves(
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]]:
     """Yields the shortest step to the closure of each leaf, in deviations, and the constraints on the step.
 
-    Shorter steps come first. The constraints are ``g step >= h`` with unit vectors g.
-
-    Args:
-      weights: weights of all nodes, ``(nodes, p)``.
-      margins: the scores of the sample, ``(nodes,)``.
-      deviation: units of the steps, ``(p,)``.
-      targets: mask of the leaves that may be reached, ``(leaves,)`` bool.
-      bounds: the lowest and the highest step of each feature, in deviations, ``(2, p)``.
+    Shorter steps come first. The constraints are ``g step >= h`` with unit vectors g. ``margins`` are the scores of the
+    sample, ``(nodes,)``; ``targets`` are the leaves that may be reached, ``(leaves,)`` bool; ``bounds`` are the lowest
+    and the highest step of each feature, ``(2, p)``.
     """
     directions = weights * deviation
     length = np.sqrt(np.square(directions).sum(1))

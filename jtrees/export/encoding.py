@@ -40,8 +40,7 @@ class Field(NamedTuple):
 def fields_of(encoder: TableEncoder) -> list[Field]:
     """Returns the columns that a model uses, in the order of their features.
 
-    Raises:
-      ValueError: for levels in an array, because files find the columns of arrays by position, as numbers.
+    Raises ``ValueError`` for levels in an array, because files find the columns of arrays by position, as numbers.
     """
     schema, fields = encoder.schema, []
     if not schema.named and (text := [name for name, c in schema.used.items() if c.kind == "text"]):

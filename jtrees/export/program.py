@@ -115,9 +115,8 @@ class Program(NamedTuple):
 def program_of(model: Any) -> Program:
     """Returns the program of a model.
 
-    Raises:
-      ValueError: for models other than trees and forests of trees, for weights that are not float32, for numbers that
-        are not finite, or for votes of linear leaves.
+    Raises ``ValueError`` for models other than trees and forests of trees, for weights that are not float32, for
+    numbers that are not finite, or for votes of linear leaves.
     """
     encoder = None
     if isinstance(model, FrameModel):

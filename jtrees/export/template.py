@@ -27,14 +27,10 @@ def array(values: np.ndarray, number: Callable[[Any], str] = str, brackets: str 
 
 
 def period_code(name: str, steps: Mapping[str, str], *, day: str = "day", time: str = "time") -> str:
-    """Returns code for the number of the level of a period of dates.
+    """Returns code for the number of the level of a period of dates, from code of the day and the time.
 
-    Args:
-      name: name of the period.
-      steps: code of each operation of :class:`jtrees.tables.periods.Period`, in which ``{0}`` stands for a value, and
-        ``{1}`` for a whole number. All but sums need no brackets, because they have equal precedence.
-      day: code of the day.
-      time: code of the time.
+    ``steps`` has the code of each operation of :class:`jtrees.tables.periods.Period`, in which ``{0}`` stands for a
+    value, and ``{1}`` for a whole number. All but sums need no brackets, because they have equal precedence.
     """
     return level_number(name, {"day": day, "time": time}, {step: code.format for step, code in steps.items()})
 
@@ -54,8 +50,7 @@ def c_comment(text: str) -> str:
 def sql_name(text: str) -> str:
     """Returns the name of a column or a table.
 
-    Raises:
-      ValueError: for characters that a database or a file of text does not preserve.
+    Raises ``ValueError`` for characters that a database does not preserve.
     """
     return _delimited(text, '"')
 

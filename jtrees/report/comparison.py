@@ -73,13 +73,9 @@ class Comparison:
     ) -> "Comparison":
         """Returns a comparison with its margins.
 
-        Args:
-          row_losses: the loss of each row by name, first of the model, ``(n,)`` each. One name is ``"constant"``.
-          weight: weights of the rows, or None.
-          measure: name of the loss.
-          where: name of the rows.
-          charged: mean losses that include a charge for parameters. None: the means of ``row_losses``.
-          doubt: lower bound of the margins, such as a part of a tree's charge.
+        ``row_losses`` has the loss of each row by name, first of the model. One name is ``"constant"``. ``charged`` has
+        mean losses that include a charge for parameters; None: the means of ``row_losses``. ``doubt`` is a lower bound
+        of the margins, such as a part of a tree's charge.
         """
         means = {name: float(np.average(losses, weights=weight)) for name, losses in row_losses.items()}
         losses = means if charged is None else charged

@@ -127,12 +127,8 @@ def _descended(
 ) -> np.ndarray:
     """Returns the slopes that minimise a loss with a ridge penalty, ``(p + 1, k)``.
 
-    Args:
-      x: features and a column of ones, ``(n, p + 1)``.
-      y: targets, ``(n, k)``.
-      weight: weights, ``(n,)``.
-      loss: ``(outputs, y) -> (losses, gradients)``, ``(n, k)`` each.
-      has_time: whether there is time for a further step. The first step is always made.
+    ``x`` has a column of ones, ``(n, p + 1)``; ``loss`` is ``(outputs, y) -> (losses, gradients)``, ``(n, k)`` each.
+    The first step is made even if there is no time.
     """
     from scipy.optimize import minimize  # imported here because the import is slow
 
@@ -183,16 +179,9 @@ def baselines(task: Task, *options: Callable[..., Any]) -> dict[str, Constant | 
 def rivals(task: Task, rows: int, *, depth: int, seed: int, forests: bool) -> tuple[dict[str, Any], list[str]]:
     """Returns the unfitted rivals of a model by name: the baselines, and models of scikit-learn.
 
-    Args:
-      task: a task with a single target.
-      rows: number of training rows.
-      depth: depth of CART.
-      seed: seed of the models of scikit-learn.
-      forests: whether a random forest and boosting are among the rivals.
-
-    Returns:
-      The rivals, and the names of the rivals that do not minimise the loss of the task. They minimise the squared
-      error, or the Poisson deviance.
+    ``rows`` is the number of training rows, ``depth`` the depth of CART. ``forests`` says whether a random forest and
+    boosting are among the rivals. Also returns the names of the rivals that do not minimise the loss of the task, but
+    the squared error or the Poisson deviance.
     """
     from sklearn import ensemble, linear_model, pipeline, preprocessing, tree  # imported here: an optional package
 

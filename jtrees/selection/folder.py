@@ -51,18 +51,10 @@ class RunFolder:
     numbers, and a file of its fit or of its row losses. The JSON file is written last, and says whether there is a file
     of the fit. A run is finished if its files are complete.
 
-    Args:
-      path: the folder, which is made if it does not exist.
-      description: what all runs share, by name, as text.
-      keeps: what a run keeps besides its numbers, ``"fits"`` or ``"row losses"``. A fit that cannot be saved is left
-        out.
-      share: ``(k, n)``: this process makes the k-th of n shares of the runs.
-      splits: the split of each fold. Names of files depend on the training rows.
-
-    Raises:
-      ValueError: if the folder holds runs with another description. The message names what differs. Also if
-        ``sweep.json`` cannot be read.
-      OSError: if the folder cannot be read or written.
+    ``keeps`` is ``"fits"``, of which those that cannot be saved are left out, or ``"row losses"``. This process makes
+    share ``(k, n)`` of the runs, the k-th of n. Names of files depend on the training rows of the splits.
+    ``ValueError`` is raised if ``sweep.json`` cannot be read, or has another description; the message names what
+    differs.
     """
 
     def __init__(
@@ -149,10 +141,8 @@ def folder_of(
 ) -> RunFolder | None:
     """Returns the folder of the runs of combinations of options, or None.
 
-    Raises:
-      ValueError: if the share is not ``(k, n)`` with 0 <= k < n, or if there is a share without a folder. Also if the
-        recipe, the task or an option has no :func:`~jtrees.selection.definition.definition`, and in the cases of
-        :class:`RunFolder`.
+    Raises ``ValueError`` if the share is not ``(k, n)`` with 0 <= k < n, or if there is a share without a folder. Also
+    if the recipe, the task or an option has no :func:`~jtrees.selection.definition.definition`.
     """
     is_pair = isinstance(share, (tuple, list)) and len(share) == 2
     if not is_pair or not all(isinstance(k, (int, np.integer)) for k in share) or not 0 <= share[0] < share[1]:

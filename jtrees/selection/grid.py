@@ -24,8 +24,7 @@ def options_of(recipe: Any) -> dict[str, Any]:
 def with_options(recipe: Any, options: dict[str, Any]) -> Any:
     """Returns the recipe with changed options, by name; an option of a base recipe is ``"base__depth"``.
 
-    Raises:
-      ValueError: if a name is unknown. The message lists the options.
+    Raises ``ValueError`` if a name is unknown. The message lists the options.
     """
     for name, value in options.items():
         first, _, rest = name.partition("__")
@@ -59,12 +58,7 @@ def _place_of(recipe: Any, name: str) -> str | None:
 def combinations_of(
     recipe: Recipe, key: Array, *, grid: Any = None, samples: Any = None, space: Any = None
 ) -> list[dict[str, Any]]:
-    """Returns the combinations of options for the arguments of :func:`jtrees.sweep`.
-
-    Raises:
-      ValueError: if the arguments are not exactly one of a grid, samples, and a space with a number of samples. Also if
-        a name is unknown, or if a grid, samples or a space is invalid.
-    """
+    """Returns the combinations of options for the arguments of :func:`jtrees.sweep`, and raises its errors."""
     for name, value in (("samples", samples), ("space", space)):
         if grid is not None and value is not None:
             raise ValueError(f"grid and {name} exclude each other, got both")
@@ -95,8 +89,7 @@ def combinations_of(
 def _products(grid: Any) -> list[dict[str, Any]]:
     """Returns all combinations of the values of a grid.
 
-    Raises:
-      ValueError: if the grid is empty or not a mapping to values.
+    Raises ``ValueError`` if it is empty or not a mapping to values.
     """
     message = f'grid must hold values by name, such as {{"depth": range(1, 9)}}, got {quoted(grid)}'
     try:

@@ -58,18 +58,11 @@ class LogUniform:
 
 
 def draw(space: Any, count: int, key: Array) -> list[dict[str, Any]]:
-    """Returns quasi-random draws from a space: the first points of a scrambled Sobol sequence.
+    """Returns quasi-random draws from a space: the first ``count`` points of a scrambled Sobol sequence.
 
-    Equal arguments give equal draws. A larger ``count`` with the same key adds draws at the end.
-
-    Args:
-      space: ranges, or sequences of choices, by the name of the option.
-      count: number of draws, at least 1.
-      key: random key.
-
-    Raises:
-      ValueError: if the space is empty or not a mapping, or if an option has no choices. The bounds of a range must be
-        finite and ascending, and the bounds of ``LogUniform`` must be above 0.
+    Equal arguments give equal draws. A larger ``count`` with the same key adds draws at the end. The space has ranges,
+    or sequences of choices, by the name of the option. Raises ``ValueError`` if it is empty or not a mapping, if an
+    option has no choices, or if bounds are not finite and ascending, and above 0 for ``LogUniform``.
     """
     from scipy.stats import qmc  # imported late: jax installs SciPy, but this module is slow to import
 

@@ -166,11 +166,7 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
 
 
 def splits_of(recipe: Recipe, dataset: Dataset, validation: Any, key: Array) -> list[Fold]:
-    """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None.
-
-    Raises:
-      ValueError: for an invalid ``validation``.
-    """
+    """Returns the split of each fold for a ``validation``: a pair, a fraction, a number of folds, or None."""
     if validation is None:
         return [Fold(dataset.table())]
     if isinstance(validation, (tuple, list)):
@@ -206,18 +202,10 @@ def runs_of(
     batch: int | Literal["auto"] = "auto",
     folder: RunFolder | None = None,
 ) -> Iterator[tuple[tuple[int, int, int], RunResult]]:
-    """Yields the runs of combinations that share one program, first the runs in the folder.
+    """Yields the runs of combinations that share one program, first the runs in the folder of the runs on these splits.
 
-    A run comes with the number of its combination, its seed and its fold. New runs are written to the folder.
-
-    Args:
-      recipe: the recipe.
-      combinations: the options of each combination.
-      keys: the key of each seed.
-      splits: the split of each fold.
-      monitor: the monitor of all runs.
-      batch: as for :func:`sweep`.
-      folder: the folder of the runs on these splits, or None.
+    A run comes with the number of its combination, its seed and its fold. New runs are written to the folder. ``keys``
+    has the key of each seed; ``batch`` is as for :func:`sweep`.
     """
     seeds = list(keys)
     cells = list(itertools.product(range(len(combinations)), range(len(seeds)), range(len(splits))))

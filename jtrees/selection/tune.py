@@ -271,11 +271,9 @@ def _evaluate_group(
 
 
 def _chosen(trials: list[_Candidate], left: Sequence[_Candidate] = ()) -> tuple[list[Trial], dict[str, Any]]:
-    """Returns all trials, and the options of the smallest model within one standard error of the best.
+    """Returns all trials, and the options of the smallest model of ``trials`` within one standard error of the best.
 
-    Args:
-      trials: the trials to choose from.
-      left: trials on fewer rows, which are reported but not chosen.
+    ``left`` are trials on fewer rows, which are reported but not chosen.
     """
     best = min(trials, key=lambda trial: trial.loss)
     if not np.isfinite(best.losses).all():

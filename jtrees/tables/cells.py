@@ -85,11 +85,7 @@ class Reading:
     zoned: bool = False
 
     def form(self, zone: str | None = None) -> tuple[Any, ...]:
-        """Returns the form of text as arguments of :func:`jtrees.tables.parse.value_of`.
-
-        Args:
-          zone: the time zone in which days are counted, or ``"offsets"`` for the local time of each date.
-        """
+        """Returns the form of text as arguments of :func:`~jtrees.tables.parse.value_of`, with days as in ``zone``."""
         if self.kind == "date":
             return self.style, self.zoned, None if zone == OFFSETS else zone
         return (self.before, self.after, self.thousands, self.decimal) if self.kind == "number" else ()
@@ -121,10 +117,9 @@ PLAIN = {kind: Reading(kind) for kind in ("text", "number", "boolean", "date", "
 
 
 def zone_name(zone: Any) -> str:
-    """Returns the name of a time zone, such as ``Europe/Berlin``, or ``"offsets"`` if it has no name.
+    """Returns the name of a time zone of zoneinfo, pytz or dateutil, or ``"offsets"`` if it has no name.
 
-    Args:
-      zone: a time zone of zoneinfo, pytz or dateutil, or its name. A fixed offset may have the name of a zone.
+    The zone may be a name, too. A fixed offset may have the name of a zone.
     """
     if isinstance(zone, datetime.timezone):
         return "UTC" if zone == datetime.UTC else OFFSETS
@@ -158,12 +153,8 @@ def find_reading(
     """Returns how all cells of a column are read as numbers or dates, if all cells are numbers or dates.
 
     Numbers have a common unit or none. Dates have a common format, and only one format may be possible. A column with
-    leading zeros is text.
-
-    Args:
-      cells: the cells, None if missing.
-      decimal: the decimal separator. None: a point, or a comma if a point cannot be.
-      style: the format of dates. None: every format. Dates that have several possible formats remain text.
+    leading zeros is text. A missing cell is None. ``decimal`` None: a point, or a comma if a point cannot be. ``style``
+    None: every format; dates that have several possible formats remain text.
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     if not distinct:

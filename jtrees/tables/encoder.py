@@ -77,12 +77,8 @@ class TableEncoder:
     ) -> tuple["TableEncoder", np.ndarray]:
         """Returns the encoder that is fitted to rows in the kinds of a schema, and the features of the rows.
 
-        Args:
-          schema: the schema.
-          frame: the rows, as :meth:`Schema.read` returns them.
-          task: the task; it is not used without targets.
-          y: checked targets, or None.
-          weight: weights above 0, ``(n,)``, or None.
+        ``frame`` has the rows as :meth:`Schema.read` returns them, ``y`` checked targets or None, and ``weight``
+        weights above 0 or None.
         """
         targets = _targets(y, len(frame), task, weight)
         columns = {name: (schema.columns[name], raw) for name, raw in frame.columns.items()}
@@ -138,8 +134,7 @@ class TableEncoder:
     def with_class_names(self, class_names: Sequence[str]) -> "TableEncoder":
         """Returns the same encoder with the user's names of classes in feature names: ``[mean sold by city]``.
 
-        Args:
-          class_names: names of the K classes, or of the actions of a policy, in the order of their numbers.
+        The names are those of the K classes, or of the actions of a policy, in the order of their numbers.
         """
         encodings = {name: encoding.with_class_names(class_names) for name, encoding in self.encodings.items()}
         return dataclasses.replace(self, encodings=encodings)

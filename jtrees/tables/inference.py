@@ -67,15 +67,8 @@ def inferred(
 ) -> tuple[Schema, Frame]:
     """Returns the schema of a table, and the rows in the kinds of the schema.
 
-    Args:
-      x: the table, as for :func:`schema`.
-      columns: kinds of columns as for :func:`schema`, or a schema, which is returned unchanged.
-      missing: as for :func:`schema`.
-      decimal: as for :func:`schema`.
-      is_file: whether x is the text of a file. Its plain numbers are then unambiguous.
-
-    Raises:
-      ValueError, ImportError: in the cases of :func:`schema`.
+    Arguments and errors are those of :func:`schema`. ``columns`` may be a schema, which is returned unchanged.
+    ``is_file`` says that x is the text of a file, whose plain numbers are unambiguous.
     """
     if decimal not in (None, *DECIMALS.values()):
         raise ValueError(f"decimal must be a point or a comma, got {checks.quoted(decimal)}")
@@ -200,16 +193,8 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
       or times of day.
     - Every other column is text. That includes few different cells, such as 0, 1, 2 and "3+", which are levels.
 
-    If a kind is requested, the cells that have it decide, however few they are.
-
-    Args:
-      name: name of the column.
-      cells: the cells, None if missing.
-      kind: the kind, or None.
-      decimal: the decimal separator if the kind does not say it; None: as the cells say.
-
-    Raises:
-      ValueError: if dates are requested whose day and month may be exchanged.
+    If a kind is requested, the cells that have it decide, however few they are; ``ValueError`` is raised for dates
+    whose day and month may be exchanged. ``decimal`` counts if the kind does not say it; None: as the cells say.
     """
     how: Any = {"decimal": DECIMALS.get(kind or "", decimal), "style": kind if kind in DATES else None}
     texts = [level_of(cell) for cell in cells]

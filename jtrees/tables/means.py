@@ -56,12 +56,8 @@ class Targets(NamedTuple):
     def best_explained(self, code: np.ndarray, levels: int, most: int) -> "Targets":
         """Returns the outputs that the levels explain best, at most ``most`` of them, in their order.
 
-        Outputs are compared by the ratio of the mean squares between and within levels.
-
-        Args:
-          code: the level of each row, ``(n,)``.
-          levels: number of levels.
-          most: largest number of outputs.
+        Outputs are compared by the ratio of the mean squares between and within levels. ``code`` is the level of each
+        row.
         """
         if len(self.outputs) <= most:
             return self
@@ -88,13 +84,9 @@ class Targets(NamedTuple):
 def level_means(code: np.ndarray, levels: int, targets: Targets) -> tuple[np.ndarray, np.ndarray]:
     """Returns shrunk means of targets at levels, ``(levels, k)``, and the features of rows, ``(n, k)``.
 
-    The features of a row use means over the four folds that do not contain the row (cross-fitting). Means over all rows
-    would leak the target of the row into its features. A level without rows has the mean of all targets.
-
-    Args:
-      code: the level of each row, ``(n,)``.
-      levels: number of levels.
-      targets: the targets.
+    ``code`` is the level of each row. The features of a row use means over the four folds that do not contain the row
+    (cross-fitting). Means over all rows would leak the target of the row into its features. A level without rows has
+    the mean of all targets.
     """
     means = shrunk_means(code, levels, targets, np.ones(len(code), bool))
     features = np.empty((len(code), means.shape[1]))
@@ -125,16 +117,11 @@ def shrunk_means(code: np.ndarray, levels: int, targets: Targets, rows: np.ndarr
 
 
 def variances(total: np.ndarray, count: np.ndarray, squares: float) -> tuple[float, float, float]:
-    """Returns variances within and between levels by the method of moments (analysis of variance).
+    """Returns variances within and between levels by the method of moments, and an effective number of rows of a level.
 
-    Args:
-      total: sum of the targets at each level. The mean of all targets must be about 0, because of rounding.
-      count: number of rows at each level.
-      squares: sum of all squared targets.
-
-    Returns:
-      ``variance_within, variance_between, size``. The last is an effective number of rows of a level. The expected mean
-      square between levels is ``variance_within + size * variance_between``.
+    The expected mean square between levels is ``variance_within + size * variance_between``. ``total`` is the sum of
+    the targets at each level, ``count`` its number of rows, and ``squares`` the sum of all squared targets. The mean of
+    all targets must be about 0, because of rounding.
     """
     total, count = total[count > 0], count[count > 0]
     n, levels = count.sum(), len(count)

@@ -23,9 +23,7 @@ class OriginalRows:
     def from_table(cls, x: Any) -> "OriginalRows":
         """Returns the rows of a checked table.
 
-        Raises:
-          ValueError: if x has no rows, or if it is an array that is not numeric and two-dimensional.
-          ImportError: if x is a DataFrame and narwhals is not installed.
+        Raises ``ValueError`` for no rows, or an array that is not a numeric matrix.
         """
         if not hasattr(x, "columns") or isinstance(x, np.ndarray):
             return cls(np.asarray(checks.check_x(x, finite=False)))
@@ -64,9 +62,7 @@ class OriginalRows:
     def make_rows(self, count: int, rng: np.random.Generator) -> tuple["OriginalRows", np.ndarray]:
         """Returns synthetic rows, as :func:`jtrees.distill` describes them, and the number of the first row of each.
 
-        Args:
-          count: number of synthetic rows. Every row is the first row about equally often.
-          rng: random generator.
+        Every row is the first row about equally often.
         """
         columns, n = self._columns(), len(self)
         if not count:
