@@ -262,11 +262,6 @@ def measure(relaxation: str, name: str, seed: int, options: argparse.Namespace) 
     return value
 
 
-def measured_depths() -> list[int]:
-    """Returns the depths in the order in which they are measured: the depth at which options are chosen comes first."""
-    return [CHOSEN_AT, *(depth for depth in DEPTHS if depth != CHOSEN_AT)]
-
-
 def leaf_scores(compiled: Callable[[int], Callable[[Runs, Rows], Any]], data: Rows, seeds: int) -> dict[str, Any]:
     """Measures one kind of leaves, with a program for each depth.
 
@@ -275,16 +270,15 @@ def leaf_scores(compiled: Callable[[int], Callable[[Runs, Rows], Any]], data: Ro
       scores of all seeds by depth.
     """
     trials: dict[str, list[Trial]] = {schedule: [] for schedule in SCHEDULES}
-    first, *depths = measured_depths()
-    chooser = compiled(first)
+    chooser = compiled(CHOSEN_AT)
     for options in itertools.product(RATES, SHARPNESSES):
         candidates = runs(dict.fromkeys(SCHEDULES, options), seeds)
         for schedule, scores in by_schedule(chooser(candidates, data)).items():
             trials[schedule].append(Trial(*options, scores))
     best = {schedule: max(candidates, key=Trial.worth) for schedule, candidates in trials.items()}
     chosen = {schedule: (trial.rate, trial.sharpness) for schedule, trial in best.items()}
-    scores_by_depth = {str(first): {schedule: trial.scores for schedule, trial in best.items()}}
-    for depth in depths:
+    scores_by_depth = {str(CHOSEN_AT): {schedule: trial.scores for schedule, trial in best.items()}}
+    for depth in (depth for depth in DEPTHS if depth != CHOSEN_AT):
         scores_by_depth[str(depth)] = by_schedule(compiled(depth)(runs(chosen, seeds), data))
     summaries = {schedule: [trial.summary() for trial in candidates] for schedule, candidates in trials.items()}
     return {"chosen": chosen, "tried": summaries, "scores": scores_by_depth}
@@ -336,7 +330,7 @@ def table(results: studies.Results) -> Lines:
         (value,) = results.values(relaxation, name)
         run = {"set": name, "relaxation": relaxation, "rows": value["rows"], "features": value["features"]}
         for leaves in leaf_kinds(value):
-            for depth, schedule in itertools.product(measured_depths(), SCHEDULES):
+            for depth, schedule in itertools.product(DEPTHS, SCHEDULES):
                 run |= {"leaves": leaves, "depth": depth, "schedule": schedule}
                 scores = value[leaves]["scores"][str(depth)][schedule]
                 for seed, values in enumerate(zip(*scores.values(), strict=True)):
@@ -399,10 +393,6 @@ class Effect(NamedTuple):
         ends = (pairs[outside - 1], pairs[-outside]) if outside > 0 else (-np.inf, np.inf)
         return float(np.median(pairs)), float(ends[0]), float(ends[1])
 
-    def estimate(self) -> float:
-        """Returns the estimate of :meth:`interval`."""
-        return self.interval()[0]
-
     def verdict(self) -> str:
         """Returns whether the effect matters: the interval is on one side of 0, and the estimate at least LEAST."""
         estimate, low, high = self.interval()
@@ -438,9 +428,6 @@ def effects(runs: Lines, trials: Lines) -> dict[str, list[Effect]]:
             out[leaves].append(effect(leaf_best, "depth", high, low, f"depth {high} instead of {low}"))
         name = f"{rising} instead of {constant} sharpness"
         out[leaves].append(effect(leaf_runs, "schedule", rising, constant, name))
-        for relaxation in RELAXATIONS:
-            relaxation_runs = leaf_runs[leaf_runs["relaxation"] == relaxation]
-            out[leaves].append(effect(relaxation_runs, "schedule", rising, constant, f"the same, {relaxation}"))
         for option, title, levels in (("sharpness", "mean sharpness", SHARPNESSES), ("rate", "learning rate", RATES)):
             lines = best_trials(leaf_trials, option)
             for low, high in itertools.pairwise(levels):
@@ -448,11 +435,7 @@ def effects(runs: Lines, trials: Lines) -> dict[str, list[Effect]]:
                 out[leaves].append(effect(lines, option, high, low, name))
     if "linear" in out:
         numbers = best[best["set"].isin(best[best["leaves"] == "linear"]["set"])]
-        leaves_effect = lambda lines, name: effect(lines, "leaves", "linear", "constant", name)
-        out["leaves"] = [leaves_effect(numbers, "linear instead of constant leaves")]
-        for factor, levels, text in (("depth", DEPTHS, "depth "), ("relaxation", RELAXATIONS, "")):
-            for level in levels:
-                out["leaves"].append(leaves_effect(numbers[numbers[factor] == level], f"the same, {text}{level}"))
+        out["leaves"] = [effect(numbers, "leaves", "linear", "constant", "linear instead of constant leaves")]
     return out
 
 
@@ -492,24 +475,19 @@ def sets_table(best: Lines) -> str:
 
 UNEQUAL = f"""\
 - Splits, leaves, initial parameters, order of the samples, optimiser (Adam, cosine decay to zero), updates and batches
-  are equal. Nothing bounds or penalises the weights. A tree can therefore sharpen itself under a constant sharpness,
-  too.
+  are equal. Nothing bounds the weights, so a tree can sharpen itself under a constant sharpness, too.
 - All relaxations except the path sum apply to the loss of each leaf on each sample, and differ only in the routing. TEL
-  and LatentTree take the loss of a mean output instead. The path sum takes the loss of the output, as DGT does: its
-  value is the same, but its gradient differs. Both forms were tried on two sets, and the better form was taken (depth
-  {CHOSEN_AT}, constant leaves, options chosen in the same manner, mean of both schedules: 66.9 instead of 65.3 on
-  kin8nm, 95.6 instead of 93.5 on segmentation).
+  and LatentTree take the loss of a mean output instead. The path sum takes the loss of the output, as DGT does, which
+  was better on two sets.
 - Soft steps have equal slopes at a score of 0, and the window of the path sum matches them. The surrogate has no such
-  measure. Validation at depth {CHOSEN_AT} therefore chooses learning rate and mean sharpness for each (set, relaxation,
-  leaves, schedule), from {len(RATES)} x {len(SHARPNESSES)} candidates. The other depths take the same options.
-- The traversal has no pruning (all nodes are active), because pruning would change the size of the tree. Its weights
-  of the leaves are divided by their sum.
-- The surrogate is the bound by exact inference. It has no ball around its weights (the sharpness replaces the radius)
-  and no frozen assignment. Linear leaves need no change, because the surrogate bounds the loss of any leaf.
+  measure, so validation at depth {CHOSEN_AT} chooses learning rate and mean sharpness for each (set, relaxation,
+  leaves, schedule). The other depths take the same options.
+- The traversal has no pruning, which would change the size of the tree; its weights of the leaves are divided by their
+  sum. The surrogate has no ball around its weights (the sharpness replaces the radius) and no frozen assignment.
 - Path sum and surrogate have no soft model. Linear leaves are for regression only; generalised cross-validation shrinks
-  them when they are refitted. Constant leaves have no shrinkage. Classes are padded to {CLASSES}.
-- The budget is small: {STEPS} updates of {BATCH} rows, the last parameters, one start, no CART, no preconditioner. The
-  library's recipes (`defaults.md`) reach higher scores.
+  them when they are refitted. Constant leaves have no shrinkage.
+- The budget is small: {STEPS} updates, the last parameters, one start, no CART, no preconditioner. The library's
+  recipes (`defaults.md`) reach higher scores.
 """
 
 
@@ -519,16 +497,15 @@ def verdicts(all_effects: dict[str, list[Effect]]) -> list[str]:
         (effect.name + ("" if key == "leaves" else f" ({key} leaves)"), effect)
         for key, effects in all_effects.items()
         for effect in effects
-        if not effect.name.startswith("the same")
     ]
-    factors.sort(key=lambda factor: -abs(factor[1].estimate()))
+    factors.sort(key=lambda factor: -abs(factor[1].interval()[0]))
     out = []
     for verdict, title in (
         ("matters", "What matters"),
         ("does not matter", "What does not matter"),
         ("undecided", "Undecided"),
     ):
-        listed = [f"{name} {effect.estimate():+.1f}" for name, effect in factors if effect.verdict() == verdict]
+        listed = [f"{name} {effect.interval()[0]:+.1f}" for name, effect in factors if effect.verdict() == verdict]
         out.append(f"**{title}**: {', '.join(listed) or 'nothing'}.")
     return out
 

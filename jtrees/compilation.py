@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 import contextlib
 import functools
+import itertools
 import os
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ _LEVEL = "xla_backend_optimization_level"
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 KEPT_PROGRAMS = 128
-_OURS: list[Any] = []  # the functions that are compiled here, which hold their programs
+_OURS: list[list[Any]] = []  # the functions of ``jax.jit`` of each function here, which hold their programs
 _HasOrder = Callable[[Any], bool]
 _AHEAD: set[Any] = set()  # the programs that ``compiled`` returned; the functions hold them, but do not count them
 
@@ -89,20 +90,8 @@ def jit_rarely_called(
     rounding errors. The decorated function has ``compiled(*args)``, which returns the compiled program for such
     arguments, without the static argument, which is the first.
     """
-
-    def compiled(fn: Callable[..., Any]) -> Any:
-        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, _options, options)
-        _OURS.append(as_usual)
-
-        def program(args: tuple) -> Any:
-            if jax.default_backend() != "cpu":
-                return as_usual
-            level = 0 if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else 1
-            return on_cpu(level, has_order(args[0]))
-
-        return _with_programs(fn, program)
-
-    return compiled
+    level_of = lambda args: 0 if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else 1
+    return _jit(level_of, _options, has_order, options)
 
 
 def jit_often_called(
@@ -114,54 +103,47 @@ def jit_often_called(
     A level in ``XLA_FLAGS`` takes precedence. ``has_order`` is as of :func:`jit_rarely_called`. The decorated function
     has ``compiled(*args)``, as there, and ``programs()``, which returns the number of programs compiled so far.
     """
-
-    def compiled(fn: Callable[..., Any]) -> Any:
-        level = {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: 1}
-        as_usual, on_cpu = jax.jit(fn, **options), _on_cpu(fn, lambda _: level, options)
-        _OURS.append(as_usual)
-
-        def program(args: tuple) -> Any:
-            return on_cpu(1, has_order(args[0])) if jax.default_backend() == "cpu" else as_usual
-
-        call = _with_programs(fn, program)
-        functions = lambda: (
-            [on_cpu(1, order) for order in (False, True)] if jax.default_backend() == "cpu" else [as_usual]
-        )
-        call.programs = lambda: _count(functions())  # type: ignore[attr-defined]
-        return call
-
-    return compiled
+    level = {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: 1}
+    return _jit(lambda args: 1, lambda _: level, has_order, options)
 
 
-def _on_cpu(fn: Callable[..., Any], compiler_options: Callable[[int], dict[str, Any]], options: dict[str, Any]) -> Any:
-    """Returns a function of the level and the order of sums, which returns ``jax.jit`` of ``fn``.
+def _jit(
+    level_of: Callable[[tuple], int],
+    compiler_options: Callable[[int], dict[str, Any]],
+    has_order: _HasOrder,
+    options: dict[str, Any],
+) -> Callable[[Callable[..., Any]], Any]:
+    """Returns a decorator by ``jax.jit``, which on a CPU compiles at a level of optimisation for the arguments.
 
-    XLA is asked for its options only then.
+    XLA is asked for its options only when a program is needed.
     """
 
-    @functools.cache
-    def at_level(level: int, has_order: bool) -> Any:
-        xla_options = compiler_options(level) | (_options_of_sums() if has_order else {})
-        _OURS.append(function := jax.jit(fn, compiler_options=xla_options, **options))
-        return function
+    def decorated(fn: Callable[..., Any]) -> Any:
+        functions = [jax.jit(fn, **options)]
+        _OURS.append(functions)
 
-    return at_level
+        @functools.cache
+        def on_cpu(level: int, ordered: bool) -> Any:
+            xla_options = compiler_options(level) | (_options_of_sums() if ordered else {})
+            functions.append(jax.jit(fn, compiler_options=xla_options, **options))
+            return functions[-1]
 
+        def program(args: tuple) -> Any:
+            return on_cpu(level_of(args), has_order(args[0])) if jax.default_backend() == "cpu" else functions[0]
 
-def _with_programs(fn: Callable[..., Any], program: Callable[[tuple], Any]) -> Any:
-    """Returns a function that calls ``program(args)``, a function of ``jax.jit``."""
+        @functools.wraps(fn)
+        def call(*args: Any) -> Any:
+            return program(args)(*args)
 
-    @functools.wraps(fn)
-    def call(*args: Any) -> Any:
-        return program(args)(*args)
+        def compiled(*args: Any) -> Any:
+            leaves, structure = jax.tree.flatten(args[1:])
+            _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
+            return program(args).lower(*args).compile()
 
-    def compiled(*args: Any) -> Any:
-        leaves, structure = jax.tree.flatten(args[1:])
-        _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
-        return program(args).lower(*args).compile()
+        call.compiled, call.programs = compiled, lambda: _count(functions)  # type: ignore[attr-defined]
+        return call
 
-    call.compiled = compiled  # type: ignore[attr-defined]
-    return call
+    return decorated
 
 
 def bound_memory() -> None:
@@ -169,9 +151,9 @@ def bound_memory() -> None:
 
     Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
     """
-    if _count(_OURS) + len(_AHEAD) > KEPT_PROGRAMS:
+    if sum(map(_count, _OURS)) + len(_AHEAD) > KEPT_PROGRAMS:
         _AHEAD.clear()
-        for function in _OURS:
+        for function in itertools.chain.from_iterable(_OURS):
             if hasattr(function, "clear_cache"):
                 function.clear_cache()
 
