@@ -50,10 +50,12 @@ def kind_of(cell):
 
 
 def value_of(cell, kind, *form):
-    """Returns the number of a cell that is not missing; None if it does not hold a value of the kind of its column.
+    """Returns the number of a cell of any type; None if the cell does not hold a value of the kind.
 
-    Numbers may be booleans, and booleans may be 0 and 1. ``form`` is the form of text: the arguments of ``number_of``
-    or ``days_of`` after the text.
+    Args:
+      cell: a cell that is not missing.
+      kind: the kind of the column. Numbers may be booleans, and booleans may be 0 and 1.
+      form: the form of text: the arguments of ``number_of`` or ``days_of`` after the text.
     """
     came = kind_of(cell)
     try:
@@ -78,8 +80,12 @@ def value_of(cell, kind, *form):
 def number_of(text, before="", after="", thousands="", point="."):
     """Returns the number in a text, with or without its unit; None if the text is not a number.
 
-    ``before`` is a currency before the number, ``after`` a unit after it. ``thousands`` and ``point`` are the
-    separators, of which the first may be empty.
+    Args:
+      text: the text.
+      before: a currency before the number.
+      after: a unit after the number.
+      thousands: the thousands separator, or an empty text.
+      point: the decimal separator.
     """
     text = signed(text)
     if point == "." and not thousands and NUMBER.fullmatch(text):
@@ -107,9 +113,13 @@ def signed(text):
 
 
 def days_of(text, style, zoned, zone):
-    """Returns the days since 1970 of a date in the format ``style`` or ISO 8601; None if the text is not such a date.
+    """Returns the days since 1970 of a date in a given format or in ISO 8601; None if the text is not such a date.
 
-    If the date is ``zoned``, it has an offset from UTC, and days are counted in ``zone``; None: in its own local time.
+    Args:
+      text: the text.
+      style: the format.
+      zoned: whether the date has an offset from UTC.
+      zone: the time zone in which days are counted; None: the local time of the date itself.
     """
     patterns = (DATES[style] + TIME, DATES[ISO] + TIME)
     match = re.fullmatch(patterns[0], text.strip(), re.ASCII) or re.fullmatch(patterns[1], text.strip(), re.ASCII)
