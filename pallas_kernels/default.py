@@ -76,11 +76,6 @@ def choices() -> Decisions:
     return Decisions(_DECISIONS.values())
 
 
-def forget() -> None:
-    """Drops the decisions of this process, but not those in the folder."""
-    _DECISIONS.clear()
-
-
 def mode() -> str:
     """Returns the value of ``JTREES_KERNELS``; raises ``ValueError`` for an unknown value."""
     value = os.environ.get("JTREES_KERNELS") or "auto"

@@ -99,12 +99,12 @@ def column_finder(names: list[Any], argument: str) -> Callable[[Any], Any]:
     """
     numbered: dict[Any, Any] = {number: name for name in names if (number := _number_of(name)) is not None}
     numbered = numbered or dict(enumerate(names))
-    known = frozenset(names)
+    allowed = frozenset(names)
 
     def find(column: Any) -> Any:
         is_number = isinstance(column, numbers.Real) and not isinstance(column, (bool, np.bool_))
-        name = numbered.get(column) if is_number and str(column) not in known else str(column)
-        if name not in known:
+        name = numbered.get(column) if is_number and str(column) not in allowed else str(column)
+        if name not in allowed:
             among = checks.quoted_list(names)
             raise ValueError(f"{argument} must name columns of x, {among}, got {checks.quoted(column)}")
         return name

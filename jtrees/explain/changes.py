@@ -51,16 +51,10 @@ def nearest_change(
 
     In classification the answer is the class, for a policy it is the action, and otherwise it is the leaf.
 
-    A leaf is the intersection of the half-spaces on its path. Its nearest point solves a quadratic program with one
-    constraint per level: least distance programming. Non-negative least squares solves the program (Lawson and Hanson,
-    Solving Least Squares Problems, 1974, chapter 23).
-
-    The distance to a leaf is at least the distance to the farthest half-space on its path. Leaves are solved in the
-    order of this lower bound. The search stops at the first leaf that cannot be nearer than a solved leaf, so it finds
-    the nearest leaf exactly. The nearest point lies on one or more splits. The changed sample lies a millionth of a
-    deviation beyond these splits, and farther if float32 requires it.
-
-    A column keeps to its range in ``x``, extended to the sample's own value. Each bound is one constraint.
+    The nearest point of a leaf solves a quadratic program with one constraint per level, by non-negative least squares
+    (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). The nearest leaf is found exactly. The
+    changed sample lies a millionth of a deviation beyond the splits that it crosses, and farther if float32 requires
+    it. A column keeps to its range in ``x``, extended to the sample's own value.
 
     Args:
       model: a :class:`jtrees.ObliqueTree`, or a model of raw tables that is one.

@@ -159,8 +159,8 @@ def _encoded(add: _Graph, encoder: TableEncoder) -> tuple[list[Any], str]:
     for field in fields:
         if named:
             if field.name in ("prediction", "leaf", "") or field.name.startswith("jtrees.") or "\0" in field.name:
-                others = "'', 'prediction', 'leaf', 'jtrees....' and texts with the character 0"
-                raise ValueError(f"columns must have other names in ONNX than {others}, got {quoted(field.name)}")
+                reserved = "'', 'prediction', 'leaf', 'jtrees....' and texts with the character 0"
+                raise ValueError(f"columns must have other names in ONNX than {reserved}, got {quoted(field.name)}")
             kind = TensorProto.STRING if field.kind == "text" else TensorProto.DOUBLE
             inputs.append(helper.make_tensor_value_info(field.name, kind, ["n"]))
         value = field.name if named else add("Gather", "x", np.int64(field.place), axis=1)
@@ -202,11 +202,11 @@ def _period(add: _Graph, operation: Operation, field: Field, value: str) -> str:
     """Adds the rows of days since 1970 in the table of a period."""
     from onnx import TensorProto
 
-    whole = lambda number: add("Cast", add("Floor", number), to=TensorProto.INT64)
+    floor = lambda number: add("Cast", add("Floor", number), to=TensorProto.INT64)
     missing = add("IsNaN", value)
     days = add("Where", missing, np.float64(0), value)
     time = add("Mul", add("Sub", days, add("Floor", days)), np.float64(DAY))
-    units = {"day": whole(days), "time": whole(add("Add", time, np.float64(0.5)))}
+    units = {"day": floor(days), "time": floor(add("Add", time, np.float64(0.5)))}
     operators = {"+": "Add", "*": "Mul", "//": "Div", "%": "Mod"}  # of numbers below 0, only Mod rounds down
     steps = {step: lambda x, n, name=name: add(name, x, np.int64(n)) for step, name in operators.items()}
     number = level_number(operation.part, units, steps)

@@ -169,7 +169,7 @@ def _check_same(file: Any, description: Mapping[str, str], folder: str) -> None:
         texts = written.get(name, "none"), description.get(name, "none")
         if texts[0] != texts[1]:
             # The texts may be longer than what a message quotes, so they begin shortly before they differ.
-            differs = (i for i, (before, now) in enumerate(zip(*texts, strict=False)) if before != now)
+            differs = (i for i, (before, after) in enumerate(zip(*texts, strict=False)) if before != after)
             start = max(0, next(differs, min(map(len, texts))) - _CONTEXT)
             before, after = (quoted(f"...{text[start:]}" if start else text) for text in texts)
             raise ValueError(f"folder must hold runs of this sweep: {quoted(folder)} has {name} {before}, got {after}")

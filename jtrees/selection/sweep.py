@@ -55,10 +55,6 @@ def sweep(
     On CPUs, as many fits run at once as there are processors. Other devices stack many fits.
     Ctrl-C ends the training of the current runs and the sweep. The result has the state of each run.
 
-    With a ``folder``, each finished run is written as it comes. The same call continues after the process has ended,
-    for whatever reason, and repeats no finished run. Such a call may have another grid or space, or more samples or
-    seeds: a folder knows a run by its options, its seed and its training rows.
-
     Args:
       recipe: the recipe, with the options that all runs share. For a method: :class:`jtrees.FromMethod`.
       x: features, as for :func:`jtrees.fit`.
@@ -84,11 +80,11 @@ def sweep(
       columns: as for :func:`jtrees.fit`. The schema comes from all rows.
       missing: as for :func:`jtrees.fit`.
       progress: whether to show the number of finished runs, and the time left.
-      folder: a folder of the runs, on a disk or in a bucket (``gs://bucket/runs``). A run has a JSON file of its
-        numbers, and a file of its fit if :func:`jtrees.save` can save it. The recipe, the loss and functions are
-        compared by their code and all that they read. Those that cannot be compared need a version:
+      folder: a folder of the runs, on a disk or in a bucket (``gs://bucket/runs``). Each finished run is written as it
+        comes: a JSON file of its numbers, and a file of its fit if :func:`jtrees.save` can save it. The same call,
+        or one with other options or seeds, continues and repeats no finished run. The recipe, the loss and functions
+        are compared by their code. Those that cannot be compared need a version:
         ``losses.CustomLoss(loss, name="pinball 0.1")``, or an attribute ``version`` of another function or class.
-        None: runs are only in memory.
       share: ``(k, n)`` makes the k-th of n shares of the runs, k = 0, ..., n - 1, for n hosts with a common folder. The
         result has the runs of this share, and the runs that the folder had when the sweep began. A last call without a
         share returns all runs.
@@ -97,11 +93,10 @@ def sweep(
       UserWarning: if Ctrl-C ended the sweep before all runs were finished.
 
     Raises:
-      ValueError: if a grid or a space is empty or has unknown names, or if a grid is combined with samples or a space.
-        Also if a space has no number of samples, or if the bounds of a range are not ascending and finite. The bounds
-        of ``LogUniform`` must be positive. Also if the folder holds runs of another recipe, task, table, key, precision
-        or version of jtrees; the message names what differs. Also if a recipe, a loss or a function for a folder reads
-        what cannot be compared, such as a module of the user. Also in the cases of :func:`jtrees.fit`.
+      ValueError: if a grid, a list of samples or a space is invalid, or has unknown names. Also if the folder holds
+        runs of another recipe, task, table, key, precision or version of jtrees; the message names what differs. Also
+        if a recipe, a loss or a function for a folder reads what cannot be compared, and in the cases of
+        :func:`jtrees.fit`.
       FloatingPointError: if no run was finite.
 
     Example:

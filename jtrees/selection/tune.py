@@ -57,18 +57,12 @@ def tune(
     one standard error of the best model is chosen (the one-standard-error rule).
 
     ``halving=3`` uses successive halving (Jamieson & Talwalkar 2016). All combinations, of every depth, are tried on a
-    sample of the training rows. The best third is tried on three times the number of rows, and so on. At most three
-    combinations are tried on all training rows. There can be more if a sample would otherwise have fewer than 200 rows.
-    The choice is among the combinations of the last round.
+    sample of the training rows, the best third on three times as many rows, and so on, until at most three are tried on
+    all training rows (more if a sample would have fewer than 200 rows). The choice is among the last. Each number of
+    rows compiles another program, so a short table gains little. Few rows favour small trees and large penalties.
 
-    The budget is a number of rows, because every recipe can be fitted to fewer rows, but not every recipe has epochs. A
-    fit to fewer rows is also a complete fit, whose schedules reach their end. Halving has three limits. Each number of
-    rows compiles another program, so a short table gains little. Training on mini-batches gains nothing if the number
-    of updates does not change. Few rows favour small trees and large penalties.
-
-    Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if no
-    combination is complete. If halving was interrupted, the choice is among the combinations with the largest number of
-    rows.
+    Ctrl-C ends the trials and continues with the fit to all rows. An interrupted combination is chosen only if none is
+    complete.
 
     Args:
       recipe: the recipe, with the options that are not tuned.
@@ -99,8 +93,7 @@ def tune(
       UserWarning: if Ctrl-C ended the trials.
 
     Raises:
-      ValueError: if the arguments are not exactly one of a grid, a list of samples, and a space with a number of
-        samples. Also in the cases of :func:`jtrees.sweep`.
+      ValueError: in the cases of :func:`jtrees.sweep`, and without a grid, samples or a space.
       FloatingPointError: if no combination was finite.
 
     Example:

@@ -180,12 +180,12 @@ def readable_groups(cells: Iterable[str | None]) -> Iterator[list[str]]:
     """
     distinct = [cell.strip() for cell in dict.fromkeys(cells) if cell is not None]
     dates = [cell for cell in distinct if _DATE.fullmatch(cell)]
-    by_unit: dict[Any, list[str]] = {}
+    units: dict[Any, list[str]] = {}
     for cell in distinct:
         if part := _WITH_UNIT.fullmatch(signed(cell)):
-            by_unit.setdefault(((part["before"] or "").strip(), (part["after"] or "").strip()), []).append(cell)
+            units.setdefault(((part["before"] or "").strip(), (part["after"] or "").strip()), []).append(cell)
     groups = [[cell for cell in distinct if value_of(cell, "number") is not None]]
-    groups += sorted(by_unit.values(), key=len, reverse=True)
+    groups += sorted(units.values(), key=len, reverse=True)
     for style, zoned in itertools.product(DATES if dates else (), (False, True)):
         groups.append([cell for cell in dates if days_of(cell, style, zoned, None) is not None])
     yield from filter(None, groups)

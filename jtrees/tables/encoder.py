@@ -188,9 +188,9 @@ def _targets(y: np.ndarray | None, n: int, task: Any, weight: np.ndarray | None)
         return Targets((), np.zeros((n, 0)), counts, fold)
     values = task.indicators(y).astype(np.float64)
     if isinstance(task, tasks.Classification):
-        kept = np.arange(task.classes)[1:] if task.classes == 2 else np.argsort(-(counts @ values), kind="stable")
-        kept = np.sort(kept[:_MOST_CLASSES])
-        values, outputs = values[:, kept], [Output(f"class {i}", i) for i in kept.tolist()]
+        classes = np.arange(task.classes)[1:] if task.classes == 2 else np.argsort(-(counts @ values), kind="stable")
+        classes = np.sort(classes[:_MOST_CLASSES])
+        values, outputs = values[:, classes], [Output(f"class {i}", i) for i in classes.tolist()]
     elif isinstance(task, tasks.Policy):  # the mean of an action is the mean of its rewards
         outputs = [Output(f"action {i}", i) for i in range(values.shape[1])]
     else:

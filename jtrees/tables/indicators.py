@@ -29,23 +29,19 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
        missing values count as a level.
     4. An indicator that equals an earlier one in all rows, or is its complement, is left out. A column of text keeps at
        least one feature.
-
-    Args:
-      columns: descriptions of the columns. The levels of text are all levels.
-      frame: the columns that have features, in the kinds of their descriptions.
     """
     used = {name: column for name, column in columns.items() if column.kind != "drop"}
     numbers = [name for name, column in used.items() if column.kind != "text"]
     features_of_means = _FEATURES_OF_MEANS if numbers else 1
     features = len(numbers) + features_of_means * (len(used) - len(numbers))
     budget = max(_BUDGET * len(used), _SMALL)
-    result, seen = dict(columns), set[bytes]()
+    result, marks_so_far = dict(columns), set[bytes]()
     for name in numbers:
         mark = _fingerprint(frame[name].missing)
-        if used[name].missing >= _RARE and mark not in seen:
+        if used[name].missing >= _RARE and mark not in marks_so_far:
             result[name] = dataclasses.replace(used[name], indicators=(1,))
             features += 1
-            seen.add(mark)
+            marks_so_far.add(mark)
     texts = {name: column for name, column in used.items() if column.kind == "text"}
     candidates = [
         (name, *_categories(column, frame[name]))
@@ -54,13 +50,13 @@ def with_indicators(columns: Mapping[str, ColumnSchema], frame: Mapping[str, Raw
     ]
     for name, column, codes in sorted(candidates, key=lambda candidate: len(candidate[1].indicators)):
         marks = {number: _fingerprint(codes == number) for number in column.indicators}
-        new = {mark: number for number, mark in reversed(marks.items()) if mark not in seen}
-        kept = tuple(sorted(new.values())) or column.indicators[:1]
-        change = len(kept) - features_of_means
+        new = {mark: number for number, mark in reversed(marks.items()) if mark not in marks_so_far}
+        indicators = tuple(sorted(new.values())) or column.indicators[:1]
+        change = len(indicators) - features_of_means
         if features + change <= budget:
-            result[name] = dataclasses.replace(column, indicators=kept)
+            result[name] = dataclasses.replace(column, indicators=indicators)
             features += change
-            seen.update(new)
+            marks_so_far.update(new)
     return result
 
 
@@ -73,10 +69,10 @@ def _categories(column: ColumnSchema, raw: RawColumn) -> tuple[ColumnSchema, np.
     numbers = np.where(common, np.cumsum(common) - 1, len(levels))
     codes = np.append(numbers, [len(levels), len(levels) + 1])[codes]
     rows = np.bincount(codes, minlength=len(levels) + 2)
-    by_size = sorted(np.flatnonzero(rows).tolist(), key=lambda number: (-rows[number], number))
-    kept = [*by_size[:2], *(number for number in by_size[2:] if number < len(levels) or rows[number] >= _RARE)]
-    kept = kept[1:] if len(kept) == 2 else kept  # without the more common of two categories
-    return dataclasses.replace(column, levels=levels, rare=rare, indicators=tuple(sorted(kept))), codes
+    order = sorted(np.flatnonzero(rows).tolist(), key=lambda number: (-rows[number], number))
+    indicators = order[:2] + [number for number in order[2:] if number < len(levels) or rows[number] >= _RARE]
+    indicators = indicators[1:] if len(indicators) == 2 else indicators  # without the more common of two categories
+    return dataclasses.replace(column, levels=levels, rare=rare, indicators=tuple(sorted(indicators))), codes
 
 
 def _fingerprint(mask: np.ndarray) -> bytes:

@@ -212,16 +212,17 @@ def read_as(name: str, cells: list[Any], kind: str | None, *, decimal: str | Non
         share = max(sum(counts[text] for text in group) / total, len(group) / len(counts))
         if expected is None and (share < _MOSTLY or len(group) == len(counts)):
             continue
-        found = Interpretation(PLAIN["durations"]) if group is durations else find_reading(group, **how)
-        kind_read = "" if found.reading is None else "number" if group is durations else found.reading.kind
-        if expected == "date" and found.otherwise in DATES:
-            raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {found.note}")
+        meaning = Interpretation(PLAIN["durations"]) if group is durations else find_reading(group, **how)
+        kind_read = "" if meaning.reading is None else "number" if group is durations else meaning.reading.kind
+        if expected == "date" and meaning.otherwise in DATES:
+            raise ValueError(f"columns must have a format of dates for {checks.quoted(name)}, got {meaning.note}")
         if expected is not None and kind_read == expected:
-            return Interpretation(found.reading)
-        if expected is None and any(found[:2]):
-            if found.reading is None or len(counts) > MAX_LEVELS:
-                return found
-            kinds, odd = f"{found.reading.kind.removesuffix('s')}s", [text for text in counts if text not in group]
+            return Interpretation(meaning.reading)
+        if expected is None and any(meaning[:2]):
+            if meaning.reading is None or len(counts) > MAX_LEVELS:
+                return meaning
+            kinds = f"{meaning.reading.kind.removesuffix('s')}s"
+            odd = [text for text in counts if text not in group]
             return Interpretation(
                 None, f"mostly {kinds}, and {cells_text(odd)}; few levels, and therefore text", kind_read
             )

@@ -53,22 +53,22 @@ class Targets(NamedTuple):
     weight: np.ndarray
     fold: np.ndarray
 
-    def best_explained(self, code: np.ndarray, levels: int, most: int) -> "Targets":
-        """Returns the outputs that the levels explain best, at most ``most`` of them, in their order.
+    def best_explained(self, code: np.ndarray, levels: int, limit: int) -> "Targets":
+        """Returns the outputs that the levels explain best, at most ``limit`` of them, in their order.
 
         Outputs are compared by the ratio of the mean squares between and within levels. ``code`` is the level of each
         row.
         """
-        if len(self.outputs) <= most:
+        if len(self.outputs) <= limit:
             return self
         count, ratios = np.bincount(code, self.weight, levels), []
         for y in self.values.T:
             y = y - np.average(y, weights=self.weight)
             total = np.bincount(code, self.weight * y, levels)
-            within, between, size = variances(total, count, self.weight @ np.square(y))
-            ratios.append(size * between / within if within > 0 else np.inf)
-        kept = np.sort(np.argsort(-np.array(ratios), kind="stable")[:most])
-        return self._replace(outputs=tuple(self.outputs[j] for j in kept), values=self.values[:, kept])
+            inner_variance, outer_variance, size = variances(total, count, self.weight @ np.square(y))
+            ratios.append(size * outer_variance / inner_variance if inner_variance > 0 else np.inf)
+        best = np.sort(np.argsort(-np.array(ratios), kind="stable")[:limit])
+        return self._replace(outputs=tuple(self.outputs[j] for j in best), values=self.values[:, best])
 
     def with_residuals(self, numbers: Sequence[np.ndarray]) -> "Targets":
         """Returns the targets, followed by their residuals from a linear model of columns of numbers, each ``(n,)``.
@@ -151,11 +151,11 @@ def residuals(targets: Targets, numbers: Sequence[np.ndarray]) -> np.ndarray:
         centers.append(np.average(x, weights=weight))
         units.append(x.std() or 1.0)
         correlations.append(np.abs((x - centers[-1]) / units[-1] @ weighted).max(initial=0))
-    kept = np.argsort(-np.array(correlations), kind="stable")[:_MOST_COLUMNS]
+    columns = np.argsort(-np.array(correlations), kind="stable")[:_MOST_COLUMNS]
     root = np.sqrt(weight)[:, None]
-    x = np.column_stack([(numbers[j][rows] - centers[j]) / units[j] for j in kept])
+    x = np.column_stack([(numbers[j][rows] - centers[j]) / units[j] for j in columns])
     slopes = least_squares(root * x, root * y[rows])
-    for j, slope in zip(kept, slopes, strict=True):
+    for j, slope in zip(columns, slopes, strict=True):
         y = y - np.multiply.outer((numbers[j] - centers[j]) / units[j], slope)
     return y
 

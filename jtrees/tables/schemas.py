@@ -76,8 +76,8 @@ class Schema:
             odd[name] = () if column.odd else raw.odd
             gaps[name] = 0 if column.missing else int(raw.missing.sum())
             if column.kind == "text":
-                known = frozenset(column.training_levels)
-                levels[name] = sum(level is not None and level not in known for level in raw.values.tolist())
+                training = frozenset(column.training_levels)
+                levels[name] = sum(level is not None and level not in training for level in raw.values.tolist())
         warn_of_odd_cells(odd, stacklevel=stacklevel + 1)
         checks.warn_of_gaps(gaps, stacklevel=stacklevel + 1)
         if which := checks.counted(levels):
