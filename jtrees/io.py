@@ -200,11 +200,6 @@ def _import_classes(contents: dict[str, Any]) -> None:
             importlib.import_module(module)
 
 
-def _class_names(contents: dict[str, Any]) -> set[str]:
-    """Returns the names of the classes of jtrees that an object in a file consists of."""
-    return set(re.findall(r'"class": "(\w+)"', json.dumps([contents.get("object"), contents.get("state")])))
-
-
 def _kinds() -> list[str]:
     """Returns the names of the classes with files that are registered."""
     return [_CLASSES[name].__name__ for name in sorted(_SECTIONS, key=_SECTIONS.__getitem__)]
@@ -232,7 +227,8 @@ def _contents(saved: Any, feature_names: list[str] | None) -> tuple[dict[str, An
     if recipe := getattr(report, "recipe", None):
         contents["recipe"] = recipe
     contents["arrays"] = [[origin, dtype] for origin, dtype, _ in arrays]
-    modules = {type(saved).__module__, *(_CLASSES[name].__module__ for name in _class_names(contents))}
+    names = re.findall(r'"class": "(\w+)"', json.dumps([contents.get("object"), contents.get("state")]))
+    modules = {type(saved).__module__, *(_CLASSES[name].__module__ for name in names)}  # of the classes of jtrees
     contents["modules"] = sorted(module for module in modules if _IN_JTREES.fullmatch(module))
     return contents, arrays
 

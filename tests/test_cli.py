@@ -141,10 +141,10 @@ def test_files_for_other_machines(dates, folder, tmp_path, capsys):
             TreeClassifier(RECIPE, random_state=0).fit(table, houses()["verdict"]), file := tmp_path / "m.jtrees"
         )
     for name in ("model.h", "model.py", "model.onnx", "model.stablehlo") if dates else ("model.sql", "model.js"):
-        assert run("export", file, tmp_path / name, *(["--prefix", "own"] if name == "model.h" else [])) == 0
+        assert run("export", file, tmp_path / name) == 0
         assert "its outputs are probabilities of not yet, sold" in capsys.readouterr().out
     if dates:
-        assert "own_predict(" in (tmp_path / "model.h").read_text()
+        assert "jtrees_predict(" in (tmp_path / "model.h").read_text()
         chances = runpy.run_path(str(tmp_path / "model.py"))["predict"](table)
     else:
         with sqlite3.connect(":memory:") as database:

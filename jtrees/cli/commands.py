@@ -209,10 +209,9 @@ def _export(options: argparse.Namespace) -> int:
     if (write := _WRITERS.get(options.file.suffix)) is None:
         raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {validation.quoted(str(options.file))}")
     model = _loaded(options.model)
-    how: dict[str, Any] = {"prefix": options.prefix} if write is export.to_c else {}
+    exported, names, how = model.model_, None, {}
     if write is export.to_sql and is_classifier(model):
-        how["class_names"] = list(map(str, model.classes_))
-    exported, names = model.model_, None
+        how = {"class_names": list(map(str, model.classes_))}
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
         exported, names = exported.model, exported.encoder.feature_names
     write(exported, options.file, **how)

@@ -1,6 +1,5 @@
 """The encoding of a raw table's columns as plain arrays: the common part of all export formats with columns."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,13 +49,6 @@ def fields_of(encoder: TableEncoder) -> list[Field]:
             missing = tuple(text for text in schema.missing if text not in column.training_levels)
             fields.append(Field(name, place, column, encoder.encodings[name].operations, missing))
     return fields
-
-
-def number_fields(names: Sequence[str], medians: np.ndarray | None) -> list[Field]:
-    """Returns the columns of an array. Without medians, the feature of a missing number is NaN."""
-    centers = np.full(len(names), np.nan) if medians is None else medians
-    operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
-    return [Field(name, j, ColumnSchema("number"), operations[j]) for j, name in enumerate(names)]
 
 
 def test_table(encoder: TableEncoder, rows: int) -> Frame:

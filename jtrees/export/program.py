@@ -11,6 +11,8 @@ from jtrees.export import encoding
 from jtrees.forest import Forest, votes
 from jtrees.leaves import Linear, Values
 from jtrees.tables import FrameModel, TableEncoder
+from jtrees.tables.frame import ColumnSchema
+from jtrees.tables.program import Operation
 from jtrees.tasks.base import linked
 from jtrees.tree import ObliqueTree
 from jtrees.validation import hint_of_estimator
@@ -72,7 +74,11 @@ class Program(NamedTuple):
         """Returns the columns of a row: those of the raw table, or a column of numbers for each name of a feature."""
         if self.encoder is not None:
             return encoding.fields_of(self.encoder)
-        return encoding.number_fields(feature_names, self.medians)
+        # Without medians, the feature of a missing number is NaN.
+        centers = np.full(len(feature_names), np.nan) if self.medians is None else self.medians
+        operations = [(Operation("difference", 0.0, float(center)),) for center in centers]
+        kind = ColumnSchema("number")
+        return [encoding.Field(name, j, kind, operations[j]) for j, name in enumerate(feature_names)]
 
     def relative(self, x: np.ndarray) -> np.ndarray:
         """Returns samples relative to the origin, ``(n, p)`` float32."""
