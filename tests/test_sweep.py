@@ -197,8 +197,6 @@ def test_a_sweep_is_drawn_by_option_and_by_size():
         ("trees", False),
         ("numbers in the model", True),
     ]
-    with pytest.raises(ValueError, match="axes must be 3, one for each option and one for the sizes, got 1"):
-        jtrees.plotting.plot_sweep(result, axes[:1])
     with pytest.raises(ValueError, match="result must have a finished run to plot"):
         jtrees.plotting.plot_sweep(results([[[np.inf]]], "diverged"))
     matplotlib.pyplot.close("all")

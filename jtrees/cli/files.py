@@ -36,7 +36,7 @@ class Rules:
 
     Attributes:
       separator: the field separator of CSV.
-      decimal: the decimal separator of CSV, as for :func:`jtrees.tables.schema`.
+      decimal: the decimal separator of CSV; None: as the cells of each column say.
       encoding: the character encoding of CSV.
       missing: texts that mean a missing value in every feature of CSV, as for :func:`jtrees.tables.schema`.
       columns: requested kinds of columns, as for :func:`jtrees.tables.schema`.

@@ -20,9 +20,7 @@ from jtrees.tables.schemas import Schema, cells_text, rows_of
 _IDENTIFIES = 20
 
 
-def schema(
-    x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = (), decimal: str | None = None
-) -> Schema:
+def schema(x: Any, *, columns: Mapping[Any, str] | None = None, missing: Sequence[str] = ()) -> Schema:
     """Returns what the columns of a raw table hold. Printed, it is a table with a line for each column.
 
     The schema depends on all rows, and not on the targets. :func:`jtrees.fit` makes the schema of its rows of positive
@@ -39,7 +37,6 @@ def schema(
         - ``"drop"``: the column has no features.
       missing: texts that mean a missing value in every column of text, such as ``("-", "unknown")``. In text of numbers
         and dates, texts such as ``"?"`` and ``"N/A"`` always do.
-      decimal: the decimal separator of numbers in text, ``"."`` or ``","``. None: as the cells of each column say.
 
     Raises:
       ValueError: if the table cannot be read, or has no usable column. Also if no cell of a column has the requested
@@ -54,7 +51,7 @@ def schema(
       'code'  number
       'rent'  number           numbers in text such as '$980'
     """
-    return inferred(x, columns=columns, missing=missing, decimal=decimal)[0]
+    return inferred(x, columns=columns, missing=missing)[0]
 
 
 def inferred(
@@ -68,10 +65,9 @@ def inferred(
     """Returns the schema of a table, and the rows in the kinds of the schema.
 
     Arguments and errors are those of :func:`schema`. ``columns`` may be a schema, which is returned unchanged.
-    ``is_file`` says that x is the text of a file, whose plain numbers are unambiguous.
+    ``decimal`` is the decimal separator of numbers in text; None: as the cells of each column say. ``is_file`` says
+    that x is the text of a file, whose plain numbers are unambiguous.
     """
-    if decimal not in (None, *DECIMALS.values()):
-        raise ValueError(f"decimal must be a point or a comma, got {checks.quoted(decimal)}")
     missing = checked_missing(missing)
     if columns is None and isinstance(x, Frame):
         columns = x.schema
