@@ -32,30 +32,19 @@ _TOP = 3  # number of columns in the summary
 class HeldOutRows:
     """Training rows and held-out rows of one split, and models that are fitted to the one and scored on the other.
 
-    Args:
-      x: the columns, a DataFrame of pandas.
-      y: the targets, ``(n,)``.
-      kind: "regression" or "classification".
-      loss: the loss of regression.
-      frame: the columns in the kinds of a schema. None: x is read, with a schema of the training rows.
-      share: fraction of the rows to hold out. In classification, it is that of each class, if each class has two rows
-        and the held-out rows are enough.
-      seed: seed of the split.
-      **reading: arguments of :func:`jtrees.tables.inference.inferred`, with which x is read.
+    ``kind`` is "regression" or "classification", ``loss`` the loss of regression. ``frame`` has the columns of x in the
+    kinds of a schema; None: x is read with the arguments ``reading`` of :func:`jtrees.tables.inference.inferred`, with
+    a schema of the training rows. The held-out share is that of each class, if each class has two rows and the held-out
+    rows are enough.
 
     Attributes:
-      x_test: the held-out rows as they came.
-      frame_train: the training rows in the kinds of the schema.
-      frame_test: the held-out rows in the kinds of the schema.
-      y_train: the targets of the training rows.
-      y_test: the targets of the held-out rows.
-      task: what is predicted.
-      classes: the labels as text; empty in regression.
+      x_test, y_test, frame_test: the held-out rows as they came, their targets, and in the kinds of the schema.
+      y_train, frame_train: the targets of the training rows, and the rows in the kinds of the schema.
+      task, classes: what is predicted, and the labels as text; empty in regression.
       rows: the training rows with their features.
-      features: the training rows as features, ``(n, p)``. Target means are means over other rows.
-      features_test: the held-out rows as features.
-      predictions: predictions, or class probabilities, for the held-out rows, by name of the model.
-      seconds: seconds to fit, by name of the model.
+      features, features_test: both parts as features. Target means of training rows are means over other rows.
+      predictions, seconds: by name of the model, its predictions or class probabilities for the held-out rows, and the
+        seconds of its fit.
     """
 
     def __init__(
@@ -157,16 +146,12 @@ class HeldOutRows:
 class HeldOut(HeldOutRows):
     """Two estimators and their rivals on held-out rows.
 
-    Args:
-      model: the estimator before its fit. It is fitted to the rows that are not held out.
-      other: another estimator of jtrees with another recipe, before its fit, which is one of the rivals.
-      seed: seed of the split and of the rivals.
-      forests: whether ensembles are among the rivals.
-      loss, x, y, **split: the arguments of :class:`HeldOutRows`.
+    ``model`` and ``other`` are estimators of jtrees with two recipes, before their fits; the other is one of the
+    rivals. ``forests`` says whether ensembles are among the rivals. The other arguments are those of
+    :class:`HeldOutRows`.
 
     Attributes:
-      name: name of the recipe of the estimator, the first model in the predictions.
-      other_name: name of the recipe of the other estimator.
+      name, other_name: names of the recipes of the two estimators, under which their predictions are.
       other_loss: names of the rivals that do not minimise the loss of the task.
     """
 

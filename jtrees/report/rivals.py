@@ -59,16 +59,11 @@ def _has_time() -> bool:
 
 
 class LinearModel:
-    """A linear model of standardised features.
+    """A linear model of standardised features, after a function ``transform``, ``(n, p) -> (n, p)``.
 
-    Logistic regression and regression with a log link minimise the loss. The targets under a log link are divided by
-    their mean. For other losses, least squares give the slopes, and the best constant of the residuals is added.
-    All slopes have a small ridge penalty.
-
-    Args:
-      task: a task.
-      transform: a function of features that is applied first, ``(n, p) -> (n, p)``.
-      has_time: whether there is time for a further step of the descent.
+    Logistic regression and regression with a log link minimise the loss, while ``has_time()`` allows further steps. The
+    targets under a log link are divided by their mean. For other losses, least squares give the slopes, and the best
+    constant of the residuals is added. All slopes have a small ridge penalty.
 
     Attributes:
       slopes: slopes of the standardised features, and the intercepts in the last row, ``(p + 1, k)``.
