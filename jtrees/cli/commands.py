@@ -209,9 +209,9 @@ def _export(options: argparse.Namespace) -> int:
     if (write := _WRITERS.get(options.file.suffix)) is None:
         raise DataError(f"FILE must end in {', '.join(_WRITERS)}, got {validation.quoted(str(options.file))}")
     model = _loaded(options.model)
-    exported, names, how = model.model_, None, {}
-    if write is export.to_sql and is_classifier(model):
-        how = {"class_names": list(map(str, model.classes_))}
+    has_names = write is export.to_sql and is_classifier(model)
+    how: Any = {"class_names": list(map(str, model.classes_))} if has_names else {}
+    exported, names = model.model_, None
     if write is export.to_stablehlo and isinstance(exported, FrameModel):
         exported, names = exported.model, exported.encoder.feature_names
     write(exported, options.file, **how)
