@@ -45,7 +45,6 @@ def sigmoid() -> paths.Step:
 
 
 def visit(
-    losses_of: Callable[..., Array],
     width: float,
     otherwise: Callable[..., Any],
     weights: Float[Array, "nodes p"],
@@ -60,12 +59,11 @@ def visit(
     The gradient is taken with respect to weights, bias and leaves.
 
     Args:
-      losses_of: ``(leaves, x, y) -> (leaves, n)``.
       width: capacity in paths per sample, on average.
       otherwise: fallback if the paths exceed the capacity. It receives the arrays below and returns the same results.
       weights: split weights.
       bias: split biases.
-      leaves: a pytree of arrays whose first axis is over the leaves.
+      leaves: a pytree with ``losses(x, y)``, ``(leaves, n)``. The first axis of its arrays is over the leaves.
       x: samples.
       y: targets.
       share: weight of each sample in the loss.
@@ -75,7 +73,7 @@ def visit(
 
     def leaf_loss(leaf: Any, x: Array, y: Array) -> Array:
         leaves = jax.tree.map(lambda a: a[None], leaf)
-        return losses_of(leaves, x[None], y[None])[0, 0]
+        return leaves.losses(x[None], y[None])[0, 0]
 
     def on_paths() -> Any:
         return paths.expected(frontier, operands, step, jax.vmap(jax.value_and_grad(leaf_loss)), leaves, y, share)
