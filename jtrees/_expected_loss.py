@@ -18,10 +18,8 @@ import pallas_kernels as kernels
 def expected(route, how, *operands):
     """Returns the expected loss of a soft tree, and the leaf of each sample: see :func:`jtrees.ops.expected_loss`.
 
-    Args:
-      route: the routing.
-      how: XLA or a kernel, as chosen by :func:`jtrees._implementations.choose`.
-      *operands: weights, bias, leaves, x, y, and the share of each sample.
+    ``how`` is the choice of :func:`jtrees._implementations.choose`. The operands are weights, bias, leaves, x, y, and
+    the share of each sample.
     """
     # The compiler removes the unused gradient. A kernel computes it nevertheless.
     (loss, _), leaf = _visited(route, how, *operands)

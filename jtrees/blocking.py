@@ -138,14 +138,9 @@ def sum_over_blocks(
 ) -> tuple[Any, Any]:
     """Returns ``fn(weight, *arrays)`` computed block by block: its first result summed, its second concatenated.
 
-    ``fn`` must be additive over samples, and must return zero sums for samples of weight zero. Padding has weight zero
-    and repeats the last sample.
-
-    Args:
-      fn: function that maps arrays ``(block, ...)`` to ``(sums, per_sample)`` with ``per_sample: (block, ...)``.
-      weight: weights of the samples, ``(n,)``.
-      *arrays: arrays ``(n, ...)``.
-      block: number of samples in a block.
+    ``fn`` maps arrays ``(block, ...)`` to ``(sums, per_sample)`` with ``per_sample: (block, ...)``. It must be additive
+    over samples, and must return zero sums for samples of weight zero. Padding has weight zero and repeats the last
+    sample.
     """
     n = weight.shape[0]
     if block >= n // sharding.parts(n):

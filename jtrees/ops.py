@@ -160,21 +160,14 @@ def hard(
 def hard_and_uncertain(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
 ) -> tuple[Int[Array, " n"], Bool[Array, " n"]]:
-    """Returns the reached leaf, and whether rounding may have decided a split on the path.
+    """Returns the reached leaf, and whether rounding may have decided a split on the path, or a sample is not finite.
 
     The computed score is a sum of p products and the bias. Let u be the unit roundoff. In any order of additions, the
     error of the score is at most ``(p + 1) u / (1 - (p + 1) u)`` times ``|bias| + sum |weights| |x|`` (Higham,
     *Accuracy and Stability of Numerical Algorithms*, section 3.1). For splits of :func:`jtrees.exact.unit_splits`, this
     bound is below ``4 (p + 1) u (1 + norm(x))`` at every node, which also bounds underflow. A sample is uncertain if
-    the magnitude of a score on its path, or in the top levels, is smaller.
-
-    Args:
-      weights: split weights of :func:`jtrees.exact.unit_splits`.
-      bias: split biases of :func:`jtrees.exact.unit_splits`.
-      x: samples, whose features should have about one size: see :func:`jtrees.exact.balanced_splits`.
-
-    Returns:
-      Leaf numbers from 0, int32, ``(n,)``, and a mask ``(n,)`` of the samples that are uncertain or not finite.
+    the magnitude of a score on its path, or in the top levels, is smaller. Features should have about one size
+    (:func:`jtrees.exact.balanced_splits`).
     """
     eps = jnp.finfo(x.dtype).eps  # two unit roundoffs
     size = jnp.sqrt(jnp.matmul(jnp.square(x), jnp.ones(x.shape[1], x.dtype), precision="highest"))

@@ -63,11 +63,10 @@ def ridge(
 ) -> Ridge:
     """Returns the ridge regression of centred targets whose strength has the least GCV error.
 
-    The error is generalised cross-validation (Golub, Heath & Wahba 1979). The shorter side of x is decomposed. Let
-    ``B = x sqrt(w)`` and ``B B' = U diag(a) U'``, or ``B' B = Q diag(a) Q'``. With ``h = U' sqrt(w) y``, strength s has
-    the slopes ``B' U h / (a + s)``. With ``g = Q' B' sqrt(w) y``, they are ``Q g / (a + s)``, and ``g**2`` is
-    ``a h**2``. The sum of squares falls by ``sum g**2 (a + 2 s) / (a + s)**2``, for ``sum a / (a + s)`` degrees of
-    freedom.
+    The error is generalised cross-validation (Golub, Heath & Wahba 1979). The shorter side of x is decomposed. Let ``B
+    = x sqrt(w)`` and ``B B' = U diag(a) U'``, or ``B' B = Q diag(a) Q'``. With ``h = U' sqrt(w) y``, strength s has the
+    slopes ``B' U h / (a + s)``. With ``g = Q' B' sqrt(w) y``, they are ``Q g / (a + s)``, and ``g**2`` is ``a h**2``.
+    The sum of squares falls by ``sum g**2 (a + 2 s) / (a + s)**2``, for ``sum a / (a + s)`` degrees of freedom.
 
     Args:
       x: centred features of variance about 1.

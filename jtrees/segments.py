@@ -46,15 +46,8 @@ def wide(per_row: Any, like: Any) -> Any:
 def sums(values: Num[Array, "n *k"], leaf_index: Int[Array, " n"], num_leaves: int) -> Float[Array, "leaves *k"]:
     """Returns the sums of the rows of each leaf.
 
-    Args:
-      values: rows. A float32 sum of more than 65 536 rows is accurate to the last digits of an upper bound: the
-        largest magnitude in the leaf times its number of rows.
-      leaf_index: leaf of each row.
-      num_leaves: number of leaves.
-
-    Example:
-      >>> print(jtrees.segments.sums(jnp.full(2**21, 0.1), jnp.zeros(2**21, int), 1))
-      [209715.2]
+    A float32 sum of more than 65 536 rows is accurate to the last digits of an upper bound: the largest magnitude in
+    the leaf times its number of rows.
     """
     if module_of(values, leaf_index) is np:
         flat = values.reshape(len(values), -1).T
@@ -105,13 +98,7 @@ def floating(y: Array) -> Array:
 
 
 def ones_or(sample_weight: Array | None, y: Array, dtype: Any = None) -> Float[Array, " n"]:
-    """Returns the weights, or ones if they are None, in the array type of the targets.
-
-    Args:
-      sample_weight: weights, or None.
-      y: targets.
-      dtype: dtype of JAX arrays. None: the dtype of the targets.
-    """
+    """Returns the weights, or ones if they are None, in the array type and by default the dtype of the targets."""
     xp = module_of(y) if sample_weight is None else module_of(y, sample_weight)
     dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(y.dtype if dtype is None else dtype)
     return xp.ones(len(y), dtype) if sample_weight is None else xp.asarray(sample_weight, dtype)
@@ -149,16 +136,9 @@ def means(
     *,
     default: Any = None,
 ) -> Float[Array, "leaves *k"]:
-    """Returns the weighted mean of the rows of each leaf.
+    """Returns the weighted mean of the rows of each leaf. A leaf without weight has ``default``, or the mean of all.
 
     On the host, the mean of equal values is exactly this value.
-
-    Args:
-      leaf_index: leaf of each row.
-      y: values.
-      num_leaves: number of leaves.
-      weight: nonnegative weights.
-      default: value of a leaf without weight. None: the mean of all rows.
     """
     xp = module_of(leaf_index, y, weight)
     count = wide(sums(weight, leaf_index, num_leaves), y)

@@ -158,12 +158,8 @@ def _many_within_device(size: int, batched: list[bool], a: jax.Array) -> tuple[j
 def each_part(fn: Callable[..., tuple[Any, Any]], *arrays: Any, rows: tuple[int, ...]) -> tuple[Any, Any]:
     """Runs ``fn(*arrays)`` on each device along ``data`` with its own rows. Differentiable.
 
-    This is for functions that the compiler cannot partition, such as kernels.
-
-    Args:
-      fn: function that returns sums over its rows, which are added up over the devices, and results by row.
-      *arrays: pytrees.
-      rows: indices of the arrays that have rows.
+    This is for functions that the compiler cannot partition, such as kernels. ``fn`` returns sums over its rows, which
+    are added up over the devices, and results by row. ``rows`` are the indices of the arrays that have rows.
     """
     if parts(jax.tree.leaves(arrays[rows[0]])[0].shape[0]) == 1:
         return fn(*arrays)

@@ -29,17 +29,11 @@ _GAIN = 1e-4  # smallest gain as a fraction of the node's impurity, above roundi
 
 
 class Thresholds(NamedTuple):
-    """The best split of each node: right if ``x[:, feature] > threshold``, else left.
+    """The best split of each node: right if ``x[:, feature] > threshold``, else left."""
 
-    Attributes:
-      feature: index of the feature, ``(nodes,)``.
-      threshold: threshold, midway between two bins.
-      gain: decrease of the impurity, or 0 if no split has a gain.
-    """
-
-    feature: Int[Array, " nodes"]
-    threshold: Float[Array, " nodes"]
-    gain: Float[Array, " nodes"]
+    feature: Int[Array, " nodes"]  # index of the feature, (nodes,)
+    threshold: Float[Array, " nodes"]  # threshold, midway between two bins
+    gain: Float[Array, " nodes"]  # decrease of the impurity, or 0 if no split has a gain
 
 
 def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
@@ -123,14 +117,9 @@ def best_thresholds(
 ) -> Thresholds:
     """Returns the split with the largest gain in each node.
 
-    Args:
-      x: features.
-      edges: edges of the bins of the features: see :func:`edges_of`.
-      statistics: contribution of each sample to its node.
-      node: node of each sample, from 0.
-      nodes: number of nodes.
-      impurity: :func:`entropy` or :func:`squared_deviation`.
-      codes: bin of each value, from :func:`codes_of`, which several calls can share. None: computed here.
+    ``edges`` are those of :func:`edges_of`, ``statistics`` the contribution of each sample to its node, and
+    ``impurity`` is :func:`entropy` or :func:`squared_deviation`. ``codes`` are the bins of :func:`codes_of`, which
+    several calls can share.
     """
     codes = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
@@ -208,11 +197,6 @@ def columns_by_covariance(batch: Any, count: int, key: Array) -> Int[Array, " co
 
     Half of the columns, drawn at random, comes before the other half, so that trees of a sum differ. A column is judged
     by its squared correlations with the targets, plus those of its squared distance from its mean.
-
-    Args:
-      batch: a :class:`jtrees.Batch` of numbers as targets, ``(n,)`` or ``(n, k)``.
-      count: number of columns, at most p.
-      key: key of the draw.
     """
     step = max(1, len(batch.x) // _ROWS_OF_COVARIANCE)
     share = ones_or(batch.weight, batch.x)[::step]

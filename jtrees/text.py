@@ -49,13 +49,10 @@ def largest_terms(
     *,
     largest_first: bool = False,
 ) -> tuple[np.ndarray, int]:
-    """Returns the indices of the terms of a sum with the largest variation, in order, and the number of omitted terms.
+    """Returns the indices of the ``max_terms`` terms of largest variation, in order, and the number of omitted terms.
 
-    Args:
-      weights: weights, ``(p,)``. A weight of zero is not a term.
-      max_terms: maximum number of terms. None: all terms.
-      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
-      largest_first: whether the terms are sorted by size, the largest first.
+    A weight of zero is not a term. The variation is the weight times the deviation of the feature; None: equal
+    deviations.
     """
     terms = np.flatnonzero(weights)
     size = np.abs(weights[terms]) * (1 if deviations is None else deviations[terms])
@@ -113,16 +110,8 @@ def model_text(
 ) -> str:
     """Returns a linear model plus ``zero`` as text. Terms are chosen as in :func:`linear_text`.
 
-    Args:
-      slopes: slopes, ``(p,)``.
-      intercept: the intercept.
-      bounds: lower and upper bound of the output, or None.
-      names: names of the features.
-      digits: significant digits.
-      zero: number that is added to intercept and bounds, exactly.
-      max_terms: maximum number of terms. None: all terms.
-      deviations: standard deviations of the features, ``(p,)``. None: equal deviations.
-      short: whether the largest terms come first, and bounds are omitted.
+    ``zero`` is added to intercept and bounds, exactly. If ``short``, the largest terms come first, and bounds are
+    omitted.
     """
     number = lambda value: number_text(value, digits, zero)
     if not slopes.any():  # a constant is within its bounds
@@ -182,19 +171,12 @@ def tree_text(
 
 
 class Score(NamedTuple):
-    """The score that all splits of a tree divide.
+    """The score that all splits of a tree divide."""
 
-    Attributes:
-      name: name of the score.
-      weights: weights of the features, ``(p,)``.
-      tree: the tree with biases in units of the score.
-      opposite: whether a sample goes right below the threshold, ``(nodes,)`` bool.
-    """
-
-    name: str
-    weights: np.ndarray
-    tree: Any
-    opposite: np.ndarray
+    name: str  # name of the score
+    weights: np.ndarray  # weights of the features, (p,)
+    tree: Any  # the tree with biases in units of the score
+    opposite: np.ndarray  # whether a sample goes right below the threshold, (nodes,) bool
 
 
 def common_score(tree: Any, names: Sequence[str], digits: int) -> Score | None:
@@ -232,15 +214,10 @@ def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
 def measured(
     tree: Any, x: Any, y: Any, class_names: Sequence[str] | None, max_terms: int | None
 ) -> tuple[np.ndarray | None, list[list[str]]]:
-    """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`.
+    """Returns statistics of a table for the rules: see :meth:`jtrees.ObliqueTree.to_text`, which also lists the errors.
 
-    Returns:
-      The standard deviation of each feature, or None if there is no table. For each leaf, a list of texts with the
-      number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards.
-      The list is empty if there is no table.
-
-    Raises:
-      ValueError: in the cases of :meth:`jtrees.ObliqueTree.to_text`.
+    These are the standard deviation of each feature, or None if there is no table, and a list of texts for each leaf:
+    the number of rows (``["41 rows"]``), the rows by class (``["41 rows", "sold: 38, not yet: 3"]``), or mean rewards.
     """
     classes = tree.classes
     if max_terms is not None:

@@ -24,10 +24,6 @@ def quoted(value: Any) -> str:
     """Returns a value as a message quotes it: its ``repr`` on one line, with at most 80 characters.
 
     A number of NumPy is quoted as a plain number, because options are converted before they are checked.
-
-    Example:
-      >>> jtrees.validation.quoted("a name with  spaces ")
-      "'a name with  spaces '"
     """
     is_number = isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biufc"
     try:
@@ -42,24 +38,14 @@ def quoted(value: Any) -> str:
 
 
 def listed(texts: Iterable[str], separator: str = ", ") -> str:
-    """Returns the first five texts, and the number of further texts.
-
-    Example:
-      >>> jtrees.validation.listed("abcdefg")
-      'a, b, c, d, e and 2 more'
-    """
+    """Returns the first five texts, and the number of further texts, such as ``a, b, c, d, e and 2 more``."""
     texts = list(texts)
     omitted = f" and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
     return separator.join(texts[:_MOST]) + omitted
 
 
 def quoted_list(values: Iterable[Any]) -> str:
-    """Returns the first five values as :func:`quoted`, and the number of further values.
-
-    Example:
-      >>> jtrees.validation.quoted_list("abcdefg")
-      "'a', 'b', 'c', 'd', 'e' and 2 more"
-    """
+    """Returns the first five values as :func:`quoted`, and the number of further values."""
     return listed(map(quoted, values))
 
 
@@ -70,11 +56,7 @@ def first_repeated(names: Iterable[str]) -> str | None:
 
 
 def checked_names(feature_names: Any, features: int) -> list[str]:
-    """Returns the names of features as text, by default ``x0``, ``x1``, ...
-
-    Raises:
-      ValueError: for a wrong number of names, and for equal names.
-    """
+    """Returns the names of features as text, by default ``x0``, ``x1``, ...; raises ``ValueError`` for equal names."""
     names = [f"x{i}" for i in range(features)] if feature_names is None else list(map(str, feature_names))
     if len(names) != features:
         raise ValueError(f"feature_names must hold {features} names, one a column, got {len(names)}")

@@ -291,20 +291,14 @@ class Boosted(Wrapper):
 
 
 class Boosting(NamedTuple):
-    """The sums of a boosting.
+    """The sums of a boosting."""
 
-    Attributes:
-      fitted: the result on scaled data: the trees up to the lowest loss, and the initial outputs.
-      evaluated: the mean of ``sums``, whose losses chose the number of rounds. The leaves of ``fitted`` may then be
-        fitted to all rows.
-      sums: the sums.
-      held_out: the rows that each sum held out, ``(n,)`` bool; empty if no rows were held out.
-    """
-
-    fitted: Fitted
+    fitted: Fitted  # the result on scaled data: the trees up to the lowest loss, and the initial outputs
+    # The mean of `sums`, whose losses chose the number of rounds. The leaves of `fitted` may then be fitted to
+    # all rows.
     evaluated: Sum
-    sums: list[Sum]
-    held_out: list[np.ndarray]
+    sums: list[Sum]  # the sums
+    held_out: list[np.ndarray]  # the rows that each sum held out, (n,) bool; empty if no rows were held out
 
     @property
     def has_losses(self) -> bool:

@@ -26,14 +26,10 @@ _MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of a
 
 
 class Sum(NamedTuple):
-    """A sum of trees, on the host.
+    """A sum of trees, on the host."""
 
-    Attributes:
-      initial: the initial outputs, ``(*k,)``.
-      rounds: the rounds. In a mean of sums, a round has several trees, which follow each other in ``rounds.trees``.
-    """
-
-    initial: np.ndarray
+    initial: np.ndarray  # the initial outputs, (*k,)
+    # The rounds. In a mean of sums, a round has several trees, which follow each other in `rounds.trees`.
     rounds: Rounds
 
     @classmethod

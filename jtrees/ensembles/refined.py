@@ -163,23 +163,14 @@ class Refined(Wrapper):
 
 
 class _Together(NamedTuple):
-    """The result of joint training.
+    """The result of joint training."""
 
-    Attributes:
-      model: the :class:`SoftTrees` of the best evaluation, or of the last update if there was no evaluation.
-      score: the loss of the model on the rows for evaluation.
-      step: number of updates before the model.
-      losses: the loss at each evaluation; infinite without evaluations.
-      history: loss of each update.
-      is_complete: whether all updates were taken and were finite.
-    """
-
-    model: SoftTrees
-    score: float
-    step: int
-    losses: np.ndarray
-    history: np.ndarray
-    is_complete: bool
+    model: SoftTrees  # the SoftTrees of the best evaluation, or of the last update if there was no evaluation
+    score: float  # the loss of the model on the rows for evaluation
+    step: int  # number of updates before the model
+    losses: np.ndarray  # the loss at each evaluation; infinite without evaluations
+    history: np.ndarray  # loss of each update
+    is_complete: bool  # whether all updates were taken and were finite
 
 
 def _restored(problem: Problem, trial: SoftTrees, boosting: Boosting, fitted: Fitted, data: Data) -> Fitted:
@@ -207,19 +198,12 @@ def _padded(trees: ObliqueTree, count: int) -> ObliqueTree:
 
 
 class _State(NamedTuple):
-    """The state of joint training.
+    """The state of joint training."""
 
-    Attributes:
-      training: training state of the trees, with splits of unit length and outputs in units of ``unit``.
-      initial: the initial outputs of the sum, ``(*k,)``.
-      count: number of trees. The trees after them are padding and are not trained.
-      unit: unit of the outputs of the trees, ``()``.
-    """
-
-    training: TrainState
-    initial: Array
-    count: Array
-    unit: Array
+    training: TrainState  # training state of the trees, with splits of unit length and outputs in units of `unit`
+    initial: Array  # the initial outputs of the sum, (*k,)
+    count: Array  # number of trees. The trees after them are padding and are not trained
+    unit: Array  # unit of the outputs of the trees, ()
 
 
 def _initial_state(run: Run, trees: ObliqueTree, initial: Array, count: Array) -> _State:

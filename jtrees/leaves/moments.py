@@ -13,23 +13,14 @@ _BLOCK = 2**12  # maximum number of samples in a block, whose products are added
 
 
 class Moments(NamedTuple):
-    """Moments of m nodes. A row holds p features and k targets.
+    """Moments of m nodes. A row holds p features and k targets."""
 
-    Attributes:
-      count: weight of the samples, ``(m,)``.
-      squares: sum of the squared weights, ``(m,)``.
-      mean: mean of the rows, ``(m, p + k)``.
-      second: sums of centred second moments, ``(m, p + k, p + k)``.
-      low: smallest target, ``(m, k)``; infinity for a node without samples.
-      high: largest target, ``(m, k)``; minus infinity for a node without samples.
-    """
-
-    count: Float[Array, " m"]
-    squares: Float[Array, " m"]
-    mean: Float[Array, "m r"]
-    second: Float[Array, "m r r"]
-    low: Float[Array, "m k"]
-    high: Float[Array, "m k"]
+    count: Float[Array, " m"]  # weight of the samples, (m,)
+    squares: Float[Array, " m"]  # sum of the squared weights, (m,)
+    mean: Float[Array, "m r"]  # mean of the rows, (m, p + k)
+    second: Float[Array, "m r r"]  # sums of centred second moments, (m, p + k, p + k)
+    low: Float[Array, "m k"]  # smallest target, (m, k); infinity for a node without samples
+    high: Float[Array, "m k"]  # largest target, (m, k); minus infinity for a node without samples
 
 
 def merge(left: Moments, right: Moments) -> Moments:

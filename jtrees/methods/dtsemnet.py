@@ -30,12 +30,8 @@ def class_logits(
 ) -> Float[Array, "n classes"]:
     """Returns the pooled outputs of the leaves of each class, up to a constant of the sample. Leaf l has class l mod K.
 
-    The constant is ``sum_j |z_j|``, the output of the reached leaf. A softmax does not depend on it.
-
-    Args:
-      scores: split scores.
-      classes: number of classes, at most the number of leaves.
-      pooling: ``"max"``: the largest output. ``"sum"``: the logarithm of the sum of the exponentials.
+    The constant is ``sum_j |z_j|``, the output of the reached leaf. A softmax does not depend on it. ``pooling`` is
+    ``"max"``, or ``"sum"`` for the logarithm of the sum of the exponentials.
     """
     violations = routing.path_violations(scores)
     # One reduction of a padded array: slices for each class are far slower in the backward pass with many classes.
@@ -51,11 +47,6 @@ def reached_value(scores: Float[Array, "nodes n"], leaves: Any, x: Float[Array, 
     It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
     leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A softmax
     over all leaves hardly learns numbers.
-
-    Args:
-      scores: split scores.
-      leaves: trainable leaves.
-      x: features.
     """
     violations, reached = routing.path_violations(scores), routing.leaf_index(scores)
     other_violations = jnp.where(jnp.arange(len(violations))[:, None] == reached, jnp.inf, violations)

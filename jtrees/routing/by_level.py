@@ -21,21 +21,13 @@ _TOP = 5
 
 
 class Operands(NamedTuple):
-    """The ensemble's parameters and its input, or their gradients.
+    """The ensemble's parameters and its input, or their gradients."""
 
-    Attributes:
-      x: samples, ``(n, p)``.
-      weights: weights of the splits, ``(trees, nodes, p)``; right if ``weights x + bias > 0``, else left.
-      bias: biases of the splits, ``(trees, nodes)``.
-      leaf_values: values of the leaves, ``(trees, leaves, k)``.
-      gamma: width of the uncertain region of a split's score, ``()``.
-    """
-
-    x: Any
-    weights: Any
-    bias: Any
-    leaf_values: Any
-    gamma: Any
+    x: Any  # samples, (n, p)
+    weights: Any  # weights of the splits, (trees, nodes, p); right if `weights x + bias > 0`, else left
+    bias: Any  # biases of the splits, (trees, nodes)
+    leaf_values: Any  # values of the leaves, (trees, leaves, k)
+    gamma: Any  # width of the uncertain region of a split's score, ()
 
 
 # --- The cubic step (Hazimeh et al. 2020, eq. 4) as a function of position -------------------------------------------

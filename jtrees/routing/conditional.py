@@ -119,10 +119,7 @@ def _reachable(width: int | None, operands: Operands) -> tuple[Array, Array]:
 
 
 def _in_blocks(fn: Any, operands: Operands) -> Any:
-    """Returns ``fn(operands)``, computed in blocks of samples. Blocks bound the number of paths.
-
-    The first axis of the results is the sample.
-    """
+    """Returns ``fn(operands)``, in blocks of samples, which bound the number of paths. Results have samples first."""
 
     def by_device(x: Array, *trees: Array) -> tuple[tuple[()], Any]:
         block, evaluate = blocking.samples_on_paths(len(trees[0])), lambda x: fn(Operands(x, *trees))
@@ -133,12 +130,7 @@ def _in_blocks(fn: Any, operands: Operands) -> Any:
 
 
 def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Operands:
-    """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None.
-
-    Raises:
-      ValueError: for shapes that do not fit or contain a zero, a depth above 20, gamma <= 0, or infinite or NaN
-        samples.
-    """
+    """Returns the checked arguments as arrays of one dtype; ``leaf_values`` may be None."""
     x, weights, bias = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(bias)
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:
         raise ValueError(f"x must be (n, p) and weights (trees, nodes, p), got {x.shape} and {weights.shape}")
@@ -164,11 +156,7 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
 
 
 def checked_width(width: Any, depth: int) -> int | None:
-    """Returns the width as an int, by default the measured width for the depth; None if all splits are scored.
-
-    Raises:
-      ValueError: for a width below 1.
-    """
+    """Returns the width, by default the measured width for the depth; None if all splits are scored."""
     return _WIDTHS.get(min(depth, max(_WIDTHS))) if width is None else validation.check_count("width", width)
 
 

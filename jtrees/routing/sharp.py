@@ -1,12 +1,9 @@
 """The expected loss of one tree under sharp sigmoids, computed at the leaves that samples reach.
 
-Sigmoids send every sample to every leaf. Sharp sigmoids give most leaves a probability that is too small to change a
-float32 sum. A split is therefore treated as certain if a sample reaches it and takes its less probable side with a
-probability below :data:`TOLERANCE`. Each certain split changes the loss of a sample by at most the tolerance times the
-range of the leaves' losses.
-
-The uncertain splits are on few paths. :mod:`jtrees.routing.frontier` lists these paths, as it does for the smooth step.
-(At the certain splits of the smooth step, the probability is exactly 0 or 1.)
+Sharp sigmoids give most leaves a probability that is too small to change a float32 sum. A split is therefore treated as
+certain if a sample reaches it and takes its less probable side with a probability below :data:`TOLERANCE`. Each certain
+split changes the loss of a sample by at most the tolerance times the range of the leaves' losses. The uncertain splits
+are on few paths, which :mod:`jtrees.routing.frontier` lists.
 """
 
 from collections.abc import Callable
@@ -54,19 +51,11 @@ def visit(
     y: Array,
     share: Float[Array, " n"],
 ) -> tuple[tuple[Float[Array, ""], Any], Int[Array, " n"]]:
-    """Returns the expected loss, its gradient, and the leaf of each sample under hard routing.
+    """Returns the expected loss, its gradient for weights, bias and leaves, and the hard leaf of each sample.
 
-    The gradient is taken with respect to weights, bias and leaves.
-
-    Args:
-      width: capacity in paths per sample, on average.
-      otherwise: fallback if the paths exceed the capacity. It receives the arrays below and returns the same results.
-      weights: split weights.
-      bias: split biases.
-      leaves: a pytree with ``losses(x, y)``, ``(leaves, n)``. The first axis of its arrays is over the leaves.
-      x: samples.
-      y: targets.
-      share: weight of each sample in the loss.
+    ``leaves`` is a pytree with ``losses(x, y)``, ``(leaves, n)``; the first axis of its arrays is over the leaves.
+    ``width`` is the capacity in paths per sample, on average. If the paths exceed it, ``otherwise`` receives the arrays
+    and returns the same results. ``share`` is the weight of each sample in the loss.
     """
     operands, step = Operands(x, weights[None], bias[None], None, None), sigmoid()
     frontier, fits = paths.explore(operands, width, step)

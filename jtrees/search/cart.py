@@ -1,8 +1,7 @@
 """Splits of CART, which are initial values of searches.
 
 scikit-learn grows the trees on the host. They split the features, or the outputs of a ridge regression. Greedy searches
-use only the directions of the ridge regression. :func:`jtrees.splitting.binned_cart` grows CART in a compiled program,
-over bins of the features.
+use only the directions of the ridge regression.
 """
 
 from functools import partial
@@ -114,20 +113,12 @@ def _targets(y: Any, task: Task) -> Any:
 def ridge_directions(batch: Batch, task: Task, monotone: Array | None = None) -> Array:
     """Returns the slopes of the outputs of a ridge regression as unit vectors, ``(p, d)``; it can be compiled.
 
-    If there are several outputs, the directions are the slopes of their principal components. Classes are regressed as
-    indicators divided by the root of the class frequency. The principal components are then linear discriminants
-    (Hastie, Tibshirani & Buja 1994). The plain indicators would only separate single classes from the rest.
+    Several outputs are replaced by their principal components. Classes are regressed as indicators divided by the root
+    of the class frequency, so the components are linear discriminants (Hastie, Tibshirani & Buja 1994). The plain
+    indicators would only separate single classes from the rest.
 
-    All outputs have the same ridge strength. Uneven weights count as fewer samples (Kish's effective sample size). An
-    outlier of a feature is replaced by the mean of the feature.
-
-    Args:
-      batch: the samples; features and targets have mean about 0 and deviation about 1.
-      task: what is predicted.
-      monotone: features whose negative slopes become 0, ``(p,)`` bool, or None.
-
-    Returns:
-      At most p directions, and at most K - 1 for K classes. A direction that would be a rounding error is zero.
+    There are at most p directions, and at most K - 1 for K classes. A direction that would be a rounding error is zero.
+    Negative slopes of the features ``monotone``, ``(p,)`` bool, become 0.
     """
     times: Any = partial(jnp.matmul, precision="highest")
     weight = effective(ones_or(batch.weight, batch.x))
@@ -194,14 +185,8 @@ def grown_on_ridge(rows: Batch, task: Task, depth: int, unit: float) -> ObliqueT
 
     The splits divide the outputs of a linear model into intervals, so the tree is nearly as accurate as the linear
     model. Each target has a ridge strength of its own. Classes, weights and outliers are treated as in
-    :func:`ridge_directions`, except that the indicators of classes are not divided.
-
-    Args:
-      rows: the samples as NumPy arrays. The features ``(n, p)`` have mean 0. The targets are ``(n,)`` or ``(n, k)``,
-        and the weights are ``(n,)``.
-      task: what is predicted.
-      depth: depth of the tree.
-      unit: standard deviation of the features, and of the outputs that CART splits.
+    :func:`ridge_directions`, except that the indicators of classes are not divided. ``rows`` are NumPy arrays, with
+    features of mean 0. ``unit`` is the standard deviation of the features, and of the outputs that CART splits.
     """
     x, y = np.asarray(rows.x), _targets(np.asarray(rows.y), task).reshape(len(rows.x), -1).astype(np.float64)
     weight = effective(ones_or(rows.weight, x))

@@ -47,11 +47,7 @@ async def newton_steps(problem: Problem) -> Problem:
 
 
 async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
-    """Returns the result of a search for :func:`newton_steps` with leaves and a score of the loss itself.
-
-    Raises:
-      FloatingPointError: if the score is not finite.
-    """
+    """Returns the result of a search for :func:`newton_steps` with leaves and a score of the loss itself."""
     if _is_direct(problem.task):
         return fitted
     tree, score = (await problem.map(_fitted_to_loss, fitted.scaled.replace(leaves=None))).host

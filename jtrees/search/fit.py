@@ -197,22 +197,14 @@ def dataset_of(
     missing: Sequence[str] = (),
     columns: Any = None,
 ) -> Dataset:
-    """Returns the checked rows that a recipe is trained on.
-
-    Raises:
-      ValueError: if an argument is invalid. The message names the argument, what was expected, and the value.
-    """
+    """Returns the checked rows that a recipe is trained on; raises ``ValueError`` for an invalid argument."""
     if not isinstance(recipe, Recipe) or not dataclasses.is_dataclass(recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=4), got {checks.quoted(recipe)}")
     return checked_dataset(x, y, sample_weight, task, recipe.targets, monotone, missing, columns)
 
 
 def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
-    """Returns a validation set ``(x, y)`` or ``(x, y, sample_weight)``, checked against the training table.
-
-    Raises:
-      ValueError: if the set is invalid. The message names the argument, what was expected, and the value.
-    """
+    """Returns a validation set, checked against the training table; raises ``ValueError`` if it is invalid."""
     if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
         raise ValueError(f"validation must be (x, y) or (x, y, sample_weight), got {type(validation).__name__}")
     x, y, *weight = validation
@@ -226,37 +218,22 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
 
 
 class Fold(NamedTuple):
-    """The tables of a fold, or of a fit that has no folds.
+    """The tables of a fold, or of a fit that has no folds."""
 
-    Attributes:
-      table: the training rows.
-      validation: the validation set on which the fit chooses, or None.
-      evaluated: the evaluation rows; None: the training rows. The fit does not use them.
-    """
-
-    table: Table
-    validation: Table | None = None
-    evaluated: Table | None = None
+    table: Table  # the training rows
+    validation: Table | None = None  # the validation set on which the fit chooses, or None
+    evaluated: Table | None = None  # the evaluation rows; None: the training rows. The fit does not use them
 
 
 class RunFit(NamedTuple):
-    """The fit of a run.
+    """The fit of a run."""
 
-    Attributes:
-      result: the fit, or the error of a search that became non-finite.
-      data: its data.
-      task: the task of the scaled data.
-      left_out: losses of the rows that parts of the search were not trained on, or None.
-      seconds: seconds of the run; of concurrent runs, an equal share of their seconds.
-      expected_loss: the loss that the search expects on new rows, or None.
-    """
-
-    result: FitResult | FloatingPointError
+    result: FitResult | FloatingPointError  # the fit, or the error of a search that became non-finite
     data: Data
-    task: Task
-    left_out: LeftOut | None = None
-    seconds: float = 0.0
-    expected_loss: float | None = None
+    task: Task  # the task of the scaled data
+    left_out: LeftOut | None = None  # losses of the rows that parts of the search were not trained on, or None
+    seconds: float = 0.0  # seconds of the run; of concurrent runs, an equal share of their seconds
+    expected_loss: float | None = None  # the loss that the search expects on new rows, or None
 
 
 def fits_of(
@@ -269,15 +246,8 @@ def fits_of(
 ) -> Iterator[RunFit]:
     """Yields the fits of recipes that share one program, for each recipe, key and split, in this order.
 
-    The iteration ends early if the monitor stops it.
-
-    Args:
-      recipes: recipes with the same static options.
-      keys: keys as for :func:`fit`.
-      splits: the tables of each fold. Tables of similar length share programs.
-      monitor: the monitor of all runs.
-      batch: number of concurrent runs.
-      cells: the numbers of the recipe, the key and the split of each run. None: all combinations.
+    The iteration ends early if the monitor stops it. ``batch`` is the number of concurrent runs. ``cells`` are the
+    numbers of the recipe, the key and the split of each run; None: all combinations.
     """
     began = time.monotonic()
     compilation.bound_memory()

@@ -270,21 +270,13 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
 
 
 class Result(NamedTuple):
-    """The result of a training on scaled data.
-
-    Attributes:
-      model: the model.
-      score: the loss of the model on the evaluation rows.
-      step: number of updates before the model.
-      report: values for the report.
-      finite: whether all losses of the training were finite.
-    """
+    """The result of a training on scaled data."""
 
     model: Any
-    score: Array
-    step: Array
-    report: Any
-    finite: Any = True
+    score: Array  # the loss of the model on the evaluation rows
+    step: Array  # number of updates before the model
+    report: Any  # values for the report
+    finite: Any = True  # whether all losses of the training were finite
 
     def fitted(self, losses: np.ndarray) -> Fitted:
         """Returns the result on the host, with the losses of all updates as its history.

@@ -129,12 +129,8 @@ class Monitor:
     def on_rows(self, fn: Callable[[Any], Any], rows: Any, outputs: int = 1) -> Any:
         """Returns ``fn(rows)``, or ``fn`` of a random sample of the rows if there is no time for all rows.
 
-        The time for all rows is estimated from a small sample. If there is no deadline, ``fn`` takes all rows.
-
-        Args:
-          fn: a function whose time is about proportional to the number of rows.
-          rows: a batch of NumPy arrays.
-          outputs: number of outputs or classes. If there are more than features, the small sample has fewer rows.
+        The time for all rows, about proportional to their number, is estimated from a small sample. If there are more
+        ``outputs`` than features, the small sample has fewer rows. ``rows`` is a batch of NumPy arrays.
         """
         n, p = rows.x.shape
         sample_size = max(_FEWEST, _SAMPLE // max(p, outputs))

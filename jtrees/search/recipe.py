@@ -151,12 +151,8 @@ def check_keeps_splits(base: Recipe) -> None:
 def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Report, bounded: bool = False) -> Fitted:
     """Returns the result with its model in the user's units; a part of a larger model is returned unchanged.
 
-    Args:
-      problem: the problem.
-      fitted: the result, with a network or a :class:`jtrees.Forest` of scaled data.
-      model_type: the subclass of :class:`jtrees.SoftModel` that holds a network.
-      report: the recipe's report.
-      bounded: whether predictions are clipped to values near the training targets.
+    The result has a network, which a ``model_type`` holds, or a :class:`jtrees.Forest` of scaled data. ``bounded`` says
+    whether predictions are clipped to values near the training targets.
     """
 
     def restore(fitted: Fitted, data: Data) -> Fitted:

@@ -12,17 +12,12 @@ ENDLESS = np.iinfo(np.int32).max  # a patience that ends no training
 
 
 class Stage(NamedTuple):
-    """A training after its last update.
+    """A training after its last update."""
 
-    Attributes:
-      state: the state, on the device.
-      losses: the loss of each update, ``(updates,)``.
-      evaluations: the loss at each evaluation, ``(evaluations,)``. A part without an update is not
-        evaluated; the loss is infinite if no part was.
-    """
-
-    state: DeviceValue
-    losses: np.ndarray
+    state: DeviceValue  # the state, on the device
+    losses: np.ndarray  # the loss of each update, (updates,)
+    # The loss at each evaluation, (evaluations,). A part without an update is not evaluated; the loss is infinite
+    # if no part was.
     evaluations: np.ndarray
 
 

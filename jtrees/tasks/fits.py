@@ -60,11 +60,6 @@ def constant_fit_error(
 
     The error is ``(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i``, averaged over the outputs. ``S_l`` is the
     weighted sum of the centred targets in leaf l, and ``N_l`` is the leaf's total weight.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([1.0, 3.0, 5.0, 7.0])
-      >>> print(jtrees.tasks.fits.constant_fit_error(leaf, y, 2))
-      1.0
     """
     y = floating(y).reshape(y.shape[0], -1)
     weight = ones_or(sample_weight, y)
@@ -127,12 +122,8 @@ def effective_counts(
     """Returns class counts that sum to the effective number of samples of each leaf, and the prior of the classes.
 
     Uneven weights w of a leaf count as ``(sum w)^2 / sum w^2`` samples (Kish). A heavy sample therefore makes its own
-    leaf small, but no other leaf. The prior has the frequencies of the weighted classes.
-
-    Args:
-      counts: total weight of each class in each leaf.
-      leaf_index: leaf of each sample.
-      weight: nonnegative weights.
+    leaf small, but no other leaf. ``counts`` has the total weight of each class in each leaf, whose frequencies the
+    prior has.
     """
     xp = module_of(counts, weight)
     squares = segments.sums(weight * weight, leaf_index, len(counts))

@@ -1,7 +1,6 @@
 """Classification targets: integer labels ``(n,)``, or soft labels ``(n, k)``, which are class probabilities.
 
-The number of axes distinguishes labels from soft labels, so each compiled program handles one of the two. The loss of a
-soft label is the expected loss of a label drawn from its probabilities.
+The number of axes distinguishes them. The loss of a soft label is the expected loss of a label drawn from it.
 """
 
 from typing import Any
@@ -25,15 +24,9 @@ def is_soft(y: Any) -> bool:
 
 
 def checked_classes(y: Any, classes: int | None = None) -> np.ndarray:
-    """Returns checked labels in int32, or soft labels in float64 with rows that sum to 1.
+    """Returns checked labels in int32, or soft labels in float64 with rows that sum to 1 (within a tolerance of 0.001).
 
-    Args:
-      y: labels, or soft labels. The rows of soft labels must sum to 1 within a tolerance of 0.001.
-      classes: number of classes; None: inferred.
-
-    Raises:
-      ValueError: for soft labels with the wrong number of classes, or with rows that hold negative numbers or do not
-        sum to 1. Also in the cases of :func:`check_labels`.
+    The number of classes is inferred if it is None. Raises ``ValueError`` for other targets.
     """
     checks.check_unmasked("y", y)
     if np.ndim(y) != 2:
@@ -53,11 +46,9 @@ def checked_classes(y: Any, classes: int | None = None) -> np.ndarray:
 
 
 def check_labels(y: Any, classes: int | None = None) -> np.ndarray:
-    """Returns checked class labels 0..K-1 as int32; K is at least two.
+    """Returns checked class labels 0..K-1, ``(n,)``, as int32; K is at least two.
 
-    Args:
-      y: labels, ``(n,)``.
-      classes: number of classes, of which some may be absent. None: inferred, and every class must be present.
+    If the number of classes is None, it is inferred, and every class must be present.
     """
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
     if classes is not None:  # a validation set may lack classes, which would change the numbers
@@ -144,11 +135,7 @@ def coded_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked_weight(class_weight: Any, classes: int) -> tuple[float, ...]:
-    """Returns the checked class weights.
-
-    Raises:
-      ValueError: if ``class_weight`` does not hold one number above 0 for each class.
-    """
+    """Returns the checked class weights, or raises ``ValueError``."""
     weights = np.asarray(class_weight, np.float64)
     if weights.shape != (classes,) or not (np.isfinite(weights) & (weights > 0)).all():
         got = checks.quoted(class_weight)

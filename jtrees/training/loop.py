@@ -105,16 +105,11 @@ def advance_up_to(
     *,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
-    """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced.
+    """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced, and is at most ``length``.
 
-    After the first ``count`` entries of the history, the loss is :data:`NOT_TAKEN`.
-
-    Args:
-      once: a function that makes one step, from :func:`one_step`.
-      state: state of the run.
-      count: number of steps, at most ``length``.
-      length: length of the history.
-      step: number of the first step, which all runs side by side share; None: ``state.step``.
+    ``once`` makes a step, as :func:`one_step` returns it. The history has this length: after the first ``count``
+    entries, the loss is :data:`NOT_TAKEN`. ``step`` is the number of the first step, which all runs side by side share;
+    None: ``state.step``.
     """
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:

@@ -42,15 +42,10 @@ def cosine_cycles(steps: int, cycles: int) -> Callable[[Array | int], Array]:
 
 
 class PlateauState(NamedTuple):
-    """State of :func:`reduce_until_vanished`.
+    """State of :func:`reduce_until_vanished`."""
 
-    Attributes:
-      plateau: state of ``optax.contrib.reduce_on_plateau``.
-      vanished: whether the learning rate has vanished.
-    """
-
-    plateau: Any
-    vanished: Bool[Array, ""]
+    plateau: Any  # state of `optax.contrib.reduce_on_plateau`
+    vanished: Bool[Array, ""]  # whether the learning rate has vanished
 
 
 def reduce_until_vanished(

@@ -1,7 +1,6 @@
 """Algorithm 1 of GET with successive halving: many starts under increasingly sharp routings, the first from CART.
 
-:class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm. Each recipe adds its soft routing and its
-sharpnesses.
+:class:`jtrees.GET` and :class:`jtrees.RADDT` are recipes of this algorithm, with their soft routing and sharpnesses.
 
 1. ``grow_carts`` and ``initial_starts`` (starts.py) grow CART, which is from the authors' program, and draw the
    sharpnesses and the random splits (lines 4-6).
@@ -9,9 +8,6 @@ sharpnesses.
 3. :meth:`Annealed.search` calls ``train_stages`` twice with halving: briefly for all starts, then with all updates for
    the best starts.
 4. ``best_tree`` (result.py) refits the best tree in the user's units and compares it with CART (line 15).
-
-Not in the paper: trees of a boosted sum (boosted_tree.py), linear leaves of wide tables (wide.py), and fewer starts
-before a near deadline (deadline.py).
 """
 
 from collections.abc import Callable

@@ -66,13 +66,7 @@ def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tu
 
 
 def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
-    """Returns what ``train_stages`` returns, within one program: the best splits, and whether they are finite.
-
-    Args:
-      run: the run, whose recipe makes ``updates`` updates in each stage.
-      splits: the initial splits.
-      sharpness: sharpness of each stage, ``(stages,)``.
-    """
+    """Returns what ``train_stages`` returns, within one program: the best splits, and whether they are finite."""
     updates = run.recipe.updates
     ends = jnp.asarray([*evaluation_steps(updates, updates_are_scored(run)), updates], jnp.int32)
 

@@ -104,12 +104,7 @@ def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None =
     """Returns the tree with each threshold in the middle of the gap between the samples on its two sides.
 
     No sample of ``x`` changes its leaf (except for gaps within rounding error). The threshold of a node does not change
-    if all samples that reach the node lie on one side.
-
-    Args:
-      tree: the tree; its leaves are not used.
-      x: samples, ``(n, p)``.
-      sample_weight: weights of the samples, ``(n,)``. Samples of weight 0 are ignored.
+    if all samples that reach the node lie on one side. Samples of weight 0 are ignored.
     """
     nodes = tree.weights.shape[0]
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)

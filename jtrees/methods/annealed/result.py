@@ -61,13 +61,8 @@ def best_tree(
 ) -> Fitted:
     """Returns the best tree of the starts and CART, in the user's units (GET, Algorithm 1, line 15).
 
-    Args:
-      problem: the problem, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
-      starts: the starts.
-      carts: CART's trees.
-      results: the results of the short and the long stages of each start.
-      best_cart: the number of the CART tree that beats all starts, or -1.
-      narrowing: the map to the few features that the trees split, or None.
+    ``results`` are those of the short and the long stages of each start. ``best_cart`` is the number of the CART tree
+    that beats all starts, or -1. ``narrowing`` is the map to the few features that the trees split, or None.
     """
     recipe = problem.recipe
     pairs = [(k, result) for k, start_results in enumerate(results) for result in start_results]

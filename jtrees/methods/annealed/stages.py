@@ -30,25 +30,15 @@ _PATIENCE, _LEAST_GAIN = 3, 0.003
 
 
 class StartResult(NamedTuple):
-    """The result of the stages of a start.
+    """The result of the stages of a start."""
 
-    Attributes:
-      splits: the best splits of all stages, on preconditioned features.
-      score: the score of the best splits; infinite if a stage became non-finite.
-      step: number of the update, within its stage, that gave the best splits.
-      scores: best score of each stage, ``(stages,)``.
-      steps: number of the update with the best score of each stage, ``(stages,)``.
-      losses: loss of each update, ``(updates,)``.
-      matrix: the matrix that maps the features to those of the splits, or None.
-    """
-
-    splits: ObliqueTree
-    score: float
-    step: int
-    scores: np.ndarray
-    steps: np.ndarray
-    losses: np.ndarray
-    matrix: np.ndarray | None
+    splits: ObliqueTree  # the best splits of all stages, on preconditioned features
+    score: float  # the score of the best splits; infinite if a stage became non-finite
+    step: int  # number of the update, within its stage, that gave the best splits
+    scores: np.ndarray  # best score of each stage, (stages,)
+    steps: np.ndarray  # number of the update with the best score of each stage, (stages,)
+    losses: np.ndarray  # loss of each update, (updates,)
+    matrix: np.ndarray | None  # the matrix that maps the features to those of the splits, or None
 
     @property
     def finite(self) -> bool:
@@ -67,14 +57,8 @@ async def train_stages(
     """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 14).
 
     A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
-    splits unchanged.
-
-    Args:
-      problem: a problem, with a recipe of :class:`jtrees.methods.annealed.algorithm.Annealed`.
-      splits: the initial splits, on preconditioned features.
-      sharpness: sharpness of each stage, ``(stages,)``.
-      epochs: number of updates in each stage.
-      matrix: the preconditioner, ``(p, p)``. None: the identity.
+    splits unchanged. ``epochs`` is the number of updates in each stage. The ``matrix`` of a preconditioner, ``(p, p)``,
+    is that of the features of the splits; None: the identity.
     """
     problem, trees, histories = problem.preconditioned_by(matrix), [], []
     for stage, stage_sharpness in enumerate(sharpness):

@@ -35,32 +35,20 @@ _PREPARATION = 0.4  # part of the time before a deadline that CART may take
 
 
 class Start(NamedTuple):
-    """A start: its initial splits and its hyperparameters, on the host.
+    """A start: its initial splits and its hyperparameters, on the host."""
 
-    Attributes:
-      splits: the initial splits, on preconditioned features, without leaves.
-      short: sharpness of each short stage, ``(stages,)``.
-      long: sharpness of each long stage, ``(stages,)``.
-      strength: strength of the preconditioner. None: no start has a preconditioner.
-      matrix: the preconditioner, ``(p, p)``. None: the identity.
-    """
-
-    splits: ObliqueTree
-    short: np.ndarray
-    long: np.ndarray
-    strength: np.float32 | None
-    matrix: np.ndarray | None
+    splits: ObliqueTree  # the initial splits, on preconditioned features, without leaves
+    short: np.ndarray  # sharpness of each short stage, (stages,)
+    long: np.ndarray  # sharpness of each long stage, (stages,)
+    strength: np.float32 | None  # strength of the preconditioner. None: no start has a preconditioner
+    matrix: np.ndarray | None  # the preconditioner, (p, p). None: the identity
 
 
 class Carts(NamedTuple):
-    """The CART trees of a problem: a tree of the features and, with ``ridge``, a tree of outputs of a ridge regression.
+    """The CART trees of a problem: of the features and, with ``ridge``, of the outputs of a ridge regression."""
 
-    Attributes:
-      trees: the trees grown on all rows. They are candidates for the result.
-      fold_trees: for each fold, the trees grown without its rows. If there are no folds, the trees grown on all rows.
-    """
-
-    trees: list[ObliqueTree]
+    trees: list[ObliqueTree]  # the trees grown on all rows. They are candidates for the result
+    # For each fold, the trees grown without its rows. If there are no folds, the trees grown on all rows.
     fold_trees: list[list[ObliqueTree]]
 
 

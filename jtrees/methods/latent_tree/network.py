@@ -30,21 +30,13 @@ def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = N
 @io.part
 @pytree.dataclass
 class LatentNetwork:
-    """A trained tree and its predictor, on scaled data.
+    """A trained tree and its predictor, on scaled data."""
 
-    Attributes:
-      params: parameters of the network, a dict of arrays.
-      active: activity of all nodes on the training data, ``(2**(depth + 1) - 1,)``; 0 for pruned nodes.
-      architecture: static options of the network.
-      features: number of features, p.
-      task: what is predicted.
-    """
-
-    params: Any
-    active: Array
-    architecture: Architecture = pytree.field(pytree_node=False)
-    features: int = pytree.field(pytree_node=False)
-    task: Task = pytree.field(pytree_node=False)
+    params: Any  # parameters of the network, a dict of arrays
+    active: Array  # activity of all nodes on the training data, (2**(depth + 1) - 1,); 0 for pruned nodes
+    architecture: Architecture = pytree.field(pytree_node=False)  # static options of the network
+    features: int = pytree.field(pytree_node=False)  # number of features, p
+    task: Task = pytree.field(pytree_node=False)  # what is predicted
 
     def _network(self, x: Array) -> Any:
         """Returns the flax module for samples like x."""

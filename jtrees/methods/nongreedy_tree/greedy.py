@@ -52,19 +52,12 @@ Splits = tuple[Float[Array, "m p"], Float[Array, " m"]]  # weights and biases
 
 @pytree.dataclass
 class GreedyState:
-    """The state of a greedy tree, which grows level by level.
+    """The state of a greedy tree, which grows level by level."""
 
-    Attributes:
-      training: training state of the level: the tree, its velocity, the order of samples.
-      level: the current level; after the last level, the depth of the tree.
-      node: the node of each sample, numbered from the left of the level.
-      initial: the initial splits of the level: see :func:`_splits_at`.
-    """
-
-    training: TrainState
-    level: Int[Array, ""]
-    node: Int[Array, " n"]
-    initial: Splits
+    training: TrainState  # training state of the level: the tree, its velocity, the order of samples
+    level: Int[Array, ""]  # the current level; after the last level, the depth of the tree
+    node: Int[Array, " n"]  # the node of each sample, numbered from the left of the level
+    initial: Splits  # the initial splits of the level: see _splits_at
 
 
 def standardised(run: Run) -> Run:
@@ -201,15 +194,11 @@ def grown_in_program(run: Run, edges: Array) -> GreedyState:
 
 
 class Shrinkage(NamedTuple):
-    """The strengths of the shrinkage of a run.
+    """The strengths of the shrinkage of a run."""
 
-    Attributes:
-      best: the strength with the lowest loss on separate rows; negative without separate rows or without shrinkage.
-      used: the strength that was used.
-    """
-
+    # The strength with the lowest loss on separate rows; negative without separate rows or without shrinkage
     best: Array
-    used: Array
+    used: Array  # the strength that was used
 
 
 def evaluate(run: Run, tree: ObliqueTree) -> Array:
@@ -284,11 +273,10 @@ def _leaves_below(run: Run, level: Array, node: Array, right: Array) -> tuple[Ar
 
 
 def pushing_lengths(score: Array, excess: Array, weight: Array, node: Array, nodes: int) -> Float[Array, " nodes"]:
-    """Returns the norms, bias included, at which a fraction of their samples push splits.
+    """Returns the norms, bias included, at which a fraction of their samples push splits; infinite if no sample does.
 
     ``score`` is the absolute score of a sample at norm 1, at the split of its node. ``excess`` is the loss of the
-    sample at the other leaf minus its loss at its own leaf. The norm of a split is infinite if no sample of the split
-    has a positive ``excess``.
+    sample at the other leaf minus its loss at its own leaf.
     """
     weight = jnp.where(excess > 0, weight, 0)
     longest = jnp.where(weight > 0, excess / (2 * score), 0)  # a sample is nearby if its score is below ``excess / 2``

@@ -110,16 +110,11 @@ def nongreedy(
 
 
 class StableState(NamedTuple):
-    """The state of the optimiser in the joint stage.
+    """The state of the optimiser in the joint stage."""
 
-    Attributes:
-      momentum: state of the momentum.
-      leaf: the leaf that each sample is assigned to.
-      surrogate: sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch.
-    """
-
-    momentum: Any
-    leaf: Int[Array, " n"]
+    momentum: Any  # state of the momentum
+    leaf: Int[Array, " n"]  # the leaf that each sample is assigned to
+    # Sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch
     surrogate: Float[Array, "2"]
 
 

@@ -27,21 +27,13 @@ INFERENCES = ("fast", "exact")
 
 
 class Surrogate(NamedTuple):
-    """The surrogate loss of each sample, ``loss at leaf + sum of slopes * scores``.
+    """The surrogate loss of each sample, ``loss at leaf + sum of slopes * scores``."""
 
-    Attributes:
-      leaf: the leaf of the loss term, ``(n,)``.
-      nodes: splits whose scores enter the surrogate loss, ``(r, n)``.
-      scores: the scores of these splits, ``(r, n)``.
-      slopes: derivatives of the bound by the scores: 0, 2 or -2, ``(r, n)``.
-      reached: loss at the leaf that the sample reaches, ``(n,)``.
-    """
-
-    leaf: Int[Array, " n"]
-    nodes: Int[Array, "r n"]
-    scores: Float[Array, "r n"]
-    slopes: Float[Array, "r n"]
-    reached: Float[Array, " n"]
+    leaf: Int[Array, " n"]  # the leaf of the loss term, (n,)
+    nodes: Int[Array, "r n"]  # splits whose scores enter the surrogate loss, (r, n)
+    scores: Float[Array, "r n"]  # the scores of these splits, (r, n)
+    slopes: Float[Array, "r n"]  # derivatives of the bound by the scores: 0, 2 or -2, (r, n)
+    reached: Float[Array, " n"]  # loss at the leaf that the sample reaches, (n,)
 
 
 def flip_slope(scores: Array) -> Array:
@@ -70,13 +62,8 @@ def surrogate_loss(params: ObliqueTree, batch: Batch, inference: str, task: Task
 
     It is the maximum of ``loss at l - 2 v_l`` over the leaves l, where ``v_l`` is the violation of the path to l, which
     is 0 for the leaf that the sample reaches. If samples are assigned to leaves, ``2 v`` of the path to the assigned
-    leaf is added (stable SGD, eq. 14). See :mod:`jtrees.routing.inference`.
-
-    Args:
-      params: the tree.
-      batch: samples with targets, or with targets and assigned leaves.
-      inference: ``"fast"``, over leaves one decision away; or ``"exact"``, over all leaves.
-      task: what is predicted.
+    leaf is added (stable SGD, eq. 14). ``inference`` is ``"fast"``, over leaves one decision away, or ``"exact"``, over
+    all leaves. See :mod:`jtrees.routing.inference`.
     """
     (y, assigned), values, (nodes, features) = split(batch.y), params.leaves.values, params.weights.shape
     leaf_loss = lambda leaf: task.loss(values[leaf], y)
@@ -131,8 +118,8 @@ def surrogate_update(
 ) -> Callable[..., Any]:
     """Returns the update of a :class:`jtrees.training.Method` that takes steps on a surrogate loss.
 
-    In a large tree, the update takes a step on the rows that the samples touch, and leaves the other rows unchanged.
-    The gradient in the other rows is 0.
+    In a large tree, the update takes a step on the rows that the samples touch, and leaves the other rows unchanged,
+    where the gradient is 0.
 
     Args:
       surrogate_of: returns the surrogate loss of a tree on a batch, whose ``y`` may be a pair: see :func:`split`.

@@ -99,17 +99,11 @@ def tel(
 @io.part
 @pytree.dataclass
 class SoftEnsemble:
-    """Trained soft trees, on scaled data.
+    """Trained soft trees, on scaled data."""
 
-    Attributes:
-      params: the trees.
-      gamma: width of the uncertain region of a split's score.
-      step: ``"smooth"`` or ``"logistic"``.
-    """
-
-    params: Ensemble
-    gamma: Array
-    step: str = pytree.field(pytree_node=False)
+    params: Ensemble  # the trees
+    gamma: Array  # width of the uncertain region of a split's score
+    step: str = pytree.field(pytree_node=False)  # `"smooth"` or `"logistic"`
 
     def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
         """Returns the sum of the trees' outputs."""
