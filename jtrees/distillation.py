@@ -179,9 +179,6 @@ def distill(
     return DistillResult(student, fidelity, score, teacher_score, len(table), count, len(x_out), seconds)
 
 
-# --- Checks ----------------------------------------------------------------------------------------------------------
-
-
 def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> None:
     if not isinstance(recipe, Recipe):
         raise ValueError(f"recipe must be a recipe, such as jtrees.GET(depth=5), got {checks.quoted(recipe)}")
@@ -230,9 +227,6 @@ def _split(
     if weight is not None and not (weight[out].any() and weight[train].any()):
         raise ValueError("sample_weight must be above 0 in a held-out row and in a training row, got all 0 in one part")
     return train, (rows[out], None if y is None else y[out], None if weight is None else weight[out])
-
-
-# --- The teacher -----------------------------------------------------------------------------------------------------
 
 
 def _predictor(teacher: Any) -> Callable[[Any], Any]:

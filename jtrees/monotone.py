@@ -22,8 +22,6 @@ from jtrees.tasks import Classification, Task
 
 _TINY = 1e-6  # weight of an empty leaf, relative to the mean weight of the leaves
 
-# --- Splits ----------------------------------------------------------------------------------------------------------
-
 
 def without_negative(weights: Float[Array, "nodes p"], monotone: Bool[Array, " p"] | None) -> Float[Array, "nodes p"]:
     """Returns split weights, with negative weights of the monotone features set to 0. None: unchanged."""
@@ -53,9 +51,6 @@ def keeping_signs(
         return updates.replace(weights=jnp.where(monotone, changed, updates.weights)), state
 
     return optax.chain(optimizer, optax.GradientTransformation(lambda params: optax.EmptyState(), update))
-
-
-# --- Leaves ----------------------------------------------------------------------------------------------------------
 
 
 def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, " leaves"], task: Task) -> Any:

@@ -97,12 +97,7 @@ def evaluate(
 
 
 def evaluate_leaves(
-    trees: Any,
-    x: Any,
-    *,
-    scaling: Any,
-    medians: Any = None,
-    finish: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    trees: Any, x: Any, *, scaling: Any, medians: Any = None, finish: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> Any:
     """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``.
 
@@ -177,9 +172,6 @@ def _compiled(fn: Any, model: Any, x: jax.Array) -> tuple[jax.Array, Any]:
     return outputs, finite
 
 
-# --- Leaves of hard trees --------------------------------------------------------------------------------------------
-
-
 class _Splits(NamedTuple):
     """The splits of a tree, or of many trees with a leading axis; ``unit`` has factors of the features, or is None."""
 
@@ -228,9 +220,6 @@ def _unit_splits(splits: _Splits) -> _Splits:
     forget = lambda _: _UNIT_SPLITS.pop(key, None)
     _UNIT_SPLITS[key] = [weakref.ref(arrays[0], forget), weakref.ref(arrays[1])], copies, splits
     return splits
-
-
-# --- Chunks of NumPy arrays ------------------------------------------------------------------------------------------
 
 
 def _on_host(fn: Any, model: Any, x: np.ndarray, transform: Any, dtype: Any, finish: Any) -> tuple[np.ndarray, bool]:

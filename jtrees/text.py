@@ -14,8 +14,6 @@ _REWARD_DIGITS = 3
 _LONGEST = 1e9  # a number from here on is written with an exponent
 _PARALLEL = 1e-5  # largest difference of two directions that count as the same, relative to their largest weight
 
-# --- Numbers and sums ------------------------------------------------------------------------------------------------
-
 
 def number_text(value: Any, digits: int | None = None, zero: float = 0.0) -> str:
     """Returns ``zero + value`` as text. Only the value is rounded to significant digits.
@@ -87,9 +85,6 @@ def linear_text(
     return f"{text} {smaller_terms(left_out)}" if left_out else text
 
 
-# --- Leaves ----------------------------------------------------------------------------------------------------------
-
-
 def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
     """Returns the ``max_terms`` most probable classes by name with probabilities: see :func:`classes_text`."""
     texts = [f"{name}: {number_text(share, digits)}" for name, share in zip(names, shares, strict=True)]
@@ -121,9 +116,6 @@ def model_text(
     text = linear_text(slopes, names, digits, max_terms, deviations, largest_first=short)
     between = "" if bounds is None or short else ", from {} to {}".format(*map(number, bounds))
     return f"{text} {sign} {constant.removeprefix('-')}{between}"
-
-
-# --- Trees -----------------------------------------------------------------------------------------------------------
 
 
 def tree_text(

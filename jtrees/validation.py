@@ -115,13 +115,7 @@ def check_key(key: Any) -> None:
 
 
 def check_number(
-    name: str,
-    value: Any,
-    *,
-    least: Bound = None,
-    above: Bound = None,
-    below: Bound = None,
-    most: Bound = None,
+    name: str, value: Any, *, least: Bound = None, above: Bound = None, below: Bound = None, most: Bound = None
 ) -> None:
     """Checks that the value holds finite numbers within the bounds. Traced values pass."""
     if is_traced(value):

@@ -34,9 +34,6 @@ _MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outp
 _HARD_SHARPNESS = 1e6  # sharpness at which soft trees equal hard trees in practice
 
 
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class RefinedReport(Report):
     """The report of :class:`jtrees.Refined`. Losses are on the held-out rows or the validation set, on scaled targets.
@@ -94,9 +91,7 @@ class Refined(Wrapper):
     """
 
     base: Recipe = pytree.field(
-        kw_only=False,
-        default=Boosted(GET(depth=4, leaves="linear"), rounds=100, subsample=0.5),
-        metadata=options.BASE,
+        kw_only=False, default=Boosted(GET(depth=4, leaves="linear"), rounds=100, subsample=0.5), metadata=options.BASE
     )
     epochs: int | None = option(None)
     batch_size: int = option(128)

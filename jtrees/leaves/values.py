@@ -41,14 +41,7 @@ class Values:
 
     @classmethod
     def start(
-        cls,
-        key: Array,
-        num_leaves: int,
-        x: Array,
-        y: Array,
-        outputs: tuple[int, ...],
-        *,
-        loss: Loss = _SQUARED,
+        cls, key: Array, num_leaves: int, x: Array, y: Array, outputs: tuple[int, ...], *, loss: Loss = _SQUARED
     ) -> "Values":
         """Returns random initial leaves."""
         return cls(loss.start(key, y, (num_leaves, *outputs), x.dtype), loss)

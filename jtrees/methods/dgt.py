@@ -18,12 +18,7 @@ import optax
 
 from jtrees import io, leaves as kinds, losses, ops, pytree, routing, topology, training, validation as checks
 from jtrees.monotone import ascending, without_negative
-from jtrees.search import (
-    MiniBatchRecipe,
-    Run,
-    checked_values,
-    option,
-)
+from jtrees.search import MiniBatchRecipe, Run, checked_values, option
 from jtrees.search.minibatch import output_loss
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
@@ -60,9 +55,6 @@ class ChainedTree:
         """Returns the same tree with collapsed splits."""
         joined = self.collapsed()
         return ObliqueTree(joined[:, :-1], joined[:, -1], self.leaves)
-
-
-# --- The method ------------------------------------------------------------------------------------------------------
 
 
 def dgt(
@@ -162,9 +154,6 @@ def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
     if refit:
         return tree.refit(*batch)
     return tree.replace(leaves=tree.leaves.hardened())
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 @pytree.dataclass(kw_only=True)

@@ -24,9 +24,6 @@ MAX_DEPTH = 20
 _WIDTHS = {7: 2, 8: 2, 9: 4, 10: 5, 11: 12, 12: 24, 13: 40}
 
 
-# --- The public function ---------------------------------------------------------------------------------------------
-
-
 def conditional_ensemble(
     x: Float[Array, "n p"],
     weights: Float[Array, "trees nodes p"],
@@ -158,9 +155,6 @@ def checked(x: Any, weights: Any, bias: Any, leaf_values: Any, gamma: Any) -> Op
 def checked_width(width: Any, depth: int) -> int | None:
     """Returns the width, by default the measured width for the depth; None if all splits are scored."""
     return _WIDTHS.get(min(depth, max(_WIDTHS))) if width is None else validation.check_count("width", width)
-
-
-# --- Differentiation -------------------------------------------------------------------------------------------------
 
 
 @jax.custom_vjp

@@ -33,9 +33,6 @@ _ROWS_OF_BIN = 1000  # largest mean number of rows of a bin for the edges of bin
 _PART_OF_BINS = 0.4  # part of the time before a deadline for the edges of bins
 
 
-# --- Bins of the features --------------------------------------------------------------------------------------------
-
-
 def bin_edges(problem: Problem, bins: int) -> np.ndarray:
     """Returns the edges of the bins of each feature, ``(p, bins - 1)``.
 
@@ -54,9 +51,6 @@ def _edges(x: np.ndarray, weight: np.ndarray, bins: int, *, monitor: Monitor) ->
         return splitting.edges_of(x, bins)
 
     return monitor.on_rows(edges, without_padding(Batch(x, np.zeros(len(x)), weight)))  # type: ignore[arg-type]
-
-
-# --- CART and ridge regressions --------------------------------------------------------------------------------------
 
 
 def grown_cart(

@@ -21,15 +21,7 @@ import numpy as np
 from jtrees import distributed, processes, sharding
 from jtrees.compilation import default_settings
 from jtrees.search.monitor import Monitor, Pace
-from jtrees.search.problem import (
-    Call,
-    Children,
-    DeviceValue,
-    OutOfTimeError,
-    Trained,
-    has_identity,
-    identity_of,
-)
+from jtrees.search.problem import Call, Children, DeviceValue, OutOfTimeError, Trained, has_identity, identity_of
 from jtrees.search.run import Form, argument_of_program, often_compiled, rarely_compiled
 from jtrees.search.stack import Stack, size_of_survivors, stacked
 from jtrees.training.state import NOT_TAKEN

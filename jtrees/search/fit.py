@@ -35,9 +35,6 @@ _AT_ONCE = 64  # concurrent runs on other devices
 _END = 2.0  # estimated time of the end of a fit, as a multiple of the time to scale the data
 
 
-# --- Fit -------------------------------------------------------------------------------------------------------------
-
-
 def fit(
     recipe: Recipe,
     x: Any,
@@ -212,9 +209,6 @@ def validation_of(recipe: Recipe, validation: Any, table: Table) -> Table:
         return held_out_table(x, y, table, recipe.targets, *weight)
     except ValueError as error:
         raise ValueError(f"validation: {error}") from None
-
-
-# --- Many searches ---------------------------------------------------------------------------------------------------
 
 
 class Fold(NamedTuple):

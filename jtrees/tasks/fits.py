@@ -16,9 +16,6 @@ _NEWTON_STEPS = 20
 _LONGEST = 1.0  # longest step of an output, for scaled targets
 
 
-# --- Means -----------------------------------------------------------------------------------------------------------
-
-
 def fit_constant(
     leaf_index: Int[Array, " n"],
     y: Num[Array, "n *k"],
@@ -76,9 +73,6 @@ def uniform_targets(key: Array, num_leaves: int, y: Array, dtype: Any) -> Float[
     """Returns random draws from U(min y, max y) for each output, the initialisation of GET."""
     low, high = y.min(0).astype(dtype), y.max(0).astype(dtype)
     return low + (high - low) * jax.random.uniform(key, (num_leaves, *y.shape[1:]), dtype)
-
-
-# --- Class frequencies -----------------------------------------------------------------------------------------------
 
 
 def class_counts(
@@ -151,9 +145,6 @@ def frequencies_error(counts: Float[Array, "leaves k"], frequencies: Float[Array
     return -jax.scipy.special.xlogy(counts, frequencies).sum() / counts.sum()
 
 
-# --- Quantiles -------------------------------------------------------------------------------------------------------
-
-
 def weighted_quantiles(
     leaf_index: Int[Array, " n"],
     y: Float[Array, " n"],
@@ -189,9 +180,6 @@ def weighted_quantiles(
         return in_leaves
     overall, _ = segments.quantiles(xp.zeros_like(leaf_index), y, 1, levels, weight)
     return xp.where(filled[:, None], in_leaves, overall)
-
-
-# --- Newton steps ----------------------------------------------------------------------------------------------------
 
 
 def newton_constants(

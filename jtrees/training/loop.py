@@ -180,9 +180,6 @@ def train(
     return best(method, state, data, score=score).replace(losses=history.losses, scores=history.scores)
 
 
-# --- Checks ----------------------------------------------------------------------------------------------------------
-
-
 def _checked(data: Any) -> Batch:
     if not isinstance(data, Batch):
         raise ValueError(f"data must be a jtrees.Batch(x, y, weight), got {type(data).__name__}")

@@ -38,9 +38,6 @@ def cosine_cycles(steps: int, cycles: int) -> Callable[[Array | int], Array]:
     return fraction
 
 
-# --- A learning rate that vanishes ------------------------------------------------------------------------------------
-
-
 class PlateauState(NamedTuple):
     """State of :func:`reduce_until_vanished`."""
 
@@ -67,9 +64,6 @@ def reduce_until_vanished(
         return updates, PlateauState(plateau, vanished)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-# --- Lazy Adam --------------------------------------------------------------------------------------------------------
 
 
 class LazyAdamState(NamedTuple):
@@ -123,9 +117,6 @@ def adam_step(gradient: Any, mean: Any, square: Any, count: Array, learning_rate
 def _moves(gradient: Any, directions: Any, rate: Any) -> Any:
     """Returns the updates against the directions, 0 where the gradient is 0."""
     return jax.tree.map(lambda g, a: jnp.where(g != 0, -jnp.asarray(rate, a.dtype) * a, 0), gradient, directions)
-
-
-# --- Lazy momentum ----------------------------------------------------------------------------------------------------
 
 
 class LazyMomentumState(NamedTuple):

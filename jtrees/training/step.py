@@ -134,9 +134,6 @@ def _update_of(method: Method | Callable[..., Any], optimizer: optax.GradientTra
     return update
 
 
-# --- Scores ----------------------------------------------------------------------------------------------------------
-
-
 def score_of(method: Method, state: TrainState, data: Batch, score: Callable[[Params], Array] | None) -> Array:
     """Returns the score of the parameters: the result of ``score`` if it is given, else the score of the method."""
     if score is not None:
@@ -184,9 +181,6 @@ def apply_in_place_if(flag: Array, change: Callable[[Any], Any], state: Any) -> 
     The function uses a loop of at most one iteration, because a branch would copy the arrays.
     """
     return jax.lax.fori_loop(0, flag.astype(jnp.int32), lambda _, state: change(state), state)
-
-
-# --- Mini-batches -----------------------------------------------------------------------------------------------------
 
 
 def mini_batch(data: Batch, order: Array, key: Array, step: Array, batch_size: int) -> tuple[Batch, Array]:

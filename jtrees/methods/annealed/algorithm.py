@@ -23,13 +23,7 @@ from jtrees.methods.annealed import boosted_tree
 from jtrees.methods.annealed.deadline import limited_by_deadline
 from jtrees.methods.annealed.result import best_tree
 from jtrees.methods.annealed.stages import StartResult, held_out_loss, train_stages
-from jtrees.methods.annealed.starts import (
-    DEVIATIONS,
-    Carts,
-    grow_carts,
-    held_out_rows,
-    initial_starts,
-)
+from jtrees.methods.annealed.starts import DEVIATIONS, Carts, grow_carts, held_out_rows, initial_starts
 from jtrees.methods.annealed.wide import narrowed
 from jtrees.search import Fitted, Problem, Recipe, Run, gather, option
 from jtrees.search.recipe import GrowArguments
@@ -150,8 +144,6 @@ class Annealed(Recipe):
         if self.leaves == "linear":
             check_slopes(fitted, DEVIATIONS)
         return fitted
-
-    # --- A tree of a boosted sum ---
 
     async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         # A subclass with another ``search`` finds other trees than ``grow``.

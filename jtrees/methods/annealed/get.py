@@ -147,9 +147,7 @@ class GET(Annealed):
     alpha_ranges: Ranges | None = option(None)
 
     soft = staticmethod(get)
-    defaults = Annealed.defaults | {
-        "alpha_ranges": Default(((5.0, 25.0), (50.0, 150.0)), boosted=((20.0, 60.0),)),
-    }
+    defaults = Annealed.defaults | {"alpha_ranges": Default(((5.0, 25.0), (50.0, 150.0)), boosted=((20.0, 60.0),))}
 
     @property
     def sharpness_ranges(self) -> np.ndarray:

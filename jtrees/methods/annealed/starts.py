@@ -63,9 +63,6 @@ def held_out_rows(problem: Problem) -> list[np.ndarray]:
     return folds if folds[0].any() else []
 
 
-# --- CART ------------------------------------------------------------------------------------------------------------
-
-
 async def grow_carts(problem: Problem, folds: list[np.ndarray]) -> Carts:
     """Returns the CART trees of a problem, as in the authors' program; ``folds`` are of :func:`held_out_rows`."""
     recipe, monitor = problem.recipe, problem.monitor.within(_PREPARATION)
@@ -109,9 +106,6 @@ def _grow(
 def binned_cart(run: Run, edges: Array, codes: Array | None = None) -> ObliqueTree:
     """Returns the splits of CART over bins of the features; ``codes`` are the bins of all values, if known."""
     return ObliqueTree(*splitting.binned_cart(run.batch, edges, run.task, run.recipe.depth, codes), None)
-
-
-# --- The starts ------------------------------------------------------------------------------------------------------
 
 
 def initial_starts(problem: Problem, carts: Carts) -> list[Start]:

@@ -81,9 +81,6 @@ def latent(of: Architecture | int, penalty: float | Array, *, task: Task = Regre
     return training.Method(init, total, harden)
 
 
-# --- The model -------------------------------------------------------------------------------------------------------
-
-
 @io.model
 @pytree.dataclass(repr=False)
 class LatentModel(SoftModel):
@@ -97,9 +94,6 @@ class LatentModel(SoftModel):
         """
         arguments: Any = {"features": self.features, "scaling": self.scaling, "medians": self.medians}
         return prediction.evaluate(LatentNetwork.position, self.network, x, **arguments).T
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 class _Hardened(NamedTuple):

@@ -132,8 +132,6 @@ class CO2(Recipe):
         """Returns the schedule of the mini-batches of a level, for n samples."""
         return Schedule.of(n, self.epochs, self.batch_size)
 
-    # --- A tree of a boosted sum ---
-
     async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         return GrowArguments(bin_edges(problem, self.bins), ()) if self.can_grow(problem) else None
 

@@ -83,9 +83,6 @@ def optimizer(run: Run, schedule: Schedule) -> optax.GradientTransformation:
     return training.lazy_momentum(learning_rate(run, schedule), run.recipe.momentum)
 
 
-# --- Levels ----------------------------------------------------------------------------------------------------------
-
-
 def split_features(run: Run, edges: Array) -> tuple[Float[Array, "p d"], Float[Array, "features bins"]]:
     """Returns the features of initial splits besides x: unit vectors, whose products with x are these features.
 
@@ -190,9 +187,6 @@ def grown_in_program(run: Run, edges: Array) -> GreedyState:
     return jax.lax.fori_loop(0, run.recipe.depth, grow_level, initial_state(run))
 
 
-# --- The result ------------------------------------------------------------------------------------------------------
-
-
 class Shrinkage(NamedTuple):
     """The strengths of the shrinkage of a run."""
 
@@ -245,9 +239,6 @@ def result_of(run: Run, tree: ObliqueTree, step: Array, finite: Array, strength:
         leaves, used = jax.lax.cond(strength < 0, shrunk, lambda: shrunk(strength=strength))
     score = jnp.where(finite, score, jnp.nan)
     return Result(tree.replace(leaves=leaves), score, step, Shrinkage(strength, used))
-
-
-# --- Nodes and splits of a level -------------------------------------------------------------------------------------
 
 
 def _splits_at(tree: ObliqueTree, level: Array | int) -> Splits:

@@ -42,9 +42,6 @@ _JOINT = 1  # derives the key of the joint stage from the key of the run
 _CONVERGED = 0.01  # training has converged if an epoch lowers the mean surrogate loss by a smaller fraction
 
 
-# --- The method ------------------------------------------------------------------------------------------------------
-
-
 def nongreedy(
     depth: int,
     nu: float | Array = 100.0,
@@ -104,9 +101,6 @@ def nongreedy(
     surrogate_of = lambda params, batch: surrogate_loss(params, batch, inference, task)
     lazy = training.lazy_momentum(learning_rate, momentum)
     return method._replace(update=surrogate_update(surrogate_of, lazy, project, task))
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 class StableState(NamedTuple):

@@ -23,8 +23,6 @@ from jtrees.soft_model import SoftModel
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, LazyAdamState
 
-# --- The method ------------------------------------------------------------------------------------------------------
-
 
 def tel(
     depth: int,
@@ -93,9 +91,6 @@ def tel(
     return training.Method(init, total, harden, update=None if learning_rate is None else update)
 
 
-# --- The model -------------------------------------------------------------------------------------------------------
-
-
 @io.part
 @pytree.dataclass
 class SoftEnsemble:
@@ -128,9 +123,6 @@ class EnsembleModel(SoftModel):
     samples of a block together decide whether conditional computation is used
     (:func:`jtrees.routing.conditional_ensemble`).
     """
-
-
-# --- The recipe ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
