@@ -180,7 +180,7 @@ def birch(x: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return turned[clusters.predict(new)], renumbered
 
 
-def dendrogram_purity(leaves: np.ndarray, labels: np.ndarray, parent: np.ndarray | None = None) -> float:
+def dendrogram_purity(leaves: np.ndarray, labels: np.ndarray, parent: Any = None) -> float:
     """Returns the dendrogram purity of a hierarchy (Heller & Ghahramani, 2005), between 0 and 1.
 
     For a pair of samples of one class, take the samples below their lowest common ancestor, and the fraction of that

@@ -148,7 +148,8 @@ def distill(
     train, (x_out, y_out, weight_out) = _split(rows, y, weight, held_out, rng)
 
     table = rows[train]
-    count = _synthetic_count(synthetic, len(train))
+    n = len(train)
+    count = round(synthetic * n) if synthetic is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
     synthetic_rows, first_rows = table.make_rows(count, rng)
     table = table.followed_by(synthetic_rows)
     if weight is not None:
@@ -194,10 +195,6 @@ def _check(recipe: Any, width: int, task: Any, ratio: Any, max_seconds: Any) -> 
             raise ValueError(f"synthetic must be one number, got {checks.quoted(ratio)}")
     if max_seconds is not None:
         checks.check_seconds(max_seconds)
-
-
-def _synthetic_count(ratio: float | None, n: int) -> int:
-    return round(ratio * n) if ratio is not None else int(np.clip(_ROWS - n, 0, _MOST * n))
 
 
 def _split(

@@ -85,12 +85,6 @@ def linear_text(
     return f"{text} {smaller_terms(left_out)}" if left_out else text
 
 
-def shares_text(shares: Any, digits: int, names: Sequence[str], max_terms: int | None = None) -> str:
-    """Returns the ``max_terms`` most probable classes by name with probabilities: see :func:`classes_text`."""
-    texts = [f"{name}: {number_text(share, digits)}" for name, share in zip(names, shares, strict=True)]
-    return classes_text(np.asarray(shares), texts, max_terms)
-
-
 def model_text(
     slopes: np.ndarray,
     intercept: float,
@@ -129,7 +123,7 @@ def tree_text(
 ) -> str:
     """Returns the rules of a tree: see :meth:`jtrees.ObliqueTree.to_text`."""
     tree = processes.on_host(tree) if processes.lost_xla() else tree
-    names = names_of(tree, feature_names)
+    names = validation.checked_names(feature_names, tree.features)
     deviations, rows = measured(tree, x, y, class_names, max_terms)
     options: Any = {"max_terms": max_terms, "deviations": deviations}
     shown = with_short_origin(tree, deviations, digits)
@@ -192,15 +186,6 @@ def common_score(tree: Any, names: Sequence[str], digits: int) -> Score | None:
     ratio[splits] = ratios
     name = "score" if "score" not in names else "score of the tree"
     return Score(name, reference, tree.replace(bias=np.asarray(tree.bias, np.float64) / ratio), ratio < 0)
-
-
-def names_of(tree: Any, feature_names: Sequence[str] | None) -> list[str]:
-    """Returns names of the features, by default ``x0``, ``x1``, ...
-
-    Raises:
-      ValueError: if the number of names is not the number of columns, and for equal names.
-    """
-    return validation.checked_names(feature_names, tree.features)
 
 
 def measured(

@@ -10,8 +10,9 @@ from jaxtyping import Float
 import numpy as np
 
 from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
+from jtrees.leaves import kind_of
 from jtrees.segments import Array
-from jtrees.tasks import Policy
+from jtrees.tasks import Policy, Task
 from jtrees.text import tree_text
 
 
@@ -345,3 +346,9 @@ def counted_from(zero: Any, x: Any) -> Any:
     x = x.astype(jnp.int32) if short else x
     low = x % 4096
     return ((x - low).astype(dtype) - jnp.asarray(zero, dtype)) + low.astype(dtype)
+
+
+def with_empty_leaves(splits: ObliqueTree, leaves: str, task: Task) -> ObliqueTree:
+    """Returns the tree of splits with leaves of zeros, which can be refitted, ``"constant"`` or ``"linear"``."""
+    nodes, features = splits.weights.shape
+    return splits.replace(leaves=kind_of(leaves, task).empty(nodes + 1, features, task.shape, splits.bias.dtype))

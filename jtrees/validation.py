@@ -128,7 +128,8 @@ def check_number(
         ("at most", most, np.less_equal),
     )
     given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-    is_valid = _is_numeric(number) and np.all(np.isfinite(number))
+    is_numeric = number.dtype.kind in "biuf" or jnp.issubdtype(number.dtype, jnp.floating)  # bfloat16 is numeric
+    is_valid = is_numeric and np.all(np.isfinite(number))
     if not is_valid or not all(np.all(holds(number, bound)) for _, bound, holds in given):
         expected = " and ".join(f"{words} {bound:g}" for words, bound, _ in given)
         raise ValueError(f"{name} must be a finite number {expected}".rstrip() + f", got {quoted(value)}")
@@ -155,12 +156,6 @@ def _as_array(value: Any) -> np.ndarray:
         return np.asarray(value)
     except ValueError:
         return np.asarray(value, object)
-
-
-def _is_numeric(value: Any) -> bool:
-    """Returns whether a value is numeric. Dtypes of JAX (bfloat16) are included."""
-    dtype = np.asarray(value).dtype
-    return dtype.kind in "biuf" or jnp.issubdtype(dtype, jnp.floating)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str], other: str = "") -> str:

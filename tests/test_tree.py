@@ -10,7 +10,7 @@ import pytest
 
 from jtrees import ObliqueTree, Origin, losses
 from jtrees.leaves import Linear, Values
-from jtrees.text import names_of, with_short_origin
+from jtrees.text import with_short_origin
 from tests import oracles, rules
 
 DEPTH, P = 3, 3
@@ -232,7 +232,7 @@ def far_tree(kind, draw_numbers):
 
 def read(tree, x, digits):
     """Numbers of the leaves and answers of the rules of a tree, computed in float64."""
-    columns = dict(zip(names_of(tree, None), np.asarray(x, np.float64).T, strict=True))
+    columns = dict(zip([f"x{j}" for j in range(tree.features)], np.asarray(x, np.float64).T, strict=True))
     return rules.leaves_and_answers(tree.to_text(digits=digits), columns)
 
 

@@ -10,9 +10,10 @@ from jaxtyping import Array
 
 from jtrees import blocking, compilation, leaves as kinds, losses, ops, segments, sharding, topology
 from jtrees.monotone import signs_of
-from jtrees.search import MOST, Run
+from jtrees.search import Run
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch
+from jtrees.training.loop import MOST
 from jtrees.training.state import NOT_TAKEN
 from jtrees.tree import ObliqueTree
 

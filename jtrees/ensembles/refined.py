@@ -18,7 +18,6 @@ from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
-from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.stage import train_stage
@@ -245,7 +244,7 @@ def _advanced(run: Run, state: _State, before: Array, count: Array) -> tuple[_St
     method = training.Method(lambda batch, *, key: None, loss, lambda params, batch: None)
     size = run.recipe._schedule(len(run.batch.x)).batch_size
     once = training.step.one_step(method, run.batch, _optimizer(run), batch_size=size)
-    trained, history = training.loop.advance_up_to(once, state.training, count, MOST, step=before)
+    trained, history = training.loop.advance_up_to(once, state.training, count, step=before)
     return state._replace(training=trained), history.losses, ~trained.finite
 
 
@@ -259,8 +258,10 @@ def _model(run: Run, state: _State, params: ObliqueTree, step: Array) -> SoftTre
     model = SoftTrees(params.replace(leaves=leaves), state.initial, _sharpness(run, step), -bound, bound)
     outputs, weight = model.outputs(run.batch.x), run.batch.weight
     inside = jnp.ones(len(outputs), bool) if weight is None else weight > 0
-    lower, upper = _widened(outputs, inside.reshape(-1, *[1] * (outputs.ndim - 1)), 0)
-    return model.replace(lower=lower, upper=upper)
+    inside = inside.reshape(-1, *[1] * (outputs.ndim - 1))
+    low, high = jnp.where(inside, outputs, jnp.inf).min(0), jnp.where(inside, outputs, -jnp.inf).max(0)
+    margin = _MARGIN * (high - low)
+    return model.replace(lower=low - margin, upper=high + margin)
 
 
 def _loss(run: Run, model: SoftTrees, rows: Batch) -> Array:
@@ -304,11 +305,3 @@ def _deviation(outputs: Array, weight: Array | None) -> Array:
     mean = jnp.average(outputs, axis=0, weights=share)
     deviation = jnp.sqrt(jnp.average(jnp.square(outputs - mean), axis=0, weights=share)).mean()
     return jnp.where(deviation > 0, deviation, 1)
-
-
-def _widened(outputs: Array, mask: Array, axis: int) -> tuple[Array, Array]:
-    """Returns the range of masked outputs, extended on both sides; infinite if the mask is empty."""
-    low = jnp.where(mask, outputs, jnp.inf).min(axis)
-    high = jnp.where(mask, outputs, -jnp.inf).max(axis)
-    margin = _MARGIN * (high - low)
-    return low - margin, high + margin

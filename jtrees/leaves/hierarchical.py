@@ -88,7 +88,10 @@ def fit_hierarchical(
         values, _ = fitted(strength)
     else:
         strengths = xp.asarray(STRENGTHS, y.dtype)
-        values, criterion = _mapped(fitted, strengths)
+        if xp is np:
+            values, criterion = map(np.stack, zip(*map(fitted, strengths), strict=True))
+        else:
+            values, criterion = jax.lax.map(fitted, strengths)
         best = xp.argmin(criterion)
         values, strength = values[best], strengths[best]
     return xp.where((strength == 0) & (count > 0), leaf_means, mean + values).reshape(shape), strength
@@ -114,13 +117,6 @@ def _shrunk(
         increase = topology.pairs(child_q).sum(1) - parent_q
         freedom += xp.where(topology.pairs(is_reached).all(1), share * split_costs * increase, 0).sum()
     return values, freedom
-
-
-def _mapped(fn: Any, numbers: Array) -> tuple[Array, ...]:
-    """Returns the results of a function for each number, stacked."""
-    if module_of(numbers) is np:
-        return tuple(np.stack(arrays) for arrays in zip(*map(fn, numbers), strict=True))
-    return jax.lax.map(fn, numbers)
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:

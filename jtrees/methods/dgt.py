@@ -117,7 +117,10 @@ def dgt(
         value = losses.weighted_mean(task.loss(outputs, y), weight)
         return value + l1 * jnp.abs(tree.weights).sum() + l2 * jnp.square(tree.weights).sum(), value
 
-    harden = lambda params, batch: _hardened(signed_tree(params, monotone), batch, refit)
+    def harden(params: ChainedTree, batch: Batch) -> ObliqueTree:
+        tree = signed_tree(params, monotone)
+        return tree.refit(*batch) if refit else tree.replace(leaves=tree.leaves.hardened())
+
     return training.Method(init, total, harden)
 
 
@@ -148,12 +151,6 @@ def random_chain(
     *uniform, values = (part.reshape(shape) for part, shape in zip(arrays, shapes, strict=True))
     factors = tuple((2 * part - 1) / np.sqrt(part.shape[1]).astype(dtype) for part in uniform)
     return ChainedTree(factors, kinds.Values(values))
-
-
-def _hardened(tree: ObliqueTree, batch: Batch, refit: bool) -> ObliqueTree:
-    if refit:
-        return tree.refit(*batch)
-    return tree.replace(leaves=tree.leaves.hardened())
 
 
 @pytree.dataclass(kw_only=True)

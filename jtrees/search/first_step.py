@@ -14,7 +14,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jtrees import leaves as kinds, ops
+from jtrees import ops
 from jtrees.search.fitted import Fitted
 from jtrees.search.minibatch import Result, prediction_loss
 from jtrees.search.problem import Problem
@@ -22,7 +22,7 @@ from jtrees.search.run import Run
 from jtrees.segments import mean_one, ones_or, wide
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 
 def _is_direct(task: Task) -> bool:
@@ -76,8 +76,7 @@ def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
 
 def _fitted_to_loss(run: Run, splits: ObliqueTree) -> tuple[ObliqueTree, Array]:
     """Returns the tree with leaves fitted to the loss itself, and the loss of the tree."""
-    batch, kind = run.batch, kinds.kind_of("constant", run.task)
-    empty = kind.empty(len(splits.bias) + 1, batch.x.shape[1], run.task.shape, batch.x.dtype)
-    leaf = ops.hard(splits.weights, splits.bias, batch.x)
-    tree = run.ordered(splits.replace(leaves=empty.refit(leaf, *batch)), leaf)
+    tree = with_empty_leaves(splits, "constant", run.task)
+    leaf = ops.hard(tree.weights, tree.bias, run.batch.x)
+    tree = run.ordered(tree.replace(leaves=tree.leaves.refit(leaf, *run.batch)), leaf)
     return tree, prediction_loss(run.task, tree, run.evaluation)

@@ -282,7 +282,9 @@ def _problem(recipe: Recipe, split: Fold, rows: int, engine: Engine) -> Problem:
     """
     table, validation = split.table, split.validation
     recipe.check(table.task, (rows, table.x.shape[1]))
-    check_link(table.task, table)
+    as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
+    if isinstance(table.task, Regression) and not table.task.in_units and not as_given:
+        check_without_link(table.task.loss, table.task.shape)
     check_monotone(recipe, table)
     scaling = recipe.scaling(table).oriented(table.monotone)
     scaled = scaling.batch(table, rows)
@@ -324,13 +326,6 @@ def _fit_result(fitted: Fitted, recipe: Recipe, table: Table, monitor: Monitor, 
         if tree is not None:
             tree = model if tree is fitted.model else tree.with_medians(table.medians)
     return FitResult(model, tree, fitted.loss, int(fitted.step), history, report)
-
-
-def check_link(task: Task, table: Table) -> None:
-    """Raises ``ValueError`` for a user-defined loss with a link if the targets do not range from exactly 0 to 1."""
-    as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)
-    if isinstance(task, Regression) and not task.in_units and not as_given:
-        check_without_link(task.loss, task.shape)
 
 
 def check_monotone(recipe: Recipe, table: Table) -> None:

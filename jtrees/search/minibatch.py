@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from jtrees import blocking, distributed, losses, pytree, training, validation as checks
-from jtrees.search.engine import MOST
 from jtrees.search.fitted import Fitted
 from jtrees.search.options import option
 from jtrees.search.precondition import preconditioned
@@ -265,7 +264,7 @@ def advanced(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
         score = partial(recipe.evaluate, run.replace(evaluation=run.rows_during_training))
     is_due = lambda made: evaluates & schedule.is_due(made)
     update = training.step.with_early_stopping(update, score, is_due, partial(has_ended, run))
-    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, has_ended(run, state)
 
 
@@ -314,10 +313,10 @@ def in_parts(advance: Callable[..., Any], run: Run, state: Any, steps: int, begi
     """Returns the state after ``steps`` updates, which :meth:`jtrees.search.Problem.train` makes, in a program."""
 
     def advance_part(part: Array, state: Any) -> Any:
-        before = MOST * part
-        return advance(run, state, begins + before, jnp.minimum(MOST, steps - before))[0]
+        before = training.loop.MOST * part
+        return advance(run, state, begins + before, jnp.minimum(training.loop.MOST, steps - before))[0]
 
-    return jax.lax.fori_loop(0, -(-steps // MOST), advance_part, state)
+    return jax.lax.fori_loop(0, -(-steps // training.loop.MOST), advance_part, state)
 
 
 # --- The procedure ---------------------------------------------------------------------------------------------------

@@ -84,11 +84,6 @@ def _correlations(rows: Batch) -> np.ndarray:
     return correlations
 
 
-def spectrum_of(problem: Problem) -> Spectrum:
-    """Returns the spectrum of the rows of a problem, or of a sample of them if a deadline is near."""
-    return problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=problem.monitor.within(_PART))
-
-
 def matrix(features: Spectrum, strength: float, power: float = -0.5) -> np.ndarray:
     """Returns ``((1 - strength) I + strength C) ** power``, ``(p, p)``."""
     if strength == 0:
@@ -176,7 +171,10 @@ async def preconditioned(
     strengths = _STRENGTHS if compares and n >= _FEWEST else (0.0 if strength == "auto" else float(strength),)
     if not needs_trial and strengths == (0.0,):
         return Preconditioned(await train(problem, None))
-    features = spectrum_of(problem) if any(strengths) else None
+    features = None
+    if any(strengths):  # of a sample of the rows if a deadline is near
+        monitor = problem.monitor.within(_PART)
+        features = problem.computed_once(spectrum, problem.batch, problem.monotone, monitor=monitor)
     # A training needs no table. With all strengths that are compared, bins are those of the rows of the training.
     scaled = problem.replace(data=None, rows=None, source=problem.source if features is None else None)
 

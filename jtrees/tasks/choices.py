@@ -114,7 +114,8 @@ class Classification(TaskOfChoices):
 
         For soft labels, returns the probability of the predicted class.
         """
-        return labels.share_of(y, predictions.argmax(1))
+        predicted = predictions.argmax(1)
+        return y[np.arange(len(y)), predicted] if labels.is_soft(y) else (y == predicted).astype(np.float64)
 
     def score(self, predictions: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Returns the accuracy. For soft labels, this is the mean probability of the predicted class."""

@@ -196,11 +196,6 @@ def weighed(y: np.ndarray, class_weight: tuple[float, ...]) -> tuple[np.ndarray,
     return (weighted / factors[:, None] if is_soft(y) else y), factors
 
 
-def share_of(y: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Returns the probability of ``label`` in each row, ``(n,)``. For hard labels this is 1 or 0."""
-    return y[np.arange(len(y)), label] if is_soft(y) else (y == label).astype(np.float64)
-
-
 def expected(y: Array, label_losses: Any) -> Array:
     """Returns the expected loss under soft labels. ``label_losses(label) -> (n,)`` are the losses of a label."""
     losses = jax.vmap(label_losses)(jnp.arange(y.shape[1], dtype=jnp.int32))

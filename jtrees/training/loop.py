@@ -18,6 +18,8 @@ from jtrees import validation
 from jtrees.training.state import NOT_TAKEN, Batch, Best, History, Method, Params, TrainState, normalised
 from jtrees.training.step import keys_of, one_step, score_of
 
+MOST = 1024  # updates of a run in one compiled call, and the length of the losses that it returns
+
 
 def start(
     method: Method, data: Batch, *, key: Array, optimizer: optax.GradientTransformation, params: Params | None = None
@@ -94,15 +96,15 @@ def advance(
     if batch_size is not None and state.order.shape != data.x.shape[:1]:
         raise ValueError(f"data must have the {len(state.order)} rows that the run began with, got {len(data.x)}")
     once = one_step(method, data, optimizer, batch_size=batch_size, score_every=score_every, score=score)
-    return advance_up_to(once, state, steps, steps)
+    return advance_up_to(once, state, steps, length=steps)
 
 
 def advance_up_to(
     once: Callable[..., tuple[TrainState, History]],
     state: TrainState,
     count: Array | int,
-    length: int,
     *,
+    length: int = MOST,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
     """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced, and is at most ``length``.

@@ -142,14 +142,9 @@ def lazy_momentum(learning_rate: Number, decay: float | Array = 0.9) -> optax.Gr
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        moved, velocity = momentum_step(updates, state.velocity, at_step(learning_rate, state.count), decay)
+        accumulate = lambda g, v: jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
+        velocity = jax.tree.map(accumulate, updates, state.velocity)
+        moved = _moves(updates, velocity, at_step(learning_rate, state.count))
         return moved, LazyMomentumState(state.count + 1, velocity)
 
     return optax.GradientTransformation(init, update)
-
-
-def momentum_step(gradient: Any, velocity: Any, rate: Any, decay: Any) -> tuple[Any, Any]:
-    """Returns the updates and the new velocity, of all parameters or of some rows."""
-    accumulate = lambda g, v: jnp.where(g != 0, jnp.asarray(decay, v.dtype) * v + g, v)
-    velocity = jax.tree.map(accumulate, gradient, velocity)
-    return _moves(gradient, velocity, rate), velocity

@@ -18,13 +18,14 @@ import numpy as np
 
 from jtrees import leaves as kinds, pytree, topology, training, validation as checks
 from jtrees.data import Scaling, Table
-from jtrees.data.scaling import check_slopes
+from jtrees.data.scaling import check_slopes, rows_for_slopes
+from jtrees.leaves.narrow import WIDEST, Narrowing
+from jtrees.leaves.shrunk import fit_narrowing
 from jtrees.methods.annealed import boosted_tree
 from jtrees.methods.annealed.deadline import limited_by_deadline
 from jtrees.methods.annealed.result import best_tree
 from jtrees.methods.annealed.stages import StartResult, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS, Carts, grow_carts, held_out_rows, initial_starts
-from jtrees.methods.annealed.wide import narrowed
 from jtrees.search import Fitted, Problem, Recipe, Run, gather, option
 from jtrees.search.recipe import GrowArguments
 from jtrees.search.sample import most_rows, sampled
@@ -216,6 +217,22 @@ class Annealed(Recipe):
         evaluations: Any = [fold.evaluation for fold in folds]
         share = np.array([np.sum(rows.weight, dtype=np.float64) for rows in evaluations])
         return beside_cart(scores, losses[len(short) :].reshape(len(folds), -1), share, self._continuing)
+
+
+async def narrowed(problem: Problem) -> tuple[Problem, Narrowing | None]:
+    """Returns the problem of the training, which has no table, and the map to few features if leaves need one."""
+    training = problem.replace(data=None)
+    if problem.recipe.leaves != "linear" or problem.shape[1] <= WIDEST:
+        return training, None
+    rows = problem.batch
+    if problem.data is not None:  # the leaves are refitted to the same rows
+        rows, _ = problem.computed_once(rows_for_slopes, rows, problem.data.scaling.x_most)
+    narrowing = (await training.replace(batch=rows).map(_narrowing)).host
+    return training.preconditioned_by(narrowing.matrix), narrowing
+
+
+def _narrowing(run: Run) -> Narrowing:
+    return fit_narrowing(*run.batch)
 
 
 def beside_cart(

@@ -73,7 +73,7 @@ def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tupl
     def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
         def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
             state, count = evaluated(run, state, ENDLESS)[0], ends[part + 1] - ends[part]
-            return advanced(run, state, sharpness, jnp.float32(updates), ends[part], count, updates)[0]
+            return advanced(run, state, sharpness, jnp.float32(updates), ends[part], count)[0]
 
         best = best_of_stage(
             run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, initial_state(run, splits))

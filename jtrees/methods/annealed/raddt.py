@@ -13,7 +13,7 @@ import numpy as np
 
 from jtrees import ops, pytree, topology, training
 from jtrees.methods.annealed.algorithm import Annealed, Default
-from jtrees.methods.annealed.soft_method import soft_method
+from jtrees.methods.annealed.get import soft_method
 from jtrees.methods.annealed.stages import fitted_leaves
 from jtrees.search import Run
 from jtrees.tasks import Regression, Task

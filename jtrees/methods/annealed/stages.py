@@ -9,14 +9,14 @@ from jaxtyping import Array
 import numpy as np
 import optax
 
-from jtrees import leaves as kinds, ops, training
+from jtrees import ops, training
 from jtrees.data.scaling import with_map
 from jtrees.monotone import keeping_signs, ordered_leaves
-from jtrees.search import MOST, Problem, Run
+from jtrees.search import Problem, Run
 from jtrees.search.minibatch import prediction_loss
 from jtrees.search.stage import ENDLESS, train_stage
 from jtrees.training import Batch, Best, TrainState
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 _WARM_UP = 10  # linear warm-up steps
 _LAST_LEARNING_RATE = 1e-4  # relative to the peak: 1e-6 for 0.01, as in the authors' program
@@ -118,25 +118,23 @@ def evaluation_steps(epochs: int, is_scored: bool) -> list[int]:
 
 def initial_state(run: Run, splits: ObliqueTree) -> TrainState:
     """Returns the initial training state of a stage; :func:`evaluated` fits its leaves."""
-    params = splits.replace(leaves=_empty_leaves(run, splits).trainable())
+    params = _empty_tree(run, splits)
+    params = params.replace(leaves=params.leaves.trainable())
     # The key has no effect: the batch is full, and the loss is not random.
     state = training.loop.init_state(params, run.batch, key=jax.random.key(0), optimizer=_optimizer(run, 1.0))
     return state.replace(order=state.order[:1])  # unused: there is only one batch
 
 
 def advanced(
-    run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array, limit: int = MOST
+    run: Run, state: TrainState, sharpness: Array, steps: Array, before: Array, count: Array
 ) -> tuple[TrainState, Array, Array]:
-    """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite.
-
-    ``limit`` is the largest ``count``.
-    """
+    """Returns the state after ``count`` updates of a stage of ``steps``, their losses, and whether it is non-finite."""
     is_scored = updates_are_scored(run)
     plain = run.recipe.method(sharpness, run.task, scored=is_scored)
     loss = lambda params, *data, **options: plain.loss(_in_order(run, params), *data, **options)
     method = plain._replace(loss=loss)
     update = training.step.one_step(method, run.batch, _optimizer(run, steps), score_every=int(is_scored))
-    state, history = training.loop.advance_up_to(update, state, count, limit, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, ~state.finite
 
 
@@ -166,7 +164,7 @@ def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
     The score is the loss on the validation set. If there is no validation set, it is the criterion of the leaves on the
     training rows.
     """
-    tree = splits.replace(leaves=_empty_leaves(run, splits))
+    tree = _empty_tree(run, splits)
     validates = run.has_validation_set
     if validates or run.monotone is not None:
         tree = tree.refit(*run.batch)
@@ -176,8 +174,7 @@ def fitted_leaves(run: Run, splits: ObliqueTree) -> tuple[Any, Array]:
 
 def held_out_loss(run: Run, splits: ObliqueTree) -> Array:
     """Returns the mean loss of the hard tree of splits of the features, on the rows for evaluation."""
-    tree = splits.replace(leaves=_empty_leaves(run, splits))
-    return _loss_in_order(run, tree.refit(*run.batch), run.evaluation)
+    return _loss_in_order(run, _empty_tree(run, splits).refit(*run.batch), run.evaluation)
 
 
 def _loss_in_order(run: Run, tree: ObliqueTree, rows: Batch) -> Array:
@@ -185,10 +182,8 @@ def _loss_in_order(run: Run, tree: ObliqueTree, rows: Batch) -> Array:
     return prediction_loss(run.task, run.ordered(tree, ops.hard(tree.weights, tree.bias, run.batch.x)), rows)
 
 
-def _empty_leaves(run: Run, splits: ObliqueTree) -> Any:
-    """Returns leaves to be fitted."""
-    kind, x = kinds.kind_of(run.recipe.leaves, run.task), run.batch.x
-    return kind.empty(len(splits.bias) + 1, x.shape[1], run.task.shape, x.dtype)
+def _empty_tree(run: Run, splits: ObliqueTree) -> ObliqueTree:
+    return with_empty_leaves(splits, run.recipe.leaves, run.task)
 
 
 def _in_order(run: Run, params: ObliqueTree) -> ObliqueTree:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
-from jtrees import io, leaves as kinds, pytree, routing, topology
+from jtrees import io, pytree, routing, topology
 from jtrees.methods.latent_tree.architecture import Architecture, is_tree
 from jtrees.tasks import Task
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 
 def centered(raw: Float[Array, "nodes n"], weight: Float[Array, " n"] | None = None) -> Float[Array, " nodes"]:
@@ -78,8 +78,7 @@ class LatentNetwork:
         splits = self.active[: len(network.bias)] > 0
         weights = jnp.where(splits[:, None], network.split.kernel[...].T, 0)
         bias = jnp.where(splits, network.bias[...], -1)
-        empty = kinds.kind_of("constant", self.task).empty(len(bias) + 1, 0, self.task.shape, batch.x.dtype)
-        return ObliqueTree(weights, bias, empty).refit(*batch)
+        return with_empty_leaves(ObliqueTree(weights, bias, None), "constant", self.task).refit(*batch)
 
     def __str__(self) -> str:
         architecture = self.architecture

@@ -31,7 +31,6 @@ from jtrees.methods.nongreedy_tree.surrogate import (
 from jtrees.routing.inference import Scores
 from jtrees.search import Run
 from jtrees.search.cart import ridge_directions
-from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule, in_parts
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
@@ -139,7 +138,7 @@ def updated(run: Run, state: GreedyState, before: Array, count: Array) -> tuple[
     update = surrogate_update(surrogate_of, momentum, project, run.task)
     batch = run.batch._replace(y=(run.batch.y, state.node))
     step = training.step.one_step(update, batch, momentum, batch_size=schedule.batch_size)
-    trained, history = training.loop.advance_up_to(step, state.training, count, MOST, step=before)
+    trained, history = training.loop.advance_up_to(step, state.training, count, step=before)
     return state.replace(training=trained), history.losses, False
 
 

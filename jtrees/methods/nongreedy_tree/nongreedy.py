@@ -32,7 +32,6 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     with_leaves,
 )
 from jtrees.search import Fitted, Problem, Run, option
-from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, History, TrainState
@@ -203,7 +202,7 @@ def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
         surrogate = stable.surrogate.at[0].add(history.losses)
         return state.replace(opt_state=StableState(state.opt_state, stable.leaf, surrogate)), history
 
-    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, False
 
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import optax
 
-from jtrees import leaves as kinds, ops, routing, topology
+from jtrees import ops, routing, topology
 from jtrees.monotone import without_negative
 from jtrees.routing.inference import Scores, augmented_leaf
 from jtrees.tasks import Task
 from jtrees.training import Batch
-from jtrees.tree import ObliqueTree
+from jtrees.tree import ObliqueTree, with_empty_leaves
 
 MAX_DEPTH = 20
 # A step is dense if the tree has at most this number of splits for each split that a batch may touch. Measured on two
@@ -43,8 +43,7 @@ def flip_slope(scores: Array) -> Array:
 
 def fitted_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> Any:
     """Returns fitted leaves of the tree: means of targets, or smoothed class frequencies."""
-    empty = kinds.kind_of("constant", task).empty(len(tree.bias) + 1, 0, task.shape, batch.x.dtype)
-    return empty.refit(leaf, *batch)
+    return with_empty_leaves(tree, "constant", task).leaves.refit(leaf, *batch)
 
 
 def with_leaves(tree: ObliqueTree, leaf: Int[Array, " n"], batch: Batch, task: Task) -> ObliqueTree:
