@@ -17,8 +17,6 @@ from jaxtyping import Array, Float
 import optax
 
 from jtrees import leaves as kinds, losses, ops, pytree, routing, topology, training
-from jtrees.data import Scaling, Table
-from jtrees.data.scaling import check_slopes
 from jtrees.search import MiniBatchRecipe, Run, checked_values, option
 from jtrees.tasks import Classification, Regression, Task
 from jtrees.training import Batch
@@ -146,12 +144,6 @@ class DTSemNet(MiniBatchRecipe):
 
     def tree_leaves(self, task: Task) -> str:
         return self.leaves
-
-    def scaling(self, table: Table) -> Scaling:
-        fitted = super().scaling(table)
-        if self.leaves == "linear":
-            check_slopes(fitted, 1.0)
-        return fitted
 
     def method(self, run: Run) -> training.Method:
         return dtsemnet(self.depth, task=run.task, leaves=self.leaves, pooling=self.pooling)

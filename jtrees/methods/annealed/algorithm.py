@@ -17,12 +17,8 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import leaves as kinds, pytree, topology, training, validation as checks
-from jtrees.data import Scaling, Table
-from jtrees.data.scaling import check_slopes, rows_for_slopes
-from jtrees.leaves.narrow import WIDEST, Narrowing
-from jtrees.leaves.shrunk import fit_narrowing
 from jtrees.methods.annealed import boosted_tree
-from jtrees.methods.annealed.deadline import limited_by_deadline
+from jtrees.methods.annealed.limits import limited_by_deadline, narrowed
 from jtrees.methods.annealed.result import best_tree
 from jtrees.methods.annealed.stages import StartResult, held_out_loss, train_stages
 from jtrees.methods.annealed.starts import DEVIATIONS, Carts, grow_carts, held_out_rows, initial_starts
@@ -55,6 +51,7 @@ class Annealed(Recipe):
     """
 
     soft: ClassVar[Callable[..., training.Method]]
+    deviations, clips_near = DEVIATIONS, False
 
     # The values for a boosted sum were chosen for GET, by its losses on held-out rows.
     defaults: ClassVar[dict[str, Default]] = {
@@ -119,7 +116,7 @@ class Annealed(Recipe):
     def check(self, task: Task, shape: tuple[int, int]) -> None:
         kinds.kind_of(self.leaves, task)  # raises for linear leaves with a loss of classes
         numbers = topology.num_nodes(self.depth) * (shape[1] + 1)  # parameters of the splits of a start
-        checks.check_count("starts", self.starts, most=checks.MAX_NUMBERS // numbers)
+        checks.check_size("starts", self.starts, numbers)
         most_rows(self)
 
     def tree_leaves(self, task: Task) -> str:
@@ -139,12 +136,6 @@ class Annealed(Recipe):
         """Returns the recipe with the values for a single tree or a tree of a sum in the options that are None."""
         missing = [name for name in self.defaults if getattr(self, name) is None]
         return self.replace(**{name: getattr(self.defaults[name], tree) for name in missing})
-
-    def scaling(self, table: Table) -> Scaling:
-        fitted = Scaling.fit(table, DEVIATIONS)
-        if self.leaves == "linear":
-            check_slopes(fitted, DEVIATIONS)
-        return fitted
 
     async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         # A subclass with another ``search`` finds other trees than ``grow``.
@@ -217,22 +208,6 @@ class Annealed(Recipe):
         evaluations: Any = [fold.evaluation for fold in folds]
         share = np.array([np.sum(rows.weight, dtype=np.float64) for rows in evaluations])
         return beside_cart(scores, losses[len(short) :].reshape(len(folds), -1), share, self._continuing)
-
-
-async def narrowed(problem: Problem) -> tuple[Problem, Narrowing | None]:
-    """Returns the problem of the training, which has no table, and the map to few features if leaves need one."""
-    training = problem.replace(data=None)
-    if problem.recipe.leaves != "linear" or problem.shape[1] <= WIDEST:
-        return training, None
-    rows = problem.batch
-    if problem.data is not None:  # the leaves are refitted to the same rows
-        rows, _ = problem.computed_once(rows_for_slopes, rows, problem.data.scaling.x_most)
-    narrowing = (await training.replace(batch=rows).map(_narrowing)).host
-    return training.preconditioned_by(narrowing.matrix), narrowing
-
-
-def _narrowing(run: Run) -> Narrowing:
-    return fit_narrowing(*run.batch)
 
 
 def beside_cart(

@@ -20,7 +20,6 @@ from jtrees.methods.annealed.starts import BINS, binned_cart
 from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges
 from jtrees.search.recipe import LARGEST_PROGRAM, GrowArguments
-from jtrees.search.stage import ENDLESS
 from jtrees.training import Best, TrainState
 from jtrees.tree import ObliqueTree
 
@@ -72,7 +71,7 @@ def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tupl
 
     def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
         def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
-            state, count = evaluated(run, state, ENDLESS)[0], ends[part + 1] - ends[part]
+            state, count = evaluated(run, state, patience=1)[0], ends[part + 1] - ends[part]
             return advanced(run, state, sharpness, jnp.float32(updates), ends[part], count)[0]
 
         best = best_of_stage(

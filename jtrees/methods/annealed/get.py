@@ -71,7 +71,7 @@ def soft_method(
     sharpness: training.Number,
     *,
     name: str,
-    route: ops.Route,
+    route: Any,
     leaves: str,
     task: Task,
     l1: float | Array,

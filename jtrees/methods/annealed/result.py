@@ -9,7 +9,7 @@ import numpy as np
 from jtrees.data import Data
 from jtrees.data.scaling import with_map
 from jtrees.leaves.narrow import Narrowing, selected
-from jtrees.methods.annealed.deadline import seconds_of_shrinkage
+from jtrees.methods.annealed.limits import seconds_of_shrinkage
 from jtrees.methods.annealed.stages import StartResult
 from jtrees.methods.annealed.starts import Carts, Start
 from jtrees.search import Fitted, Problem, Report

@@ -14,7 +14,7 @@ from jtrees.data.scaling import with_map
 from jtrees.monotone import keeping_signs, ordered_leaves
 from jtrees.search import Problem, Run
 from jtrees.search.minibatch import prediction_loss
-from jtrees.search.stage import ENDLESS, train_stage
+from jtrees.search.stage import train_stage
 from jtrees.training import Batch, Best, TrainState
 from jtrees.tree import ObliqueTree, with_empty_leaves
 
@@ -89,9 +89,9 @@ async def _train_under(
     # In a short table, the evaluations of a fit take less time than optimised compilation.
     evaluates_often = often or (not is_scored and problem.shape[0] > _FEW_ROWS)
     can_stop = recipe.halves and recipe.leaves == "linear" and not problem.engine.stacks
-    patience, options = _PATIENCE if can_stop else ENDLESS, {"often": evaluates_often}
+    patience, options = _PATIENCE if can_stop else None, {"often": evaluates_often}
     state = await problem.map(initial_state, splits, often=often)
-    state = (await problem.map(evaluated, state, np.int32(patience), **options)).element(0)
+    state = (await problem.map(evaluated, state, np.int32(_PATIENCE), **options)).element(0)
     stops, arguments = evaluation_steps(epochs, is_scored), (np.float32(sharpness), np.float32(epochs))
     stage = await train_stage(
         problem, advanced, evaluated, state, stops, *arguments, patience=patience, name=name, **options
