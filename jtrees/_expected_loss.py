@@ -16,11 +16,8 @@ import pallas_kernels as kernels
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def expected(route, how, *operands):
-    """Returns the expected loss of a soft tree, and the leaf of each sample: see :func:`jtrees.ops.expected_loss`.
-
-    ``how`` is the choice of :func:`jtrees._implementations.choose`. The operands are weights, bias, leaves, x, y, and
-    the share of each sample.
-    """
+    """Returns the expected loss of a soft tree, and the leaf of each sample: see :func:`jtrees.ops.expected_loss`."""
+    # `how` is the choice of `choose`. The operands are weights, bias, leaves, x, y, and the share of each sample.
     # The compiler removes the unused gradient. A kernel computes it nevertheless.
     (loss, _), leaf = _visited(route, how, *operands)
     return loss, leaf

@@ -128,10 +128,8 @@ def _made_subfolder(folder: Any) -> str:
 
 
 def _machine() -> str:
-    """Returns a name for the kind of processor and the number of processors.
-
-    XLA compiles for the instructions of the processor, and divides loops among the processors.
-    """
+    """Returns a name for the kind of processor and the number of processors."""
+    # XLA compiles for the instructions of the processor, and divides loops among the processors.
     lines = []
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         first = itertools.takewhile(str.strip, file)
@@ -141,11 +139,9 @@ def _machine() -> str:
 
 
 def _tolerate_failures() -> None:
-    """Makes JAX compile, without a warning, a program that it cannot read or write, and open the folder anew.
-
-    JAX warns, and does not write over an entry that it cannot read. Every later process would compile the program
-    again. Such entries come from processes that were killed, or are being written by another process.
-    """
+    """Makes JAX compile, without a warning, a program that it cannot read or write, and open the folder anew."""
+    # JAX warns, and does not write over an entry that it cannot read. Every later process would compile the program
+    # again. Such entries come from processes that were killed, or are being written by another process.
     from jax._src import compilation_cache  # the public module cannot delete an entry
 
     compilation_cache.reset_cache()
@@ -179,11 +175,9 @@ def _tolerate_failures() -> None:
 
 
 def _delete_old_entries(root: str) -> None:
-    """Deletes the entries that were read least recently, if the folder exceeds its limits.
-
-    Where the disk does not note when a file is read, the entries that were written first are deleted. Only subfolders
-    of machines count, because other programs may have entries in the same folder, such as ``~/.cache``.
-    """
+    """Deletes the entries that were read least recently, if the folder exceeds its limits."""
+    # Where the disk does not note when a file is read, the entries that were written first are deleted. Only subfolders
+    # of machines count, because other programs may have entries in the same folder, such as `~/.cache`.
     entries = []
     machines = (name for name in glob.iglob(f"{glob.escape(root)}/*") if _MACHINE.fullmatch(os.path.basename(name)))
     for path in itertools.chain.from_iterable(glob.iglob(f"{glob.escape(name)}/*-cache") for name in machines):

@@ -28,10 +28,8 @@ _AHEAD: set[Any] = set()  # the programs that ``compiled`` returned; the functio
 
 
 def _options(level: int, often: bool) -> dict[str, Any]:
-    """Returns XLA's options for this level of optimisation.
-
-    XLA refuses unknown options, and later versions may have no older emitters.
-    """
+    """Returns XLA's options for this level of optimisation."""
+    # XLA refuses unknown options, and later versions may have no older emitters.
     if often:
         return {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: level}
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
@@ -42,10 +40,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def sums_in_order(fn: _Function) -> _Function:
-    """Decorator of a function of a run whose sums must not depend on the number of processors.
-
-    It is for functions whose results decide much by little, such as rounds of boosting.
-    """
+    """Decorator of a function of a run whose sums must not depend on the number of processors."""
+    # It is for functions whose results decide much by little, such as rounds of boosting.
     fn.sums_in_order = True  # type: ignore[attr-defined]
     return fn
 
@@ -61,12 +57,10 @@ def _options_of_sums() -> dict[str, Any]:
 
 
 def default_settings() -> contextlib.ExitStack:
-    """Context in which the library computes as by default, whatever the user has set for programs of his own.
-
-    Programs of the library combine arrays of different ranks, as the node axis comes first. They take arrays of NumPy,
-    and infinite losses are numbers. An error that NumPy would raise looks like a search that diverges. A thread needs
-    a context of its own.
-    """
+    """Context in which the library computes as by default, whatever the user has set for programs of his own."""
+    # Programs of the library combine arrays of different ranks, as the node axis comes first. They take arrays of
+    # NumPy, and infinite losses are numbers. An error that NumPy would raise looks like a search that diverges. A
+    # thread needs a context of its own.
     stack, config = contextlib.ExitStack(), jax.config
     if config.jax_numpy_rank_promotion != "allow":
         stack.enter_context(jax.numpy_rank_promotion("allow"))
@@ -129,10 +123,8 @@ def jit(
 
 
 def bound_memory() -> None:
-    """Drops all programs of this module's functions if there are more than 128. Called before a fit.
-
-    Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
-    """
+    """Drops all programs of this module's functions if there are more than 128. Called before a fit."""
+    # Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
     ours = [*itertools.chain(*_OURS)]
     if _count(ours) + len(_AHEAD) > KEPT_PROGRAMS:
         _AHEAD.clear()

@@ -17,11 +17,9 @@ _GATHERED = 2**18  # number of weights gathered at once
 
 
 def unit_splits(weights: Any, bias: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the float32 weights ``(*trees, nodes, p)`` and biases of the same splits, times powers of two.
-
-    ``|bias|`` and the norm of the weights are then below 2, and at least one of the two is at least 1/2. The function
-    runs on the host, which needs no compilation.
-    """
+    """Returns the float32 weights ``(*trees, nodes, p)`` and biases of the same splits, times powers of two."""
+    # `|bias|` and the norm of the weights are then below 2, and at least one of the two is at least 1/2. The function
+    # runs on the host, which needs no compilation.
     weights, bias = np.asarray(weights), np.asarray(bias)
     with np.errstate(invalid="ignore"):  # splits that are not finite remain so
         largest = np.maximum(np.abs(weights).max(-1), np.abs(bias))
@@ -60,11 +58,9 @@ def _median_exponent(numbers: np.ndarray) -> int:
 
 
 def scores(weights: np.ndarray, bias: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Returns the score of one split per sample, in double precision.
-
-    The sum has four parts, which a processor can compute in parallel. Exported programs add in the same order. Weights
-    are ``(*trees, n, p)`` or ``(p,)`` and biases ``(*trees, n)`` or ``()``, in float32 like x.
-    """
+    """Returns the score of one split per sample, in double precision."""
+    # The sum has four parts, which a processor can compute in parallel. Exported programs add in the same order.
+    # Weights are (*trees, n, p) or (p,) and biases (*trees, n) or (), in float32 like x.
     sums = np.zeros((4, *np.shape(bias)[:-1], len(x)))
     sums[0] = bias
     for j, (w, column) in enumerate(zip(np.moveaxis(weights, -1, 0), x.T, strict=True)):
@@ -92,10 +88,8 @@ def row_leaf(scores: np.ndarray) -> int:
 
 
 def leaf_index(weights: Any, bias: Any, x: np.ndarray) -> np.ndarray:
-    """Returns the leaves by scores in double precision, int32, ``(*trees, n)``, for trees of one depth, on the host.
-
-    Weights are ``(*trees, nodes, p)``, and weights, biases and samples are in float32.
-    """
+    """Returns the leaves by scores in double precision, int32, ``(*trees, n)``, for trees of one depth, on the host."""
+    # Weights are (*trees, nodes, p), and weights, biases and samples are in float32.
     weights, bias = np.asarray(weights), np.asarray(bias)
     *trees, nodes = bias.shape
     leaf = np.empty((*trees, len(x)), np.int32)

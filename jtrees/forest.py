@@ -174,10 +174,8 @@ def _first(stacked: Any) -> Any:
 
 
 def _outputs_of(forest: Forest) -> Any:
-    """Returns a function of ``leaf`` and ``x`` that sums the outputs of the leaves over the trees.
-
-    ``leaf`` has shape ``(n, trees)``. The sum is computed in double precision, block by block.
-    """
+    """Returns a function of ``leaf`` and ``x`` that sums the outputs of the leaves over the trees."""
+    # `leaf` has shape (n, trees). The sum is computed in double precision, block by block.
     leaves, trees = jax.tree.map(np.asarray, forest.trees.leaves), len(forest)
     checks.check_choice("combine", forest.combine, ("mean", "sum", "vote"))
     checks.check_choice("link", forest.link, get_args(losses.Link))

@@ -34,12 +34,10 @@ def without_negative(weights: Float[Array, "nodes p"], monotone: Bool[Array, " p
 def keeping_signs(
     optimizer: optax.GradientTransformation, monotone: Bool[Array, " p"] | None
 ) -> optax.GradientTransformation:
-    """Returns an optimiser whose updates leave no negative weight of a monotone feature.
-
-    If a split has no monotone feature, its weights of monotone features remain 0. Such a split does not order the
-    leaves. Its two sides can differ freely, for example if the targets depend on a product of other features. The
-    parameters must have ``weights``, ``(nodes, p)``, like an :class:`jtrees.ObliqueTree`.
-    """
+    """Returns an optimiser whose updates leave no negative weight of a monotone feature."""
+    # If a split has no monotone feature, its weights of monotone features remain 0. Such a split does not order the
+    # leaves. Its two sides can differ freely, for example if the targets depend on a product of other features. The
+    # parameters must have `weights`, (nodes, p), like an `ObliqueTree`.
     if monotone is None:
         return optimizer
 
@@ -54,11 +52,9 @@ def keeping_signs(
 
 
 def ordered_leaves(tree: Any, monotone: Bool[Array, " p"], weight: Float[Array, " leaves"], task: Task) -> Any:
-    """Returns a tree whose leaves are projected on the order that its splits imply.
-
-    The tree has leaf values, and no negative weights of the monotone features. ``weight`` is the weight of the rows of
-    each leaf. In classification with two classes, the probability of the second class must not fall.
-    """
+    """Returns a tree whose leaves are projected on the order that its splits imply."""
+    # The tree has leaf values, and no negative weights of the monotone features. `weight` is the weight of the rows of
+    # each leaf. In classification with two classes, the probability of the second class must not fall.
     splits, signs = ((tree.weights != 0) & monotone).any(1), signs_of(task)
 
     def projected(values: Array) -> Array:
@@ -113,11 +109,9 @@ def ordered_values(
 
 
 def _common_bound(sides: Float[Array, "nodes 2 m"], weights: Float[Array, "nodes 2 m"]) -> Float[Array, "nodes 1"]:
-    """Returns the bound t of least cost, ``(nodes, 1)``: t bounds the left values from above, the right from below.
-
-    Up to a factor, the derivative of the cost by t is ``sum w (t - v)``. The sum is over the values above t on the left
-    and the values below t on the right. The derivative rises with t, and is linear between two values.
-    """
+    """Returns the bound t of least cost, ``(nodes, 1)``: t bounds the left values from above, the right from below."""
+    # Up to a factor, the derivative of the cost by t is `sum w (t - v)`. The sum is over the values above t on the left
+    # and the values below t on the right. The derivative rises with t, and is linear between two values.
     xp = module_of(sides, weights)
     flat, all_weights = sides.reshape(len(sides), -1), weights.reshape(len(sides), -1)
     is_left = xp.broadcast_to(xp.arange(2)[:, None] == 0, sides.shape[1:]).reshape(1, -1)

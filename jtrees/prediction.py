@@ -48,10 +48,8 @@ def scaled(scaling: Any, x: Any, features: int) -> Any:
 
 
 def fill_gaps(x: Any, medians: Any) -> Any:
-    """Returns samples in which missing values, NaN, are the medians of their columns; a pure function of arrays.
-
-    NumPy arrays are filled in double precision, JAX arrays in their own. If the medians are None, x is unchanged.
-    """
+    """Returns samples in which missing values, NaN, are the medians of their columns; a pure function of arrays."""
+    # NumPy arrays are filled in double precision, JAX arrays in their own. If the medians are None, x is unchanged.
     if medians is None or not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     if isinstance(x, jax.Array) or validation.is_traced(medians):
@@ -99,12 +97,10 @@ def evaluate(
 def evaluate_leaves(
     trees: Any, x: Any, *, scaling: Any, medians: Any = None, finish: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> Any:
-    """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``.
-
-    For a NumPy array and a model in single precision, the leaves do not depend on rounding (:mod:`jtrees.exact`). Many
-    trees have a leading axis in every array. On the host, ``finish(leaf, x) -> outputs`` maps the leaves and the scaled
-    rows of a chunk of a NumPy array to the rows of the result. The other arguments are those of :func:`evaluate`.
-    """
+    """Returns the leaf that each sample reaches in a hard tree, ``(n,)``, or in many hard trees, ``(n, trees)``."""
+    # For a NumPy array and a model in single precision, the leaves do not depend on rounding (`exact`). Many trees have
+    # a leading axis in every array. On the host, `finish(leaf, x) -> outputs` maps the leaves and the scaled rows of a
+    # chunk of a NumPy array to the rows of the result. The other arguments are those of `evaluate`.
     return _evaluate(_leaf_index, _Splits(trees.weights, trees.bias), x, trees.features, scaling, medians, finish)
 
 

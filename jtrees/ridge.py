@@ -31,12 +31,10 @@ class Ridge(NamedTuple):
 
 
 def decomposed(matrices: Float[Array, "m p p"]) -> tuple[Float[Array, "m p"], Float[Array, "m p p"]]:
-    """Returns eigenvalues and eigenvectors of symmetric matrices.
-
-    A CPU decomposes one matrix at a time, even under ``vmap``. A batch could deadlock: a worker of XLA's thread pool
-    distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
-    devices (jaxlib 0.10.2: ``ParallelBatchMap``).
-    """
+    """Returns eigenvalues and eigenvectors of symmetric matrices."""
+    # A CPU decomposes one matrix at a time, even under `vmap`. A batch could deadlock: a worker of XLA's thread pool
+    # distributes the batch and waits for other workers. If all workers wait, none continues. This can happen with two
+    # devices (jaxlib 0.10.2: `ParallelBatchMap`).
     eigh = lambda a: tuple(jnp.linalg.eigh(a))
     one_by_one = jax.custom_batching.custom_vmap(lambda all_: jax.lax.map(eigh, all_))
 

@@ -54,10 +54,8 @@ def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
 
 
 def edges_within(x: Float[Array, "n p"], inside: Bool[Array, " n"], bins: int) -> Float[Array, "p bins"]:
-    """Returns edges of bins with about equal numbers of the samples inside, like :func:`edges_of`, in a program.
-
-    An edge is repeated if a bin would be empty.
-    """
+    """Returns edges of bins with about equal numbers of the samples inside, like :func:`edges_of`, in a program."""
+    # An edge is repeated if a bin would be empty.
     count, after = inside.sum(), jnp.arange(1, bins)
     last = after * (count // bins) + after * (count % bins) // bins - 1  # index of the last sample of each bin
 
@@ -115,12 +113,9 @@ def best_thresholds(
     *,
     codes: Integer[Array, "p n"] | None = None,
 ) -> Thresholds:
-    """Returns the split with the largest gain in each node.
-
-    ``edges`` are those of :func:`edges_of`, ``statistics`` the contribution of each sample to its node, and
-    ``impurity`` is :func:`entropy` or :func:`squared_deviation`. ``codes`` are the bins of :func:`codes_of`, which
-    several calls can share.
-    """
+    """Returns the split with the largest gain in each node."""
+    # `edges` are those of `edges_of`, `statistics` the contribution of each sample to its node, and `impurity` is
+    # `entropy` or `squared_deviation`. `codes` are the bins of `codes_of`, which several calls can share.
     codes = codes_of(x, edges) if codes is None else codes
     sums = jax.ops.segment_sum(statistics, node, nodes)
     rounding = _GAIN * jnp.abs(sums).sum(-1)  # impurity that rounding errors can cause
@@ -148,10 +143,8 @@ def best_thresholds(
 
 
 def _about_means(statistics: Float[Array, "n q"], node: Int[Array, " n"], sums: Float[Array, "m q"]) -> Array:
-    """Returns statistics of targets that are centred by the mean of their node.
-
-    The squares of targets far from the mean of all rows would lose the digits in which targets of a node differ.
-    """
+    """Returns statistics of targets that are centred by the mean of their node."""
+    # The squares of targets far from the mean of all rows would lose the digits in which targets of a node differ.
     weight = statistics[:, :1]
     safe = lambda count: jnp.where(count > 0, count, 1)
     y = statistics[:, 1:-1] / safe(weight) - (sums[:, 1:-1] / safe(sums[:, :1]))[node]
@@ -161,11 +154,9 @@ def _about_means(statistics: Float[Array, "n q"], node: Int[Array, " n"], sums: 
 def binned_cart(
     batch: Any, edges: Float[Array, "p bins"], task: Task, depth: int, codes: Integer[Array, "n p"] | None = None
 ) -> tuple[Float[Array, "nodes p"], Float[Array, " nodes"]]:
-    """Returns weights and biases of the splits of a tree that is grown level by level.
-
-    A node without a gain does not split. ``batch`` is a :class:`jtrees.Batch`, and ``edges`` is as for
-    :func:`best_thresholds`. ``codes`` are the bins of the values; None: computed here.
-    """
+    """Returns weights and biases of the splits of a tree that is grown level by level."""
+    # A node without a gain does not split. `batch` is a `Batch`, and `edges` is as for `best_thresholds`. `codes` are
+    # the bins of the values; None: computed here.
     x, edges, size = batch.x, jnp.asarray(edges), topology.num_nodes(depth)
     statistics, impurity = statistics_of(task, batch.y, ones_or(batch.weight, x))
     codes = codes_of(x, edges) if codes is None else codes.T
@@ -193,11 +184,9 @@ def binned_cart(
 
 
 def columns_by_covariance(batch: Any, count: int, key: Array) -> Int[Array, " count"]:
-    """Returns the columns whose values and squares vary most with the targets, in ascending order.
-
-    Half of the columns, drawn at random, comes before the other half, so that trees of a sum differ. A column is judged
-    by its squared correlations with the targets, plus those of its squared distance from its mean.
-    """
+    """Returns the columns whose values and squares vary most with the targets, in ascending order."""
+    # Half of the columns, drawn at random, comes before the other half, so that trees of a sum differ. A column is
+    # judged by its squared correlations with the targets, plus those of its squared distance from its mean.
     step = max(1, len(batch.x) // _ROWS_OF_COVARIANCE)
     share = ones_or(batch.weight, batch.x)[::step]
     share = share / share.sum()

@@ -16,11 +16,9 @@ _PARALLEL = 1e-5  # largest difference of two directions that count as the same,
 
 
 def number_text(value: Any, digits: int | None = None, zero: float = 0.0) -> str:
-    """Returns ``zero + value`` as text. Only the value is rounded to significant digits.
-
-    The text has all digits before the decimal point, instead of a positive exponent, except for very large numbers.
-    Without ``digits``, the text is the shortest that parses as this number in float64.
-    """
+    """Returns ``zero + value`` as text. Only the value is rounded to significant digits."""
+    # The text has all digits before the decimal point, instead of a positive exponent, except for very large numbers.
+    # Without `digits`, the text is the shortest that parses as this number in float64.
     if digits is None:
         return np.format_float_positional(np.float64(zero + value), trim="-")
     rounded = f"{value:.{digits}g}"
@@ -72,10 +70,8 @@ def linear_text(
     *,
     largest_first: bool = False,
 ) -> str:
-    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights.
-
-    If there are more than ``max_terms`` terms, only the :func:`largest <largest_terms>` are included.
-    """
+    """Returns a weighted sum of features as text, ``"1.2 age - 0.5 bmi"``, without zero weights."""
+    # If there are more than `max_terms` terms, only the `largest_terms` are included.
     shown, left_out = largest_terms(weights, max_terms, deviations, largest_first=largest_first)
     if not len(shown):
         return "0"
@@ -97,11 +93,9 @@ def model_text(
     deviations: np.ndarray | None = None,
     short: bool = False,
 ) -> str:
-    """Returns a linear model plus ``zero`` as text. Terms are chosen as in :func:`linear_text`.
-
-    ``zero`` is added to intercept and bounds, exactly. If ``short``, the largest terms come first, and bounds are
-    omitted.
-    """
+    """Returns a linear model plus ``zero`` as text. Terms are chosen as in :func:`linear_text`."""
+    # `zero` is added to intercept and bounds, exactly. If `short`, the largest terms come first, and bounds are
+    # omitted.
     number = lambda value: number_text(value, digits, zero)
     if not slopes.any():  # a constant is within its bounds
         return number(intercept if bounds is None else np.clip(intercept, *bounds))
@@ -166,11 +160,9 @@ class Score(NamedTuple):
 
 
 def common_score(tree: Any, names: Sequence[str], digits: int) -> Score | None:
-    """Returns the score that all splits of a tree divide.
-
-    The result is None if the splits have several directions, a single feature or a single split. It is also None if the
-    text has more than 8 digits, because the directions may differ by rounding.
-    """
+    """Returns the score that all splits of a tree divide."""
+    # The result is None if the splits have several directions, a single feature or a single split. It is also None if
+    # the text has more than 8 digits, because the directions may differ by rounding.
     splits = np.flatnonzero(tree.splits)
     weights = np.asarray(tree.weights, np.float64)
     reference = weights[splits[0]] if len(splits) > 1 else np.zeros(0)
@@ -248,11 +240,9 @@ def split_text(
     deviations: np.ndarray | None = None,
     threshold: str | None = None,
 ) -> str:
-    """Returns the condition for going right at a node, such as ``"1.2 age - 0.5 bmi > 3"``.
-
-    If there are more than ``max_terms`` terms, the condition has the terms with the largest |weight| times feature
-    deviation, and the number of omitted terms. ``threshold`` is the text of the threshold: see :func:`threshold_texts`.
-    """
+    """Returns the condition for going right at a node, such as ``"1.2 age - 0.5 bmi > 3"``."""
+    # If there are more than `max_terms` terms, the condition has the terms with the largest |weight| times feature
+    # deviation, and the number of omitted terms. `threshold` is the text of the threshold: see `threshold_texts`.
     weights, bias = np.asarray(tree.weights[node], np.float64), float(tree.bias[node])
     above = f"{0 - bias:.{digits}g}" if threshold is None else threshold
     return f"{linear_text(weights, relative_names(tree, names), digits, max_terms, deviations)} > {above}"
@@ -271,22 +261,18 @@ def threshold_texts(tree: Any, digits: int) -> list[str]:
 
 
 def leaf_text(tree: Any, leaf: int, names: Sequence[str], digits: int = 3, **shown: Any) -> str:
-    """Returns the prediction of a leaf as text.
-
-    ``shown``: ``max_terms`` and ``deviations`` choose terms as in :func:`split_text`. ``class_names`` are as in
-    :meth:`jtrees.ObliqueTree.to_text`. ``short`` lists the largest terms of linear leaves first, and omits bounds.
-    """
+    """Returns the prediction of a leaf as text."""
+    # `shown`: `max_terms` and `deviations` choose terms as in `split_text`. `class_names` are as in `to_text`. `short`
+    # lists the largest terms of linear leaves first, and omits bounds.
     y_zero = 0.0 if tree.origin is None or tree.origin.y is None else np.asarray(tree.origin.y, np.float64)
     return tree.leaves.describe(leaf, relative_names(tree, names), digits, y_zero, **shown)
 
 
 def with_short_origin(tree: Any, deviations: np.ndarray | None, digits: int) -> Any:
-    """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204.
-
-    The origin of a feature is rounded to the power of ten below the feature's deviation. Thresholds and intercepts are
-    converted to the rounded origin. The result is for text only. The tree is unchanged if there are no deviations or
-    more than 8 digits.
-    """
+    """Returns the tree, in double precision, relative to an origin of few digits: 1970 instead of 1967.6204."""
+    # The origin of a feature is rounded to the power of ten below the feature's deviation. Thresholds and intercepts
+    # are converted to the rounded origin. The result is for text only. The tree is unchanged if there are no deviations
+    # or more than 8 digits.
     if tree.origin is None or deviations is None or digits > _READ:
         return tree
     zero = np.asarray(tree.origin.x, np.float64)

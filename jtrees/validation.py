@@ -21,10 +21,8 @@ _MOST = 5  # items of a quoted list
 
 
 def quoted(value: Any) -> str:
-    """Returns a value as a message quotes it: its ``repr`` on one line, with at most 80 characters.
-
-    A number of NumPy is quoted as a plain number, because options are converted before they are checked.
-    """
+    """Returns a value as a message quotes it: its ``repr`` on one line, with at most 80 characters."""
+    # A number of NumPy is quoted as a plain number, because options are converted before they are checked.
     is_number = isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0 and value.dtype.kind in "biufc"
     try:
         text = str(value) if is_number else repr(value)
@@ -339,10 +337,8 @@ def check_weight(sample_weight: Any, n: int) -> Any:
 
 
 def relative_weight(sample_weight: Any, n: int) -> np.ndarray:
-    """Returns checked weights of n samples as fractions of the largest weight, in double precision.
-
-    A fraction that float32 cannot hold with all its digits is 0: such a sample cannot matter beside the largest.
-    """
+    """Returns checked weights of n samples as fractions of the largest weight, in double precision."""
+    # A fraction that float32 cannot hold with all its digits is 0: such a sample cannot matter beside the largest.
     weight = np.asarray(check_weight(sample_weight, n), np.float64)
     weight = weight / weight.max()
     return np.where(weight < np.finfo(np.float32).tiny, 0.0, weight)

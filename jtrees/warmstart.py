@@ -62,13 +62,11 @@ def cart_classifier(
     min_weight: float = 0.0,
     monotone: Any = None,
 ) -> ObliqueTree:
-    """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies.
-
-    Arguments and errors are as in :func:`cart_regressor`, except y, which holds classes, ``(n,)``. Leaves are
-    ``(leaves, k)`` for the k classes that are present, sorted. ``monotone`` requires two classes, and refers to the
-    probability of the second class. Alternatively, y holds probabilities of k classes, ``(n, k)``. The splits then
-    minimise the expected Gini impurity.
-    """
+    """Grows scikit-learn's classification tree and returns it as an ObliqueTree with leaves of class frequencies."""
+    # Arguments and errors are as in `cart_regressor`, except y, which holds classes, (n,). Leaves are (leaves, k) for
+    # the k classes that are present, sorted. `monotone` requires two classes, and refers to the probability of the
+    # second class. Alternatively, y holds probabilities of k classes, (n, k). The splits then minimise the expected
+    # Gini impurity.
     x, y = validation.check_x(x), np.asarray(y)
     if is_soft(y):
         # The variance of the probabilities, summed over classes, decreases like their expected Gini impurity.

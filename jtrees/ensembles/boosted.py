@@ -240,11 +240,9 @@ class Boosted(Wrapper):
         return Boosting(fitted, evaluated, sums, masks)
 
     async def _kind(self, problems: list[Problem], weights: list[Any], chooses: bool) -> tuple["_Kind", bool]:
-        """Returns the sums of the problems, all of one kind of trees, and whether their splits may be oblique.
-
-        With ``chooses``, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
-        over the problems, weighted by ``weights``.
-        """
+        """Returns the sums of the problems, all of one kind of trees, and whether their splits may be oblique."""
+        # With `chooses`, the trees are of the kind with the lowest loss, else of the last kind. The loss is the mean
+        # over the problems, weighted by `weights`.
         sums_of_problems = _unless_failed(await gather(*(begin(problem) for problem in problems)))
         kinds = [_Kind(list(sums), weights) for sums in zip(*sums_of_problems, strict=True)]
         kinds = kinds if chooses else kinds[-1:]
@@ -268,11 +266,9 @@ class Boosted(Wrapper):
         return best, best is kinds[-1]
 
     def _limits_of_refit(self, problem: Problem) -> np.ndarray | None:
-        """Returns the largest scaled features for a refit of the leaves, ``(p,)``; None if no refit is needed.
-
-        A refit is needed if rows with clipped features may reach other leaves in the user's units than in training.
-        Linear leaves keep the limits of columns with few outliers, which would determine the slopes of their leaves.
-        """
+        """Returns the largest scaled features for a refit of the leaves, ``(p,)``; None if no refit is needed."""
+        # A refit is needed if rows with clipped features may reach other leaves in the user's units than in training.
+        # Linear leaves keep the limits of columns with few outliers, which would determine the slopes of their leaves.
         if problem.data is None or not (scaling := problem.data.scaling).has_clipped(problem.batch.x):
             return None
         if self.base.tree_leaves(base_task(problem.task)) != "linear":
@@ -281,11 +277,9 @@ class Boosted(Wrapper):
         return np.where(has_codes, _FARTHEST, scaling.x_most) if has_codes.any() else None
 
     def _rounds_to_add(self, losses: np.ndarray) -> int:
-        """Returns a number of rounds that boosting makes in any case; 0 at the end.
-
-        Early stopping counts evaluations here too, one for each round. The host decides, and not the state of a run,
-        because the losses are means over several sums.
-        """
+        """Returns a number of rounds that boosting makes in any case; 0 at the end."""
+        # Early stopping counts evaluations here too, one for each round. The host decides, and not the state of a run,
+        # because the losses are means over several sums.
         left = min(self.rounds - len(losses), self.rounds_of_call)
         return left if self.patience is None else min(left, self.patience - since_lowest(losses))
 

@@ -82,10 +82,8 @@ class GrowingSum:
         return np.concatenate([np.zeros(0, np.float32), *(rounds.losses for rounds in self._rounds)])
 
     async def add(self, count: int) -> None:
-        """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer.
-
-        A search adds a single round. After the deadline, a program adds no round but the first.
-        """
+        """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer."""
+        # A search adds a single round. After the deadline, a program adds no round but the first.
         rounds = await (self._round_of_search() if self._grow_arguments is None else self._rounds_of_program(count))
         self._rounds.append(rounds)
 
@@ -119,10 +117,8 @@ class GrowingSum:
         return jax.tree.map(lambda a: a[None], added.element(1).host)
 
     def sum(self, count: int) -> Sum:
-        """Returns the sum of the first rounds.
-
-        All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
-        """
+        """Returns the sum of the first rounds."""
+        # All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
         largest = max((rounds.trees for rounds in self._rounds), key=lambda trees: trees.bias.shape[1])
         empty = jax.tree.map(lambda a: np.zeros_like(a[:1]), largest)
         has_size = lambda trees: trees.bias.shape[1] == largest.bias.shape[1]
@@ -149,10 +145,8 @@ def draws_of_round(problem: Problem, number: int) -> Draws:
 
 
 async def begin(problem: Problem) -> list[GrowingSum]:
-    """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`.
-
-    The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
-    """
+    """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`."""
+    # The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     base = problem.recipe.base
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))

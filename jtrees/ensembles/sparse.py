@@ -190,11 +190,9 @@ def _largest_count(weights: np.ndarray, owner: np.ndarray) -> int:
 def _without_least(
     weights: np.ndarray, bias: np.ndarray, owner: np.ndarray, terms: int, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns splits with their largest terms only, and with scores of deviation 1.
-
-    The size of a term is the deviation of its column's contribution to the score, on the rows that reach the split. A
-    removed term is replaced by its mean.
-    """
+    """Returns splits with their largest terms only, and with scores of deviation 1."""
+    # The size of a term is the deviation of its column's contribution to the score, on the rows that reach the split. A
+    # removed term is replaced by its mean.
     x, weight = np.asarray(batch.x, np.float64), np.ones(len(batch.x))
     if batch.weight is not None:
         real = np.asarray(batch.weight) > 0

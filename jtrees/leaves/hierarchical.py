@@ -100,11 +100,9 @@ def fit_hierarchical(
 def _shrunk(
     levels: list[Array], per_weight: list[Array], total: Array, costs: Array, strength: Array
 ) -> tuple[Array, Array]:
-    """Returns the shrunk means of the leaves, relative to the mean of all rows, and their degrees of freedom.
-
-    ``levels`` are sums of weights, of their squares and of targets at the nodes of each level, from the root.
-    ``per_weight`` has the ratio q of each node.
-    """
+    """Returns the shrunk means of the leaves, relative to the mean of all rows, and their degrees of freedom."""
+    # `levels` are sums of weights, of their squares and of targets at the nodes of each level, from the root.
+    # `per_weight` has the ratio q of each node.
     xp = module_of(*levels)
     means = lambda sums: _ratio(sums[:, 2:], sums[:, :1])
     values, freedom = levels[0][:, 2:] / total, _COST * per_weight[0].sum()

@@ -63,10 +63,8 @@ def effective(nodes: Moments) -> Moments:
 
 
 def with_ancestors(leaves: Moments) -> Moments:
-    """Returns the moments of all nodes, ``(2 leaves - 1, ...)``, numbered from left to right.
-
-    Leaf i is node ``2 i``. :func:`ancestors` returns the ancestors of each leaf.
-    """
+    """Returns the moments of all nodes, ``(2 leaves - 1, ...)``, numbered from left to right."""
+    # Leaf i is node `2 i`. `ancestors` returns the ancestors of each leaf.
     m = len(leaves.count)
     node = np.arange(2 * m - 1)
     size = (node + 1) & -(node + 1)  # number of leaves
@@ -84,9 +82,7 @@ def with_ancestors(leaves: Moments) -> Moments:
 
 
 def ancestors(num_leaves: int) -> np.ndarray:
-    """Returns the nodes on the path to each leaf, from the root to the leaf, ``(depth + 1, leaves)``.
-
-    The nodes are numbered as in :func:`with_ancestors`.
-    """
+    """Returns the nodes on the path to each leaf, from the root to the leaf, ``(depth + 1, leaves)``."""
+    # The nodes are numbered as in `with_ancestors`.
     height = np.arange(num_leaves.bit_length() - 1, -1, -1)[:, None]
     return ((2 * (np.arange(num_leaves) >> height) + 1) << height) - 1

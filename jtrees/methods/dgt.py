@@ -125,10 +125,8 @@ def dgt(
 
 
 def signed_tree(params: ChainedTree, monotone: Array | None) -> ObliqueTree:
-    """Returns the tree of a chain, in which negative weights of monotone features count as 0.
-
-    The gradient passes unchanged, so negative weights can become positive. If ``monotone`` is None, no weight changes.
-    """
+    """Returns the tree of a chain, in which negative weights of monotone features count as 0."""
+    # The gradient passes unchanged, so negative weights can become positive. If `monotone` is None, no weight changes.
     tree = params.tree()
     if monotone is None:
         return tree

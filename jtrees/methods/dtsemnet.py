@@ -40,12 +40,10 @@ def class_logits(
 
 
 def reached_value(scores: Float[Array, "nodes n"], leaves: Any, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
-    """Returns the value of the reached leaf. The gradient of the scores is straight-through.
-
-    It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
-    leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A softmax
-    over all leaves hardly learns numbers.
-    """
+    """Returns the value of the reached leaf. The gradient of the scores is straight-through."""
+    # It is the gradient of a softmax over the two largest outputs, those of the reached leaf and of the nearest other
+    # leaf. A sample would reach the nearest other leaf if the smallest absolute score of its path changed sign. A
+    # softmax over all leaves hardly learns numbers.
     violations, reached = routing.path_violations(scores), routing.leaf_index(scores)
     other_violations = jnp.where(jnp.arange(len(violations))[:, None] == reached, jnp.inf, violations)
     value_of = lambda leaf: leaves.values[leaf] if leaves.is_constant else leaves.at(leaf, x)

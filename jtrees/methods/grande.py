@@ -54,10 +54,8 @@ class WeightedTrees:
         return soft + jax.lax.stop_gradient(routing.hard_step(z).astype(soft.dtype) - soft)
 
     def outputs(self, x: Float[Array, "n p"], active: Array | None = None) -> Float[Array, "n *k"]:
-        """Returns the mean of the values of the reached leaves, weighted by a softmax of their weights.
-
-        ``active`` says whether a tree takes part, ``(trees,)`` bool; None: all trees do.
-        """
+        """Returns the mean of the values of the reached leaves, weighted by a softmax of their weights."""
+        # `active` says whether a tree takes part, (trees,) bool; None: all trees do.
         leaves = self.leaf_weights[..., None], self.values.reshape(*self.leaf_weights.shape, -1)
         reached = lambda right, leaves: jnp.matmul(leaves.T, routing.leaf_probabilities(right), precision="highest")
         answers = jax.vmap(reached)(self.sides(x), jnp.concatenate(leaves, axis=-1))

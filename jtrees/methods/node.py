@@ -81,10 +81,8 @@ class ObliviousLayers:
 
 
 def random_layer(key: Array, x: Float[Array, "n q"], trees: int, depth: int, task: Task) -> ObliviousTrees:
-    """Returns a layer for the first samples, none of which is beyond the end of a step (section 3.3).
-
-    Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
-    """
+    """Returns a layer for the first samples, none of which is beyond the end of a step (section 3.3)."""
+    # Logits are from U(0, 1), responses from N(0, 1). A threshold is the weighted feature of a random sample.
     logits_key, rows_key, responses_key = jax.random.split(key, 3)
     logits = jax.random.uniform(logits_key, (trees, depth, x.shape[1]), x.dtype)
     responses = jax.random.normal(responses_key, (trees, topology.num_leaves(depth), *task.shape), x.dtype)

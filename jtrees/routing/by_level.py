@@ -194,10 +194,8 @@ def gradient(operands: Operands, cotangent: Float[Array, "n k"]) -> Operands:
 
 
 def reachable(operands: Operands) -> Int[Array, "trees n"]:
-    """Returns the number of leaves of each tree that each sample reaches.
-
-    A sample reaches a leaf if no decision on the leaf's path is certain to go to the opposite side.
-    """
+    """Returns the number of leaves of each tree that each sample reaches."""
+    # A sample reaches a leaf if no decision on the leaf's path is certain to go to the opposite side.
     x, weights, bias, _, gamma = operands
 
     def of_block(x: Array) -> Array:

@@ -135,11 +135,9 @@ def _at_roots(trees: int, n: int, depth: int, length: int, dtype: Any) -> Fronti
 def _move(
     i: Array, state: tuple[Array, Frontier], level: Array, paths: Array, scores: _Scores, step: Step, capacity: int
 ) -> tuple[Array, Frontier]:
-    """Moves the paths of chunk i down a level, and appends the new paths to the list.
-
-    ``paths`` is the number of paths on the level. ``state`` has the number of paths on the next level so far, and the
-    list.
-    """
+    """Moves the paths of chunk i down a level, and appends the new paths to the list."""
+    # `paths` is the number of paths on the level. `state` has the number of paths on the next level so far, and the
+    # list.
     count, frontier = state
     size, append_size = blocking.paths_at_once(len(scores.near) * len(scores.x))
     chunk, slot = _cut(frontier, i * size, size), jnp.arange(size, dtype=jnp.int32)
@@ -207,10 +205,8 @@ def counted(frontier: Frontier, trees: int, n: int) -> Int[Array, "trees n"]:
 def add_gradient(
     frontier: Frontier, operands: Operands, cotangent: Float[Array, "n k"], gradient: Operands
 ) -> Operands:
-    """Adds the gradient of ``<cotangent, outputs>`` to ``gradient``, in the rows of splits and leaves on the paths.
-
-    The gradient of x or gamma is not computed if ``gradient.x`` or ``gradient.gamma`` is None.
-    """
+    """Adds the gradient of ``<cotangent, outputs>`` to ``gradient``, in the rows of splits and leaves on the paths."""
+    # The gradient of x or gamma is not computed if `gradient.x` or `gradient.gamma` is None.
     k = operands.leaf_values.shape[2]
 
     def evaluate(paths: Frontier, leaf_values: Array) -> tuple[Array, Array]:
@@ -226,11 +222,9 @@ def add_gradient(
 def expected(
     frontier: Frontier, operands: Operands, step: Step, loss_of: Any, leaves: Any, y: Array, share: Float[Array, " n"]
 ) -> tuple[tuple[Array, Any], Int[Array, " n"]]:
-    """Returns the expected loss of one tree, its gradient, and the leaf of each sample under hard routing.
-
-    The gradient is taken with respect to weights, bias and leaves. ``loss_of`` maps ``(leaves (m, ...), x (m, p), y (m,
-    ...))`` to losses ``(m,)`` and their gradients for the leaves. ``share`` is the weight of each sample in the loss.
-    """
+    """Returns the expected loss of one tree, its gradient, and the leaf of each sample under hard routing."""
+    # The gradient is taken with respect to weights, bias and leaves. `loss_of` maps (leaves (m, ...), x (m, p), y (m,
+    # ...)) to losses (m,) and their gradients for the leaves. `share` is the weight of each sample in the loss.
     n, nodes = len(operands.x), operands.bias.shape[1]
 
     def evaluate(paths: Frontier, leaves: Any) -> tuple[Array, Any]:
@@ -248,10 +242,8 @@ def expected(
 def _visit_leaves(
     frontier: Frontier, operands: Operands, evaluate: Any, leaves: Any, d_leaves: Any
 ) -> tuple[Array, Any]:
-    """Returns the values of the paths at their leaves, and adds the gradients of the leaves to ``d_leaves``.
-
-    ``evaluate`` maps a chunk of paths and the leaves that they reach to values and gradients.
-    """
+    """Returns the values of the paths at their leaves, and adds the gradients of the leaves to ``d_leaves``."""
+    # `evaluate` maps a chunk of paths and the leaves that they reach to values and gradients.
     trees, nodes = operands.bias.shape
     size, _ = blocking.paths_at_once(trees * len(operands.x))
 

@@ -20,10 +20,8 @@ from jtrees.routing.violation import path_violations
 
 
 def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves n"]) -> Int[Array, " n"]:
-    """Returns the leaf with the largest ``loss - 2 violation``: exact inference, O(nodes) per sample.
-
-    At ties, the first leaf is returned. ``losses`` has the loss of each leaf on each sample.
-    """
+    """Returns the leaf with the largest ``loss - 2 violation``: exact inference, O(nodes) per sample."""
+    # At ties, the first leaf is returned. `losses` has the loss of each leaf on each sample.
     return jnp.argmax(losses - 2 * path_violations(scores), axis=0).astype(jnp.int32)
 
 

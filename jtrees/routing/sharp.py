@@ -51,12 +51,10 @@ def visit(
     y: Array,
     share: Float[Array, " n"],
 ) -> tuple[tuple[Float[Array, ""], Any], Int[Array, " n"]]:
-    """Returns the expected loss, its gradient for weights, bias and leaves, and the hard leaf of each sample.
-
-    ``leaves`` is a pytree with ``losses(x, y)``, ``(leaves, n)``; the first axis of its arrays is over the leaves.
-    ``width`` is the capacity in paths per sample, on average. If the paths exceed it, ``otherwise`` receives the arrays
-    and returns the same results. ``share`` is the weight of each sample in the loss.
-    """
+    """Returns the expected loss, its gradient for weights, bias and leaves, and the hard leaf of each sample."""
+    # `leaves` is a pytree with `losses(x, y)`, (leaves, n); the first axis of its arrays is over the leaves. `width` is
+    # the capacity in paths per sample, on average. If the paths exceed it, `otherwise` receives the arrays and returns
+    # the same results. `share` is the weight of each sample in the loss.
     operands, step = Operands(x, weights[None], bias[None], None, None), sigmoid()
     frontier, fits = paths.explore(operands, width, step)
 

@@ -31,10 +31,8 @@ def _is_direct(task: Task) -> bool:
 
 
 async def newton_steps(problem: Problem) -> Problem:
-    """Returns the problem of the Newton steps, or the same problem for a squared error and a classification.
-
-    The new problem has no result in the user's units. Its recipe has the option ``shrink=False``.
-    """
+    """Returns the problem of the Newton steps, or the same problem for a squared error and a classification."""
+    # The new problem has no result in the user's units. Its recipe has the option `shrink=False`.
     task = problem.task
     if _is_direct(task):
         return problem
@@ -55,10 +53,8 @@ async def fitted_to_loss(problem: Problem, fitted: Fitted) -> Fitted:
 
 
 def _newton_steps(run: Run) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Returns the Newton steps and their weights, of the training rows and of the evaluation rows.
-
-    The steps are scaled such that those of the training rows are in [0, 1].
-    """
+    """Returns the Newton steps and their weights, of the training rows and of the evaluation rows."""
+    # The steps are scaled such that those of the training rows are in [0, 1].
     loss, task = run.task.loss_function, run.task
     first = loss.initial(run.batch.y, run.weight, math.prod(task.shape))
 

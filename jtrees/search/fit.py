@@ -158,11 +158,9 @@ def _advice(tree: Any, task: Task) -> str:
 
 
 def comparison_of(fitted: "RunFit", evaluated: Table | None, monitor: Monitor) -> Comparison:
-    """Returns the comparison of a fit with a linear model and a constant.
-
-    The comparison uses the rows ``evaluated``, else the validation set, else the rows that the search left out. If
-    there are none, it uses the training rows. The linear model is fitted in the time that the end of a fit has.
-    """
+    """Returns the comparison of a fit with a linear model and a constant."""
+    # The comparison uses the rows `evaluated`, else the validation set, else the rows that the search left out. If
+    # there are none, it uses the training rows. The linear model is fitted in the time that the end of a fit has.
     model, data = fitted.result.model, fitted.data  # pyright: ignore[reportAttributeAccessIssue]
     where = HELD_OUT if data.validation is None else VALIDATION
     held_out = data.validation if evaluated is None else evaluated
@@ -238,11 +236,9 @@ def fits_of(
     batch: int | Literal["auto"] = "auto",
     cells: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[RunFit]:
-    """Yields the fits of recipes that share one program, for each recipe, key and split, in this order.
-
-    The iteration ends early if the monitor stops it. ``batch`` is the number of concurrent runs. ``cells`` are the
-    numbers of the recipe, the key and the split of each run; None: all combinations.
-    """
+    """Yields the fits of recipes that share one program, for each recipe, key and split, in this order."""
+    # The iteration ends early if the monitor stops it. `batch` is the number of concurrent runs. `cells` are the
+    # numbers of the recipe, the key and the split of each run; None: all combinations.
     began = time.monotonic()
     compilation.bound_memory()
     unchecked, recipes = recipes, [options.checked(recipe) for recipe in recipes]

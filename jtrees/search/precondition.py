@@ -50,11 +50,9 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(batch: Batch, apart: np.ndarray | None = None, *, monitor: Monitor | None = None) -> Spectrum:
-    """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature.
-
-    A preconditioner does not change the features ``apart``, ``(p,)`` bool, so their weights keep their signs. If there
-    is no time for all rows, the correlations are those of a sample of the rows.
-    """
+    """Returns the spectrum of a NumPy batch; constant features have correlation 0 with every other feature."""
+    # A preconditioner does not change the features `apart`, (p,) bool, so their weights keep their signs. If there is
+    # no time for all rows, the correlations are those of a sample of the rows.
     x, _, weight = without_padding(batch)
     if apart is not None:
         values, vectors = np.ones(len(apart), np.float32), np.eye(len(apart), dtype=np.float32)

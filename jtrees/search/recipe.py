@@ -160,11 +160,9 @@ def check_keeps_splits(base: Recipe) -> None:
 
 
 def fitted_network(problem: Problem, fitted: Fitted, model_type: Any, report: Report, bounded: bool = False) -> Fitted:
-    """Returns the result with its model in the user's units; a part of a larger model is returned unchanged.
-
-    The result has a network, which a ``model_type`` holds, or a :class:`jtrees.Forest` of scaled data. ``bounded`` says
-    whether predictions are clipped to values near the training targets.
-    """
+    """Returns the result with its model in the user's units; a part of a larger model is returned unchanged."""
+    # The result has a network, which a `model_type` holds, or a `Forest` of scaled data. `bounded` says whether
+    # predictions are clipped to values near the training targets.
 
     def restore(fitted: Fitted, data: Data) -> Fitted:
         if isinstance(fitted.scaled, Forest):

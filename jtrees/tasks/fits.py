@@ -53,11 +53,9 @@ def constant_fit_error(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Returns the mean squared error of :func:`fit_constant` on the same samples, in one pass.
-
-    The error is ``(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i``, averaged over the outputs. ``S_l`` is the
-    weighted sum of the centred targets in leaf l, and ``N_l`` is the leaf's total weight.
-    """
+    """Returns the mean squared error of :func:`fit_constant` on the same samples, in one pass."""
+    # The error is `(sum_i w_i y_i**2 - sum_l S_l**2 / N_l) / sum_i w_i`, averaged over the outputs. `S_l` is the
+    # weighted sum of the centred targets in leaf l, and `N_l` is the leaf's total weight.
     y = floating(y).reshape(y.shape[0], -1)
     weight = ones_or(sample_weight, y)
     total = segments.total(weight)
@@ -103,22 +101,18 @@ def prior_of(counts: Float[Array, "leaves k"]) -> Float[Array, " k"]:
 
 
 def smoothed(counts: Array, prior: Array) -> Float[Array, "leaves k"]:
-    """Returns class frequencies after adding a sample with the frequencies of the prior to the counts of each leaf.
-
-    Laplace's rule adds one sample of each class, which would dominate small leaves if there are many classes.
-    """
+    """Returns class frequencies after adding a sample with the frequencies of the prior to the counts of each leaf."""
+    # Laplace's rule adds one sample of each class, which would dominate small leaves if there are many classes.
     return (counts + prior) / (counts.sum(1, keepdims=True) + 1)
 
 
 def effective_counts(
     counts: Float[Array, "leaves k"], leaf_index: Int[Array, " n"], weight: Float[Array, " n"]
 ) -> tuple[Float[Array, "leaves k"], Float[Array, " k"]]:
-    """Returns class counts that sum to the effective number of samples of each leaf, and the prior of the classes.
-
-    Uneven weights w of a leaf count as ``(sum w)^2 / sum w^2`` samples (Kish). A heavy sample therefore makes its own
-    leaf small, but no other leaf. ``counts`` has the total weight of each class in each leaf, whose frequencies the
-    prior has.
-    """
+    """Returns class counts that sum to the effective number of samples of each leaf, and the prior of the classes."""
+    # Uneven weights w of a leaf count as `(sum w)^2 / sum w^2` samples (Kish). A heavy sample therefore makes its own
+    # leaf small, but no other leaf. `counts` has the total weight of each class in each leaf, whose frequencies the
+    # prior has.
     xp = module_of(counts, weight)
     squares = segments.sums(weight * weight, leaf_index, len(counts))
     factor = xp.where(squares > 0, counts.sum(1) / xp.where(squares > 0, squares, 1), 0)

@@ -46,10 +46,8 @@ def checked_classes(y: Any, classes: int | None = None) -> np.ndarray:
 
 
 def check_labels(y: Any, classes: int | None = None) -> np.ndarray:
-    """Returns checked class labels 0..K-1, ``(n,)``, as int32; K is at least two.
-
-    If the number of classes is None, it is inferred, and every class must be present.
-    """
+    """Returns checked class labels 0..K-1, ``(n,)``, as int32; K is at least two."""
+    # If the number of classes is None, it is inferred, and every class must be present.
     encode = "encode them, e.g. labels, y = np.unique(y, return_inverse=True)"
     if classes is not None:  # a validation set may lack classes, which would change the numbers
         encode = "encode them by the sorted labels of all classes, e.g. y = np.searchsorted(labels, y)"
@@ -79,10 +77,8 @@ def check_labels(y: Any, classes: int | None = None) -> np.ndarray:
 
 
 def label_array(y: Any) -> tuple[np.ndarray, str]:
-    """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``.
-
-    The array is numeric if all labels are numbers, or all are booleans. It must have no masked values.
-    """
+    """Returns labels of any type as an array, and a description of missing labels or mixed types, or ``""``."""
+    # The array is numeric if all labels are numbers, or all are booleans. It must have no masked values.
     checks.check_unmasked("y", y)
     labels = np.asarray(y)
     is_list = isinstance(y, (list, tuple)) and labels.ndim == 1
@@ -117,10 +113,8 @@ def _kind(label: Any) -> Any:
 
 
 def coded_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted distinct labels, and the number of each label among them, ``(n,)``.
-
-    Labels without an order, such as those of an enumeration, are sorted by their text.
-    """
+    """Returns the sorted distinct labels, and the number of each label among them, ``(n,)``."""
+    # Labels without an order, such as those of an enumeration, are sorted by their text.
     if labels.dtype != object:
         return np.unique(labels, return_inverse=True)
     distinct: Any = dict.fromkeys(labels.tolist())
@@ -166,10 +160,8 @@ def _check_width(shape: tuple[int, ...], classes: int | None) -> None:
 
 
 def shares(y: Any, classes: int, dtype: Any = None) -> Any:
-    """Returns the class probabilities, ``(n, classes)``: soft labels unchanged, labels one-hot encoded.
-
-    If ``dtype`` is None, NumPy arrays are in double precision.
-    """
+    """Returns the class probabilities, ``(n, classes)``: soft labels unchanged, labels one-hot encoded."""
+    # If `dtype` is None, NumPy arrays are in double precision.
     xp = module_of(y)
     dtype = xp.result_type(float) if dtype is None else dtype
     dtype = dtype if xp is np else jax.dtypes.canonicalize_dtype(dtype)
@@ -186,11 +178,9 @@ def most_probable(y: Any) -> Any:
 
 
 def weighed(y: np.ndarray, class_weight: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the targets and the factors of the row weights that apply the class weights.
-
-    The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
-    normalised, so that the factor times the loss is ``sum_k class_weight_k y_k loss_k``.
-    """
+    """Returns the targets and the factors of the row weights that apply the class weights."""
+    # The factor of a soft label is the expected class weight. The soft label is reweighted by the class weights and
+    # normalised, so that the factor times the loss is `sum_k class_weight_k y_k loss_k`.
     weighted = np.asarray(class_weight) * shares(y, len(class_weight))
     factors = weighted.sum(1)
     return (weighted / factors[:, None] if is_soft(y) else y), factors

@@ -107,12 +107,10 @@ def advance_up_to(
     length: int = MOST,
     step: Array | None = None,
 ) -> tuple[TrainState, History]:
-    """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced, and is at most ``length``.
-
-    ``once`` makes a step, as :func:`one_step` returns it. The history has this length: after the first ``count``
-    entries, the loss is :data:`NOT_TAKEN`. ``step`` is the number of the first step, which all runs side by side share;
-    None: ``state.step``.
-    """
+    """Makes ``count`` updates like :func:`advance`, where ``count`` may be traced, and is at most ``length``."""
+    # `once` makes a step, as `one_step` returns it. The history has this length: after the first `count` entries, the
+    # loss is `NOT_TAKEN`. `step` is the number of the first step, which all runs side by side share; None:
+    # `state.step`.
 
     def body(i: Array, carry: tuple[TrainState, History]) -> tuple[TrainState, History]:
         state, history = carry

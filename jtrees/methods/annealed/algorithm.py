@@ -148,12 +148,10 @@ class Annealed(Recipe):
     # --- The procedure ---
 
     async def search(self, problem: Problem) -> Fitted:
-        """Trains all starts for a tenth of the updates, then the best starts for all updates.
-
-        The short stages hold out rows. The losses on the held-out rows compare the starts with each other and with
-        CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their criterion
-        is an expected error on new data.
-        """
+        """Trains all starts for a tenth of the updates, then the best starts for all updates."""
+        # The short stages hold out rows. The losses on the held-out rows compare the starts with each other and with
+        # CART. No rows are held out if there is a validation set. Linear leaves hold out no rows either: their
+        # criterion is an expected error on new data.
         recipe = limited_by_deadline(self, problem)
         return await recipe._search(problem.replace(recipe=recipe))
 

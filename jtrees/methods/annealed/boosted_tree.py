@@ -27,10 +27,8 @@ _WIDEST = 64  # largest number of features that a tree splits
 
 
 def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments | None:
-    """Returns the arguments of :func:`grow` for the trees of a sum; None if only the search finds such trees.
-
-    There are two kinds of trees: CART, and trees that start from CART.
-    """
+    """Returns the arguments of :func:`grow` for the trees of a sum; None if only the search finds such trees."""
+    # There are two kinds of trees: CART, and trees that start from CART.
     n, p = problem.shape
     products = recipe.stages * recipe.updates * problem.recipe.rows_of_round(n) * 2**recipe.depth * min(p, _WIDEST)
     has_single_start = recipe.cart == "binned" and recipe.starts == 1 and recipe.precondition in (0, "auto")
@@ -45,10 +43,8 @@ def grow_arguments(recipe: Any, problem: Problem, trees: int) -> GrowArguments |
 
 
 def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tuple[ObliqueTree, Array]:
-    """Returns the splits of the single start from CART over bins, and whether they are finite.
-
-    ``drawn`` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
-    """
+    """Returns the splits of the single start from CART over bins, and whether they are finite."""
+    # `drawn` is the sharpness of each stage, and whether the stages train. If not, the splits are those of CART.
     sharpness, trains = drawn
     p, is_wide = run.batch.x.shape[1], run.batch.x.shape[1] > _WIDEST
     if is_wide:

@@ -25,11 +25,9 @@ _FEWEST_STARTS = 3  # of constant leaves: with two, there would be no halving
 
 
 def limited_by_deadline(recipe: Any, problem: Problem) -> Any:
-    """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options.
-
-    The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs
-    them at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
-    """
+    """Returns the recipe with fewer starts, or with constant leaves, if the deadline is too near for its options."""
+    # The clock is not read within an evaluation, an update or a product with a preconditioner. Every start needs them
+    # at least once. Linear leaves are fitted at least twice for a start, and refitted for the result and CART.
     monitor, (n, p), nodes = problem.monitor, problem.shape, topology.num_nodes(recipe.depth)
     if monitor.left() == np.inf or blocking.platform() != "cpu":
         return recipe

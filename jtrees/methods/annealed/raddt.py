@@ -101,11 +101,9 @@ class RADDT(Annealed):
 
 
 def centre_thresholds(tree: ObliqueTree, x: Array, sample_weight: Array | None = None) -> ObliqueTree:
-    """Returns the tree with each threshold in the middle of the gap between the samples on its two sides.
-
-    No sample of ``x`` changes its leaf (except for gaps within rounding error). The threshold of a node does not change
-    if all samples that reach the node lie on one side. Samples of weight 0 are ignored.
-    """
+    """Returns the tree with each threshold in the middle of the gap between the samples on its two sides."""
+    # No sample of `x` changes its leaf (except for gaps within rounding error). The threshold of a node does not change
+    # if all samples that reach the node lie on one side. Samples of weight 0 are ignored.
     nodes = tree.weights.shape[0]
     path = topology.ancestors(ops.hard(tree.weights, tree.bias, x), tree.depth)
     node_scores = lambda node: jnp.einsum("np,np->n", tree.weights[node], x, precision="highest") + tree.bias[node]

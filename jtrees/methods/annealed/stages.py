@@ -54,12 +54,10 @@ class StartResult(NamedTuple):
 async def train_stages(
     problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, matrix: np.ndarray | None = None
 ) -> StartResult:
-    """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 14).
-
-    A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
-    splits unchanged. ``epochs`` is the number of updates in each stage. The ``matrix`` of a preconditioner, ``(p, p)``,
-    is that of the features of the splits; None: the identity.
-    """
+    """Trains a start under one sharpness after another (GET, Algorithm 1, lines 7 to 14)."""
+    # A stage starts with the hard tree of the splits of the previous stage. After the deadline, further stages keep the
+    # splits unchanged. `epochs` is the number of updates in each stage. The `matrix` of a preconditioner, (p, p), is
+    # that of the features of the splits; None: the identity.
     problem, trees, histories = problem.preconditioned_by(matrix), [], []
     for stage, stage_sharpness in enumerate(sharpness):
         if stage and not problem.monitor.has_time():
@@ -80,10 +78,8 @@ async def train_stages(
 async def _train_under(
     problem: Problem, splits: ObliqueTree, sharpness: np.ndarray, epochs: int, name: str
 ) -> tuple[Best, np.ndarray]:
-    """Returns the best hard tree under one sharpness, and the losses of its updates.
-
-    Hard trees are evaluated after every update if the update computes their score, else about 20 times.
-    """
+    """Returns the best hard tree under one sharpness, and the losses of its updates."""
+    # Hard trees are evaluated after every update if the update computes their score, else about 20 times.
     recipe, is_scored = problem.recipe, updates_are_scored(problem)
     often = recipe.cart == "binned"  # in the rounds of boosting
     # In a short table, the evaluations of a fit take less time than optimised compilation.
@@ -100,10 +96,8 @@ async def _train_under(
 
 
 def updates_are_scored(run: Run) -> bool:
-    """Returns whether an update also computes the score of the hard tree.
-
-    It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
-    """
+    """Returns whether an update also computes the score of the hard tree."""
+    # It computes the criterion of leaves in any order, so monotone features need a separate evaluation.
     return not run.has_validation_set and run.recipe.leaves == "constant" and run.monotone is None
 
 
@@ -139,11 +133,9 @@ def advanced(
 
 
 def evaluated(run: Run, state: TrainState, patience: Any) -> tuple[TrainState, Array, Array]:
-    """Returns the state after an evaluation of the hard tree, its score, and whether early stopping ends the stage.
-
-    At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because fitting
-    linear leaves takes long to compile.
-    """
+    """Returns the state after an evaluation of the hard tree, its score, and whether early stopping ends the stage."""
+    # At the beginning of a stage the state also takes the leaves of the hard tree. One program does both, because
+    # fitting linear leaves takes long to compile.
     leaves, score = fitted_leaves(run, state.params)
     fitted = jax.tree.map(partial(jnp.where, state.step == 0), leaves.trainable(), state.params.leaves)
     state = state.replace(params=state.params.replace(leaves=fitted))
@@ -187,10 +179,8 @@ def _empty_tree(run: Run, splits: ObliqueTree) -> ObliqueTree:
 
 
 def _in_order(run: Run, params: ObliqueTree) -> ObliqueTree:
-    """Returns parameters with leaves in monotone order, so that training adapts the splits to such leaves.
-
-    All leaves have equal weight, because every row reaches every leaf of a soft routing.
-    """
+    """Returns parameters with leaves in monotone order, so that training adapts the splits to such leaves."""
+    # All leaves have equal weight, because every row reaches every leaf of a soft routing.
     if run.monotone is None:
         return params
     return ordered_leaves(params, run.monotone, jnp.ones(len(params.bias) + 1, params.bias.dtype), run.task)

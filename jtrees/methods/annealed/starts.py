@@ -53,10 +53,8 @@ class Carts(NamedTuple):
 
 
 def held_out_rows(problem: Problem) -> list[np.ndarray]:
-    """Returns the rows that short stages hold out, ``(n,)`` bool for each fold; no fold if there are too few rows.
-
-    Start k holds out fold k, and the folds repeat after the last fold.
-    """
+    """Returns the rows that short stages hold out, ``(n,)`` bool for each fold; no fold if there are too few rows."""
+    # Start k holds out fold k, and the folds repeat after the last fold.
     recipe = problem.recipe
     count = min(_FOLDS, recipe.starts) if problem.count <= _FEW_ROWS and recipe.cart is True else 1
     folds = fold_rows(problem, count, "folds of starts")

@@ -41,11 +41,9 @@ def make_split(kind: Split, features: int, nodes: int, *, hidden: int, dtype: An
 
 
 def _linear(dtype: Any, rngs: nnx.Rngs) -> Callable[..., Any]:
-    """Returns the function that makes linear layers.
-
-    The precision is the highest. At the default precision a TPU would round the factors to bfloat16, and some samples
-    would reach a different leaf.
-    """
+    """Returns the function that makes linear layers."""
+    # The precision is the highest. At the default precision a TPU would round the factors to bfloat16, and some samples
+    # would reach a different leaf.
     return partial(nnx.Linear, dtype=dtype, param_dtype=dtype, precision="highest", rngs=rngs)
 
 
@@ -102,11 +100,9 @@ def network_of(params: Any, x: Array, architecture: Architecture, task: Task) ->
 
 
 def initial(key: Array, x: Array, architecture: Architecture, task: Task, centered: Callable, outputs: Array) -> Any:
-    """Returns random parameters of a network for samples x, ``(n, p)``.
-
-    ``centered`` returns the biases of the splits for the scores of x without biases, ``(nodes, n)``. The predictor
-    starts near ``outputs``, the best constant outputs, ``(*k,)``.
-    """
+    """Returns random parameters of a network for samples x, ``(n, p)``."""
+    # `centered` returns the biases of the splits for the scores of x without biases, (nodes, n). The predictor starts
+    # near `outputs`, the best constant outputs, (*k,).
     network = Network(x.shape[1], architecture, task, dtype=x.dtype, rngs=nnx.Rngs(key))
     network.bias[...] = centered(network.scores(x))
     last = network.layers[-1]

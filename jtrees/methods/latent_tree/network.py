@@ -68,10 +68,8 @@ class LatentNetwork:
         return routing.position(routing.rewards(scores), self.active).T
 
     def hard_tree(self, batch: Batch) -> ObliqueTree | None:
-        """Returns the hard tree, or None if the tree alone does not determine the prediction.
-
-        The hard tree has no splits at inactive nodes. Its constant leaves are fitted to the batch.
-        """
+        """Returns the hard tree, or None if the tree alone does not determine the prediction."""
+        # The hard tree has no splits at inactive nodes. Its constant leaves are fitted to the batch.
         if not is_tree(self.architecture):
             return None
         network = self._network(batch.x)

@@ -83,10 +83,8 @@ def optimizer(run: Run, schedule: Schedule) -> optax.GradientTransformation:
 
 
 def split_features(run: Run, edges: Array) -> tuple[Float[Array, "p d"], Float[Array, "features bins"]]:
-    """Returns the features of initial splits besides x: unit vectors, whose products with x are these features.
-
-    Also returns the edges of the bins of all ``p + d`` features. The argument has the edges of the bins of x.
-    """
+    """Returns the features of initial splits besides x: unit vectors, whose products with x are these features."""
+    # Also returns the edges of the bins of all `p + d` features. The argument has the edges of the bins of x.
     x, edges = run.batch.x, jnp.asarray(edges)
     if not run.recipe.ridge or x.shape[1] > _WIDEST:
         return jnp.zeros((x.shape[1], 0), x.dtype), edges
@@ -143,11 +141,9 @@ def updated(run: Run, state: GreedyState, before: Array, count: Array) -> tuple[
 
 
 def _stump_surrogate(run: Run, level: Array, tree: ObliqueTree, batch: Batch) -> Surrogate:
-    """Returns the surrogate loss of samples at the nodes of a level; each node is a tree of depth one.
-
-    Let z be the score of a sample, and l and m the losses at the leaves on its side and on the other side. The
-    surrogate loss is the larger of l and ``m - 2 |z|``.
-    """
+    """Returns the surrogate loss of samples at the nodes of a level; each node is a tree of depth one."""
+    # Let z be the score of a sample, and l and m the losses at the leaves on its side and on the other side. The
+    # surrogate loss is the larger of l and `m - 2 |z|`.
     y, node = batch.y
     nodes = (1 << level) - 1 + node[None]
     scores = Scores(tree.weights, tree.bias, batch.x).at(nodes)
@@ -212,13 +208,11 @@ def _evaluation(run: Run, tree: ObliqueTree) -> tuple[Array, Callable[[Any], Arr
 
 
 def result_of(run: Run, tree: ObliqueTree, step: Array, finite: Array, strength: Array) -> Result:
-    """Returns the result: the tree with refitted and shrunk leaves, its score, and the :class:`Shrinkage`.
-
-    If there is a validation set, or if a trial holds out rows, the strength of the shrinkage has the lowest loss on
-    these rows. Otherwise it is ``strength``. If ``strength`` is negative, generalised cross-validation chooses the
-    strength, with a cost of ``1 + sqrt(m)`` for a split of m preconditioned features. The score of a training that was
-    not ``finite`` is NaN.
-    """
+    """Returns the result: the tree with refitted and shrunk leaves, its score, and the :class:`Shrinkage`."""
+    # If there is a validation set, or if a trial holds out rows, the strength of the shrinkage has the lowest loss on
+    # these rows. Otherwise it is `strength`. If `strength` is negative, generalised cross-validation chooses the
+    # strength, with a cost of `1 + sqrt(m)` for a split of m preconditioned features. The score of a training that was
+    # not `finite` is NaN.
     (leaf, loss), dtype = _evaluation(run, tree), run.batch.x.dtype
     leaves = fitted_leaves(tree, leaf, run.batch, run.task)
     score, used = loss(leaves), jnp.zeros((), dtype)
@@ -254,10 +248,8 @@ def _with_splits(tree: ObliqueTree, level: Array, splits: Splits) -> ObliqueTree
 
 
 def _leaves_below(run: Run, level: Array, node: Array, right: Array) -> tuple[Array, Array]:
-    """Returns the leaf below the child that each sample reaches from its node of a level, and below the other child.
-
-    It is the leftmost leaf, which holds the value of the child while the tree ends there.
-    """
+    """Returns the leaf below the child that each sample reaches from its node of a level, and below the other child."""
+    # It is the leftmost leaf, which holds the value of the child while the tree ends there.
     below = lambda child: child << (run.recipe.depth - level - 1)
     return below(2 * node + right), below(2 * node + 1 - right)
 

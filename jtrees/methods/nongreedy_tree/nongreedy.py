@@ -230,11 +230,9 @@ def _result(run: Run, state: TrainState, strength: Array) -> Result:
 
 
 def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:
-    """Returns the mean surrogate loss of a tree on the training rows, relative to the leaf that each sample reaches.
-
-    Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1).
-    So the scaling makes the comparison of trees independent of the lengths of their splits.
-    """
+    """Returns the mean surrogate loss of a tree on the training rows, relative to the leaf that each sample reaches."""
+    # Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition
+    # 1). So the scaling makes the comparison of trees independent of the lengths of their splits.
     recipe, data, weight = run.recipe, standardised(run).batch, run.weight
     norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
     factor = jnp.where(norm > 0, jnp.sqrt(recipe.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)

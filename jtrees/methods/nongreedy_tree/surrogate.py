@@ -57,13 +57,11 @@ def split(y: Any) -> tuple[Array, Array | None]:
 
 
 def surrogate_loss(params: ObliqueTree, batch: Batch, inference: str, task: Task) -> Surrogate:
-    """Returns the surrogate loss of each sample.
-
-    It is the maximum of ``loss at l - 2 v_l`` over the leaves l, where ``v_l`` is the violation of the path to l, which
-    is 0 for the leaf that the sample reaches. If samples are assigned to leaves, ``2 v`` of the path to the assigned
-    leaf is added (stable SGD, eq. 14). ``inference`` is ``"fast"``, over leaves one decision away, or ``"exact"``, over
-    all leaves. See :mod:`jtrees.routing.inference`.
-    """
+    """Returns the surrogate loss of each sample."""
+    # It is the maximum of `loss at l - 2 v_l` over the leaves l, where `v_l` is the violation of the path to l, which
+    # is 0 for the leaf that the sample reaches. If samples are assigned to leaves, `2 v` of the path to the assigned
+    # leaf is added (stable SGD, eq. 14). `inference` is `"fast"`, over leaves one decision away, or `"exact"`, over all
+    # leaves. See `inference`.
     (y, assigned), values, (nodes, features) = split(batch.y), params.leaves.values, params.weights.shape
     leaf_loss = lambda leaf: task.loss(values[leaf], y)
     scores = Scores(params.weights, params.bias, batch.x)
@@ -99,10 +97,8 @@ def surrogate_loss(params: ObliqueTree, batch: Batch, inference: str, task: Task
 
 
 def into_ball(tree: ObliqueTree, nu: Any, monotone: Array | None) -> ObliqueTree:
-    """Returns the tree with rows of splits projected to ``|w|^2 + b^2 <= nu``.
-
-    Negative weights of the monotone features become 0 before.
-    """
+    """Returns the tree with rows of splits projected to ``|w|^2 + b^2 <= nu``."""
+    # Negative weights of the monotone features become 0 before.
     weights, bias = without_negative(tree.weights, monotone), tree.bias
     square = jnp.square(weights).sum(1) + jnp.square(bias)
     factor = jnp.sqrt(nu / jnp.where(square > nu, square, nu)).astype(bias.dtype)
