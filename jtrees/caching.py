@@ -34,17 +34,13 @@ def cache(folder: str | os.PathLike[str] | None = None) -> str:
     """Keeps compiled programs in a folder, which later processes read instead of compiling them again.
 
     jtrees does so by default, in a folder of the user's caches, unless JAX has a folder already. This function selects
-    another folder, for all programs that this process compiles later. It sets JAX's persistent compilation cache. Small
-    programs are kept too, except where JAX's own variables exclude them, such as
-    ``JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS``. A program is still traced before it is read, which takes time.
+    another folder, by JAX's persistent compilation cache. A program is still traced before it is read, which takes
+    time. The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
 
-    The environment variable ``JTREES_CACHE=FOLDER`` does the same, and ``JTREES_CACHE=0`` keeps no programs.
-
-    The programs are in a subfolder for the kind and the number of processors, because machine code depends on both.
-    If these subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted. Nothing
-    else in the folder is deleted.
-    An entry that cannot be read is replaced. The folder can be deleted at any time. A program is found again only by
-    the same versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
+    The programs are in a subfolder for the kind and the number of processors, because machine code depends on both. If
+    these subfolders hold more than 1 GB or 10,000 programs, the least recently read programs are deleted. An entry that
+    cannot be read is replaced. The folder can be deleted at any time. A program is found again only by the same
+    versions of jax and jaxlib. Anyone who can write to the folder can run code in the processes that read it.
 
     Args:
       folder: the folder, which is created if it is missing. None: the folder already set in JAX, which is used as it
@@ -105,11 +101,7 @@ def _default_folder() -> str:
 
 
 def _made_subfolder(folder: Any) -> str:
-    """Returns the subfolder of this machine, after it was created.
-
-    Raises:
-      ValueError: if the folder is not a path, or cannot be created or written to.
-    """
+    """Returns the subfolder of this machine, after it was created; raises ``ValueError`` if it cannot be written to."""
     root = os.fspath(folder)
     if not isinstance(root, str) or not root:
         raise ValueError(f"folder must be a path, got {checks.quoted(folder)}")

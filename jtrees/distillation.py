@@ -97,11 +97,11 @@ def distill(
 ) -> DistillResult:
     """Fits a recipe, the student, to the predictions of a teacher.
 
-    The student learns from the rows and from synthetic rows, because the teacher can predict any row. A synthetic row
-    is a copy of a first row. Each of its columns is replaced, with probability 1/2, by the column of a second row, the
-    nearest of eight random rows. A replaced number is drawn between the numbers of the two rows. A replaced column of
-    whole numbers, booleans, dates, text or missing values takes the value of the second row. In
-    classification, the student learns from the teacher's probabilities.
+    The student learns from the rows and from synthetic rows, because the teacher can predict any row; in
+    classification, from the teacher's probabilities. A synthetic row is a copy of a first row. Each of its columns is
+    replaced, with probability 1/2, by the column of a second row, the nearest of eight random rows. A replaced number
+    is drawn between the numbers of the two rows. A replaced column of whole numbers, booleans, dates, text or missing
+    values takes the value of the second row.
 
     Args:
       teacher: a fitted model, or a function of rows. A model is a :class:`jtrees.FitResult`, a model of jtrees, or an
@@ -239,11 +239,7 @@ def _predictor(teacher: Any) -> Callable[[Any], Any]:
 
 
 def _predictions(predicts: Callable[[Any], Any], rows: OriginalRows) -> np.ndarray:
-    """Returns the teacher's predictions.
-
-    Raises:
-      ValueError: if the teacher does not predict numbers for every row.
-    """
+    """Returns the teacher's predictions; raises ``ValueError`` if they are not numbers for every row."""
     predictions = np.asarray(checks.as_numeric("predictions of the teacher", predicts(rows.values)))
     if predictions.ndim not in (1, 2) or len(predictions) != len(rows):
         raise ValueError(f"teacher must return ({len(rows)},) or ({len(rows)}, k) predictions, got {predictions.shape}")

@@ -225,11 +225,7 @@ def apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together(operation: str) -> Iterator[None]:
-    """Context of work that all processes share. If no mesh is in context, the runs are divided among all devices.
-
-    Raises:
-      RuntimeError: if a process does not start the same work within five minutes.
-    """
+    """Context of work that all processes share. If no mesh is in context, the runs are divided among all devices."""
     if not is_shared():
         yield
         return

@@ -59,11 +59,7 @@ def fill_gaps(x: Any, medians: Any) -> Any:
 
 
 def filled(x: Any, medians: Any, names: Sequence[str] | None = None) -> Any:
-    """Returns :func:`fill_gaps`, the same object if there are no gaps. ``names`` are the names of the columns.
-
-    Warns:
-      jtrees.tables.ColumnsWarning: with the number of gaps in each column. Traced arrays give no warning.
-    """
+    """Returns :func:`fill_gaps`, the same object without gaps, and warns of the number of gaps in each column."""
     if medians is None or validation.is_traced(x, medians):
         return fill_gaps(x, medians)
     counts = np.asarray((jnp if isinstance(x, jax.Array) else np).isnan(x).sum(0)).tolist()

@@ -37,11 +37,7 @@ class Thresholds(NamedTuple):
 
 
 def edges_of(x: Float[np.ndarray, "n p"], bins: int = 32) -> np.ndarray:
-    """Returns edges of bins with about equal numbers of samples, midway between two values. Runs on the host.
-
-    Returns:
-      ``(p, bins - 1)``, ascending, padded with infinity if a feature has fewer values.
-    """
+    """Returns edges of bins with about equal numbers of samples, ``(p, bins - 1)``, midway between two values."""
     edges = np.full((x.shape[1], bins - 1), np.inf, np.float32)
     for row, column in zip(edges, x.T, strict=True):
         values = np.unique(column)

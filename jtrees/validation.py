@@ -291,14 +291,7 @@ def as_finite(name: str, array: Any) -> np.ndarray:
 
 
 def check_x(x: Any, *, features: int | None = None, finite: bool = True, rows: int = 1) -> Any:
-    """Returns checked features as an array ``(n, p)``.
-
-    Args:
-      x: an array, or an object that NumPy converts to an array.
-      features: required number of columns, or None.
-      finite: whether to check for NaN and infinities.
-      rows: smallest number of rows: 0 or 1.
-    """
+    """Returns checked features as an array ``(n, p)``, with at least ``rows`` rows, 0 or 1."""
     x = as_numeric("x", x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (n, p), got shape {x.shape}{_repair_of_rank(x, features)}")

@@ -55,26 +55,21 @@ class Refined(Wrapper):
     """Trains all trees of a boosted sum jointly. Boosting fits each tree only to the residuals of the earlier trees.
 
     Splits become soft: sigmoids of their scores times a sharpness, with split weights scaled to length 1. The sharpness
-    rises geometrically from update to update. All splits and leaves are trained on mini-batches, on the loss of the
-    whole sum. The optimiser is Adam, and the learning rate decays to 0 by a cosine schedule.
+    rises geometrically from update to update. All splits and leaves are trained on mini-batches by Adam, on the loss of
+    the whole sum, and the learning rate decays to 0 by a cosine schedule.
 
-    Boosting chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``. The same rows
-    choose the number of updates: the multiple of about 50 with the lowest loss. Joint training ends if a fifth of the
-    planned evaluations in a row do not lower the loss. Tables with fewer than 50 rows need ``validation``. If rows were
-    held out, the last training starts from the boosted trees of all rows. It takes the chosen number of updates on all
-    rows.
-
-    The model consists of the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends
-    the last training. Boosting has one sum here, also in small tables.
+    Boosting, with one sum, chooses its number of rounds on held-out rows (a fifth of all rows), or on ``validation``.
+    The same rows choose the number of updates. Joint training ends if a fifth of the planned evaluations in a row do
+    not lower the loss. Tables with fewer than 50 rows need ``validation``. If rows were held out, the last training
+    starts from the boosted trees of all rows, and takes the chosen number of updates on all rows. The model consists of
+    the boosted trees if joint training does not lower their loss, or if a deadline or Ctrl-C ends the last training.
 
     The model is a :class:`jtrees.SoftModel`; ``tree`` is None. The report is a :class:`jtrees.ensembles.RefinedReport`.
 
     Attributes:
       base: a :class:`jtrees.Boosted` with ``patience``. The default has up to 100 trees of depth 4 with linear leaves.
-      epochs: number of passes over the data. None: 12, with at least 2000 and at most 7500 updates. Batches of fewer
-        than 128 samples may take more updates, up to 960,000 samples in total.
-      batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-        skipped until the next shuffle.
+      epochs: number of passes over the data; None: as in :class:`jtrees.DGT`, but 12 passes, at least 2000 updates.
+      batch_size: samples in a mini-batch, as in :class:`jtrees.DGT`.
       learning_rate: initial learning rate of Adam, for features of deviation 1/3 and outputs in units of the deviation
         of the boosted sum.
       first_sharpness: sharpness of the first update.

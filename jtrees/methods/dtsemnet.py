@@ -62,16 +62,10 @@ def dtsemnet(
 ) -> training.Method:
     """Returns the DTSemNet method; parameters are an :class:`jtrees.ObliqueTree`.
 
-    In classification, leaf l has class l mod K, and the loss is that of the classes' logits. The gradient is exact.
-    For other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through.
-    ``harden`` refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order
-    1.
-
-    Args:
-      depth: depth of the tree, 1 to 16.
-      task: what is predicted, and by which loss.
-      leaves: ``"constant"``, or ``"linear"`` for the squared error.
-      pooling: how the outputs of the leaves of a class are pooled, as in :class:`jtrees.DTSemNet`.
+    In classification, leaf l has class l mod K, and the loss is that of the classes' logits. The gradient is exact. For
+    other tasks, and for more classes than leaves, leaves hold values, and the gradient is straight-through. ``harden``
+    refits the leaves. The method assumes features of mean 0 and deviation 1, and regression targets of order 1. The
+    arguments are those of :class:`jtrees.DTSemNet`.
 
     Raises:
       ValueError: for a depth out of range, an unknown kind of leaves or pooling, or linear leaves for another loss.

@@ -264,11 +264,7 @@ def _visit_leaves(
 def _climb(
     frontier: Frontier, value: Array, step: Step, operands: Operands, gradient: Operands
 ) -> tuple[Array, Operands]:
-    """Passes the values of paths from the leaves up to the roots, and adds to the gradient of their sum.
-
-    Returns:
-      The values and the gradient. The first ``trees n`` values belong to the roots.
-    """
+    """Passes values of paths up to the roots, the first ``trees n``, and adds to the gradient of their sum."""
     (n, p), (trees, nodes) = operands.x.shape, operands.bias.shape
     depth, (_, size) = topology.depth_of(nodes), blocking.paths_at_once(trees * n)
     x, flat_weights = operands.x, operands.weights.reshape(-1, p)

@@ -54,22 +54,16 @@ def fit(
     """Fits a model to a table.
 
     The fit also compares the model with a linear model and a constant, and ``report.verdict`` says which is better. The
-    comparison uses ``validation``, the rows that ``held_out`` sets aside, or the rows that the search itself held out.
-    The held-out rows of a search are out-of-bag rows, or rows that choose the number of rounds or updates. The verdict
-    says if the rows also chose the model, because their losses are then slightly too low. If there are no such rows,
-    the comparison uses the training rows and charges each model for its parameters. The verdict then says so, because
-    the comparison is less certain.
+    comparison uses ``validation``, the rows that ``held_out`` sets aside, or the rows that the search itself held out,
+    such as out-of-bag rows. The verdict says if the rows also chose the model, because their losses are then slightly
+    too low. If there are no such rows, the comparison uses the training rows and charges each model for its parameters.
 
     The search runs in compiled calls of about half a second. Ctrl-C or ``max_seconds`` ends the search after the
-    current call, with the best result so far. In the short stages of GET and RADDT, one more call follows. A second
-    Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
-
-    If CART on all rows would exceed the deadline, CART is grown on a sample of the rows. Correlations of features and
-    the linear model of the comparison also take fewer rows then. GET and RADDT have fewer starts if the deadline is too
-    near for an update of each. If it is too near for linear leaves of many features, their leaves are constant, with a
-    warning. After the deadline, the fit skips refinements and further trees of a bag. The fit always checks and scales
-    the table, makes one update, and fits the leaves to all rows. The leaves of :class:`jtrees.Boosted` are then those
-    of the rows that it trained on.
+    current call, with the best result so far. A second Ctrl-C raises KeyboardInterrupt. Compilation is not interrupted.
+    A near deadline also means samples of rows for CART, correlations and the comparison, fewer starts of GET and RADDT,
+    constant leaves (with a warning), and no refinements or further trees of a bag. The fit always checks and scales the
+    table, makes one update, and fits the leaves to all rows (in :class:`jtrees.Boosted`: to the rows that it trained
+    on).
 
     Args:
       recipe: the recipe to fit, such as ``jtrees.GET(depth=4)``.
@@ -271,11 +265,7 @@ def fits_of(
 
 
 def _problem(recipe: Recipe, split: Fold, rows: int, engine: Engine) -> Problem:
-    """Returns the problem of a split, padded to a number of rows, without a recipe and a key.
-
-    Raises:
-      ValueError: if the recipe does not suit the table.
-    """
+    """Returns the problem of a split, padded to a number of rows, without a recipe and a key."""
     table, validation = split.table, split.validation
     recipe.check(table.task, (rows, table.x.shape[1]))
     as_given = np.all(table.y.min(0) == 0) and np.all(table.y.max(0) == 1)

@@ -63,19 +63,10 @@ class Schedule(NamedTuple):
     def of(
         cls, n: int, epochs: int | None, batch_size: int, passes: int = _PASSES, fewest: int = _FEWEST
     ) -> "Schedule":
-        """Returns the schedule for n samples.
+        """Returns the schedule for n samples: see ``epochs`` and ``batch_size`` of :class:`MiniBatchRecipe`.
 
-        Args:
-          n: number of samples.
-          epochs: number of passes over the data. None: ``passes``, with at least ``fewest`` and at most 7500 updates.
-            Batches of fewer than 128 samples may take more updates, up to 960,000 samples in total.
-          batch_size: samples in a mini-batch, at most n. The last samples of a pass that do not fill a mini-batch are
-            skipped until the next shuffle.
-          passes: number of passes if ``epochs`` is None.
-          fewest: least number of updates if ``epochs`` is None.
-
-        Raises:
-          ValueError: if the number of updates exceeds a 32-bit counter.
+        If ``epochs`` is None, there are about ``passes`` passes over the data, and at least ``fewest`` updates. Raises
+        ``ValueError`` if the number of updates exceeds a 32-bit counter.
         """
         batch_size = min(batch_size, n)
         per_epoch = n // batch_size
@@ -276,13 +267,7 @@ class Result(NamedTuple):
     finite: Any = True  # whether all losses of the training were finite
 
     def fitted(self, losses: np.ndarray) -> Fitted:
-        """Returns the result on the host, with the losses of all updates as its history.
-
-        It warns if the training became non-finite after the evaluation that gave the model.
-
-        Raises:
-          FloatingPointError: if the score is not finite.
-        """
+        """Returns the result on the host; raises ``FloatingPointError`` if the score is not finite, and may warn."""
         if not np.isfinite(self.score):
             raise FloatingPointError("training became non-finite: try a smaller learning_rate")
         if not self.finite:

@@ -85,10 +85,8 @@ def _priority_sample(
 
 
 def sampled(problem: Problem, limit: int | None, number: int = 0) -> Problem:
-    """Returns the problem on a sample of about ``limit`` rows, or the same problem if the sample would not be smaller.
-
-    Each ``number`` draws another sample. Problems with the same rows and the same key share the arrays of the sample.
-    """
+    """Returns the problem on a sample of about ``limit`` rows, or the same problem if it would not be smaller."""
+    # Each `number` draws another sample. Problems with the same rows and the same key share the arrays of the sample.
     if limit is None or problem.shape[0] <= bucket(limit):
         return problem
     _, y, weight = problem.batch
@@ -113,11 +111,7 @@ def rows_used(recipe: Any, n: int) -> int:
 
 
 def most_rows(recipe: Any) -> int | None:
-    """Returns the number of rows of a sample, from the options ``rows`` and ``depth`` of a recipe; None: all rows.
-
-    Raises:
-      ValueError: if a sample has fewer rows than the tree has leaves.
-    """
+    """Returns the number of rows of a sample, from the options ``rows`` and ``depth`` of a recipe; None: all rows."""
     leaves = 2**recipe.depth
     if recipe.rows == "auto":
         return max(_ROWS, _OF_LEAF * leaves)

@@ -43,17 +43,16 @@ def get(
 
     - the mean squared error, for constant leaves;
     - the expected mean squared error on new samples (:func:`jtrees.leaves.fit_shrunk`), for linear leaves;
-    - the log loss, for classes.
+    - the log loss, for classes, whose leaves hold logits during training and class frequencies after hardening.
 
-    The method assumes that x and regression targets are scaled to about [0, 1]. Targets are ``(n,)`` or ``(n, k)``.
+    The method assumes that x and regression targets, ``(n,)`` or ``(n, k)``, are scaled to about [0, 1].
 
     Args:
       depth: depth of the tree, 1 to 16.
       alpha: sharpness, the factor of the scores in the sigmoid, above 0: a number, a traced number, or an optax
         schedule of the step.
       leaves: ``"constant"``, or ``"linear"`` for GET-Linear.
-      task: what is predicted. In classification, leaves hold logits during training and class frequencies after
-        hardening.
+      task: what is predicted.
       l1: strength of an L1 penalty on the split weights, ``l1 * sum_j |w_j|_1``.
       implementation: implementation of the loss and its gradient, XLA or a kernel: see :mod:`jtrees.ops`.
       scored: whether the loss comes with the score of the hard tree. The score of linear leaves costs a fit. If False,
@@ -115,38 +114,27 @@ def soft_method(
 class GET(Annealed):
     """GET's recipe (Algorithm 1): many starts under increasingly steep sigmoids, the first from CART.
 
-    Each start trains under one sharpness after another, on full batches. The optimiser is AdamW with a linear warm-up,
-    then cosine decay, as in the authors' program. A stage starts from the best hard tree of the previous stage, with
-    refitted leaves; the paper starts it from the last tree. Hard trees are evaluated during training. The best tree has
-    the lowest
+    Each start trains under one sharpness after another, on full batches, by AdamW with a linear warm-up, then cosine
+    decay. A stage starts from the best hard tree of the previous stage, with refitted leaves. The best tree has the
+    lowest
 
     - mean squared error on the training data, for constant leaves;
-    - expected mean squared error on new data, for linear leaves;
+    - expected mean squared error on new data (:func:`jtrees.leaves.fit_shrunk`), for linear leaves;
     - mean log loss on the training data, for classes;
     - mean squared error or log loss on ``validation``, if given.
 
-    Generalised cross-validation gives the expected error of linear leaves, and chooses their shrinkage
-    (:func:`jtrees.leaves.fit_shrunk`). The paper uses least squares in each leaf, and the training error. For linear
-    leaves, the reported loss is at least the mean squared error on the training data.
+    For linear leaves, the reported loss is at least the mean squared error on the training data, and CART is fitted to
+    the residuals of a linear regression. In tables of more than 64 features, linear leaves share a ridge regression of
+    all rows. Each leaf corrects it along 64 features: the output of the ridge regression, and the columns that matter
+    most to the target. The search splits the same 64 features.
 
-    In tables of more than 64 features, linear leaves share a ridge regression of all rows. Each leaf corrects it along
-    64 features: the output of the ridge regression, and the columns that matter most to the target. The search splits
-    the same 64 features, so that its time hardly depends on the number of columns.
+    The search is successive halving. If there is no ``validation``, the short stages hold out a fifth of the rows, and
+    CART is grown without these rows too. If CART predicts the held-out rows as well as the best start, no start
+    continues, and the model is CART, grown on all rows of a stage. In a table of at most 1000 rows, different starts
+    hold out different fifths. Linear leaves hold out no rows and use the expected error.
 
-    For linear leaves, CART is fitted to the residuals of a linear regression. If no start beats CART, CART is returned
-    (with ``cart=True`` only). Features are scaled to mean 0 and deviation 1/3, in the paper to the range [0, 1].
-
-    The search is successive halving. The long stages continue from the best splits of the short stages, under newly
-    drawn sharpnesses. The loss on ``validation`` ranks the starts. If there is no ``validation``, the short stages hold
-    out a fifth of the rows, and CART is grown without these rows too. If CART predicts the held-out rows as well as the
-    best start, no start continues. The model is then CART, grown on all rows of a stage. In a table of at most 1000
-    rows, different starts hold out different fifths. The starts that would continue must then predict better than CART
-    on average. Linear leaves hold out no rows and use the expected error.
-
-    The paper has no halving, ridge regression, preconditioner or shrinkage. The options ``epochs=3000``,
-    ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close to its procedure. A fit with
-    these options takes three times as long, or ten times as long with linear leaves. The paper's subtree polish is
-    :class:`jtrees.Polished`.
+    The options ``epochs=3000``, ``halving=False``, ``ridge=False``, ``precondition=0`` and ``shrink=False`` are close
+    to the paper's procedure, and take three to ten times as long. Its subtree polish is :class:`jtrees.Polished`.
 
     A tree of :class:`jtrees.Boosted` has other defaults for options that are None: ``starts=1``, ``epochs=20``,
     ``learning_rate=0.03``, ``alpha_ranges=((20, 60),)``, ``cart="binned"``, ``precondition=0``, and no ``ridge``,

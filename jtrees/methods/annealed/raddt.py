@@ -38,17 +38,9 @@ def raddt(
 ) -> training.Method:
     """Returns the RADDT method: minimises the expected loss of routing by ``softmin(sharpness * violations)`` of paths.
 
-    Everything except the routing (:func:`jtrees.routing.violation`) is as in :func:`jtrees.methods.get`. Probabilities
-    are normalised once over all paths instead of at every split. At depth 1 both routings are the same.
-
-    Args:
-      depth: depth of the tree, 1 to 16.
-      sharpness: factor of the violations, above 0: a number, a traced number, or an optax schedule of the step.
-      leaves: see :func:`jtrees.methods.get`, also for the other arguments and the errors.
-      task: what is predicted.
-      l1: strength of an L1 penalty on the split weights.
-      implementation: implementation of the loss and its gradient.
-      scored: whether the loss comes with the score of the hard tree.
+    Everything except the routing (:func:`jtrees.routing.violation`) is as in :func:`jtrees.methods.get`, also the
+    arguments and the errors, with the factor ``sharpness`` of the violations in place of ``alpha``. Probabilities are
+    normalised once over all paths instead of at every split. At depth 1 both routings are the same.
     """
     options: Any = {"leaves": leaves, "task": task, "l1": l1, "implementation": implementation, "scored": scored}
     return soft_method(depth, sharpness, name="sharpness", route="violation", **options)

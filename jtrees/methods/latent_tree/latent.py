@@ -184,10 +184,9 @@ class LatentRecipe(NetworkRecipe):
 class LatentTree(LatentRecipe):
     """LatentTree's recipe: a tree, and a predictor on the traversals of samples.
 
-    The search trains on mini-batches with AdamW. (The paper's quasi-hyperbolic Adam was not better on two data sets:
-    ``experiments.paper_latent``.) The learning rate is divided by ten when the training loss reaches a plateau. Split
-    biases are initialised to the means of the samples that reach each node. Features are scaled to mean 0 and deviation
-    1, targets to [0, 1].
+    The search trains on mini-batches with AdamW. The learning rate is divided by ten when the training loss reaches a
+    plateau. Split biases are initialised to the means of the samples that reach each node. Features are scaled to mean
+    0 and deviation 1, targets to [0, 1].
 
     The model has the parameters after the last update. If ``validation`` is given, the model has the evaluated
     parameters with the lowest validation loss. The activity of its nodes is computed on the whole training data. The

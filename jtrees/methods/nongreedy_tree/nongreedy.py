@@ -53,22 +53,16 @@ def nongreedy(
 ) -> training.Method:
     """Returns the method of non-greedy trees: minimises a surrogate loss, an upper bound of the loss of a hard tree.
 
-    Parameters are an :class:`ObliqueTree`. The loss is the log loss or the squared error (averaged over the targets, if
-    there are several). The method assumes features and targets of mean 0 and deviation 1. Rows of splits, bias
-    included, stay in the ball ``|w|^2 <= nu``. In the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for
-    each sample. The surrogate loss is then the loss of stable SGD (eq. 14), relative to the decisions that lead to the
-    assigned leaf.
+    Parameters are an :class:`ObliqueTree`. The loss is the log loss of logits or the squared error (averaged over the
+    targets, if there are several). The method assumes features and targets of mean 0 and deviation 1. Rows of splits,
+    bias included, stay in the ball ``|w|^2 <= nu``: smaller values widen the margins and leave fewer leaves active. In
+    the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for each sample. The surrogate loss is then the loss
+    of stable SGD (eq. 14), relative to the decisions that lead to the assigned leaf.
 
-    Args:
-      depth: depth of the tree, 1 to 20.
-      nu: squared radius of the ball, above 0. Smaller values widen the margins and leave fewer leaves active.
-      task: what is predicted. In classification, leaves hold logits.
-      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all leaves.
-      learning_rate: if given, the method takes the steps of ``lazy_momentum(learning_rate, momentum)``, which must be
-        the optimiser. In deep trees, a step moves only the rows on the paths of samples. None: dense gradients.
-      momentum: momentum of the steps, in [0, 1).
-      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Negative weights of these
-        features are set to 0.
+    The arguments are those of :class:`jtrees.NonGreedy`, except for two. With a ``learning_rate``, the method takes the
+    steps of ``lazy_momentum(learning_rate, momentum)``, which must be the optimiser. In deep trees, a step moves only
+    the rows on the paths of samples. None: dense gradients. Negative weights of the features ``monotone``, ``(p,)``
+    bool, are set to 0.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -130,7 +124,7 @@ class NonGreedy(CO2):
       nu: see :class:`jtrees.CO2`.
       momentum: see :class:`jtrees.CO2`.
       bins: see :class:`jtrees.CO2`.
-      inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
+      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all leaves.
       stable: whether to use stable SGD. It freezes the assigned leaf of each sample in its surrogate loss. The leaves
         are assigned again after an epoch that lowers the mean surrogate loss by less than one percent.
       ridge: see :class:`jtrees.CO2`.
