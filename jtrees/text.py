@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrees import prediction, processes, validation
+from jtrees.tasks import Policy
 from jtrees.tasks.labels import check_labels
 
 _READ = 8  # text with more digits is for computation, not for reading
@@ -208,7 +209,7 @@ def measured(
         return deviations, rows
     if tree.is_policy:
         labels = class_labels(tree, class_names)
-        for mean, texts in zip(tree.mean_rewards(leaf, y), rows, strict=True):
+        for mean, texts in zip(_mean_rewards(tree, leaf, y), rows, strict=True):
             order = [] if np.isnan(mean).any() else np.argsort(-mean, kind="stable")[:max_terms]
             best = ", ".join(f"{labels[i]}: {number_text(mean[i], _REWARD_DIGITS)}" for i in order)
             texts += [f"mean reward of {best}"] if best else []
@@ -222,6 +223,15 @@ def measured(
         count_texts = [f"{labels[i]}: {counts[i]}" for i in present]
         texts += [classes_text(counts[present], count_texts, max_terms)] if count_texts else []
     return deviations, rows
+
+
+def _mean_rewards(tree: Any, leaf: np.ndarray, rewards: Any) -> np.ndarray:
+    """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``. NaN for an empty leaf."""
+    checked = Policy(tree.classes or 0).held_out_targets(rewards, len(leaf))
+    sums = np.zeros((len(tree.bias) + 1, checked.shape[1]))
+    np.add.at(sums, leaf, checked)
+    count = np.bincount(leaf, minlength=len(sums))[:, None]
+    return np.where(count, sums / np.maximum(count, 1), np.nan)
 
 
 def class_labels(tree: Any, class_names: Sequence[str] | None) -> list[str]:

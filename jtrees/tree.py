@@ -12,7 +12,7 @@ import numpy as np
 from jtrees import io, ops, prediction, processes, pytree, sharding, topology, validation
 from jtrees.leaves import kind_of
 from jtrees.segments import Array
-from jtrees.tasks import Policy, Task
+from jtrees.tasks import Task
 from jtrees.text import tree_text
 
 
@@ -304,22 +304,6 @@ class ObliqueTree:
           ValueError: for a wrong number of names of columns or classes, and for x or y that do not fit the tree.
         """
         return tree_text(self._single(), feature_names, digits, class_names, x, y, max_terms)
-
-    def mean_rewards(self, leaf_index: np.ndarray, rewards: Any) -> np.ndarray:
-        """Returns the mean rewards of the actions in each leaf of a policy, ``(leaves, K)``. NaN for an empty leaf.
-
-        Args:
-          leaf_index: leaf of each row, ``(n,)``.
-          rewards: rewards of all actions, ``(n, K)``.
-
-        Raises:
-          ValueError: for rewards of a wrong shape, or rewards that are not finite.
-        """
-        checked = Policy(self.classes or 0).held_out_targets(rewards, len(leaf_index))
-        sums = np.zeros((len(self.bias) + 1, checked.shape[1]))
-        np.add.at(sums, leaf_index, checked)
-        count = np.bincount(leaf_index, minlength=len(sums))[:, None]
-        return np.where(count, sums / np.maximum(count, 1), np.nan)
 
     def __repr__(self) -> str:
         kind = getattr(self.leaves, "name", type(self.leaves).__name__)

@@ -36,10 +36,8 @@ class LatentClustering(LatentRecipe):
       penalty: penalty of an active node per sample: the paper's lambda divided by its batch size.
       weight_decay: strength of AdamW's decay of all parameters.
       inputs: inputs of the predictor, ``"z"`` or ``"xz"``.
-      patience: number of epochs without a lower loss before the learning rate is reduced. If ``epochs`` is None, the
-        unit is a hundredth of all updates.
-      early_stopping: whether training can end early. It ends when the learning rate is a thousandth of its initial
-        value, or after a quarter of all evaluations in a row without a lower loss on ``validation``.
+      patience: see :class:`jtrees.LatentTree`.
+      early_stopping: see :class:`jtrees.LatentTree`.
 
     Example:
       >>> x = np.repeat([[0.0, 0.0, 0.0], [4.0, 4.0, 1.0]], 20, axis=0)  # two groups of twenty

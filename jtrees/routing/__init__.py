@@ -18,7 +18,6 @@ from jtrees.routing.traversal import (
     activity as activity,
     position as position,
     rewards as rewards,
-    traverse as traverse,
 )
 from jtrees.routing.violation import path_violations as path_violations, violation as violation
 

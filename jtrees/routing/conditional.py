@@ -73,16 +73,8 @@ def reachable_leaves(
 ) -> tuple[Int[Array, "trees n"], Bool[Array, ""]]:
     """Returns the number of leaves that each sample reaches in each tree, and whether the frontier overflows.
 
-    Args:
-      x: samples.
-      weights: split weights.
-      bias: split biases.
-      gamma: width of the uncertain region.
-      width: as for :func:`conditional_ensemble`. There is no overflow if the default for the depth is to score all
-        splits.
-
-    Raises:
-      ValueError: in the same cases as :func:`conditional_ensemble`.
+    The arguments and the errors are those of :func:`conditional_ensemble`. There is no overflow if the default for the
+    depth is to score all splits.
 
     Example:
       >>> x = jnp.array([[-3.0], [0.0], [3.0]])

@@ -81,14 +81,7 @@ def class_counts(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Returns the total weight of each class in each leaf, or the expected weight for soft labels ``(n, classes)``.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 0])
-      >>> print(jtrees.losses.class_counts(leaf, y, 2, 2))
-      [[2. 0.]
-       [1. 1.]]
-    """
+    """Returns the total weight of each class in each leaf, or the expected weight for soft labels ``(n, classes)``."""
     weight = ones_or(sample_weight, y, jnp.float32 if sample_weight is None else sample_weight.dtype)
     if is_soft(y):
         return segments.sums(weight[:, None] * y.astype(weight.dtype), leaf_index, num_leaves)
@@ -147,25 +140,10 @@ def weighted_quantiles(
     *,
     sample_weight: Float[Array, " n"] | None = None,
 ) -> Float[Array, "leaves k"]:
-    """Returns quantiles of the targets in each leaf. They minimise the pinball losses of the leaf's samples.
-
-    If all values between two targets are minimisers, the quantile is the mid-point of the two targets. A leaf without
-    weight has the quantiles of all samples. Quantiles of one leaf never cross. The cost is two sorts for any number of
-    leaves. NumPy arrays are sorted on the host, and their weights are added in double precision.
-
-    Args:
-      leaf_index: leaf of each sample.
-      y: targets.
-      num_leaves: number of leaves.
-      levels: levels of the quantiles, k numbers above 0 and below 1.
-      sample_weight: nonnegative weights.
-
-    Example:
-      >>> leaf, y = jnp.array([0, 0, 0, 1]), jnp.array([1.0, 2.0, 3.0, 8.0])
-      >>> print(jtrees.losses.weighted_quantiles(leaf, y, 2, (0.25, 0.5)))
-      [[1. 2.]
-       [8. 8.]]
-    """
+    """Returns quantiles of the targets in each leaf. They minimise the pinball losses of the leaf's samples."""
+    # If all values between two targets are minimisers, the quantile is the mid-point of the two targets. A leaf without
+    # weight has the quantiles of all samples. Quantiles of one leaf never cross. The cost is two sorts for any number
+    # of leaves.
     xp = module_of(leaf_index, y)
     y = y.astype(np.float64) if xp is np else y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(jnp.float32)
     weight = ones_or(sample_weight, y)

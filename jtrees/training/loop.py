@@ -124,15 +124,8 @@ def advance_up_to(
 def best(method: Method, state: TrainState, data: Batch, *, score: Callable[[Params], Array] | None = None) -> Best:
     """Returns the best parameters of a run, including the last; without evaluations, the last parameters.
 
-    Args:
-      method: the trained method.
-      state: state of the run.
-      data: as for :func:`advance`.
-      score: as for :func:`advance`.
-
-    Returns:
-      The best parameters. If the run became non-finite, they are the best parameters before. Their score is infinite if
-      no evaluation was finite.
+    The arguments are those of :func:`advance`. If the run became non-finite, they are the best parameters before. Their
+    score is infinite if no evaluation was finite.
     """
     last_score = score_of(method, state, normalised(_checked(data)), score)
     finite = state.finite & jnp.isfinite(last_score)
@@ -152,27 +145,14 @@ def train(
     score_every: int = 0,
     score: Callable[[Params], Array] | None = None,
 ) -> Best:
-    """Runs :func:`start`, :func:`advance` and :func:`best`.
+    """Runs :func:`start`, :func:`advance` and :func:`best`, whose arguments and errors it has.
 
     The function is pure. It can be used with ``jit``, and with ``vmap`` over keys and numeric hyperparameters. Under
-    ``jit`` equal shapes compile once.
+    ``jit`` equal shapes compile once. If ``score_every`` is 0, the last parameters are returned, else those of the
+    lowest score.
 
     If the score is the loss of a hard tree with refitted leaves, as in GET, the gradient of ``score`` is 0 where it
     exists. To differentiate through training, differentiate a soft loss of ``params``, and leave ``score_every`` at 0.
-
-    Args:
-      method: the method to train.
-      data: samples, targets and weights.
-      key: key for the initial parameters, the order of samples, and random draws of the method.
-      optimizer: any optax transformation.
-      steps: number of updates.
-      batch_size: as for :func:`advance`.
-      score_every: number of steps between evaluations of the score. The parameters of the lowest score are returned.
-        0: the last parameters are returned.
-      score: as for :func:`advance`.
-
-    Raises:
-      ValueError: as :func:`start` and :func:`advance`.
     """
     state = start(method, data, key=key, optimizer=optimizer)
     options: Any = {"batch_size": batch_size, "score_every": score_every, "score": score}
