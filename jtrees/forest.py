@@ -105,7 +105,7 @@ class Forest:
 
     @property
     def scaling(self) -> Any:
-        """The common scaling of the trees: see :func:`jtrees.prediction.predict`."""
+        """The common scaling of the trees: see ``jtrees.prediction.predict``."""
         scaling = _first(self.trees.scaling)
         if isinstance(self.trees, Forest) and self.trees.combine == "sum" and getattr(scaling, "y", None) is not None:
             scaling = scaling.replace(y=np.asarray(scaling.y, np.float64) * len(self[0]))  # a tree predicts a share

@@ -193,7 +193,7 @@ def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -
                 score += gather(w) * column
         else:
             score = jnp.einsum("np,np->n", gather(weights), x, precision="highest") + gather(bias)
-        below = 2 * node + 1 + routing.hard_step(score).astype(node.dtype)
+        below = 2 * node + 1 + (score > 0).astype(node.dtype)
         return below if error is None else append_bit(below, (state % 2 == 1) | is_uncertain(score))
 
     # A single array is passed from level to level, with a bit for uncertainty. For two arrays, the compiler would

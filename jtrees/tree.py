@@ -166,7 +166,7 @@ class ObliqueTree:
 
     @property
     def scaling(self) -> Origin | None:
-        """The transform of samples and predictions: see :func:`jtrees.prediction.predict`."""
+        """The transform of samples and predictions: see ``jtrees.prediction.predict``."""
         return self.origin
 
     def without_scaling(self) -> "ObliqueTree":

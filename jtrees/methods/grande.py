@@ -51,7 +51,7 @@ class WeightedTrees:
         weights, bias = self.splits()
         z = jnp.einsum("tjp,np->tjn", weights, x, precision="highest") + bias[..., None]
         soft = (z / (1 + jnp.abs(z)) + 1) / 2
-        return soft + jax.lax.stop_gradient(routing.hard_step(z).astype(soft.dtype) - soft)
+        return soft + jax.lax.stop_gradient((z > 0).astype(soft.dtype) - soft)
 
     def outputs(self, x: Float[Array, "n p"], active: Array | None = None) -> Float[Array, "n *k"]:
         """Returns the mean of the values of the reached leaves, weighted by a softmax of their weights."""

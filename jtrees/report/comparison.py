@@ -142,7 +142,7 @@ def compared(
     The losses are on ``held_out`` if it is given, else on the rows that the model's search left out. If there are no
     such rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
     generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
-    :func:`jtrees.description.count_free`. A tree with linear leaves is charged as much as its search does. A model
+    ``jtrees.description.count_free``. A tree with linear leaves is charged as much as its search does. A model
     that is not a single tree is not charged. Large tables are subsampled.
 
     Args:
