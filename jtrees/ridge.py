@@ -19,10 +19,10 @@ _times: Any = partial(jnp.matmul, precision="highest")
 
 
 class Ridge(NamedTuple):
-    """A ridge regression: slopes ``(p, k)``; degrees of freedom, GCV error and noise left of each output, ``(k,)``.
+    """A ridge regression: slopes ``(p, k)``; degrees of freedom, GCV error and noise left of each output, ``(k,)``."""
 
-    The noise left is the part of the variance of noise along the features that the residuals keep: 0 for least squares.
-    """
+    # The noise left is the part of the variance of noise along the features that the residuals keep: 0 for least
+    # squares.
 
     slopes: Float[Array, "p k"]
     df: Float[Array, " k"]

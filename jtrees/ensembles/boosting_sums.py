@@ -66,10 +66,9 @@ def since_lowest(losses: np.ndarray) -> int:
 
 
 class GrowingSum:
-    """A sum of boosted trees of one kind, to which rounds are added.
+    """A sum of boosted trees of one kind, to which rounds are added."""
 
-    A base with ``grow`` adds many rounds in a program. The search of any other base finds the splits of one round.
-    """
+    # A base with `grow` adds many rounds in a program. The search of any other base finds the splits of one round.
 
     def __init__(self, problem: Problem, state: Any, room: Any = None, grow_arguments: Any = None):
         """``room`` is for the rounds of a program, and ``grow_arguments`` has one kind of trees; both may be None."""

@@ -55,11 +55,10 @@ _MARGIN = 0.1  # extension of the range of outputs on both sides, as a fraction 
 
 
 class _Models(NamedTuple):
-    """Models of the nodes of a level, with their degrees of freedom, GCV losses, and ranges of targets.
+    """Models of the nodes of a level, with their degrees of freedom, GCV losses, and ranges of targets."""
 
-    ``low`` and ``high`` belong to the node where the model was fitted. This node is the node itself, or the nearest
-    ancestor whose model it shares.
-    """
+    # `low` and `high` belong to the node where the model was fitted. This node is the node itself, or the nearest
+    # ancestor whose model it shares.
 
     slopes: Array
     intercept: Array
@@ -86,10 +85,9 @@ class _Node(NamedTuple):
 
 
 class _Root(NamedTuple):
-    """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit.
+    """The model of the root: its slopes ``(p, k)``, degrees of freedom ``(k,)``, and number of features of its fit."""
 
-    A degree of freedom of the slopes of a correction costs ``cost`` degrees of freedom, ``(k,)``.
-    """
+    # A degree of freedom of the slopes of a correction costs `cost` degrees of freedom, (k,).
 
     slopes: Any
     df: Any

@@ -44,11 +44,10 @@ def smooth_step(gamma: Array) -> Step:
 
 
 class Frontier(NamedTuple):
-    """The paths of a batch. The first ``trees n`` paths start at the roots, tree by tree, and later paths at splits.
+    """The paths of a batch. The first ``trees n`` paths start at the roots, tree by tree, and later paths at splits."""
 
-    Arrays have capacity for ``width trees n`` paths and padding. Entries from index ``counts[-1]`` on are undefined.
-    For paths that start at roots, ``parent``, ``row``, ``position``, ``before`` and ``right`` are undefined.
-    """
+    # Arrays have capacity for `width trees n` paths and padding. Entries from index `counts[-1]` on are undefined. For
+    # paths that start at roots, `parent`, `row`, `position`, `before` and `right` are undefined.
 
     tree: Int[Array, " paths"]  # index of the tree
     sample: Int[Array, " paths"]  # index of the sample

@@ -26,11 +26,10 @@ def augmented_leaf(scores: Float[Array, "nodes n"], losses: Float[Array, "leaves
 
 
 class Flips(NamedTuple):
-    """The path of each sample, and the leaves that it would reach with one flipped decision on the path.
+    """The path of each sample, and the leaves that it would reach with one flipped decision on the path."""
 
-    The leaves form the Hamming ball of radius 1 around ``sgn z``. Fast inference maximises over this ball (the paper's
-    eq. 13).
-    """
+    # The leaves form the Hamming ball of radius 1 around `sgn z`. Fast inference maximises over this ball (the paper's
+    # eq. 13).
 
     path: Int[Array, "depth n"]  # the splits on the path, root first, (depth, n)
     scores: Float[Array, "depth n"]  # scores at these splits, (depth, n)

@@ -117,10 +117,9 @@ class LatentReport(TrainingReport):
 
 @pytree.dataclass(kw_only=True)
 class LatentRecipe(NetworkRecipe):
-    """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share.
+    """The options and the training that :class:`jtrees.LatentTree` and :class:`jtrees.LatentClustering` share."""
 
-    The base class has linear splits and a linear predictor.
-    """
+    # The base class has linear splits and a linear predictor.
 
     depth: int = option(4, most=MAX_DEPTH)
     penalty: float = option(0.01, above=0)
