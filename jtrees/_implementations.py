@@ -31,10 +31,6 @@ def choose(
       weights: split weights.
       *operands: further operands. The width of each matrix among them is a number of outputs.
       not_by: backends that cannot run the kernel at any size.
-
-    Raises:
-      ValueError: for an unknown implementation.
-      Unsupported: if no requested implementation supports this call.
     """
     requested = kernels.named(implementation)
     depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in operands if a.ndim == 2], default=1)

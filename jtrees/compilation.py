@@ -23,16 +23,15 @@ _LEVEL = "xla_backend_optimization_level"
 _SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 # Number of programs kept between fits, of about 4 MB each. A fit of new shapes or options compiles three to nine.
 KEPT_PROGRAMS = 128
-_OURS: list[list[Any]] = []  # the functions of ``jax.jit`` of each function here, which hold their programs
-_HasOrder = Callable[[Any], bool]
+_OURS: list[list[Any]] = []  # the functions that are compiled here, which hold their programs
 _AHEAD: set[Any] = set()  # the programs that ``compiled`` returned; the functions hold them, but do not count them
 
 
-def _options(level: int) -> dict[str, Any]:
-    """Returns XLA's options for this level of optimisation.
-
-    XLA refuses unknown options, and later versions may have no older emitters.
-    """
+def _options(level: int, often: bool) -> dict[str, Any]:
+    """Returns XLA's options for this level of optimisation."""
+    # XLA refuses unknown options, and later versions may have no older emitters.
+    if often:
+        return {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: level}
     older_emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
     return {_LEVEL: level} | older_emitters
 
@@ -41,10 +40,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def sums_in_order(fn: _Function) -> _Function:
-    """Decorator of a function of a run whose sums must not depend on the number of processors.
-
-    It is for functions whose results decide much by little, such as rounds of boosting.
-    """
+    """Decorator of a function of a run whose sums must not depend on the number of processors."""
+    # It is for functions whose results decide much by little, such as rounds of boosting.
     fn.sums_in_order = True  # type: ignore[attr-defined]
     return fn
 
@@ -60,12 +57,10 @@ def _options_of_sums() -> dict[str, Any]:
 
 
 def default_settings() -> contextlib.ExitStack:
-    """Context in which the library computes as by default, whatever the user has set for programs of his own.
-
-    Programs of the library combine arrays of different ranks, as the node axis comes first. They take arrays of NumPy,
-    and infinite losses are numbers. An error that NumPy would raise looks like a search that diverges. A thread needs
-    a context of its own.
-    """
+    """Context in which the library computes as by default, whatever the user has set for programs of his own."""
+    # Programs of the library combine arrays of different ranks, as the node axis comes first. They take arrays of
+    # NumPy, and infinite losses are numbers. An error that NumPy would raise looks like a search that diverges. A
+    # thread needs a context of its own.
     stack, config = contextlib.ExitStack(), jax.config
     if config.jax_numpy_rank_promotion != "allow":
         stack.enter_context(jax.numpy_rank_promotion("allow"))
@@ -79,81 +74,61 @@ def default_settings() -> contextlib.ExitStack:
     return stack
 
 
-def jit_rarely_called(
-    has_order: _HasOrder = lambda static: False, **options: Any
+def jit(
+    *, often: bool, has_order: Callable[[Any], bool] = lambda static: False, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls once, outside of tracing.
+    """Returns a decorator: ``jax.jit`` with these options, for a function that is called outside of tracing.
 
-    ``has_order`` says, for the first argument, whether sums must not depend on the number of processors.
+    The decorated function has ``compiled(*args)``, which returns the compiled program for such arguments, without the
+    static argument, which is the first. It also has ``programs()``, the number of programs compiled so far.
 
-    On a CPU the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
-    rounding errors. The decorated function has ``compiled(*args)``, which returns the compiled program for such
-    arguments, without the static argument, which is the first.
-    """
-    level_of = lambda args: 0 if sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE else 1
-    return _jit(level_of, _options, has_order, options)
-
-
-def jit_often_called(
-    has_order: _HasOrder = lambda static: False, **options: Any
-) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a decorator: ``jax.jit`` with these options, for a function that a fit calls many times.
-
-    On a CPU the program is compiled at level 1, which takes two thirds of the default time. Its code runs equally fast.
-    A level in ``XLA_FLAGS`` takes precedence. ``has_order`` is as of :func:`jit_rarely_called`. The decorated function
-    has ``compiled(*args)``, as there, and ``programs()``, which returns the number of programs compiled so far.
-    """
-    level = {} if _LEVEL in os.environ.get("XLA_FLAGS", "") else {_LEVEL: 1}
-    return _jit(lambda args: 1, lambda _: level, has_order, options)
-
-
-def _jit(
-    level_of: Callable[[tuple], int],
-    compiler_options: Callable[[int], dict[str, Any]],
-    has_order: _HasOrder,
-    options: dict[str, Any],
-) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a decorator by ``jax.jit``, which on a CPU compiles at a level of optimisation for the arguments.
-
-    XLA is asked for its options only when a program is needed.
+    Args:
+      often: whether a fit calls the function many times. On a CPU, the program is then compiled at level 1, which takes
+        two thirds of the default time. Its code runs equally fast. A level in ``XLA_FLAGS`` takes precedence. If not,
+        the program is compiled with little optimisation, and with less for smaller arguments. Results differ by
+        rounding errors.
+      has_order: says, for the first argument, whether sums must not depend on the number of processors.
+      **options: options of ``jax.jit``.
     """
 
-    def decorated(fn: Callable[..., Any]) -> Any:
-        functions = [jax.jit(fn, **options)]
+    def compiled(fn: Callable[..., Any]) -> Any:
+        functions = [as_usual := jax.jit(fn, **options)]
         _OURS.append(functions)
 
         @functools.cache
-        def on_cpu(level: int, ordered: bool) -> Any:
-            xla_options = compiler_options(level) | (_options_of_sums() if ordered else {})
-            functions.append(jax.jit(fn, compiler_options=xla_options, **options))
-            return functions[-1]
+        def on_cpu(level: int, in_order: bool) -> Any:  # XLA is asked for its options only here
+            xla_options = _options(level, often) | (_options_of_sums() if in_order else {})
+            functions.append(function := jax.jit(fn, compiler_options=xla_options, **options))
+            return function
 
         def program(args: tuple) -> Any:
-            return on_cpu(level_of(args), has_order(args[0])) if jax.default_backend() == "cpu" else functions[0]
+            if jax.default_backend() != "cpu":
+                return as_usual
+            is_small = not often and sum(np.size(a) for a in jax.tree.leaves(args)) <= SMALL_SIZE
+            return on_cpu(0 if is_small else 1, has_order(args[0]))
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
             return program(args)(*args)
 
-        def compiled(*args: Any) -> Any:
+        def compiled_program(*args: Any) -> Any:
             leaves, structure = jax.tree.flatten(args[1:])
             _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
             return program(args).lower(*args).compile()
 
-        call.compiled, call.programs = compiled, lambda: _count(functions)  # type: ignore[attr-defined]
+        call.compiled, call.programs = compiled_program, lambda: _count(functions)  # type: ignore[attr-defined]
         return call
 
-    return decorated
+    return compiled
 
 
 def bound_memory() -> None:
-    """Drops all programs of this module's functions if there are more than 128. Called before a fit.
-
-    Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
-    """
-    if sum(map(_count, _OURS)) + len(_AHEAD) > KEPT_PROGRAMS:
+    """Drops all programs of this module's functions if there are more than 128. Called before a fit."""
+    # Otherwise, fits of many different shapes would fill the memory. A dropped program is compiled again when needed.
+    ours = [*itertools.chain(*_OURS)]
+    if _count(ours) + len(_AHEAD) > KEPT_PROGRAMS:
         _AHEAD.clear()
-        for function in itertools.chain.from_iterable(_OURS):
+        for function in ours:
             if hasattr(function, "clear_cache"):
                 function.clear_cache()
 

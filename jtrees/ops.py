@@ -27,7 +27,6 @@ from jtrees.tasks.labels import is_soft
 import pallas_kernels as kernels
 from pallas_kernels import Implementation
 
-LeafLosses = Callable[[Any, jax.Array, jax.Array], jax.Array]  # (leaves, x, y) -> (leaves, n)
 # A soft routing: a name, for which kernels exist; or a function that maps scores (nodes, n) to probabilities of the
 # leaves (leaves, n). XLA differentiates the function.
 Route = Literal["sigmoid", "violation"] | Callable[[jax.Array], jax.Array]
@@ -161,21 +160,14 @@ def hard(
 def hard_and_uncertain(
     weights: Float[Array, "nodes p"], bias: Float[Array, " nodes"], x: Float[Array, "n p"]
 ) -> tuple[Int[Array, " n"], Bool[Array, " n"]]:
-    """Returns the reached leaf, and whether rounding may have decided a split on the path.
+    """Returns the reached leaf, and whether rounding may have decided a split on the path, or a sample is not finite.
 
     The computed score is a sum of p products and the bias. Let u be the unit roundoff. In any order of additions, the
     error of the score is at most ``(p + 1) u / (1 - (p + 1) u)`` times ``|bias| + sum |weights| |x|`` (Higham,
     *Accuracy and Stability of Numerical Algorithms*, section 3.1). For splits of :func:`jtrees.exact.unit_splits`, this
     bound is below ``4 (p + 1) u (1 + norm(x))`` at every node, which also bounds underflow. A sample is uncertain if
-    the magnitude of a score on its path, or in the top levels, is smaller.
-
-    Args:
-      weights: split weights of :func:`jtrees.exact.unit_splits`.
-      bias: split biases of :func:`jtrees.exact.unit_splits`.
-      x: samples, whose features should have about one size: see :func:`jtrees.exact.balanced_splits`.
-
-    Returns:
-      Leaf numbers from 0, int32, ``(n,)``, and a mask ``(n,)`` of the samples that are uncertain or not finite.
+    the magnitude of a score on its path, or in the top levels, is smaller. Features should have about one size
+    (:func:`jtrees.exact.balanced_splits`).
     """
     eps = jnp.finfo(x.dtype).eps  # two unit roundoffs
     size = jnp.sqrt(jnp.matmul(jnp.square(x), jnp.ones(x.shape[1], x.dtype), precision="highest"))
@@ -201,7 +193,7 @@ def _follow(weights: Array, bias: Array, x: Array, error: Array | None = None) -
                 score += gather(w) * column
         else:
             score = jnp.einsum("np,np->n", gather(weights), x, precision="highest") + gather(bias)
-        below = 2 * node + 1 + routing.hard_step(score).astype(node.dtype)
+        below = 2 * node + 1 + (score > 0).astype(node.dtype)
         return below if error is None else append_bit(below, (state % 2 == 1) | is_uncertain(score))
 
     # A single array is passed from level to level, with a bit for uncertainty. For two arrays, the compiler would
@@ -273,7 +265,6 @@ def expected_loss(
     y: Array,
     *,
     weight: Float[Array, " n"] | None = None,
-    leaf_losses: LeafLosses | None = None,
     route: Route = "sigmoid",
     implementation: Implementation = None,
 ) -> tuple[Float[Array, ""], Int[Array, " n"]]:
@@ -287,8 +278,8 @@ def expected_loss(
     A custom derivative rule processes the samples in blocks, and computes value, gradient and hard routing in one
     visit. The visit needs two matrix products and one sigmoid per node; all else is additions. On a CPU, deep trees
     with sharp sigmoids are visited only on paths that a sample follows with a probability above 1e-6
-    (:mod:`jtrees.routing.sharp`). This requires the losses of the leaves themselves (``leaf_losses`` is None). Each
-    split that is not visited changes the loss of a sample by at most 1e-6 of the range of its losses.
+    (:mod:`jtrees.routing.sharp`). Each split that is not visited changes the loss of a sample by at most 1e-6 of the
+    range of its losses.
 
     Only reverse mode is supported. Layers below the tree need the gradients of ``x``, ``y`` and ``weight``, which take
     another visit by XLA. This visit is left out if these gradients are not needed.
@@ -296,17 +287,17 @@ def expected_loss(
     Args:
       weights: split weights.
       bias: split biases.
-      leaves: a leaf type of :mod:`jtrees.leaves`, or any pytree that ``leaf_losses`` accepts.
+      leaves: a leaf type of :mod:`jtrees.leaves`, or any pytree with ``losses(x, y)``, ``(leaves, n)``, and a
+        ``kernel`` of None.
       x: samples.
       y: targets, first axis n.
       weight: nonnegative weights of the samples, with mean 1 over all data; by default 1. A mini-batch keeps the
         weights of its samples unchanged, so that a sample has the same influence in every batch.
-      leaf_losses: ``(leaves, x, y) -> (leaves, n)``, by default ``leaves.losses(x, y)``.
       route: ``"sigmoid"``; ``"violation"`` (:func:`jtrees.routing.violation`); or a function of the scores
         ``(nodes, n)`` that returns the probabilities of the leaves, ``(leaves, n)``. Automatic differentiation computes
         the gradient, except for sigmoids. It also runs block by block.
-      implementation: see :mod:`jtrees.ops`. A kernel needs a route by name, and the losses of the leaves themselves.
-        The leaves must hold values, or logits with labels as targets.
+      implementation: see :mod:`jtrees.ops`. A kernel needs a route by name, and leaves that hold values, or logits with
+        labels as targets.
 
     Returns:
       The loss, and leaf numbers ``(n,)`` in int32.
@@ -315,9 +306,9 @@ def expected_loss(
       ValueError: for an unknown route, or if a function of the scores returns another shape.
     """
     _check_route(route)
-    able = isinstance(route, str) and leaf_losses is None and leaves.kernel is not None
+    able = isinstance(route, str) and leaves.kernel is not None
     able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
     how = choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
-    return expected(leaf_losses, route, how, weights, bias, leaves, x, y, share)
+    return expected(route, how, weights, bias, leaves, x, y, share)

@@ -31,7 +31,7 @@ def table(rows: int = 68, seed: int = 0):
 
 
 def test_a_function_compiles_once_for_each_shape_and_static_option(count_compilations):
-    @compilation.jit_rarely_called(static_argnames="power")
+    @compilation.jit(often=False, static_argnames="power")
     def total(x, power):
         return (x**power).sum()
 
@@ -44,7 +44,7 @@ def test_a_function_compiles_once_for_each_shape_and_static_option(count_compila
 
 @pytest.mark.slow
 def test_programs_beyond_a_number_are_dropped(monkeypatch, count_compilations):
-    total = compilation.jit_often_called()(lambda x: x.sum())
+    total = compilation.jit(often=True)(lambda x: x.sum())
     call = lambda: [total(jnp.ones(n)) for n in range(1, 4)]
     call()
     compilation.bound_memory()  # the fixture allows for many

@@ -55,7 +55,7 @@ def test_constant_fit_error_is_the_error_of_the_fitted_constants(x64, shift):
 
 @jax.jit
 def class_fits(leaf, y, weight):
-    counts = losses.class_counts(leaf, y, LEAVES, CLASSES, sample_weight=weight)
+    counts = fits.class_counts(leaf, y, LEAVES, CLASSES, sample_weight=weight)
     frequencies = fits.smoothed(counts, fits.prior_of(counts))
     return counts, frequencies, fits.frequencies_error(counts, frequencies)
 

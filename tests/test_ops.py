@@ -6,10 +6,9 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from jtrees import ObliqueTree, blocking, losses, ops, routing
+from jtrees import ObliqueTree, blocking, losses, ops, pytree, routing
 from jtrees.leaves import Linear, Values
 from pallas_kernels import Unsupported
 from tests import oracles, sweeps
@@ -189,41 +188,23 @@ def test_blocks_and_vmap_change_nothing(x64, monkeypatch, route_block_dtype):
         assert_trees_close(mine, (whole, whole_gradient), rtol=tolerance, atol=tolerance)
 
 
-def huber(error, delta):
-    """Huber's loss, of complex numbers too."""
-    size = np.where(error.real < 0, -error, error)
-    return np.where(size.real <= delta, error**2 / 2, delta * (size - delta / 2))
-
-
-def test_any_loss_of_leaves_and_its_traced_parameters(x64):
-    tree, x, y, _ = draw()
-
-    def fused(tree, delta, x, y):
-        losses = lambda leaves, x, y: optax.losses.huber_loss(leaves.outputs(x) - y[None], delta=delta)
-        return ours(tree, x, y, leaf_losses=losses)[0]
-
-    def summed(tree, delta):
-        right = sigmoid_of_complex(tree.weights @ x.T + tree.bias[:, None])
-        return oracles.expected_value(right, huber(outputs(tree, x) - y, delta)).mean()
-
-    deltas = np.array([0.1, 1.0])
-    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(fused), (None, 0, None, None)))(tree, deltas, x, y)
-    for i, delta in enumerate(deltas):
-        assert float(values[i]) == pytest.approx(summed(tree, delta), rel=1e-10)
-        expected = gradient_of(lambda tree: summed(tree, delta), tree)  # noqa: B023
-        assert_trees_close(jax.tree.map(lambda a: np.asarray(a)[i], gradients), expected, rtol=1e-10, atol=1e-13)  # noqa: B023
-
-
 def test_padding_asks_nothing_about_samples_that_could_not_be(monkeypatch):
     # A loss without a value at y = 0, and a last block that must be filled up.
     monkeypatch.setattr(blocking, "block_size", lambda nodes, n: 4)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 2)).astype(np.float32), rng.uniform(1, 2, 5).astype(np.float32)
     weights, bias = jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), jnp.zeros(3)
-    relative = lambda leaves, x, y: jnp.square(leaves.outputs(x) / y - 1)
+
+    @pytree.dataclass
+    class Relative:
+        values: jax.Array
+        kernel = None
+
+        def losses(self, x, y):
+            return jnp.square(self.values[:, None] / y - 1)
 
     def loss(values, x, y):
-        return ops.expected_loss(weights, bias, Values(values), x, y, leaf_losses=relative)[0]
+        return ops.expected_loss(weights, bias, Relative(values), x, y)[0]
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(np.arange(4, dtype=np.float32), x, y)
     assert np.isfinite(value) and np.isfinite(gradient).all()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrees import ops
+from jtrees import isotonic, ops
 from jtrees.routing import (
     activity,
     expected_value,
@@ -21,7 +21,6 @@ from jtrees.routing import (
     reach_probabilities,
     rewards,
     traversal,
-    traverse,
     violation,
 )
 from jtrees.routing.inference import Scores, augmented_leaf, flips_of
@@ -250,6 +249,13 @@ def test_rewards_are_the_least_agreement_along_the_path():
     np.testing.assert_array_equal(gradient, [[-1, 0, 0], [-1, 0, 0], [1, 0, 0], [1, 0, 0]])
     q = rewards(jnp.zeros((3, 2)).at[1, 0].set(jnp.nan))
     assert np.isnan(q[3:5, 0]).all() and np.isfinite(q[:, 1]).all()
+
+
+def traverse(scores, penalty, weight=None):
+    """The traversals and the activity of the nodes (the paper's T, eq. 3)."""
+    q = rewards(scores)
+    active = isotonic.prune(q, penalty, weight, nested=True)
+    return position(q, active), active
 
 
 @pytest.mark.parametrize("weight", [None, np.array([1.0, 0.0, 2.0, 0.5, 0.0, 1.0])], ids=["plain", "weighted"])

@@ -9,7 +9,8 @@ import pytest
 
 import jtrees
 from jtrees import segments
-from jtrees.losses import Huber, Poisson, weighted_quantiles
+from jtrees.losses import Huber, Poisson
+from jtrees.tasks.fits import weighted_quantiles
 from tests import sweeps
 
 SIZES = sweeps.quick([(70_000, 3), (70_000, 14_000), (1_000_000, 200_000)], [(70_000, 3)])

@@ -35,10 +35,6 @@ def draw(kind, sharpness, dtype, seed=0):
     return jax.tree.map(cast, (weights, bias, leaves, x, y, share))
 
 
-def losses_of(leaves, x, y):
-    return leaves.losses(x, y)
-
-
 def dense(weights, bias, leaves, x, y, share):
     """The value and gradient of all leaves, and the leaf of each sample."""
 
@@ -63,7 +59,7 @@ def same(one, other, atol):
 @pytest.mark.parametrize("sharpness", sweeps.quick([0.3, 3, 30, 1e3], [3]))
 def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
     operands = draw(kind, sharpness, np.float32)
-    found = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses))(*operands)
+    found = jax.jit(partial(sharp.visit, 2**DEPTH, refuses))(*operands)
     # A sample has at most 31 certain splits, of 1e-6 of the range of losses each; and float32 is rounded.
     same(found, jax.jit(dense)(*operands), atol=3e-5)
 
@@ -73,7 +69,7 @@ def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
 def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
     monkeypatch.setattr(sharp, "TOLERANCE", 1e-3)
     weights, bias, leaves, x, y, _ = draw("constant", sharpness, np.float64)
-    found, exact = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses)), jax.jit(dense)
+    found, exact = jax.jit(partial(sharp.visit, 2**DEPTH, refuses)), jax.jit(dense)
     losses = np.asarray(leaves.losses(x, y))
     for i in range(0, N, 6):  # samples by themselves
         operands = weights, bias, leaves, x, y, np.eye(N)[i]
@@ -83,7 +79,7 @@ def test_the_tolerance_bounds_what_is_left_out(x64, monkeypatch, sharpness):
 @pytest.mark.slow
 def test_more_paths_than_there_is_room_for_are_computed_densely():
     operands = draw("constant", 1.0, np.float32)
-    visit = lambda otherwise: jax.jit(partial(sharp.visit, losses_of, 2, otherwise))(*operands)
+    visit = lambda otherwise: jax.jit(partial(sharp.visit, 2, otherwise))(*operands)
     same(visit(dense), jax.jit(dense)(*operands), atol=1e-6)
     assert np.isnan(visit(refuses)[0][0])
 
@@ -115,7 +111,7 @@ def test_the_expected_loss_takes_them_where_they_are_few(deep, monkeypatch, kind
 @pytest.mark.slow
 def test_far_and_equal_scores_give_no_nan():
     weights, bias, *rest = draw("constant", 1.0, np.float32)
-    visit = jax.jit(partial(sharp.visit, losses_of, 2**DEPTH, refuses))
+    visit = jax.jit(partial(sharp.visit, 2**DEPTH, refuses))
     for scale in (0.0, 1e30):
         splits = jnp.float32(scale) * weights, jnp.float32(scale) * bias
         (loss, gradient), leaf = visit(*splits, *rest)
@@ -129,5 +125,5 @@ def test_splits_that_are_not_numbers_are_in_the_loss(node):
     one, every = np.array(bias), np.full_like(bias, np.nan)
     one[node] = np.nan
     for width in (1, 2**DEPTH):
-        visit = jax.jit(partial(sharp.visit, losses_of, width, dense))
+        visit = jax.jit(partial(sharp.visit, width, dense))
         assert all(np.isnan(visit(weights, spoilt, *rest)[0][0]) for spoilt in (one, every))

@@ -383,7 +383,7 @@ class Data(NamedTuple):
         return tree.replace(leaves=fitted.leaves.replace(values=values))
 
 
-@compilation.jit_rarely_called()
+@compilation.jit(often=False)
 def _refit(leaves: Any, leaf: jax.Array, batch: Batch, narrowing: Narrowing | None) -> tuple[Any, jax.Array]:
     return leaves.refit_with_criterion(leaf, *batch, narrowing)
 

@@ -26,14 +26,10 @@ _MOST_NUMBERS = 2**26  # largest number of drawn rows, or of split weights, of a
 
 
 class Sum(NamedTuple):
-    """A sum of trees, on the host.
+    """A sum of trees, on the host."""
 
-    Attributes:
-      initial: the initial outputs, ``(*k,)``.
-      rounds: the rounds. In a mean of sums, a round has several trees, which follow each other in ``rounds.trees``.
-    """
-
-    initial: np.ndarray
+    initial: np.ndarray  # the initial outputs, (*k,)
+    # The rounds. In a mean of sums, a round has several trees, which follow each other in `rounds.trees`.
     rounds: Rounds
 
     @classmethod
@@ -70,10 +66,9 @@ def since_lowest(losses: np.ndarray) -> int:
 
 
 class GrowingSum:
-    """A sum of boosted trees of one kind, to which rounds are added.
+    """A sum of boosted trees of one kind, to which rounds are added."""
 
-    A base with ``grow`` adds many rounds in a program. The search of any other base finds the splits of one round.
-    """
+    # A base with `grow` adds many rounds in a program. The search of any other base finds the splits of one round.
 
     def __init__(self, problem: Problem, state: Any, room: Any = None, grow_arguments: Any = None):
         """``room`` is for the rounds of a program, and ``grow_arguments`` has one kind of trees; both may be None."""
@@ -86,10 +81,8 @@ class GrowingSum:
         return np.concatenate([np.zeros(0, np.float32), *(rounds.losses for rounds in self._rounds)])
 
     async def add(self, count: int) -> None:
-        """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer.
-
-        A search adds a single round. After the deadline, a program adds no round but the first.
-        """
+        """Adds ``count`` rounds, at most ``rounds_of_call`` of the recipe, or fewer."""
+        # A search adds a single round. After the deadline, a program adds no round but the first.
         rounds = await (self._round_of_search() if self._grow_arguments is None else self._rounds_of_program(count))
         self._rounds.append(rounds)
 
@@ -123,10 +116,8 @@ class GrowingSum:
         return jax.tree.map(lambda a: a[None], added.element(1).host)
 
     def sum(self, count: int) -> Sum:
-        """Returns the sum of the first rounds.
-
-        All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
-        """
+        """Returns the sum of the first rounds."""
+        # All trees have one size. A smaller tree, whose outputs are 0, stands for a base that failed.
         largest = max((rounds.trees for rounds in self._rounds), key=lambda trees: trees.bias.shape[1])
         empty = jax.tree.map(lambda a: np.zeros_like(a[:1]), largest)
         has_size = lambda trees: trees.bias.shape[1] == largest.bias.shape[1]
@@ -153,10 +144,8 @@ def draws_of_round(problem: Problem, number: int) -> Draws:
 
 
 async def begin(problem: Problem) -> list[GrowingSum]:
-    """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`.
-
-    The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
-    """
+    """Returns a sum without rounds for each kind of trees, for a problem whose recipe is a :class:`jtrees.Boosted`."""
+    # The last kind has the trees that the search of the base finds, and earlier kinds are simpler.
     base = problem.recipe.base
     if hasattr(base, "shrink"):  # boosting uses only the splits, so the base does not choose a shrinkage
         problem = problem.replace(recipe=problem.recipe.replace(base=(base := base.replace(shrink=False))))

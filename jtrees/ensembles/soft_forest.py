@@ -14,21 +14,13 @@ from jtrees.tree import ObliqueTree
 @io.part
 @pytree.dataclass
 class SoftTrees:
-    """A sum of soft trees on scaled data. Its outputs are clipped to slightly more than their range on training rows.
+    """A sum of soft trees on scaled data. Outputs are clipped to slightly more than their range on training rows."""
 
-    Attributes:
-      trees: splits of unit length, and leaves with the trees' outputs. The leading axis is over the trees.
-      initial: the initial outputs of the sum, ``(*k,)``.
-      sharpness: factor of the scores. The sigmoid of the product is the probability of going right.
-      lower: lower bound of the outputs, ``(*k,)``.
-      upper: upper bound of the outputs, ``(*k,)``.
-    """
-
-    trees: ObliqueTree
-    initial: Array
-    sharpness: Array
-    lower: Array
-    upper: Array
+    trees: ObliqueTree  # splits of unit length, and leaves with the trees' outputs. The leading axis is over the trees
+    initial: Array  # the initial outputs of the sum, (*k,)
+    sharpness: Array  # factor of the scores. The sigmoid of the product is the probability of going right
+    lower: Array  # lower bound of the outputs, (*k,)
+    upper: Array  # upper bound of the outputs, (*k,)
 
     @property
     def params(self) -> ObliqueTree:

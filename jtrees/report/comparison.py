@@ -148,13 +148,23 @@ def compared(
     are on the rows that the model's search left out (``left_out``, a :class:`jtrees.search.LeftOut`). If there are no
     such rows, the losses are on the training rows, and each model is charged for its parameters. The charge follows
     generalised cross-validation, or Akaike's criterion for log loss. The parameters of a single tree are counted by
-    :func:`jtrees.description.count_free`. A tree with linear leaves is charged as much as its search does, which
-    expects ``expected_loss`` on new rows. A model that is not a single tree is not charged. If several models left out
-    different rows, the simpler models are fitted to all rows, and are charged. Models that vote are compared by the
-    error rate.
+    ``jtrees.description.count_free``. A tree with linear leaves is charged as much as its search does. A model
+    that is not a single tree is not charged. Large tables are subsampled.
 
-    Large tables are subsampled. If the time of the ``monitor`` is short, the linear model is fitted to fewer rows or
-    with fewer steps.
+    Args:
+      model: the fitted model of numeric features.
+      table: the training rows, in the user's units.
+      scaling: scaling of the features.
+      held_out: rows that the model was not trained on, or None.
+      where: name of the rows ``held_out``.
+      left_out: losses of the rows that the search left out, a :class:`jtrees.search.LeftOut`, or None. If several
+        models left out different rows, the simpler models are fitted to all rows, and are charged.
+      expected_loss: the loss of the model on new rows that its search expects, or None.
+      monitor: the :class:`jtrees.search.monitor.Monitor` of the comparison. If the time is short, the linear model is
+        fitted to fewer rows or with fewer steps. None: there is no deadline.
+
+    Returns:
+      The comparison of ``model``, ``linear`` and ``constant``. Models that vote are compared by the error rate.
     """
     task, votes = table.task, isinstance(model, Forest) and model.combine == "vote"
     trained, doubt = np.arange(len(table.x)), 0.0

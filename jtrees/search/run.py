@@ -151,5 +151,6 @@ def _has_order(form: Form) -> bool:
     return hasattr(form.fn, "sums_in_order")
 
 
-often_compiled = compilation.jit_often_called(_has_order, static_argnums=0)(results_of)
-rarely_compiled = compilation.jit_rarely_called(_has_order, static_argnums=0)(results_of)
+often_compiled, rarely_compiled = (
+    compilation.jit(often=often, has_order=_has_order, static_argnums=0)(results_of) for often in (True, False)
+)

@@ -11,7 +11,6 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import pytree
-from jtrees.data import Scaling, Table
 from jtrees.methods.nongreedy_tree.greedy import (
     GreedyState,
     grown_in_program,
@@ -118,6 +117,8 @@ class CO2(Recipe):
     precondition: float | Literal["auto"] = option("auto", least=0, below=1)
     rows: int | Literal["auto"] | None = option("auto")
 
+    clips_near = False
+
     def keeps_monotone(self, task: Task) -> bool:
         return True
 
@@ -125,14 +126,9 @@ class CO2(Recipe):
         check_log_loss(task)
         most_rows(self)
 
-    def scaling(self, table: Table) -> Scaling:
-        return Scaling.fit(table)
-
     def level(self, n: int) -> Schedule:
         """Returns the schedule of the mini-batches of a level, for n samples."""
         return Schedule.of(n, self.epochs, self.batch_size)
-
-    # --- A tree of a boosted sum ---
 
     async def grow_arguments(self, problem: Problem, trees: int) -> GrowArguments | None:
         return GrowArguments(bin_edges(problem, self.bins), ()) if self.can_grow(problem) else None

@@ -32,7 +32,6 @@ from jtrees.methods.nongreedy_tree.surrogate import (
     with_leaves,
 )
 from jtrees.search import Fitted, Problem, Run, option
-from jtrees.search.engine import MOST
 from jtrees.search.minibatch import Result, Schedule
 from jtrees.tasks import Regression, Task
 from jtrees.training import Batch, History, TrainState
@@ -40,9 +39,6 @@ from jtrees.tree import ObliqueTree
 
 _JOINT = 1  # derives the key of the joint stage from the key of the run
 _CONVERGED = 0.01  # training has converged if an epoch lowers the mean surrogate loss by a smaller fraction
-
-
-# --- The method ------------------------------------------------------------------------------------------------------
 
 
 def nongreedy(
@@ -57,22 +53,16 @@ def nongreedy(
 ) -> training.Method:
     """Returns the method of non-greedy trees: minimises a surrogate loss, an upper bound of the loss of a hard tree.
 
-    Parameters are an :class:`ObliqueTree`. The loss is the log loss or the squared error (averaged over the targets, if
-    there are several). The method assumes features and targets of mean 0 and deviation 1. Rows of splits, bias
-    included, stay in the ball ``|w|^2 <= nu``. In the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for
-    each sample. The surrogate loss is then the loss of stable SGD (eq. 14), relative to the decisions that lead to the
-    assigned leaf.
+    Parameters are an :class:`ObliqueTree`. The loss is the log loss of logits or the squared error (averaged over the
+    targets, if there are several). The method assumes features and targets of mean 0 and deviation 1. Rows of splits,
+    bias included, stay in the ball ``|w|^2 <= nu``: smaller values widen the margins and leave fewer leaves active. In
+    the data, ``y`` may be a pair ``(y, assignment)``, with a leaf for each sample. The surrogate loss is then the loss
+    of stable SGD (eq. 14), relative to the decisions that lead to the assigned leaf.
 
-    Args:
-      depth: depth of the tree, 1 to 20.
-      nu: squared radius of the ball, above 0. Smaller values widen the margins and leave fewer leaves active.
-      task: what is predicted. In classification, leaves hold logits.
-      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all leaves.
-      learning_rate: if given, the method takes the steps of ``lazy_momentum(learning_rate, momentum)``, which must be
-        the optimiser. In deep trees, a step moves only the rows on the paths of samples. None: dense gradients.
-      momentum: momentum of the steps, in [0, 1).
-      monotone: the features in which predictions must not fall, ``(p,)`` bool, or None. Negative weights of these
-        features are set to 0.
+    The arguments are those of :class:`jtrees.NonGreedy`, except for two. With a ``learning_rate``, the method takes the
+    steps of ``lazy_momentum(learning_rate, momentum)``, which must be the optimiser. In deep trees, a step moves only
+    the rows on the paths of samples. None: dense gradients. Negative weights of the features ``monotone``, ``(p,)``
+    bool, are set to 0.
 
     Raises:
       ValueError: for a number out of range, or an unknown option.
@@ -106,20 +96,12 @@ def nongreedy(
     return method._replace(update=surrogate_update(surrogate_of, lazy, project, task))
 
 
-# --- The recipe ------------------------------------------------------------------------------------------------------
-
-
 class StableState(NamedTuple):
-    """The state of the optimiser in the joint stage.
+    """The state of the optimiser in the joint stage."""
 
-    Attributes:
-      momentum: state of the momentum.
-      leaf: the leaf that each sample is assigned to.
-      surrogate: sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch.
-    """
-
-    momentum: Any
-    leaf: Int[Array, " n"]
+    momentum: Any  # state of the momentum
+    leaf: Int[Array, " n"]  # the leaf that each sample is assigned to
+    # Sum of the surrogate losses in the current epoch, and mean surrogate loss of the previous epoch
     surrogate: Float[Array, "2"]
 
 
@@ -142,7 +124,7 @@ class NonGreedy(CO2):
       nu: see :class:`jtrees.CO2`.
       momentum: see :class:`jtrees.CO2`.
       bins: see :class:`jtrees.CO2`.
-      inference: ``"fast"`` or ``"exact"``: see :func:`jtrees.methods.nongreedy`.
+      inference: ``"fast"``, over leaves one decision away, O(depth^2 p) per sample; or ``"exact"``, over all leaves.
       stable: whether to use stable SGD. It freezes the assigned leaf of each sample in its surrogate loss. The leaves
         are assigned again after an epoch that lowers the mean surrogate loss by less than one percent.
       ridge: see :class:`jtrees.CO2`.
@@ -214,7 +196,7 @@ def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[
         surrogate = stable.surrogate.at[0].add(history.losses)
         return state.replace(opt_state=StableState(state.opt_state, stable.leaf, surrogate)), history
 
-    state, history = training.loop.advance_up_to(update, state, count, MOST, step=before)
+    state, history = training.loop.advance_up_to(update, state, count, step=before)
     return state, history.losses, False
 
 
@@ -242,11 +224,9 @@ def _result(run: Run, state: TrainState, strength: Array) -> Result:
 
 
 def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:
-    """Returns the mean surrogate loss of a tree on the training rows, relative to the leaf that each sample reaches.
-
-    Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition 1).
-    So the scaling makes the comparison of trees independent of the lengths of their splits.
-    """
+    """Returns the mean surrogate loss of a tree on the training rows, relative to the leaf that each sample reaches."""
+    # Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition
+    # 1). So the scaling makes the comparison of trees independent of the lengths of their splits.
     recipe, data, weight = run.recipe, standardised(run).batch, run.weight
     norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
     factor = jnp.where(norm > 0, jnp.sqrt(recipe.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
