@@ -45,9 +45,9 @@ class TreeEstimator(BaseEstimator):
     max_seconds: float | None
     progress: bool
 
-    def __init__(self, **parameters: Any):
-        # scikit-learn reads the names of the parameters from the signature of the estimator itself.
-        vars(self).update(parameters)
+    def _store(self, parameters: Mapping[str, Any]) -> None:
+        """Sets the parameters of ``__init__``, whose names scikit-learn reads from the signature of the estimator."""
+        vars(self).update({name: value for name, value in dict(parameters).items() if name != "self"})
 
     # --- Parameters: the recipe's options are nested parameters ------------------------------------------------------
 

@@ -29,6 +29,8 @@ except ImportError as error:
 class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
     """The common base of the regressors."""
 
+    loss: Any
+    quantile: float | tuple[float, ...] | None
     _TASK = "regression"
 
     def __init__(
@@ -45,18 +47,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
         loss: Any = "squared_error",
         quantile: float | tuple[float, ...] | None = None,
     ):
-        super().__init__(
-            recipe=recipe,
-            random_state=random_state,
-            validation_fraction=validation_fraction,
-            monotonic_cst=monotonic_cst,
-            columns=columns,
-            missing=missing,
-            max_seconds=max_seconds,
-            progress=progress,
-        )
-        self.loss = loss
-        self.quantile = quantile
+        self._store(locals())
 
     def _default(self, rows: int | None) -> Any:
         recipe, is_linear = super()._default(rows), self.loss == "squared_error" and self.monotonic_cst is None
@@ -113,6 +104,7 @@ class _Regressor(MultiOutputMixin, RegressorMixin, TreeEstimator):
 class _Classifier(ClassifierMixin, TreeEstimator):
     """The common base of the classifiers."""
 
+    class_weight: Any
     _TASK = "classification"
 
     def __init__(
@@ -128,17 +120,7 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         progress: bool = False,
         class_weight: Any = None,
     ):
-        super().__init__(
-            recipe=recipe,
-            random_state=random_state,
-            validation_fraction=validation_fraction,
-            monotonic_cst=monotonic_cst,
-            columns=columns,
-            missing=missing,
-            max_seconds=max_seconds,
-            progress=progress,
-        )
-        self.class_weight = class_weight
+        self._store(locals())
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fits the recipe to a table.
