@@ -5,12 +5,13 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from jtrees import compilation, distributed, prediction, processes, validation as checks
+from jtrees import compilation, distributed, prediction, processes, topology, validation as checks
 from jtrees.data.held_out import divided
 from jtrees.ensembles import Boosted
 from jtrees.explain.importance import mean_changes
@@ -270,6 +271,60 @@ class TreeEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+    # --- The tree ----------------------------------------------------------------------------------------------------
+
+    def _single(self) -> ObliqueTree:
+        check_is_fitted(self)
+        if self.tree_ is None:
+            raise AttributeError(f"this needs a single tree; this model is a {self.model_}")
+        return self.tree_
+
+    def _path(self, X: Any) -> np.ndarray:
+        """Returns the nodes on the path of each sample, root first, ``(n, depth + 1)``."""
+        tree = self._single()
+        return np.asarray(tree.decision_path(self._features(X)), np.int64).T
+
+    def apply(self, X: Any) -> np.ndarray:
+        """Returns the leaf of each sample, ``(n,)``, as the breadth-first index of its node.
+
+        The root is 0. The indices of the leaves have gaps.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        return self._path(X)[:, -1]
+
+    def decision_path(self, X: Any) -> Any:
+        """Returns a sparse 0/1 matrix, samples by nodes, of the nodes on each path, numbered as in :meth:`apply`.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        path = self._path(X)
+        n, levels = path.shape
+        values, ends = np.ones(path.size, np.int64), np.arange(n + 1) * levels
+        return sparse.csr_matrix((values, path.ravel(), ends), shape=(n, topology.num_nodes(levels)))
+
+    def get_depth(self) -> int:
+        """Returns the largest number of splits on a path.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        splits = self._single().splits
+        passed = np.zeros(2 * len(splits) + 1, int)
+        for node in range(len(splits)):
+            passed[2 * node + 1 : 2 * node + 3] = passed[node] + splits[node]
+        return int(passed.max())
+
+    def get_n_leaves(self) -> int:
+        """Returns the number of reachable leaves.
+
+        Raises:
+          AttributeError: if the model is not one tree.
+        """
+        return self._single().num_leaves
 
 
 def _has_text(x: Any) -> bool:

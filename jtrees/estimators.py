@@ -181,6 +181,11 @@ class _Classifier(ClassifierMixin, TreeEstimator):
         out[:, self._present] = predictions / predictions.sum(1, keepdims=True)
         return out
 
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Returns the logarithms of :meth:`predict_proba`, ``(n, K)``: minus infinity for a probability of 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
     def predict(self, X: Any) -> np.ndarray:
         """Returns the most probable label of each sample."""
         return self.classes_[self.predict_proba(X).argmax(1)]

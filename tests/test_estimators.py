@@ -19,8 +19,10 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
+from sklearn.tree import DecisionTreeRegressor
 
 import jtrees
+from jtrees import warmstart
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 from tests import recipes, sweeps, tables
 
@@ -72,24 +74,37 @@ def test_classifier_of_names():
     np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-12)
     np.testing.assert_array_equal(model.predict(X), model.classes_[chances.argmax(1)])
     assert chances.dtype == np.float64 and model.score(X, LABELS) > 0.7
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), chances, rtol=1e-12)
 
 
 def test_classes_whose_rows_have_no_weight_are_classes():
     complete = LABELS != "low"
     model = classifier().fit(X, LABELS, sample_weight=complete)
     assert model.classes_.tolist() == ["high", "low", "middle"]
-    assert (model.predict_proba(X)[:, 1] == 0).all()
+    assert (model.predict_proba(X)[:, 1] == 0).all() and (model.predict_log_proba(X)[:, 1] == -np.inf).all()
     np.testing.assert_array_equal(model.predict(X), classifier().fit(X[complete], LABELS[complete]).predict(X))
 
 
 def test_nothing_varies():
     model = TreeRegressor(DGT).fit(X, np.full(400, 0.1))
-    assert (model.predict(X) == 0.1).all() and model.tree_.num_leaves == 1
+    assert (model.predict(X) == 0.1).all() and model.get_depth() == 0 and model.get_n_leaves() == 1
     assert model.tree_.to_text() == "-> leaf 0: 0.1" and model.feature_importances_.tolist() == [0, 0, 0, 0]
+    assert set(model.apply(X)) == {1} and model.decision_path(X).toarray().tolist() == [[1, 1, 0]] * 400
     model = TreeClassifier(DGT).fit(X, ["one"] * 400)
     assert (model.predict(X) == "one").all() and (model.predict_proba(X) == 1).all()
     frame = TreeRegressor(DGT).fit(tables.frame(), np.ones(400))
     assert (frame.predict(tables.frame()) == 1).all() and frame.encoder_.feature_names
+
+
+def test_the_tree_of_cart():
+    cart = DecisionTreeRegressor(max_depth=3, min_samples_leaf=20, random_state=0).fit(X, Y)
+    model = TreeRegressor(DGT).fit(X, np.ones(400))
+    model.tree_ = model.model_ = warmstart.from_sklearn(cart)
+    assert model.get_depth() == cart.get_depth() and model.get_n_leaves() == cart.get_n_leaves()
+    path, ends, theirs = model.decision_path(X), model.apply(X), cart.apply(X)
+    assert path.shape == (400, 15) and (path[np.arange(400), ends] == 1).all()
+    # The same leaves, by other numbers.
+    assert len(set(zip(ends, theirs, strict=True))) == len(set(theirs)) == len(set(ends)) == cart.get_n_leaves()
 
 
 def test_random_state():
@@ -241,6 +256,9 @@ def test_a_regressor_saved_and_loaded(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", DGT.replace(widths=(3,)))
     targets = np.stack([Y, np.full_like(Y, 0.1), X[:, 0]], axis=1)
     model = regressor(recipe, validation_fraction=0.25, max_seconds=60.0).fit(X, targets)
+    if isinstance(model.model_, jtrees.Forest):
+        with pytest.raises(AttributeError, match="this needs a single tree; this model is a Forest"):
+            model.get_depth()
     reloaded = read_again(model, X, tmp_path)
     assert not hasattr(reloaded, "feature_names_in_")
     np.testing.assert_array_equal(reloaded.fit(X, targets).predict(X), model.predict(X))  # it can be fitted again
@@ -292,6 +310,7 @@ def test_estimators_take_frames_and_arrays_of_objects(tmp_path):
     model = classifier(GET, validation_fraction=0.2).fit(frame, y)
     assert model.score(frame, y) > 0.8 and list(model.feature_names_in_) == list(frame)
     assert list(model.get_feature_names_out()) == model.encoder_.feature_names
+    assert model.get_depth() in (1, 2) and model.apply(frame).shape == (400,)
     importances = model.feature_importances_
     assert importances.sum() == pytest.approx(1) and importances[0] > 0.8
     jtrees.save(model, tmp_path / "model.jtrees")
