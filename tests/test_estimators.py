@@ -173,15 +173,15 @@ def test_options_of_the_default_recipe_and_parameters_are_set_in_any_order(later
         TreeRegressor({"deepness": 3}).fit(x, y)
 
 
+# Without the recipe that learns without targets, and the recipe that holds a function.
+PICKLED = [name for name in recipes.RECIPES if name not in ("LatentClustering", "FromMethod")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sweeps.quick(["constant", *recipes.RECIPES], ["GET", "Boosted", "constant"], pytest.mark.wide)
-)
+@pytest.mark.parametrize("name", sweeps.quick(["constant", *PICKLED], ["GET", "Boosted", "constant"], pytest.mark.wide))
 @pytest.mark.parametrize("raw", [False, True])
 def test_fitted_estimators_hold_numpy_arrays(name, raw):
     """A pickle needs no JAX arrays, whose form depends on the version of JAX."""
-    if name in ("LatentClustering", "FromMethod"):
-        pytest.skip("one learns without targets, the other holds a function")
     x = pd.DataFrame(X, columns=[*"abcd"]).assign(e=np.resize(["u", "v"], 400)) if raw else X
     is_classifier = name in ("DGT", "Boosted")
     y = np.ones(400) if name == "constant" else tables.BINARY if is_classifier else Y
@@ -454,10 +454,7 @@ VARIES = np.column_stack([np.arange(400.0), np.ones(400)])
         ({"sample_weight": DAYS}, r"sample_weight must be numeric, got values of type datetime64\[D\]"),
         ({"X": np.full((400, 2), "a")}, "could not convert string to float"),
         ({"X": np.stack([DAYS, DAYS], 1)}, r"X must be numeric, got .* type datetime64\[D\]: make numbers of dates"),
-        ({"X": np.ma.masked_greater(X, 1)}, "X must have no masked values, got"),
-        ({"y": np.arange(400).astype("m8[s]")}, r"y must be numeric, got .* type timedelta64\[s\]: make numbers of"),
         ({"y": np.full(400, "a")}, "y must be numeric, got values of type <U1: for labels take task="),
-        ({"y": np.ma.masked_array(Y, np.arange(400) == 7)}, "y must have no masked values, got 1, the first at"),
         # Constant targets pass the checks of the loss.
         ({"y": np.full(400, -1.0), "loss": "poisson"}, "y must be at least 0 for Poisson.*-1.0 in row 0"),
         ({"y": VARIES, "loss": "huber"}, "loss must be of one target"),

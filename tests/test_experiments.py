@@ -149,13 +149,6 @@ def test_an_unfinished_last_line_is_removed_and_another_broken_line_is_named(lon
         studies.read(file)
 
 
-def test_options_in_which_recipes_differ_are_tuples_in_one_text():
-    recipes = tuple(jtrees.Sparse(jtrees.DGT(depth=2), terms=terms) for terms in (3, 4))
-    text = studies.recipe_text(recipes)
-    assert text == studies.recipe_text(recipes[0]).replace("terms=3", "terms=(3, 4)")
-    assert studies.recipe_text((recipes[0], recipes[0])) == studies.recipe_text(recipes[0])
-
-
 @pytest.mark.parametrize("script", STUDIES)
 def test_committed_rows_make_the_committed_report(script, tmp_path):
     name = script.STUDY.name
@@ -166,17 +159,6 @@ def test_committed_rows_make_the_committed_report(script, tmp_path):
     assert made.count("\n|") > 10
     drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, relaxations)
     assert (tmp_path / f"{name}.png").exists() == (script in drawn)
-
-
-def test_parts_that_a_set_does_not_have_are_no_pieces():
-    parts = lambda script, name: [
-        part for part, dataset, _ in script.STUDY.pieces(studies.parse(script.STUDY, [])) if dataset == name
-    ]
-    assert parts(paper_bandit, "mnist") == ["tree", "linear"]
-    assert parts(paper_bandit, "letter") == ["tree", "linear", "vowpal"]
-    assert parts(paper_bandit, "ailerons") == ["tree", "linear", "tree-one-point", "linear-one-point"]
-    assert [parts(paper_nongreedy, "letter").count(part) for part in ("axis", "oc1", "pruned")] == [3, 0, 1]
-    assert "GET-linear" not in parts(defaults, "glass") and parts(defaults, "glass").count("TEL") == 3
 
 
 # --- Scripts ---------------------------------------------------------------------------------------------------------
@@ -192,13 +174,6 @@ def test_arguments_of_every_script_parse(name, capsys):
         with pytest.raises(SystemExit, match=str(status)):
             run(arguments)
     assert not hasattr(script, "STUDY") or f"--{script.STUDY.flags[0]} " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("script", [defaults, relaxations])
-def test_unknown_sets_are_refused(script, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        studies.main(script.STUDY, ["--datasets", "galss", "--out", str(tmp_path / "x.jsonl")])
-    assert "galss" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -575,17 +550,6 @@ def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implement
     assert {winner["kernel"] for winner in written[1:]} == {kernel.name for kernel in bench_kernels.KERNELS.values()}
 
 
-def test_all_cores_are_used_unless_the_user_sets_a_number(monkeypatch):
-    updates = []
-    monkeypatch.setattr(type(jax.config), "update", lambda self, *option: updates.append(option))
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
-    benchmark.use_all_cores()
-    assert updates == []
-    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
-    benchmark.use_all_cores()
-    assert updates == [("jax_num_cpu_devices", os.cpu_count())]
-
-
 # --- Methods and rivals of the papers --------------------------------------------------------------------------------
 
 
@@ -653,20 +617,6 @@ def test_oc1_finds_an_oblique_line_and_random_directions_near_ones(monkeypatch):
         by_depth = paper_nongreedy.PARTS[part]((x[:200], x[200:], y[:200], y[200:]), "any", 0)
         assert by_depth["6"]["test"] > 93
         assert all(1 < found["leaves"] <= 2 ** int(depth) for depth, found in by_depth.items())
-
-
-def test_the_way_to_train_trees_together_is_chosen_on_rows_held_out(monkeypatch):
-    """Each way has one loss of boosting, and one that training together reaches."""
-    pairs = iter([(0.5, 0.4), (0.5, 0.2), (0.5, 0.7)])
-
-    def fit(recipe, split, seed):
-        boosted, refined = next(pairs)
-        search = SimpleNamespace(boosted_loss=boosted, losses=np.array([0.9, refined]))
-        return SimpleNamespace(report=SimpleNamespace(search=search))
-
-    monkeypatch.setattr(studies, "fit", fit)
-    fit, way, loss = paper_forest.best_way(paper_forest.REFINED[0][:3], (), 0)
-    assert (fit.report.search.losses.min(), way, loss) == (0.2, 1, 0.2)
 
 
 @pytest.mark.slow

@@ -146,14 +146,6 @@ def test_another_sweep_is_refused_with_what_differs(tmp_path, searches, name):
         assert len(searches) == 36
 
 
-def test_a_difference_is_shown_however_long_the_texts_are(tmp_path, searches):
-    named = lambda version: jtrees.losses.CustomLoss(absolute, name=f"{100 * 'long '}{version}")
-    call = lambda loss: sweep(tmp_path, task=jtrees.Regression(loss_function=loss), seeds=1, validation=0.25)
-    call(named("0.1"))
-    with pytest.raises(ValueError, match=r"has task .*0\.1.*, got .*0\.2"):
-        call(named("0.2"))
-
-
 def test_the_order_and_the_length_of_a_grid_do_not_matter(tmp_path, searches):
     grid = {"learning_rate": (0.01, 0.1), "depth": (1, 2)}
     first = sweep(tmp_path, grid=grid, seeds=1, validation=0.25)
@@ -229,10 +221,6 @@ class OwnLoss(jtrees.losses.Loss):
         return jnp.square(predictions - y) * self.level
 
 
-def absolute(outputs, y):
-    return jnp.abs(outputs - y)
-
-
 def helper(outputs, y):
     return jnp.abs(outputs - y) * DELTA
 
@@ -283,32 +271,17 @@ def test_losses_that_differ_have_other_definitions(name):
 
 @pytest.mark.parametrize(
     "loss",
-    [reads_global, calls_helper, with_rule, jax.jit(reads_global), Pinball(0.1)],
-    ids=["global", "helper", "rule", "jit", "object"],
+    [reads_global, reads_table, calls_helper, with_rule, jax.jit(reads_global), Pinball(0.1)],
+    ids=["global", "table", "helper", "rule", "jit", "object"],
 )
 def test_globals_and_helpers_are_a_part_of_a_loss(monkeypatch, loss):
     before = definition("task", loss)
     monkeypatch.setitem(globals(), "UNREAD", 2)
     assert definition("task", loss) == before
     monkeypatch.setitem(globals(), "DELTA", 0.2)
+    monkeypatch.setitem(TABLE, "delta", 0.2)
     monkeypatch.setattr(Pinball, "__call__", lambda self, outputs, y: helper(outputs, y))
     assert definition("task", loss) != before
-
-
-def test_a_table_in_a_global_is_compared_by_its_values(monkeypatch):
-    before = definition("task", reads_table)
-    monkeypatch.setitem(TABLE, "delta", 0.2)
-    assert definition("task", reads_table) != before
-
-
-def test_a_folder_refuses_the_runs_of_another_loss(tmp_path, monkeypatch, searches):
-    call = lambda loss: sweep(tmp_path, task=jtrees.Regression(loss_function=loss), seeds=1, validation=0.25)
-    call(Pinball(0.1))
-    with pytest.raises(ValueError, match="has task "):
-        call(Pinball(0.9))
-    count = len(searches)
-    call(Pinball(0.1))
-    assert len(searches) == count
 
 
 def reads_module(outputs, y):
@@ -403,7 +376,7 @@ def test_a_run_without_its_file_of_the_fit_is_not_finished(tmp_path):
     same(second, first)
 
 
-@pytest.mark.parametrize("contents", ["", "null", "[]", '{"x": 1}', "{"])
+@pytest.mark.parametrize("contents", ["null", "{"])
 def test_a_damaged_description_is_an_error_with_a_remedy(tmp_path, searches, contents):
     sweep(tmp_path)
     (tmp_path / "sweep.json").write_text(contents)

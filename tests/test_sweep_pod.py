@@ -1,7 +1,6 @@
 """A sweep over processes: examples/sweep_pod.py resumes after the death of a process, and on hosts with shares."""
 
 import os
-from pathlib import Path
 import subprocess
 import sys
 
@@ -56,7 +55,3 @@ def test_hosts_with_shares_make_all_runs(tmp_path):
     runs = finished(tmp_path)
     assert "best of 6 runs: {" in ended(started(tmp_path))
     assert finished(tmp_path) == runs
-
-
-def test_it_is_short_enough_to_be_copied():
-    assert len((Path(ROOT) / "examples" / "sweep_pod.py").read_text().splitlines()) <= 100

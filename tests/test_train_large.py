@@ -6,8 +6,6 @@ from pathlib import Path
 import re
 import shutil
 import signal
-import subprocess
-import time
 
 from etils import epath
 import jax
@@ -47,15 +45,6 @@ def test_blocks_have_the_rows_of_the_shards_in_order(tmp_path, kind):
         rows = table(10_010, i // 20)[i % 20 * 500 :][:500]
         for found, expected in zip(blocks[i], (rows[:, :-1], rows[:, -1]), strict=True):
             np.testing.assert_array_equal(found, expected)
-
-
-@both_kinds
-def test_integers_beyond_float32_are_read_exactly(tmp_path, kind):
-    """Times in nanoseconds; a float64 holds them to 256 ns."""
-    times = 17 * 10**17 + np.arange(100) * 10**9
-    write(tmp_path / f"0.{kind}", np.column_stack([times, times]))
-    for numbers in read(tmp_path, kind, 50)[1]:
-        np.testing.assert_array_equal(numbers.ravel().astype(float), times[50:].astype(float))
 
 
 @both_kinds
@@ -278,27 +267,6 @@ def test_a_run_stops_and_resumes_to_the_same_bits(uninterrupted, data, tmp_path,
     assert lines[-1]["step"] == STEPS and lines == sorted(lines, key=lambda line: line["step"])
 
 
-@pytest.mark.wide
-def test_a_run_that_is_killed_four_times_ends_with_the_same_bits(uninterrupted, data, tmp_path):
-    """It is killed at random moments, some of them while it writes a checkpoint."""
-    out, rng, kills = tmp_path / "run", np.random.default_rng(0), 0
-    often = [*data, "--save-every", "20"]
-    while kills < 4:
-        before = set(out.glob("checkpoints/*"))
-        process = script(out, *often)
-        while kills % 2 and set(out.glob("checkpoints/*")) <= before and process.poll() is None:
-            time.sleep(0.01)  # until it trains and saves
-        time.sleep(rng.uniform(0, 0.2 if kills % 2 else 3))
-        if process.poll() is not None:
-            shutil.rmtree(out)  # it has reached its end, so it begins again
-        else:
-            kills += 1
-        process.kill()
-        process.communicate()
-    ended(script(out, *often))
-    same_run(out, uninterrupted)
-
-
 @pytest.mark.slow
 def test_a_cut_checkpoint_is_named_and_the_one_before_resumes(uninterrupted, data, tmp_path):
     shutil.copytree(uninterrupted, out := tmp_path / "run")
@@ -313,52 +281,10 @@ def test_a_cut_checkpoint_is_named_and_the_one_before_resumes(uninterrupted, dat
 
 
 @pytest.mark.slow
-def test_a_row_that_is_wrong_is_named_and_when_it_is_corrected_the_run_resumes(tmp_path, job, monkeypatch):
-    monkeypatch.setattr(train_large, "SAMPLE", 1000)
-    command = [*shards(tmp_path / "data"), *SMALL]
-    made, numbers = job(*command[:2])
-    numbers.clear()
-    made.stream[7]
-    monkeypatch.undo()
-    monkeypatch.setattr(train_large, "SAMPLE", 1000)
-    within(tmp_path / "original", *command)
-    k, row = numbers[1] // 20, numbers[1] % 20 * 500 + 7
-    write(file := tmp_path / "data" / f"{k}.npy", broken := table(10_010, k))
-    broken[row, 4] = np.nan
-    write(file, broken)
-    output = within(tmp_path / "run", *command, status=1)
-    assert f"train_large: {file}: row {row} (from 0) must be finite" in output and round_of(tmp_path / "run") == 5
-    write(file, table(10_010, k))
-    assert "resumes from step 100" in within(tmp_path / "run", *command)
-    same_run(tmp_path / "run", tmp_path / "original")
-
-
-@pytest.mark.slow
 def test_training_that_diverges_ends_with_an_error_and_without_a_model(tmp_path, data):
     output = within(tmp_path / "run", *data, "--learning-rate", 1e38, status=1)
     assert "training became non-finite: try a smaller --learning-rate in another --out" in output
     assert not (tmp_path / "run" / "model.jtrees").exists()
-
-
-@pytest.mark.slow
-def test_a_full_disk(uninterrupted, data, tmp_path):
-    """The run prints the reason and ends; when there is room, the same command resumes."""
-    (small := tmp_path / "small").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no permission to mount a small tmpfs")
-    try:
-        out = small / "run"
-        within(out, *data, "--max-steps", 200)
-        room = os.statvfs(small)
-        (small / "filler").write_bytes(b"0" * (room.f_bavail * room.f_frsize - 4096))
-        # This is in its own process, because Orbax leaves unfinished work to the end of a process.
-        assert "No space left on device" in ended(script(out, *data), status=1)
-        (small / "filler").unlink()
-        within(out, *data)
-        same_run(out, uninterrupted)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 # --- Several processes -----------------------------------------------------------------------------------------------
@@ -384,33 +310,7 @@ def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(dat
     assert f"{steps + 100} steps" in ended(script(other, *command, *end, devices=1))
 
 
-@pytest.mark.wide
-def test_a_process_whose_partner_is_killed_or_fails_ends_and_the_run_resumes(data, tmp_path):
-    command = [*data, "--epochs", 1000, "--save-every", 1000]
-    first, second = pair(out := tmp_path / "killed", *command)
-    while first.poll() is None and not round_of(out):
-        time.sleep(0.05)
-    second.kill()
-    second.communicate()
-    _, errors = first.communicate(timeout=100)
-    assert first.returncode == os.EX_TEMPFAIL, errors
-    assert errors.splitlines()[-1] == "another process has ended: the same command resumes the run"
-    steps = 20 * round_of(out)
-    assert f"resumes from step {steps}" in ended(script(out, *command, "--max-steps", steps + 20, devices=2))
-    first, second = pair(tmp_path / "wrong", *command)
-    assert any(line.startswith("of ") for line in first.stdout)
-    for k in range(2):
-        write(Path(data[1]) / f"{k}.npy", np.full((10_010, 5), np.nan))
-    errors = [process.communicate(timeout=100)[1] for process in (first, second)]
-    assert {first.returncode, second.returncode} <= {1, os.EX_TEMPFAIL} and 1 in (first.returncode, second.returncode)
-    assert any("must be finite" in text for text in errors)
-
-
 # --- The page --------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_short_enough_to_be_copied():
-    assert len(Path(train_large.__file__).read_text().splitlines()) <= 250
 
 
 def test_the_page_has_the_figures_of_the_tables(capsys):

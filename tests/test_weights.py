@@ -1,7 +1,5 @@
 """Weights of samples: only their ratios matter, they have mean 1 wherever they count samples, and none is lost."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +11,6 @@ from sklearn.metrics import r2_score
 import jtrees
 from jtrees import losses, segments
 from jtrees.estimators import TreeClassifier
-from jtrees.report import compared
-from jtrees.report.comparison import Comparison
 from jtrees.tables import TableEncoder, checked_dataset, checked_table
 from tests import recipes, tables
 from tests.estimator_checks import COMBINATORS, OTHERS, QUICK
@@ -147,34 +143,6 @@ def test_weights_are_like_repeated_rows(recipe, heavy):
     weight = np.where(np.arange(400) == 7, 200.0, 1.0) if heavy else np.random.default_rng(1).lognormal(0, 1, 400)
     rows = np.random.default_rng(0).choice(400, 400, p=weight / weight.sum())
     assert score(recipe, weight=weight) > score(recipe, X[rows], Y[rows]) - 0.15
-
-
-def test_margins_do_not_count_rows_of_weight_zero():
-    row_losses = {"model": RNG.normal(size=400), "constant": RNG.normal(size=400)}
-    margins = lambda rows, weight: Comparison.from_losses(
-        {name: losses[rows] for name, losses in row_losses.items()}, weight, "loss", "rows"
-    ).margins["constant"]
-    assert margins(slice(None), 1.0 * (np.arange(400) < 40)) == pytest.approx(margins(slice(40), None))
-
-
-def test_a_rival_is_better_by_more_than_its_margin():
-    noise = np.tile([1.0, -1.0], 200)  # a standard error of 0.05
-    for lead, better in ((0.01, []), (1.0, ["constant"])):
-        row_losses = {"model": lead + noise, "constant": np.zeros(400)}
-        assert Comparison.from_losses(row_losses, None, "loss", "rows").better == better
-
-
-def test_the_constant_that_models_are_compared_with_counts_samples():
-    rng = np.random.default_rng(0)
-    label = (rng.random(2000) < 0.01).astype(int)
-    weight = np.ones(2000)
-    weight[0] = 1e4
-    table = checked_table(rng.normal(size=(2000, 2)), label, weight, "classification")
-    even = SimpleNamespace(predict=lambda x: np.full((len(x), 2), 0.5))
-    comparison = compared(even, table, jtrees.GET().scaling(table), held_out=table)
-    share = np.average(label, weights=weight)
-    entropy = -(share * np.log(share) + (1 - share) * np.log(1 - share))
-    assert comparison.losses["constant"] == pytest.approx(entropy, rel=0.05)
 
 
 @pytest.mark.slow
