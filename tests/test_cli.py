@@ -168,7 +168,7 @@ def test_a_sum_is_saved_and_a_tree_is_shown_beside_it(tmp_path, monkeypatch, cap
     assert output.splitlines()[0].startswith("t: 300 rows")
 
 
-@pytest.mark.parametrize("kind", ["--tree", "--recipe"])
+@pytest.mark.parametrize("kind", [pytest.param("--tree", marks=pytest.mark.slow), "--recipe"])
 def test_the_better_of_a_tree_and_a_sum_is_named(kind, tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(600, 3)), columns=list("abc"))

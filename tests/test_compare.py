@@ -154,7 +154,7 @@ def test_text_gaps_and_labels(houses, tmp_path, capsys):
     assert (np.array(classes)[chances.argmax(1)] == frame.y).mean() > 0.7
 
 
-@pytest.mark.parametrize(("name", "classes"), [("labels", 2), ("three", 3)])
+@pytest.mark.parametrize(("name", "classes"), [pytest.param("labels", 2, marks=pytest.mark.slow), ("three", 3)])
 def test_scores_of_classes(folder, tmp_path, name, classes):
     written, table = run(tmp_path, *on(folder, name))
     frame = data.load_frame(name, data_dir=folder)
@@ -174,6 +174,7 @@ def test_scores_of_classes(folder, tmp_path, name, classes):
     assert constant["balanced accuracy"] == pytest.approx(1 / classes) and constant["AUC"] == 0.5
 
 
+@pytest.mark.slow
 def test_sizes_of_simpler_models(folder):
     x, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200.0)
     models = rivals(jtrees.Regression(), 200, depth=2, seed=0, forests=True)[0]
@@ -340,6 +341,7 @@ def test_a_separator_at_the_end_of_each_row_shifts_no_column(tmp_path, header, e
     np.testing.assert_array_equal(frame.x["area"].astype(float), areas)
 
 
+@pytest.mark.slow
 def test_twenty_rows_of_four_classes(tmp_path):
     rng = np.random.default_rng(0)
     pd.DataFrame({"a": rng.uniform(size=20), "kind": list("abcd") * 5}).to_csv(tmp_path / "few.csv", index=False)

@@ -338,6 +338,7 @@ def raw_folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(raw_folder, monkeypatch, capsys):
     kinds = {"Boosted()": (estimators.BoostedRegressor, estimators.BoostedClassifier)}
     monkeypatch.setattr(raw_tables, "KINDS", {name: tuple(map(quick, pair)) for name, pair in kinds.items()})
@@ -367,6 +368,7 @@ def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(r
     assert (raw_folder / "study.md").read_text() == text
 
 
+@pytest.mark.slow
 def test_one_kind_of_splits_is_left_where_the_other_is_removed(raw_folder, monkeypatch):
     split = boosted_splits.split_of("auto", None, str(raw_folder))
     recipe, results = jtrees.Boosted(rounds=5), {}

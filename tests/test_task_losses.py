@@ -91,11 +91,12 @@ def test_derivatives_are_those_of_automatic_and_of_finite_differences(name, x64)
     """Curvatures are those along each output alone."""
     loss, outputs, y = DERIVATIVES[name]
     outputs, y = jnp.asarray(outputs), jnp.asarray(y)
-    gradient, curvature = loss.derivatives(outputs, y)
     sample = lambda outputs, y: loss.samples(outputs[None], y[None])[0]
-    np.testing.assert_allclose(gradient, jax.vmap(jax.grad(sample))(outputs, y), rtol=1e-9, atol=1e-12)
+    automatic = [jax.vmap(derivative(sample)) for derivative in (jax.grad, jax.hessian)]
+    everything = jax.jit(lambda *rows: (loss.derivatives(*rows), [derivative(*rows) for derivative in automatic]))
+    (gradient, curvature), (slopes, hessian) = everything(outputs, y)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-9, atol=1e-12)
     if name not in ("absolute", "huber", "quantile", "rewards"):
-        hessian = jax.vmap(jax.hessian(sample))(outputs, y)
         curve = hessian if outputs.ndim == 1 else jnp.diagonal(hessian, axis1=1, axis2=2)
         if name == "log":  # three outputs step at once, and a common shift of them changes nothing
             curve = 3 / 2 * curve
@@ -113,14 +114,15 @@ def test_constants_are_the_best_of_each_leaf(name):
     """Nearby constants have a higher weighted loss in each leaf. Weights are numbers of copies."""
     loss, y, _ = LOSSES[name]
     y, weight = f32(y), f32(WEIGHT)
-    best = loss.constants(jnp.asarray(LEAF), y, 4, weight)
+    constants = jax.jit(loss.constants, static_argnums=2)
+    best = constants(LEAF, y, 4, weight)
     row_losses = lambda values: np.asarray(loss.samples(values[LEAF], y), float)
     mean = lambda values: np.bincount(LEAF, WEIGHT * row_losses(values), 4)
     for change in (-0.02, -0.005, 0.005, 0.02):
         assert (mean(best)[:3] <= mean(best + change)[:3] * (1 + 1e-6)).all()
-    np.testing.assert_allclose(best[3], loss.constants(jnp.zeros(N, jnp.int32), y, 1, weight)[0], atol=1e-5)  # empty
+    np.testing.assert_allclose(best[3], constants(0 * LEAF, y, 4, weight)[0], atol=1e-5)  # empty
     copies = np.repeat(np.arange(N), WEIGHT.astype(int))
-    repeated = loss.constants(jnp.asarray(LEAF)[copies], y[copies], 4, jnp.ones(len(copies)))
+    repeated = constants(LEAF[copies], y[copies], 4, jnp.ones(len(copies)))
     np.testing.assert_allclose(best, repeated, rtol=1e-3, atol=1e-4)  # 20 Newton steps in float32
 
 
