@@ -84,8 +84,8 @@ CASES = {
 def test_tasks_rows_to_evaluate_on_and_constraints_are_part_of_a_warm_up(case, count_compilations):
     shape, options = CASES[case]
     recipe, (x, y) = RECIPES["CO2"] if case == "monotone" else DGT, table()
-    both, three = np.stack([y, -y], 1), np.digitize(y, np.quantile(y, [0.3, 0.6]))
-    y = {"classes": three, "targets": both, "policy": both, "loss": y - y.min() + 1}.get(case, y)
+    pair, three = np.stack([y, -y], 1), np.digitize(y, np.quantile(y, [0.3, 0.6]))
+    y = {"classes": three, "targets": pair, "policy": pair, "loss": y - y.min() + 1}.get(case, y)
     assert count_compilations(lambda: jtrees.warmup(recipe, rows=ROWS, columns=COLUMNS, **shape)) > 0
     assert count_compilations(lambda: jtrees.fit(recipe, x, y, key=KEY, **options).predict(x)) == 0
 
@@ -96,8 +96,8 @@ def test_a_warm_up_takes_few_updates_and_leaves_fits_as_they_are():
     seconds = jtrees.warmup(DGT.replace(epochs=10**7), rows=len(x), columns=COLUMNS)  # all would take many minutes
     assert 0 < seconds < 60
     np.testing.assert_array_equal(jtrees.fit(DGT, x, y, key=KEY).predict(x), before)
-    by_names = jtrees.Sparse(DGT, interactions=[["area", "age"]], epochs=4)
-    assert jtrees.warmup(by_names, rows=ROWS, columns=COLUMNS) > 0
+    named_columns = jtrees.Sparse(DGT, interactions=[["area", "age"]], epochs=4)
+    assert jtrees.warmup(named_columns, rows=ROWS, columns=COLUMNS) > 0
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_p
     monkeypatch.setattr(caching, "_WRITES", 1)
     double()
     assert all((new / "foreign-cache").exists() for new in foreign)
-    kept = {entry.name[0] for entry in entries(tmp_path) if entry.parent not in foreign}
-    assert kept == {"b", "j"}  # jit_... is the program of ``double``
+    remaining = {entry.name[0] for entry in entries(tmp_path) if entry.parent not in foreign}
+    assert remaining == {"b", "j"}  # jit_... is the program of ``double``
 
 
 @pytest.mark.usefixtures("no_folder")

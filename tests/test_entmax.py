@@ -50,8 +50,8 @@ def test_the_derivative_is_that_of_finite_differences(x64):
 
 def test_the_step_is_entmax_of_two_classes(x64):
     t = jnp.linspace(-3, 3, 61)
-    both = entmax(jnp.stack([t, jnp.zeros_like(t)], -1))[:, 0]
-    np.testing.assert_allclose(entmax_step(t), both, rtol=0, atol=1e-12)
+    pair = entmax(jnp.stack([t, jnp.zeros_like(t)], -1))[:, 0]
+    np.testing.assert_allclose(entmax_step(t), pair, rtol=0, atol=1e-12)
     slopes = jax.vmap(jax.grad(lambda t: entmax(jnp.stack([t, jnp.zeros_like(t)]))[0]))(t)
     inside = np.abs(np.asarray(t)) < 1.95  # the step has kinks at its ends
     np.testing.assert_allclose(jax.vmap(jax.grad(entmax_step))(t)[inside], slopes[inside], rtol=0, atol=1e-10)

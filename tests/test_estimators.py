@@ -153,9 +153,7 @@ def test_folds_compile_once(count_compilations):
     assert count_compilations(lambda: cross_val_score(regressor(), x, y, cv=5)) == 0
 
 
-@pytest.mark.parametrize(
-    "later", [{"monotonic_cst": [1, 0, 0, 0]}, {"loss": "quantile", "quantile": 0.9}], ids=str
-)
+@pytest.mark.parametrize("later", [{"monotonic_cst": [1, 0, 0, 0]}, {"loss": "quantile", "quantile": 0.9}], ids=str)
 def test_options_of_the_default_recipe_and_parameters_are_set_in_any_order(later):
     """The default recipe has constant leaves for other losses and for monotone columns."""
     options = {"recipe__depth": 1, "recipe__starts": 1, "recipe__epochs": 2}

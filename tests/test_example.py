@@ -77,6 +77,6 @@ def test_starts_that_became_non_finite_are_an_error(example):
         jtrees.fit(example.SoftDecisionTree(balance=-1.0), X, Y, key=KEY)
 
 
-@pytest.mark.parametrize(("name", "most"), [("pod", 100), ("sweep_pod", 100), ("train_large", 250)])
-def test_examples_are_short_enough_to_be_copied(name, most):
-    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= most
+@pytest.mark.parametrize(("name", "limit"), [("pod", 100), ("sweep_pod", 100), ("train_large", 250)])
+def test_examples_are_short_enough_to_be_copied(name, limit):
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= limit

@@ -91,7 +91,7 @@ def long_run(tmp_path):
         packages={"c": "no_such_package"},
         arguments=arguments,
     )
-    return lambda *more: studies.main(study, ["--out", str(tmp_path / "x.jsonl"), *more]), measured
+    return lambda *words: studies.main(study, ["--out", str(tmp_path / "x.jsonl"), *words]), measured
 
 
 COMMAND = "python -m experiments.paper_x --data-dir DATA --seeds 1\n"
@@ -157,8 +157,8 @@ def test_committed_rows_make_the_committed_report(script, tmp_path):
     made, committed = ((folder / f"{name}.md").read_text() for folder in (tmp_path, benchmark.RESULTS))
     assert made.splitlines()[3:] == committed.splitlines()[3:]  # the third has the command
     assert made.count("\n|") > 10
-    drawn = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, relaxations)
-    assert (tmp_path / f"{name}.png").exists() == (script in drawn)
+    plotted = (paper_bandit, paper_latent, paper_tel, paper_nongreedy, relaxations)
+    assert (tmp_path / f"{name}.png").exists() == (script in plotted)
 
 
 # --- Scripts ---------------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_the_study_of_raw_tables_measures_each_model_and_names_what_is_missing(r
     monkeypatch.setattr(raw_tables, "KINDS", {name: tuple(map(quick, pair)) for name, pair in kinds.items()})
     monkeypatch.setattr(benchmark, "installed", lambda package: False)
     out = raw_folder / "study.jsonl"
-    run = lambda *more: studies.main(raw_tables.STUDY, ["--seeds", "1", "--out", str(out), *more])
+    run = lambda *words: studies.main(raw_tables.STUDY, ["--seeds", "1", "--out", str(out), *words])
     with pytest.raises(SystemExit, match=r"--tables-dir must have loan\.csv or loan\.csv\.gz: loan prediction"):
         run("--tables-dir", str(raw_folder), "--tables", "loan", "--models", "Boosted()")
     select = ["--tables", "titanic", "auto", "--models", "Boosted()", raw_tables.BINS, "CatBoost"]
@@ -412,10 +412,10 @@ def test_every_part_of_a_study_runs(folder, monkeypatch, script):
     text, rows = (folder / "study.md").read_text(), (folder / "study.jsonl").read_text()
     assert [part for part in expected if part not in text] == []
     if script is paper_bandit:
-        found = studies.read(folder / "study.jsonl")["linear", "mnist", 0].value
-        assert found["queries"] == list(range(2, 41, 2)) and np.shape(found["scores"]) == (3, 20)
-        assert np.all(np.diff(found["regret"], axis=1) >= 0)
-        assert len({tuple(curve) for curve in found["regret"]}) == 3  # each seed has a stream of its own
+        result = studies.read(folder / "study.jsonl")["linear", "mnist", 0].value
+        assert result["queries"] == list(range(2, 41, 2)) and np.shape(result["scores"]) == (3, 20)
+        assert np.all(np.diff(result["regret"], axis=1) >= 0)
+        assert len({tuple(curve) for curve in result["regret"]}) == 3  # each seed has a stream of its own
     run()  # measures nothing again
     assert (folder / "study.jsonl").read_text() == rows
 
@@ -524,8 +524,8 @@ def test_a_function_runs_in_a_process_of_its_own():
 def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implementation):
     """The whole benchmark, the interpreter standing in for a device; and on one that has no kernel."""
     winners, small = tmp_path / "winners.json", HEURISTIC["interpret"]
-    others = [{"device": "another", "kernel": "path_sum"}]
-    winners.write_text(json.dumps([*others, {"device": jax.devices()[0].device_kind, "kernel": "old"}]))
+    actual = [{"device": "another", "kernel": "path_sum"}]
+    winners.write_text(json.dumps([*actual, {"device": jax.devices()[0].device_kind, "kernel": "old"}]))
     monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
     for name, value in {
         "WINNERS": winners,
@@ -548,7 +548,7 @@ def test_kernels_are_tuned_and_compared(tmp_path, monkeypatch, capsys, implement
     assert all(case["agree"] for case in cases) and lines.count("| yes |") == len(cases)
     assert "Config(backend='mosaic_tpu'" in lines and "WRONG" not in capsys.readouterr().out
     written = json.loads(winners.read_text())
-    assert written[0] == others[0] and len(written) == 5  # and nothing else of this device
+    assert written[0] == actual[0] and len(written) == 5  # and nothing else of this device
     assert {winner["kernel"] for winner in written[1:]} == {kernel.name for kernel in bench_kernels.KERNELS.values()}
 
 
@@ -593,8 +593,10 @@ def test_pat_is_the_product_form_and_anneals_to_the_hard_tree(x64):
     rng, params = np.random.default_rng(6), random_chain(jax.random.key(0), 3, 3, (), (), jnp.float64)
     x, y = rng.normal(size=(20, 3)), rng.normal(size=20)
     batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(y))
-    at = lambda slope, step: jax.jit(paper_dgt.pat(3, slope).loss)(params, batch, key=jax.random.key(0), step=step)
-    loss, score = at(2.0, jnp.int32(0))
+    evaluate = lambda slope, step: jax.jit(paper_dgt.pat(3, slope).loss)(
+        params, batch, key=jax.random.key(0), step=step
+    )
+    loss, score = evaluate(2.0, jnp.int32(0))
     tree, values = params.tree(), np.asarray(params.leaves.values)
     z = np.asarray(tree.weights) @ x.T + np.asarray(tree.bias)[:, None]
     reach = oracles.leaf_probabilities(oracles.sigmoid(2 * z))
@@ -602,7 +604,7 @@ def test_pat_is_the_product_form_and_anneals_to_the_hard_tree(x64):
     hard = values[oracles.walk(tree.weights, tree.bias, x)]
     assert score == pytest.approx(np.mean((hard - y) ** 2), rel=1e-10)
     rising = optax.exponential_decay(1.0, 100, 1e4)  # a hundredfold every 50 steps
-    gap = [abs(float(np.subtract(*at(rising, jnp.int32(step))))) for step in (0, 50, 100)]
+    gap = [abs(float(np.subtract(*evaluate(rising, jnp.int32(step))))) for step in (0, 50, 100)]
     assert gap[0] > gap[1] > gap[2] and gap[2] < 1e-2 * float(loss)
 
 
@@ -618,7 +620,7 @@ def test_oc1_finds_an_oblique_line_and_random_directions_near_ones(monkeypatch):
     for part in ("oc1", "random"):
         by_depth = paper_nongreedy.PARTS[part]((x[:200], x[200:], y[:200], y[200:]), "any", 0)
         assert by_depth["6"]["test"] > 93
-        assert all(1 < found["leaves"] <= 2 ** int(depth) for depth, found in by_depth.items())
+        assert all(1 < result["leaves"] <= 2 ** int(depth) for depth, result in by_depth.items())
 
 
 @pytest.mark.slow
@@ -631,11 +633,11 @@ def test_rivals_are_tuned_and_their_numbers_counted(monkeypatch, name):
     x = rng.normal(size=(300, 3)).astype(np.float32)
     y = np.where(x[:, 0] > 0, 1, -1).astype(np.float32)
     for target in (y, (y > 0).astype(np.int32)):
-        model, found = packages.tuned(name, (x[:200], x[200:], target[:200], target[200:]), seed=0)
+        model, result = packages.tuned(name, (x[:200], x[200:], target[:200], target[200:]), seed=0)
         leaves, numbers = sizes.size(model, x)
         assert np.mean((model.predict(x[200:]) > 0) == (target[200:] > 0)) > 0.95
-        assert 1 <= found["trees"] <= 20 and len(found["options"]) == 7
-        assert found["trees"] <= leaves < numbers
+        assert 1 <= result["trees"] <= 20 and len(result["options"]) == 7
+        assert result["trees"] <= leaves < numbers
 
 
 def test_linear_leaves_of_lightgbm_are_counted():

@@ -399,8 +399,8 @@ def test_what_cannot_be_exported(tmp_path, fitted):
     soft = fitted(recipes.TEL).model
     trees_only = (export.to_c, export.to_numpy, export.to_onnx, export.to_sql, export.to_javascript)
     for write in (*trees_only, export.to_stablehlo):
-        others = [(soft, f"{trees_alone} {type(soft).__name__}"), (3, "model must be an Ob")]
-        for model, message in wrong + (others if write in trees_only else [(3, "model must be a fitted model")]):
+        rest = [(soft, f"{trees_alone} {type(soft).__name__}"), (3, "model must be an Ob")]
+        for model, message in wrong + (rest if write in trees_only else [(3, "model must be a fitted model")]):
             with pytest.raises(ValueError, match=message):
                 write(model, path)
         with pytest.raises(OSError):

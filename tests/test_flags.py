@@ -29,19 +29,19 @@ FLAGS = {
 SECONDS = 900
 
 
-def ended(words, **flags):
+def output(words, **flags):
     """The error that each case whose name holds the words ended with, by name."""
     environment = os.environ | compiled.environment() | {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"} | flags
     command = [sys.executable, "-m", "tests.flag_cases", *words]
-    made = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    assert made.returncode == 0, made.stderr[-2000:]
-    return dict(map(json.loads, made.stdout.splitlines()))
+    process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return dict(map(json.loads, process.stdout.splitlines()))
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("flag", FLAGS)
 def test_everything_runs_under_a_flag(flag):
-    errors = ended([], **{flag: FLAGS[flag]})
+    errors = output([], **{flag: FLAGS[flag]})
     assert len(errors) > 70
     assert not {name: error for name, error in errors.items() if error is not None}
 
@@ -77,5 +77,5 @@ def test_settings_for_programs_of_the_user_change_no_fit(name, setting):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["CO2", "regression", "alone"], ["TEL", "regression", "alone"], ["split"]])
 def test_clean_data_has_no_nan(words):
-    errors = ended(words, JAX_DEBUG_NANS="1")
+    errors = output(words, JAX_DEBUG_NANS="1")
     assert list(errors.values()) == [None], errors

@@ -72,7 +72,7 @@ def fits_in_calls(monkeypatch, recipe, rows, **options):
     """The result of a fit, which ends at the same update however long a call is."""
     results = []
     for steps in (1, 25, 1000):
-        monkeypatch.setattr(Pace, "steps", lambda pace, most, steps=steps: min(most, steps))
+        monkeypatch.setattr(Pace, "steps", lambda pace, limit, steps=steps: min(limit, steps))
         results.append(jtrees.fit(recipe, *rows, key=KEY, **options))
     ends = [(fit.step, fit.loss, fit.report.updates, fit.predict(rows[0]).tobytes()) for fit in results]
     assert len(set(ends)) == 1
@@ -232,9 +232,9 @@ def test_the_loss_in_blocks_of_rows_is_the_loss_of_all_rows(name, monkeypatch):
     recipe = recipes.RECIPES[name].replace(depth=2)
     run = Run(recipe, Regression(), batch, batch, KEY, Evaluation.EARLY_STOPPING)
     params = initial(run).params
-    whole = recipe.evaluate(run, params)
+    full = recipe.evaluate(run, params)
     monkeypatch.setattr(blocking, "evaluation_block", lambda numbers, n: 16)  # the last block is padded
-    np.testing.assert_allclose(recipe.evaluate(run, params), whole, rtol=1e-6)
+    np.testing.assert_allclose(recipe.evaluate(run, params), full, rtol=1e-6)
 
 
 # All parameters and all rows are abstract: the program is compiled, but does not run.

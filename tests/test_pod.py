@@ -21,7 +21,7 @@ from examples.train_large import Shards
 import jtrees
 from jtrees import distributed
 from tests import ROOT, needs
-from tests.large_runs import SMALL, ended, free_address, script, shards
+from tests.large_runs import SMALL, free_address, output_of, script, shards
 
 ROUNDS = 40
 
@@ -29,20 +29,20 @@ ROUNDS = 40
 # --- The example -----------------------------------------------------------------------------------------------------
 
 
-def started(out, *more, where=None, process=0, devices=1):
+def started(out, *arguments, where=None, process=0, devices=1):
     """The example in a process of its own, one of two if it has an address."""
-    told = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
     if where is not None:
-        told |= {"JAX_COORDINATOR_ADDRESS": where, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
+        environment |= {"JAX_COORDINATOR_ADDRESS": where, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / "pod.py"), "--out", str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *map(str, more)], **pipes, env=told)
+    return subprocess.Popen([*command, *map(str, arguments)], **pipes, env=environment)
 
 
-def pair(out, *more):
+def pair(out, *arguments):
     """Two processes of one device."""
     where = free_address()
-    return [started(out, *more, where=where, process=i) for i in range(2)]
+    return [started(out, *arguments, where=where, process=i) for i in range(2)]
 
 
 def by_hand(devices):
@@ -63,28 +63,28 @@ def same(out, other):
         np.testing.assert_array_equal(a, b)
 
 
-def interrupted(processes, told):
+def interrupted(processes, environment):
     """Sends SIGTERM to a process once the first shows that it trains; all of them end."""
     assert any(line.startswith("round 10: loss") for line in processes[0].stdout)
-    told.send_signal(signal.SIGTERM)
+    environment.send_signal(signal.SIGTERM)
     for process in processes:
-        ended(process, status=os.EX_TEMPFAIL)
+        output_of(process, status=os.EX_TEMPFAIL)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_one_process_trains_as_a_plain_loop_and_resumes_to_the_same_bits(tmp_path):
-    said = ended(started(tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))
-    assert [line.split(":")[0] for line in said.splitlines()] == [f"round {i}" for i in range(10, ROUNDS + 1, 10)]
+    output = output_of(started(tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))
+    assert [line.split(":")[0] for line in output.splitlines()] == [f"round {i}" for i in range(10, ROUNDS + 1, 10)]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    expected, found = by_hand(1), jtrees.load(tmp_path / "whole" / "tree.jtrees")
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    expected, result = by_hand(1), jtrees.load(tmp_path / "whole" / "tree.jtrees")
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
     process = started(out := tmp_path / "run", "--rounds", ROUNDS)
     interrupted([process], process)
     [step] = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert 10 <= step < ROUNDS and not (out / "tree.jtrees").exists()
-    assert ended(started(out, "--rounds", ROUNDS)).startswith(f"resumed from round {step}\n")
+    assert output_of(started(out, "--rounds", ROUNDS)).startswith(f"resumed from round {step}\n")
     same(out, tmp_path / "whole")
 
 
@@ -95,9 +95,9 @@ def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(
     steps = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert 10 <= max(steps) < 400
     rounds = max(steps) + 20
-    first, second = (ended(process) for process in pair(out, "--rounds", rounds))
+    first, second = (output_of(process) for process in pair(out, "--rounds", rounds))
     assert "round" in first and "round" not in second
-    ended(started(tmp_path / "one", "--rounds", rounds, devices=2))
+    output_of(started(tmp_path / "one", "--rounds", rounds, devices=2))
     same(out, tmp_path / "one")
 
 
@@ -112,16 +112,19 @@ def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path)
     assert message.splitlines()[-1] == "another process has ended: the same command resumes the run"
     assert "Traceback" not in message
     rounds = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdecimal()) + 10
-    texts = [ended(process) for process in pair(out, "--rounds", rounds)]
+    texts = [output_of(process) for process in pair(out, "--rounds", rounds)]
     assert "resumed from round " in texts[0] and "resumed" not in texts[1]
 
 
 def compiled_for(pod):
     """The example compiles a round for a pod, in a process of its own."""
-    told = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    told["XLA_FLAGS"] = ""  # those of the tests are for CPUs
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    environment["XLA_FLAGS"] = ""  # those of the tests are for CPUs
     command = [sys.executable, str(ROOT / "examples" / "pod.py"), "--compile-only", pod]
-    return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -135,19 +138,19 @@ def test_compiling_for_a_pod_needs_a_compiler_and_a_pod():
 def test_a_round_compiled_for_a_pod_reduces_sums_alone():
     needs.package("libtpu")
     run = compiled_for("v5e:8x8")
-    first, *others = run.stdout.splitlines()
+    first, *rest = run.stdout.splitlines()
     assert first.startswith("64 chips, each with ") and "temp_size_in_bytes=" in first
-    assert others == ["all-reduce f32[]", "all-reduce (f32[63,64], f32[63,1], f32[64], f32[])"]
+    assert rest == ["all-reduce f32[]", "all-reduce (f32[63,64], f32[63,1], f32[64], f32[])"]
 
 
 def test_the_page_has_the_figures_of_the_committed_table():
     page = (ROOT / "docs" / "scaling.md").read_text()
-    found = json.loads((ROOT / "experiments" / "results" / "accelerators.json").read_text())
-    names = [name.partition(", ")[2] for name in found if name.startswith("v5e:8x8, ")]
+    result = json.loads((ROOT / "experiments" / "results" / "accelerators.json").read_text())
+    names = [name.partition(", ")[2] for name in result if name.startswith("v5e:8x8, ")]
     assert len(names) >= 6
     for name in names:
-        small, middle, large = (found[f"{chips}, {name}"] for chips in ("v5e:2x4", "v5e:8x8", "v5e:16x16"))
-        bytes_ = " | ".join(f"{one['exchanged'] / 1e3:.1f}" for one in (small, middle, large))
+        small, middle, large = (result[f"{chips}, {name}"] for chips in ("v5e:2x4", "v5e:8x8", "v5e:16x16"))
+        bytes_ = " | ".join(f"{size['exchanged'] / 1e3:.1f}" for size in (small, middle, large))
         assert f"| {name} | {small['collectives']} | {bytes_} | {small['temporary'] / 1e3:.0f} |" in page
 
 
@@ -227,8 +230,8 @@ def test_only_errors_of_other_processes_mean_run_again(monkeypatch, capsys, mess
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
     """A folder that stands for ``gs://bucket``; the current folder must stay empty."""
-    (here := tmp_path / "here").mkdir()
-    monkeypatch.chdir(here)
+    (current := tmp_path / "here").mkdir()
+    monkeypatch.chdir(current)
     (held := tmp_path / "held").mkdir()
 
     local = lambda path: str(path).replace("gs://bucket", str(held))
@@ -236,7 +239,7 @@ def bucket(tmp_path, monkeypatch):
     names = ("exists", "isdir", "listdir", "makedirs", "mkdir", "open", "remove", "stat")
     with testing.mock_epath(**dict.fromkeys(names, on_path)):
         yield held
-    assert not list(here.iterdir())
+    assert not list(current.iterdir())
 
 
 @pytest.mark.slow

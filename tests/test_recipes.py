@@ -130,11 +130,11 @@ def test_max_seconds_end_a_fit_with_the_best_so_far(table, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "seconds", "ended", "steps"), [(ENDLESS, 1e-6, "max_seconds", 1), (Polynomials(), 600, "finished", 103)]
+    ("recipe", "seconds", "reason", "steps"), [(ENDLESS, 1e-6, "max_seconds", 1), (Polynomials(), 600, "finished", 103)]
 )
-def test_the_shortest_time_gives_a_model_and_time_enough_the_whole_one(table, recipe, seconds, ended, steps):
+def test_the_shortest_time_gives_a_model_and_time_enough_the_whole_one(table, recipe, seconds, reason, steps):
     result = fit(table, recipe, max_seconds=seconds)
-    assert result.report.ended == ended and len(result.history) == steps
+    assert result.report.ended == reason and len(result.history) == steps
     for run in (RUNS["fit"], RUNS["tune"]):
         with pytest.raises(ValueError, match=r"max_seconds must be one number above 0, got \[1\.0\]"):
             run(recipe, *table, key=KEY, max_seconds=[1.0])
@@ -151,7 +151,7 @@ def test_progress_without_rich_is_some_lines(table, capsys, monkeypatch):
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    monkeypatch.setattr(monitor.Pace, "steps", lambda pace, most: min(most, 2))
+    monkeypatch.setattr(monitor.Pace, "steps", lambda pace, limit: min(limit, 2))
     result = fit(table, progress=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
@@ -186,7 +186,7 @@ def test_bad_arguments_are_refused_by_whatever_fits(table, run, change, message)
 
 
 def test_functions_are_described_by_their_names_and_arguments():
-    of = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
+    described = partial(jtrees.methods.get, 3, task=jtrees.Classification(3), rule=mse)
     expected = "jtrees.methods.annealed.get.get(3, task=Classification(classes=3), rule=tests.polynomials.mse)"
-    plain = result.plain({"make": of, "others": (mse, None)})
+    plain = result.plain({"make": described, "others": (mse, None)})
     assert plain == {"make": expected, "others": ["tests.polynomials.mse", None]}

@@ -15,9 +15,9 @@ def test_the_committed_page_is_what_the_committed_rows_make(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for arguments, file in (([], "results/records.md"), (["--write"], "records.md")):
         records.main(arguments)
-        made = (tmp_path / file).read_text()
-        assert made == (committed / "records.md").read_text(), "python -m experiments.records --write"
-        assert made.strip() == capsys.readouterr().out.strip()
+        text = (tmp_path / file).read_text()
+        assert text == (committed / "records.md").read_text(), "python -m experiments.records --write"
+        assert text.strip() == capsys.readouterr().out.strip()
 
 
 def test_commands_of_missing_figures_are_those_of_the_scripts(tmp_path):

@@ -56,8 +56,8 @@ def test_a_report_prints_as_a_table_of_what_is_there():
 
 def test_the_representation_is_one_short_line():
     assert repr(OF_POLISH) == "PolishedReport(losses=[0.5 0.25], accepted=[1], base=AnnealedReport(...))"
-    of_fit = repr(NESTED.replace(verdict="a sentence of many words", recipe={"name": "x" * 1000}))
-    assert "\n" not in of_fit and len(of_fit) < 300
+    fit_text = repr(NESTED.replace(verdict="a sentence of many words", recipe={"name": "x" * 1000}))
+    assert "\n" not in fit_text and len(fit_text) < 300
 
 
 def test_names_are_those_of_what_is_there():

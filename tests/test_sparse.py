@@ -43,13 +43,13 @@ def test_the_least_terms_on_the_rows_of_a_split_are_replaced_by_their_means():
     rows = {0: np.flatnonzero(weight)}
     for j in range(3):
         score, part = (x @ np.float64(t.weights[j]) + np.float64(t.bias[j]) for t in (dense, thin))
-        here, share = x[rows[j]], weight[rows[j]]
-        added = here * np.float64(dense.weights[j])
-        least = np.cov(added.T, aweights=share, ddof=0).diagonal().argmin()
-        score = score[rows[j]] - added[:, least] + np.average(added[:, least], weights=share)
+        features, share = x[rows[j]], weight[rows[j]]
+        added = features * np.float64(dense.weights[j])
+        weakest = np.cov(added.T, aweights=share, ddof=0).diagonal().argmin()
+        score = score[rows[j]] - added[:, weakest] + np.average(added[:, weakest], weights=share)
         ratio = part[rows[j]] / score
         np.testing.assert_allclose(ratio, ratio[0], rtol=1e-3)
-        assert ratio[0] > 0 and np.flatnonzero(thin.weights[j] == 0).tolist() == [least]
+        assert ratio[0] > 0 and np.flatnonzero(thin.weights[j] == 0).tolist() == [weakest]
         rows |= {2 * j + 1: rows[j][score <= 0], 2 * j + 2: rows[j][score > 0]}
 
 

@@ -77,12 +77,12 @@ WEIGHT = np.arange(1.0, 97)
 def test_a_part_is_evaluated_by_a_fit_to_the_others(part, weight):
     """Not even the scaling knows the rows left out."""
     held_out, rest = np.sort(ORDER[: round(float(part) * 96)]), np.sort(ORDER[round(float(part) * 96) :])
-    of = lambda rows: None if weight is None else weight[rows]
+    subset = lambda rows: None if weight is None else weight[rows]
     result = single(validation=part, sample_weight=weight)
-    alone = jtrees.fit(Polynomials(), X[rest], Y[rest], key=jax.random.fold_in(KEY, 0), sample_weight=of(rest))
+    alone = jtrees.fit(Polynomials(), X[rest], Y[rest], key=jax.random.fold_in(KEY, 0), sample_weight=subset(rest))
     # Weights are normalised twice, once among all rows.
     np.testing.assert_allclose(result.fit.predict(X), alone.predict(X), rtol=0 if weight is None else 1e-12)
-    assert result.losses == pytest.approx(mse(alone, held_out, of(held_out)))
+    assert result.losses == pytest.approx(mse(alone, held_out, subset(held_out)))
 
 
 def test_every_row_is_evaluated_once_by_a_run_that_did_not_see_it():

@@ -151,13 +151,13 @@ def test_the_order_and_the_length_of_a_grid_do_not_matter(tmp_path, searches):
     first = sweep(tmp_path, grid=grid, seeds=1, validation=0.25)
     other = sweep(tmp_path, grid={"depth": (2, 1), "learning_rate": (0.1, 0.01)}, seeds=1, validation=0.25)
     assert len(searches) == 4
-    by_options = lambda result: {
+    losses_of = lambda result: {
         tuple(sorted(options.items())): loss.item() for options, loss in zip(result.options, result.losses, strict=True)
     }
-    assert by_options(first) == by_options(other)
-    longer = sweep(tmp_path, grid={"learning_rate": (0.01, 0.1, 0.5), "depth": (1, 2)}, seeds=1, validation=0.25)
+    assert losses_of(first) == losses_of(other)
+    larger = sweep(tmp_path, grid={"learning_rate": (0.01, 0.1, 0.5), "depth": (1, 2)}, seeds=1, validation=0.25)
     assert len(searches) == 6
-    assert by_options(longer).items() >= by_options(first).items()
+    assert losses_of(larger).items() >= losses_of(first).items()
 
 
 def holding(values):
@@ -413,8 +413,8 @@ def test_shares_are_disjoint_and_complete(tmp_path, searches):
     finished = np.array([part.states == "finished" for part in parts])
     assert finished[-1].all() and (np.diff(finished.astype(int), axis=0) >= 0).all()
     same(sweep(tmp_path), sweep(None))
-    few = [sweep(tmp_path / str(k), seeds=1, validation=0.25, share=(np.int64(k), np.int64(6))) for k in range(6)]
-    states = np.array([part.states.ravel() for part in few])
+    shares = [sweep(tmp_path / str(k), seeds=1, validation=0.25, share=(np.int64(k), np.int64(6))) for k in range(6)]
+    states = np.array([part.states.ravel() for part in shares])
     assert (states == "finished").sum() == 2 and any((part == "not started").all() for part in states)
     assert sweep(None, seeds=[1, 1]).states.shape == (2, 1, 3)  # a seed counts once
 

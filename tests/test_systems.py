@@ -48,8 +48,8 @@ def assert_slopes(loss, plain, params, size=1e-5):
         draw = np.random.default_rng(seed)
         change = jax.tree.unflatten(structure, [draw.normal(size=np.shape(a)) for a in leaves])
         changes = (jax.tree.map(lambda d, step=step: step * d, change) for step in (size, -size))
-        ahead, behind = (numpy(jax.tree.map(jnp.add, params, move)) for move in changes)
-        slope = (plain(ahead) - plain(behind)) / (2 * size)
+        forward, behind = (numpy(jax.tree.map(jnp.add, params, move)) for move in changes)
+        slope = (plain(forward) - plain(behind)) / (2 * size)
         products = jax.tree.map(lambda g, d: float((g * d).sum()), gradient, change)
         assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
@@ -58,18 +58,18 @@ def plain_node(layers, x):
     """Equations 1 to 5 of the paper, sample by sample and tree by tree; a layer sees all outputs before it."""
     means = []
     for row in x:
-        seen, outputs = row, []
+        inputs, outputs = row, []
         for layer in layers:
             answers = []
             for logits, thresholds, scales, responses in zip(
                 layer.logits, layer.threshold, np.exp(layer.log_scale), layer.responses, strict=True
             ):
-                scores = (np.array([entmax(level) @ seen for level in logits]) - thresholds) / scales
+                scores = (np.array([entmax(level) @ inputs for level in logits]) - thresholds) / scales
                 right = np.array([entmax(np.array([score, 0]))[0] for score in scores])
                 sides = np.array(list(itertools.product((0, 1), repeat=len(right))))
                 answers.append(np.where(sides, right, 1 - right).prod(1) @ responses)
             outputs += answers
-            seen = np.concatenate([seen, np.ravel(answers)])
+            inputs = np.concatenate([inputs, np.ravel(answers)])
         means.append(np.mean(outputs, axis=0))
     return np.array(means)
 
@@ -137,8 +137,8 @@ def test_a_tree_of_grande_sees_some_features_only():
     params = method.init(Batch(x, x[:, 0]), key=KEY)
     loss = lambda params: method.loss(params, Batch(x, x[:, 0]), key=KEY, step=0)[0]
     gradient = jax.jit(jax.grad(loss))(params)
-    seen, moves = ((np.asarray(a) != 0).any(1) for a in (params.choices(), gradient.logits))
-    assert (seen.sum(1) <= 3).all() and moves.any() and (moves.sum(1) <= 3).all()
+    inputs, moves = ((np.asarray(a) != 0).any(1) for a in (params.choices(), gradient.logits))
+    assert (inputs.sum(1) <= 3).all() and moves.any() and (moves.sum(1) <= 3).all()
 
 
 def test_dropout_leaves_trees_out():
@@ -147,8 +147,8 @@ def test_dropout_leaves_trees_out():
     method = grande(1, 8, dropout=0.5)
     params = method.init(rows, key=KEY)
     slope = jax.grad(lambda params, key: method.loss(params, rows, key=key, step=0)[0])
-    kept = [np.asarray(slope(params, jax.random.key(k)).values != 0).any(1) for k in (1, 2)]
-    assert (kept[0] != kept[1]).any() and all(0 < trees.sum() < 8 for trees in kept)
+    remaining = [np.asarray(slope(params, jax.random.key(k)).values != 0).any(1) for k in (1, 2)]
+    assert (remaining[0] != remaining[1]).any() and all(0 < trees.sum() < 8 for trees in remaining)
 
 
 def test_the_forest_of_grande_has_its_splits():
@@ -190,7 +190,7 @@ def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
 
 @pytest.mark.parametrize("leaves", ["constant", "linear"])
 def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
-    """The reached leaf, straight through a softmax over the two leaves with the largest outputs."""
+    """The reached leaf, straight through a softmax over the two leaves with the top outputs."""
     method = dtsemnet(DEPTH, leaves=leaves)
     params = method.init(batch(Y), key=KEY)
     if leaves == "linear":
@@ -201,8 +201,8 @@ def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
         return leaves.values[None] if hasattr(leaves, "values") else X @ leaves.coefficients.T + leaves.intercept
 
     outputs = network(numpy(params), X)
-    two = outputs >= np.sort(outputs, axis=1)[:, [-2]]
-    share = lambda params: two * np.exp(network(params, X)) / (two * np.exp(network(params, X))).sum(1, keepdims=True)
+    top = outputs >= np.sort(outputs, axis=1)[:, [-2]]
+    share = lambda params: top * np.exp(network(params, X)) / (top * np.exp(network(params, X))).sum(1, keepdims=True)
     reached = np.eye(4)[outputs.argmax(1)]
     constant = answers(numpy(params).leaves)
 

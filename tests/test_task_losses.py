@@ -141,9 +141,9 @@ def test_quantiles_are_middles_of_all_minimisers():
 
 def test_newton_steps_go_down_where_curvature_is_missing():
     flat = lambda outputs, y: jnp.abs(outputs - y) ** 1.5 + jnp.where(jnp.abs(outputs) > 5, 1.0, 0.0)
-    own = losses.CustomLoss(flat)
+    custom = losses.CustomLoss(flat)
     y, leaf = jnp.asarray([1.0, 2.0, 4.0]), jnp.zeros(3, jnp.int32)
-    actual = newton_constants(own.samples, own.derivatives, jnp.asarray([-3.0]), leaf, y, jnp.ones(3))
+    actual = newton_constants(custom.samples, custom.derivatives, jnp.asarray([-3.0]), leaf, y, jnp.ones(3))
     grid = np.linspace(0, 5, 5001)
     best = grid[(np.abs(grid[:, None] - np.asarray(y)) ** 1.5).sum(1).argmin()]
     assert actual[0] == pytest.approx(best, abs=2e-2)
@@ -213,9 +213,9 @@ def test_a_loss_of_the_users_own_gives_a_number_for_each_sample(task):
 
 
 def test_fitted_models_hold_the_task_without_a_function():
-    own = lambda outputs, y: jnp.abs(outputs - y)
-    assert Regression(2, own).of_models == Regression(2)
-    weighed = Classification(3, own, class_weight=(1, 2, 4))
+    custom = lambda outputs, y: jnp.abs(outputs - y)
+    assert Regression(2, custom).of_models == Regression(2)
+    weighed = Classification(3, custom, class_weight=(1, 2, 4))
     assert weighed.of_models == Classification(3, class_weight=(1, 2, 4))
     assert weighed.link_name == "softmax"  # logits, whatever their loss
     for task in (Regression(None, "poisson"), Classification(3, losses.LogLoss(0.1))):

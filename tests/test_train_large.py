@@ -19,7 +19,7 @@ from examples.train_large import Job, Shards
 from experiments import scaling
 import jtrees
 from tests import ROOT, sweeps
-from tests.large_runs import SMALL, STEPS, ended, pair, round_of, same_run, script, shards, table, within, write
+from tests.large_runs import SMALL, STEPS, output_of, pair, round_of, run_here, same_run, script, shards, table, write
 
 TARGET = {"npy": None, "parquet": "price"}
 both_kinds = pytest.mark.parametrize("kind", ["npy", "parquet"])
@@ -43,8 +43,8 @@ def test_blocks_have_the_rows_of_the_shards_in_order(tmp_path, kind):
     assert len(blocks.blocks) == 40 and blocks.unused == 519 and blocks.names == ["x0", "x1", "x2", "x3"]
     for i in (39, 0, 20, 19):
         rows = table(10_010, i // 20)[i % 20 * 500 :][:500]
-        for found, expected in zip(blocks[i], (rows[:, :-1], rows[:, -1]), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for result, expected in zip(blocks[i], (rows[:, :-1], rows[:, -1]), strict=True):
+            np.testing.assert_array_equal(result, expected)
 
 
 @both_kinds
@@ -116,35 +116,35 @@ def job(monkeypatch):
     monkeypatch.setattr(train_large, "train", lambda options, requests: parsed.append(options))
     monkeypatch.setattr(Shards, "__getitem__", lambda self, i: (numbers.append(i), inner(self, i))[1])
 
-    def made(*arguments):
-        within("run", *SMALL, *arguments)
+    def created(*arguments):
+        run_here("run", *SMALL, *arguments)
         return Job(parsed[-1]), numbers
 
-    return made
+    return created
 
 
 def test_rows_are_centred_in_double_precision(tmp_path, job):
     """The rows of the method, against the formula in float64."""
     rows = np.add(table(2000), [1.7e9, -3e9, 0, 0, 1e9])
     write(tmp_path / "0.npy", rows)
-    made, numbers = job("--data", tmp_path, "--block", 100, "--blocks", 1)
-    found = jax.jit(made.batch)(*made.stream[0])
-    x, y = made.table[numbers[-1]]
-    np.testing.assert_allclose(made.scaling.x_center, rows[:, :-1].mean(0), rtol=0, atol=0.1)
-    np.testing.assert_allclose(found.x, (x - made.scaling.x_center) / made.scaling.x_unit, atol=2e-5)
-    np.testing.assert_allclose(found.y, (y - made.scaling.y_low) / made.scaling.y_unit, atol=1e-6)
+    created, numbers = job("--data", tmp_path, "--block", 100, "--blocks", 1)
+    result = jax.jit(created.batch)(*created.stream[0])
+    x, y = created.table[numbers[-1]]
+    np.testing.assert_allclose(created.scaling.x_center, rows[:, :-1].mean(0), rtol=0, atol=0.1)
+    np.testing.assert_allclose(result.x, (x - created.scaling.x_center) / created.scaling.x_unit, atol=2e-5)
+    np.testing.assert_allclose(result.y, (y - created.scaling.y_low) / created.scaling.y_unit, atol=1e-6)
 
 
 def test_every_block_comes_once_in_a_pass_and_in_another_order_in_the_next(tmp_path, job):
-    made, numbers = job(*shards(tmp_path / "data"))
+    created, numbers = job(*shards(tmp_path / "data"))
     held_out = numbers[36:]
     assert [i // 10 for i in held_out] == [0, 1, 2, 3]  # a block of each quarter of the table
     numbers.clear()
-    assert len([made.stream[k] for k in range(made.rounds)]) == 36 and made.steps == 20
+    assert len([created.stream[k] for k in range(created.rounds)]) == 36 and created.steps == 20
     assert sorted(numbers[:36]) == sorted(numbers[36:]) == sorted({*range(40)} - {*held_out})
     assert numbers[:36] != numbers[36:]
-    drawn = {tuple(job("--data", tmp_path / "data", "--seed", seed)[1][-4:]) for seed in range(5)}
-    assert len(drawn) == 5
+    orders = {tuple(job("--data", tmp_path / "data", "--seed", seed)[1][-4:]) for seed in range(5)}
+    assert len(orders) == 5
 
 
 def trained(job, rounds=2):
@@ -163,12 +163,12 @@ def test_each_method_learns_numbers_and_classes(tmp_path, job, method, task):
     rows = table(20_000)
     rows[:, -1] = rows[:, -1] > 0 if task == "classification" else 7 + 5 * rows[:, -1]
     write(tmp_path / "0.npy", rows)
-    made, _ = job("--data", tmp_path, "--method", method, "--task", task)
-    model, loss = trained(made, 18)
+    created, _ = job("--data", tmp_path, "--method", method, "--task", task)
+    model, loss = trained(created, 18)
     constant = np.log(2) if task == "classification" else rows[:, -1].var()
     assert loss < 0.8 * constant
     if task == "regression":
-        x, y = made.validation.x, made.validation.y
+        x, y = created.validation.x, created.validation.y
         np.testing.assert_allclose(loss, np.square(np.asarray(model.predict(x)) - y).mean(), rtol=1e-5)
 
 
@@ -188,7 +188,7 @@ def test_a_preconditioned_run_is_a_run_on_preconditioned_features(tmp_path, job)
     other, _ = job("--data", tmp_path / "mapped")
     # The mapped features as they are, because they would be standardised once more.
     other.scaling = other.scaling.replace(x_center=np.zeros(4), x_unit=np.ones(4), x_most=np.inf)
-    answers = [trained(made)[0].predict(x) for made, x in ((mixed, rows[:, :-1]), (other, mapped))]
+    answers = [trained(created)[0].predict(x) for created, x in ((mixed, rows[:, :-1]), (other, mapped))]
     np.testing.assert_allclose(*answers, rtol=1e-3, atol=1e-3)
 
 
@@ -207,7 +207,7 @@ def test_a_preconditioned_run_is_a_run_on_preconditioned_features(tmp_path, job)
     ],
 )
 def test_arguments_that_are_refused(tmp_path, more, status, message):
-    assert message in within(tmp_path / "run", *shards(tmp_path / "data"), *SMALL, *more, status=status)
+    assert message in run_here(tmp_path / "run", *shards(tmp_path / "data"), *SMALL, *more, status=status)
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def data(tmp_path_factory):
 def uninterrupted(tmp_path_factory, data):
     """The folder of a run in its own process, from its beginning to its end."""
     out = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    assert ended(script(out, *data)).endswith(f"{STEPS} steps: {out / 'model.jtrees'}\n")
+    assert output_of(script(out, *data)).endswith(f"{STEPS} steps: {out / 'model.jtrees'}\n")
     return out
 
 
@@ -237,10 +237,10 @@ def test_a_run(uninterrupted, data, tmp_path):
     assert header["feature_names"] == ["x0", "x1", "x2", "x3"]
     # The same command again changes nothing; another is refused.
     shutil.copytree(uninterrupted, out := tmp_path / "run")
-    assert "not used: 20 rows at the ends of shards; constant features: none" in within(out, *data)
+    assert "not used: 20 rows at the ends of shards; constant features: none" in run_here(out, *data)
     assert (out / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
     same_run(out, uninterrupted)
-    assert "holds a run of other options, " in within(out, *data, "--batch", 100, status=1)
+    assert "holds a run of other options, " in run_here(out, *data, "--batch", 100, status=1)
 
 
 @pytest.mark.slow
@@ -252,16 +252,16 @@ def test_a_run_stops_and_resumes_to_the_same_bits(uninterrupted, data, tmp_path,
         os.kill(os.getpid(), getattr(signal, by))
         return inner(*args)
 
-    within(out, *data, "--max-steps", 205)
+    run_here(out, *data, "--max-steps", 205)
     assert round_of(out) == 11 and jtrees.load(out / "model.jtrees").depth == 3
     (out / "model.jtrees").unlink()
     if by == "--max-seconds":
         more = ["--max-seconds", 0.01]
     with monkeypatch.context() as patched:
         patched.setattr(Job, "evaluated", inner if more else stop)
-        assert "resumes from step 220" in within(out, *data, *more, status=os.EX_TEMPFAIL)
+        assert "resumes from step 220" in run_here(out, *data, *more, status=os.EX_TEMPFAIL)
     assert 11 < round_of(out) < 36 and not (out / "model.jtrees").exists()
-    within(out, *data)
+    run_here(out, *data)
     same_run(out, uninterrupted)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["step"] == STEPS and lines == sorted(lines, key=lambda line: line["step"])
@@ -274,15 +274,15 @@ def test_a_cut_checkpoint_is_named_and_the_one_before_resumes(uninterrupted, dat
     for file in newest.rglob("*"):
         if file.is_file():
             os.truncate(file, file.stat().st_size // 2)
-    assert f"train_large: {newest} cannot be read; delete it to go back: " in within(out, *data, status=1)
+    assert f"train_large: {newest} cannot be read; delete it to go back: " in run_here(out, *data, status=1)
     shutil.rmtree(newest)
-    assert "resumes from step 700" in within(out, *data)
+    assert "resumes from step 700" in run_here(out, *data)
     same_run(out, uninterrupted)
 
 
 @pytest.mark.slow
 def test_training_that_diverges_ends_with_an_error_and_without_a_model(tmp_path, data):
-    output = within(tmp_path / "run", *data, "--learning-rate", 1e38, status=1)
+    output = run_here(tmp_path / "run", *data, "--learning-rate", 1e38, status=1)
     assert "training became non-finite: try a smaller --learning-rate in another --out" in output
     assert not (tmp_path / "run" / "model.jtrees").exists()
 
@@ -297,17 +297,17 @@ def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(dat
     first, second = pair(out := tmp_path / "two", *command)
     assert any(line.startswith("of ") for line in first.stdout)  # until it trains
     second.send_signal(signal.SIGTERM)
-    texts = [ended(process, status=os.EX_TEMPFAIL) for process in (first, second)]
+    texts = [output_of(process, status=os.EX_TEMPFAIL) for process in (first, second)]
     assert all(line.startswith("[Gloo]") for line in texts[1].splitlines())
     steps = 20 * round_of(out)
     assert 1000 <= steps < 14_400 and not (out / "model.jtrees").exists()
     shutil.copytree(out, other := tmp_path / "other")
     end = ["--max-steps", steps + 100]
-    first, second = map(ended, pair(out, *command, *end))
+    first, second = map(output_of, pair(out, *command, *end))
     assert f"resumes from step {steps}" in first and "resumes" not in second
-    ended(script(tmp_path / "one", *command, *end, devices=2))
+    output_of(script(tmp_path / "one", *command, *end, devices=2))
     same_run(out, tmp_path / "one")
-    assert f"{steps + 100} steps" in ended(script(other, *command, *end, devices=1))
+    assert f"{steps + 100} steps" in output_of(script(other, *command, *end, devices=1))
 
 
 # --- The page --------------------------------------------------------------------------------------------------------

@@ -46,11 +46,11 @@ def test_only_ratios_matter(scale):
 def test_rows_whose_weights_float32_cannot_hold_are_left_out(raw):
     x = np.where(RNG.random(X.shape) < 0.1, np.nan, X) if raw else X
     table = checked_table(x, Y, HALF_LIFE, "regression")
-    kept = np.finfo(np.float32).tiny <= HALF_LIFE
-    assert len(table.x) == kept.sum() == 127 and table.weight.mean() == pytest.approx(1)
-    assert np.array_equal(table.y, Y[kept]) and (table.weight.astype(np.float32) > 0).all()
+    remaining = np.finfo(np.float32).tiny <= HALF_LIFE
+    assert len(table.x) == remaining.sum() == 127 and table.weight.mean() == pytest.approx(1)
+    assert np.array_equal(table.y, Y[remaining]) and (table.weight.astype(np.float32) > 0).all()
     if raw:
-        alone = TableEncoder.fit(x[kept], Y[kept], sample_weight=HALF_LIFE[kept])
+        alone = TableEncoder.fit(x[remaining], Y[remaining], sample_weight=HALF_LIFE[remaining])
         assert table.encoder == alone[0]
         np.testing.assert_array_equal(table.x, alone[1])
 
@@ -70,9 +70,9 @@ def test_target_means_of_levels_do_not_count_rows_of_weight_zero():
     y, weight = (numbers > 9) + rng.normal(size=count), 1.0 * (rng.random(count) < 0.2)
     used = weight > 0
     fit = lambda rows: TableEncoder.fit(levels.iloc[rows], y[rows], sample_weight=weight[rows])[0]
-    with_others, alone = fit(np.arange(count)), fit(np.flatnonzero(used))
+    complete, alone = fit(np.arange(count)), fit(np.flatnonzero(used))
     means = lambda encoder: encoder.transform(levels)[used, 0]
-    np.testing.assert_allclose(means(with_others), means(alone), rtol=1e-9)
+    np.testing.assert_allclose(means(complete), means(alone), rtol=1e-9)
 
 
 def test_weights_have_mean_one_over_rows_of_positive_weight():
@@ -131,8 +131,8 @@ def test_part_of_a_table_has_weights_of_mean_one():
     dataset = checked_dataset(X, Y, RNG.lognormal(sigma=2, size=400), "regression")
     training, out = dataset.divided(0.5, KEY)
     assert training.table().weight.mean() == pytest.approx(1) == dataset.weight.mean()
-    whole = {tuple(x): weight for x, weight in zip(dataset.x, dataset.weight, strict=True)}
-    np.testing.assert_array_equal(out.weight, [whole[tuple(x)] for x in out.x])
+    weight_by_row = {tuple(x): weight for x, weight in zip(dataset.x, dataset.weight, strict=True)}
+    np.testing.assert_array_equal(out.weight, [weight_by_row[tuple(x)] for x in out.x])
 
 
 @pytest.mark.slow
@@ -158,10 +158,10 @@ def test_leaves_depend_on_ratios_of_weights_alone(unit):
 
 
 def test_a_sample_of_weight_zero_does_not_count_even_with_an_infinite_loss():
-    lost, weight = jnp.array([1.0, jnp.inf, 3.0]), jnp.array([2.0, 0.0, 1.0])
-    assert losses.mean_loss(lost, weight) == pytest.approx(5 / 3)
-    assert losses.weighted_mean(lost, weight) == pytest.approx(5 / 3)  # weights of mean 1
-    assert losses.mean_loss(lost[::2], None) == 2
+    row_losses, weight = jnp.array([1.0, jnp.inf, 3.0]), jnp.array([2.0, 0.0, 1.0])
+    assert losses.mean_loss(row_losses, weight) == pytest.approx(5 / 3)
+    assert losses.weighted_mean(row_losses, weight) == pytest.approx(5 / 3)  # weights of mean 1
+    assert losses.mean_loss(row_losses[::2], None) == 2
 
 
 @pytest.mark.slow
