@@ -337,7 +337,7 @@ def test_a_base_with_a_search_of_its_own_is_searched():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("is_oblique", [False, True])
+@pytest.mark.parametrize("is_oblique", sweeps.quick([False, True], [False]))
 def test_held_out_rows_choose_between_oblique_trees_and_those_of_cart(is_oblique):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(600, 8)).astype(np.float32)
@@ -349,6 +349,7 @@ def test_held_out_rows_choose_between_oblique_trees_and_those_of_cart(is_oblique
     assert (features_of_splits.max() > 1) == is_oblique
 
 
+@pytest.mark.slow
 def test_a_kind_of_trees_that_is_far_behind_ends():
     x = np.random.default_rng(1).normal(size=(1200, 6)).astype(np.float32)
     lengths = []
@@ -365,6 +366,7 @@ def test_a_kind_of_trees_that_is_far_behind_ends():
     assert fit.report.search.is_oblique and sum(lengths) < 2 * sum(range(6, 61, 6))
 
 
+@pytest.mark.slow
 def test_a_tree_of_a_wide_table_splits_64_features():
     x = np.random.default_rng(1).normal(size=(300, 150)).astype(np.float32)
     y = 2.0 * (x[:, 140] > 0) + np.abs(x[:, 141])
@@ -375,6 +377,7 @@ def test_a_tree_of_a_wide_table_splits_64_features():
     assert features[:, 140].mean() > 0.3 and features[:, 141].mean() > 0.3
 
 
+@pytest.mark.slow
 def test_the_choice_of_trees_is_that_of_a_loss_with_another_offset():
     x = np.random.default_rng(1).normal(size=(400, 3)).astype(np.float32)
     y = (x[:, 0] > 0) + np.sin(3 * x[:, 1])

@@ -253,6 +253,7 @@ def test_a_reader_that_goes(folder, tmp_path):
     assert isinstance(jtrees.load(tmp_path / "m.jtrees"), TreeRegressor)
 
 
+@pytest.mark.slow
 def test_an_environment_variable_that_is_refused_is_an_error_of_one_line():
     """The variable ``JTREES_CACHE`` is read when the commands are imported."""
     command = [sys.executable, "-m", "jtrees", *FIT]

@@ -313,6 +313,7 @@ print(sum(read), predictions.tobytes().hex())
 """
 
 
+@pytest.mark.slow
 def test_a_later_process_reads_the_programs_and_predicts_equal_bits(tmp_path):
     """By default, and without a word on standard error."""
     names = ("JTREES_CACHE", *(name.upper() for name in SETTINGS))

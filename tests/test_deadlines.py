@@ -208,6 +208,7 @@ def test_imports_are_not_on_the_clock(clock, monkeypatch):
     assert clock.now == 100 and fit.report.ended == "finished" and fit.report.seconds == 0
 
 
+@pytest.mark.slow
 def test_importing_the_packages_imports_scikit_learn():
     code = "import sys; from jtrees import warmstart; warmstart.import_packages(); print('sklearn.tree' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ from jtrees.leaves.hierarchical import STRENGTHS
 from tests import sweeps
 
 DEPTH, LEAVES, N = 3, 8, 60
+fit_hierarchical = jax.jit(leaves.fit_hierarchical, static_argnums=2)
 
 
 def definition(leaf, y, weight, strength):
@@ -49,9 +50,7 @@ def test_values_and_strength_are_those_of_the_definition(noise):
         results.append(((weight * (y - values[leaf]) ** 2).sum() / left**2 if left > 0 else np.inf, strength, values))
     _, strength, values = min(results, key=lambda result: result[0])
     with jax.enable_x64(True):
-        ours, chosen = leaves.fit_hierarchical(
-            jnp.asarray(leaf), jnp.asarray(y), LEAVES, sample_weight=jnp.asarray(weight)
-        )
+        ours, chosen = fit_hierarchical(leaf, y, LEAVES, sample_weight=weight)
         np.testing.assert_allclose(ours, values, rtol=1e-9, atol=1e-9)
     assert float(chosen) == pytest.approx(strength)
 
@@ -74,8 +73,8 @@ def test_what_a_split_costs():
     _, strength, values = min(actual, key=lambda item: item[0])
     assert 0 < strength < 1e4
     with jax.enable_x64(True):
-        fit = lambda **options: leaves.fit_hierarchical(jnp.asarray(leaf), jnp.asarray(y), LEAVES, **options)
-        for options in ({"cost": jnp.asarray(cost)}, {"strength": strength}):
+        fit = lambda **options: fit_hierarchical(leaf, y, LEAVES, **options)
+        for options in ({"cost": cost}, {"strength": strength}):
             ours, chosen = fit(**options)
             np.testing.assert_allclose(ours, values, rtol=1e-9, atol=1e-9)
             assert float(chosen) == pytest.approx(strength)
@@ -85,10 +84,10 @@ def test_what_a_split_costs():
 def test_targets_of_several_columns_and_far_from_zero():
     rng = np.random.default_rng(1)
     leaf, y = jnp.asarray(rng.integers(0, LEAVES, N)), rng.normal(size=N).astype(np.float32)
-    alone = leaves.fit_hierarchical(leaf, jnp.asarray(y), LEAVES)[0]
-    twice = leaves.fit_hierarchical(leaf, jnp.asarray(np.column_stack([y, y])), LEAVES)[0]
+    alone = fit_hierarchical(leaf, y, LEAVES)[0]
+    twice = fit_hierarchical(leaf, np.column_stack([y, y]), LEAVES)[0]
     np.testing.assert_allclose(twice, np.column_stack([alone, alone]), rtol=1e-5, atol=1e-6)
-    far = leaves.fit_hierarchical(leaf, jnp.asarray(y + 1000), LEAVES)[0]
+    far = fit_hierarchical(leaf, y + 1000, LEAVES)[0]
     np.testing.assert_allclose(far - 1000, alone, atol=1e-3)  # float32 at 1000
 
 
@@ -106,7 +105,7 @@ def test_class_frequencies_are_shrunk_indicators_smoothed(data):
     assert np.abs(shrunk - prior).sum() < 0.5 * np.abs(plain - prior).sum()
 
 
-@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("xp", sweeps.quick([np, jnp], [np]))
 @pytest.mark.parametrize("strength", [0.0, 3.0])
 def test_an_empty_leaf_of_a_classifier_has_the_value_of_its_parent(xp, strength):
     rng = np.random.default_rng(0)

@@ -231,10 +231,11 @@ def test_the_loss_in_blocks_of_rows_is_the_loss_of_all_rows(name, monkeypatch):
     batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(np.abs(x[:, 0])), jnp.asarray(1 + np.abs(x[:, 1])))
     recipe = recipes.RECIPES[name].replace(depth=2)
     run = Run(recipe, Regression(), batch, batch, KEY, Evaluation.EARLY_STOPPING)
-    params = initial(run).params
-    full = recipe.evaluate(run, params)
+    params = jax.jit(lambda: initial(run).params)()
+    evaluate = lambda: jax.jit(lambda params: recipe.evaluate(run, params))(params)
+    full = evaluate()
     monkeypatch.setattr(blocking, "evaluation_block", lambda numbers, n: 16)  # the last block is padded
-    np.testing.assert_allclose(recipe.evaluate(run, params), full, rtol=1e-6)
+    np.testing.assert_allclose(evaluate(), full, rtol=1e-6)
 
 
 # All parameters and all rows are abstract: the program is compiled, but does not run.

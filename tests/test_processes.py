@@ -17,6 +17,7 @@ from jtrees.estimators import TreeClassifier
 from tests import ROOT, needs
 
 pytestmark = [
+    pytest.mark.slow,  # processes of their own
     pytest.mark.usefixtures("standard_promotion"),
     needs.mark(hasattr(os, "fork"), "os.fork"),
 ]

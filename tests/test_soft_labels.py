@@ -42,20 +42,22 @@ def repeated(*arrays):
 def test_the_log_loss_is_the_expectation_of_that_of_a_label(smoothing):
     loss, outputs = losses.LogLoss(smoothing), jnp.asarray(rng.normal(size=(N, K)), jnp.float32)
     y, tolerance = jnp.asarray(SOFT, jnp.float32), {"rtol": 1e-5, "atol": 1e-6}
-    np.testing.assert_allclose(loss.samples(outputs, y), expectation(lambda k: loss.samples(outputs, k)), **tolerance)
+    samples, leaf_losses, derivatives = map(jax.jit, (loss.samples, loss.of_leaves, loss.derivatives))
+    np.testing.assert_allclose(samples(outputs, y), expectation(lambda k: samples(outputs, k)), **tolerance)
     values = jnp.asarray(rng.normal(size=(4, K)), jnp.float32)
-    leaf_rows = np.transpose([expectation(lambda k, i=i: loss.of_leaves(values, k)[i]) for i in range(4)])
-    np.testing.assert_allclose(loss.of_leaves(values, y).T, leaf_rows, **tolerance)
+    leaf_rows = np.transpose([expectation(lambda k, i=i: leaf_losses(values, k)[i]) for i in range(4)])
+    np.testing.assert_allclose(leaf_losses(values, y).T, leaf_rows, **tolerance)
     for i in range(2):
-        result = loss.derivatives(outputs, y)[i]
-        class_rows = [[loss.derivatives(outputs, labels(k))[i][:, j] for k in range(K)] for j in range(K)]
+        result = derivatives(outputs, y)[i]
+        class_rows = [[derivatives(outputs, labels(k))[i][:, j] for k in range(K)] for j in range(K)]
         expected = np.stack([(SOFT.T * np.asarray(each, np.float64)).sum(0) for each in class_rows], 1)
         np.testing.assert_allclose(result, expected, **tolerance)
-    slope = jax.grad(lambda outputs: loss.samples(outputs, y).sum())(outputs)
-    np.testing.assert_allclose(loss.derivatives(outputs, y)[0], slope, **tolerance)
-    bend = jax.vmap(jax.hessian(lambda output, y: loss.samples(output[None], y[None])[0]))(outputs, y)
+    sample = lambda output, y: loss.samples(output[None], y[None])[0]
+    automatic = jax.jit(lambda *rows: [jax.vmap(derivative(sample))(*rows) for derivative in (jax.grad, jax.hessian)])
+    slope, bend = automatic(outputs, y)
+    np.testing.assert_allclose(derivatives(outputs, y)[0], slope, **tolerance)
     bend = K / (K - 1) * jnp.diagonal(bend, axis1=1, axis2=2)  # a common shift of the outputs changes nothing
-    np.testing.assert_allclose(loss.derivatives(outputs, y)[1], bend, **tolerance)
+    np.testing.assert_allclose(derivatives(outputs, y)[1], bend, **tolerance)
 
 
 @pytest.mark.parametrize("soft", [False, True])

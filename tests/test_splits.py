@@ -40,6 +40,7 @@ def test_held_out_targets_change_no_model(x, validation):
     assert [sum(row) for row in unchanged] == [1] * 8 if validation == 3 else 0 < np.sum(unchanged) < 8
 
 
+@pytest.mark.slow
 def test_a_fold_is_the_fit_of_its_rows():
     """The schema comes from all rows, so the fit gets it."""
     schema = jtrees.tables.schema(FRAME)

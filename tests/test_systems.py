@@ -27,6 +27,16 @@ def batch(y):
     return Batch(jnp.asarray(X), jnp.asarray(y), jnp.asarray(WEIGHT / WEIGHT.mean()))
 
 
+def initial(method, rows):
+    """The parameters at the start, by one program."""
+    return jax.jit(lambda rows: method.init(rows, key=KEY))(rows)
+
+
+@jax.jit
+def outputs_of(params):
+    return params.outputs(jnp.asarray(X))
+
+
 def numpy(params):
     return jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
@@ -77,15 +87,20 @@ def plain_node(layers, x):
 @pytest.mark.parametrize("layers", [1, 3])
 def test_node_is_the_papers(layers, x64):
     method = node(3, 2, layers)
-    params = method.init(batch(Y), key=KEY)
-    np.testing.assert_allclose(params.outputs(jnp.asarray(X)), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
+    params = initial(method, batch(Y))
+    np.testing.assert_allclose(
+        outputs_of(params),
+        plain_node(numpy(params).params, X),
+        rtol=0,
+        atol=1e-10,
+    )
     plain = lambda params: mean_loss((plain_node(params.params, X) - Y) ** 2)
     assert_slopes(lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0], plain, params)
 
 
 def test_node_starts_inside_all_steps():
     x = jax.random.normal(KEY, (200, 5))
-    [layer] = node(2, 4).init(Batch(x, x[:, 0]), key=KEY).params
+    [layer] = initial(node(2, 4), Batch(x, x[:, 0])).params
     t = (layer.features(x) - layer.threshold.T[..., None]) * jnp.exp(-layer.log_scale.T)[..., None]
     assert float(jnp.abs(t).max()) < 2
     assert ((jtrees.routing.entmax_step(t) > 0) & (jtrees.routing.entmax_step(t) < 1)).all()
@@ -95,14 +110,14 @@ def test_node_starts_inside_all_steps():
 def test_thresholds_start_at_rows_with_a_weight(make):
     x = jnp.where(jnp.arange(40)[:, None] < 10, 1e3, 0) + jax.random.normal(KEY, (40, 2))
     rows = Batch(x, x[:, 0], (jnp.arange(40) >= 10).astype(x.dtype))
-    params = make(3, 4).init(rows, key=KEY)
+    params = initial(make(3, 4), rows)
     thresholds = params.params[0].threshold if make is node else params.thresholds
     assert float(jnp.abs(thresholds).max()) < 10
 
 
 def test_node_starts_with_equal_rows():
     rows = Batch(jnp.ones((20, 2)), jnp.ones(20))
-    [layer] = node(2, 3).init(rows, key=KEY).params
+    [layer] = initial(node(2, 3), rows).params
     np.testing.assert_allclose(jnp.exp(layer.log_scale), 1)
 
 
@@ -119,14 +134,14 @@ def soft_grande(hard, params, x):
 
 def test_grande_is_the_papers(x64):
     method = grande(DEPTH, 3, selected=1.0)
-    params = method.init(batch(Y), key=KEY)
+    params = initial(method, batch(Y))
     plain = numpy(params)
     # Straight-through: the offsets from soft to hard are constants.
     soft = np.stack([[entmax(logits) for logits in tree] for tree in plain.logits])
     choices = np.eye(P)[plain.logits.argmax(-1)]
     z = np.einsum("tjp,np->tjn", choices, X) - (choices * plain.thresholds).sum(-1)[..., None]
     hard = choices - soft, (z > 0) - (z / (1 + np.abs(z)) + 1) / 2
-    np.testing.assert_allclose(params.outputs(jnp.asarray(X)), soft_grande(hard, plain, X), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(outputs_of(params), soft_grande(hard, plain, X), rtol=0, atol=1e-10)
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
     assert_slopes(loss, lambda params: mean_loss((soft_grande(hard, params, X) - Y) ** 2), params)
 
@@ -134,7 +149,7 @@ def test_grande_is_the_papers(x64):
 def test_a_tree_of_grande_sees_some_features_only():
     x = jax.random.normal(KEY, (50, 10))
     method = grande(3, 6, selected=0.3)
-    params = method.init(Batch(x, x[:, 0]), key=KEY)
+    params = initial(method, Batch(x, x[:, 0]))
     loss = lambda params: method.loss(params, Batch(x, x[:, 0]), key=KEY, step=0)[0]
     gradient = jax.jit(jax.grad(loss))(params)
     inputs, moves = ((np.asarray(a) != 0).any(1) for a in (params.choices(), gradient.logits))
@@ -145,8 +160,8 @@ def test_dropout_leaves_trees_out():
     x = jax.random.normal(KEY, (50, 2))
     rows = Batch(x, x[:, 0])
     method = grande(1, 8, dropout=0.5)
-    params = method.init(rows, key=KEY)
-    slope = jax.grad(lambda params, key: method.loss(params, rows, key=key, step=0)[0])
+    params = initial(method, rows)
+    slope = jax.jit(jax.grad(lambda params, key: method.loss(params, rows, key=key, step=0)[0]))
     remaining = [np.asarray(slope(params, jax.random.key(k)).values != 0).any(1) for k in (1, 2)]
     assert (remaining[0] != remaining[1]).any() and all(0 < trees.sum() < 8 for trees in remaining)
 
@@ -175,7 +190,7 @@ def network(params, x):
 @pytest.mark.parametrize(("pooling", "classes"), [("max", 3), ("sum", 3), ("max", 4)])
 def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
     method = dtsemnet(DEPTH, task=Classification(classes), pooling=pooling)
-    params = method.init(batch(CLASSES), key=KEY)
+    params = initial(method, batch(CLASSES))
 
     def plain(params):
         leaves, pool = network(params, X), np.max if pooling == "max" else logsumexp
@@ -184,7 +199,7 @@ def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
         return mean_loss(logsumexp(logits, 1) - logits[np.arange(N), CLASSES])
 
     loss = lambda params: method.loss(params, batch(CLASSES), key=KEY, step=0)[0]
-    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
+    assert float(jax.jit(loss)(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
     assert_slopes(loss, plain, params)
 
 
@@ -192,7 +207,7 @@ def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
 def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
     """The reached leaf, straight through a softmax over the two leaves with the top outputs."""
     method = dtsemnet(DEPTH, leaves=leaves)
-    params = method.init(batch(Y), key=KEY)
+    params = initial(method, batch(Y))
     if leaves == "linear":
         slopes = jnp.asarray(np.random.default_rng(5).normal(size=params.leaves.coefficients.shape))
         params = params.replace(leaves=params.leaves.replace(coefficients=slopes))
@@ -212,16 +227,16 @@ def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
 
     start = numpy(params)
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert float(loss(params)) == pytest.approx(mean_loss(((reached * constant).sum(1) - Y) ** 2), abs=1e-10)
+    assert float(jax.jit(loss)(params)) == pytest.approx(mean_loss(((reached * constant).sum(1) - Y) ** 2), abs=1e-10)
     assert_slopes(loss, plain, params)
 
 
 def test_dtsemnet_hardens_to_fitted_leaves():
     rows = Batch(*(jnp.asarray(a, jnp.float32) for a in (X, Y)))
-    params = dtsemnet(1).init(rows, key=KEY)
+    params = initial(dtsemnet(1), rows)
     bound = float(jnp.abs(params.weights).max())
     assert 0.5 * P**-0.5 < bound <= P**-0.5
-    tree = dtsemnet(1).harden(params, rows)
+    tree = jax.jit(dtsemnet(1).harden)(params, rows)
     leaf = np.asarray(tree.leaf_index(X))
     np.testing.assert_allclose(tree.leaves.values, [Y[leaf == k].mean() for k in range(2)], rtol=1e-5)
 
@@ -258,7 +273,7 @@ def test_bad_options_of_dtsemnet():
 def test_the_soft_decision_tree_is_the_papers(x64):
     """The expected loss over the leaves, and the penalty of each split: half for each level further down."""
     method = soft_decision_tree(DEPTH, balance=0.3)
-    params = method.init(batch(Y), key=KEY)
+    params = initial(method, batch(Y))
     params = params.replace(log_sharpness=jnp.asarray([0.3, -0.2, 0.5]))
 
     def plain(params):
@@ -273,14 +288,14 @@ def test_the_soft_decision_tree_is_the_papers(x64):
         return mean_loss(expected) + 0.3 * (penalty * [1, 0.5, 0.5]).sum()
 
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
-    assert float(loss(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
+    assert float(jax.jit(loss)(params)) == pytest.approx(plain(numpy(params)), abs=1e-10)
     assert_slopes(loss, plain, params)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_penalty_is_finite_for_a_split_without_samples(depth):
     method, rows = soft_decision_tree(depth, balance=0.1), batch(Y.astype(np.float32))
-    params = method.init(rows, key=KEY)
+    params = initial(method, rows)
     params = params.replace(tree=params.tree.replace(bias=jnp.zeros(2**depth - 1).at[0].set(1e4)))  # all go right
     value, gradient = jax.jit(jax.value_and_grad(lambda p: method.loss(p, rows, key=KEY, step=0)[0]))(params)
     assert np.isfinite(value) and all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
