@@ -244,15 +244,6 @@ def test_an_output_that_cannot_be_shown_costs_nothing(folder, tmp_path, monkeypa
         assert "GET: R\\xb2 " in text and "written to" in text
 
 
-@pytest.mark.wide
-def test_a_reader_that_goes(folder, tmp_path):
-    arguments = ["fit", folder / "houses.csv", *OUTPUTS["fit"][2:], tmp_path / "m.jtrees"]
-    command = f"{sys.executable} -u -m jtrees {shlex.join(map(str, arguments))} | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode == 141 and done.stdout.startswith("houses: 300 rows") and "Traceback" not in done.stderr
-    assert isinstance(jtrees.load(tmp_path / "m.jtrees"), TreeRegressor)
-
-
 @pytest.mark.slow
 def test_an_environment_variable_that_is_refused_is_an_error_of_one_line():
     """The variable ``JTREES_CACHE`` is read when the commands are imported."""

@@ -231,14 +231,6 @@ def test_other_objects_than_recipes_are_refused_in_one_line(mine, folder, tmp_pa
     assert message in refusal(tmp_path, capsys, *on(folder, "plane"), "--method", argument)
 
 
-def test_recipes_and_depths_of_the_command(monkeypatch):
-    monkeypatch.undo()
-    assert len(compare.RECIPES) == 8 and compare.CART_DEPTHS == (2, 4, 6, 8)
-    for name, recipe in compare.RECIPES.items():
-        assert name == f"{name.partition(',')[0]}, depth {recipe.depth}"
-        assert (getattr(recipe, "leaves", None) == "linear") == ("Linear" in name)
-
-
 # --- When something goes wrong ---------------------------------------------------------------------------------------
 
 
@@ -385,13 +377,6 @@ def test_sets_of_openml_become_tables(openml, folder):
     ):
         with pytest.raises(data.DataError, match=message):
             data.load(name, data_dir=folder)
-
-
-def test_missing_files_and_folders(tmp_path):
-    with pytest.raises(data.DataError, match="cannot read"):
-        read_labelled(tmp_path / "none.csv", "y")
-    with pytest.raises(data.DataError, match="does not exist"):
-        data.load("plane", data_dir=tmp_path / "none")
 
 
 @pytest.mark.parametrize("which", ["X", "y"])

@@ -190,23 +190,6 @@ def test_a_folder_that_vanishes_costs_compilations_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_folder")
-def test_jax_logs_the_programs_that_a_folder_lacks(tmp_path, caplog):
-    """This is the way to see failures of a folder, which are silent."""
-
-    def is_missing():
-        caplog.clear()
-        double()
-        return "PERSISTENT COMPILATION CACHE MISS" in caplog.text
-
-    folder = jtrees.cache(tmp_path / "programs")
-    with jax.explain_cache_misses(True):
-        assert [is_missing(), is_missing()] == [True, False]
-        shutil.rmtree(folder)
-        assert [is_missing(), is_missing()] == [True, True]
-    assert not is_missing()
-
-
-@pytest.mark.usefixtures("no_folder")
 @pytest.mark.parametrize("limits", [{"LARGEST_SIZE": 7500}, {"MOST_ENTRIES": 2}])
 def test_the_programs_that_nobody_reads_are_deleted_beyond_a_limit(limits, tmp_path, monkeypatch):
     """The entries of all processors count; ``b`` was read last. Other programs share the user's folder of caches."""

@@ -138,18 +138,6 @@ def test_a_result_does_not_depend_on_how_the_clock_divides_updates(name, monkeyp
 # --- Fits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_bagged_fit_drops_trees_when_the_time_is_up():
-    recipe = jtrees.Bagged(DGT, trees=400)
-    jtrees.fit(recipe, X, Y, key=KEY, max_seconds=1e-3)
-    began = time.monotonic()
-    fit = jtrees.fit(recipe, X, Y, key=KEY, max_seconds=1e-3)
-    assert time.monotonic() - began < 3  # 400 trees take longer
-    assert fit.report.ended == "max_seconds"
-    assert 1 <= len(fit.model) == len(fit.report.search.bases) == len(fit.report.search.in_bag) < 400
-    assert np.isfinite(fit.predict(X)).all()
-
-
 LATE = {
     "GET": jtrees.GET(),
     "CO2": jtrees.CO2(),

@@ -23,7 +23,6 @@ SOME = [f"{name}, mesh of 2 x 2" for name in ("GET", "DGT", "Boosted")]
 SOME += ["GET without a mesh", "sweep", "saved model", "saved state", "joined rows", "predictions", "starts"]
 OTHERS = [case for case in CASES if case not in (*APART, *SOME)]
 SECONDS = 500
-DEATH = 60  # seconds within which the others end when a process dies
 
 
 def started(count, folder, cases):
@@ -113,17 +112,3 @@ def test_ctrl_c_in_one_process_ends_all_with_one_result(tmp_path, case):
     processes[1].send_signal(signal.SIGINT)
     first, second = outputs_of(processes, 100)
     assert first[1] == second[1]
-
-
-@pytest.mark.wide
-def test_no_process_waits_for_one_that_died(tmp_path):
-    processes = started(2, tmp_path, ["interruption"])
-    assert "trains\n" in iter(processes[1].stdout.readline, "")
-    processes[1].kill()
-    processes[1].communicate()
-    died = time.monotonic()
-    try:
-        _, errors = processes[0].communicate(timeout=2 * DEATH)
-    finally:
-        processes[0].kill()
-    assert processes[0].returncode != 0 and time.monotonic() - died < DEATH, errors[-2000:]

@@ -128,15 +128,6 @@ def test_the_last_training_has_the_updates_of_the_best_evaluation(noise, name):
         assert fit.step % (len(x) // 12) == 0 and 0 < fit.step < 40 * (len(x) // 12)
 
 
-@pytest.mark.slow
-def test_with_a_validation_set_there_is_a_single_training(noise):
-    """Its result is the best evaluation; another training on fewer rows would have no purpose."""
-    (x, y), held_out = (tuple(np.concatenate([a, a]) for a in rows) for rows in noise)
-    fit = jtrees.fit(recipes.TEL.replace(epochs=40, precondition=0), x, y, key=KEY, validation=held_out)
-    assert fit.step < fit.report.updates <= 40
-    assert fit.loss == pytest.approx(mse(fit.model, *held_out), rel=1e-5)
-
-
 def infinite_after_20_updates(rate):
     """An optimiser whose learning rate becomes infinite."""
     return optax.sgd(lambda step: jnp.where(step < 20, rate(step), jnp.inf))

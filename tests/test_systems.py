@@ -166,6 +166,7 @@ def test_dropout_leaves_trees_out():
     assert (remaining[0] != remaining[1]).any() and all(0 < trees.sum() < 8 for trees in remaining)
 
 
+@pytest.mark.slow
 def test_the_forest_of_grande_has_its_splits():
     x, y = rng.normal(size=(300, 4)), rng.normal(size=300)
     recipe = jtrees.GRANDE(depth=2, trees=3, epochs=4, batch_size=100)
@@ -241,6 +242,7 @@ def test_dtsemnet_hardens_to_fitted_leaves():
     np.testing.assert_allclose(tree.leaves.values, [Y[leaf == k].mean() for k in range(2)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_recipe_of_dtsemnet():
     x = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
     y = np.where(x[:, 0] > 0, 2 + 3 * x[:, 1], -1 - x[:, 1])
