@@ -232,6 +232,7 @@ def test_least_squares_of_long_and_wide_tables_are_those_of_a_decomposition(shap
     np.testing.assert_allclose(least_squares(x, y), expected, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["regression", "classification", "counts"])
 def test_the_linear_model_takes_what_time_there_is(kind):
     task: jtrees.tasks.Task = {

@@ -259,6 +259,7 @@ def test_of_small_tables_the_model_is_the_mean_of_sums_that_leave_out_a_fifth_ea
     assert fit.report.baselines["model"] == fit.report.held_out_loss
 
 
+@pytest.mark.slow
 def test_a_base_does_not_choose_the_shrinkage_of_leaves_that_are_replaced(monkeypatch):
     shrinks, search = [], jtrees.NonGreedy.search
     spied = lambda self, problem: (shrinks.extend([self.shrink, problem.recipe.shrink]), search(self, problem))[1]
@@ -337,7 +338,7 @@ def test_a_base_with_a_search_of_its_own_is_searched():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("is_oblique", sweeps.quick([False, True], [False]))
+@pytest.mark.parametrize("is_oblique", sweeps.slow([False, True], [False, True]))
 def test_held_out_rows_choose_between_oblique_trees_and_those_of_cart(is_oblique):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(600, 8)).astype(np.float32)
@@ -398,7 +399,7 @@ DGT_OF_CODES = jtrees.DGT(depth=3, epochs=20, widths=(8,))
     ("base", "values"),
     [
         (DGT_OF_CODES, "codes"),
-        (DGT_OF_CODES, "outliers"),
+        pytest.param(DGT_OF_CODES, "outliers", marks=pytest.mark.slow),
         pytest.param(WEAK.replace(depth=3, leaves="linear"), "codes", marks=pytest.mark.slow),
     ],
     ids=["constant leaves, codes", "constant leaves, outliers", "linear leaves, codes"],

@@ -147,6 +147,7 @@ def test_wide_leaves_are_always_finite(kind):
     assert np.square(y - predictions)[used].mean() <= 1.1 * y[used].var() + 1e-6 * np.square(y[used]).max()
 
 
+@pytest.mark.slow
 def test_several_outputs_share_the_columns(x64):
     """With few outputs, the map holds the ridge regression of each; with many, their principal components."""
     leaf, x, y, weight = draw(160)
@@ -166,6 +167,7 @@ def test_several_outputs_share_the_columns(x64):
 RECIPE = jtrees.GET(depth=2, leaves="linear", starts=2, epochs=20, halving=False, precondition=0.0)
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_wide_table():
     """Its leaves are those of its splits, and its expected loss is the loss of the verdict."""
     _, x, y, _ = draw(700)

@@ -115,6 +115,7 @@ def test_without_interactions_splits_are_axis_aligned_and_trained():
     assert fit.loss < 0.2
 
 
+@pytest.mark.slow
 def test_groups_by_name_of_a_raw_table():
     x, y = plane(p=4)
     frame = pd.DataFrame(x, columns=["lat", "lon", "income", "age"])
