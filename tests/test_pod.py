@@ -21,28 +21,12 @@ from examples.train_large import Shards
 import jtrees
 from jtrees import distributed
 from tests import ROOT, needs
-from tests.large_runs import SMALL, free_address, output_of, script, shards
+from tests.large_runs import SMALL, free_address, output_of, pair, same_model, shards, started
 
 ROUNDS = 40
 
 
 # --- The example -----------------------------------------------------------------------------------------------------
-
-
-def started(out, *arguments, where=None, process=0, devices=1):
-    """The example in a process of its own, one of two if it has an address."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-    if where is not None:
-        environment |= {"JAX_COORDINATOR_ADDRESS": where, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "pod.py"), "--out", str(out)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *map(str, arguments)], **pipes, env=environment)
-
-
-def pair(out, *arguments):
-    """Two processes of one device."""
-    where = free_address()
-    return [started(out, *arguments, where=where, process=i) for i in range(2)]
 
 
 def by_hand(devices):
@@ -56,17 +40,10 @@ def by_hand(devices):
     return pod.METHOD.harden(state.params, jtrees.Batch(**rounds[0]))
 
 
-def same(out, other):
-    """The same tree, bit for bit."""
-    trees = [jtrees.load(folder / "tree.jtrees") for folder in (out, other)]
-    for a, b in zip(*map(jax.tree.leaves, trees), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def interrupted(processes, environment):
+def interrupted(processes, target):
     """Sends SIGTERM to a process once the first shows that it trains; all of them end."""
     assert any(line.startswith("round 10: loss") for line in processes[0].stdout)
-    environment.send_signal(signal.SIGTERM)
+    target.send_signal(signal.SIGTERM)
     for process in processes:
         output_of(process, status=os.EX_TEMPFAIL)
 
@@ -74,36 +51,36 @@ def interrupted(processes, environment):
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_one_process_trains_as_a_plain_loop_and_resumes_to_the_same_bits(tmp_path):
-    output = output_of(started(tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))
+    output = output_of(started("pod", tmp_path / "whole", "--rounds", ROUNDS, "--profile", tmp_path / "profile"))
     assert [line.split(":")[0] for line in output.splitlines()] == [f"round {i}" for i in range(10, ROUNDS + 1, 10)]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     expected, result = by_hand(1), jtrees.load(tmp_path / "whole" / "tree.jtrees")
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
-    process = started(out := tmp_path / "run", "--rounds", ROUNDS)
+    process = started("pod", out := tmp_path / "run", "--rounds", ROUNDS)
     interrupted([process], process)
     [step] = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert 10 <= step < ROUNDS and not (out / "tree.jtrees").exists()
-    assert output_of(started(out, "--rounds", ROUNDS)).startswith(f"resumed from round {step}\n")
-    same(out, tmp_path / "whole")
+    assert output_of(started("pod", out, "--rounds", ROUNDS)).startswith(f"resumed from round {step}\n")
+    same_model(out / "tree.jtrees", tmp_path / "whole" / "tree.jtrees")
 
 
 @pytest.mark.wide
 def test_two_processes_are_interrupted_together_and_end_as_one_with_two_devices(tmp_path):
-    processes = pair(out := tmp_path / "run", "--rounds", 400)
+    processes = pair("pod", out := tmp_path / "run", "--rounds", 400)
     interrupted(processes, processes[1])
     steps = [int(path.name) for path in (out / "checkpoints").iterdir()]
     assert 10 <= max(steps) < 400
     rounds = max(steps) + 20
-    first, second = (output_of(process) for process in pair(out, "--rounds", rounds))
+    first, second = (output_of(process) for process in pair("pod", out, "--rounds", rounds))
     assert "round" in first and "round" not in second
-    output_of(started(tmp_path / "one", "--rounds", rounds, devices=2))
-    same(out, tmp_path / "one")
+    output_of(started("pod", tmp_path / "one", "--rounds", rounds, devices=2))
+    same_model(out / "tree.jtrees", tmp_path / "one" / "tree.jtrees")
 
 
 @pytest.mark.wide
 def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path):
-    first, second = pair(out := tmp_path / "run", "--rounds", 400, "--save-every", 10)
+    first, second = pair("pod", out := tmp_path / "run", "--rounds", 400, "--save-every", 10)
     assert any(line.startswith("round 30: loss") for line in first.stdout)
     second.kill()
     _, message = first.communicate(timeout=200)
@@ -112,7 +89,7 @@ def test_a_process_whose_partner_is_killed_says_so_and_the_run_resumes(tmp_path)
     assert message.splitlines()[-1] == "another process has ended: the same command resumes the run"
     assert "Traceback" not in message
     rounds = max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdecimal()) + 10
-    texts = [output_of(process) for process in pair(out, "--rounds", rounds)]
+    texts = [output_of(process) for process in pair("pod", out, "--rounds", rounds)]
     assert "resumed from round " in texts[0] and "resumed" not in texts[1]
 
 
@@ -192,7 +169,9 @@ def test_processes_with_folders_of_their_own_end_within_a_minute(tmp_path):
     address, processes, data = free_address(), [], shards(tmp_path / "data")
     for i in range(2):
         (tmp_path / f"host-{i}").mkdir()
-        processes.append(script(tmp_path / f"host-{i}" / "run", *data, *SMALL, address=address, process=i))
+        processes.append(
+            started("train_large", tmp_path / f"host-{i}" / "run", *data, *SMALL, address=address, process=i)
+        )
     began = time.monotonic()
     errors = [process.communicate(timeout=100)[1] for process in processes]
     assert time.monotonic() - began < 60

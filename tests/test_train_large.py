@@ -19,7 +19,7 @@ from examples.train_large import Job, Shards
 from experiments import scaling
 import jtrees
 from tests import ROOT, sweeps
-from tests.large_runs import SMALL, STEPS, output_of, pair, round_of, run_here, same_run, script, shards, table, write
+from tests.large_runs import SMALL, STEPS, output_of, pair, round_of, run_here, same_run, shards, started, table, write
 
 TARGET = {"npy": None, "parquet": "price"}
 both_kinds = pytest.mark.parametrize("kind", ["npy", "parquet"])
@@ -223,7 +223,7 @@ def data(tmp_path_factory):
 def uninterrupted(tmp_path_factory, data):
     """The folder of a run in its own process, from its beginning to its end."""
     out = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    assert output_of(script(out, *data)).endswith(f"{STEPS} steps: {out / 'model.jtrees'}\n")
+    assert output_of(started("train_large", out, *data)).endswith(f"{STEPS} steps: {out / 'model.jtrees'}\n")
     return out
 
 
@@ -294,7 +294,7 @@ def test_training_that_diverges_ends_with_an_error_and_without_a_model(tmp_path,
 def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(data, tmp_path):
     """SIGTERM to the second stops both at the same round. A process with another number of devices also resumes."""
     command = [*data, "--epochs", 40, "--save-every", 1000]
-    first, second = pair(out := tmp_path / "two", *command)
+    first, second = pair("train_large", out := tmp_path / "two", *command)
     assert any(line.startswith("of ") for line in first.stdout)  # until it trains
     second.send_signal(signal.SIGTERM)
     texts = [output_of(process, status=os.EX_TEMPFAIL) for process in (first, second)]
@@ -303,11 +303,11 @@ def test_two_processes_stop_together_and_end_as_one_process_with_two_devices(dat
     assert 1000 <= steps < 14_400 and not (out / "model.jtrees").exists()
     shutil.copytree(out, other := tmp_path / "other")
     end = ["--max-steps", steps + 100]
-    first, second = map(output_of, pair(out, *command, *end))
+    first, second = map(output_of, pair("train_large", out, *command, *end))
     assert f"resumes from step {steps}" in first and "resumes" not in second
-    output_of(script(tmp_path / "one", *command, *end, devices=2))
+    output_of(started("train_large", tmp_path / "one", *command, *end, devices=2))
     same_run(out, tmp_path / "one")
-    assert f"{steps + 100} steps" in output_of(script(other, *command, *end, devices=1))
+    assert f"{steps + 100} steps" in output_of(started("train_large", other, *command, *end, devices=1))
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
