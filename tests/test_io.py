@@ -345,10 +345,7 @@ def test_a_file_that_was_cut_off_or_altered_is_refused_or_harmless(tmp_path, ste
     """Every byte changed, and many lengths: an error that says so, or the same tree."""
     blob = saved(TREE, tmp_path).read_bytes()
     altered = [blob[:k] + bytes([blob[k] ^ 0xFF]) + blob[k + 1 :] for k in range(0, len(blob), step)]
-    for contents, allowed in (
-        ([blob[:k] for k in range(0, len(blob), 10 * step)], 0),
-        (altered, len(altered) / 2),
-    ):
+    for contents, allowed in (([blob[:k] for k in range(0, len(blob), 10 * step)], 0), (altered, len(altered) / 2)):
         refused = 0
         for content in contents:
             (path := tmp_path / "altered.jtrees").write_bytes(content)

@@ -267,9 +267,7 @@ def test_nested_rewards_have_the_same_activity_and_derivatives(weighted):
 
     value_of = jax.jit(jax.value_and_grad(total, (0, 1)), static_argnums=2)
     for a, b in zip(
-        jax.tree.leaves(value_of(scores, 20.0, True)),
-        jax.tree.leaves(value_of(scores, 20.0, False)),
-        strict=True,
+        jax.tree.leaves(value_of(scores, 20.0, True)), jax.tree.leaves(value_of(scores, 20.0, False)), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

@@ -145,11 +145,7 @@ def test_splits_of_one_direction_show_their_terms_once():
     tree = jtrees.ObliqueTree(weights, np.float32([-1, -2, -8]), Values(np.arange(4.0)))
     texts = [text.get_text() for text in plot_tree(tree).texts if not text.get_text().startswith("leaf")]
     assert sorted(texts)[:3] == ["<", ">", ">"]
-    assert [text for text in texts if len(text) > 1] == [
-        "score > 4",
-        "score < -2",
-        "score =\n+1 x0\n+2 x1\nscore > 1",
-    ]
+    assert [text for text in texts if len(text) > 1] == ["score > 4", "score < -2", "score =\n+1 x0\n+2 x1\nscore > 1"]
 
 
 def test_drawn_root_is_at_the_top_on_the_left():

@@ -70,11 +70,7 @@ def test_answers_are_the_same_bit_for_bit_whatever_the_number_of_rows(model, dep
         full = tree.predict(x)
         unaligned = np.empty(x.nbytes + 1, np.uint8)[1:].view(dtype).reshape(x.shape)
         unaligned[:] = x
-        for rows, expected in (
-            (x[::-1], full[::-1]),
-            (np.asfortranarray(x)[5:], full[5:]),
-            (unaligned, full),
-        ):
+        for rows, expected in ((x[::-1], full[::-1]), (np.asfortranarray(x)[5:], full[5:]), (unaligned, full)):
             assert np.array_equal(tree.predict(rows), expected)
 
 
@@ -123,10 +119,7 @@ def test_jax_arrays_are_answered_as_numpy_arrays_are(n):
 def test_leaf_index_is_the_walk():
     rng = np.random.default_rng(0)
     full = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)  # exact scores, some of them zero
-    tree, x = (
-        draw(8).replace(weights=full(255, P), bias=full(255)),
-        rng.integers(-4, 5, (3000, P)).astype(np.float32),
-    )
+    tree, x = (draw(8).replace(weights=full(255, P), bias=full(255)), rng.integers(-4, 5, (3000, P)).astype(np.float32))
     leaf, expected = tree.leaf_index(x), oracles.walk(tree.weights, tree.bias, x)
     assert isinstance(leaf, np.ndarray) and leaf.dtype == np.int32 and np.array_equal(leaf, expected)
     on_device = tree.leaf_index(jnp.asarray(x[:BLOCK]))

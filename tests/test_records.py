@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import (
-    benchmark,
-    records,
-    studies,
-)
+from experiments import benchmark, records, studies
 
 
 def test_the_committed_page_is_what_the_committed_rows_make(tmp_path, monkeypatch, capsys):

@@ -166,16 +166,8 @@ def test_the_baselines_are_fitted_to_probabilities():
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (
-            np.insert(SOFT, 4, [0.5, 0.5, 0.2], axis=0)[:N],
-            "classification",
-            "got the sum 1.2 in row 4",
-        ),
-        (
-            np.insert(SOFT, 5, [1.1, -0.1, 0], axis=0)[:N],
-            "classification",
-            "at least 0, got -0.1 at (5, 1)",
-        ),
+        (np.insert(SOFT, 4, [0.5, 0.5, 0.2], axis=0)[:N], "classification", "got the sum 1.2 in row 4"),
+        (np.insert(SOFT, 5, [1.1, -0.1, 0], axis=0)[:N], "classification", "at least 0, got -0.1 at (5, 1)"),
         (SOFT, Classification(4), "y must hold probabilities of 4 classes, (n, 4), got shape (60, 3)"),
         (SOFT[:, :1], "classification", "got shape (60, 1): use y[:, 0] for labels"),
     ],

@@ -289,11 +289,7 @@ CASES = [
     *((jtrees.sweep, {"seeds": seeds}, "seeds must ") for seeds in (0, (), (1, -2))),
     *((jtrees.sweep, {"batch": batch}, "batch must be") for batch in (0, "some")),
     *((jtrees.tune, *case) for case in BOTH[::3]),
-    (
-        jtrees.tune,
-        {"validation": None},
-        r"validation must be a pair \(x, y\), a fraction .*, got None",
-    ),
+    (jtrees.tune, {"validation": None}, r"validation must be a pair \(x, y\), a fraction .*, got None"),
     (jtrees.tune, {"grid": None}, "grid, samples or space must be given"),
     *((jtrees.tune, {"halving": factor}, "halving must be") for factor in (1, 2.5)),
 ]

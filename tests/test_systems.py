@@ -88,12 +88,7 @@ def plain_node(layers, x):
 def test_node_is_the_papers(layers, x64):
     method = node(3, 2, layers)
     params = initial(method, batch(Y))
-    np.testing.assert_allclose(
-        outputs_of(params),
-        plain_node(numpy(params).params, X),
-        rtol=0,
-        atol=1e-10,
-    )
+    np.testing.assert_allclose(outputs_of(params), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
     plain = lambda params: mean_loss((plain_node(params.params, X) - Y) ** 2)
     assert_slopes(lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0], plain, params)
 
