@@ -20,6 +20,7 @@ from jtrees.cli import arguments
 from jtrees.cli.parser import LOSSES, parse
 from jtrees.estimators import BoostedClassifier, BoostedRegressor, TreeClassifier, TreeRegressor
 from jtrees.tasks.custom import named
+from tests import sweeps
 from tests.houses import TREE, dated, houses, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # fits with Adam
@@ -168,7 +169,8 @@ def test_a_sum_is_saved_and_a_tree_is_shown_beside_it(tmp_path, monkeypatch, cap
     assert output.splitlines()[0].startswith("t: 300 rows")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("--tree", marks=pytest.mark.slow), "--recipe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["--tree", "--recipe"])
 def test_the_better_of_a_tree_and_a_sum_is_named(kind, tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(600, 3)), columns=list("abc"))
@@ -229,7 +231,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-@pytest.mark.parametrize("output", ["ascii", "gone"])
+@pytest.mark.parametrize("output", sweeps.quick(["ascii", "gone"], ["gone"]))
 def test_an_output_that_cannot_be_shown_costs_nothing(folder, tmp_path, monkeypatch, output):
     monkeypatch.chdir(folder)
     shown = io.BytesIO()

@@ -87,7 +87,7 @@ def check_gaps(form, model, convert, folder):
     ("recipe", "task"),
     [
         (recipes.GET, "regression"),
-        (recipes.BOOSTED, "classes"),
+        pytest.param(recipes.BOOSTED, "classes", marks=pytest.mark.slow),
         pytest.param(recipes.LINEAR, "two outputs", marks=pytest.mark.slow),
     ],
 )
@@ -95,6 +95,7 @@ def test_files_of_models_of_arrays_fill_gaps_that_the_training_rows_did_not_have
     check_gaps(form, fitted(recipe, task).model, np.array, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("form", forms("StableHLO"))
 def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have(form, tmp_path):
