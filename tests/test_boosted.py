@@ -394,7 +394,7 @@ def test_the_choice_of_trees_is_that_of_a_loss_with_another_offset():
 DGT_OF_CODES = jtrees.DGT(depth=3, epochs=20, widths=(8,))
 
 
-@pytest.mark.parametrize("patience", [None, 10], ids=["one sum", "five sums"])
+@pytest.mark.parametrize("patience", [pytest.param(None, marks=pytest.mark.slow), 10], ids=["one sum", "five sums"])
 @pytest.mark.parametrize(
     ("base", "values"),
     [

@@ -179,6 +179,7 @@ def test_bad_options_are_refused(data):
         fit(*data, widths=(2**30,))
 
 
+@pytest.mark.slow
 def test_no_momentum_is_a_momentum_of_zero(data):
     without, zero = (fit(*data, momentum=momentum).tree for momentum in (None, 0))
     np.testing.assert_allclose(zero.weights, without.weights, rtol=1e-5, atol=1e-7)

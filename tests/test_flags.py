@@ -27,6 +27,7 @@ FLAGS = {
     "PYTHONWARNINGS": "error",
 }
 SECONDS = 900
+KEY = jax.random.key(0)
 
 
 def output(words, **flags):
@@ -55,9 +56,9 @@ SETTINGS = {
 
 def results(name):
     """The numbers of a fit, a sweep and an estimator."""
-    recipe, x, key = recipes.RECIPES[name], X[:120], jax.random.key(0)
-    fit = jtrees.fit(recipe, x, Y[:120], key=key, held_out=0.2)
-    swept = jtrees.sweep(recipe, x, Y[:120], key=key, seeds=2, validation=0.25)
+    recipe, x = recipes.RECIPES[name], X[:120]
+    fit = jtrees.fit(recipe, x, Y[:120], key=KEY, held_out=0.2)
+    swept = jtrees.sweep(recipe, x, Y[:120], key=KEY, seeds=2, validation=0.25)
     model = TreeClassifier(recipe, random_state=0).fit(x, BINARY[:120])
     return [fit.predict(x), swept.losses.ravel(), model.predict_proba(x).ravel(), model.feature_importances_]
 

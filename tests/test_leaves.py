@@ -12,7 +12,7 @@ from jtrees.data.scaling import with_map
 from jtrees.leaves import Linear, Values
 from jtrees.segments import effective
 from jtrees.tasks import Classification, Regression, fits
-from tests import oracles
+from tests import oracles, sweeps
 
 N, P, LEAVES, CLASSES = 60, 3, 5, 4
 
@@ -294,7 +294,7 @@ def test_kinds_by_name():
             leaves.kind_of(name, task)
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "linears"])
+@pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "linears"], ["linear"]))
 def test_trees_of_mapped_features_are_trees_of_the_features(x64, kind):
     rng = np.random.default_rng(0)
     splits, x, matrix = (rng.normal(size=shape) for shape in ((3, P), (N, P + 1), (P + 1, P)))

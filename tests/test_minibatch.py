@@ -15,7 +15,7 @@ from jtrees.search.monitor import Pace
 from jtrees.search.run import Evaluation, Run
 from jtrees.tables import checked_table
 from jtrees.tables.dataset import held_out_table
-from tests import oracles, recipes
+from tests import oracles, recipes, sweeps
 from tests.problems import problem_of, run
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -216,7 +216,7 @@ def test_epochs_are_chosen_by_the_loss_of_the_logits(data):
     assert best != np.argmin(normalised)  # or nothing was tested
 
 
-@pytest.mark.parametrize("name", ["GRANDE", "NODE", "LatentTree"])
+@pytest.mark.parametrize("name", sweeps.quick(["GRANDE", "NODE", "LatentTree"], ["GRANDE"]))
 def test_the_loss_in_blocks_of_rows_is_the_loss_of_all_rows(name, monkeypatch):
     x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     batch = jtrees.Batch(jnp.asarray(x), jnp.asarray(np.abs(x[:, 0])), jnp.asarray(1 + np.abs(x[:, 1])))

@@ -254,6 +254,7 @@ def test_correlations_are_computed_only_if_a_strength_needs_them(name, monkeypat
     assert not calls
 
 
+@pytest.mark.slow
 def test_correlations_are_those_of_a_sample_of_the_rows_if_the_time_is_short():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 200)) @ np.diag(np.arange(1.0, 201.0))

@@ -15,7 +15,7 @@ from jtrees import Forest, ObliqueTree, Origin, blocking, cli
 from jtrees.estimators import TreeClassifier, TreeRegressor
 from jtrees.leaves import Linear
 from jtrees.tables import FrameModel, TableEncoder
-from tests import oracles, recipes, tables
+from tests import oracles, recipes, sweeps, tables
 
 slow = pytest.mark.slow
 P, FAR = 5, 1e6
@@ -237,7 +237,7 @@ def test_not_finite_anywhere_is_noticed_even_where_the_root_does_not_split(conve
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("unit", [1.0, 1e5])
+@pytest.mark.parametrize("unit", sweeps.quick([1.0, 1e5], [1e5]))
 def test_hard_splits_of_a_soft_model_decide_the_same_for_arrays_of_both_kinds(unit):
     """The thresholds are features of training rows, so every rounding error would decide a split."""
     x = (FAR + unit * tables.X).astype(np.float32)
@@ -253,7 +253,7 @@ def test_hard_splits_of_a_soft_model_decide_the_same_for_arrays_of_both_kinds(un
     [
         recipes.GET,
         recipes.BOOSTED,
-        recipes.TEL,
+        pytest.param(recipes.TEL, marks=slow),
         *(pytest.param(jtrees.Bagged(base, trees=2), marks=slow) for base in (recipes.TEL, recipes.BOOSTED)),
         *(pytest.param(recipe, marks=pytest.mark.wide) for recipe in recipes.RECIPES.values()),
     ],

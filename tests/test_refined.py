@@ -73,6 +73,7 @@ def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
     np.testing.assert_allclose(joint.predict(x), boosted.predict(x), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_deadline_before_the_first_update_leaves_the_trees_of_boosting():
     options = {"epochs": 100, "first_sharpness": 40.0, "last_sharpness": 100.0}  # soft trees are better untrained
     joint = fit(options=options, max_seconds=1e-3)

@@ -86,6 +86,7 @@ def test_a_recipe_without_a_report_of_its_own_has_an_empty_one():
 
 
 @pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.slow
 def test_reports_of_bases_are_within_that_of_the_fit():
     x = np.linspace(-1, 1, 60)[:, None]
     get = jtrees.GET(depth=1, starts=2, epochs=5, halving=False)

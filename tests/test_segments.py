@@ -128,8 +128,9 @@ def test_one_heavy_row_does_not_change_the_next_leaf(host):
 def test_ties_of_equal_weights_are_mid_points():
     n, levels = 10, (0.1, 0.3, 0.5, 0.7, 0.9)
     arrays = np.zeros(n, np.int32), np.arange(n, dtype=np.float32), np.full(n, 0.1, np.float32)
-    for leaf, y, weight in (arrays, tuple(map(jnp.asarray, arrays))):
-        quantiles = weighted_quantiles(leaf, y, 1, levels, sample_weight=weight)[0]
+    in_program = jax.jit(weighted_quantiles, static_argnums=(2, 3))
+    for compute, (leaf, y, weight) in ((weighted_quantiles, arrays), (in_program, arrays)):
+        quantiles = compute(leaf, y, 1, levels, sample_weight=weight)[0]
         assert quantiles.tolist() == [round(level * n) - 0.5 for level in levels]
 
 

@@ -59,7 +59,7 @@ def same(first, other, atol):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol * max(1, float(jnp.abs(b).max())))
 
 
-@pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "several", "classes"], ["constant", "linear"]))
+@pytest.mark.parametrize("kind", sweeps.quick(["constant", "linear", "several", "classes"], ["linear"]))
 @pytest.mark.parametrize("sharpness", sweeps.quick([0.3, 3, 30, 1e3], [3]))
 def test_value_gradient_and_leaf_are_those_of_all_leaves(kind, sharpness):
     operands = draw(kind, sharpness, np.float32)
@@ -123,7 +123,8 @@ def test_far_and_equal_scores_give_no_nan():
         np.testing.assert_array_equal(leaf, ops.hard(*splits, rest[1]))
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(NODES - 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [0, NODES - 1])
 def test_splits_that_are_not_numbers_are_in_the_loss(node):
     weights, bias, *rest = draw("constant", 1.0, np.float32)
     first, every = np.array(bias), np.full_like(bias, np.nan)

@@ -60,7 +60,7 @@ def test_the_log_loss_is_the_expectation_of_that_of_a_label(smoothing):
     np.testing.assert_allclose(derivatives(outputs, y)[1], bend, **tolerance)
 
 
-@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("soft", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_smoothed_labels_are_those_of_criterion_held_out_loss_and_report(soft):
     y = SOFT if soft else SOFT.argmax(1)
     chances, task = rng.dirichlet(np.ones(K), N), Classification(K, losses.LogLoss(0.2))

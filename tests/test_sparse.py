@@ -85,7 +85,7 @@ def test_sharpness_grows_from_its_lowest_to_its_highest_value_within_the_epochs(
         assert (schedule(0), schedule(7)) == pytest.approx(sparse._SHARPNESS)
 
 
-@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
+@pytest.mark.parametrize("groups", sweeps.quick([[[0, 1], [2, 3]], [[0, 2], [1, 3]]], [[[0, 1], [2, 3]]]))
 def test_a_split_has_the_columns_of_one_group(groups):
     x, y = plane(p=6)
     recipe = jtrees.Sparse(jtrees.GET(depth=2, starts=2, epochs=60), interactions=groups, epochs=60)
@@ -105,6 +105,7 @@ def test_groups_by_names_that_are_numbers():
     np.testing.assert_array_equal(checked_groups([[0, 1]], None, 3), [0, 0, 3])
 
 
+@pytest.mark.slow
 def test_without_interactions_splits_are_axis_aligned_and_trained():
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (400, 4))

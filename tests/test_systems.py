@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 import jtrees
 from jtrees import Batch, Classification
 from jtrees.methods import dtsemnet, grande, node, soft_decision_tree
+from tests import sweeps
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -84,7 +85,7 @@ def plain_node(layers, x):
     return np.array(means)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", sweeps.quick([1, 3], [1]))
 def test_node_is_the_papers(layers, x64):
     method = node(3, 2, layers)
     params = initial(method, batch(Y))
@@ -183,7 +184,8 @@ def network(params, x):
     return np.stack([positive @ (sides >= 0) + negative @ (sides <= 0) for sides in SIDES], axis=1)
 
 
-@pytest.mark.parametrize(("pooling", "classes"), [("max", 3), ("sum", 3), ("max", 4)])
+@pytest.mark.parametrize("classes", sweeps.quick([3, 4], [3]))
+@pytest.mark.parametrize("pooling", sweeps.quick(["max", "sum"], ["max"]))
 def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
     method = dtsemnet(DEPTH, task=Classification(classes), pooling=pooling)
     params = initial(method, batch(CLASSES))
@@ -199,7 +201,7 @@ def test_dtsemnet_is_the_papers_in_classification(pooling, classes, x64):
     assert_slopes(loss, plain, params)
 
 
-@pytest.mark.parametrize("leaves", ["constant", "linear"])
+@pytest.mark.parametrize("leaves", sweeps.quick(["constant", "linear"], ["linear"]))
 def test_dtsemnet_is_the_papers_in_regression(leaves, x64):
     """The reached leaf, straight through a softmax over the two leaves with the top outputs."""
     method = dtsemnet(DEPTH, leaves=leaves)
@@ -292,7 +294,7 @@ def test_the_soft_decision_tree_is_the_papers(x64):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_penalty_is_finite_for_a_split_without_samples(depth):
     method, rows = soft_decision_tree(depth, balance=0.1), batch(Y.astype(np.float32))
-    params = initial(method, rows)
+    params = method.init(rows, key=KEY)
     params = params.replace(tree=params.tree.replace(bias=jnp.zeros(2**depth - 1).at[0].set(1e4)))  # all go right
     value, gradient = jax.jit(jax.value_and_grad(lambda p: method.loss(p, rows, key=KEY, step=0)[0]))(params)
     assert np.isfinite(value) and all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))

@@ -159,6 +159,7 @@ def test_losses_of_trials_are_near_the_losses_of_new_rows(recipe, name):
 
 
 @pytest.mark.usefixtures("first_leaves")
+@pytest.mark.slow
 def test_losses_of_left_out_rows_are_weighted():
     weight = np.random.default_rng(0).uniform(0.2, 3, 1200)
     x, y = table(1200)
