@@ -34,8 +34,8 @@ def initial(method, rows):
 
 
 @jax.jit
-def outputs_of(params):
-    return params.outputs(jnp.asarray(X))
+def outputs_of(params, x):
+    return params.outputs(x)
 
 
 def numpy(params):
@@ -89,7 +89,7 @@ def plain_node(layers, x):
 def test_node_is_the_papers(layers, x64):
     method = node(3, 2, layers)
     params = initial(method, batch(Y))
-    np.testing.assert_allclose(outputs_of(params), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(outputs_of(params, X), plain_node(numpy(params).params, X), rtol=0, atol=1e-10)
     plain = lambda params: mean_loss((plain_node(params.params, X) - Y) ** 2)
     assert_slopes(lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0], plain, params)
 
@@ -137,7 +137,7 @@ def test_grande_is_the_papers(x64):
     choices = np.eye(P)[plain.logits.argmax(-1)]
     z = np.einsum("tjp,np->tjn", choices, X) - (choices * plain.thresholds).sum(-1)[..., None]
     hard = choices - soft, (z > 0) - (z / (1 + np.abs(z)) + 1) / 2
-    np.testing.assert_allclose(outputs_of(params), soft_grande(hard, plain, X), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(outputs_of(params, X), soft_grande(hard, plain, X), rtol=0, atol=1e-10)
     loss = lambda params: method.loss(params, batch(Y), key=KEY, step=0)[0]
     assert_slopes(loss, lambda params: mean_loss((soft_grande(hard, params, X) - Y) ** 2), params)
 
