@@ -219,6 +219,7 @@ def test_a_tree_of_a_sum_needs_less_than_a_tree_on_its_own(base):
     assert repr(nested.base.base) == repr(weak) and repr(options.checked(jtrees.Bagged(base)).base) == repr(alone)
 
 
+@pytest.mark.slow
 def test_splits_of_many_outputs_are_found_for_five_combinations_of_them(monkeypatch):
     recorded, search = [], Corner.search
     monkeypatch.setattr(Corner, "search", lambda self, problem: (recorded.append(problem), search(self, problem))[1])

@@ -233,7 +233,11 @@ def test_a_classifier_saved_and_loaded(form, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tree", "boosted", "y"), [(TreeRegressor, BoostedRegressor, Y), (TreeClassifier, BoostedClassifier, LABELS)]
+    ("tree", "boosted", "y"),
+    [
+        pytest.param(TreeRegressor, BoostedRegressor, Y, marks=pytest.mark.slow),
+        (TreeClassifier, BoostedClassifier, LABELS),
+    ],
 )
 def test_names_say_whether_the_default_is_one_tree_or_a_sum(tree, boosted, y, tmp_path):
     task = jtrees.Regression() if tree is TreeRegressor else jtrees.Classification(3)
@@ -376,7 +380,7 @@ def test_groups_are_not_divided(problems):
 def test_a_class_in_a_single_group_is_a_training_class(problems):
     groups = np.repeat(np.arange(100), 4)
     labels = np.where(groups == 3, "z", np.where(X[:, 0] > 0, "a", "b"))
-    for seed in range(6):
+    for seed in range(3):
         model = TreeClassifier(DGT, random_state=seed, validation_fraction=0.3)
         assert model.fit(X, labels, validation_groups=groups).classes_.tolist() == ["a", "b", "z"]
         assert set(problems[-1].data.table.y) == {0, 1, 2}

@@ -62,6 +62,7 @@ def test_a_validation_set_chooses_updates_and_outputs_are_those_of_the_definitio
     assert joint.model.num_parameters == sum(np.size(a) for a in jax.tree.leaves(joint.model.network.params))
 
 
+@pytest.mark.slow
 def test_a_training_that_lowers_nothing_leaves_the_trees_of_boosting():
     """Some splits have no weights, and send all rows to their side."""
     x = np.sign(X[:, :1])

@@ -70,6 +70,7 @@ def test_what_matters_is_kept(leaves):
     assert fit.report.search.base.cart_loss == dense.report.search.cart_loss
 
 
+@pytest.mark.slow
 def test_sharpness_grows_from_its_lowest_to_its_highest_value_within_the_epochs(monkeypatch):
     schedules, get = [], sparse.get
 
