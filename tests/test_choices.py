@@ -87,8 +87,8 @@ def test_without_a_time_of_xla_the_estimate_decides():
 
 def test_timings_end_at_the_limit():
     """By a fake clock. A time that comes after the limit does not count."""
-    now = iter([0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 2.5, 2.5])
-    times, notes = timing.timed("path_sum", LARGE, [None, FIRST, SECOND], lambda *_: 1.0, 1.0, lambda: next(now))
+    moments = iter([0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 2.5, 2.5])
+    times, notes = timing.timed("path_sum", LARGE, [None, FIRST, SECOND], lambda *_: 1.0, 1.0, lambda: next(moments))
     assert list(times) == [None] and not notes
 
 

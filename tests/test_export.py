@@ -84,7 +84,7 @@ def check_gaps(form, model, convert, folder):
     ("recipe", "task"),
     [
         (recipes.GET, "regression"),
-        (recipes.BOOSTED, "classes"),
+        pytest.param(recipes.BOOSTED, "classes", marks=pytest.mark.slow),
         pytest.param(recipes.LINEAR, "two outputs", marks=pytest.mark.slow),
     ],
 )
@@ -92,6 +92,7 @@ def test_files_of_models_of_arrays_fill_gaps_that_the_training_rows_did_not_have
     check_gaps(form, fitted(recipe, task).model, np.array, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("form", forms("StableHLO"))
 def test_files_of_models_of_tables_fill_gaps_that_the_training_rows_did_not_have(form, tmp_path):
@@ -388,8 +389,8 @@ def test_what_cannot_be_exported(tmp_path, fitted):
     soft = fitted(recipes.TEL).model
     trees_only = (export.to_c, export.to_numpy, export.to_onnx, export.to_sql, export.to_javascript)
     for write in (*trees_only, export.to_stablehlo):
-        others = [(soft, f"{trees_alone} {type(soft).__name__}"), (3, "model must be an Ob")]
-        for model, message in wrong + (others if write in trees_only else [(3, "model must be a fitted model")]):
+        rest = [(soft, f"{trees_alone} {type(soft).__name__}"), (3, "model must be an Ob")]
+        for model, message in wrong + (rest if write in trees_only else [(3, "model must be a fitted model")]):
             with pytest.raises(ValueError, match=message):
                 write(model, path)
         with pytest.raises(OSError):

@@ -107,7 +107,7 @@ def test_a_report_is_one_page_with_all_its_parts(page, tmp_path):
 def test_a_report_of_a_sum_shows_a_tree_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(TreeRegressor, "default_recipe", jtrees.GET(depth=2, starts=1, epochs=300))
     houses().to_csv(tmp_path / "houses.csv", index=False)
-    few = ["--set", "rounds=1", "learning_rate=1e-6", "patience=None", "base.epochs=2"]
+    small = ["--set", "rounds=1", "learning_rate=1e-6", "patience=None", "base.epochs=2"]
     options = [
         tmp_path / "houses.csv",
         "--target",
@@ -117,7 +117,7 @@ def test_a_report_of_a_sum_shows_a_tree_beside_it(tmp_path, monkeypatch):
         "--out",
         tmp_path / "page.html",
     ]
-    assert run("report", *options, *few) == 0
+    assert run("report", *options, *small) == 0
     parts = Parts((tmp_path / "page.html").read_text())
     assert {"The tree", "Rules", "Splits and leaves"} < set(parts.heads)
     text = " ".join(parts.text.split())
