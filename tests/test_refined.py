@@ -18,11 +18,13 @@ Y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]
 TEST = X[160:], Y[160:]
 TRAIN = X[:160], Y[:160]
 BASES = {"constant": BOOSTED, "linear": BOOSTED.replace(base=WEAK.replace(leaves="linear"))}
+# Few updates of few trees, which need sharp splits at once.
+SHORT = {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "weight_decay": 0.0, "first_sharpness": 10.0}
 UNTRAINED = {"learning_rate": 1e-9, "first_sharpness": 1.0, "last_sharpness": 1.0}
 
 
 def fit(base=BOOSTED, data=TRAIN, options=None, **keywords):
-    recipe = jtrees.Refined(base, **{"epochs": 30, "batch_size": 32, "learning_rate": 0.01} | (options or {}))
+    recipe = jtrees.Refined(base, **SHORT | {"last_sharpness": 100.0} | (options or {}))
     return jtrees.fit(recipe, *data, key=KEY, **keywords)
 
 
@@ -60,6 +62,18 @@ def test_a_validation_set_chooses_updates_and_outputs_are_those_of_the_definitio
     expected = joint.model.scaling.inverse(plain_outputs(joint.model.network, scaled))
     np.testing.assert_allclose(joint.predict(X), expected, atol=2e-5)  # float32
     assert joint.model.num_parameters == sum(np.size(a) for a in jax.tree.leaves(joint.model.network.params))
+
+
+def test_training_keeps_the_slopes_of_boosting_and_decays_the_constants():
+    leaves = [
+        fit(BASES["linear"], options={"weight_decay": decay}, validation=TEST).model.network.trees.leaves
+        for decay in (0.0, 3.0)
+    ]
+    untrained = fit(BASES["linear"], options=UNTRAINED, validation=TEST).model.network.trees.leaves
+    for trained in leaves:
+        np.testing.assert_allclose(trained.coefficients, untrained.coefficients, rtol=1e-5, atol=1e-7)
+        assert np.abs(trained.intercept - untrained.intercept).max() > 0.01
+    assert np.square(leaves[1].intercept).sum() < 0.5 * np.square(leaves[0].intercept).sum()
 
 
 @pytest.mark.slow
