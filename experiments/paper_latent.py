@@ -37,8 +37,8 @@ from experiments.studies import percent, spread
 import jtrees
 from jtrees import routing
 from jtrees.data import Scaling, Table
+from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import network_of
-from jtrees.methods.latent_tree.network import Architecture
 from jtrees.tasks import Classification, Regression
 
 SETS = {  # passes over the data

@@ -12,8 +12,9 @@ import jtrees
 from jtrees import Batch, LatentTree, routing
 from jtrees.data.scaling import with_map
 from jtrees.methods.latent_tree import modules
+from jtrees.methods.latent_tree.architecture import Architecture
 from jtrees.methods.latent_tree.modules import Network
-from jtrees.methods.latent_tree.network import Architecture, active_on, centered
+from jtrees.methods.latent_tree.network import active_on, centered
 from jtrees.tasks import Regression
 from tests import oracles, sweeps
 

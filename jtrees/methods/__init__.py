@@ -16,13 +16,13 @@ from jtrees.methods.clustering import LatentClustering as LatentClustering
 from jtrees.methods.dgt import DGT as DGT, ChainedTree as ChainedTree, dgt as dgt
 from jtrees.methods.dtsemnet import DTSemNet as DTSemNet, dtsemnet as dtsemnet
 from jtrees.methods.grande import GRANDE as GRANDE, GRANDEModel as GRANDEModel, grande as grande
+from jtrees.methods.latent_tree.architecture import Architecture as Architecture
 from jtrees.methods.latent_tree.latent import (
     LatentModel as LatentModel,
     LatentReport as LatentReport,
     LatentTree as LatentTree,
     latent as latent,
 )
-from jtrees.methods.latent_tree.network import Architecture as Architecture
 from jtrees.methods.node import NODE as NODE, NODEModel as NODEModel, node as node
 from jtrees.methods.nongreedy_tree.co2 import CO2 as CO2, GreedyReport as GreedyReport
 from jtrees.methods.nongreedy_tree.nongreedy import NonGreedy as NonGreedy, nongreedy as nongreedy

@@ -6,8 +6,8 @@ import numpy as np
 
 from jtrees import pytree, validation as checks
 from jtrees.data import Scaling, Table
+from jtrees.methods.latent_tree.architecture import MAX_DEPTH
 from jtrees.methods.latent_tree.latent import LatentRecipe
-from jtrees.methods.latent_tree.network import MAX_DEPTH
 from jtrees.search import Fitted, Problem, option
 from jtrees.search.minibatch import trained
 from jtrees.tasks import Task

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import routing, topology, validation
+from jtrees.methods.latent_tree.architecture import MAX_DEPTH, Split
 from jtrees.methods.latent_tree.modules import make_split, split_scores
-from jtrees.methods.latent_tree.network import MAX_DEPTH, Split
 
 
 class LatentTree(nnx.Module):

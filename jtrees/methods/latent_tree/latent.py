@@ -17,17 +17,15 @@ import numpy as np
 import optax
 
 from jtrees import io, losses, prediction, pytree, routing, training, validation as checks
-from jtrees.methods.latent_tree.network import (
+from jtrees.methods.latent_tree.architecture import (
     MAX_DEPTH,
     WIDEST,
     Architecture,
-    LatentNetwork,
     Split,
-    active_on,
-    centered,
     checked_architecture,
     is_tree,
 )
+from jtrees.methods.latent_tree.network import LatentNetwork, active_on, centered
 from jtrees.search import Fitted, NetworkRecipe, Preconditioning, Problem, Run, TrainingReport, option
 from jtrees.search.minibatch import output_loss
 from jtrees.soft_model import SoftModel, near_targets

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrees import routing, topology
-from jtrees.methods.latent_tree.network import Architecture, Split, check_split
+from jtrees.methods.latent_tree.architecture import Architecture, Split, check_split
 from jtrees.tasks import Task
 
 _NEAR = 0.1  # factor of the weights of the predictor's last layer, so that it starts near the best constants
