@@ -116,7 +116,9 @@ def jit(
             _AHEAD.add((fn, args[0], structure, tuple((np.shape(a), getattr(a, "dtype", None)) for a in leaves)))
             return program(args).lower(*args).compile()
 
-        call.compiled, call.programs = compiled_program, lambda: _count(functions)  # type: ignore[attr-defined]
+        # With a level in ``XLA_FLAGS``, the first function shares the programs of the second.
+        programs = lambda: _count(functions[1:] or functions)
+        call.compiled, call.programs = compiled_program, programs  # type: ignore[attr-defined]
         return call
 
     return compiled

@@ -71,7 +71,8 @@ def count_free(tree: ObliqueTree) -> float:
     single = np.count_nonzero(directions, axis=1) == 1
     free += single.sum() * (1 + np.log2(features))
     if (oblique := directions[~single]).size:
-        rank, used = _rank(oblique), int(oblique.any(0).sum())
+        size, used = np.linalg.svd(oblique, compute_uv=False), int(oblique.any(0).sum())
+        rank = int((size > _PARALLEL * np.sqrt(len(oblique))).sum())
         free += rank * (used + len(oblique) - rank)
     return float(free)
 
@@ -88,7 +89,3 @@ def _count(directions: np.ndarray) -> int:
     """Returns the number of different directions. A direction and its opposite count as one."""
     parallel = np.abs(directions @ directions.T) > 1 - _PARALLEL**2
     return int((~np.tril(parallel, -1).any(1)).sum())
-
-
-def _rank(directions: np.ndarray) -> int:
-    return int((np.linalg.svd(directions, compute_uv=False) > _PARALLEL * np.sqrt(len(directions))).sum())

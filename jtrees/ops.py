@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrees import routing, topology, validation
+from jtrees import routing, sharding, topology, validation
 from jtrees._expected_loss import expected, leaf_probabilities
-from jtrees._implementations import by_rows, choose
 from jtrees.tasks.labels import is_soft
 import pallas_kernels as kernels
-from pallas_kernels import Implementation
+from pallas_kernels import Choice, Implementation, Unsupported
+from pallas_kernels.choice import XLA
 
 # A soft routing: a name, for which kernels exist; or a function that maps scores (nodes, n) to probabilities of the
 # leaves (leaves, n). XLA differentiates the function.
@@ -85,8 +85,8 @@ def soft(
 
     _check_route(route)
     able = leaf_values.ndim <= 2 and isinstance(route, str)
-    how = choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
-    return kernels.differentiable(how, by_rows(fused, 3), plain, weights, bias, leaf_values, x)
+    how = _choose("soft_routing", implementation, able, x, weights, bias, leaf_values)
+    return kernels.differentiable(how, _by_rows(fused, 3), plain, weights, bias, leaf_values, x)
 
 
 def path_sum(
@@ -122,12 +122,12 @@ def path_sum(
         out = kernels.path_sum(x, weights, bias, values, window=fixed, implementation=how)
         return out.reshape(-1, *leaf_values.shape[1:])
 
-    how = choose("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
+    how = _choose("path_sum", implementation, leaf_values.ndim <= 2, x, weights, bias, leaf_values)
     if not how.configs or (callable(window) and implementation is None):
         return plain(weights, bias, leaf_values, x)
     fixed = jax.lax.stop_gradient(window(scores(weights, bias, x)) if callable(window) else window)
     operands = weights, bias, leaf_values, x, jnp.asarray(fixed, _at_least_float32(x))
-    return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
+    return kernels.differentiable(how, _by_rows(fused, 3), plain, *operands)
 
 
 def hard(
@@ -153,8 +153,8 @@ def hard(
       Leaf numbers from 0, int32, ``(n,)``.
     """
     fused = lambda how, weights, bias, x: kernels.hard_routing(x, weights, bias, implementation=how)
-    how = choose("hard_routing", implementation, True, x, weights, bias)
-    return kernels.run(how, by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
+    how = _choose("hard_routing", implementation, True, x, weights, bias)
+    return kernels.run(how, _by_rows(fused, 2), _follow, *jax.lax.stop_gradient((weights, bias, x)))
 
 
 def hard_and_uncertain(
@@ -241,9 +241,9 @@ def ensemble(
 
     # Benchmarks of soft_routing do not apply here: they measure other routings, and XLA's program is different.
     first_tree = weights[0], bias[0], leaf_values[0]
-    how = choose("ensemble", implementation, True, x, *first_tree, not_by=("triton",))
+    how = _choose("ensemble", implementation, True, x, *first_tree, not_by=("triton",))
     operands = weights, bias, leaf_values, x, jnp.asarray(gamma, _at_least_float32(x))
-    return kernels.differentiable(how, by_rows(fused, 3), plain, *operands)
+    return kernels.differentiable(how, _by_rows(fused, 3), plain, *operands)
 
 
 def _at_least_float32(x: Array) -> Any:
@@ -308,7 +308,51 @@ def expected_loss(
     _check_route(route)
     able = isinstance(route, str) and leaves.kernel is not None
     able = able and not (leaves.kernel == "log" and is_soft(y))  # the kernel gathers by labels
-    how = choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
+    how = _choose("expected_loss", implementation, able, x, weights, bias, y, *jax.tree.leaves(leaves))
     n = x.shape[0]
     share = jnp.full(n, 1 / n, x.dtype) if weight is None else weight / n
     return expected(route, how, weights, bias, leaves, x, y, share)
+
+
+def _choose(
+    kernel: str,
+    implementation: Any,
+    able: bool,
+    x: jax.Array,
+    weights: jax.Array,
+    *operands: Any,
+    not_by: tuple[str, ...] = (),
+) -> Choice:
+    """Returns how to run a call: by XLA or by the kernels of some platforms.
+
+    Args:
+      kernel: name of the kernel.
+      implementation: see ``pallas_kernels.choice``.
+      able: whether a kernel exists for this kind of call.
+      x: samples.
+      weights: split weights.
+      *operands: further operands. The width of each matrix among them is a number of outputs.
+      not_by: backends that cannot run the kernel at any size.
+    """
+    requested = kernels.named(implementation)
+    depth, k = topology.depth_of(weights.shape[0]), max([a.shape[1] for a in operands if a.ndim == 2], default=1)
+    arrays = [a for a in (x, weights, *operands) if jnp.issubdtype(a.dtype, jnp.floating)]
+    able = able and depth <= kernels.DEEPEST and 0 not in x.shape and x.dtype in (jnp.float32, jnp.bfloat16)
+    # Kernels with bfloat16 samples convert the weights to bfloat16. Only the caller can choose this loss of precision.
+    if requested is None and not (able and all(a.dtype == jnp.float32 for a in arrays)):
+        return XLA
+    if not able:
+        if "xla" in (requested or ()):
+            return XLA
+        raise Unsupported(
+            f"implementation={implementation!r:.80}: the kernel {kernel} is for float32 or bfloat16, depths to "
+            f"{kernels.DEEPEST}, sigmoids, violations, values and logits; got {x.shape} in {x.dtype}, depth {depth}; "
+            "None takes XLA wherever there is no kernel"
+        )
+    return kernels.choose(kernel, requested, kernels.Sizes(x.shape[0], x.shape[1], depth, k), not_by=not_by)
+
+
+def _by_rows(fused: Callable[..., Any], rows: int) -> Callable[..., Any]:
+    """Wraps a kernel so that its rows may be sharded over devices, which the compiler cannot do for a kernel."""
+    run = lambda how, *arrays: sharding.each_part(lambda *mine: ((), fused(how, *mine)), *arrays, rows=(rows,))
+    return lambda how, *arrays: run(how, *arrays)[1]

@@ -155,7 +155,7 @@ def test_fits_of_leaves_are_those_of_double_precision(n):
     np.testing.assert_allclose(step, exact, rtol=1e-6)
     if not plain:  # counts exceed the integers of float32
         zeros = jnp.zeros(n := 2**24 + 2**20, jnp.int32)
-        assert jtrees.losses.class_counts(zeros, zeros, 1, 2)[0].tolist() == [n, 0]
+        assert jtrees.tasks.fits.class_counts(zeros, zeros, 1, 2)[0].tolist() == [n, 0]
 
 
 def test_huber_constants_on_the_host_are_those_in_a_program():

@@ -12,6 +12,7 @@ from sklearn.tree import DecisionTreeClassifier
 import jtrees
 from jtrees import Classification, losses, warmstart
 from jtrees.search.sample import drawn_rows
+from jtrees.tasks import fits
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
 
@@ -82,8 +83,8 @@ def test_smoothed_labels_are_those_of_criterion_held_out_loss_and_report(soft):
 def test_leaves_count_expected_classes():
     leaf = rng.integers(0, 4, N)
     leaf_of, weight, label, chance = repeated(leaf, WEIGHT)
-    result = losses.class_counts(leaf, SOFT, 4, K, sample_weight=WEIGHT)
-    expected = losses.class_counts(leaf_of, label, 4, K, sample_weight=weight * chance)
+    result = fits.class_counts(leaf, SOFT, 4, K, sample_weight=WEIGHT)
+    expected = fits.class_counts(leaf_of, label, 4, K, sample_weight=weight * chance)
     np.testing.assert_allclose(result, expected, rtol=1e-6)
     initial = losses.LogLoss().initial
     result = initial(jnp.asarray(SOFT, jnp.float32), jnp.asarray(WEIGHT, jnp.float32), K)

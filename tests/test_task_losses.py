@@ -14,7 +14,7 @@ from jtrees import Classification, Policy, Regression, leaves, losses
 from jtrees.tasks import checked_targets
 from jtrees.tasks.base import linked
 from jtrees.tasks.custom import check_without_link
-from jtrees.tasks.fits import newton_constants
+from jtrees.tasks.fits import newton_constants, weighted_quantiles
 from tests import recipes, sweeps, tables
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # Adam; see the fixture
@@ -128,7 +128,7 @@ def test_constants_are_the_best_of_each_leaf(name):
 
 def test_quantiles_are_middles_of_all_minimisers():
     y, levels = np.round(REAL, 1), (0.25, 0.3)
-    actual = losses.weighted_quantiles(jnp.asarray(LEAF), f32(y), 4, levels, sample_weight=f32(WEIGHT))
+    actual = weighted_quantiles(jnp.asarray(LEAF), f32(y), 4, levels, sample_weight=f32(WEIGHT))
     for leaf, (j, level) in itertools.product(range(3), enumerate(levels)):
         inside = (leaf == LEAF) & (WEIGHT > 0)
         values = np.unique(y[inside])

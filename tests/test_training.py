@@ -233,7 +233,7 @@ def test_two_advances_are_one_of_twice_the_steps(plane, vmapped):
 
     def advance_up_to(state, count):
         once = training.step.one_step(PLANE, plane, optimizer, **options)
-        return training.loop.advance_up_to(once, state, count, 2 * K + 2)
+        return training.loop.advance_up_to(once, state, count, length=2 * K + 2)
 
     initialised = lambda key: training.start(PLANE, plane, key=key, optimizer=optimizer)
     axes = jax.tree.map(lambda _: 0, jax.eval_shape(initialised, KEY)).replace(step=None)  # one step for all

@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 import numpy as np
 import optax
 
-from jtrees import losses, ops, pytree, training
+from jtrees import io, losses, ops, pytree, routing, topology, training
 from jtrees.data import Data
 from jtrees.ensembles.boosted import Boosted, BoostedReport, Boosting
-from jtrees.ensembles.soft_forest import SoftForest, SoftTrees, expected
 from jtrees.ensembles.wrapper import Wrapper
 from jtrees.methods.annealed.get import GET
 from jtrees.search import Evaluation, Fitted, Problem, Recipe, Report, Run, option, options
 from jtrees.search.minibatch import Schedule
 from jtrees.search.recipe import loss_of, on_device
 from jtrees.search.stage import train_stage
+from jtrees.soft_model import SoftModel
 from jtrees.tasks import Task
 from jtrees.training import Batch, TrainState
 from jtrees.tree import ObliqueTree
@@ -31,6 +31,51 @@ _PATIENCE = 0.2  # patience of joint training, as a part of all evaluations
 _PASSES, _FEWEST = 12, 2000  # passes over the data, and fewest updates, if no epochs are given
 _MARGIN = 0.1  # margin of the output bounds, as a part of the range of the outputs for the training rows
 _HARD_SHARPNESS = 1e6  # sharpness at which soft trees equal hard trees in practice
+
+
+@io.part
+@pytree.dataclass
+class SoftTrees:
+    """A sum of soft trees on scaled data. Outputs are clipped to slightly more than their range on training rows."""
+
+    trees: ObliqueTree  # splits of unit length, and leaves with the trees' outputs. The leading axis is over the trees
+    initial: Array  # the initial outputs of the sum, (*k,)
+    sharpness: Array  # factor of the scores. The sigmoid of the product is the probability of going right
+    lower: Array  # lower bound of the outputs, (*k,)
+    upper: Array  # upper bound of the outputs, (*k,)
+
+    @property
+    def params(self) -> ObliqueTree:
+        """The trained parameters."""
+        return self.trees.replace(leaves=self.trees.leaves.trainable())
+
+    @property
+    def features(self) -> int:
+        """Number of features, p."""
+        return self.trees.weights.shape[-1]
+
+    def outputs(self, x: Float[Array, "n p"]) -> Float[Array, "n *k"]:
+        """Returns the sum of the trees' expected outputs, within the bounds."""
+        add = lambda total, tree: (total + expected(tree, x, self.sharpness), None)
+        start = jnp.broadcast_to(self.initial, (len(x), *self.initial.shape))
+        return jnp.clip(jax.lax.scan(add, start, self.trees)[0], self.lower, self.upper)
+
+    def __str__(self) -> str:
+        trees, nodes = self.trees.bias.shape
+        return f"trees={trees}, depth={topology.depth_of(nodes)}, features={self.features}"
+
+
+@io.model
+@pytree.dataclass(repr=False)
+class SoftForest(SoftModel):
+    """Fitted soft trees whose outputs add up, with constant or linear leaves; the network is :class:`SoftTrees`."""
+
+
+def expected(tree: ObliqueTree, x: Array, sharpness: Any) -> Array:
+    """Returns the expected output of a soft tree for each row, ``(n, *k)``."""
+    right = jax.nn.sigmoid(sharpness * ops.scores(tree.weights, tree.bias, x))
+    outputs = tree.leaves.outputs(x)
+    return routing.expected_value(right.reshape(*right.shape, *[1] * (outputs.ndim - 2)), outputs)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -8,14 +8,7 @@ from jaxtyping import Array
 import numpy as np
 
 from jtrees import splitting
-from jtrees.methods.annealed.stages import (
-    advanced,
-    best_of_stage,
-    evaluated,
-    evaluation_steps,
-    initial_state,
-    updates_are_scored,
-)
+from jtrees.methods.annealed import stages
 from jtrees.methods.annealed.starts import BINS, binned_cart
 from jtrees.search import Problem, Run
 from jtrees.search.cart import bin_edges
@@ -63,15 +56,15 @@ def grow(run: Run, edges: Array, codes: Array, drawn: tuple[Array, Array]) -> tu
 def _trained_in_program(run: Run, splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Array]:
     """Returns what ``train_stages`` returns, within one program: the best splits, and whether they are finite."""
     updates = run.recipe.updates
-    ends = jnp.asarray([*evaluation_steps(updates, updates_are_scored(run)), updates], jnp.int32)
+    ends = jnp.asarray([*stages.evaluation_steps(updates, stages.updates_are_scored(run)), updates], jnp.int32)
 
     def stage(splits: ObliqueTree, sharpness: Array) -> tuple[ObliqueTree, Best]:
         def evaluated_and_advanced(part: Array, state: TrainState) -> TrainState:
-            state, count = evaluated(run, state, patience=1)[0], ends[part + 1] - ends[part]
-            return advanced(run, state, sharpness, jnp.float32(updates), ends[part], count)[0]
+            state, count = stages.evaluated(run, state, patience=1)[0], ends[part + 1] - ends[part]
+            return stages.advanced(run, state, sharpness, jnp.float32(updates), ends[part], count)[0]
 
-        best = best_of_stage(
-            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, initial_state(run, splits))
+        best = stages.best_of_stage(
+            run, jax.lax.fori_loop(0, len(ends) - 1, evaluated_and_advanced, stages.initial_state(run, splits))
         )
         return best.params, best
 

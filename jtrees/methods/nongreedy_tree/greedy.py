@@ -20,14 +20,7 @@ import optax
 
 from jtrees import losses, ops, pytree, splitting, topology, training
 from jtrees.leaves.hierarchical import STRENGTHS
-from jtrees.methods.nongreedy_tree.surrogate import (
-    Surrogate,
-    fitted_leaves,
-    flip_slope,
-    into_ball,
-    surrogate_update,
-    with_leaves,
-)
+from jtrees.methods.nongreedy_tree import surrogate
 from jtrees.routing.inference import Scores
 from jtrees.search import Run
 from jtrees.search.cart import ridge_directions
@@ -100,7 +93,7 @@ def initial_state(run: Run) -> GreedyState:
     (n, p), dtype, nodes = run.batch.x.shape, run.batch.x.dtype, topology.num_nodes(run.recipe.depth)
     node = jnp.zeros(n, jnp.int32)
     tree = ObliqueTree(jnp.zeros((nodes, p), dtype), jnp.full(nodes, -1, dtype), None)
-    tree = with_leaves(tree, node, run.batch, run.task)
+    tree = surrogate.with_leaves(tree, node, run.batch, run.task)
     momentum = optimizer(run, run.recipe.level(n))
     state = training.loop.init_state(tree, run.batch, key=run.key, optimizer=momentum)
     return GreedyState(state, jnp.zeros((), jnp.int32), node, _splits_at(tree, 0))
@@ -116,7 +109,7 @@ def with_initial_splits(run: Run, state: GreedyState, features: tuple[Array, Arr
     margin = jnp.take_along_axis(values, best.feature[node][:, None], axis=1)[:, 0] - best.threshold[node]
     right = ((best.gain[node] > 0) & (margin > 0)).astype(jnp.int32)
     leaf, sibling = _leaves_below(run, state.level, node, right)
-    tree = with_leaves(state.training.params, leaf, run.batch, run.task)
+    tree = surrogate.with_leaves(state.training.params, leaf, run.batch, run.task)
     leaf_loss = lambda leaf: run.task.loss(tree.leaves.values[leaf], y)
     score = jnp.abs(margin) / jnp.sqrt(1 + jnp.square(best.threshold[node]))
     length = pushing_lengths(score, leaf_loss(sibling) - leaf_loss(leaf), run.weight, node, half)
@@ -132,15 +125,15 @@ def updated(run: Run, state: GreedyState, before: Array, count: Array) -> tuple[
     schedule = run.recipe.level(len(run.batch.x))
     momentum = optimizer(run, schedule)
     surrogate_of = lambda tree, batch: _stump_surrogate(run, state.level, tree, batch)
-    project = partial(into_ball, nu=run.recipe.nu, monotone=run.monotone)
-    update = surrogate_update(surrogate_of, momentum, project, run.task)
+    project = partial(surrogate.into_ball, nu=run.recipe.nu, monotone=run.monotone)
+    update = surrogate.surrogate_update(surrogate_of, momentum, project, run.task)
     batch = run.batch._replace(y=(run.batch.y, state.node))
     step = training.step.one_step(update, batch, momentum, batch_size=schedule.batch_size)
     trained, history = training.loop.advance_up_to(step, state.training, count, step=before)
     return state.replace(training=trained), history.losses, False
 
 
-def _stump_surrogate(run: Run, level: Array, tree: ObliqueTree, batch: Batch) -> Surrogate:
+def _stump_surrogate(run: Run, level: Array, tree: ObliqueTree, batch: Batch) -> surrogate.Surrogate:
     """Returns the surrogate loss of samples at the nodes of a level; each node is a tree of depth one."""
     # Let z be the score of a sample, and l and m the losses at the leaves on its side and on the other side. The
     # surrogate loss is the larger of l and `m - 2 |z|`.
@@ -150,8 +143,8 @@ def _stump_surrogate(run: Run, level: Array, tree: ObliqueTree, batch: Batch) ->
     leaf, sibling = _leaves_below(run, level, node, (scores[0] > 0).astype(jnp.int32))
     reached, flipped = (run.task.loss(tree.leaves.values[side], y) for side in (leaf, sibling))
     flips = flipped - 2 * jnp.abs(scores[0]) > reached
-    slopes = jnp.where(flips, flip_slope(scores), 0)
-    return Surrogate(jnp.where(flips, sibling, leaf), nodes, scores, slopes, reached)
+    slopes = jnp.where(flips, surrogate.flip_slope(scores), 0)
+    return surrogate.Surrogate(jnp.where(flips, sibling, leaf), nodes, scores, slopes, reached)
 
 
 def with_better_splits(run: Run, state: GreedyState) -> GreedyState:
@@ -193,7 +186,7 @@ class Shrinkage(NamedTuple):
 def evaluate(run: Run, tree: ObliqueTree) -> Array:
     """Returns the loss on the evaluation rows of the tree with leaves refitted to the training rows."""
     leaf, loss = _evaluation(run, tree)
-    return loss(fitted_leaves(tree, leaf, run.batch, run.task))
+    return loss(surrogate.fitted_leaves(tree, leaf, run.batch, run.task))
 
 
 def _evaluation(run: Run, tree: ObliqueTree) -> tuple[Array, Callable[[Any], Array]]:
@@ -214,7 +207,7 @@ def result_of(run: Run, tree: ObliqueTree, step: Array, finite: Array, strength:
     # strength, with a cost of `1 + sqrt(m)` for a split of m preconditioned features. The score of a training that was
     # not `finite` is NaN.
     (leaf, loss), dtype = _evaluation(run, tree), run.batch.x.dtype
-    leaves = fitted_leaves(tree, leaf, run.batch, run.task)
+    leaves = surrogate.fitted_leaves(tree, leaf, run.batch, run.task)
     score, used = loss(leaves), jnp.zeros((), dtype)
     if run.recipe.shrink:
         # Greedy trees have many small leaves, whose splits follow noise. Candidates for the cost of a split of m

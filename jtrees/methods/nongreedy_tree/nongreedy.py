@@ -13,15 +13,8 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from jtrees import blocking, losses, ops, pytree, topology, training, validation as checks
+from jtrees.methods.nongreedy_tree import greedy
 from jtrees.methods.nongreedy_tree.co2 import CO2, grow_levels, strength_of
-from jtrees.methods.nongreedy_tree.greedy import (
-    GreedyState,
-    evaluate,
-    learning_rate,
-    optimizer,
-    result_of,
-    standardised,
-)
 from jtrees.methods.nongreedy_tree.surrogate import (
     INFERENCES,
     MAX_DEPTH,
@@ -163,10 +156,10 @@ class NonGreedy(CO2):
 # --- Compiled functions of a run -------------------------------------------------------------------------------------
 
 
-def _initial(run: Run, grown: GreedyState) -> TrainState:
+def _initial(run: Run, grown: greedy.GreedyState) -> TrainState:
     """Returns the initial state of the joint stage: CO2's tree is the best tree so far."""
     state, leaf = grown.training, grown.node << (run.recipe.depth - grown.level)
-    data, zero = standardised(run).batch, jnp.zeros((), jnp.int32)
+    data, zero = greedy.standardised(run).batch, jnp.zeros((), jnp.int32)
     tree = with_leaves(state.params, leaf, data, run.task)
     at_rest = jax.tree.map(jnp.zeros_like, state.opt_state)
     stable = StableState(at_rest, leaf, jnp.asarray([0, jnp.inf], data.x.dtype))
@@ -178,13 +171,13 @@ def _initial(run: Run, grown: GreedyState) -> TrainState:
 
 def _updated(run: Run, state: TrainState, before: Array, count: Array) -> tuple[TrainState, Array, bool]:
     """Returns the state after ``count`` updates, their losses, and False."""
-    recipe, data, schedule = run.recipe, standardised(run).batch, run.recipe.joint(len(run.batch.x))
-    steps: Any = {"learning_rate": learning_rate(run, schedule), "momentum": recipe.momentum}
+    recipe, data, schedule = run.recipe, greedy.standardised(run).batch, run.recipe.joint(len(run.batch.x))
+    steps: Any = {"learning_rate": greedy.learning_rate(run, schedule), "momentum": recipe.momentum}
     common: Any = {"task": run.task, "inference": recipe.inference, "monotone": run.monotone}
-    method, momentum = nongreedy(recipe.depth, recipe.nu, **common, **steps), optimizer(run, schedule)
+    method, momentum = nongreedy(recipe.depth, recipe.nu, **common, **steps), greedy.optimizer(run, schedule)
     options: Any = {"batch_size": schedule.batch_size}
     if run.has_validation_set:
-        options |= {"score_every": schedule.steps_per_epoch, "score": partial(evaluate, run)}
+        options |= {"score_every": schedule.steps_per_epoch, "score": partial(greedy.evaluate, run)}
 
     def update(state: TrainState, step: Array) -> tuple[TrainState, History]:
         stable, batch = state.opt_state, data
@@ -217,9 +210,9 @@ def _reassigned(stable: StableState, tree: ObliqueTree, x: Array, step: Array, s
 
 def _result(run: Run, state: TrainState, strength: Array) -> Result:
     """Returns the tree with the lowest validation loss, or else the tree with the lower surrogate loss."""
-    score = evaluate if run.has_validation_set else _mean_surrogate
+    score = greedy.evaluate if run.has_validation_set else _mean_surrogate
     best = state.evaluated(jnp.where(state.finite, score(run, state.params), jnp.inf)).best
-    result = result_of(run, best.params, best.step, best.finite, strength)
+    result = greedy.result_of(run, best.params, best.step, best.finite, strength)
     return result._replace(finite=state.finite)
 
 
@@ -227,7 +220,7 @@ def _mean_surrogate(run: Run, tree: ObliqueTree) -> Array:
     """Returns the mean surrogate loss of a tree on the training rows, relative to the leaf that each sample reaches."""
     # Splits are scaled to the radius of the ball. A longer split is the same split with a tighter bound (Proposition
     # 1). So the scaling makes the comparison of trees independent of the lengths of their splits.
-    recipe, data, weight = run.recipe, standardised(run).batch, run.weight
+    recipe, data, weight = run.recipe, greedy.standardised(run).batch, run.weight
     norm = jnp.sqrt(jnp.square(tree.weights).sum(1) + jnp.square(tree.bias))
     factor = jnp.where(norm > 0, jnp.sqrt(recipe.nu) / jnp.where(norm > 0, norm, 1), 1).astype(norm.dtype)
     tree = tree.replace(weights=factor[:, None] * tree.weights, bias=factor * tree.bias)
