@@ -88,7 +88,7 @@ class Classification(TaskOfChoices):
             return self.loss_function.samples(outputs, y)
         return labels.expected(y, lambda label: self.loss_function.samples(outputs, jnp.full(len(y), label)))
 
-    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         """Returns the log loss of probabilities for each sample. The precision of NumPy arrays is kept."""
         smooths = self.leaf_loss.smoothing > 0
         return log_loss(predictions, self.leaf_loss.labels(y, predictions) if smooths else y)
@@ -167,7 +167,7 @@ class Policy(TaskOfChoices):
             raise ValueError(f"y must hold the rewards of {self.actions} actions, {(n, self.actions)}, got {y.shape}")
         return y
 
-    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         """Returns minus the expected reward of each sample."""
         return -(predictions * y).sum(-1)
 

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from jaxtyping import Array, Float
 import numpy as np
 
 from jtrees import io, validation as checks
@@ -73,7 +72,7 @@ class Regression(Task):
     def varies(self, y: np.ndarray) -> bool:
         return bool(np.ptp(y, axis=0).all())
 
-    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         loss = self.loss_function if self.in_units else SquaredError()
         values = loss.of_predictions(predictions, loss.with_output_axis(y)).reshape(len(y), -1)
         return (values if np.size(unit) == 1 else values / np.power(unit, loss.unit_exponent())).mean(1)

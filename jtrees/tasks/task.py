@@ -49,7 +49,7 @@ class Task:
         """Returns whether every column of numbers varies; True for choices."""
         return True
 
-    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Float[Array, " n"]:
+    def prediction_loss(self, predictions: Any, y: Any, unit: Any = 1.0) -> Any:
         """Returns the loss of each sample, as reported. The precision of NumPy arrays is kept.
 
         If there are several targets, targets and predictions are divided by ``unit``, ``(k,)``, and the losses are
